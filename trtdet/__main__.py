@@ -1,0 +1,5 @@
+"""Runs the command line as ``python -m trtdet``."""
+
+from trtdet.cli import main
+
+raise SystemExit(main())
