@@ -1,0 +1,314 @@
+"""The bundle: a folder with an engine and everything that is known about it. The contract with C++.
+
+``manifest.json`` is written last and holds the SHA-256 of every other file, so a folder with a manifest that
+verifies is complete. A bundle appears under its name in one rename; what stood there before stays until then.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from trtdet.config import InputConfig
+from trtdet.errors import BundleError, OutputError
+
+SCHEMA: Literal[1] = 1
+MANIFEST = "manifest.json"
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelPart(_Part):
+    sha256: str
+    name: str
+    classes: tuple[str, ...]
+
+
+class ShapePart(_Part):
+    min: tuple[int, ...]
+    opt: tuple[int, ...]
+    max: tuple[int, ...]
+
+
+class InputPart(_Part):
+    name: str
+    shape: ShapePart
+    dtype: str
+    preprocess: InputConfig
+
+
+class OutputPart(_Part):
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+
+class NmsPart(_Part):
+    where: Literal["native", "host"]
+    score_threshold: float
+    iou_threshold: float
+    max_detections: int
+    pre_nms_topk: int
+    class_agnostic: bool
+    candidates: Literal["all-classes", "best-class"]
+
+
+class PluginPart(_Part):
+    file: str
+    sha256: str
+
+
+class BackendPart(_Part):
+    name: str
+    version: str
+    sms: tuple[int, ...]
+    plugins: tuple[PluginPart, ...] = ()
+
+
+class ImagesPart(_Part):
+    count: int
+    sha256: str
+    skipped: tuple[str, ...] = ()
+
+
+class QuantizationPart(_Part):
+    mode: Literal["explicit", "none"]
+    calibrator: str | None = None
+    percentile: float | None = None
+    histograms_key: str | None = None
+    images: ImagesPart | None = None
+    corrections: tuple[str, ...] = ()
+
+
+class CountsPart(_Part):
+    int8: int
+    fp16: int
+    fp32: int
+
+
+class FloatConvPart(_Part):
+    name: str
+    got: str
+    reason: str
+
+
+class AuditPart(CountsPart):
+    float_by_backend: tuple[FloatConvPart, ...] = ()
+
+
+class Manifest(_Part):
+    """What ``manifest.json`` holds. Keys are added within schema 1, never removed or given another meaning."""
+
+    schema_: Literal[1] = SCHEMA
+    trtdet_version: str
+    created: str
+    model: ModelPart
+    input: InputPart
+    outputs: tuple[OutputPart, ...]
+    nms: NmsPart
+    backend: BackendPart
+    quantization: QuantizationPart
+    precision: CountsPart
+    audit: AuditPart | None
+    files: dict[str, str]
+    command: dict[str, Any]
+    content_hash: str
+    """SHA-256 over everything the engine was made from; equal hashes mean there is nothing to build."""
+
+    def to_json(self) -> str:
+        data = self.model_dump(mode="json")
+        ordered = {"schema": data.pop("schema_"), **data}
+        return json.dumps(ordered, indent=2) + "\n"
+
+
+class Bundle:
+    """A finished bundle on the disk, read and verified.
+
+    Args:
+        path: the bundle's folder.
+        verify: compare every file with its hash.
+
+    Raises:
+        BundleError: no bundle there, a schema this version does not read, a file missing or altered.
+    """
+
+    def __init__(self, path: Path, *, verify: bool = True) -> None:
+        self.path = path
+        file = path / MANIFEST
+        try:
+            data = json.loads(file.read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError):
+            raise BundleError(f"'{path}' is not a bundle: it has no {MANIFEST}; make one with 'trtdet build'") from None
+        except (OSError, ValueError) as error:
+            raise BundleError(f"'{file}' cannot be read ({error}); build the bundle again") from None
+        if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+            got = data.get("schema") if isinstance(data, dict) else type(data).__name__
+            raise BundleError(f"'{file}' has schema {got!r}; this trtdet reads schema {SCHEMA}; build it again")
+        data["schema_"] = data.pop("schema")
+        try:
+            self.manifest = Manifest.model_validate_json(json.dumps(data))
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            key = ".".join(str(part) for part in first["loc"])
+            raise BundleError(f"'{file}': key '{key}': {first['msg']}; build the bundle again") from None
+        if verify:
+            self._verify()
+
+    def _verify(self) -> None:
+        for name, expected in self.manifest.files.items():
+            try:
+                got = sha256_file(self.path / name)
+            except OSError:
+                raise BundleError(f"bundle '{self.path}' lacks '{name}'; build it again") from None
+            if got != expected:
+                raise BundleError(
+                    f"bundle '{self.path}': '{name}' was altered: sha256 {got[:12]}... where the manifest says "
+                    f"{expected[:12]}...; build it again"
+                )
+
+    def file(self, name: str) -> Path:
+        """The path of one of the bundle's files.
+
+        Raises:
+            BundleError: the bundle has no such file.
+        """
+        if name not in self.manifest.files:
+            raise BundleError(
+                f"bundle '{self.path}' has no '{name}'; it holds {', '.join(sorted(self.manifest.files))}"
+            )
+        return self.path / name
+
+    @property
+    def model(self) -> Path:
+        """The ONNX model that the engine was built from, Q/DQ and casts included."""
+        return next(self.path / name for name in self.manifest.files if name.endswith(".onnx"))
+
+    @property
+    def engine(self) -> Path | None:
+        """The engine file, or None where the bundle was built for onnxruntime."""
+        return self.path / "model.engine" if "model.engine" in self.manifest.files else None
+
+
+class BundleWriter:
+    """Collects the files of a bundle beside its place and puts all of it there in one rename.
+
+    Raises:
+        OutputError: the place holds something that is not a bundle, cannot be written, or the disk is full.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._files: dict[str, str] = {}
+        self._folder: Path | None = None
+
+    def __enter__(self) -> BundleWriter:
+        if self.path.exists() and not (self.path / MANIFEST).is_file() and not _is_empty_folder(self.path):
+            raise OutputError(f"'{self.path}' exists and is not a bundle; choose another place with -o or remove it")
+        with writing(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._folder = Path(tempfile.mkdtemp(prefix=f".{self.path.name}.", dir=self.path.parent))
+            self._folder.chmod(0o755)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def add(self, name: str, data: bytes) -> None:
+        """Writes one file and notes its hash."""
+        assert self._folder is not None
+        with writing(self.path):
+            _write_flushed(self._folder / name, data)
+        self._files[name] = hashlib.sha256(data).hexdigest()
+
+    def commit(self, fields: Mapping[str, Any]) -> Bundle:
+        """Writes the manifest from ``fields`` (its keys without files and created) and puts the bundle in place."""
+        assert self._folder is not None
+        created = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        manifest = Manifest(**fields, created=created, files=self._files)
+        with writing(self.path):
+            _write_flushed(self._folder / MANIFEST, manifest.to_json().encode())
+            old = self._folder.with_name(self._folder.name + ".old")
+            if self.path.exists():
+                self.path.rename(old)
+            try:
+                self._folder.rename(self.path)
+            except BaseException:
+                if old.exists():
+                    old.rename(self.path)
+                raise
+            shutil.rmtree(old, ignore_errors=True)
+        self._folder = None
+        return Bundle(self.path, verify=False)
+
+
+class writing:
+    """Turns an operating system error inside its block into an OutputError that names ``path``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(value, OSError):
+            raise OutputError(
+                f"'{self.path}' cannot be written: {value.strerror or value}; what was there is untouched; "
+                "choose another place with -o"
+            ) from None
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Writes ``data`` beside ``path``, flushes it to the disk and renames it over ``path``.
+
+    Raises:
+        OutputError: the folder cannot be written or the disk is full; what stood at ``path`` is untouched.
+    """
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        os.close(descriptor)
+        try:
+            _write_flushed(Path(name), data)
+            Path(name).chmod(0o644)
+            Path(name).replace(path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+
+def _write_flushed(path: Path, data: bytes) -> None:
+    with path.open("wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _is_empty_folder(path: Path) -> bool:
+    return path.is_dir() and not any(path.iterdir())
+
+
+def sha256_file(path: Path) -> str:
+    """The SHA-256 of a file as hexadecimal digits, read in pieces."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while piece := stream.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()

@@ -1,0 +1,284 @@
+"""Typed, validated configuration of a detector: what the pixels must look like and what the outputs mean.
+
+One YAML file describes one detector. Everything that a C++ consumer must repeat (pre-processing, thresholds,
+class names) is data here and travels into the bundle's manifest unchanged.
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from trtdet.errors import ConfigError
+
+# fmt: off
+COCO_CLASSES: tuple[str, ...] = (
+    "person", "bicycle", "car", "motorcycle", "airplane", "bus", "train", "truck", "boat", "traffic light",
+    "fire hydrant", "stop sign", "parking meter", "bench", "bird", "cat", "dog", "horse", "sheep", "cow",
+    "elephant", "bear", "zebra", "giraffe", "backpack", "umbrella", "handbag", "tie", "suitcase", "frisbee",
+    "skis", "snowboard", "sports ball", "kite", "baseball bat", "baseball glove", "skateboard", "surfboard",
+    "tennis racket", "bottle", "wine glass", "cup", "fork", "knife", "spoon", "bowl", "banana", "apple",
+    "sandwich", "orange", "broccoli", "carrot", "hot dog", "pizza", "donut", "cake", "chair", "couch",
+    "potted plant", "bed", "dining table", "toilet", "tv", "laptop", "mouse", "remote", "keyboard", "cell phone",
+    "microwave", "oven", "toaster", "sink", "refrigerator", "book", "clock", "vase", "scissors", "teddy bear",
+    "hair drier", "toothbrush",
+)
+# fmt: on
+"""The 80 category names of COCO in the order of their ids, which is the class order of nearly every release."""
+
+Positive = Annotated[int, Field(gt=0)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Probability = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class InputConfig(_Section):
+    """How an image becomes the network's input.
+
+    The order is: decode to 8-bit, resize, reorder channels, then ``(x * scale - mean) / std`` per channel, where
+    ``mean`` and ``std`` are in the channel order of ``color``. The result is float32, NCHW.
+    """
+
+    size: tuple[Positive, Positive]
+    """(height, width) in pixels."""
+    name: str | None = None
+    """The model's input; may be left out where the model has only one."""
+    resize: Literal["letterbox-topleft", "letterbox-centre", "stretch"] = "letterbox-centre"
+    interpolation: Literal["nearest", "linear", "cubic", "area"] = "linear"
+    pad_value: Annotated[int, Field(ge=0, le=255)] = 114
+    """Grey level of the letterbox border, before scale and mean."""
+    color: Literal["rgb", "bgr"] = "rgb"
+    scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    mean: tuple[Finite, Finite, Finite] = (0.0, 0.0, 0.0)
+    std: tuple[Finite, Finite, Finite] = (1.0, 1.0, 1.0)
+
+    @field_validator("size", "mean", "std", mode="before")
+    @classmethod
+    def _sequence(cls, value: Any) -> Any:
+        return _as_tuple(value)
+
+    @field_validator("std")
+    @classmethod
+    def _no_zero(cls, value: tuple[float, float, float]) -> tuple[float, float, float]:
+        if any(v <= 0 for v in value):
+            raise ValueError(f"must be above 0, got {list(value)}")
+        return value
+
+    @property
+    def height(self) -> int:
+        return self.size[0]
+
+    @property
+    def width(self) -> int:
+        return self.size[1]
+
+
+class HeadConfig(_Section):
+    """What the raw outputs mean.
+
+    ``decode`` is one of
+
+    - ``yolox``: (B, N, 5 + C), ``xy = (xy + grid) * stride``, ``wh = exp(wh) * stride``, objectness, classes
+    - ``yolov5``: (B, N, 5 + C), boxes already decoded to centre x, y, width, height in pixels, objectness, classes
+    - ``yolov8``: (B, 4 + C, N), boxes decoded as above, classes; also YOLO11
+    - ``dfl``: distance distributions of ``bins`` values a side (Li et al. 2020, arXiv:2006.04388), as one output
+      (B, N, C + 4 * bins) or, per stride, a class map (B, N_s, C) and a distance map (B, N_s, 4 * bins)
+    """
+
+    decode: Literal["yolox", "yolov5", "yolov8", "dfl"]
+    strides: tuple[Positive, ...] = (8, 16, 32)
+    bins: Annotated[int, Field(ge=2)] = 8
+    cell_offset: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
+    """Where in its cell a ``dfl`` anchor point lies, in strides; 0 for NanoDet-Plus."""
+    scores: Literal["probabilities", "logits"] = "probabilities"
+    """``logits`` where the model leaves the sigmoid to the consumer."""
+    outputs: tuple[str, ...] | None = None
+    """Names of the raw outputs, in the order the rule expects; None takes the model's own outputs in order."""
+
+    @field_validator("strides", "outputs", mode="before")
+    @classmethod
+    def _sequence(cls, value: Any) -> Any:
+        return _as_tuple(value)
+
+
+class NmsConfig(_Section):
+    """Which detections leave the detector. The defaults are those COCO is scored with: a service that wants only
+    confident boxes raises ``score_threshold`` here or filters again when it reads the result."""
+
+    score_threshold: Probability = 0.001
+    """A candidate's score must exceed this."""
+    iou_threshold: Annotated[float, Field(gt=0.0, le=1.0)] = 0.65
+    """A box is suppressed by a better one of its class that overlaps it by more than this."""
+    max_detections: Positive = 300
+    pre_nms_topk: Positive = 3000
+    """At most so many candidates of an image enter the suppression, best first."""
+    class_agnostic: bool = False
+    candidates: Literal["all-classes", "best-class"] = "all-classes"
+    """``all-classes``: a box competes with every class over the threshold; ``best-class``: with its best one only."""
+
+    @model_validator(mode="after")
+    def _order(self) -> NmsConfig:
+        if self.max_detections > self.pre_nms_topk:
+            raise ValueError(
+                f"max_detections ({self.max_detections}) must not exceed pre_nms_topk ({self.pre_nms_topk})"
+            )
+        return self
+
+
+class Config(_Section):
+    """A detector: its input, its head, its NMS and its class names."""
+
+    name: str
+    classes: tuple[str, ...]
+    input: InputConfig
+    head: HeadConfig
+    nms: NmsConfig = NmsConfig()
+
+    @field_validator("classes", mode="before")
+    @classmethod
+    def _classes(cls, value: Any) -> Any:
+        if value == "coco":
+            return COCO_CLASSES
+        return _as_tuple(value)
+
+    @field_validator("classes")
+    @classmethod
+    def _distinct(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not value:
+            raise ValueError("needs at least one class name")
+        twice = sorted({name for name in value if value.count(name) > 1})
+        if twice:
+            raise ValueError(f"class names must be distinct, got twice: {', '.join(twice)}")
+        return value
+
+    @model_validator(mode="after")
+    def _grid(self) -> Config:
+        if self.head.decode in ("yolox", "dfl"):
+            for stride in self.head.strides:
+                if self.head.decode == "yolox" and (self.input.height % stride or self.input.width % stride):
+                    raise ValueError(f"input.size {list(self.input.size)} is not a multiple of stride {stride}")
+        return self
+
+    def with_nms(self, **changes: Any) -> Config:
+        """This configuration with some NMS keys replaced; None leaves a key as it is.
+
+        Raises:
+            ConfigError: a value is out of range.
+        """
+        kept = {key: value for key, value in changes.items() if value is not None}
+        if not kept:
+            return self
+        data = self.model_dump()
+        data["nms"].update(kept)
+        return _validate(data, "options")
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _folder(name: str) -> Path:
+    """A folder of shipped data: beside the package in a checkout, inside it when installed."""
+    package = Path(__file__).resolve().parent
+    installed = package / name
+    return installed if installed.is_dir() else package.parent / name
+
+
+def shipped(kind: Literal["configs", "calib"]) -> dict[str, Path]:
+    """The files that come with trtdet in ``configs/`` or ``calib/``, by stem."""
+    return {path.stem: path for path in sorted(_folder(kind).iterdir()) if path.is_file() and path.suffix != ".md"}
+
+
+def load_config(source: str | Path) -> Config:
+    """Reads a configuration.
+
+    Args:
+        source: a YAML file, or the name of a shipped one such as ``yolox``. A file may start from a shipped one with
+            ``extends: NAME`` and give only what differs.
+
+    Raises:
+        ConfigError: the file is missing, is not YAML, or a key is misspelt, missing, of the wrong type or out of
+            range; the message names the key path.
+    """
+    return _validate(_read(source), str(source))
+
+
+def _read(source: str | Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+    known = shipped("configs")
+    path = known[str(source)] if str(source) in known else Path(source)
+    if path in seen:
+        raise ConfigError(f"{path}: 'extends' runs in a circle; extend a shipped configuration: {', '.join(known)}")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(
+            f"configuration '{source}' is neither a file nor a shipped name; shipped: {', '.join(known)}"
+            f"{_suggest(str(source), known)}"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"configuration '{source}' cannot be read: {error}") from None
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"configuration '{source}' is not YAML: {reason}") from None
+    if not isinstance(data, dict):
+        raise ConfigError(f"configuration '{source}' must be a mapping of keys, got {type(data).__name__}")
+    base = data.pop("extends", None)
+    if base is None:
+        return data
+    if not isinstance(base, str):
+        raise ConfigError(f"{source}: 'extends' must be a name or a file, got {base!r}")
+    return _merge(_read(base, (*seen, path)), data)
+
+
+def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in changes.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merge(merged[key], value) if both else value
+    return merged
+
+
+def _validate(data: dict[str, Any], source: str) -> Config:
+    try:
+        return Config.model_validate(data)
+    except ValidationError as error:
+        problems = [_explain(dict(item)) for item in error.errors(include_url=False)]
+        more = f" (and {len(problems) - 1} more: {'; '.join(problems[1:])})" if len(problems) > 1 else ""
+        raise ConfigError(f"{source}: {problems[0]}{more}") from None
+
+
+def _explain(item: dict[str, Any]) -> str:
+    location: tuple[str | int, ...] = item["loc"]
+    path = ".".join(str(part) for part in location) or "configuration"
+    if item["type"] == "extra_forbidden":
+        allowed = sorted(_section_at(location[:-1]).model_fields)
+        return f"unknown key '{path}'{_suggest(str(location[-1]), allowed)}; allowed here: {', '.join(allowed)}"
+    if item["type"] == "missing":
+        return f"key '{path}' is missing"
+    message = str(item["msg"]).removeprefix("Value error, ")
+    if item["type"] == "value_error":
+        return f"key '{path}': {message}" if location else message
+    return f"key '{path}': {message[0].lower()}{message[1:]}, got {item['input']!r}"
+
+
+def _section_at(location: tuple[str | int, ...]) -> type[BaseModel]:
+    section: type[BaseModel] = Config
+    for part in location:
+        annotation = section.model_fields[str(part)].annotation
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            section = annotation
+    return section
+
+
+def _suggest(word: str, candidates: Any) -> str:
+    close = difflib.get_close_matches(word, list(candidates), n=1)
+    return f", did you mean '{close[0]}'?" if close else ""

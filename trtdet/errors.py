@@ -1,0 +1,51 @@
+"""What trtdet raises on purpose.
+
+    TrtdetError                    every error a user can cause or meet; the command line prints it and exits 1
+    ├── ConfigError                a configuration file or an option that cannot be right; names the key path
+    ├── DataError                  images or annotations
+    ├── ModelError                 an ONNX model, a checkpoint or an export
+    ├── CalibrationError           activations or ranges that cannot be used
+    ├── BackendError               a missing, unable or failing backend
+    ├── BundleError                a bundle that is incomplete, altered or of another schema
+    └── OutputError                a file or folder that cannot be written
+
+Each message is one line: what was wrong, what was got, what is allowed, what to do next.
+"""
+
+from __future__ import annotations
+
+
+class TrtdetError(Exception):
+    """Base of every error that trtdet raises on purpose."""
+
+
+class ConfigError(TrtdetError):
+    """A configuration key or an option is missing, misspelt, of the wrong type or out of range."""
+
+
+class DataError(TrtdetError):
+    """Images or annotations are missing, unreadable or do not fit together."""
+
+
+class ModelError(TrtdetError):
+    """A model file cannot be read, is not what the configuration says, or cannot be rewritten."""
+
+
+class CalibrationError(TrtdetError):
+    """Activations or ranges are unusable: not finite, empty, or made from another model."""
+
+
+class BackendError(TrtdetError):
+    """A backend is missing, cannot do what was asked, or failed while doing it."""
+
+
+class BundleError(TrtdetError):
+    """A bundle is incomplete, altered, or of a schema this version does not read."""
+
+
+class OutputError(TrtdetError):
+    """A file or folder cannot be written; what stood there before is untouched."""
+
+
+class TrtdetWarning(UserWarning):
+    """Something was skipped or adjusted and the result says so; never raised for a lost accuracy."""
