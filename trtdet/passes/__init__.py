@@ -1,0 +1,41 @@
+"""Graph rewrites: an exported detector becomes one whose outputs keep the contract of detections."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType
+
+import onnx
+
+from trtdet.passes import batchnorm, clean, decode, nms, opset
+from trtdet.passes.base import Options, PassResult
+from trtdet.passes.model import load_model, save_model, to_graph, to_model
+
+PASSES: tuple[ModuleType, ...] = (clean, batchnorm, opset, decode, nms)
+"""Every rewrite, in the order they run."""
+
+__all__ = ["PASSES", "Options", "PassResult", "Rewritten", "load_model", "rewrite", "save_model"]
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """A rewritten model and, by pass, what was done to it."""
+
+    model: onnx.ModelProto
+    results: dict[str, PassResult]
+
+
+def rewrite(model: onnx.ModelProto, options: Options) -> Rewritten:
+    """Runs all passes over a model; the model given is not changed.
+
+    Raises:
+        ModelError: the model does not fit the configuration or cannot be rewritten.
+        ConfigError: the NMS asked for is beyond the backend.
+    """
+    graph = to_graph(onnx.shape_inference.infer_shapes(model))
+    results: dict[str, PassResult] = {}
+    for rewrite_pass in PASSES:
+        results[rewrite_pass.__name__.rpartition(".")[2]] = rewrite_pass.apply(graph, options)
+        if rewrite_pass is not PASSES[-1]:
+            graph = to_graph(to_model(graph))
+    return Rewritten(to_model(graph), results)

@@ -1,0 +1,62 @@
+"""What every graph rewrite takes and gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import onnx_graphsurgeon as gs
+from numpy.typing import ArrayLike
+
+from trtdet.config import Config
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the passes need to know.
+
+    Attributes:
+        config: the detector.
+        nms: ``native`` writes the suppression into the graph with plain ops; ``host`` leaves it to the consumer.
+        batch: freezes a dynamic batch to this size; None keeps the model's own.
+        max_topk: the largest K that the backend's TopK takes; None for any.
+    """
+
+    config: Config
+    nms: Literal["native", "host"] = "host"
+    batch: int | None = None
+    max_topk: int | None = None
+
+
+@dataclass(frozen=True)
+class PassResult:
+    """How often a rewrite was applied and, for each near-match that was left, why."""
+
+    count: int
+    skipped: tuple[str, ...] = ()
+
+
+class Writer:
+    """Appends nodes to a graph; every node and tensor it makes is named ``prefix/op_number``."""
+
+    def __init__(self, graph: gs.Graph, prefix: str) -> None:
+        self.graph = graph
+        self.prefix = prefix
+        self._count = 0
+
+    def const(self, value: ArrayLike, dtype: Any) -> gs.Constant:
+        self._count += 1
+        return gs.Constant(f"{self.prefix}/const_{self._count}", np.array(value, dtype=dtype))
+
+    def __call__(self, op: str, *inputs: gs.Tensor, **attrs: Any) -> gs.Variable:
+        """Writes a node with one output and gives that output."""
+        return self.many(op, 1, *inputs, **attrs)[0]
+
+    def many(self, op: str, outputs: int, *inputs: gs.Tensor, **attrs: Any) -> list[gs.Variable]:
+        """Writes a node with several outputs."""
+        self._count += 1
+        name = f"{self.prefix}/{op}_{self._count}"
+        made = [gs.Variable(f"{name}:{index}" if outputs > 1 else name) for index in range(outputs)]
+        self.graph.nodes.append(gs.Node(op=op, name=name, attrs=attrs, inputs=list(inputs), outputs=made))
+        return made

@@ -1,0 +1,107 @@
+"""constant expression -> constant; Identity(x), Dropout(x) -> x; every node named; batch frozen where asked."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import onnx_graphsurgeon as gs
+from onnx_graphsurgeon.logger import G_LOGGER
+
+from trtdet.errors import ModelError
+from trtdet.passes.base import Options, PassResult
+
+
+def apply(graph: gs.Graph, options: Options) -> PassResult:
+    """Cleans a graph in place; what it computes stays the same.
+
+    Raises:
+        ModelError: the model's input does not fit the configuration, or a dimension other than the batch is dynamic.
+    """
+    before = len(graph.nodes)
+    _check_input(graph, options)
+    if options.batch is not None:
+        _freeze_batch(graph, options.batch)
+    _name_nodes(graph)
+    _drop_no_ops(graph)
+    G_LOGGER.severity = G_LOGGER.ERROR
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        graph.fold_constants()
+    graph.cleanup(remove_unused_graph_inputs=True).toposort()
+    return PassResult(before - len(graph.nodes))
+
+
+def network_input(graph: gs.Graph, name: str | None) -> gs.Variable:
+    """The graph's image input.
+
+    Raises:
+        ModelError: ``name`` is not an input, or is None and there are several.
+    """
+    names = [tensor.name for tensor in graph.inputs]
+    if name is None and len(names) == 1:
+        return graph.inputs[0]
+    if name is None:
+        raise ModelError(f"the model has inputs {', '.join(names)}; say which takes the image with key 'input.name'")
+    if name not in names:
+        raise ModelError(f"key 'input.name' is '{name}' but the model's inputs are {', '.join(names)}")
+    return graph.inputs[names.index(name)]
+
+
+def _check_input(graph: gs.Graph, options: Options) -> None:
+    wanted = options.config.input
+    tensor = network_input(graph, wanted.name)
+    if len(graph.inputs) > 1:
+        others = ", ".join(other.name for other in graph.inputs if other is not tensor)
+        raise ModelError(f"the model has inputs besides the image ({others}); export it with the image alone")
+    if tensor.dtype != np.float32:
+        got = np.dtype(tensor.dtype).name
+        raise ModelError(f"input '{tensor.name}' is {got}, float32 is needed; export the float model")
+    shape = list(tensor.shape or [])
+    if len(shape) != 4 or shape[1] != 3:
+        raise ModelError(f"input '{tensor.name}' has shape {shape}, (batch, 3, height, width) is needed")
+    for axis, size in ((2, wanted.height), (3, wanted.width)):
+        if isinstance(shape[axis], int) and shape[axis] > 0 and shape[axis] != size:
+            raise ModelError(
+                f"input '{tensor.name}' is {shape[2]}x{shape[3]} (height x width) but key 'input.size' says "
+                f"{wanted.height}x{wanted.width}; make them equal"
+            )
+    tensor.shape = [shape[0], 3, wanted.height, wanted.width]
+
+
+def _freeze_batch(graph: gs.Graph, batch: int) -> None:
+    tensor = graph.inputs[0]
+    size = tensor.shape[0]
+    if isinstance(size, int) and size > 0:
+        if size != batch:
+            raise ModelError(
+                f"input '{tensor.name}' has a fixed batch of {size}, {batch} was asked for; "
+                f"export with a dynamic batch or build with --batch {size}"
+            )
+        return
+    tensor.shape = [batch, *tensor.shape[1:]]
+    # Shapes downstream were inferred for the old batch; they are inferred again on export.
+    for other in graph.tensors().values():
+        if isinstance(other, gs.Variable) and other is not tensor:
+            other.shape = None
+
+
+def _name_nodes(graph: gs.Graph) -> None:
+    taken: set[str] = set()
+    for index, node in enumerate(graph.nodes):
+        if not node.name or node.name in taken:
+            node.name = f"{node.op}_{index}" if not node.name else f"{node.name}_{index}"
+        taken.add(node.name)
+
+
+def _drop_no_ops(graph: gs.Graph) -> None:
+    outputs = {tensor.name for tensor in graph.outputs}
+    for node in list(graph.nodes):
+        if node.op not in ("Identity", "Dropout") or not node.inputs or len(node.outputs) != 1:
+            continue
+        if node.outputs[0].name in outputs or not isinstance(node.inputs[0], gs.Variable):
+            continue
+        source, gone = node.inputs[0], node.outputs[0]
+        for consumer in list(gone.outputs):
+            consumer.inputs = [source if tensor is gone else tensor for tensor in consumer.inputs]
+        node.outputs.clear()

@@ -1,0 +1,110 @@
+"""raw head -> boxes (B, N, 4) xyxy in network pixels, scores (B, N, C)"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from trtdet.config import Config
+from trtdet.detections import Shape, anchor_points, match_outputs
+from trtdet.passes.base import Options, PassResult, Writer
+
+NUM_DETS = "num_dets"
+BOXES = "boxes"
+SCORES = "scores"
+CLASSES = "classes"
+CONTRACT = (NUM_DETS, BOXES, SCORES, CLASSES)
+"""Names of the outputs of every engine; a model's own tensors give way to them."""
+
+
+def apply(graph: gs.Graph, options: Options) -> PassResult:
+    """Writes the configuration's decode rule after the raw outputs and makes ``boxes`` and ``scores`` the outputs.
+
+    The arithmetic is that of :func:`trtdet.detections.decode`, step by step.
+
+    Raises:
+        ModelError: an output named in ``head.outputs`` is missing, or a shape does not fit the rule.
+    """
+    config = options.config
+    raw = {tensor.name: tensor for tensor in graph.outputs}
+    if config.head.outputs is not None:
+        # Any tensor can be named: a model that goes on to decode by itself is cut there.
+        tensors = graph.tensors()
+        raw |= {name: tensors[name] for name in config.head.outputs if name in tensors}
+    first, distances = match_outputs({name: _shape(tensor) for name, tensor in raw.items()}, config)
+    write = Writer(graph, "trtdet/decode")
+    for name, tensor in graph.tensors().items():
+        if name in CONTRACT:
+            tensor.name = f"{name}_raw"
+    joined = _joined(write, [raw[name] for name in first])
+    rule = {"yolox": _yolox, "yolov5": _yolov5, "yolov8": _yolov8}
+    if config.head.decode != "dfl":
+        boxes, scores = rule[config.head.decode](write, joined, config)
+    else:
+        if distances:
+            classes, sides = joined, _joined(write, [raw[name] for name in distances])
+        else:
+            classes, sides = _split(write, joined, [len(config.classes), 4 * config.head.bins])
+        boxes, scores = _dfl(write, classes, sides, config)
+    for tensor, name in ((boxes, BOXES), (scores, SCORES)):
+        tensor.name = name
+        tensor.dtype = np.float32
+    graph.outputs = [boxes, scores]
+    graph.cleanup().toposort()
+    return PassResult(1)
+
+
+def _shape(tensor: gs.Tensor) -> Shape:
+    return tuple(size if isinstance(size, int) and size > 0 else None for size in tensor.shape or ())
+
+
+def _joined(write: Writer, tensors: list[gs.Variable]) -> gs.Variable:
+    return tensors[0] if len(tensors) == 1 else write("Concat", *tensors, axis=1)
+
+
+def _activated(write: Writer, tensor: gs.Variable, config: Config) -> gs.Variable:
+    return write("Sigmoid", tensor) if config.head.scores == "logits" else tensor
+
+
+def _split(write: Writer, tensor: gs.Variable, sizes: list[int]) -> list[gs.Variable]:
+    return write.many("Split", len(sizes), tensor, write.const(sizes, np.int64), axis=2)
+
+
+def _corners(write: Writer, centre: gs.Variable, size: gs.Variable) -> gs.Variable:
+    half = write("Mul", size, write.const(0.5, np.float32))
+    return write("Concat", write("Sub", centre, half), write("Add", centre, half), axis=2)
+
+
+def _yolox(write: Writer, output: gs.Variable, config: Config) -> tuple[gs.Variable, gs.Variable]:
+    points, strides = anchor_points(config, 0.0)
+    xy, wh, objectness, scores = _split(write, output, [2, 2, 1, len(config.classes)])
+    stride = write.const(strides[None], np.float32)
+    centre = write("Add", write("Mul", xy, stride), write.const(points[None], np.float32))
+    size = write("Mul", write("Exp", wh), stride)
+    score = write("Mul", _activated(write, objectness, config), _activated(write, scores, config))
+    return _corners(write, centre, size), score
+
+
+def _yolov5(write: Writer, output: gs.Variable, config: Config) -> tuple[gs.Variable, gs.Variable]:
+    centre, size, objectness, scores = _split(write, output, [2, 2, 1, len(config.classes)])
+    score = write("Mul", _activated(write, objectness, config), _activated(write, scores, config))
+    return _corners(write, centre, size), score
+
+
+def _yolov8(write: Writer, output: gs.Variable, config: Config) -> tuple[gs.Variable, gs.Variable]:
+    rows = write("Transpose", output, perm=[0, 2, 1])
+    centre, size, scores = _split(write, rows, [2, 2, len(config.classes)])
+    return _corners(write, centre, size), _activated(write, scores, config)
+
+
+def _dfl(write: Writer, scores: gs.Variable, distances: gs.Variable, config: Config) -> tuple[gs.Variable, gs.Variable]:
+    points, strides = anchor_points(config, config.head.cell_offset)
+    bins = config.head.bins
+    per_side = write("Reshape", distances, write.const([0, -1, 4, bins], np.int64))
+    weights = write.const(np.arange(bins).reshape(bins, 1), np.float32)
+    expected = write("MatMul", write("Softmax", per_side, axis=3), weights)
+    sides = write("Reshape", expected, write.const([0, -1, 4], np.int64))
+    before, after = _split(write, write("Mul", sides, write.const(strides[None], np.float32)), [2, 2])
+    centre = write.const(points[None], np.float32)
+    boxes = write("Concat", write("Sub", centre, before), write("Add", centre, after), axis=2)
+    return boxes, _activated(write, scores, config)

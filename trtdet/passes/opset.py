@@ -1,0 +1,38 @@
+"""opset < 13 -> opset 13"""
+
+from __future__ import annotations
+
+import onnx
+import onnx_graphsurgeon as gs
+
+from trtdet.errors import ModelError
+from trtdet.passes.base import Options, PassResult
+from trtdet.passes.model import to_graph, to_model
+
+MINIMUM = 13
+"""The first opset whose QuantizeLinear and DequantizeLinear have an axis: per-channel weights need it. Written into
+an older model the same nodes are invalid (https://onnx.ai/onnx/operators/onnx__DequantizeLinear.html)."""
+
+
+def apply(graph: gs.Graph, options: Options) -> PassResult:
+    """Upgrades an old model with ONNX's own version converter; newer ones keep their opset.
+
+    Raises:
+        ModelError: an operator has no conversion.
+    """
+    if graph.opset >= MINIMUM:
+        return PassResult(0)
+    try:
+        converted = onnx.version_converter.convert_version(to_model(graph), MINIMUM)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise ModelError(
+            f"the model's opset {graph.opset} cannot be upgraded to {MINIMUM}: {reason}; export it with opset "
+            f"{MINIMUM} or newer"
+        ) from None
+    upgraded = to_graph(converted)
+    for attribute in ("nodes", "inputs", "outputs", "import_domains", "opset"):
+        setattr(graph, attribute, getattr(upgraded, attribute))
+    # The converter turns attributes into Constant nodes; later passes look for constants.
+    graph.fold_constants().cleanup().toposort()
+    return PassResult(1)
