@@ -1,0 +1,129 @@
+"""Chosen ranges as files: ``ranges.json`` and the text of TensorRT's calibration cache."""
+
+from __future__ import annotations
+
+import json
+import struct
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from trtdet.bundle import write_atomically
+from trtdet.calibration.collector import Collection
+from trtdet.calibration.thresholds import RULES, percentile
+from trtdet.errors import CalibrationError, ConfigError, TrtdetWarning
+
+_SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Range:
+    """The range of one tensor: INT8's scale is ``amax / 127``; ``low`` and ``high`` are the extremes seen."""
+
+    amax: float
+    low: float
+    high: float
+
+    @property
+    def scale(self) -> float:
+        return self.amax / 127.0
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """The ranges of a model's activations and what they were made from.
+
+    Attributes:
+        rule: ``minmax``, ``entropy``, ``percentile`` or ``mse``.
+        percent: the percentile, None for the other rules.
+        tensors: by tensor name.
+        key: of the collection, see :func:`trtdet.calibration.collector.collection_key`.
+        images: how many images were used.
+        images_sha256: hash of their names and contents.
+    """
+
+    rule: str
+    percent: float | None
+    tensors: Mapping[str, Range]
+    key: str
+    images: int
+    images_sha256: str
+
+    @staticmethod
+    def choose(collection: Collection, rule: str, percent: float = 99.99) -> Ranges:
+        """Applies a rule to every histogram of a collection.
+
+        A tensor that was zero on every image gets amax 1 and a warning: a scale must be over 0.
+
+        Raises:
+            ConfigError: no such rule, or a percentile out of range.
+        """
+        if rule not in RULES:
+            raise ConfigError(f"no calibration rule '{rule}'; allowed: {', '.join(RULES)}")
+        tensors: dict[str, Range] = {}
+        silent: list[str] = []
+        for name, histogram in collection.histograms.items():
+            if histogram.amax == 0:
+                silent.append(name)
+                amax = 1.0
+            else:
+                amax = percentile(histogram, percent) if rule == "percentile" else RULES[rule](histogram)
+            tensors[name] = Range(amax, histogram.low, histogram.high)
+        if silent:
+            warnings.warn(
+                f"{len(silent)} activations are zero on all calibration images, the first is '{silent[0]}': "
+                "they get the range 1; are the images like those the detector was trained on?",
+                TrtdetWarning,
+                stacklevel=2,
+            )
+        chosen = percent if rule == "percentile" else None
+        return Ranges(rule, chosen, tensors, collection.key, collection.images, collection.images_sha256)
+
+    def to_json(self) -> str:
+        return json.dumps({"schema": _SCHEMA, **asdict(self)}, indent=1) + "\n"
+
+    def save(self, path: Path) -> None:
+        """Writes ``ranges.json`` atomically."""
+        write_atomically(path, self.to_json().encode())
+
+    @staticmethod
+    def load(path: Path) -> Ranges:
+        """Reads ``ranges.json``.
+
+        Raises:
+            CalibrationError: the file is missing, not JSON, of another schema, or holds an impossible range.
+        """
+        try:
+            data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise CalibrationError(f"ranges '{path}' do not exist; make them with 'trtdet calibrate'") from None
+        except (OSError, ValueError) as error:
+            raise CalibrationError(f"ranges '{path}' cannot be read: {error}; calibrate again") from None
+        try:
+            if data.pop("schema") != _SCHEMA:
+                raise CalibrationError(f"ranges '{path}' are of another schema; calibrate again")
+            data["tensors"] = {name: Range(**entry) for name, entry in data["tensors"].items()}
+            ranges = Ranges(**data)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise CalibrationError(f"ranges '{path}' lack or misname a key ({error}); calibrate again") from None
+        for name, entry in ranges.tensors.items():
+            if not 0 < entry.amax < float("inf"):
+                raise CalibrationError(
+                    f"ranges '{path}': amax of '{name}' is {entry.amax}; it must be over 0 and finite"
+                )
+        return ranges
+
+    def to_calibration_cache(self, version: int = 8600) -> str:
+        """The text that TensorRT up to 10 reads as a calibration cache.
+
+        The first line names the version and the algorithm; then each line is a tensor and the big-endian float32 scale
+        in hexadecimal digits.
+
+        Args:
+            version: TensorRT's version as in ``NV_TENSORRT_VERSION``, 8600 for 8.6.0.
+        """
+        lines = [f"TRT-{version}-EntropyCalibration2"]
+        lines += [f"{name}: {struct.pack('>f', entry.scale).hex()}" for name, entry in self.tensors.items()]
+        return "\n".join(lines) + "\n"

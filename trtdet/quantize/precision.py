@@ -1,0 +1,71 @@
+"""The precision plan: what each convolution runs in, and why. Nothing else says it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from trtdet.bundle import write_atomically
+from trtdet.errors import ConfigError
+
+Precision = Literal["int8", "fp16", "fp32"]
+
+_SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What one node runs in, and the reason."""
+
+    precision: Precision
+    reason: str
+
+
+@dataclass(frozen=True)
+class PrecisionPlan:
+    """Precision by node name, one entry a convolution, in graph order."""
+
+    entries: Mapping[str, Entry]
+
+    def counts(self) -> dict[str, int]:
+        """How many nodes run in each precision: keys ``int8``, ``fp16``, ``fp32``."""
+        found = [entry.precision for entry in self.entries.values()]
+        return {precision: found.count(precision) for precision in get_args(Precision)}
+
+    def names(self, precision: Precision) -> tuple[str, ...]:
+        """The nodes that run in ``precision``."""
+        return tuple(name for name, entry in self.entries.items() if entry.precision == precision)
+
+    def to_json(self) -> str:
+        return json.dumps({"schema": _SCHEMA, **asdict(self)}, indent=1) + "\n"
+
+    def save(self, path: Path) -> None:
+        """Writes ``plan.json`` atomically."""
+        write_atomically(path, self.to_json().encode())
+
+    @staticmethod
+    def load(path: Path) -> PrecisionPlan:
+        """Reads ``plan.json``.
+
+        Raises:
+            ConfigError: the file is missing, not JSON, or an entry is not ``{precision, reason}``.
+        """
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            entries = {name: Entry(**entry) for name, entry in data["entries"].items()}
+        except FileNotFoundError:
+            raise ConfigError(f"plan '{path}' does not exist; 'trtdet build' writes one as plan.json") from None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(
+                f"plan '{path}' is not a precision plan ({error}); start from a bundle's plan.json"
+            ) from None
+        for name, entry in entries.items():
+            if entry.precision not in get_args(Precision):
+                raise ConfigError(
+                    f"plan '{path}': '{name}' has precision {entry.precision!r}; "
+                    f"allowed: {', '.join(get_args(Precision))}"
+                )
+        return PrecisionPlan(entries)
