@@ -1,0 +1,55 @@
+"""Backends: what builds and runs a detector. ``choose`` is the only way to one."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from trtdet.backends import cuda
+from trtdet.backends.base import Backend, BuildRequest, Built, Capabilities
+from trtdet.backends.onnxrt import OnnxRunner, OnnxRuntime
+from trtdet.backends.tensorrt import PIP as TENSORRT_PIP
+from trtdet.backends.tensorrt import TensorRT
+from trtdet.backends.tensorrt_rtx import PIP as RTX_PIP
+from trtdet.backends.tensorrt_rtx import TensorRTRTX
+from trtdet.errors import BackendError
+
+BACKENDS: dict[str, type[Backend]] = {
+    "tensorrt": TensorRT,
+    "tensorrt-rtx": TensorRTRTX,
+    "onnxruntime": OnnxRuntime,
+}
+"""Every backend by the name that ``--backend`` takes, in the order that ``auto`` prefers them."""
+
+__all__ = [
+    "BACKENDS",
+    "Backend",
+    "BuildRequest",
+    "Built",
+    "Capabilities",
+    "OnnxRunner",
+    "choose",
+    "cuda",
+]
+
+
+def choose(name: str) -> Backend:
+    """The backend of that name; ``auto`` takes TensorRT where there is a GPU, else TensorRT-RTX.
+
+    Raises:
+        BackendError: no such backend, or it is not usable here; for ``auto``, neither is. onnxruntime makes no engine
+            and is never taken unasked.
+    """
+    if name in BACKENDS:
+        return BACKENDS[name]()
+    if name != "auto":
+        raise BackendError(f"no backend '{name}'; allowed: auto, {', '.join(BACKENDS)}")
+    if importlib.util.find_spec("tensorrt") is not None and cuda.devices():
+        return TensorRT()
+    if importlib.util.find_spec("tensorrt_rtx") is not None:
+        return TensorRTRTX()
+    if cuda.devices():
+        raise BackendError(f"no TensorRT here to build an engine with: {TENSORRT_PIP} or {RTX_PIP}")
+    raise BackendError(
+        f"no TensorRT here to build an engine with: {RTX_PIP} builds without a GPU; for the Q/DQ model alone, "
+        "--backend onnxruntime"
+    )

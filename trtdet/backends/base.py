@@ -1,0 +1,93 @@
+"""What a backend can do and what it is asked to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import onnx
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What one version of one backend can do. Callers ask this row, never the version.
+
+    Attributes:
+        name: as ``--backend`` takes it.
+        version: of the installed library.
+        makes_engine: False where the Q/DQ model itself is what runs.
+        needs_gpu: an engine can be built only on a machine with a CUDA device.
+        sms: compute capabilities it can build for ahead of time; empty means the machine's own.
+        default_sms: those it builds for when none is asked for.
+        sms_without_int8: targets that make every INT8 convolution run in float.
+        in_graph_nms: what ``--nms`` may put into the graph.
+        max_topk: the largest K of TopK, None for any.
+        missing_ops: ONNX operators that it cannot build, each with what happens instead.
+        network_flags: names of the network creation flags an explicit INT8 network needs.
+        precision_flags: names of the builder flags an explicit INT8 network needs.
+    """
+
+    name: str
+    version: str
+    makes_engine: bool
+    needs_gpu: bool
+    sms: tuple[int, ...] = ()
+    default_sms: tuple[int, ...] = ()
+    sms_without_int8: tuple[int, ...] = ()
+    in_graph_nms: tuple[str, ...] = ("native",)
+    max_topk: int | None = None
+    missing_ops: Mapping[str, str] = field(default_factory=dict)
+    network_flags: tuple[str, ...] = ()
+    precision_flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """What an engine is built for.
+
+    Attributes:
+        model: strongly typed ONNX: its Q/DQ nodes and casts say every precision.
+        sms: compute capabilities; empty for the backend's default.
+        batch: (min, opt, max) where the model's batch is dynamic, else None.
+    """
+
+    model: onnx.ModelProto
+    sms: tuple[int, ...] = ()
+    batch: tuple[int, int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Built:
+    """An engine and what the builder said about it.
+
+    Attributes:
+        engine: the serialised engine; empty where the backend runs the model itself.
+        sms: compute capabilities it runs on.
+        log: the builder's messages, oldest first.
+        seconds: how long the build took.
+    """
+
+    engine: bytes
+    sms: tuple[int, ...]
+    log: tuple[str, ...]
+    seconds: float
+
+
+class Backend(Protocol):
+    """One way to run a detector."""
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    def unsupported(self, model: onnx.ModelProto) -> dict[str, str]:
+        """Operators of the model that the backend cannot build, each with the reason."""
+        ...
+
+    def build(self, request: BuildRequest) -> Built:
+        """Builds the engine.
+
+        Raises:
+            BackendError: the backend refused the model or a target; the message holds its own words.
+        """
+        ...

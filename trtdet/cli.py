@@ -1,0 +1,367 @@
+"""The command line: arguments in, one call, what it gave printed. Nothing is decided here."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtdet import __version__
+from trtdet.errors import ConfigError, TrtdetError
+from trtdet.progress import Console
+
+if TYPE_CHECKING:
+    from trtdet.audit import Audit
+    from trtdet.bundle import Bundle
+    from trtdet.config import Config
+    from trtdet.pipeline import CalibrationOptions
+
+RULES = ("minmax", "entropy", "percentile", "mse")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Returns:
+        0 when done, 1 on a TrtdetError; wrong usage exits with 2, Ctrl-C with 130.
+    """
+    options = _parser().parse_args(arguments)
+    with Console() as console:
+        try:
+            result: dict[str, Any] = options.run(options, console)
+        except TrtdetError as error:
+            if options.json:
+                print(json.dumps({"error": {"type": type(error).__name__, "message": str(error)}}))
+            console.line(f"trtdet: error: {error}")
+            return 1
+        except KeyboardInterrupt:
+            console.line("trtdet: stopped; nothing was left half-written")
+            return 130
+        except BrokenPipeError:
+            return 1
+    if options.json:
+        print(json.dumps(result))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="trtdet", description="A trained detector becomes an INT8 TensorRT engine, and COCO mAP says what it cost."
+    )
+    parser.add_argument("--version", action="version", version=f"trtdet {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    doctor = _command(commands, "doctor", _doctor, "what works on this machine, and the pip line for the rest")
+    del doctor
+
+    export = _command(commands, "export", _export, "torch to ONNX, checked against torch")
+    export.add_argument("source", metavar="SOURCE", help="yolox-nano|tiny|s|m|l|x, shapes, or package.module:factory")
+    export.add_argument("-o", "--output", type=Path, required=True, metavar="model.onnx")
+    export.add_argument("--weights", type=Path, help="a checkpoint; loaded weights-only, no code of it is run")
+    export.add_argument("--config", help="YAML file or shipped name; needed for package.module:factory")
+    export.add_argument("--dynamic-batch", action="store_true", help="leave the batch size open")
+    export.add_argument("--opset", type=int, default=17)
+    export.add_argument(
+        "--tolerance", type=float, default=1e-3, help="largest error against torch (default: %(default)s)"
+    )
+
+    calibrate = _command(commands, "calibrate", _calibrate, "the range of every activation, from images")
+    calibrate.add_argument("model", type=Path, metavar="MODEL")
+    calibrate.add_argument("-o", "--output", type=Path, required=True, metavar="ranges.json")
+    _model_options(calibrate)
+    _calibration_options(calibrate)
+
+    build = _command(commands, "build", _build, "a bundle with an engine, from a float ONNX model")
+    build.add_argument("model", type=Path, metavar="MODEL")
+    build.add_argument("-o", "--output", type=Path, required=True, metavar="BUNDLE")
+    precision = build.add_mutually_exclusive_group()
+    for name in ("int8", "fp32"):
+        precision.add_argument(f"--{name}", dest="precision", action="store_const", const=name)
+    build.set_defaults(precision="int8")
+    _model_options(build)
+    _calibration_options(build)
+    _nms_options(build, ("auto", "native", "host"))
+    build.add_argument(
+        "--backend", default="auto", choices=("auto", "tensorrt", "tensorrt-rtx", "onnxruntime"), help="default: auto"
+    )
+    build.add_argument(
+        "--sm", type=int, nargs="+", default=[], metavar="SM", help="compute capabilities, such as 86 89"
+    )
+    build.add_argument("--batch", type=_batch, metavar="MIN:OPT:MAX", help="for a model with a dynamic batch")
+
+    evaluate = _command(commands, "eval", _eval, "COCO mAP of a bundle or a model")
+    evaluate.add_argument("target", type=Path, metavar="BUNDLE|MODEL")
+    evaluate.add_argument("--images", type=Path, required=True, metavar="DIR")
+    evaluate.add_argument("--annotations", type=Path, required=True, metavar="JSON")
+    evaluate.add_argument("--config", help="YAML file or shipped name; needed for a MODEL")
+    _nms_options(evaluate, ("auto", "native", "host"))
+
+    audit = _command(commands, "audit", _audit, "what precision each convolution got")
+    audit.add_argument("bundle", type=Path, metavar="BUNDLE")
+
+    infer = _command(commands, "infer", _infer, "pictures with boxes, and JSON")
+    infer.add_argument("target", type=Path, metavar="BUNDLE|MODEL")
+    infer.add_argument("images", type=Path, nargs="+", metavar="IMAGE")
+    infer.add_argument("-o", "--output", type=Path, required=True, metavar="DIR")
+    infer.add_argument("--config", help="YAML file or shipped name; needed for a MODEL")
+    infer.add_argument("--score-threshold", type=float, default=0.3, help="default: %(default)s")
+
+    demo = _command(commands, "demo", _demo, "the whole way on the shipped detector and generated images")
+    demo.add_argument("-o", "--output", type=Path, default=Path("demo"), metavar="DIR", help="default: %(default)s")
+    return parser
+
+
+def _command(commands: Any, name: str, run: Any, help_text: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=help_text, description=help_text)
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _model_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", required=True, help="YAML file or shipped name such as yolox")
+
+
+def _calibration_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--images", type=Path, metavar="DIR|LIST", help="calibration images: a folder or a list of names"
+    )
+    parser.add_argument("--images-root", type=Path, metavar="DIR", help="the folder that a list's names are in")
+    parser.add_argument("--num-images", type=int, metavar="N", help="so many, evenly spaced (default: at most 128)")
+    parser.add_argument("--calib", default="percentile", choices=RULES, help="default: %(default)s")
+    parser.add_argument("--percentile", type=float, default=99.99, help="default: %(default)s")
+    parser.add_argument("--histograms", type=Path, metavar="NPZ", help="start from these instead of running the images")
+
+
+def _nms_options(parser: argparse.ArgumentParser, where: tuple[str, ...]) -> None:
+    parser.add_argument("--nms", default="auto", choices=where, help="where the suppression runs (default: auto)")
+    parser.add_argument("--score-threshold", type=float)
+    parser.add_argument("--iou-threshold", type=float)
+    parser.add_argument("--max-detections", type=int)
+    parser.add_argument("--pre-nms-topk", type=int)
+
+
+def _batch(text: str) -> tuple[int, int, int]:
+    try:
+        sizes = [int(part) for part in text.split(":")]
+    except ValueError:
+        sizes = []
+    if len(sizes) == 1:
+        sizes *= 3
+    if len(sizes) != 3 or not 0 < sizes[0] <= sizes[1] <= sizes[2]:
+        raise argparse.ArgumentTypeError(f"'{text}' must be MIN:OPT:MAX with 0 < MIN <= OPT <= MAX, or one number")
+    return sizes[0], sizes[1], sizes[2]
+
+
+def _config(options: argparse.Namespace) -> Config:
+    from trtdet.config import load_config
+
+    return load_config(options.config).with_nms(**_nms_changes(options))
+
+
+def _nms_changes(options: argparse.Namespace) -> dict[str, Any]:
+    keys = ("score_threshold", "iou_threshold", "max_detections", "pre_nms_topk")
+    return {key: getattr(options, key, None) for key in keys}
+
+
+def _calibration(options: argparse.Namespace) -> CalibrationOptions:
+    from trtdet.pipeline import CalibrationOptions
+
+    return CalibrationOptions(
+        options.calib,
+        options.percentile,
+        options.images,
+        options.images_root,
+        options.num_images,
+        options.histograms,
+    )
+
+
+def _say(options: argparse.Namespace, text: str) -> None:
+    print(text, file=sys.stderr if options.json else sys.stdout)
+
+
+def _doctor(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    from trtdet.doctor import diagnose
+
+    found = diagnose()
+    devices = ", ".join(found.devices) or "none: engines are built ahead of time with TensorRT-RTX"
+    _say(options, f"trtdet {found.trtdet}, Python {found.python}\nCUDA devices: {devices}")
+    for title, checks in (("backends", found.backends), ("extras", found.extras)):
+        _say(options, f"{title}:")
+        for check in checks:
+            mark = "ok     " if check.ok else "missing"
+            _say(options, f"  {mark} {check.name:13} {check.detail}" + (f"  ->  {check.fix}" if check.fix else ""))
+    return found.as_dict()
+
+
+def _export(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from trtdet.config import load_config
+    from trtdet.export import ExportOptions, export
+
+    report = export(
+        options.source,
+        options.output,
+        ExportOptions(
+            weights=options.weights,
+            config=load_config(options.config) if options.config else None,
+            dynamic_batch=options.dynamic_batch,
+            opset=options.opset,
+            tolerance=options.tolerance,
+        ),
+    )
+    for output in report.outputs:
+        shape = "x".join(map(str, output.shape))
+        _say(
+            options,
+            f"{output.name} {shape}: largest error against torch {output.max_abs:.2e}, mean {output.mean_abs:.2e}",
+        )
+    _say(options, f"wrote {report.path}")
+    result: dict[str, Any] = json.loads(json.dumps(asdict(report), default=str))
+    return result
+
+
+def _calibrate(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    import resource
+    import time
+
+    from trtdet.pipeline import calibrate
+
+    started = time.perf_counter()
+    done = calibrate(options.model, _config(options), _calibration(options), console.progress)
+    histograms = options.output.with_suffix(".npz")
+    cache = options.output.with_suffix(".cache")
+    from trtdet.bundle import write_atomically
+
+    done.collection.save(histograms)
+    write_atomically(cache, done.ranges.to_calibration_cache().encode())
+    done.ranges.save(options.output)
+    seconds = time.perf_counter() - started
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    tensors = len(done.ranges.tensors)
+    how = "from the histograms given" if done.reused else f"{done.collection.images} images"
+    _say(options, f"{tensors} ranges by {done.ranges.rule}, {how}, {seconds:.1f} s, peak memory {peak:.0f} MB")
+    _say(options, f"wrote {options.output}, {histograms}, {cache}")
+    return {
+        "images": done.collection.images,
+        "skipped": list(done.collection.skipped),
+        "tensors": tensors,
+        "rule": done.ranges.rule,
+        "reused": done.reused,
+        "seconds": round(seconds, 3),
+        "peak_rss_mb": round(peak, 1),
+        "ranges": str(options.output),
+        "histograms": str(histograms),
+        "calibration_cache": str(cache),
+    }
+
+
+def _build(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    from trtdet.pipeline import BuildOptions, build
+
+    result = build(
+        options.model,
+        _config(options),
+        options.output,
+        BuildOptions(
+            options.precision, _calibration(options), options.nms, options.backend, tuple(options.sm), options.batch
+        ),
+        console.progress,
+    )
+    manifest = result.bundle.manifest
+    if result.audit is not None:
+        _say_audit(options, result.audit)
+    _say(options, _summary(result.bundle, options, result.up_to_date))
+    return {
+        "bundle": str(result.bundle.path),
+        "up_to_date": result.up_to_date,
+        "manifest": json.loads(manifest.to_json()),
+    }
+
+
+def _summary(bundle: Bundle, options: argparse.Namespace, up_to_date: bool) -> str:
+    """The last line: what was asked for and what was done."""
+    manifest = bundle.manifest
+    counts = manifest.audit or manifest.precision
+    engine = bundle.engine
+    done = f"{counts.int8} convs INT8, {counts.fp16} FP16, {counts.fp32} FP32"
+    made = f"engine {engine.stat().st_size / 1e6:.1f} MB" if engine else "no engine (onnxruntime runs the model itself)"
+    target = f"{manifest.backend.name} {manifest.backend.version}"
+    if manifest.backend.sms:
+        target += f" for compute capability {', '.join(str(sm / 10) for sm in manifest.backend.sms)}"
+    state = "up to date" if up_to_date else "wrote"
+    asked = f"asked --backend {options.backend} --nms {options.nms} --{options.precision}"
+    return f"{state} {bundle.path}: {made}, {target}, NMS {manifest.nms.where}, {done} ({asked})"
+
+
+def _eval(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    from trtdet.data import CocoDataset
+    from trtdet.detector import Detector
+    from trtdet.evaluate import evaluate
+
+    config = _config(options) if options.config else None
+    if config is None and any(value is not None for value in _nms_changes(options).values()):
+        raise ConfigError("a bundle's NMS thresholds were chosen when it was built; build it again with others")
+    detector = Detector.open(options.target, config, options.nms)
+    dataset = CocoDataset.load(options.annotations, options.images, detector.classes)
+    done = evaluate(detector, dataset, lambda count, total: console.progress("evaluating", count, total))
+    _say(options, str(done.result))
+    _say(
+        options,
+        f"{done.result.images} images, {done.result.detections} detections, {done.ms_per_image:.1f} ms an image; "
+        f"{done.file} on {done.ran_on}, NMS {done.nms}",
+    )
+    return done.as_dict()
+
+
+def _audit(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    from trtdet.audit import Audit
+    from trtdet.bundle import Bundle
+
+    found = Audit.load(Bundle(options.bundle).file("audit.json"))
+    _say_audit(options, found)
+    for one in found.departures:
+        _say(options, f"  {one.name}: planned {one.planned}, got {one.got}: {one.reason}")
+    return found.as_dict()
+
+
+def _say_audit(options: argparse.Namespace, found: Audit) -> None:
+    _say(
+        options,
+        f"as built: {found.int8} convs in INT8, {found.fp16} in FP16, {found.fp32} in FP32; "
+        f"{len(found.departures)} not as planned; {len(found.layers)} layers in all",
+    )
+
+
+def _infer(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    from trtdet.detector import Detector
+    from trtdet.infer import infer
+
+    detector = Detector.open(options.target, _config(options) if options.config else None)
+    done = infer(
+        detector,
+        options.images,
+        options.output,
+        score_threshold=options.score_threshold,
+        progress=lambda count, total: console.progress("detecting", count, total),
+    )
+    total = sum(len(row["detections"]) for row in done.detections)
+    _say(options, f"{total} detections in {len(done.pictures)} images; wrote {done.folder}, {done.json}")
+    return {"folder": str(done.folder), "images": list(done.detections)}
+
+
+def _demo(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    from trtdet.demo import run_demo
+
+    done = run_demo(options.output, console.progress)
+    _say(options, done.table())
+    return done.as_dict()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""A bundle, or a model with its configuration, as one thing that turns images into detections."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtdet.backends import OnnxRunner
+from trtdet.bundle import Bundle
+from trtdet.config import Config, InputConfig, NmsConfig
+from trtdet.detections import Detections, non_max_suppression
+from trtdet.errors import ConfigError
+from trtdet.passes import Options, load_model, rewrite
+
+
+@dataclass(frozen=True)
+class Detector:
+    """What runs, and how to feed it and read it.
+
+    Attributes:
+        file: the ONNX file that is run.
+        runner: runs it.
+        ran_on: where it runs, in words.
+        where: ``native`` or ``host``: what did the suppression.
+        input: the pre-processing.
+        nms: the thresholds.
+        classes: names by class index.
+    """
+
+    file: Path
+    runner: OnnxRunner
+    ran_on: str
+    where: Literal["native", "host"]
+    input: InputConfig
+    nms: NmsConfig
+    classes: tuple[str, ...]
+
+    @staticmethod
+    def open(target: Path, config: Config | None = None, nms: str = "auto") -> Detector:
+        """Opens a bundle's folder, or an ONNX file together with a configuration.
+
+        A bundle's engine needs the GPU it was built for; the ONNX model that the engine was built from computes the
+        same on the CPU, so that is what runs.
+
+        Args:
+            target: a bundle's folder or an ONNX file.
+            config: needed for an ONNX file; a bundle carries its own.
+            nms: for an ONNX file, ``native`` to have the suppression in the graph; ``auto`` is ``host``.
+
+        Raises:
+            BundleError, ModelError, ConfigError, BackendError: it cannot be opened or run.
+        """
+        if target.is_dir():
+            if config is not None:
+                raise ConfigError(f"'{target}' is a bundle, which carries its own configuration; leave --config out")
+            return _open_bundle(Bundle(target), nms)
+        if config is None:
+            raise ConfigError(
+                f"'{target}' is a model, which needs --config: a YAML file or a shipped name such as yolox"
+            )
+        where: Literal["native", "host"] = "native" if nms == "native" else "host"
+        model = rewrite(load_model(target, allow_quantized=True), Options(config, where)).model
+        return Detector(target, OnnxRunner(model), _RAN_ON, where, config.input, config.nms, config.classes)
+
+    def __call__(self, images: NDArray[np.float32]) -> Detections:
+        """Detects on one batch.
+
+        Args:
+            images: float32 (B, 3, H, W), pre-processed as ``input`` says.
+        """
+        outputs: dict[str, NDArray[Any]] = self.runner(images)
+        if self.where == "host":
+            return non_max_suppression(outputs["boxes"], outputs["scores"], self.nms)
+        return Detections(outputs["num_dets"], outputs["boxes"], outputs["scores"], outputs["classes"])
+
+
+_RAN_ON = "onnxruntime (CPU)"
+
+
+def _open_bundle(bundle: Bundle, nms: str) -> Detector:
+    manifest = bundle.manifest
+    where = manifest.nms.where
+    if nms not in ("auto", where):
+        raise ConfigError(
+            f"bundle '{bundle.path}' was built with --nms {where}, not {nms}; build it again or leave --nms out"
+        )
+    thresholds = manifest.nms.model_dump(exclude={"where"})
+    file = bundle.model
+    return Detector(
+        file,
+        OnnxRunner(file.read_bytes()),
+        _RAN_ON,
+        where,
+        manifest.input.preprocess,
+        NmsConfig.model_validate(thresholds),
+        manifest.model.classes,
+    )

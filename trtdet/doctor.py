@@ -1,0 +1,78 @@
+"""What works on this machine, and the pip line for what does not."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from trtdet import __version__
+from trtdet.backends import BACKENDS, cuda
+from trtdet.errors import BackendError
+
+_EXTRAS = {
+    "rtx": ("tensorrt-rtx", "engines without a GPU"),
+    "trt": ("tensorrt", "engines on the GPU of this machine"),
+    "export": ("torch", "trtdet export: torch to ONNX"),
+    "pycuda": ("pycuda", "device buffers through PyCUDA"),
+    "cuda": ("cuda-python", "device buffers through NVIDIA's wheels"),
+    "report": ("jinja2", "HTML reports"),
+    "ray": ("ray", "sweeps on a Ray cluster"),
+}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at: is it there, which version or what is in the way, and what to do."""
+
+    name: str
+    ok: bool
+    detail: str
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """All checks, by kind."""
+
+    python: str
+    trtdet: str
+    devices: tuple[str, ...]
+    backends: tuple[Check, ...]
+    extras: tuple[Check, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+
+def diagnose() -> Diagnosis:
+    """Looks at the backends, the CUDA devices and the extras of this machine."""
+    found = cuda.devices()
+    return Diagnosis(
+        platform.python_version(),
+        __version__,
+        tuple(f"{device.name}, compute capability {device.sm / 10}" for device in found),
+        tuple(_backend(name) for name in BACKENDS),
+        tuple(_extra(extra, package, purpose) for extra, (package, purpose) in _EXTRAS.items()),
+    )
+
+
+def _backend(name: str) -> Check:
+    try:
+        caps = BACKENDS[name]().capabilities
+    except BackendError as error:
+        reason, _, fix = str(error).rpartition("; ")
+        return Check(name, False, reason, fix)
+    detail = f"{caps.version}, " + ("builds engines" if caps.makes_engine else "runs the model itself, no engine")
+    if caps.sms:
+        detail += f" for compute capabilities {', '.join(str(sm / 10) for sm in caps.sms)}, no GPU needed"
+    return Check(name, True, detail)
+
+
+def _extra(extra: str, package: str, purpose: str) -> Check:
+    try:
+        return Check(extra, True, f"{package} {importlib.metadata.version(package)}: {purpose}")
+    except importlib.metadata.PackageNotFoundError:
+        return Check(extra, False, f"{package} is not installed: {purpose}", f"pip install 'trtdet[{extra}]'")

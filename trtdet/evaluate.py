@@ -1,0 +1,74 @@
+"""COCO mAP of a bundle or a model: what it costs is the difference of two of these."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from trtdet.data import CocoDataset, ImageStream
+from trtdet.detector import Detector
+from trtdet.metrics import CocoMetric, CocoResult
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A score, and how it came about.
+
+    Attributes:
+        result: COCO's figures.
+        ms_per_image: wall time of inference and suppression, without decoding the image file, in milliseconds.
+        file: the file that ran.
+        ran_on: where it ran, in words.
+        nms: ``native`` or ``host``.
+    """
+
+    result: CocoResult
+    ms_per_image: float
+    file: str
+    ran_on: str
+    nms: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            **self.result.as_dict(),
+            "ms_per_image": self.ms_per_image,
+            "file": self.file,
+            "ran_on": self.ran_on,
+            "nms": self.nms,
+        }
+
+
+def evaluate(
+    detector: Detector, dataset: CocoDataset, progress: Callable[[int, int], None] = lambda done, total: None
+) -> Evaluation:
+    """Runs a detector over an annotated data set.
+
+    Args:
+        detector: what to score.
+        dataset: images and boxes; its classes are the detector's.
+        progress: called with images done and in all.
+
+    Raises:
+        DataError: an image cannot be read: a score over the others would not be comparable.
+    """
+    metric = CocoMetric(dataset)
+    stream = ImageStream(
+        [image.path for image in dataset.images],
+        detector.input,
+        batch_size=detector.runner.batch or 1,
+        on_bad="raise",
+    )
+    seconds, done = 0.0, 0
+    for batch in stream:
+        started = time.perf_counter()
+        found = detector(batch.images)
+        seconds += time.perf_counter() - started
+        for row, (index, placement) in enumerate(zip(batch.indices, batch.placements, strict=True)):
+            boxes, scores, classes = found.image(row)
+            metric.update(dataset.images[index].id, placement.to_image(boxes), scores, classes)
+        done += len(batch)
+        progress(done, len(dataset.images))
+    return Evaluation(metric.compute(), 1000 * seconds / done, str(detector.file), detector.ran_on, detector.where)
