@@ -108,7 +108,8 @@ def parse_layers(log: Sequence[str]) -> tuple[Layer, ...]:
         log: messages of the builder, which may hold several lines each.
     """
     layers = []
-    for line in "\n".join(log).splitlines():
+    # Not splitlines(): TensorRT parts the names of one layer with control characters that would count as line ends.
+    for line in "\n".join(log).split("\n"):
         found = _LAYER.match(line.strip())
         if found is None:
             continue

@@ -227,6 +227,14 @@ class BundleWriter:
     ) -> None:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+            if self.path.exists():
+                shutil.rmtree(self._old, ignore_errors=True)
+
+    @property
+    def _old(self) -> Path:
+        """Where the bundle that is being replaced stands until the new one is in place."""
+        assert self._folder is not None
+        return self._folder.with_name(self._folder.name + ".old")
 
     def add(self, name: str, data: bytes) -> None:
         """Writes one file and notes its hash."""
@@ -242,16 +250,15 @@ class BundleWriter:
         manifest = Manifest(**fields, created=created, files=self._files)
         with writing(self.path):
             _write_flushed(self._folder / MANIFEST, manifest.to_json().encode())
-            old = self._folder.with_name(self._folder.name + ".old")
-            if self.path.exists():
-                self.path.rename(old)
             try:
+                if self.path.exists():
+                    self.path.rename(self._old)
                 self._folder.rename(self.path)
             except BaseException:
-                if old.exists():
-                    old.rename(self.path)
+                if self._old.exists() and not self.path.exists():
+                    self._old.rename(self.path)
                 raise
-            shutil.rmtree(old, ignore_errors=True)
+            shutil.rmtree(self._old, ignore_errors=True)
         self._folder = None
         return Bundle(self.path, verify=False)
 

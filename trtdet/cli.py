@@ -230,23 +230,26 @@ def _calibrate(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     import resource
     import time
 
+    from trtdet.bundle import write_atomically
     from trtdet.pipeline import calibrate
 
     started = time.perf_counter()
     done = calibrate(options.model, _config(options), _calibration(options), console.progress)
-    histograms = options.output.with_suffix(".npz")
+    histograms = options.histograms or options.output.with_suffix(".npz")
     cache = options.output.with_suffix(".cache")
-    from trtdet.bundle import write_atomically
-
-    done.collection.save(histograms)
+    if not done.reused:
+        done.collection.save(histograms)
     write_atomically(cache, done.ranges.to_calibration_cache().encode())
     done.ranges.save(options.output)
     seconds = time.perf_counter() - started
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     tensors = len(done.ranges.tensors)
-    how = "from the histograms given" if done.reused else f"{done.collection.images} images"
+    how = f"from {histograms}" if done.reused else f"{done.collection.images} images"
     _say(options, f"{tensors} ranges by {done.ranges.rule}, {how}, {seconds:.1f} s, peak memory {peak:.0f} MB")
-    _say(options, f"wrote {options.output}, {histograms}, {cache}")
+    _say(
+        options,
+        f"wrote {', '.join(map(str, [options.output, cache] if done.reused else [options.output, histograms, cache]))}",
+    )
     return {
         "images": done.collection.images,
         "skipped": list(done.collection.skipped),

@@ -93,13 +93,13 @@ class HeadConfig(_Section):
     """
 
     decode: Literal["yolox", "yolov5", "yolov8", "dfl"]
-    strides: tuple[Positive, ...] = (8, 16, 32)
+    strides: Annotated[tuple[Positive, ...], Field(min_length=1)] = (8, 16, 32)
     bins: Annotated[int, Field(ge=2)] = 8
     cell_offset: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
     """Where in its cell a ``dfl`` anchor point lies, in strides; 0 for NanoDet-Plus."""
     scores: Literal["probabilities", "logits"] = "probabilities"
     """``logits`` where the model leaves the sigmoid to the consumer."""
-    outputs: tuple[str, ...] | None = None
+    outputs: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     """Names of the raw outputs, in the order the rule expects; None takes the model's own outputs in order."""
 
     @field_validator("strides", "outputs", mode="before")
@@ -200,8 +200,8 @@ def load_config(source: str | Path) -> Config:
     """Reads a configuration.
 
     Args:
-        source: a YAML file, or the name of a shipped one such as ``yolox``. A file may start from a shipped one with
-            ``extends: NAME`` and give only what differs.
+        source: a YAML file, or the name of a shipped one such as ``yolox``. A file may start from another with
+            ``extends:`` and the name of a shipped one or a path relative to itself, and give only what differs.
 
     Raises:
         ConfigError: the file is missing, is not YAML, or a key is misspelt, missing, of the wrong type or out of
@@ -210,10 +210,10 @@ def load_config(source: str | Path) -> Config:
     return _validate(_read(source), str(source))
 
 
-def _read(source: str | Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+def _read(source: str | Path, folder: Path = Path(), seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     known = shipped("configs")
-    path = known[str(source)] if str(source) in known else Path(source)
-    if path in seen:
+    path = known[str(source)] if str(source) in known else folder / source
+    if path.resolve() in seen:
         raise ConfigError(f"{path}: 'extends' runs in a circle; extend a shipped configuration: {', '.join(known)}")
     try:
         text = path.read_text(encoding="utf-8")
@@ -236,7 +236,7 @@ def _read(source: str | Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
         return data
     if not isinstance(base, str):
         raise ConfigError(f"{source}: 'extends' must be a name or a file, got {base!r}")
-    return _merge(_read(base, (*seen, path)), data)
+    return _merge(_read(base, path.parent, (*seen, path.resolve())), data)
 
 
 def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import onnx
 
 from trtdet import __version__
 from trtdet.audit import Audit, audit
-from trtdet.backends import Backend, BuildRequest, OnnxRunner, choose
+from trtdet.backends import Backend, BuildRequest, Built, Capabilities, OnnxRunner, choose
 from trtdet.bundle import (
     AuditPart,
     BackendPart,
@@ -152,58 +152,33 @@ def build(
     """
     backend = choose(options.backend)
     caps = backend.capabilities
-    if options.precision == "int8":
-        lost = [sm for sm in options.sms if sm in caps.sms_without_int8]
-        if lost:
-            raise BackendError(
-                f"--sm {lost[0]} together with --int8: with compute capability {lost[0] / 10} among the targets "
-                f"{caps.name} {caps.version} runs every convolution in float without saying so; leave {lost[0]} out, "
-                "or build for it alone with --fp32"
-            )
-        if options.calibration.images is None:
-            raise ConfigError("--int8 needs calibration images: a folder or a list of file names with --images")
+    _check(options, caps)
     where = _suppression(options.nms, backend)
-    previous = _previous(output)
-    source = load_model(model)
-    unsupported = backend.unsupported(source)
-    if unsupported:
-        listed = "; ".join(f"{op}: {reason}" for op, reason in unsupported.items())
-        raise ModelError(
-            f"model '{model}' uses operators that {caps.name} {caps.version} cannot build: {listed}; cut the graph "
-            "before them with head.outputs, or choose another --backend"
-        )
     progress("rewriting the graph", 0, 1)
+    source = load_model(model)
     batch = _frozen(source, options.batch)
     rewritten = rewrite(source, Options(config, where, batch, caps.max_topk)).model
+    _check_operators(rewritten, backend)
     placement = _placement(rewritten)
     selected = _selected(options.calibration) if options.precision == "int8" else ()
-    images_sha256 = content_hash(selected) if selected else ""
-    content = _content_hash(rewritten, config, options, backend, images_sha256)
+    content = _content_hash(rewritten, config, options, caps, selected)
+    previous = _previous(output)
     if previous is not None and previous.manifest.content_hash == content:
         return BuildResult(previous, None, True)
 
-    calibrated: Calibrated | None = None
-    plan = placement.plan
-    explicit = rewritten
-    if options.precision == "int8":
-        calibrated = _calibrated(rewritten, placement, config, selected, options.calibration, previous, progress)
-        explicit = insert_qdq(rewritten, placement, calibrated.ranges)
-        findings = lint(explicit)
-        if findings:
-            raise ModelError(f"the INT8 graph would lose INT8 in {len(findings)} places, the first: {findings[0]}")
-    else:
-        plan = PrecisionPlan({name: Entry("fp32", "--fp32") for name in plan.entries})
-    progress(f"building the engine with {caps.name} {caps.version}", 0, 1)
-    built = backend.build(BuildRequest(explicit, options.sms, options.batch if batch is None else None))
-    found = audit(built, plan) if caps.makes_engine else None
-    for departure in found.departures if found else ():
-        warnings.warn(
-            f"'{departure.name}' was planned as {departure.planned} and runs in {departure.got}: {departure.reason}",
-            TrtdetWarning,
-            stacklevel=2,
-        )
-
+    # Opened before the work is done: a place that cannot be written is found out now, not after it.
     with BundleWriter(output) as writer:
+        calibrated: Calibrated | None = None
+        plan, explicit = placement.plan, rewritten
+        if options.precision == "int8":
+            calibrated = _calibrated(rewritten, placement, config, selected, options.calibration, previous, progress)
+            explicit = _explicit(rewritten, placement, calibrated.ranges)
+        else:
+            plan = PrecisionPlan({name: Entry("fp32", "--fp32") for name in plan.entries})
+        progress(f"building the engine with {caps.name} {caps.version}", 0, 1)
+        built = backend.build(BuildRequest(explicit, options.sms, options.batch if batch is None else None))
+        found = _audited(built, plan) if caps.makes_engine else None
+
         if built.engine:
             writer.add("model.engine", built.engine)
         writer.add(f"{options.precision}.onnx", explicit.SerializeToString(deterministic=True))
@@ -228,6 +203,48 @@ def build(
             "content_hash": content,
         }
         return BuildResult(writer.commit(fields), found, False)
+
+
+def _check(options: BuildOptions, caps: Capabilities) -> None:
+    """Refuses what cannot give what was asked for."""
+    if options.precision != "int8":
+        return
+    lost = [sm for sm in options.sms if sm in caps.sms_without_int8]
+    if lost:
+        raise BackendError(
+            f"--sm {lost[0]} together with --int8: with compute capability {lost[0] / 10} among the targets "
+            f"{caps.name} {caps.version} runs every convolution in float without saying so; leave {lost[0]} out, "
+            "or build for it alone with --fp32"
+        )
+    if options.calibration.images is None and options.calibration.histograms is None:
+        raise ConfigError("--int8 needs calibration images: a folder or a list of file names with --images")
+
+
+def _check_operators(model: onnx.ModelProto, backend: Backend) -> None:
+    unsupported = backend.unsupported(model)
+    if unsupported:
+        caps = backend.capabilities
+        listed = "; ".join(f"{op}: {reason}" for op, reason in unsupported.items())
+        raise ModelError(
+            f"the model uses operators that {caps.name} {caps.version} cannot build: {listed}; cut the graph before "
+            "them with head.outputs, or choose another --backend"
+        )
+
+
+def _explicit(model: onnx.ModelProto, placement: Placement, ranges: Ranges) -> onnx.ModelProto:
+    """The Q/DQ model, checked for everything that would make INT8 run in float."""
+    explicit = insert_qdq(model, placement, ranges)
+    findings = lint(explicit)
+    if findings:
+        raise ModelError(f"the INT8 graph would lose INT8 in {len(findings)} places, the first: {findings[0]}")
+    return explicit
+
+
+def _audited(built: Built, plan: PrecisionPlan) -> Audit:
+    found = audit(built, plan)
+    for warning in found.warnings:
+        warnings.warn(warning, TrtdetWarning, stacklevel=3)
+    return found
 
 
 def _suppression(asked: str, backend: Backend) -> Literal["native", "host"]:
@@ -344,17 +361,19 @@ def _command(options: BuildOptions, config: Config) -> dict[str, Any]:
 
 
 def _content_hash(
-    model: onnx.ModelProto, config: Config, options: BuildOptions, backend: Backend, images_sha256: str
+    model: onnx.ModelProto, config: Config, options: BuildOptions, caps: Capabilities, selected: tuple[Path, ...]
 ) -> str:
-    caps = backend.capabilities
     calibration = options.calibration
+    # Images say it all; without them the collection that was given does.
+    given = Collection.load(calibration.histograms).key if calibration.histograms and not selected else None
     facts = {
         "trtdet": __version__,
         "backend": [caps.name, caps.version],
         "config": config.model_dump(mode="json"),
         "precision": options.precision,
         "rule": [calibration.rule, calibration.percentile] if options.precision == "int8" else None,
-        "images": images_sha256,
+        "images": content_hash(selected),
+        "histograms": given,
         "sms": options.sms,
         "batch": options.batch,
     }

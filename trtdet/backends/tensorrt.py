@@ -4,8 +4,14 @@ that of the modern TensorRT."""
 from __future__ import annotations
 
 import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import onnx
@@ -16,7 +22,8 @@ from trtdet.errors import BackendError
 
 PIP = "pip install 'trtdet[trt]'"
 
-_loggers: dict[str, Any] = {}
+_KEPT = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "CUDA_", "NVIDIA_", "VIRTUAL_ENV")
+"""Beginnings of the environment variables that the building process is given."""
 
 
 class TensorRT:
@@ -59,8 +66,7 @@ class TensorRT:
                 f"TensorRT builds for the GPU it runs on, which is compute capability {self._device.sm}, not "
                 f"{' '.join(map(str, request.sms))}; leave --sm out or use --backend tensorrt-rtx"
             )
-        built = build_engine(self._trt, self.capabilities, request, lambda config: None)
-        return Built(built.engine, (self._device.sm,), built.log, built.seconds)
+        return replace(build_engine("tensorrt", self.capabilities, request), sms=(self._device.sm,))
 
 
 def import_or_explain(module: str, title: str, pip: str) -> Any:
@@ -71,76 +77,57 @@ def import_or_explain(module: str, title: str, pip: str) -> Any:
         raise BackendError(f"{title} is not installed here ({error}); {pip}") from None
 
 
-def build_engine(trt: Any, caps: Capabilities, request: BuildRequest, target: Callable[[Any], None]) -> Built:
-    """Parses a model and builds its engine with detailed layer messages.
+def build_engine(module: str, caps: Capabilities, request: BuildRequest, sms: tuple[int, ...] = ()) -> Built:
+    """Builds an engine in a process of its own, with detailed layer messages.
 
     Args:
-        trt: the module, ``tensorrt`` or ``tensorrt_rtx``.
+        module: ``tensorrt`` or ``tensorrt_rtx``.
         caps: its row.
         request: what to build.
-        target: sets the compute capabilities on the builder configuration.
+        sms: compute capabilities to build for ahead of time; empty for the machine's own.
 
     Raises:
-        BackendError: the parser or the builder refused; the message holds its own words.
+        BackendError: the parser or the builder refused, or the process ended; the message holds its own words.
     """
     started = time.perf_counter()
-    logger = _logger(trt)
-    logger.begin()
-    builder = trt.Builder(logger)
-    flags = 0
-    for name in caps.network_flags:
-        flags |= 1 << int(getattr(trt.NetworkDefinitionCreationFlag, name))
-    network = builder.create_network(flags)
-    parser = trt.OnnxParser(network, logger)
-    if not parser.parse(request.model.SerializeToString()):
-        errors = [parser.get_error(index) for index in range(parser.num_errors)]
-        first = f"node '{errors[0].node_name()}' ({errors[0].node_operator()}): {errors[0].desc()}" if errors else ""
-        raise BackendError(f"{caps.name} {caps.version} cannot read the model: {_one_line(first or logger.worst())}")
-    config = builder.create_builder_config()
-    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
-    for name in caps.precision_flags:
-        config.set_flag(getattr(trt.BuilderFlag, name))
-    target(config)
-    if request.batch is not None:
-        profile = builder.create_optimization_profile()
-        for index in range(network.num_inputs):
-            tensor = network.get_input(index)
-            rest = tuple(tensor.shape)[1:]
-            low, usual, high = ((size, *rest) for size in request.batch)
-            profile.set_shape(tensor.name, low, usual, high)
-        config.add_optimization_profile(profile)
-    engine = builder.build_serialized_network(network, config)
-    if engine is None:
-        raise BackendError(f"{caps.name} {caps.version} cannot build the engine: {_one_line(logger.worst())}")
-    return Built(bytes(engine), (), logger.messages(), time.perf_counter() - started)
-
-
-def _logger(trt: Any) -> Any:
-    """The one logger of this process for a module: the library keeps the first it is given."""
-    if trt.__name__ not in _loggers:
-
-        class Logger(trt.ILogger):  # type: ignore[misc]  # the base is known only at run time
-            def __init__(self) -> None:
-                super().__init__()
-                self.begin()
-
-            def begin(self) -> None:
-                self._lines: list[str] = []
-                self._errors: list[str] = []
-
-            def log(self, severity: Any, message: str) -> None:
-                self._lines.append(message)
-                if severity in (trt.ILogger.Severity.ERROR, trt.ILogger.Severity.INTERNAL_ERROR):
-                    self._errors.append(message)
-
-            def worst(self) -> str:
-                return self._errors[0] if self._errors else "it gave no reason"
-
-            def messages(self) -> tuple[str, ...]:
-                return tuple(self._lines)
-
-        _loggers[trt.__name__] = Logger()
-    return _loggers[trt.__name__]
+    with tempfile.TemporaryDirectory(prefix="trtdet-") as name:
+        folder = Path(name)
+        facts = {
+            "module": module,
+            "network_flags": caps.network_flags,
+            "precision_flags": caps.precision_flags,
+            "sms": sms,
+            "batch": request.batch,
+        }
+        (folder / "request.json").write_text(json.dumps(facts))
+        (folder / "model.onnx").write_bytes(request.model.SerializeToString())
+        # What the environment holds shifts the heap, and with it the order of what the builder sorts by address.
+        kept = {key: value for key, value in os.environ.items() if key.startswith(_KEPT)}
+        process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("build_process.py"))],
+            cwd=folder,
+            env={**kept, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            # Ctrl-C reaches this process alone, which then ends the other one.
+            start_new_session=True,
+        )
+        try:
+            _, said = process.communicate()
+        finally:
+            process.kill()
+            process.wait()
+        log = folder / "log.txt"
+        lines = tuple(log.read_text(errors="replace").splitlines()) if log.is_file() else ()
+        if (folder / "error.txt").is_file():
+            raise BackendError(f"{caps.name} {caps.version}: {_one_line((folder / 'error.txt').read_text())}")
+        if process.returncode != 0 or not (folder / "engine").is_file():
+            how = f"signal {-process.returncode}" if process.returncode < 0 else f"exit code {process.returncode}"
+            last = said.strip().splitlines()[-1:] or lines[-1:] or ("no word",)
+            raise BackendError(f"{caps.name} {caps.version} ended while building, with {how}: {_one_line(last[0])}")
+        return Built((folder / "engine").read_bytes(), sms, lines, time.perf_counter() - started)
 
 
 def _one_line(text: str) -> str:

@@ -57,16 +57,9 @@ class TensorRTRTX:
                 f"TensorRT-RTX {caps.version} cannot build for compute capability {unknown[0]}; "
                 f"allowed: {', '.join(map(str, caps.sms))}"
             )
-        sms = request.sms or caps.default_sms
-
-        def target(config: Any) -> None:
-            config.num_compute_capabilities = len(sms)
-            for index, sm in enumerate(sms):
-                config.set_compute_capability(getattr(self._trt.ComputeCapability, f"SM{sm}"), index)
-
-        built = build_engine(self._trt, caps, request, target)
+        built = build_engine("tensorrt_rtx", caps, request, request.sms or caps.default_sms)
         _check_header(built.engine, caps)
-        return Built(built.engine, tuple(sms), built.log, built.seconds)
+        return built
 
 
 def _check_header(engine: bytes, caps: Capabilities) -> None:

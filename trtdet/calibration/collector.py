@@ -13,6 +13,7 @@ import io
 import json
 import math
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -36,6 +37,12 @@ _CHUNK = 1 << 24
 """OpenCV gives counts as float32, exact up to here."""
 
 _SCHEMA = 1
+
+_UNREADABLE = (
+    *(OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError),
+    *(ValueError, KeyError, IndexError, TypeError, AttributeError),
+)
+"""What NumPy, zipfile and json raise on a file that is cut, damaged or something else."""
 
 Run = Callable[[NDArray[np.float32]], Mapping[str, NDArray[Any]]]
 
@@ -156,9 +163,9 @@ class Collection:
         np.savez_compressed(
             stream,
             meta=np.frombuffer(json.dumps(meta).encode(), np.uint8),
-            counts=np.stack([histogram.counts for histogram in found]),
+            counts=np.array([histogram.counts for histogram in found], np.int64).reshape(-1, BINS),
             exponents=np.array([histogram.exponent for histogram in found], np.int32),
-            extremes=np.array([(histogram.low, histogram.high) for histogram in found], np.float64),
+            extremes=np.array([(histogram.low, histogram.high) for histogram in found], np.float64).reshape(-1, 2),
         )
         return stream.getvalue()
 
@@ -178,20 +185,21 @@ class Collection:
             CalibrationError: the file is missing, truncated or not a collection.
         """
         try:
-            with np.load(path, allow_pickle=False) as data:
+            # NumPy leaves a file that it opened itself open where it is cut.
+            with path.open("rb") as stream, np.load(stream, allow_pickle=False) as data:
                 meta: dict[str, Any] = json.loads(data["meta"].tobytes())
                 counts, exponents, extremes = data["counts"], data["exponents"], data["extremes"]
+            if meta.get("schema") != _SCHEMA or counts.ndim != 2 or counts.shape[1] != BINS:
+                raise CalibrationError(f"'{path}' was written by another version of trtdet; collect again")
+            histograms = {
+                name: Histogram(counts[i], int(exponents[i]), float(extremes[i, 0]), float(extremes[i, 1]))
+                for i, name in enumerate(meta["tensors"])
+            }
+            return Collection(histograms, meta["key"], meta["images"], meta["images_sha256"], tuple(meta["skipped"]))
         except FileNotFoundError:
             raise CalibrationError(f"'{path}' does not exist; make it with 'trtdet calibrate'") from None
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        except _UNREADABLE as error:
             raise CalibrationError(f"'{path}' is not a collection of histograms: {error}; collect again") from None
-        if meta.get("schema") != _SCHEMA or counts.ndim != 2 or counts.shape[1] != BINS:
-            raise CalibrationError(f"'{path}' was written by another version of trtdet; collect again")
-        histograms = {
-            name: Histogram(counts[i], int(exponents[i]), float(extremes[i, 0]), float(extremes[i, 1]))
-            for i, name in enumerate(meta["tensors"])
-        }
-        return Collection(histograms, meta["key"], meta["images"], meta["images_sha256"], tuple(meta["skipped"]))
 
 
 def collection_key(exposed: onnx.ModelProto, tensors: Sequence[str], images_sha256: str, preprocess: str) -> str:
@@ -211,7 +219,8 @@ def collection_key(exposed: onnx.ModelProto, tensors: Sequence[str], images_sha2
 def expose(model: onnx.ModelProto, tensors: Sequence[str]) -> onnx.ModelProto:
     """The part of a model that computes ``tensors``, with them as its outputs.
 
-    The graph's own inputs are left out: they need no inference.
+    The graph's own inputs are left out: they need no inference. Where nothing else is asked for, a copy of the first
+    input stands in, because a model must have an output.
 
     Raises:
         CalibrationError: the model has no such tensor.
@@ -225,6 +234,10 @@ def expose(model: onnx.ModelProto, tensors: Sequence[str]) -> onnx.ModelProto:
         )
     inputs = {tensor.name for tensor in graph.inputs}
     graph.outputs = [known[name] for name in tensors if name not in inputs]
+    if not graph.outputs:
+        copy = gs.Variable("trtdet/expose/copy")
+        graph.nodes.append(gs.Node("Identity", "trtdet/expose", inputs=[graph.inputs[0]], outputs=[copy]))
+        graph.outputs = [copy]
     for tensor in graph.outputs:
         tensor.dtype = np.float32
     graph.ir_version = model.ir_version

@@ -16,6 +16,7 @@ from trtdet.calibration.thresholds import RULES, percentile
 from trtdet.errors import CalibrationError, ConfigError, TrtdetWarning
 
 _SCHEMA = 1
+_SMALLEST_SCALE = 2.0**-126
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,8 @@ class Ranges:
     def choose(collection: Collection, rule: str, percent: float = 99.99) -> Ranges:
         """Applies a rule to every histogram of a collection.
 
-        A tensor that was zero on every image gets amax 1 and a warning: a scale must be over 0.
+        A tensor that was zero on every image, or so small that its scale is no normal float32, gets amax 1 and a
+        warning: a scale must be over 0.
 
         Raises:
             ConfigError: no such rule, or a percentile out of range.
@@ -65,7 +67,7 @@ class Ranges:
         tensors: dict[str, Range] = {}
         silent: list[str] = []
         for name, histogram in collection.histograms.items():
-            if histogram.amax == 0:
+            if histogram.amax / 127.0 < _SMALLEST_SCALE:
                 silent.append(name)
                 amax = 1.0
             else:
@@ -109,9 +111,9 @@ class Ranges:
         except (KeyError, TypeError, AttributeError) as error:
             raise CalibrationError(f"ranges '{path}' lack or misname a key ({error}); calibrate again") from None
         for name, entry in ranges.tensors.items():
-            if not 0 < entry.amax < float("inf"):
+            if not isinstance(entry.amax, (int, float)) or not 0 < entry.amax < float("inf"):
                 raise CalibrationError(
-                    f"ranges '{path}': amax of '{name}' is {entry.amax}; it must be over 0 and finite"
+                    f"ranges '{path}': amax of '{name}' is {entry.amax!r}; it must be a number over 0 and finite"
                 )
         return ranges
 

@@ -73,11 +73,11 @@ def entropy(histogram: Histogram) -> float:
     edges = -(-(candidates[:, None] * np.arange(LEVELS + 1)[None, :]) // LEVELS)
     sums = np.diff(below[edges], axis=1)
     sizes = np.diff(filled[edges], axis=1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        level = np.where(sizes > 0, np.log(sums / sizes), 0.0)
     final = bins[candidates - 1]
     reference = logs[candidates - 1] + _xlogx(final + tail)
-    loss = reference - total * np.log(total) + total * np.log(inside) - (sums * level).sum(axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        level = np.where(sizes > 0, np.log(sums / sizes), 0.0)
+        loss = reference - total * np.log(total) + total * np.log(inside) - (sums * level).sum(axis=1)
     loss -= np.where(tail > 0, tail * level[:, -1], 0.0)
     # An empty last bin that receives the tail has Q = 0 under P > 0: infinitely bad.
     loss = np.where((tail > 0) & (final == 0), np.inf, loss)

@@ -19,7 +19,7 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
     for norm in [node for node in graph.nodes if node.op == "BatchNormalization"]:
         source = norm.inputs[0].inputs
         conv = source[0] if source else None
-        reason = _obstacle(conv, norm)
+        reason = _obstacle(conv, norm, graph)
         if conv is None or reason:
             skipped.append(f"{norm.name}: {reason}")
             continue
@@ -39,11 +39,13 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
     return PassResult(count, tuple(skipped))
 
 
-def _obstacle(conv: gs.Node | None, norm: gs.Node) -> str:
+def _obstacle(conv: gs.Node | None, norm: gs.Node, graph: gs.Graph) -> str:
     if conv is None or conv.op != "Conv":
         return f"its input comes from {conv.op if conv else 'the graph input'}, not Conv"
     if len(conv.outputs[0].outputs) != 1:
         return "the Conv's output has another consumer"
+    if any(tensor is conv.outputs[0] for tensor in graph.outputs):
+        return "the Conv's output is an output of the model"
     if norm.attrs.get("training_mode"):
         return "it is in training mode"
     if not all(isinstance(tensor, gs.Constant) for tensor in [*conv.inputs[1:], *norm.inputs[1:5]]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 
 import numpy as np
@@ -10,6 +11,8 @@ from onnx_graphsurgeon.logger import G_LOGGER
 
 from trtdet.errors import ModelError
 from trtdet.passes.base import Options, PassResult
+
+_PLAIN_VALUES = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
 
 
 def apply(graph: gs.Graph, options: Options) -> PassResult:
@@ -23,6 +26,7 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
     if options.batch is not None:
         _freeze_batch(graph, options.batch)
     _name_nodes(graph)
+    _unify_constants(graph)
     _drop_no_ops(graph)
     G_LOGGER.severity = G_LOGGER.ERROR
     with warnings.catch_warnings():
@@ -39,6 +43,8 @@ def network_input(graph: gs.Graph, name: str | None) -> gs.Variable:
         ModelError: ``name`` is not an input, or is None and there are several.
     """
     names = [tensor.name for tensor in graph.inputs]
+    if not names:
+        raise ModelError("the model has no inputs, one for the image is needed; export the whole detector")
     if name is None and len(names) == 1:
         return graph.inputs[0]
     if name is None:
@@ -87,11 +93,23 @@ def _freeze_batch(graph: gs.Graph, batch: int) -> None:
 
 
 def _name_nodes(graph: gs.Graph) -> None:
-    taken: set[str] = set()
+    given, taken = {node.name for node in graph.nodes}, set[str]()
     for index, node in enumerate(graph.nodes):
         if not node.name or node.name in taken:
-            node.name = f"{node.op}_{index}" if not node.name else f"{node.name}_{index}"
+            numbered = (f"{node.name or node.op}_{number}" for number in itertools.count(index))
+            node.name = next(name for name in numbered if name not in given and name not in taken)
         taken.add(node.name)
+
+
+def _unify_constants(graph: gs.Graph) -> None:
+    """Gives every Constant node its value as a tensor: graph-surgeon folds no other form."""
+    for node in graph.nodes:
+        if node.op == "Constant":
+            for key, dtype in _PLAIN_VALUES.items():
+                if key in node.attrs:
+                    value = np.array(node.attrs[key], dtype=dtype)
+                    node.attrs = {"value": gs.Constant(f"{node.name}/value", value)}
+                    break
 
 
 def _drop_no_ops(graph: gs.Graph) -> None:

@@ -25,7 +25,7 @@ def load_model(path: Path, *, allow_quantized: bool = False) -> onnx.ModelProto:
             no ONNX opset defines, or (unless ``allow_quantized``) is quantised already.
     """
     try:
-        model = onnx.load(str(path), load_external_data=False)
+        model = onnx.load(str(path), format="protobuf", load_external_data=False)
     except FileNotFoundError:
         raise ModelError(f"model '{path}' does not exist; give the path of an ONNX file") from None
     except IsADirectoryError:
@@ -41,7 +41,7 @@ def load_model(path: Path, *, allow_quantized: bool = False) -> onnx.ModelProto:
         raise ModelError(f"model '{path}' is not ONNX or is truncated: it has no nodes or no opset; export it again")
     try:
         onnx.load_external_data_for_model(model, str(path.parent))
-    except (OSError, onnx.checker.ValidationError) as error:
+    except (OSError, ValueError, onnx.checker.ValidationError) as error:
         raise ModelError(
             f"model '{path}' keeps its weights in files beside it and one is missing or cut ({_one_line(error)}); "
             f"copy them to '{path.parent}'"

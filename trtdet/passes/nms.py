@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from trtdet.errors import ConfigError
+from trtdet.errors import ConfigError, ModelError
 from trtdet.passes.base import Options, PassResult, Writer
 from trtdet.passes.decode import BOXES, CONTRACT, SCORES
 
@@ -21,14 +21,14 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
 
     Raises:
         ConfigError: ``pre_nms_topk`` exceeds what the backend's TopK takes.
+        ModelError: the number of boxes is open.
     """
     if options.nms == "host":
         return PassResult(0)
     nms = options.config.nms
     boxes, scores = (next(tensor for tensor in graph.outputs if tensor.name == name) for name in (BOXES, SCORES))
     boxes.name, scores.name = f"{BOXES}_all", f"{SCORES}_all"
-    count, classes = scores.shape[1], scores.shape[2]
-    pool = count * (classes if nms.candidates == "all-classes" else 1)
+    pool = _box_count(boxes, scores) * (len(options.config.classes) if nms.candidates == "all-classes" else 1)
     topk = min(nms.pre_nms_topk, pool)
     if options.max_topk is not None and topk > options.max_topk:
         raise ConfigError(
@@ -46,6 +46,16 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
     return PassResult(1)
 
 
+def _box_count(boxes: gs.Variable, scores: gs.Variable) -> int:
+    for tensor in (boxes, scores):
+        if tensor.shape is not None and isinstance(tensor.shape[1], int):
+            return int(tensor.shape[1])
+    raise ModelError(
+        "the number of boxes is not fixed in the model, native suppression needs it; export the model with a fixed "
+        "input size or choose --nms host"
+    )
+
+
 def _as_float(write: Writer, tensor: gs.Variable) -> gs.Variable:
     return write("Cast", tensor, to=1)
 
@@ -55,11 +65,10 @@ def _candidates(
 ) -> tuple[gs.Variable, gs.Variable, gs.Variable, gs.Variable]:
     """The best candidates: scores float32, tie-breaking order, box index and class index int64, each (B, K)."""
     k = write.const([topk], np.int64)
-    classes = scores.shape[2]
     if options.config.nms.candidates == "all-classes":
         flat = write("Reshape", scores, write.const([0, -1], np.int64))
         score, order = write.many("TopK", 2, flat, k, axis=1)
-        width = write.const(classes, np.int64)
+        width = write.const(len(options.config.classes), np.int64)
         box = write("Div", order, width)
         return score, order, box, write("Sub", order, write("Mul", box, width))
     best, label = write.many("TopK", 2, scores, write.const([1], np.int64), axis=2)

@@ -39,9 +39,12 @@ def _pair_problems(node: gs.Node) -> list[str]:
     scale = node.inputs[1]
     if not isinstance(scale, gs.Constant):
         return ["its scale is not constant: INT8 kernels need scales at build time"]
-    if not np.all(np.isfinite(scale.values)) or np.any(scale.values <= 0):
-        problems.append(f"its scale is {float(np.min(scale.values))}: it must be over 0 and finite")
-    if len(node.inputs) > 2 and isinstance(node.inputs[2], gs.Constant):
+    bad = scale.values[~(np.isfinite(scale.values) & (scale.values > 0))]
+    if bad.size:
+        problems.append(f"its scale is {float(bad.flat[0])}: it must be over 0 and finite")
+    if len(node.inputs) > 2 and not isinstance(node.inputs[2], gs.Constant):
+        problems.append("its zero point is not constant: only symmetric quantisation is supported")
+    elif len(node.inputs) > 2:
         zero = node.inputs[2].values
         if zero.dtype != np.int8:
             problems.append(f"it quantises to {zero.dtype}: only int8 has kernels; an int32 bias stays float")

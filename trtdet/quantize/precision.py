@@ -55,6 +55,7 @@ class PrecisionPlan:
         """
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
+            schema = data["schema"]
             entries = {name: Entry(**entry) for name, entry in data["entries"].items()}
         except FileNotFoundError:
             raise ConfigError(f"plan '{path}' does not exist; 'trtdet build' writes one as plan.json") from None
@@ -62,6 +63,8 @@ class PrecisionPlan:
             raise ConfigError(
                 f"plan '{path}' is not a precision plan ({error}); start from a bundle's plan.json"
             ) from None
+        if schema != _SCHEMA:
+            raise ConfigError(f"plan '{path}' is of another schema, {schema!r}; this trtdet reads schema {_SCHEMA}")
         for name, entry in entries.items():
             if entry.precision not in get_args(Precision):
                 raise ConfigError(

@@ -1,0 +1,250 @@
+"""Every command on the shipped detector: what it writes, what it prints, what its JSON holds."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+import pytest
+
+from trtdet.bundle import Bundle
+from trtdet.calibration import Ranges
+from trtdet.passes.model import save_model, to_graph, to_model
+from trtdet.quantize import PrecisionPlan, lint
+
+needs_rtx = pytest.mark.skipif(
+    importlib.util.find_spec("tensorrt_rtx") is None, reason="TensorRT-RTX is not installed: pip install 'trtdet[rtx]'"
+)
+
+
+@pytest.fixture(scope="module")
+def built(model, calibration_images, tmp_path_factory):
+    """An INT8 bundle with an engine."""
+    if importlib.util.find_spec("tensorrt_rtx") is None:
+        pytest.skip("TensorRT-RTX is not installed: pip install 'trtdet[rtx]'")
+    from trtdet import BuildOptions, CalibrationOptions, build, load_config
+
+    options = BuildOptions(calibration=CalibrationOptions(images=calibration_images), sms=(86,))
+    return build(model, load_config("shapes"), tmp_path_factory.mktemp("built") / "bundle", options)
+
+
+@pytest.mark.tensorrt
+def test_build_leaves_a_bundle_with_an_int8_engine(built):
+    bundle = Bundle(built.bundle.path)
+    manifest = bundle.manifest
+    assert set(manifest.files) == {
+        "model.engine",
+        "int8.onnx",
+        "plan.json",
+        "audit.json",
+        "ranges.json",
+        "calibration.cache",
+        "histograms.npz",
+    }
+    assert bundle.engine is not None
+    assert bundle.engine.read_bytes()[:4] == b"vtrt"
+    assert manifest.backend.name == "tensorrt-rtx"
+    assert manifest.backend.sms == (86,)
+    assert manifest.nms.where == "native"
+    convs = manifest.precision.int8
+    assert convs > 50
+    assert manifest.audit is not None
+    assert (manifest.audit.int8, manifest.audit.fp32, manifest.audit.float_by_backend) == (convs, 0, ())
+    assert manifest.quantization.calibrator == "percentile"
+    assert manifest.quantization.images is not None
+    assert manifest.quantization.images.count == 20
+    assert manifest.input.preprocess.resize == "letterbox-topleft"
+    assert lint(onnx.load(str(bundle.file("int8.onnx")))) == ()
+    assert PrecisionPlan.load(bundle.file("plan.json")).counts()["int8"] == convs
+    cache = bundle.file("calibration.cache").read_text().splitlines()
+    assert cache[0].startswith("TRT-")
+    assert len(cache) == 1 + len(Ranges.load(bundle.file("ranges.json")).tensors)
+
+
+@pytest.mark.tensorrt
+def test_building_twice_gives_the_same_engine(built, run, model, calibration_images, tmp_path):
+    common = ["--config", "shapes", "--images", calibration_images, "--sm", 86]
+    done = run("build", model, *common, "-o", tmp_path / "again", "--json")
+    assert done.code == 0, done.err
+    assert done.json["manifest"]["files"]["model.engine"] == built.bundle.manifest.files["model.engine"]
+    assert done.json["manifest"]["content_hash"] == built.bundle.manifest.content_hash
+
+
+@pytest.mark.tensorrt
+def test_a_bundle_that_is_up_to_date_is_left_alone(run, model, calibration_images, tmp_path):
+    command = ["build", model, "--config", "shapes", "--images", calibration_images, "--sm", 86, "-o", tmp_path / "b"]
+    assert run(*command).code == 0
+    before = (tmp_path / "b" / "manifest.json").stat()
+    again = run(*command, "--json")
+    assert again.json["up_to_date"] is True
+    after = (tmp_path / "b" / "manifest.json").stat()
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+    assert "up to date" in run(*command).out
+    # Another rule starts from the histograms of the bundle it replaces.
+    other = run(*command, "--calib", "minmax", "--json")
+    assert other.json["up_to_date"] is False
+    assert "calibrating" not in other.err
+    assert other.json["manifest"]["quantization"]["calibrator"] == "minmax"
+
+
+@pytest.mark.tensorrt
+def test_audit_lists_every_convolution_as_built(built, run):
+    done = run("audit", built.bundle.path, "--json")
+    assert done.code == 0
+    found = done.json
+    assert found["int8"] == built.bundle.manifest.precision.int8
+    convs = [layer for layer in found["layers"] if layer["input"] == "Int8" and layer["weights"] == "Int8"]
+    assert len(convs) == found["int8"]
+    assert found["departures"] == []
+    assert {"name", "type", "input", "weights", "output", "onnx"} <= set(found["layers"][0])
+
+
+@pytest.mark.tensorrt
+def test_the_last_line_says_what_was_asked_and_what_was_done(run, model, tmp_path):
+    done = run("build", model, "--config", "shapes", "--fp32", "--nms", "host", "-o", tmp_path / "b")
+    last = done.out.splitlines()[-1]
+    assert "tensorrt-rtx" in last
+    assert "NMS host" in last
+    assert "0 convs INT8" in last
+    assert "asked --backend auto --nms host --fp32" in last
+
+
+def test_eval_of_model_and_bundle_agree_where_both_are_float(run, model, validation, tmp_path):
+    data = ["--images", validation.images, "--annotations", validation.annotations, "--json"]
+    host = run("eval", model, "--config", "shapes", *data).json
+    native = run("eval", model, "--config", "shapes", "--nms", "native", *data).json
+    assert (host["nms"], native["nms"]) == ("host", "native")
+    assert host["map"] > 0.3
+    build = run(
+        "build", model, "--config", "shapes", "--fp32", "--backend", "onnxruntime", "-o", tmp_path / "b", "--json"
+    )
+    bundle = run("eval", tmp_path / "b", *data).json
+    assert build.code == 0
+    for key in ("map", "map50", "map75"):
+        assert native[key] == pytest.approx(host[key], abs=5e-4)
+        assert bundle[key] == pytest.approx(native[key], abs=1e-9)
+    assert {"map_small", "map_medium", "map_large", "images", "detections", "ms_per_image"} <= set(host)
+
+
+def test_int8_costs_little_on_the_shipped_detector(run, model, images, validation, tmp_path):
+    command = ["--config", "shapes", "--images", images, "--backend", "onnxruntime", "-o", tmp_path / "b", "--json"]
+    built = run("build", model, *command).json
+    assert built["manifest"]["audit"] is None
+    assert "model.engine" not in built["manifest"]["files"]
+    data = ["--images", validation.images, "--annotations", validation.annotations, "--json"]
+    fp32 = run("eval", model, "--config", "shapes", *data).json
+    int8 = run("eval", tmp_path / "b", *data).json
+    assert fp32["map"] - int8["map"] < 0.08
+    assert int8["map"] != fp32["map"]
+
+
+def test_calibrate_writes_ranges_histograms_and_cache(run, model, images, tmp_path):
+    done = run("calibrate", model, "--config", "shapes", "--images", images, "-o", tmp_path / "ranges.json", "--json")
+    assert done.code == 0, done.err
+    result = done.json
+    assert result["images"] == 20
+    assert result["seconds"] > 0
+    assert result["peak_rss_mb"] > 0
+    assert result["tensors"] == len(Ranges.load(tmp_path / "ranges.json").tensors)
+    again = ["--histograms", tmp_path / "ranges.npz", "-o", tmp_path / "kl.json", "--calib", "entropy", "--json"]
+    other = run("calibrate", model, "--config", "shapes", *again)
+    assert other.json["reused"] is True
+    assert Ranges.load(tmp_path / "kl.json").rule == "entropy"
+
+
+def test_a_list_of_names_selects_from_its_root(run, model, calibration_images, tmp_path):
+    names = sorted(path.name for path in calibration_images.iterdir())[:8]
+    listing = tmp_path / "list.txt"
+    listing.write_text("# eight of them\n" + "\n".join(names) + "\n")
+    command = ["calibrate", model, "--config", "shapes", "--images", listing, "-o", tmp_path / "r.json", "--json"]
+    assert run(*command, "--images-root", calibration_images).json["images"] == 8
+
+
+def test_infer_writes_pictures_and_json(run, model, validation, tmp_path):
+    pictures = sorted(validation.images.iterdir())[:2]
+    done = run("infer", model, *pictures, "--config", "shapes", "-o", tmp_path / "out", "--json")
+    assert done.code == 0, done.err
+    assert {path.suffix for path in (tmp_path / "out").iterdir()} == {".jpg", ".json"}
+    rows = json.loads((tmp_path / "out" / "detections.json").read_text())
+    assert [row["image"] for row in rows] == [path.name for path in pictures]
+    found = [one for row in rows for one in row["detections"]]
+    assert found
+    assert all(one["score"] >= 0.3 and len(one["box"]) == 4 for one in found)
+
+
+def test_doctor_names_the_pip_line_of_what_is_missing(run):
+    done = run("doctor", "--json")
+    assert done.code == 0
+    assert {check["name"] for check in done.json["backends"]} == {"tensorrt", "tensorrt-rtx", "onnxruntime"}
+    for check in [*done.json["backends"], *done.json["extras"]]:
+        assert check["ok"] or "pip install" in check["fix"] or "build there" in check["fix"], check
+    assert "onnxruntime" in run("doctor").out
+
+
+def test_json_is_one_object_on_standard_output_and_errors_too(run, tmp_path):
+    done = run("audit", tmp_path / "nothing", "--json")
+    assert done.code == 1
+    assert done.json["error"]["type"] == "BundleError"
+    assert done.json["error"]["message"] == done.message
+
+
+def test_wrong_usage_exits_with_2(capsys):
+    from trtdet.cli import main
+
+    with pytest.raises(SystemExit) as stop:
+        main(["build", "model.onnx", "--calib", "average"])
+    assert stop.value.code == 2
+    assert "minmax" in capsys.readouterr().err
+
+
+def dynamic(path: Path, source: Path) -> Path:
+    """The model with an open batch."""
+    graph = to_graph(onnx.shape_inference.infer_shapes(onnx.load(str(source))))
+    graph.fold_constants().cleanup()
+    for tensor in graph.tensors().values():
+        if not isinstance(tensor, gs.Constant):
+            tensor.shape = None
+    graph.inputs[0].shape = ["batch", 3, 256, 256]
+    for node in graph.nodes:
+        if node.op == "Reshape":
+            values = node.inputs[1].values.copy()
+            values[0] = 0
+            node.inputs[1] = gs.Constant(f"{node.name}_shape", values)
+    save_model(to_model(graph), path)
+    return path
+
+
+@needs_rtx
+@pytest.mark.tensorrt
+def test_a_dynamic_batch_is_frozen_unless_a_profile_is_given(run, model, images, tmp_path):
+    source = dynamic(tmp_path / "dynamic.onnx", model)
+    command = ["build", source, "--config", "shapes", "--images", images, "--sm", 86, "--json"]
+    frozen = run(*command, "-o", tmp_path / "one").json["manifest"]["input"]["shape"]
+    assert frozen == {"min": [1, 3, 256, 256], "opt": [1, 3, 256, 256], "max": [1, 3, 256, 256]}
+    opened = run(*command, "-o", tmp_path / "many", "--batch", "1:4:8")
+    assert opened.code == 0, opened.err
+    manifest = opened.json["manifest"]
+    assert [manifest["input"]["shape"][key][0] for key in ("min", "opt", "max")] == [1, 4, 8]
+    assert manifest["audit"]["int8"] == manifest["precision"]["int8"]
+
+
+def test_a_batch_computes_what_its_images_compute_alone(model, images, tmp_path):
+    from trtdet.config import load_config
+    from trtdet.data import ImageStream, find_images
+    from trtdet.detector import Detector
+
+    source = dynamic(tmp_path / "dynamic.onnx", model)
+    paths = find_images(images)[:3]
+    config = load_config("shapes")
+    (batch,) = ImageStream(paths, config.input, batch_size=3)
+    detector = Detector.open(source, config, "native")
+    together = detector(batch.images)
+    for row in range(3):
+        alone = detector(batch.images[row : row + 1])
+        assert together.num_dets[row] == alone.num_dets[0]
+        np.testing.assert_allclose(together.scores[row], alone.scores[0], atol=1e-5)
+        np.testing.assert_array_equal(together.classes[row], alone.classes[0])
