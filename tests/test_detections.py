@@ -104,7 +104,9 @@ def test_outputs_are_chosen_by_name() -> None:
     outputs = {"other": noise(1, 7, 9), "wanted": raw}
     config = make("yolov5", outputs=["wanted"])
     np.testing.assert_array_equal(decode(outputs, config)[0], decode([raw], config)[0])
-    with pytest.raises(ModelError, match=r"reads one output, the model gives 2: 'other' \(1, 7, 9\), 'wanted'.*head\.outputs"):
+    with pytest.raises(
+        ModelError, match=r"reads one output, the model gives 2: 'other' \(1, 7, 9\), 'wanted'.*head\.outputs"
+    ):
         decode(outputs, make("yolov5"))
     with pytest.raises(
         ModelError, match=r"head.outputs names 'gone', which the model does not give.* 'other', 'wanted'"

@@ -17,6 +17,7 @@ import onnx
 import pytest
 from PIL import Image
 
+from trtdet.passes.base import Writer
 from trtdet.passes.model import to_graph, to_model
 
 CONFIG = ["--config", "shapes"]
@@ -256,10 +257,15 @@ def test_an_unknown_operator_is_named(run, model, images, tmp_path):
 @pytest.mark.tensorrt
 def test_an_operator_that_the_backend_lacks_is_named(run, model, images, tmp_path):
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: pip install 'trtdet[rtx]'")
-    loaded = onnx.load(str(model))
-    loaded.graph.node.append(onnx.helper.make_node("NonZero", [loaded.graph.output[0].name], ["places"], "where"))
-    loaded.graph.output.append(onnx.helper.make_tensor_value_info("places", onnx.TensorProto.INT64, [3, None]))
-    onnx.save(loaded, str(tmp_path / "m.onnx"))
+    graph = to_graph(onnx.shape_inference.infer_shapes(onnx.load(str(model))))
+    write = Writer(graph, "extra")
+    (output,) = graph.outputs
+    places = write("Cast", write("NonZero", output), to=1)
+    none = write("Mul", write("ReduceMax", places, keepdims=0), write.const(0, np.float32))
+    changed = write("Add", output, none)
+    changed.name, changed.dtype, changed.shape = "changed", np.float32, output.shape
+    graph.outputs = [changed]
+    onnx.save(to_model(graph), str(tmp_path / "m.onnx"))
     command = [*CONFIG, "--images", images, "--backend", "tensorrt-rtx", "-o", tmp_path / "b"]
     done = run("build", tmp_path / "m.onnx", *command)
     assert done.code == 1
