@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trtdet.calibration import RULES, Collection, Histogram, Range, Ranges
+from trtdet.calibration.thresholds import percentile
+from trtdet.errors import CalibrationError, ConfigError, OutputError, TrtdetWarning
+
+
+@pytest.fixture
+def collection() -> Collection:
+    rng = np.random.default_rng(0)
+    histograms = {name: Histogram.of(rng.normal(0, 1, 3000).astype(np.float32)) for name in ("images", "conv/out:0")}
+    return Collection(histograms, "key", 5, "sha")
+
+
+@pytest.fixture
+def ranges(collection: Collection) -> Ranges:
+    return Ranges.choose(collection, "minmax")
+
+
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_a_rule_is_applied_to_every_tensor(collection: Collection, rule: str) -> None:
+    chosen = Ranges.choose(collection, rule)
+    assert list(chosen.tensors) == ["images", "conv/out:0"]
+    for name, histogram in collection.histograms.items():
+        assert chosen.tensors[name] == Range(RULES[rule](histogram), histogram.low, histogram.high)
+    assert (chosen.rule, chosen.percent) == (rule, 99.99 if rule == "percentile" else None)
+    assert (chosen.key, chosen.images, chosen.images_sha256) == ("key", 5, "sha")
+
+
+def test_the_percentile_asked_for_is_taken(collection: Collection) -> None:
+    chosen = Ranges.choose(collection, "percentile", 90)
+    assert chosen.percent == 90
+    assert chosen.tensors["images"].amax == percentile(collection.histograms["images"], 90)
+
+
+def test_the_scale_is_a_127th_of_the_range() -> None:
+    assert Range(254.0, -1, 1).scale == 2.0
+
+
+def test_an_unknown_rule_lists_the_others(collection: Collection) -> None:
+    with pytest.raises(ConfigError, match="no calibration rule 'max'; allowed: minmax, entropy, percentile, mse"):
+        Ranges.choose(collection, "max")
+
+
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_tensors_of_nothing_but_zeros_get_1_and_are_counted_in_a_warning(rule: str) -> None:
+    histograms = {
+        "used": Histogram.of(np.ones(3, np.float32)),
+        "dead": Histogram.of(np.zeros(3, np.float32)),
+        "too": Histogram.of(np.zeros(3, np.float32)),
+    }
+    with pytest.warns(TrtdetWarning, match="2 activations are zero on all calibration images, the first is 'dead'"):
+        chosen = Ranges.choose(Collection(histograms, "", 1, ""), rule)
+    assert chosen.tensors["dead"] == chosen.tensors["too"] == Range(1.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_a_tensor_too_small_for_a_float32_scale_counts_as_zero(rule: str) -> None:
+    histograms = {"dead": Histogram.of(np.array([1e-45, 1e-41, 0], np.float32))}
+    with pytest.warns(TrtdetWarning, match="zero"):
+        chosen = Ranges.choose(Collection(histograms, "", 1, ""), rule)
+    assert chosen.tensors["dead"].amax == 1.0
+
+
+# Files
+
+
+def test_ranges_survive_their_file(ranges: Ranges, tmp_path: Path) -> None:
+    path = tmp_path / "new" / "ranges.json"
+    ranges.save(path)
+    assert Ranges.load(path) == ranges
+    data = json.loads(path.read_text())
+    assert data["schema"] == 1
+    assert set(data["tensors"]["images"]) == {"amax", "low", "high"}
+
+
+def test_ranges_cannot_be_written_under_a_file(ranges: Ranges, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(OutputError, match="cannot be written"):
+        ranges.save(tmp_path / "file" / "ranges.json")
+
+
+def altered(ranges: Ranges, path: Path, **changes: Any) -> Path:
+    data = {**json.loads(ranges.to_json()), **changes}
+    path.write_text(json.dumps({key: value for key, value in data.items() if value != "drop"}))
+    return path
+
+
+def test_a_missing_file_says_how_to_make_it(tmp_path: Path) -> None:
+    with pytest.raises(CalibrationError, match="do not exist; make them with 'trtdet calibrate'"):
+        Ranges.load(tmp_path / "absent.json")
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"\xff\xfe", b"{'a': 1}"])
+def test_a_file_that_is_not_json_is_an_error(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "r.json").write_bytes(data)
+    with pytest.raises(CalibrationError, match="cannot be read: .*; calibrate again"):
+        Ranges.load(tmp_path / "r.json")
+
+
+def test_a_folder_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(CalibrationError, match="cannot be read"):
+        Ranges.load(tmp_path)
+
+
+def test_another_schema_is_an_error(ranges: Ranges, tmp_path: Path) -> None:
+    with pytest.raises(CalibrationError, match="are of another schema; calibrate again"):
+        Ranges.load(altered(ranges, tmp_path / "r.json", schema=2))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"schema": "drop"},
+        {"rule": "drop"},
+        {"extra": 1},
+        {"tensors": []},
+        {"tensors": {"a": 3}},
+        {"tensors": {"a": {"amax": 1}}},
+        {"tensors": {"a": {"amax": 1, "low": 0, "high": 1, "mean": 0}}},
+    ],
+)
+def test_missing_and_unknown_keys_are_errors(ranges: Ranges, tmp_path: Path, changes: dict[str, Any]) -> None:
+    with pytest.raises(CalibrationError, match="lack or misname a key"):
+        Ranges.load(altered(ranges, tmp_path / "r.json", **changes))
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "null"])
+def test_json_that_is_no_object_is_an_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "r.json").write_text(text)
+    with pytest.raises(CalibrationError, match="lack or misname a key"):
+        Ranges.load(tmp_path / "r.json")
+
+
+@pytest.mark.parametrize("amax", [0, -1.0, float("nan"), float("inf"), "1.0", None, [1]])
+def test_an_impossible_range_names_the_tensor(ranges: Ranges, tmp_path: Path, amax: Any) -> None:
+    path = altered(ranges, tmp_path / "r.json", tensors={"conv": {"amax": amax, "low": 0, "high": 1}})
+    with pytest.raises(CalibrationError, match="amax of 'conv' is .*; it must be .*over 0 and finite"):
+        Ranges.load(path)
+
+
+# TensorRT's cache
+
+
+def test_the_calibration_cache_has_a_heading_and_the_big_endian_scale_of_each_tensor(ranges: Ranges) -> None:
+    heading, *lines = ranges.to_calibration_cache().splitlines()
+    assert heading == "TRT-8600-EntropyCalibration2"
+    assert len(lines) == len(ranges.tensors)
+    for line, (name, entry) in zip(lines, ranges.tensors.items(), strict=True):
+        found, _, digits = line.rpartition(": ")
+        assert found == name and len(digits) == 8
+        assert struct.unpack(">f", bytes.fromhex(digits))[0] == np.float32(entry.amax / 127)
+
+
+def test_the_calibration_cache_of_a_known_range() -> None:
+    ranges = Ranges("minmax", None, {"images": Range(127.0, 0.0, 127.0)}, "", 1, "")
+    assert ranges.to_calibration_cache(10100) == "TRT-10100-EntropyCalibration2\nimages: 3f800000\n"

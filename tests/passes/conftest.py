@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnxruntime
+import pytest
+
+from trtdet.config import Config
+
+Net = Callable[..., onnx.ModelProto]
+
+
+@pytest.fixture
+def net() -> Net:
+    """Writes a model: ``net("(float[1,3,8,8] x) => (float[1,4,8,8] y) {y = Conv(x, w)}", w=array)``."""
+
+    def net(text: str, opset: int = 13, named: bool = True, domain: str = "", **weights: Any) -> onnx.ModelProto:
+        imports = f'"" : {opset}' + (f', "{domain}" : 1' if domain else "")
+        model = onnx.parser.parse_model(f"<ir_version: 8, opset_import: [{imports}]>\nnet {text}")
+        for name, value in weights.items():
+            model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(value), name))
+        if named:
+            for index, node in enumerate(model.graph.node):
+                node.name = f"{node.op_type}_{index}"
+        return model
+
+    return net
+
+
+@pytest.fixture
+def run() -> Callable[..., dict[str, np.ndarray]]:
+    def run(model: onnx.ModelProto, **feeds: np.ndarray) -> dict[str, np.ndarray]:
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        options.intra_op_num_threads = 1
+        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        names = [output.name for output in session.get_outputs()]
+        return dict(zip(names, session.run(None, feeds), strict=True))
+
+    return run
+
+
+@pytest.fixture
+def configure() -> Callable[..., Config]:
+    def configure(
+        decode: str = "yolov5", size: tuple[int, int] = (8, 8), classes: int = 3, nms: Any = None, **head: Any
+    ) -> Config:
+        return Config.model_validate(
+            {
+                "name": "test",
+                "classes": [f"c{index}" for index in range(classes)],
+                "input": {"size": list(size), "name": head.pop("input_name", None)},
+                "head": {"decode": decode, **head},
+                "nms": nms or {},
+            }
+        )
+
+    return configure
+
+
+@pytest.fixture
+def normal() -> Callable[..., np.ndarray]:
+    def normal(*shape: int, seed: int = 0, scale: float = 1.0) -> np.ndarray:
+        return np.random.default_rng(seed).normal(0, scale, shape).astype(np.float32)
+
+    return normal

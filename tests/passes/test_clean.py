@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from trtdet.errors import ModelError
+from trtdet.passes import Options, clean
+from trtdet.passes.model import to_graph, to_model
+
+PLAIN = "(float[N,3,8,8] x) => (float[N,3,8,8] y) {y = Relu(x)}"
+
+
+def cleaned(model: onnx.ModelProto, config: Any, **options: Any) -> tuple[onnx.ModelProto, Any]:
+    graph = to_graph(onnx.shape_inference.infer_shapes(model))
+    result = clean.apply(graph, Options(config, **options))
+    return to_model(graph), result
+
+
+def operators(model: onnx.ModelProto) -> list[str]:
+    return [node.op_type for node in model.graph.node]
+
+
+def shape(value: onnx.ValueInfoProto) -> list[int | str]:
+    return [dim.dim_value or dim.dim_param for dim in value.type.tensor_type.shape.dim]
+
+
+def test_the_arrow_stands_in_the_docstring() -> None:
+    assert "->" in (clean.__doc__ or "").splitlines()[0]
+
+
+def test_no_ops_are_dropped_and_the_numbers_stay(net: Any, run: Any, configure: Any, normal: Any) -> None:
+    model = net(
+        """(float[1,3,8,8] x) => (float[1,3,8,8] y, float[1,3,8,8] z) {
+            a = Identity(x) b = Relu(a) c = Dropout(b) d = Identity(c) y = Neg(d) z = Add(d, a) }"""
+    )
+    after, result = cleaned(model, configure())
+    assert operators(after) == ["Relu", "Neg", "Add"]
+    assert result.count == 3
+    x = normal(1, 3, 8, 8)
+    before = run(model, x=x)
+    for name, value in run(after, x=x).items():
+        np.testing.assert_array_equal(value, before[name])
+
+
+def test_an_identity_that_makes_a_graph_output_stays_and_the_output_keeps_its_name(
+    net: Any, run: Any, configure: Any, normal: Any
+) -> None:
+    model = net("(float[1,3,8,8] x) => (float[1,3,8,8] y) {a = Relu(x) b = Identity(a) y = Identity(b)}")
+    after, _ = cleaned(model, configure())
+    assert operators(after) == ["Relu", "Identity"]
+    assert [output.name for output in after.graph.output] == ["y"]
+    x = normal(1, 3, 8, 8)
+    np.testing.assert_array_equal(run(after, x=x)["y"], run(model, x=x)["y"])
+
+
+def test_one_tensor_read_twice_by_a_node_is_replaced_in_both_places(
+    net: Any, run: Any, configure: Any, normal: Any
+) -> None:
+    model = net("(float[1,3,8,8] x) => (float[1,3,8,8] y) {a = Identity(x) y = Mul(a, a)}")
+    after, _ = cleaned(model, configure())
+    assert list(after.graph.node[0].input) == ["x", "x"]
+    x = normal(1, 3, 8, 8)
+    np.testing.assert_allclose(run(after, x=x)["y"], x * x)
+
+
+def test_a_dropout_whose_mask_is_read_stays(net: Any, configure: Any) -> None:
+    model = net("(float[1,3,8,8] x) => (float[1,3,8,8] y, bool[1,3,8,8] m) {y, m = Dropout(x)}")
+    assert operators(cleaned(model, configure())[0]) == ["Dropout"]
+
+
+def test_constant_expressions_become_constants(net: Any, run: Any, configure: Any, normal: Any) -> None:
+    model = net(
+        """(float[1,3,8,8] x) => (float[1,3,8,8] y) {
+            k = Constant<value_float = 2.0>() two = Add(k, w) three = Identity(two) y = Mul(x, three) }""",
+        w=np.float32(1),
+    )
+    after, result = cleaned(model, configure())
+    assert operators(after) == ["Mul"]
+    assert result.count == 3
+    x = normal(1, 3, 8, 8)
+    np.testing.assert_allclose(run(after, x=x)["y"], 3 * x)
+
+
+@pytest.mark.parametrize(
+    "value", ["value_float = 2.0", "value_floats = [2.0]", "value_int = 2", "value_ints = [2]", "value = float {2.0}"]
+)
+def test_every_form_of_a_constant_is_folded(net: Any, run: Any, configure: Any, normal: Any, value: str) -> None:
+    model = net(f"(float[1,3,8,8] x) => (float[1,3,8,8] y) {{k = Constant<{value}>() f = Cast<to=1>(k) y = Mul(x, f)}}")
+    after, _ = cleaned(model, configure())
+    assert operators(after) == ["Mul"]
+    x = normal(1, 3, 8, 8)
+    np.testing.assert_allclose(run(after, x=x)["y"], 2 * x)
+
+
+def test_nodes_without_names_get_one_and_no_two_are_equal(net: Any, configure: Any) -> None:
+    model = net("(float[1,3,8,8] x) => (float[1,3,8,8] y) {a = Relu(x) b = Relu(a) c = Neg(b) y = Neg(c)}", named=False)
+    after, _ = cleaned(model, configure())
+    assert [node.name for node in after.graph.node] == ["Relu_0", "Relu_1", "Neg_2", "Neg_3"]
+
+
+@pytest.mark.parametrize(
+    "names", [["a", "a", "a", "a"], ["Relu_1", "", "n", ""], ["Neg_3", "x", "x_1", ""], ["a_2", "a", "a", "a_3"]]
+)
+def test_names_given_are_kept_and_equal_ones_are_told_apart(net: Any, configure: Any, names: list[str]) -> None:
+    model = net("(float[1,3,8,8] x) => (float[1,3,8,8] y) {a = Relu(x) b = Relu(a) c = Neg(b) y = Neg(c)}")
+    for node, name in zip(model.graph.node, names, strict=True):
+        node.name = name
+    found = [node.name for node in cleaned(model, configure())[0].graph.node]
+    assert all(found) and len(set(found)) == 4
+    assert {name for name in names if name} <= set(found)
+
+
+def test_weights_listed_as_inputs_are_weights(net: Any, run: Any, configure: Any, normal: Any) -> None:
+    model = net(
+        "(float[1,3,8,8] x, float[4,3,1,1] w) => (float[1,4,8,8] y) {y = Conv(x, w)}", w=normal(4, 3, 1, 1, seed=1)
+    )
+    after, _ = cleaned(model, configure())
+    assert [value.name for value in after.graph.input] == ["x"]
+    x = normal(1, 3, 8, 8)
+    np.testing.assert_allclose(run(after, x=x)["y"], run(model, x=x)["y"], rtol=1e-5, atol=1e-6)
+
+
+# The batch
+
+
+def test_a_dynamic_batch_stays_unless_it_is_frozen(net: Any, configure: Any) -> None:
+    model = net(PLAIN)
+    assert shape(cleaned(model, configure())[0].graph.output[0]) == ["N", 3, 8, 8]
+    after, _ = cleaned(model, configure(), batch=4)
+    assert shape(after.graph.input[0]) == [4, 3, 8, 8]
+    assert shape(after.graph.output[0]) == [4, 3, 8, 8]
+
+
+def test_freezing_the_batch_folds_what_computed_it(net: Any, run: Any, configure: Any, normal: Any) -> None:
+    model = net(
+        """(float[N,3,8,8] x) => (float[N,192] y) {
+            s = Shape(x) n = Gather(s, i) u = Unsqueeze(n, ax) t = Concat<axis = 0>(u, m) y = Reshape(x, t) }""",
+        i=np.int64(0),
+        ax=np.array([0]),
+        m=np.array([-1]),
+    )
+    after, _ = cleaned(model, configure(), batch=2)
+    assert operators(after) == ["Reshape"]
+    assert shape(after.graph.output[0]) == [2, 192]
+    x = normal(2, 3, 8, 8)
+    np.testing.assert_array_equal(run(after, x=x)["y"], run(model, x=x)["y"])
+
+
+def test_a_fixed_batch_that_is_asked_for_is_fine_and_another_is_an_error(net: Any, configure: Any) -> None:
+    model = net(PLAIN.replace("N", "2"))
+    assert shape(cleaned(model, configure(), batch=2)[0].graph.input[0]) == [2, 3, 8, 8]
+    with pytest.raises(ModelError, match="input 'x' has a fixed batch of 2, 4 was asked for; .* build with --batch 2"):
+        cleaned(model, configure(), batch=4)
+
+
+# The input
+
+
+def test_a_dynamic_height_and_width_become_those_of_the_configuration(net: Any, configure: Any) -> None:
+    model = net("(float[1,3,H,W] x) => (float[1,3,H,W] y) {a = Relu(x) y = Neg(a)}")
+    after, _ = cleaned(model, configure(size=(8, 16)))
+    assert shape(after.graph.input[0]) == [1, 3, 8, 16]
+    assert shape(after.graph.output[0]) == [1, 3, 8, 16]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("(float[1,3,16,8] x) => (float[1,3,16,8] y) {y = Relu(x)}", r"is 16x8 \(height x width\) but .* says 8x8"),
+        ("(float[1,1,8,8] x) => (float[1,1,8,8] y) {y = Relu(x)}", r"has shape \[1, 1, 8, 8\], \(batch, 3, height"),
+        ("(float[1,8,8,3] x) => (float[1,8,8,3] y) {y = Relu(x)}", r"has shape \[1, 8, 8, 3\]"),
+        ("(float[3,8,8] x) => (float[3,8,8] y) {y = Relu(x)}", r"has shape \[3, 8, 8\]"),
+        ("(float x) => (float y) {y = Relu(x)}", r"input 'x' has shape \[\]"),
+        ("(float16[1,3,8,8] x) => (float16[1,3,8,8] y) {y = Relu(x)}", "'x' is float16, float32 is needed"),
+        ("(uint8[1,3,8,8] x) => (float[1,3,8,8] y) {y = Cast<to = 1>(x)}", "'x' is uint8, float32 is needed"),
+        (
+            "(float[1,3,8,8] x, float[1] s) => (float[1,3,8,8] y) {y = Mul(x, s)}",
+            "the model has inputs x, s; say which takes the image with key 'input.name'",
+        ),
+        ("() => (float[1] y) {y = Constant<value_floats = [1.0]>()}", "the model has no inputs"),
+    ],
+)
+def test_an_input_that_does_not_fit_is_an_error(net: Any, configure: Any, text: str, said: str) -> None:
+    with pytest.raises(ModelError, match=said):
+        cleaned(net(text), configure())
+
+
+def test_the_input_that_is_named_must_exist_and_be_the_only_one(net: Any, configure: Any) -> None:
+    with pytest.raises(ModelError, match=r"key 'input\.name' is 'images' but the model's inputs are x$"):
+        cleaned(net(PLAIN), configure(input_name="images"))
+    cleaned(net(PLAIN), configure(input_name="x"))
+    model = net("(float[1,3,8,8] x, float[1] s) => (float[1,3,8,8] y) {y = Mul(x, s)}")
+    with pytest.raises(ModelError, match=r"has inputs besides the image \(s\); export it with the image alone"):
+        cleaned(model, configure(input_name="x"))

@@ -1,0 +1,248 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from trtdet import detections
+from trtdet.config import Config
+from trtdet.errors import ModelError
+from trtdet.passes import Options, decode
+from trtdet.passes.base import PassResult
+from trtdet.passes.model import to_graph, to_model
+
+SIZE = (64, 96)
+CELLS = {8: 96, 16: 24, 32: 6}
+TOTAL = sum(CELLS.values())
+
+
+def raw_model(outputs: dict[str, tuple[int | str | None, ...]], batch: int | str = "N") -> onnx.ModelProto:
+    """A model whose raw outputs are its inputs, so that a test gives them directly."""
+    inputs = [helper.make_tensor_value_info(f"in_{k}", TensorProto.FLOAT, (batch, *v)) for k, v in outputs.items()]
+    results = [helper.make_tensor_value_info(k, TensorProto.FLOAT, (batch, *v)) for k, v in outputs.items()]
+    nodes = [helper.make_node("Mul", [f"in_{k}", "one"], [k], name=f"head_{k}") for k in outputs]
+    one = helper.make_tensor("one", TensorProto.FLOAT, [], [1.0])
+    graph = helper.make_graph(nodes, "head", inputs, results, [one])
+    return helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 13)])
+
+
+def decoded(model: onnx.ModelProto, config: Config) -> onnx.ModelProto:
+    graph = to_graph(onnx.shape_inference.infer_shapes(model))
+    assert decode.apply(graph, Options(config)) == PassResult(1)
+    return to_model(graph)
+
+
+def check(run: Any, outputs: dict[str, np.ndarray], config: Config) -> None:
+    """The graph says what the reference says, for the batch the model was made with and for a dynamic one."""
+    expected = detections.decode(outputs, config)
+    for batch in ("N", next(iter(outputs.values())).shape[0]):
+        model = decoded(raw_model({name: value.shape[1:] for name, value in outputs.items()}, batch), config)
+        assert [output.name for output in model.graph.output] == ["boxes", "scores"]
+        given = run(model, **{f"in_{name}": value for name, value in outputs.items()})
+        np.testing.assert_allclose(given["boxes"], expected[0], rtol=2e-5, atol=2e-4)
+        np.testing.assert_allclose(given["scores"], expected[1], rtol=1e-5, atol=1e-6)
+        for output, last in zip(model.graph.output, (4, len(config.classes)), strict=True):
+            dims = [dim.dim_value or dim.dim_param for dim in output.type.tensor_type.shape.dim]
+            assert dims == [batch, expected[0].shape[1], last]
+
+
+def refusal(outputs: dict[str, tuple[int | str | None, ...]], config: Config) -> str:
+    with pytest.raises(ModelError) as caught:
+        decoded(raw_model(outputs), config)
+    return str(caught.value)
+
+
+def test_the_arrow_stands_in_the_docstring() -> None:
+    assert "->" in (decode.__doc__ or "").splitlines()[0]
+
+
+@pytest.mark.parametrize("scores", ["probabilities", "logits"])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_yolox(run: Any, configure: Any, normal: Any, scores: str, batch: int) -> None:
+    check(run, {"output": normal(batch, TOTAL, 8)}, configure("yolox", SIZE, scores=scores))
+
+
+@pytest.mark.parametrize("scores", ["probabilities", "logits"])
+def test_yolov5(run: Any, configure: Any, normal: Any, scores: str) -> None:
+    check(run, {"output": normal(2, 77, 8, scale=20)}, configure("yolov5", SIZE, scores=scores))
+
+
+@pytest.mark.parametrize("scores", ["probabilities", "logits"])
+def test_yolov8(run: Any, configure: Any, normal: Any, scores: str) -> None:
+    check(run, {"output0": normal(2, 7, 55, scale=20)}, configure("yolov8", SIZE, scores=scores))
+
+
+@pytest.mark.parametrize("scores", ["probabilities", "logits"])
+@pytest.mark.parametrize("offset", [0.0, 0.5])
+def test_dfl_as_one_output(run: Any, configure: Any, normal: Any, scores: str, offset: float) -> None:
+    config = configure("dfl", SIZE, scores=scores, cell_offset=offset, bins=5)
+    check(run, {"output": normal(2, TOTAL, 3 + 20, scale=3)}, config)
+
+
+def pairs(normal: Any, classes: int, bins: int) -> dict[str, np.ndarray]:
+    made = {}
+    for stride, cells in CELLS.items():
+        made[f"cls_{stride}"] = normal(2, cells, classes, seed=stride)
+        made[f"dis_{stride}"] = normal(2, cells, 4 * bins, seed=stride + 1, scale=3)
+    return made
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_dfl_pairs_in_any_order(run: Any, configure: Any, normal: Any, seed: int) -> None:
+    outputs = pairs(normal, 3, 5)
+    order = np.random.default_rng(seed).permutation(list(outputs))
+    check(run, {name: outputs[name] for name in order}, configure("dfl", SIZE, bins=5, scores="logits"))
+
+
+@pytest.mark.parametrize("strides", [[8, 16, 32], [32, 16, 8], [16, 32, 8]])
+def test_dfl_pairs_with_the_strides_in_any_order(run: Any, configure: Any, normal: Any, strides: list[int]) -> None:
+    check(run, pairs(normal, 3, 5), configure("dfl", SIZE, bins=5, strides=strides))
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        ["cls_8", "dis_8", "cls_16", "dis_16", "cls_32", "dis_32"],
+        ["cls_8", "cls_16", "cls_32", "dis_8", "dis_16", "dis_32"],
+        ["cls_32", "cls_8", "dis_8", "dis_32", "cls_16", "dis_16"],
+    ],
+)
+def test_dfl_pairs_with_as_many_classes_as_distances_come_classes_first(
+    run: Any, configure: Any, normal: Any, order: list[str]
+) -> None:
+    outputs = pairs(normal, 20, 5)
+    check(run, {name: outputs[name] for name in order}, configure("dfl", SIZE, classes=20, bins=5))
+
+
+def test_dfl_pairs_named_in_the_configuration(run: Any, configure: Any, normal: Any) -> None:
+    outputs = pairs(normal, 20, 5)
+    names = ["cls_8", "cls_16", "cls_32", "dis_8", "dis_16", "dis_32"]
+    shuffled = {name: outputs[name] for name in reversed(list(outputs))}
+    check(run, shuffled, configure("dfl", SIZE, classes=20, bins=5, outputs=names))
+
+
+def test_dfl_pairs_of_two_levels_with_equal_cells(run: Any, configure: Any, normal: Any) -> None:
+    config = configure("dfl", (32, 32), strides=[32, 64], bins=5)
+    widths = {"c": 3, "d": 20}
+    outputs = {f"{kind}{level}": normal(1, 1, widths[kind], seed=level) for level in (0, 1) for kind in widths}
+    check(run, outputs, config)
+
+
+def test_a_size_that_is_no_multiple_of_a_stride_rounds_the_grid_up(run: Any, configure: Any, normal: Any) -> None:
+    config = configure("dfl", (50, 70), bins=5)
+    cells = sum(math.ceil(50 / stride) * math.ceil(70 / stride) for stride in (8, 16, 32))
+    check(run, {"output": normal(1, cells, 23)}, config)
+
+
+def test_outputs_not_named_are_left_out(run: Any, configure: Any, normal: Any) -> None:
+    config = configure("yolov8", SIZE, outputs=["raw"])
+    raw = normal(1, 7, 10)
+    model = decoded(raw_model({"extra": (5,), "raw": (7, 10)}), config)
+    assert [output.name for output in model.graph.output] == ["boxes", "scores"]
+    assert "head_extra" not in [node.name for node in model.graph.node]
+    expected = detections.decode({"raw": raw}, config)
+    np.testing.assert_allclose(run(model, in_raw=raw, in_extra=normal(1, 5))["scores"], expected[1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["boxes", "scores"])
+def test_a_raw_output_may_have_the_name_of_a_result(run: Any, configure: Any, normal: Any, name: str) -> None:
+    check(run, {name: normal(1, 7, 10)}, configure("yolov8", SIZE))
+
+
+@pytest.mark.parametrize("name", ["boxes", "scores", "num_dets", "classes"])
+def test_a_tensor_inside_the_model_may_have_the_name_of_a_result(
+    net: Any, run: Any, configure: Any, normal: Any, name: str
+) -> None:
+    model = net(f"(float[1,7,10] x) => (float[1,7,10] y) {{ {name} = Neg(x) y = Neg({name}) }}")
+    config, raw = configure("yolov8", SIZE), normal(1, 7, 10)
+    rewritten = decoded(model, config)
+    assert name in ("boxes", "scores") or name not in {
+        tensor for node in rewritten.graph.node for tensor in node.output
+    }
+    given = run(rewritten, x=raw)
+    np.testing.assert_allclose(given["boxes"], detections.decode([raw], config)[0], rtol=1e-6)
+
+
+def test_a_model_that_decodes_by_itself_is_cut_at_the_tensor_named(
+    net: Any, run: Any, configure: Any, normal: Any
+) -> None:
+    model = net("(float[1,7,10] x) => (float[1,7,10] y) { raw = Neg(x) y = Exp(raw) }")
+    config, x = configure("yolov8", SIZE, outputs=["raw"]), normal(1, 7, 10)
+    rewritten = decoded(model, config)
+    assert "Exp" not in [node.op_type for node in rewritten.graph.node]
+    np.testing.assert_allclose(run(rewritten, x=x)["boxes"], detections.decode([-x], config)[0], rtol=1e-6)
+
+
+# What does not fit
+
+
+def test_a_named_output_that_is_missing_lists_the_outputs(configure: Any) -> None:
+    text = refusal({"a": (7, 10), "b": (7, 10)}, configure("yolov8", outputs=["c"]))
+    assert text == "head.outputs names 'c', which the model does not give; its outputs are 'a', 'b'"
+
+
+@pytest.mark.parametrize("rule", ["yolox", "yolov5", "yolov8"])
+def test_two_outputs_where_one_is_decoded(configure: Any, rule: str) -> None:
+    text = refusal({"a": (7, 10), "b": (7, 10)}, configure(rule, SIZE))
+    assert text.startswith(f"decode rule '{rule}' reads one output, the model gives 2: 'a' (?, 7, 10), 'b' (?, 7, 10)")
+    assert "name the one to read with head.outputs" in text
+
+
+@pytest.mark.parametrize("rule", ["yolox", "yolov8", "dfl"])
+def test_an_output_of_another_rank(configure: Any, rule: str) -> None:
+    text = refusal({"a": (3, 8, 8)}, configure(rule, SIZE))
+    assert f"output 'a' has shape (?, 3, 8, 8), decode rule '{rule}' expects three dimensions" in text
+    assert "head.outputs or another head.decode" in text
+
+
+@pytest.mark.parametrize(
+    ("rule", "shape", "got", "wanted"),
+    [
+        ("yolox", (TOTAL, 9), 9, "(B, N, 8), 5 + 3 classes"),
+        ("yolov5", (10, 7), 7, "(B, N, 8), 5 + 3 classes"),
+        ("yolov8", (8, 10), 8, "(B, 7, N), 4 + 3 classes"),
+        ("dfl", (TOTAL, 8), 8, "(B, N, 35), 4 * 8 head.bins + 3 classes"),
+    ],
+)
+def test_an_output_with_other_channels(
+    configure: Any, rule: str, shape: tuple[int, int], got: int, wanted: str
+) -> None:
+    text = refusal({"a": shape}, configure(rule, SIZE))
+    assert f"output 'a' has shape (?, {shape[0]}, {shape[1]}), that is {got} channels" in text
+    assert f"decode rule '{rule}' expects {wanted}" in text
+
+
+@pytest.mark.parametrize(("rule", "channels"), [("yolox", 8), ("dfl", 35)])
+def test_an_output_with_other_cells(configure: Any, rule: str, channels: int) -> None:
+    text = refusal({"a": (100, channels)}, configure(rule, SIZE))
+    assert "that is 100 cells; input.size [64, 96] with head.strides [8, 16, 32] gives 126" in text
+    assert "set input.size to the size the model was exported for, or head.strides to its strides" in text
+
+
+def test_dfl_with_a_wrong_number_of_outputs(configure: Any) -> None:
+    text = refusal({"a": (96, 3), "b": (96, 32)}, configure("dfl", SIZE))
+    assert "takes one output or a class map and a distance map for each of head.strides [8, 16, 32]" in text
+    assert "got 2 outputs: 'a' (?, 96, 3), 'b' (?, 96, 32); set head.strides, or head.outputs" in text
+
+
+def test_dfl_with_wrong_channels(configure: Any, normal: Any) -> None:
+    shapes = {name: value.shape[1:] for name, value in pairs(normal, 4, 8).items()}
+    text = refusal(shapes, configure("dfl", SIZE))
+    assert "no output is the class map (B, 96, 3) of stride 8, got 'cls_8' (?, 96, 4)" in text
+    assert "check input.size [64, 96], head.strides, head.bins and the 3 classes" in text
+
+
+def test_dfl_with_wrong_cells(configure: Any, normal: Any) -> None:
+    shapes = {name: value.shape[1:] for name, value in pairs(normal, 3, 8).items()}
+    assert "no output is the class map (B, 64, 3) of stride 8" in refusal(shapes, configure("dfl", (64, 64)))
+
+
+def test_an_output_whose_shape_nobody_knows(net: Any, configure: Any) -> None:
+    model = net("(float[1,3,8,8] x, int64[K] s) => (float[] y) {y = Reshape(x, s)}")
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    with pytest.raises(ModelError, match=r"output 'y' has shape \(\), decode rule 'yolov5' expects three dimensions"):
+        decoded(model, configure("yolov5"))

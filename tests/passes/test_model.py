@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from trtdet.errors import ModelError, OutputError
+from trtdet.passes import load_model, save_model
+from trtdet.passes.model import IR_VERSION, to_graph, to_model
+
+TEXT = "(float[1,3,8,8] x) => (float[1,4,8,8] y) {y = Conv(x, w)}"
+
+
+@pytest.fixture
+def model(net: Any, normal: Any) -> onnx.ModelProto:
+    return net(TEXT, w=normal(4, 3, 1, 1))
+
+
+def refused(path: Path, **options: Any) -> str:
+    with pytest.raises(ModelError) as caught:
+        load_model(path, **options)
+    text = str(caught.value)
+    assert "\n" not in text and path.name in text
+    return text
+
+
+def test_a_model_survives_saving_and_loading(model: onnx.ModelProto, tmp_path: Path) -> None:
+    path = tmp_path / "new" / "model.onnx"
+    save_model(model, path)
+    assert load_model(path) == model
+    assert [entry.name for entry in path.parent.iterdir()] == ["model.onnx"]
+
+
+def test_saving_under_a_file_is_an_error(model: onnx.ModelProto, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(OutputError, match="cannot be written"):
+        save_model(model, tmp_path / "file" / "model.onnx")
+
+
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
+    assert "does not exist; give the path of an ONNX file" in refused(tmp_path / "absent.onnx")
+
+
+def test_a_folder_is_an_error(tmp_path: Path) -> None:
+    assert "is a folder" in refused(tmp_path)
+
+
+def test_an_empty_file_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "empty.onnx"
+    path.write_bytes(b"")
+    assert "has no nodes or no opset; export it again" in refused(path)
+
+
+@pytest.mark.parametrize("name", ["a.onnx", "a.json", "a.textproto", "a.onnxtxt"])
+@pytest.mark.parametrize("seed", range(4))
+def test_random_bytes_are_an_error_whatever_the_name(tmp_path: Path, seed: int, name: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(np.random.default_rng(seed).bytes(3000))
+    assert "is not ONNX or is truncated" in refused(path)
+
+
+def test_an_image_is_not_a_model(tmp_path: Path) -> None:
+    path = tmp_path / "a.jpg"
+    path.write_bytes(b"\xff\xd8\xff\xe0\x00\x10JFIF" + bytes(100))
+    assert "is not ONNX" in refused(path)
+
+
+def test_every_truncation_of_a_model_is_an_error(model: onnx.ModelProto, tmp_path: Path) -> None:
+    data = model.SerializeToString()
+    path = tmp_path / "cut.onnx"
+    for length in range(len(data)):
+        path.write_bytes(data[:length])
+        assert "is not ONNX or is truncated" in refused(path)
+
+
+def test_a_real_model_cut_in_half_says_its_size(shared_data: Path, tmp_path: Path) -> None:
+    data = (shared_data / "models" / "yolox_nano.onnx").read_bytes()
+    path = tmp_path / "cut.onnx"
+    path.write_bytes(data[: len(data) // 2])
+    assert f"({len(data) // 2} bytes)" in refused(path)
+
+
+def test_the_real_models_load(shared_data: Path) -> None:
+    for path in sorted((shared_data / "models").glob("*.onnx")):
+        assert len(load_model(path).graph.node) > 100
+
+
+@pytest.fixture
+def external(net: Any, normal: Any, tmp_path: Path) -> Path:
+    path = tmp_path / "model.onnx"
+    model = net(TEXT, w=normal(4, 3, 32, 32))
+    onnx.save(model, str(path), save_as_external_data=True, location="weights.bin", size_threshold=0)
+    return path
+
+
+def test_external_data_is_loaded(external: Path, normal: Any) -> None:
+    weight = onnx.numpy_helper.to_array(load_model(external).graph.initializer[0])
+    np.testing.assert_array_equal(weight, normal(4, 3, 32, 32))
+
+
+def test_missing_external_data_is_an_error(external: Path) -> None:
+    (external.parent / "weights.bin").unlink()
+    text = refused(external)
+    assert "keeps its weights in files beside it and one is missing or cut" in text
+    assert f"copy them to '{external.parent}'" in text
+
+
+def test_external_data_that_is_cut_is_an_error(external: Path) -> None:
+    weights = external.parent / "weights.bin"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    assert "one is missing or cut" in refused(external)
+
+
+def test_a_quantised_model_is_refused_unless_it_is_wanted(net: Any, tmp_path: Path) -> None:
+    model = net(
+        "(float[4] x) => (float[4] y) {q = QuantizeLinear(x, s, z) y = DequantizeLinear(q, s, z)}",
+        s=np.float32(0.1),
+        z=np.int8(0),
+    )
+    path = tmp_path / "int8.onnx"
+    save_model(model, path)
+    text = refused(path)
+    assert "is quantised already: 2 nodes such as QuantizeLinear 'QuantizeLinear_0'; give the float model" in text
+    assert load_model(path, allow_quantized=True) == model
+
+
+def test_an_unknown_operator_is_named_with_its_node(net: Any, tmp_path: Path) -> None:
+    path = tmp_path / "odd.onnx"
+    save_model(net("(float[4] x) => (float[4] y) {y = Frobnicate(x)}"), path)
+    text = refused(path)
+    assert "operators that ONNX opset 13 does not define: ai.onnx::Frobnicate (node 'Frobnicate_0')" in text
+
+
+def test_an_operator_newer_than_the_opset_is_named(net: Any, tmp_path: Path) -> None:
+    path = tmp_path / "odd.onnx"
+    save_model(net("(float[4] x) => (float[4] y) {y = Mish(x)}", opset=11), path)
+    assert "ONNX opset 11 does not define: ai.onnx::Mish" in refused(path)
+
+
+def test_an_unknown_domain_is_named(net: Any, tmp_path: Path) -> None:
+    path = tmp_path / "odd.onnx"
+    save_model(net("(float[4] x) => (float[4] y) {y = acme.Relu(x)}", domain="acme"), path)
+    assert "acme::Relu (node 'Relu_0')" in refused(path)
+
+
+def test_a_function_that_the_model_brings_along_is_known(tmp_path: Path) -> None:
+    text = """
+    <ir_version: 8, opset_import: ["" : 13, "acme" : 1]>
+    net (float[4] x) => (float[4] y) { y = acme.Twice(x) }
+    <domain: "acme", opset_import: ["" : 13]>
+    Twice (a) => (b) { b = Add(a, a) }
+    """
+    path = tmp_path / "function.onnx"
+    save_model(onnx.parser.parse_model(text), path)
+    assert load_model(path).functions[0].name == "Twice"
+
+
+def test_what_is_written_has_the_pinned_ir_version_and_inferred_shapes(model: onnx.ModelProto) -> None:
+    model.ir_version = 7
+    del model.graph.output[0].type.tensor_type.shape.dim[:]
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    written = to_model(to_graph(model))
+    assert written.ir_version == IR_VERSION
+    assert written.producer_name == "trtdet"
+    assert [dim.dim_value for dim in written.graph.output[0].type.tensor_type.shape.dim] == [1, 4, 8, 8]
+
+
+def test_a_graph_that_breaks_a_rule_of_onnx_is_an_error(net: Any) -> None:
+    graph = to_graph(net("(float[4] x) => (float[4] y) {y = Relu(x)}"))
+    graph.nodes[0].inputs.append(graph.nodes[0].inputs[0])
+    with pytest.raises(ModelError, match="the rewritten graph is not valid ONNX"):
+        to_model(graph)

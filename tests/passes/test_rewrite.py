@@ -1,0 +1,126 @@
+"""All passes together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from trtdet import detections
+from trtdet.config import load_config
+from trtdet.errors import ModelError
+from trtdet.passes import PASSES, Options, load_model, rewrite
+
+# A detector small enough to read: 64 cells of 8 channels at stride 8.
+TEXT = """(float[N,3,64,64] x) => (float[N,64,8] raw) {
+    i = Identity(x)
+    c = Conv<strides = [8,8]>(i, w)
+    n = BatchNormalization(c, scale, shift, mean, variance)
+    r = Reshape(n, shape)
+    raw = Transpose<perm = [0,2,1]>(r) }"""
+
+
+@pytest.fixture
+def detector(net: Any, normal: Any) -> onnx.ModelProto:
+    ones = np.ones(8, np.float32)
+    return net(
+        TEXT,
+        opset=11,
+        named=False,
+        w=normal(8, 3, 8, 8, scale=0.1),
+        scale=ones,
+        shift=0 * ones,
+        mean=0 * ones,
+        variance=ones,
+        shape=np.array([0, 8, -1]),
+    )
+
+
+@pytest.fixture
+def config(configure: Any) -> Any:
+    return configure("yolox", (64, 64), strides=[8], scores="logits", nms={"max_detections": 20})
+
+
+def test_the_order_of_the_passes_is_fixed() -> None:
+    assert [one.__name__.rpartition(".")[2] for one in PASSES] == ["clean", "batchnorm", "opset", "decode", "nms"]
+
+
+@pytest.mark.parametrize("where", ["native", "host"])
+@pytest.mark.parametrize("batch", [None, 2])
+def test_all_passes_keep_the_meaning_and_do_not_change_the_model_given(
+    run: Any, normal: Any, detector: onnx.ModelProto, config: Any, where: Any, batch: int | None
+) -> None:
+    before = detector.SerializeToString()
+    rewritten = rewrite(detector, Options(config, where, batch))
+    assert detector.SerializeToString() == before
+    assert {name: result.count for name, result in rewritten.results.items()} == {
+        "clean": 1,
+        "batchnorm": 1,
+        "opset": 1,
+        "decode": 1,
+        "nms": int(where == "native"),
+    }
+    names = [node.name for node in rewritten.model.graph.node]
+    assert all(names) and len(set(names)) == len(names)
+    x = normal(2, 3, 64, 64)
+    raw = run(detector, x=x)
+    boxes, scores = detections.decode(raw, config)
+    got = run(rewritten.model, x=x)
+    if where == "host":
+        np.testing.assert_allclose(got["boxes"], boxes, rtol=1e-4, atol=1e-3)
+        np.testing.assert_allclose(got["scores"], scores, rtol=1e-4, atol=1e-6)
+    else:
+        expected = detections.non_max_suppression(boxes, scores, config.nms)
+        np.testing.assert_array_equal(got["num_dets"], expected.num_dets)
+        np.testing.assert_allclose(got["scores"], expected.scores, rtol=1e-4, atol=1e-6)
+
+
+def test_rewriting_twice_gives_the_same_bytes(detector: onnx.ModelProto, config: Any) -> None:
+    first, second = (rewrite(detector, Options(config, "native")).model for _ in range(2))
+    assert first.SerializeToString(deterministic=True) == second.SerializeToString(deterministic=True)
+
+
+def test_a_dynamic_number_of_boxes_is_an_error_that_says_so(net: Any, configure: Any) -> None:
+    text = """(float[1,3,8,8] x) => (float[1,M,8] y) {
+        f = Flatten(x) n = NonZero(f) t = Transpose<perm = [1,0]>(n) c = Cast<to = 1>(t)
+        e = Unsqueeze(c, zero) y = Tile(e, four) }"""
+    model = net(text, zero=np.array([0]), four=np.array([1, 1, 4]))
+    with pytest.raises(ModelError, match="the number of boxes is not fixed"):
+        rewrite(model, Options(configure("yolov5"), "native"))
+
+
+def test_native_takes_the_number_of_boxes_from_the_grid_where_the_model_leaves_it_open(
+    detector: onnx.ModelProto, config: Any
+) -> None:
+    output = detector.graph.output[0].type.tensor_type.shape.dim[1]
+    output.Clear()
+    output.dim_param = "M"
+    detector.graph.initializer.remove(next(one for one in detector.graph.initializer if one.name == "shape"))
+    detector.graph.node.insert(0, onnx.helper.make_node("Reshape", ["flat", "sizes"], ["shape"]))
+    for name, value in {"flat": np.array([[0, 8, -1]]), "sizes": np.array([3])}.items():
+        detector.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    rewritten = rewrite(detector, Options(config, "native", 1)).model
+    assert [dim.dim_value for dim in rewritten.graph.output[1].type.tensor_type.shape.dim] == [1, 20, 4]
+
+
+def test_the_real_models_mean_the_same_before_and_after(shared_data: Path, run: Any) -> None:
+    image = np.random.default_rng(0).uniform(0, 255, (1, 3, 416, 416)).astype(np.float32)
+    path, config = shared_data / "models" / "yolox_nano.onnx", load_config("yolox")
+    model = load_model(path)
+    got = run(rewrite(model, Options(config)).model, images=image)
+    boxes, scores = detections.decode(run(model, images=image), config)
+    np.testing.assert_allclose(got["boxes"], boxes, rtol=1e-3, atol=1e-2)
+    np.testing.assert_allclose(got["scores"], scores, rtol=1e-3, atol=1e-5)
+
+
+def test_the_real_dfl_model_means_the_same_before_and_after(shared_data: Path, run: Any) -> None:
+    image = np.random.default_rng(0).normal(0, 1, (1, 3, 416, 416)).astype(np.float32)
+    model, config = load_model(shared_data / "models" / "picodet_s.onnx"), load_config("dfl")
+    name = model.graph.input[0].name
+    got = run(rewrite(model, Options(config, batch=1)).model, **{name: image})
+    boxes, scores = detections.decode(run(model, **{name: image}), config)
+    np.testing.assert_allclose(got["boxes"], boxes, rtol=1e-3, atol=1e-2)
+    np.testing.assert_allclose(got["scores"], scores, rtol=1e-3, atol=1e-5)

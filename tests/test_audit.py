@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+from trtdet.audit import Audit, Departure, Layer, audit, parse_layers
+from trtdet.backends import Backend, BuildRequest, Built, choose
+from trtdet.calibration import Range, Ranges
+from trtdet.errors import BackendError, BundleError
+from trtdet.quantize import Entry, Placement, PrecisionPlan, insert_qdq, place
+
+NET = """<ir_version: 8, opset_import: ["" : 13]>
+net (float[1,16,32,32] x) => (float[1,16,32,32] y) {
+    a = Conv<pads = [1,1,1,1]>(x, w1, b1) s = Sigmoid(a) c = Mul(a, s)
+    d = Conv<pads = [1,1,1,1]>(c, w2, b2) e = Relu(d) y = Conv(e, w3, b3) }"""
+NAMES = ("Conv_0", "Conv_3", "Conv_5")
+
+
+def float_model() -> onnx.ModelProto:
+    model = onnx.parser.parse_model(NET)
+    rng = np.random.default_rng(0)
+    shapes = {"w1": (16, 16, 3, 3), "w2": (16, 16, 3, 3), "w3": (16, 16, 1, 1), "b1": (16,), "b2": (16,), "b3": (16,)}
+    for name, shape in shapes.items():
+        value = rng.normal(0, 0.1, shape).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    for index, node in enumerate(model.graph.node):
+        node.name = f"{node.op_type}_{index}"
+    return onnx.shape_inference.infer_shapes(model)
+
+
+def int8_model() -> tuple[onnx.ModelProto, Placement]:
+    model = float_model()
+    placement = place(model)
+    tensors = {name: Range(4.0, -4.0, 4.0) for name in placement.activations}
+    return insert_qdq(model, placement, Ranges("minmax", None, tensors, "", 1, "")), placement
+
+
+def plan(precision: Any) -> PrecisionPlan:
+    return PrecisionPlan({name: Entry(precision, "test") for name in NAMES})
+
+
+@pytest.fixture(scope="module")
+def rtx() -> Backend:
+    pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install 'trtdet[rtx]'")
+    return choose("tensorrt-rtx")
+
+
+@pytest.fixture(scope="module")
+def built_int8(rtx: Backend) -> Built:
+    return rtx.build(BuildRequest(int8_model()[0], sms=(86,)))
+
+
+@pytest.fixture(scope="module")
+def built_fp32(rtx: Backend) -> Built:
+    return rtx.build(BuildRequest(float_model(), sms=(86,)))
+
+
+# With a real builder
+
+
+@pytest.mark.tensorrt
+def test_every_layer_of_a_built_engine_is_read_with_its_types(built_int8: Built) -> None:
+    layers = parse_layers(built_int8.log)
+    listed = [line for line in "\n".join(built_int8.log).splitlines() if line.lstrip().startswith("Name: ")]
+    assert len(layers) == len([line for line in listed if "LayerType: " in line]) > 3
+    convolutions = [layer for layer in layers if set(layer.onnx) & set(NAMES) and layer.input == "Int8"]
+    assert {layer.weights for layer in convolutions if layer.type != "kgen"} == {"Int8"}
+    assert set(NAMES) <= {name for layer in layers for name in layer.onnx}
+    assert all(layer.name and layer.type for layer in layers)
+
+
+@pytest.mark.tensorrt
+def test_an_int8_engine_runs_its_convolutions_in_int8(built_int8: Built) -> None:
+    found = audit(built_int8, int8_model()[1].plan)
+    assert (found.int8, found.fp16, found.fp32) == (3, 0, 0)
+    assert found.departures == () and found.warnings == ()
+
+
+@pytest.mark.tensorrt
+def test_a_float_engine_runs_its_convolutions_in_float(built_fp32: Built) -> None:
+    found = audit(built_fp32, plan("fp32"))
+    assert (found.int8, found.fp16, found.fp32) == (0, 0, 3)
+    assert found.departures == ()
+
+
+@pytest.mark.tensorrt
+def test_a_plan_that_the_engine_does_not_keep_gives_departures(built_fp32: Built) -> None:
+    mixed = PrecisionPlan({**plan("int8").entries, "Conv_3": Entry("fp32", "test")})
+    found = audit(built_fp32, mixed)
+    assert [(one.name, one.planned, one.got) for one in found.departures] == [
+        ("Conv_0", "int8", "fp32"),
+        ("Conv_5", "int8", "fp32"),
+    ]
+    assert all(one.reason.startswith("the builder chose a kernel of type ") for one in found.departures)
+    assert found.warnings[0] == "'Conv_0' was planned as int8 and runs in fp32"
+
+
+@pytest.mark.tensorrt
+def test_compute_capability_75_takes_int8_from_every_convolution(rtx: Backend) -> None:
+    model, placement = int8_model()
+    found = audit(rtx.build(BuildRequest(model, sms=(75, 86))), placement.plan)
+    assert found.int8 == 0
+    assert {one.name for one in found.departures} == set(NAMES)
+    assert 75 in rtx.capabilities.sms_without_int8
+
+
+@pytest.mark.tensorrt
+def test_a_planned_convolution_that_is_not_in_the_engine_is_an_error(built_fp32: Built) -> None:
+    absent = PrecisionPlan({**plan("fp32").entries, "Conv_9": Entry("fp32", "test")})
+    with pytest.raises(BackendError, match="no layer for 1 planned convolutions, the first is 'Conv_9'"):
+        audit(built_fp32, absent)
+
+
+# With lines as the builder writes them
+
+
+def line(name: str, kind: str, inputs: str, constants: str, outputs: str, *nodes: str, separator: str = "\x1f") -> str:
+    def typed(kind: str) -> str:
+        shape = "Dimensions: [1,16,32,32], Strides: [16384,1,512,16], StrideOrder: [3,0,2,1]"
+        return f" {{ Name: t, {shape}, Datatype: {kind}, Format: (NHWC) Channel major format }}" if kind else ""
+
+    metadata = separator.join(f"[ONNX Layer: {node}]" for node in nodes)
+    return (
+        f"Name: {name}, LayerType: {kind}, Inputs: [{typed(inputs)}], Constants: [{typed(constants)}], "
+        f"Outputs: [{typed(outputs)}], TacticName: tactic, StreamId: 0, Metadata: {metadata}"
+    )
+
+
+def built(*lines: str) -> Built:
+    return Built(b"", (86,), lines, 0.0)
+
+
+@pytest.mark.parametrize("separator", ["\x1f", "\x1e", ""])
+def test_a_line_becomes_a_layer_and_other_messages_do_not(separator: str) -> None:
+    text = line("conv", "conv", "Int8", "Int8", "Float", "Conv_0", "Q_1", separator=separator)
+    log = ["Parsing ONNX", f"Layers:\n{text}", "Name: odd"]
+    assert parse_layers(log) == (Layer("conv", "conv", "Int8", "Int8", "Float", ("Conv_0", "Q_1")),)
+
+
+def test_a_layer_without_inputs_or_constants_has_empty_types() -> None:
+    assert parse_layers([line("a", "constant", "", "", "Half")]) == (Layer("a", "constant", "", "", "Half", ()),)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_pointwise_kernel_beside_a_convolution_does_not_speak_for_it(order: int) -> None:
+    lines = [
+        line("pointwise", "kgen", "Float", "Float", "Int8", "Conv_0", "Sigmoid_1"),
+        line("conv", "cutlass", "Int8", "Int8", "Float", "Conv_0"),
+    ]
+    found = audit(built(*lines[::order]), PrecisionPlan({"Conv_0": Entry("int8", "")}))
+    assert (found.int8, found.fp32) == (1, 0)
+
+
+def test_a_half_convolution_counts_as_fp16() -> None:
+    planned = PrecisionPlan({"Conv_0": Entry("fp16", "")})
+    found = audit(built(line("c", "conv", "Half", "Half", "Half", "Conv_0")), planned)
+    assert (found.int8, found.fp16, found.fp32, found.departures) == (0, 1, 0, ())
+
+
+def test_a_log_without_layers_is_an_error() -> None:
+    with pytest.raises(BackendError, match="the builder listed no layers; is the logger at VERBOSE"):
+        audit(built("nothing here"), plan("int8"))
+
+
+# As a file
+
+AUDIT = Audit(
+    1,
+    0,
+    1,
+    (Layer("a", "conv", "Int8", "Int8", "Float", ("Conv_0",)), Layer("b", "conv", "Float", "", "Float", ())),
+    (Departure("Conv_3", "int8", "fp32", "why"),),
+    ("look",),
+)
+
+
+def test_an_audit_survives_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "audit.json"
+    path.write_text(AUDIT.to_json())
+    assert Audit.load(path) == AUDIT
+
+
+def test_an_audit_as_plain_values_has_the_keys_of_the_contract() -> None:
+    data = AUDIT.as_dict()
+    assert {"int8", "fp16", "fp32", "layers", "warnings"} <= set(data)
+    assert set(data["layers"][0]) == {"name", "type", "input", "weights", "output", "onnx"}
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 1}', '{"schema": 1, "layers": [3]}'])
+def test_what_is_not_an_audit_is_an_error(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "audit.json"
+    path.write_text(text)
+    with pytest.raises(BundleError, match="cannot be read .*; build the bundle again"):
+        Audit.load(path)
+
+
+def test_an_audit_of_another_schema_or_none_at_all_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "audit.json"
+    path.write_text(AUDIT.to_json().replace('"schema": 1', '"schema": 2'))
+    with pytest.raises(BundleError, match="was written by another version of trtdet"):
+        Audit.load(path)
+    with pytest.raises(BundleError, match="cannot be read"):
+        Audit.load(tmp_path / "absent.json")

@@ -1,0 +1,321 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from trtdet.config import COCO_CLASSES, Config, load_config, shipped
+from trtdet.errors import ConfigError
+
+PLAIN = """\
+name: mine
+classes: [cat, dog]
+input:
+  size: [64, 96]
+head:
+  decode: yolox
+"""
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Any:
+    def write(text: str, name: str = "mine.yaml") -> Path:
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+def changed(**sections: Any) -> str:
+    """PLAIN with keys added or replaced: ``changed(input={"std": [1, 1, 0]}, name=3)``."""
+    data = yaml.safe_load(PLAIN)
+    for key, value in sections.items():
+        data[key] = {**data[key], **value} if isinstance(value, dict) and isinstance(data.get(key), dict) else value
+    return str(yaml.safe_dump(data))
+
+
+def message(path: Path | str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+# What is right
+
+
+@pytest.mark.parametrize("name", sorted(shipped("configs")))
+def test_every_shipped_configuration_loads_by_name_and_by_path(name: str) -> None:
+    by_name = load_config(name)
+    assert by_name == load_config(shipped("configs")[name])
+    assert by_name.name == name
+    assert len(by_name.classes) in (10, 80)
+
+
+def test_the_shipped_families_are_there() -> None:
+    assert {"yolox", "yolov5", "yolov8", "dfl", "shapes"} <= set(shipped("configs"))
+
+
+def test_the_coco_classes_are_80_distinct_names() -> None:
+    assert len(COCO_CLASSES) == len(set(COCO_CLASSES)) == 80
+    assert load_config("yolox").classes == COCO_CLASSES
+
+
+def test_a_users_own_model_needs_under_25_lines(write: Any) -> None:
+    assert len(PLAIN.splitlines()) < 25
+    config = load_config(write(PLAIN))
+    assert config.classes == ("cat", "dog")
+    assert (config.input.height, config.input.width) == (64, 96)
+    assert config.nms.score_threshold == 0.001
+
+
+def test_whole_numbers_are_taken_where_floats_are_meant(write: Any) -> None:
+    config = load_config(write(changed(input={"mean": [0, 1, 2], "std": [1, 2, 3], "scale": 2})))
+    assert config.input.mean == (0.0, 1.0, 2.0)
+    assert config.input.scale == 2.0
+
+
+def test_a_configuration_cannot_be_changed_after_loading() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        load_config("yolox").name = "other"  # type: ignore[misc]
+
+
+# extends
+
+
+def test_extends_gives_only_what_differs(write: Any) -> None:
+    config = load_config(write("extends: yolox\nname: mine\ninput:\n  size: [640, 640]\n"))
+    base = load_config("yolox")
+    assert config.input.size == (640, 640)
+    assert config.input.color == base.input.color == "bgr"
+    assert (config.head, config.nms, config.classes) == (base.head, base.nms, base.classes)
+
+
+def test_extends_can_be_chained_and_lists_are_replaced_whole(write: Any) -> None:
+    write("extends: shapes\nname: middle\nhead:\n  strides: [8, 16]\n", "middle.yaml")
+    last = write("extends: middle.yaml\nname: last\nclasses: [one]\n", "last.yaml")
+    config = load_config(last)
+    assert (config.name, config.classes, config.head.strides) == ("last", ("one",), (8, 16))
+    assert config.input.size == (256, 256)
+
+
+def test_extends_finds_a_file_beside_the_one_that_names_it(write: Any, tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    write(PLAIN, "sub/base.yaml")
+    inner = write("extends: base.yaml\nname: inner\n", "sub/inner.yaml")
+    outer = write("extends: sub/inner.yaml\nname: outer\n", "outer.yaml")
+    assert load_config(inner).classes == ("cat", "dog")
+    assert load_config(outer).name == "outer"
+
+
+@pytest.mark.parametrize("other", ["a.yaml", "b.yaml"])
+def test_extends_in_a_circle_is_an_error(write: Any, other: str) -> None:
+    write("extends: a.yaml\n", "b.yaml")
+    text = message(write(f"extends: {other}\n", "a.yaml"))
+    assert "circle" in text and "yolox" in text
+
+
+def test_extends_an_unknown_name_suggests_the_nearest(write: Any) -> None:
+    text = message(write("extends: yolx\n"))
+    assert "'yolx'" in text and "did you mean 'yolox'" in text
+
+
+def test_extends_must_be_a_name(write: Any) -> None:
+    assert "'extends' must be a name or a file, got ['yolox']" in message(write("extends: [yolox]\n"))
+
+
+# Files
+
+
+def test_a_missing_file_lists_the_shipped_names_and_suggests_one() -> None:
+    text = message("yolov55")
+    assert "neither a file nor a shipped name" in text
+    assert "shipped: dfl, shapes, yolov5, yolov8, yolox" in text
+    assert "did you mean 'yolov5'" in text
+
+
+def test_a_folder_is_an_error(tmp_path: Path) -> None:
+    assert "cannot be read" in message(tmp_path)
+
+
+def test_bytes_that_are_not_text_are_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_bytes(b"\xff\xfe\x80abc")
+    assert "cannot be read" in message(path)
+
+
+@pytest.mark.parametrize("text", ["a: [1", "a: b: c", "\t- x", "a: !!python/object/apply:os.getcwd []"])
+def test_text_that_is_not_yaml_is_an_error(write: Any, text: str) -> None:
+    assert "is not YAML" in message(write(text))
+
+
+@pytest.mark.parametrize(("text", "kind"), [("- a\n- b", "list"), ("hello", "str"), ("", "NoneType"), ("7", "int")])
+def test_yaml_that_is_no_mapping_says_what_it_is(write: Any, text: str, kind: str) -> None:
+    assert f"must be a mapping of keys, got {kind}" in message(write(text))
+
+
+# Keys
+
+
+@pytest.mark.parametrize(
+    ("section", "wrong", "right"),
+    [
+        ("", "clases", "classes"),
+        ("input.", "interpolatoin", "interpolation"),
+        ("head.", "decoed", "decode"),
+        ("nms.", "score_treshold", "score_threshold"),
+    ],
+)
+def test_a_misspelt_key_is_named_with_its_path_and_the_nearest_key(
+    write: Any, section: str, wrong: str, right: str
+) -> None:
+    change = {section.rstrip("."): {wrong: 1}} if section else {wrong: 1}
+    text = message(write(changed(**change)))
+    assert f"unknown key '{section}{wrong}', did you mean '{right}'?; allowed here:" in text
+    assert right in text.partition("allowed here:")[2]
+
+
+def test_a_key_that_is_not_text_is_an_error(write: Any) -> None:
+    assert "keys should be strings" in message(write(PLAIN + "5: 6\n"))
+
+
+@pytest.mark.parametrize(
+    ("key", "dropped"),
+    [("name", "name: mine\n"), ("input.size", "  size: [64, 96]\n"), ("head.decode", "  decode: yolox\n")],
+)
+def test_a_missing_key_is_named(write: Any, key: str, dropped: str) -> None:
+    text = PLAIN.replace(dropped, "  {}\n" if dropped.startswith("  ") else "")
+    assert f"key '{key}' is missing" in message(write(text))
+
+
+def test_every_problem_is_told_at_once(write: Any) -> None:
+    text = message(write("name: mine\nclasses: [a]\ninput: {siez: [1, 1]}\nhead: {}\n"))
+    assert "(and 2 more: " in text
+    assert all(part in text for part in ("'input.siez'", "'input.size' is missing", "'head.decode' is missing"))
+
+
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        ({"name": 7}, "name"),
+        ({"classes": "coconut"}, "classes"),
+        ({"classes": [1, 2]}, "classes.0"),
+        ({"classes": ["yes", True]}, "classes.1"),
+        ({"input": None}, "input"),
+        ({"input": [1]}, "input"),
+        ({"input": {"size": 640}}, "input.size"),
+        ({"input": {"size": [64.0, 64]}}, "input.size.0"),
+        ({"input": {"size": [64, "64"]}}, "input.size.1"),
+        ({"input": {"size": [64, 0]}}, "input.size.1"),
+        ({"input": {"size": [-64, 64]}}, "input.size.0"),
+        ({"input": {"size": [64, 64, 3]}}, "input.size"),
+        ({"input": {"resize": "letterbox"}}, "input.resize"),
+        ({"input": {"color": "RGB"}}, "input.color"),
+        ({"input": {"pad_value": 256}}, "input.pad_value"),
+        ({"input": {"pad_value": -1}}, "input.pad_value"),
+        ({"input": {"pad_value": True}}, "input.pad_value"),
+        ({"input": {"scale": 0}}, "input.scale"),
+        ({"input": {"scale": "1/255"}}, "input.scale"),
+        ({"input": {"scale": math.nan}}, "input.scale"),
+        ({"input": {"scale": math.inf}}, "input.scale"),
+        ({"input": {"mean": [0, math.nan, 0]}}, "input.mean.1"),
+        ({"input": {"std": [1, 1, -math.inf]}}, "input.std.2"),
+        ({"input": {"std": [1, 1, 0]}}, "input.std"),
+        ({"input": {"std": [1, -1, 1]}}, "input.std"),
+        ({"head": {"decode": "yolo"}}, "head.decode"),
+        ({"head": {"strides": [8, 0]}}, "head.strides.1"),
+        ({"head": {"strides": []}}, "head.strides"),
+        ({"head": {"strides": 8}}, "head.strides"),
+        ({"head": {"bins": 1}}, "head.bins"),
+        ({"head": {"cell_offset": 1.5}}, "head.cell_offset"),
+        ({"head": {"cell_offset": math.nan}}, "head.cell_offset"),
+        ({"head": {"outputs": "output"}}, "head.outputs"),
+        ({"head": {"outputs": []}}, "head.outputs"),
+        ({"head": {"scores": "sigmoid"}}, "head.scores"),
+        ({"nms": {"score_threshold": 1.01}}, "nms.score_threshold"),
+        ({"nms": {"score_threshold": -0.1}}, "nms.score_threshold"),
+        ({"nms": {"score_threshold": math.nan}}, "nms.score_threshold"),
+        ({"nms": {"iou_threshold": 0}}, "nms.iou_threshold"),
+        ({"nms": {"iou_threshold": math.nan}}, "nms.iou_threshold"),
+        ({"nms": {"iou_threshold": math.inf}}, "nms.iou_threshold"),
+        ({"nms": {"max_detections": 0}}, "nms.max_detections"),
+        ({"nms": {"pre_nms_topk": 1.5}}, "nms.pre_nms_topk"),
+        ({"nms": {"class_agnostic": "yes please"}}, "nms.class_agnostic"),
+        ({"nms": {"candidates": "best"}}, "nms.candidates"),
+    ],
+)
+def test_a_value_of_the_wrong_type_or_range_is_named_by_its_path(write: Any, change: Any, path: str) -> None:
+    text = message(write(changed(**change)))
+    assert f"key '{path}'" in text
+    assert "got" in text
+
+
+@pytest.mark.parametrize(
+    ("change", "path"), [({"input": {"size": [64]}}, "input.size.1"), ({"input": {"mean": [0, 0]}}, "input.mean.2")]
+)
+def test_a_list_that_is_too_short_names_the_first_place_that_is_missing(write: Any, change: Any, path: str) -> None:
+    assert f"key '{path}' is missing" in message(write(changed(**change)))
+
+
+def test_an_empty_list_of_classes_is_an_error(write: Any) -> None:
+    assert "key 'classes': needs at least one class name" in message(write(changed(classes=[])))
+
+
+def test_classes_that_occur_twice_are_named(write: Any) -> None:
+    text = message(write(changed(classes=["dog", "cat", "dog", "cat", "cow"])))
+    assert "class names must be distinct, got twice: cat, dog" in text
+
+
+def test_a_size_that_is_no_multiple_of_a_stride_is_an_error_for_yolox_only(write: Any) -> None:
+    assert "input.size [64, 90] is not a multiple of stride 8" in message(write(changed(input={"size": [64, 90]})))
+    load_config(write(changed(input={"size": [64, 90]}, head={"decode": "dfl"})))
+
+
+def test_more_detections_than_candidates_is_an_error(write: Any) -> None:
+    text = message(write(changed(nms={"max_detections": 20, "pre_nms_topk": 10})))
+    assert "key 'nms': max_detections (20) must not exceed pre_nms_topk (10)" in text
+
+
+# with_nms
+
+
+def test_with_nms_replaces_what_is_given_and_keeps_the_rest() -> None:
+    config = load_config("yolox")
+    other = config.with_nms(score_threshold=0.5, max_detections=None, class_agnostic=False)
+    assert other.nms.score_threshold == 0.5
+    assert other.nms.max_detections == 300
+    assert other.nms.candidates == "best-class"
+    assert other.input == config.input
+    assert config.nms.score_threshold == 0.001
+
+
+def test_with_nms_without_changes_is_the_same_configuration() -> None:
+    config = load_config("dfl")
+    assert config.with_nms(score_threshold=None) is config
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"score_threshold": 2.0}, "options: key 'nms.score_threshold': input should be less than or equal to 1"),
+        ({"score_threshold": math.nan}, "key 'nms.score_threshold'"),
+        ({"iou_threshold": 0.0}, "key 'nms.iou_threshold'"),
+        ({"max_detections": -1}, "key 'nms.max_detections'"),
+        ({"max_detections": 4000}, "max_detections (4000) must not exceed pre_nms_topk (3000)"),
+        ({"topk": 4000}, "unknown key 'nms.topk'"),
+    ],
+)
+def test_with_nms_names_what_is_out_of_range(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config("yolov5").with_nms(**changes)
+    assert said in str(caught.value)
+
+
+def test_a_configuration_survives_json() -> None:
+    config = load_config("dfl")
+    assert Config.model_validate_json(config.model_dump_json()) == config
