@@ -124,7 +124,7 @@ def calibrate(model: Path, config: Config, options: CalibrationOptions, progress
     if options.images is None and options.histograms is None:
         raise ConfigError("calibration needs images: a folder or a list of file names with --images")
     source = load_model(model)
-    rewritten = rewrite(source, Options(config, batch=_frozen(source, None))).model
+    rewritten = rewrite(source, Options(config, batch=_frozen(source, config.input.name, None))).model
     return _calibrated(rewritten, _placement(rewritten), config, _selected(options), options, None, progress)
 
 
@@ -156,7 +156,7 @@ def build(
     where = _suppression(options.nms, backend)
     progress("rewriting the graph", 0, 1)
     source = load_model(model)
-    batch = _frozen(source, options.batch)
+    batch = _frozen(source, config.input.name, options.batch)
     rewritten = rewrite(source, Options(config, where, batch, caps.max_topk)).model
     _check_operators(rewritten, backend)
     placement = _placement(rewritten)
@@ -264,10 +264,10 @@ def _previous(output: Path) -> Bundle | None:
         return None
 
 
-def _frozen(model: onnx.ModelProto, asked: tuple[int, int, int] | None) -> int | None:
+def _frozen(model: onnx.ModelProto, name: str | None, asked: tuple[int, int, int] | None) -> int | None:
     """The batch to freeze a dynamic model to; None keeps the model's batch as it is."""
     initializers = {tensor.name for tensor in model.graph.initializer}
-    inputs = [tensor for tensor in model.graph.input if tensor.name not in initializers]
+    inputs = [tensor for tensor in model.graph.input if tensor.name not in initializers and name in (None, tensor.name)]
     if not inputs or not inputs[0].type.tensor_type.shape.dim:
         return None  # the passes say what is wrong with it
     fixed = int(inputs[0].type.tensor_type.shape.dim[0].dim_value)

@@ -195,3 +195,21 @@ def test_the_input_that_is_named_must_exist_and_be_the_only_one(net: Any, config
     model = net("(float[1,3,8,8] x, float[1] s) => (float[1,3,8,8] y) {y = Mul(x, s)}")
     with pytest.raises(ModelError, match=r"has inputs besides the image \(s\); export it with the image alone"):
         cleaned(model, configure(input_name="x"))
+
+
+def test_the_graph_is_cut_at_the_outputs_that_are_named(net: Any, run: Any, configure: Any) -> None:
+    model = net(
+        "(float[1,3,8,8] x, float[1] factor) => (float[1,3,8,8] y) "
+        "{ a = Neg(x) raw = Identity(a) b = Exp(raw) y = Mul(b, factor) }"
+    )
+    rewritten, _ = cleaned(model, configure(outputs=["raw"], input_name="x"))
+    assert [node.op_type for node in rewritten.graph.node if node.op_type in ("Exp", "Mul")] == []
+    assert [value.name for value in rewritten.graph.input] == ["x"]
+    assert [value.name for value in rewritten.graph.output] == ["raw"]
+    x = np.ones((1, 3, 8, 8), np.float32)
+    np.testing.assert_array_equal(run(rewritten, x=x)["raw"], -x)
+
+
+def test_a_named_output_that_is_missing_leaves_the_outputs_to_be_listed(net: Any, configure: Any) -> None:
+    kept, _ = cleaned(net(PLAIN), configure(outputs=["nowhere"]))
+    assert [value.name for value in kept.graph.output] == [value.name for value in net(PLAIN).graph.output]

@@ -167,16 +167,6 @@ def test_a_tensor_inside_the_model_may_have_the_name_of_a_result(
     np.testing.assert_allclose(given["boxes"], detections.decode([raw], config)[0], rtol=1e-6)
 
 
-def test_a_model_that_decodes_by_itself_is_cut_at_the_tensor_named(
-    net: Any, run: Any, configure: Any, normal: Any
-) -> None:
-    model = net("(float[1,7,10] x) => (float[1,7,10] y) { raw = Neg(x) y = Exp(raw) }")
-    config, x = configure("yolov8", SIZE, outputs=["raw"]), normal(1, 7, 10)
-    rewritten = decoded(model, config)
-    assert "Exp" not in [node.op_type for node in rewritten.graph.node]
-    np.testing.assert_allclose(run(rewritten, x=x)["boxes"], detections.decode([-x], config)[0], rtol=1e-6)
-
-
 # What does not fit
 
 

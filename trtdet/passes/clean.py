@@ -22,6 +22,7 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
         ModelError: the model's input does not fit the configuration, or a dimension other than the batch is dynamic.
     """
     before = len(graph.nodes)
+    _cut(graph, options.config.head.outputs)
     _check_input(graph, options)
     if options.batch is not None:
         _freeze_batch(graph, options.batch)
@@ -34,6 +35,18 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
         graph.fold_constants()
     graph.cleanup(remove_unused_graph_inputs=True).toposort()
     return PassResult(before - len(graph.nodes))
+
+
+def _cut(graph: gs.Graph, names: tuple[str, ...] | None) -> None:
+    """Makes the tensors that ``head.outputs`` names the outputs, so that no rewrite removes them and nothing after
+    them has to be understood. Names that the model lacks are left for the decode pass to explain."""
+    tensors = graph.tensors()
+    if names is None or any(name not in tensors for name in names):
+        return
+    graph.outputs = [tensors[name] for name in names]
+    for tensor in graph.outputs:
+        tensor.dtype = tensor.dtype or np.float32
+    graph.cleanup(remove_unused_graph_inputs=True)
 
 
 def network_input(graph: gs.Graph, name: str | None) -> gs.Variable:

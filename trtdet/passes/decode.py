@@ -27,10 +27,6 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
     """
     config = options.config
     raw = {tensor.name: tensor for tensor in graph.outputs}
-    if config.head.outputs is not None:
-        # Any tensor can be named: a model that goes on to decode by itself is cut there.
-        tensors = graph.tensors()
-        raw |= {name: tensors[name] for name in config.head.outputs if name in tensors}
     first, distances = match_outputs({name: _shape(tensor) for name, tensor in raw.items()}, config)
     write = Writer(graph, "trtdet/decode")
     for name, tensor in graph.tensors().items():
