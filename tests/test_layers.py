@@ -17,9 +17,9 @@ PACKAGE = Path(trtdet.__file__).resolve().parent
 LAYERS = {
     0: "errors config bundle progress",
     1: "images data metrics detections shapes",
-    2: "calibration passes quantize export zoo",
+    2: "calibration passes quantize exporter zoo",
     3: "backends",
-    4: "pipeline evaluate bench audit detector infer doctor",
+    4: "pipeline evaluation bench audit detector pictures doctor",
     5: "sensitivity sweep report demo",
     6: "cli __main__",
 }
@@ -70,7 +70,7 @@ def test_the_package_itself_imports_nothing_of_its_own_when_it_is_imported() -> 
 @pytest.mark.parametrize(
     ("vendors", "homes"),
     [
-        ({"torch", "torchvision"}, {"export", "zoo"}),
+        ({"torch", "torchvision"}, {"exporter", "zoo"}),
         ({"tensorrt", "tensorrt_rtx", "ctypes", "cuda", "pycuda"}, {"backends"}),
     ],
 )

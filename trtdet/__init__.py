@@ -19,25 +19,28 @@ if TYPE_CHECKING:
     from trtdet.data import CocoDataset
     from trtdet.detector import Detector
     from trtdet.errors import TrtdetError, TrtdetWarning
-    from trtdet.evaluate import evaluate
-    from trtdet.export import ExportOptions, export
+    from trtdet.evaluation import evaluate
+    from trtdet.exporter import ExportOptions, export
+    from trtdet.pictures import infer
     from trtdet.pipeline import BuildOptions, CalibrationOptions, build, calibrate
 
+# No module may be called like one of these names: importing it would put the module in the function's place.
 _HOMES = {
+    "BuildOptions": "pipeline",
     "Bundle": "bundle",
-    "Config": "config",
-    "load_config": "config",
+    "CalibrationOptions": "pipeline",
     "CocoDataset": "data",
+    "Config": "config",
     "Detector": "detector",
+    "ExportOptions": "exporter",
     "TrtdetError": "errors",
     "TrtdetWarning": "errors",
-    "evaluate": "evaluate",
-    "ExportOptions": "export",
-    "export": "export",
-    "BuildOptions": "pipeline",
-    "CalibrationOptions": "pipeline",
     "build": "pipeline",
     "calibrate": "pipeline",
+    "evaluate": "evaluation",
+    "export": "exporter",
+    "infer": "pictures",
+    "load_config": "config",
 }
 
 __all__ = [
@@ -55,6 +58,7 @@ __all__ = [
     "calibrate",
     "evaluate",
     "export",
+    "infer",
     "load_config",
 ]
 

@@ -202,7 +202,7 @@ def _export(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     from dataclasses import asdict
 
     from trtdet.config import load_config
-    from trtdet.export import ExportOptions, export
+    from trtdet.exporter import ExportOptions, export
 
     report = export(
         options.source,
@@ -305,7 +305,7 @@ def _summary(bundle: Bundle, options: argparse.Namespace, up_to_date: bool) -> s
 def _eval(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     from trtdet.data import CocoDataset
     from trtdet.detector import Detector
-    from trtdet.evaluate import evaluate
+    from trtdet.evaluation import evaluate
 
     config = _config(options) if options.config else None
     if config is None and any(value is not None for value in _nms_changes(options).values()):
@@ -343,7 +343,7 @@ def _say_audit(options: argparse.Namespace, found: Audit) -> None:
 
 def _infer(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     from trtdet.detector import Detector
-    from trtdet.infer import infer
+    from trtdet.pictures import infer
 
     detector = Detector.open(options.target, _config(options) if options.config else None)
     done = infer(

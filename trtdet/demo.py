@@ -13,8 +13,8 @@ from trtdet.calibration import RULES
 from trtdet.config import load_config
 from trtdet.data import CocoDataset
 from trtdet.detector import Detector
-from trtdet.evaluate import Evaluation, evaluate
-from trtdet.infer import Pictures, infer
+from trtdet.evaluation import Evaluation, evaluate
+from trtdet.pictures import Pictures, infer
 from trtdet.pipeline import HISTOGRAMS, BuildOptions, CalibrationOptions, Progress, build
 from trtdet.zoo import SHAPES_MODEL
 

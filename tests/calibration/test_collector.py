@@ -167,7 +167,7 @@ def test_rebinning_splits_no_count_and_reaches_just_over_the_largest_value(bins:
 def collection() -> Collection:
     rng = np.random.default_rng(5)
     histograms = {name: Histogram.of(rng.normal(0, 1, 500).astype(np.float32)) for name in ("images", "a/b:0", "ü")}
-    return Collection(histograms, "key", 3, "sha", ("bad.jpg",))
+    return Collection(histograms, "key", 3, "sha", "images", ("bad.jpg",))
 
 
 def test_a_collection_survives_its_file(collection: Collection, tmp_path: Path) -> None:
@@ -176,11 +176,12 @@ def test_a_collection_survives_its_file(collection: Collection, tmp_path: Path) 
     read = Collection.load(path)
     assert list(read.histograms) == list(collection.histograms)
     assert all(same(read.histograms[name], collection.histograms[name]) for name in read.histograms)
-    assert (read.key, read.images, read.images_sha256, read.skipped) == ("key", 3, "sha", ("bad.jpg",))
+    assert (read.key, read.images, read.images_sha256) == ("key", 3, "sha")
+    assert (read.source, read.skipped) == ("images", ("bad.jpg",))
 
 
 def test_a_collection_of_nothing_survives_its_file(tmp_path: Path) -> None:
-    Collection({}, "key", 1, "sha").save(tmp_path / "empty.npz")
+    Collection({}, "key", 1, "sha", "images").save(tmp_path / "empty.npz")
     assert Collection.load(tmp_path / "empty.npz").histograms == {}
 
 

@@ -17,7 +17,7 @@ from trtdet.errors import CalibrationError, ConfigError, OutputError, TrtdetWarn
 def collection() -> Collection:
     rng = np.random.default_rng(0)
     histograms = {name: Histogram.of(rng.normal(0, 1, 3000).astype(np.float32)) for name in ("images", "conv/out:0")}
-    return Collection(histograms, "key", 5, "sha")
+    return Collection(histograms, "key", 5, "sha", "images")
 
 
 @pytest.fixture
@@ -26,11 +26,12 @@ def ranges(collection: Collection) -> Ranges:
 
 
 @pytest.mark.parametrize("rule", sorted(RULES))
-def test_a_rule_is_applied_to_every_tensor(collection: Collection, rule: str) -> None:
+def test_a_rule_is_applied_to_every_activation_and_the_input_keeps_its_range(collection: Collection, rule: str) -> None:
     chosen = Ranges.choose(collection, rule)
     assert list(chosen.tensors) == ["images", "conv/out:0"]
     for name, histogram in collection.histograms.items():
-        assert chosen.tensors[name] == Range(RULES[rule](histogram), histogram.low, histogram.high)
+        amax = histogram.amax if name == "images" else RULES[rule](histogram)
+        assert chosen.tensors[name] == Range(amax, histogram.low, histogram.high)
     assert (chosen.rule, chosen.percent) == (rule, 99.99 if rule == "percentile" else None)
     assert (chosen.key, chosen.images, chosen.images_sha256) == ("key", 5, "sha")
 
@@ -38,7 +39,7 @@ def test_a_rule_is_applied_to_every_tensor(collection: Collection, rule: str) ->
 def test_the_percentile_asked_for_is_taken(collection: Collection) -> None:
     chosen = Ranges.choose(collection, "percentile", 90)
     assert chosen.percent == 90
-    assert chosen.tensors["images"].amax == percentile(collection.histograms["images"], 90)
+    assert chosen.tensors["conv/out:0"].amax == percentile(collection.histograms["conv/out:0"], 90)
 
 
 def test_the_scale_is_a_127th_of_the_range() -> None:
@@ -58,7 +59,7 @@ def test_tensors_of_nothing_but_zeros_get_1_and_are_counted_in_a_warning(rule: s
         "too": Histogram.of(np.zeros(3, np.float32)),
     }
     with pytest.warns(TrtdetWarning, match="2 activations are zero on all calibration images, the first is 'dead'"):
-        chosen = Ranges.choose(Collection(histograms, "", 1, ""), rule)
+        chosen = Ranges.choose(Collection(histograms, "", 1, "", "images"), rule)
     assert chosen.tensors["dead"] == chosen.tensors["too"] == Range(1.0, 0.0, 0.0)
 
 
@@ -66,7 +67,7 @@ def test_tensors_of_nothing_but_zeros_get_1_and_are_counted_in_a_warning(rule: s
 def test_a_tensor_too_small_for_a_float32_scale_counts_as_zero(rule: str) -> None:
     histograms = {"dead": Histogram.of(np.array([1e-45, 1e-41, 0], np.float32))}
     with pytest.warns(TrtdetWarning, match="zero"):
-        chosen = Ranges.choose(Collection(histograms, "", 1, ""), rule)
+        chosen = Ranges.choose(Collection(histograms, "", 1, "", "images"), rule)
     assert chosen.tensors["dead"].amax == 1.0
 
 

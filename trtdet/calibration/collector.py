@@ -138,6 +138,7 @@ class Collection:
         key: SHA-256 of what they were made from: graph, images and pre-processing.
         images: how many images went in.
         images_sha256: hash of their names and contents.
+        source: name of the network's input.
         skipped: names of images that could not be read.
     """
 
@@ -145,6 +146,7 @@ class Collection:
     key: str
     images: int
     images_sha256: str
+    source: str
     skipped: tuple[str, ...] = field(default=())
 
     def to_bytes(self) -> bytes:
@@ -155,6 +157,7 @@ class Collection:
             "key": self.key,
             "images": self.images,
             "images_sha256": self.images_sha256,
+            "source": self.source,
             "skipped": self.skipped,
             "tensors": names,
         }
@@ -195,7 +198,8 @@ class Collection:
                 name: Histogram(counts[i], int(exponents[i]), float(extremes[i, 0]), float(extremes[i, 1]))
                 for i, name in enumerate(meta["tensors"])
             }
-            return Collection(histograms, meta["key"], meta["images"], meta["images_sha256"], tuple(meta["skipped"]))
+            skipped = tuple(meta["skipped"])
+            return Collection(histograms, meta["key"], meta["images"], meta["images_sha256"], meta["source"], skipped)
         except FileNotFoundError:
             raise CalibrationError(f"'{path}' does not exist; make it with 'trtdet calibrate'") from None
         except _UNREADABLE as error:
@@ -293,7 +297,7 @@ def collect(
         raise CalibrationError("no calibration image could be read; give a folder of JPEG or PNG images with --images")
     stream.check_pixels()
     skipped = tuple(path.name for path, _ in stream.skipped)
-    return Collection({name: found[name] for name in tensors}, key, done, images_sha256, skipped)
+    return Collection({name: found[name] for name in tensors}, key, done, images_sha256, source, skipped)
 
 
 def _count(found: dict[str, Histogram], arrays: Mapping[str, NDArray[Any]], images: list[str]) -> None:

@@ -56,6 +56,10 @@ class Ranges:
     def choose(collection: Collection, rule: str, percent: float = 99.99) -> Ranges:
         """Applies a rule to every histogram of a collection.
 
+        The network's input keeps its whole range under every rule: pixels are bounded and spread over that range by
+        design, while the one grey level of a letterbox's border is a spike that misleads a rule about activations
+        (entropy then cuts the brighter half of every picture off).
+
         A tensor that was zero on every image, or so small that its scale is no normal float32, gets amax 1 and a
         warning: a scale must be over 0.
 
@@ -72,6 +76,7 @@ class Ranges:
                 amax = 1.0
             else:
                 amax = percentile(histogram, percent) if rule == "percentile" else RULES[rule](histogram)
+                amax = histogram.amax if name == collection.source else amax
             tensors[name] = Range(amax, histogram.low, histogram.high)
         if silent:
             warnings.warn(

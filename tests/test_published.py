@@ -1,0 +1,76 @@
+"""Published models on real images: the FP32 scores that are known, and INT8 engines of all of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trtdet import BuildOptions, CalibrationOptions, CocoDataset, Config, build, evaluate, load_config
+from trtdet.detector import Detector
+
+MODELS = {"yolox_nano": "yolox", "yolov5n": "yolov5", "picodet_s": "dfl"}
+
+KNOWN = [
+    ("yolox_nano", "all-classes", 0.2831, 0.4482),
+    ("yolox_nano", "best-class", 0.2788, 0.4411),
+    ("yolov5n", "all-classes", 0.2913, 0.4404),
+    ("yolov5n", "best-class", 0.2878, 0.4351),
+    ("picodet_s", "all-classes", 0.3385, 0.4819),
+    ("picodet_s", "best-class", 0.3280, 0.4686),
+]
+"""188 images of COCO val2017: mAP and AP50 at score 0.001, 3000 candidates, IoU 0.65, 300 detections."""
+
+
+def dataset(shared_data: Path, config: Config) -> CocoDataset:
+    coco = shared_data / "coco"
+    return CocoDataset.load(coco / "annotations" / "instances_val2017.json", coco / "val2017", config.classes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "candidates", "known", "known50"), KNOWN)
+def test_fp32_scores_are_reproduced(
+    shared_data: Path, name: str, candidates: str, known: float, known50: float
+) -> None:
+    config = load_config(MODELS[name]).with_nms(candidates=candidates)
+    detector = Detector.open(shared_data / "models" / f"{name}.onnx", config)
+    result = evaluate(detector, dataset(shared_data, config)).result
+    assert result.map == pytest.approx(known, abs=0.001)
+    assert result.map50 == pytest.approx(known50, abs=0.001)
+
+
+@pytest.mark.slow
+def test_native_suppression_scores_the_same(shared_data: Path) -> None:
+    config = load_config("yolox").with_nms(candidates="all-classes")
+    detector = Detector.open(shared_data / "models" / "yolox_nano.onnx", config, "native")
+    assert evaluate(detector, dataset(shared_data, config)).result.map == pytest.approx(0.2831, abs=0.001)
+
+
+@pytest.mark.slow
+@pytest.mark.tensorrt
+@pytest.mark.parametrize("name", MODELS)
+def test_every_convolution_of_a_published_model_runs_in_int8(shared_data: Path, tmp_path: Path, name: str) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: pip install 'trtdet[rtx]'")
+    calibration = CalibrationOptions(images=shared_data / "coco" / "train2017", num_images=8)
+    done = build(
+        shared_data / "models" / f"{name}.onnx",
+        load_config(MODELS[name]),
+        tmp_path / "bundle",
+        BuildOptions(calibration=calibration, sms=(86,)),
+    )
+    assert done.audit is not None
+    assert done.audit.departures == ()
+    assert (
+        done.audit.int8
+        == done.bundle.manifest.precision.int8
+        == {"yolov5n": 60, "yolox_nano": 113, "picodet_s": 133}[name]
+    )
+
+
+def test_the_pinned_list_names_the_calibration_images(shared_data: Path) -> None:
+    from trtdet.config import shipped
+    from trtdet.data import find_images
+
+    listed = find_images(shipped("calib")["coco-train2017-128"], shared_data / "coco" / "train2017")
+    assert listed == find_images(shared_data / "coco" / "train2017")
+    assert len(listed) == 128

@@ -1,0 +1,437 @@
+"""The YOLOX family (Ge et al. 2021, "YOLOX: Exceeding YOLO Series in 2021", arXiv:2107.08430) in torch.
+
+Module and attribute names are those of the published checkpoints, so that their state dicts load as they are. The
+backbone is CSPDarknet (Bochkovskiy et al. 2020, arXiv:2004.10934) with a focus stem, the neck a PAFPN (Liu et al.
+2018, arXiv:1803.01534), the head decoupled (arXiv:2107.08430, figure 2).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from trtdet.errors import ModelError
+
+STRIDES = (8, 16, 32)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What tells the members of the family apart."""
+
+    depth: float
+    """Times the number of bottlenecks in a stage."""
+    width: float
+    """Times the number of channels; 1.0 is 64 after the stem."""
+    depthwise: bool = False
+    """Depthwise separable convolutions in place of the 3x3 ones of backbone and neck."""
+    depthwise_head: bool = False
+    """The same in the head."""
+    input_size: int = 640
+    """Height and width in pixels of the published network's input."""
+
+
+VARIANTS: dict[str, Variant] = {
+    "nano": Variant(0.33, 0.25, depthwise=True, depthwise_head=True, input_size=416),
+    "tiny": Variant(0.33, 0.375, input_size=416),
+    "s": Variant(0.33, 0.50),
+    "m": Variant(0.67, 0.75),
+    "l": Variant(1.0, 1.0),
+    "x": Variant(1.33, 1.25),
+    "shapes": Variant(0.33, 0.125, depthwise_head=True, input_size=256),
+}
+
+
+class BaseConv(nn.Module):
+    """Convolution, batch normalisation, SiLU."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(inputs, outputs, kernel, stride, (kernel - 1) // 2, groups=groups, bias=False)
+        self.bn: nn.Module = nn.BatchNorm2d(outputs, eps=1e-3, momentum=0.03)
+        self.act = nn.SiLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.bn(self.conv(x)))  # type: ignore[no-any-return]
+
+
+class DWConv(nn.Module):
+    """A depthwise and a pointwise convolution, each with batch normalisation and SiLU."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1) -> None:
+        super().__init__()
+        self.dconv = BaseConv(inputs, inputs, kernel, stride, groups=inputs)
+        self.pconv = BaseConv(inputs, outputs, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.pconv(self.dconv(x))  # type: ignore[no-any-return]
+
+
+def _spatial(inputs: int, outputs: int, stride: int, depthwise: bool) -> nn.Module:
+    return DWConv(inputs, outputs, 3, stride) if depthwise else BaseConv(inputs, outputs, 3, stride)
+
+
+class Bottleneck(nn.Module):
+    """A 1x1 and a 3x3 convolution, with the input added where ``shortcut``."""
+
+    def __init__(self, channels: int, shortcut: bool, depthwise: bool) -> None:
+        super().__init__()
+        self.conv1 = BaseConv(channels, channels, 1)
+        self.conv2 = _spatial(channels, channels, 1, depthwise)
+        self.use_add = shortcut
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv2(self.conv1(x))
+        return y + x if self.use_add else y  # type: ignore[no-any-return]
+
+
+class CSPLayer(nn.Module):
+    """Cross stage partial layer: half of the channels go through the bottlenecks, half around them."""
+
+    def __init__(self, inputs: int, outputs: int, count: int, shortcut: bool, depthwise: bool) -> None:
+        super().__init__()
+        hidden = outputs // 2
+        self.conv1 = BaseConv(inputs, hidden, 1)
+        self.conv2 = BaseConv(inputs, hidden, 1)
+        self.conv3 = BaseConv(2 * hidden, outputs, 1)
+        self.m = nn.Sequential(*(Bottleneck(hidden, shortcut, depthwise) for _ in range(count)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        # Both 1x1 convolutions before the bottlenecks: load_by_position relies on the published order.
+        through, around = self.conv1(x), self.conv2(x)
+        return self.conv3(torch.cat((self.m(through), around), dim=1))  # type: ignore[no-any-return]
+
+
+class SPPBottleneck(nn.Module):
+    """Spatial pyramid pooling: the features beside their 5x5, 9x9 and 13x13 maxima."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        hidden = channels // 2
+        self.conv1 = BaseConv(channels, hidden, 1)
+        self.m = nn.ModuleList(nn.MaxPool2d(size, stride=1, padding=size // 2) for size in (5, 9, 13))
+        self.conv2 = BaseConv(4 * hidden, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv1(x)
+        return self.conv2(torch.cat([x, *(pool(x) for pool in self.m)], dim=1))  # type: ignore[no-any-return]
+
+
+class Focus(nn.Module):
+    """Every 2x2 block of pixels becomes one pixel of 12 channels, then a convolution."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.conv = BaseConv(12, outputs, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        corners = [x[..., row::2, column::2] for column in (0, 1) for row in (0, 1)]
+        return self.conv(torch.cat(corners, dim=1))  # type: ignore[no-any-return]
+
+
+class CSPDarknet(nn.Module):
+    """The backbone; gives the features of strides 8, 16 and 32."""
+
+    def __init__(self, variant: Variant) -> None:
+        super().__init__()
+        base = int(variant.width * 64)
+        count = max(round(variant.depth * 3), 1)
+        dw = variant.depthwise
+        self.stem = Focus(base)
+        self.dark2 = self._stage(base, count, dw)
+        self.dark3 = self._stage(base * 2, count * 3, dw)
+        self.dark4 = self._stage(base * 4, count * 3, dw)
+        self.dark5 = nn.Sequential(
+            _spatial(base * 8, base * 16, 2, dw),
+            SPPBottleneck(base * 16),
+            CSPLayer(base * 16, base * 16, count, shortcut=False, depthwise=dw),
+        )
+
+    @staticmethod
+    def _stage(inputs: int, count: int, depthwise: bool) -> nn.Sequential:
+        return nn.Sequential(
+            _spatial(inputs, inputs * 2, 2, depthwise),
+            CSPLayer(inputs * 2, inputs * 2, count, shortcut=True, depthwise=depthwise),
+        )
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        c3 = self.dark3(self.dark2(self.stem(x)))
+        c4 = self.dark4(c3)
+        return c3, c4, self.dark5(c4)
+
+
+class YOLOPAFPN(nn.Module):
+    """The backbone and the path aggregation neck; gives the features of strides 8, 16 and 32."""
+
+    def __init__(self, variant: Variant) -> None:
+        super().__init__()
+        c3, c4, c5 = (int(channels * variant.width) for channels in (256, 512, 1024))
+        count, dw = round(3 * variant.depth), variant.depthwise
+        self.backbone = CSPDarknet(variant)
+        self.upsample = nn.Upsample(scale_factor=2, mode="nearest")
+        self.lateral_conv0 = BaseConv(c5, c4, 1)
+        self.C3_p4 = CSPLayer(2 * c4, c4, count, shortcut=False, depthwise=dw)
+        self.reduce_conv1 = BaseConv(c4, c3, 1)
+        self.C3_p3 = CSPLayer(2 * c3, c3, count, shortcut=False, depthwise=dw)
+        self.bu_conv2 = _spatial(c3, c3, 2, dw)
+        self.C3_n3 = CSPLayer(2 * c3, c4, count, shortcut=False, depthwise=dw)
+        self.bu_conv1 = _spatial(c4, c4, 2, dw)
+        self.C3_n4 = CSPLayer(2 * c4, c5, count, shortcut=False, depthwise=dw)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        c3, c4, c5 = self.backbone(x)
+        top = self.lateral_conv0(c5)
+        middle = self.reduce_conv1(self.C3_p4(torch.cat((self.upsample(top), c4), dim=1)))
+        p3 = self.C3_p3(torch.cat((self.upsample(middle), c3), dim=1))
+        p4 = self.C3_n3(torch.cat((self.bu_conv2(p3), middle), dim=1))
+        p5 = self.C3_n4(torch.cat((self.bu_conv1(p4), top), dim=1))
+        return p3, p4, p5
+
+
+class YOLOXHead(nn.Module):
+    """The decoupled head: classes in one branch, box and objectness in the other."""
+
+    def __init__(self, num_classes: int, variant: Variant) -> None:
+        super().__init__()
+        hidden, dw = int(256 * variant.width), variant.depthwise_head
+        sources = [int(channels * variant.width) for channels in (256, 512, 1024)]
+        self.num_classes = num_classes
+        self.cls_convs = nn.ModuleList(self._branch(hidden, dw) for _ in sources)
+        self.reg_convs = nn.ModuleList(self._branch(hidden, dw) for _ in sources)
+        self.cls_preds = nn.ModuleList(nn.Conv2d(hidden, num_classes, 1) for _ in sources)
+        self.reg_preds = nn.ModuleList(nn.Conv2d(hidden, 4, 1) for _ in sources)
+        self.obj_preds = nn.ModuleList(nn.Conv2d(hidden, 1, 1) for _ in sources)
+        self.stems = nn.ModuleList(BaseConv(source, hidden, 1) for source in sources)
+
+    @staticmethod
+    def _branch(channels: int, depthwise: bool) -> nn.Sequential:
+        return nn.Sequential(*(_spatial(channels, channels, 1, depthwise) for _ in range(2)))
+
+    def forward(self, features: tuple[Tensor, ...]) -> Tensor:
+        levels = []
+        for k, feature in enumerate(features):
+            x = self.stems[k](feature)
+            scores = self.cls_preds[k](self.cls_convs[k](x))
+            boxes = self.reg_convs[k](x)
+            box, objectness = self.reg_preds[k](boxes), self.obj_preds[k](boxes)
+            if not self.training:
+                objectness, scores = objectness.sigmoid(), scores.sigmoid()
+            level = torch.cat((box, objectness, scores), dim=1)
+            # Whole numbers, so that an exported graph has one Reshape here and no arithmetic on shapes.
+            cells = int(level.shape[2]) * int(level.shape[3])
+            levels.append(level.reshape(-1, 5 + self.num_classes, cells))
+        return torch.cat(levels, dim=2).transpose(1, 2)
+
+
+class YOLOX(nn.Module):
+    """A YOLOX detector.
+
+    ``forward`` takes float32 (B, 3, H, W), H and W multiples of 32; the published weights expect BGR, 0..255, not
+    normalised. It gives float32 (B, N, 5 + C), the N cells of strides 8, 16 and 32 in that order, row by row: x and y
+    offset from the cell in strides, logarithm of width and height in strides, objectness, classes. The last two are
+    probabilities in evaluation and logits in training. Nothing is decoded.
+    """
+
+    def __init__(self, num_classes: int, variant: Variant) -> None:
+        super().__init__()
+        self.backbone = YOLOPAFPN(variant)
+        self.head = YOLOXHead(num_classes, variant)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.backbone(x))  # type: ignore[no-any-return]
+
+
+def build(variant: str, num_classes: int = 80) -> YOLOX:
+    """An untrained member of the family, in evaluation mode.
+
+    Args:
+        variant: a key of VARIANTS.
+        num_classes: 1 or more.
+
+    Raises:
+        ModelError: there is no such variant, or no class.
+    """
+    if variant not in VARIANTS:
+        raise ModelError(f"there is no YOLOX variant {variant!r}; allowed are {', '.join(VARIANTS)}")
+    if num_classes < 1:
+        raise ModelError(f"num_classes is {num_classes}, allowed is 1 or more")
+    model = YOLOX(num_classes, VARIANTS[variant])
+    for prediction in (*model.head.obj_preds, *model.head.cls_preds):
+        # Nearly every cell is background: starting at a probability of 0.01 keeps the first steps stable
+        # (Lin et al. 2017, arXiv:1708.02002, section 3.3).
+        nn.init.constant_(prediction.bias, -math.log((1 - 0.01) / 0.01))
+    return model.eval()
+
+
+def load_checkpoint(model: nn.Module, path: Path) -> None:
+    """Loads a state dict, bare or under the key ``model`` as YOLOX publishes it.
+
+    Only tensors, numbers and plain containers are unpickled; a file that would run code is refused.
+
+    Raises:
+        ModelError: the file is missing or is no checkpoint, or its keys or shapes are not the model's.
+    """
+    if not path.is_file():
+        raise ModelError(f"checkpoint '{path}' does not exist; check the path given with --weights")
+    try:
+        with torch.serialization.safe_globals(_numpy_scalars()):
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a file that is no checkpoint makes torch raise nearly anything
+        reason = str(error).strip().splitlines()
+        raise ModelError(
+            f"checkpoint '{path}' cannot be read as weights only: {reason[0] if reason else type(error).__name__}; "
+            "expected a state dict saved with torch.save, bare or under the key 'model'"
+        ) from None
+    state = content.get("model", content) if isinstance(content, dict) else content
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()) or not state:
+        raise ModelError(
+            f"checkpoint '{path}' holds no state dict; expected names and tensors, bare or under the key 'model'"
+        )
+    _load_state(model, state, path)
+
+
+def _numpy_scalars() -> list[Any]:
+    """What unpickling a NumPy float needs: YOLOX's trainer keeps its best AP as one beside the weights."""
+    scalar = np.float64(0).__reduce__()[0]
+    # The function's module was renamed in NumPy 2; a file has the name of the version that wrote it.
+    names = ("numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar")
+    return [*((scalar, name) for name in names), np.dtype, type(np.dtype(np.float64)), type(np.dtype(np.float32))]
+
+
+def _load_state(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:
+    own = model.state_dict()
+    # Checkpoints older than this counter are complete without it.
+    missing = [k for k in own if k not in state and not k.endswith("num_batches_tracked")]
+    unexpected = [k for k in state if k not in own]
+    shapes = [
+        f"{k} {tuple(state[k].shape)} for {tuple(own[k].shape)}"
+        for k in own
+        if k in state and state[k].shape != own[k].shape
+    ]
+    parts = [
+        f"{len(found)} {what} ({', '.join(found[:3])}{', ...' if len(found) > 3 else ''})"
+        for what, found in (("missing", missing), ("unexpected", unexpected), ("of another shape", shapes))
+        if found
+    ]
+    if parts:
+        raise ModelError(
+            f"checkpoint '{path}' does not fit the model: keys {'; '.join(parts)}; "
+            "choose the variant and the number of classes it was trained with"
+        )
+    model.load_state_dict(state, strict=False)
+
+
+def fuse_batch_norm(model: nn.Module) -> None:
+    """Folds the batch normalisation of every BaseConv into its convolution, in place. The model must be in evaluation
+    mode; its output stays the same but for rounding. Folding twice is folding once.
+
+    Raises:
+        ModelError: the model is in training mode.
+    """
+    if model.training:
+        raise ModelError("batch normalisation can only be folded in evaluation mode; call model.eval() first")
+    for module in model.modules():
+        if isinstance(module, BaseConv) and isinstance(module.bn, nn.BatchNorm2d):
+            module.conv = _folded(module.conv, module.bn)
+            module.bn = nn.Identity()
+
+
+def _folded(conv: nn.Conv2d, norm: nn.BatchNorm2d) -> nn.Conv2d:
+    mean, variance = norm.running_mean, norm.running_var
+    if mean is None or variance is None:
+        raise ModelError("a batch normalisation has no running statistics and cannot be folded")
+    fused = nn.Conv2d(
+        conv.in_channels,
+        conv.out_channels,
+        conv.kernel_size,  # type: ignore[arg-type]
+        conv.stride,  # type: ignore[arg-type]
+        conv.padding,  # type: ignore[arg-type]
+        groups=conv.groups,
+    )
+    with torch.no_grad():
+        # In float64, so that folding costs one rounding and no more.
+        scale = norm.weight.double() / (variance.double() + norm.eps).sqrt()
+        bias = conv.bias.double() if conv.bias is not None else torch.zeros_like(scale)
+        fused.weight.copy_(conv.weight.double() * scale[:, None, None, None])
+        assert fused.bias is not None
+        fused.bias.copy_((bias - mean.double()) * scale + norm.bias.double())
+    return fused.eval()
+
+
+def load_by_position(model: YOLOX, path: Path) -> None:
+    """Gives the weights and biases of an ONNX model's convolutions to a folded torch model.
+
+    Names are lost in most exports, order is not: the n-th Conv node of the graph is the n-th convolution that runs.
+
+    Args:
+        model: after ``fuse_batch_norm``.
+        path: an ONNX file whose Conv nodes have constant weights and biases.
+
+    Raises:
+        ModelError: the file cannot be read, or the number of convolutions or a shape differs; the model is
+            then left as it was.
+    """
+    convs = list(_execution_order(model))
+    found = _onnx_convs(path)
+    if len(found) != len(convs):
+        raise ModelError(f"'{path}' has {len(found)} convolutions, the model has {len(convs)}; choose its variant")
+    for index, ((name, conv), (weight, bias)) in enumerate(zip(convs, found, strict=True)):
+        if conv.bias is None:
+            raise ModelError(f"convolution {name} has no bias; call fuse_batch_norm before load_by_position")
+        if tuple(weight.shape) != tuple(conv.weight.shape) or tuple(bias.shape) != tuple(conv.bias.shape):
+            raise ModelError(
+                f"'{path}': convolution {index} has weights {tuple(weight.shape)}, expected "
+                f"{tuple(conv.weight.shape)} for {name}; choose the variant and number of classes it was made from"
+            )
+    with torch.no_grad():
+        for (_, conv), (weight, bias) in zip(convs, found, strict=True):
+            conv.weight.copy_(torch.from_numpy(weight))
+            assert conv.bias is not None
+            conv.bias.copy_(torch.from_numpy(bias))
+
+
+def _execution_order(model: nn.Module) -> Iterator[tuple[str, nn.Conv2d]]:
+    """The convolutions in the order in which they run on one image."""
+    ran: list[tuple[str, nn.Conv2d]] = []
+    hooks = [
+        module.register_forward_pre_hook(lambda _module, _inputs, item=(name, module): ran.append(item))
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Conv2d)
+    ]
+    try:
+        with torch.no_grad():
+            model(torch.zeros(1, 3, 64, 64))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return iter(ran)
+
+
+def _onnx_convs(path: Path) -> list[tuple[Any, Any]]:
+    import onnx
+
+    try:
+        graph = onnx.load(str(path)).graph
+    except Exception as error:  # a missing file, a damaged one and external data that is not there
+        reason = str(error).strip().splitlines()
+        raise ModelError(f"ONNX model '{path}' cannot be read: {reason[0] if reason else error!r}") from None
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
+            constants[node.output[0]] = node.attribute[0].t
+    convs = []
+    for node in graph.node:
+        if node.op_type != "Conv":
+            continue
+        if len(node.input) < 3 or any(name not in constants for name in node.input[1:3]):
+            raise ModelError(f"'{path}': Conv '{node.name}' has no constant weights and bias; fold it first")
+        weight, bias = (onnx.numpy_helper.to_array(constants[name]) for name in node.input[1:3])
+        convs.append((np.array(weight, np.float32), np.array(bias, np.float32)))
+    return convs
