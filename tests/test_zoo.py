@@ -17,7 +17,8 @@ from trtdet.images import preprocess, read_image
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'trtdet[export]'")
 
-from trtdet.zoo import SHAPES_MODEL, train_shapes, yolox  # noqa: E402  imports torch
+from trtdet.exporter import convert  # noqa: E402  imports torch
+from trtdet.zoo import SHAPES_MODEL, train_shapes, yolox  # noqa: E402
 
 torch.set_num_threads(1)  # the networks are small, and spinning threads are slow where cores are shared
 ZOO = SHAPES_MODEL.parent
