@@ -6,7 +6,9 @@ import json
 import struct
 import warnings
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,16 +70,20 @@ class Ranges:
         """
         if rule not in RULES:
             raise ConfigError(f"no calibration rule '{rule}'; allowed: {', '.join(RULES)}")
-        tensors: dict[str, Range] = {}
-        silent: list[str] = []
-        for name, histogram in collection.histograms.items():
-            if histogram.amax / 127.0 < _SMALLEST_SCALE:
-                silent.append(name)
-                amax = 1.0
-            else:
-                amax = percentile(histogram, percent) if rule == "percentile" else RULES[rule](histogram)
-                amax = histogram.amax if name == collection.source else amax
-            tensors[name] = Range(amax, histogram.low, histogram.high)
+        apply = partial(percentile, percent=percent) if rule == "percentile" else RULES[rule]
+        silent = [name for name, seen in collection.histograms.items() if seen.amax / 127.0 < _SMALLEST_SCALE]
+        ruled = {
+            name: seen
+            for name, seen in collection.histograms.items()
+            if name not in silent and name != collection.source
+        }
+        # NumPy computes outside the interpreter's lock, so that threads share the work.
+        with ThreadPoolExecutor() as pool:
+            amax = dict(zip(ruled, pool.map(apply, ruled.values()), strict=True))
+        tensors = {
+            name: Range(1.0 if name in silent else amax.get(name, seen.amax), seen.low, seen.high)
+            for name, seen in collection.histograms.items()
+        }
         if silent:
             warnings.warn(
                 f"{len(silent)} activations are zero on all calibration images, the first is '{silent[0]}': "

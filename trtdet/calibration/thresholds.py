@@ -19,7 +19,14 @@ LEVELS = 128
 """Magnitudes that symmetric INT8 distinguishes: 0 to 127."""
 
 KL_BINS = 2048
-_CANDIDATES = 100
+_KL_CANDIDATES = np.arange(LEVELS, KL_BINS + 1)
+_KL_EDGES = -(-(_KL_CANDIDATES[:, None] * np.arange(LEVELS + 1)[None, :]) // LEVELS)
+"""Row i: where each of the 128 levels begins when the first ``_KL_CANDIDATES[i]`` bins are kept."""
+
+_LOG_SIZES = np.log(np.maximum(np.arange(KL_BINS // LEVELS + 2), 1))
+_TINY = float(np.finfo(np.float64).tiny)
+
+_MSE_CANDIDATES = 100
 
 
 def minmax(histogram: Histogram) -> float:
@@ -63,24 +70,24 @@ def entropy(histogram: Histogram) -> float:
     last = int(np.flatnonzero(bins)[-1]) + 1 if bins.any() else 0
     if last <= LEVELS:
         return histogram.amax
-    candidates = np.arange(LEVELS, KL_BINS + 1)
+    candidates, edges = _KL_CANDIDATES, _KL_EDGES
     below = np.concatenate([[0.0], np.cumsum(bins)])
     filled = np.concatenate([[0], np.cumsum(bins > 0)])
     logs = np.concatenate([[0.0], np.cumsum(_xlogx(bins))])
     total = below[-1]
     inside = below[candidates]
     tail = total - inside
-    edges = -(-(candidates[:, None] * np.arange(LEVELS + 1)[None, :]) // LEVELS)
-    sums = np.diff(below[edges], axis=1)
-    sizes = np.diff(filled[edges], axis=1)
+    sums = np.diff(below.take(edges), axis=1)
+    sizes = np.diff(filled.take(edges), axis=1)
     final = bins[candidates - 1]
-    reference = logs[candidates - 1] + _xlogx(final + tail)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        level = np.where(sizes > 0, np.log(sums / sizes), 0.0)
-        loss = reference - total * np.log(total) + total * np.log(inside) - (sums * level).sum(axis=1)
-    loss -= np.where(tail > 0, tail * level[:, -1], 0.0)
-    # An empty last bin that receives the tail has Q = 0 under P > 0: infinitely bad.
-    loss = np.where((tail > 0) & (final == 0), np.inf, loss)
+    # An empty level has the sum 0, so that any finite logarithm will do for it.
+    level = np.log(np.maximum(sums, _TINY)) - _LOG_SIZES.take(sizes)
+    loss = (
+        logs[candidates - 1] + _xlogx(final + tail) - total * np.log(total) + total * np.log(np.maximum(inside, _TINY))
+    )
+    loss -= np.einsum("ij,ij->i", sums, level) + tail * level[:, -1]
+    # An empty last bin that receives the tail has Q = 0 under P > 0: infinitely bad. So has an empty range.
+    loss[((tail > 0) & (final == 0)) | (inside == 0)] = np.inf
     best = int(len(loss) - 1 - np.argmin(loss[::-1]))
     return float(min((candidates[best] + 0.5) * width, histogram.amax))
 
@@ -98,7 +105,7 @@ def mse(histogram: Histogram) -> float:
     last = int(np.flatnonzero(counts)[-1]) + 1
     weights = counts[:last].astype(np.float64)
     centres = (np.arange(last) + 0.5) * width
-    amaxes = histogram.amax * np.arange(1, _CANDIDATES + 1) / _CANDIDATES
+    amaxes = histogram.amax * np.arange(1, _MSE_CANDIDATES + 1) / _MSE_CANDIDATES
     steps = (amaxes / (LEVELS - 1))[:, None]
     rounded = np.minimum(np.rint(centres[None, :] / steps), LEVELS - 1) * steps
     losses = np.square(rounded - centres[None, :]) @ weights
