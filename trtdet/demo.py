@@ -64,7 +64,7 @@ class Demo:
                 row.variant,
                 f"{100 * row.map:.2f}",
                 f"{100 * row.map50:.2f}",
-                f"{-100 * row.loss:+.2f}",
+                f"{-100 * row.loss:+.2f}" if row.loss else "",
                 str(row.int8_convs),
                 str(row.float_convs),
                 f"{row.engine_mb:.1f}",
