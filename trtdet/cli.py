@@ -292,7 +292,8 @@ def _summary(bundle: Bundle, options: argparse.Namespace, up_to_date: bool) -> s
     manifest = bundle.manifest
     counts = manifest.audit or manifest.precision
     engine = bundle.engine
-    done = f"{counts.int8} convs INT8, {counts.fp16} FP16, {counts.fp32} FP32"
+    known = "as built" if manifest.audit else "as planned, not audited"
+    done = f"{counts.int8} convs INT8, {counts.fp16} FP16, {counts.fp32} FP32 {known}"
     made = f"engine {engine.stat().st_size / 1e6:.1f} MB" if engine else "no engine (onnxruntime runs the model itself)"
     target = f"{manifest.backend.name} {manifest.backend.version}"
     if manifest.backend.sms:

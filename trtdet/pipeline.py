@@ -102,7 +102,7 @@ class Calibrated:
 
 @dataclass(frozen=True)
 class BuildResult:
-    """A finished bundle, the audit of its engine (None where there is no engine), and whether it was there already."""
+    """A finished bundle, the audit of its engine (None where no layers were listed), and whether it was there already."""
 
     bundle: Bundle
     audit: Audit | None
@@ -177,7 +177,7 @@ def build(
             plan = PrecisionPlan({name: Entry("fp32", "--fp32") for name in plan.entries})
         progress(f"building the engine with {caps.name} {caps.version}", 0, 1)
         built = backend.build(BuildRequest(explicit, options.sms, options.batch if batch is None else None))
-        found = _audited(built, plan) if caps.makes_engine else None
+        found = _audited(built, plan) if caps.lists_layers else None
 
         if built.engine:
             writer.add("model.engine", built.engine)

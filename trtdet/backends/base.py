@@ -17,6 +17,7 @@ class Capabilities:
         name: as ``--backend`` takes it.
         version: of the installed library.
         makes_engine: False where the Q/DQ model itself is what runs.
+        lists_layers: its builder's messages list the layers of the engine in the form that the audit reads.
         needs_gpu: an engine can be built only on a machine with a CUDA device.
         sms: compute capabilities it can build for ahead of time; empty means the machine's own.
         default_sms: those it builds for when none is asked for.
@@ -31,6 +32,7 @@ class Capabilities:
     name: str
     version: str
     makes_engine: bool
+    lists_layers: bool
     needs_gpu: bool
     sms: tuple[int, ...] = ()
     default_sms: tuple[int, ...] = ()

@@ -18,7 +18,9 @@ class OnnxRuntime:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(name="onnxruntime", version=onnxruntime.__version__, makes_engine=False, needs_gpu=False)
+        return Capabilities(
+            name="onnxruntime", version=onnxruntime.__version__, makes_engine=False, lists_layers=False, needs_gpu=False
+        )
 
     def unsupported(self, model: onnx.ModelProto) -> dict[str, str]:
         return {}

@@ -51,6 +51,7 @@ class TensorRT:
             name="tensorrt",
             version=self._trt.__version__,
             makes_engine=True,
+            lists_layers=False,
             needs_gpu=True,
             max_topk=3840,
             network_flags={8: ("EXPLICIT_BATCH",), 9: ("EXPLICIT_BATCH",), 10: ("STRONGLY_TYPED",)}.get(major, ()),

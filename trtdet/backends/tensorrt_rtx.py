@@ -32,6 +32,7 @@ class TensorRTRTX:
             name="tensorrt-rtx",
             version=self._trt.__version__,
             makes_engine=True,
+            lists_layers=True,
             needs_gpu=False,
             sms=_SMS,
             default_sms=(80, 86, 89, 120),
