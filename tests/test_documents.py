@@ -46,8 +46,10 @@ def execute(command: str, folder: Path) -> None:
         assert set(extras) <= set(importlib.metadata.metadata("trtdet").get_all("Provides-Extra") or ())
         return
     if command.startswith("make "):
+        # Without what an outer make hands down, which would add lines of its own.
+        clean = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS"))}
         plan = subprocess.run(
-            ["make", "-n", *command.split()[1:]], cwd=ROOT, capture_output=True, text=True, check=True
+            ["make", "-n", *command.split()[1:]], cwd=ROOT, capture_output=True, text=True, check=True, env=clean
         )
         last = plan.stdout.strip().splitlines()[-1]
         if command != "make demo":

@@ -432,6 +432,8 @@ def test_ctrl_c_at_any_moment_leaves_the_old_bundle_or_the_new_one(bundle, model
             stderr=subprocess.PIPE,
             text=True,
             env=environment,
+            # A test run started in the background ignores the signal, and so would its children.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         if step == 0:
             process.communicate()
