@@ -44,6 +44,8 @@ class OnnxRunner:
         data = model if isinstance(model, bytes) else model.SerializeToString()
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
+        # Threads that wait by spinning take the cores that decode, count and suppress meanwhile.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:
             self._session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime raises a class of its own for each status, with no common base

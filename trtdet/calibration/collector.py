@@ -89,11 +89,13 @@ class Histogram:
         low, high = float(flat.min()), float(flat.max())
         needed = _exponent(max(abs(low), abs(high)))
         exponent = needed if exponent is None else max(needed, exponent)
-        magnitude = np.abs(flat).reshape(-1, 1)
-        upper = 2.0**exponent
+        # The factor is a power of two, so that truncation puts every value into its bin exactly.
+        index = np.abs(flat)
+        index *= np.float32(BINS / 2.0**exponent)
+        bins = index.astype(np.uint16).reshape(-1, 1)
         counts = np.zeros(BINS, np.int64)
-        for start in range(0, len(magnitude), _CHUNK):
-            part = cv2.calcHist([magnitude[start : start + _CHUNK]], [0], None, [BINS], [0.0, upper])
+        for start in range(0, len(bins), _CHUNK):
+            part = cv2.calcHist([bins[start : start + _CHUNK]], [0], None, [BINS], [0.0, float(BINS)])
             counts += part.reshape(-1).astype(np.int64)
         return Histogram(counts, exponent, low, high)
 
