@@ -102,7 +102,7 @@ class Calibrated:
 
 @dataclass(frozen=True)
 class BuildResult:
-    """A finished bundle, the audit of its engine (None where no layers were listed), and whether it was there already."""
+    """A finished bundle, its engine's audit (None where no layers were listed), and whether it was there already."""
 
     bundle: Bundle
     audit: Audit | None
