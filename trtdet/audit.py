@@ -134,7 +134,7 @@ def audit(built: Built, plan: PrecisionPlan) -> Audit:
     kernel scales and quantises again.
 
     Raises:
-        BackendError: the log lists no layers, or lacks a planned convolution, so nothing can be said.
+        BackendError: the log lists no layers, so nothing can be said.
     """
     layers = parse_layers(built.log)
     if not layers:
@@ -145,19 +145,19 @@ def audit(built: Built, plan: PrecisionPlan) -> Audit:
             # A pointwise kernel also names the convolutions around it; the convolution itself is never one.
             if node in plan.entries and (node not in kernels or kernels[node].type == _POINTWISE):
                 kernels[node] = layer
-    absent = [name for name in plan.entries if name not in kernels]
-    if absent:
-        raise BackendError(
-            f"the built engine has no layer for {len(absent)} planned convolutions, the first is '{absent[0]}'; "
-            "it may have been folded away: is its input constant?"
-        )
     got = {name: _PRECISION.get(layer.input, layer.input.lower()) for name, layer in kernels.items()}
     departures = tuple(
-        Departure(name, entry.precision, got[name], f"the builder chose a kernel of type {kernels[name].type}")
+        Departure(name, entry.precision, got.get(name, "unknown"), _reason(kernels.get(name)))
         for name, entry in plan.entries.items()
-        if got[name] != entry.precision
+        if got.get(name) != entry.precision
     )
     found = list(got.values())
     warnings = tuple(f"'{one.name}' was planned as {one.planned} and runs in {one.got}" for one in departures)
     counts = {precision: found.count(precision) for precision in ("int8", "fp16", "fp32")}
     return Audit(**counts, layers=layers, departures=departures, warnings=warnings)
+
+
+def _reason(kernel: Layer | None) -> str:
+    if kernel is None:
+        return "the builder names no layer for it: it was folded away or merged into another"
+    return f"the builder chose a kernel of type {kernel.type}"

@@ -54,8 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"trtdet {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
-    doctor = _command(commands, "doctor", _doctor, "what works on this machine, and the pip line for the rest")
-    del doctor
+    _command(commands, "doctor", _doctor, "what works on this machine, and the pip line for the rest")
 
     export = _command(commands, "export", _export, "torch to ONNX, checked against torch")
     export.add_argument("source", metavar="SOURCE", help="yolox-nano|tiny|s|m|l|x, shapes, or package.module:factory")
@@ -230,13 +229,18 @@ def _calibrate(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     import resource
     import time
 
-    from trtdet.bundle import write_atomically
+    from trtdet.bundle import write_atomically, writing
     from trtdet.pipeline import calibrate
 
+    if options.output.suffix in (".npz", ".cache"):
+        raise ConfigError(f"-o {options.output} names the ranges; the histograms and the cache are written beside it")
+    with writing(options.output):
+        options.output.parent.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
     done = calibrate(options.model, _config(options), _calibration(options), console.progress)
     histograms = options.histograms or options.output.with_suffix(".npz")
     cache = options.output.with_suffix(".cache")
+    written = [options.output, cache] if done.reused else [options.output, histograms, cache]
     if not done.reused:
         done.collection.save(histograms)
     write_atomically(cache, done.ranges.to_calibration_cache().encode())
@@ -246,10 +250,7 @@ def _calibrate(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     tensors = len(done.ranges.tensors)
     how = f"from {histograms}" if done.reused else f"{done.collection.images} images"
     _say(options, f"{tensors} ranges by {done.ranges.rule}, {how}, {seconds:.1f} s, peak memory {peak:.0f} MB")
-    _say(
-        options,
-        f"wrote {', '.join(map(str, [options.output, cache] if done.reused else [options.output, histograms, cache]))}",
-    )
+    _say(options, f"wrote {', '.join(map(str, written))}")
     return {
         "images": done.collection.images,
         "skipped": list(done.collection.skipped),

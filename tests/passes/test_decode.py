@@ -167,6 +167,16 @@ def test_a_tensor_inside_the_model_may_have_the_name_of_a_result(
     np.testing.assert_allclose(given["boxes"], detections.decode([raw], config)[0], rtol=1e-6)
 
 
+def test_an_output_in_float64_is_brought_to_float32(net: Any, run: Any, configure: Any, normal: Any) -> None:
+    model = net("(float[1,7,10] x) => (double[1,7,10] y) { y = Cast<to = 11>(x) }")
+    config, x = configure("yolov8", SIZE), normal(1, 7, 10)
+    given = run(decoded(model, config), x=x)
+    expected = detections.decode([x], config)
+    assert (given["boxes"].dtype, given["scores"].dtype) == (np.float32, np.float32)
+    np.testing.assert_allclose(given["boxes"], expected[0], rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(given["scores"], expected[1])
+
+
 # What does not fit
 
 

@@ -374,6 +374,14 @@ def test_a_place_that_cannot_be_written(run, model, images, tmp_path):
     assert "cannot be written" in done.message
 
 
+def test_ranges_that_cannot_be_written_are_refused_before_the_work(run, model, images, tmp_path):
+    (tmp_path / "file").write_text("")
+    command = ["calibrate", model, *CONFIG, "--images", images, "-o"]
+    assert "cannot be written" in run(*command, tmp_path / "file" / "ranges.json").message
+    assert "names the ranges" in run(*command, tmp_path / "ranges.npz").message
+    assert not (tmp_path / "ranges.npz").exists()
+
+
 def test_a_full_disk_keeps_the_old_bundle(bundle, model, images, tmp_path):
     """A file size limit makes the kernel refuse the write half way, as a full disk does."""
     before = contents(bundle)

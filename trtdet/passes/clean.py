@@ -7,6 +7,7 @@ import warnings
 
 import numpy as np
 import onnx_graphsurgeon as gs
+import onnxruntime
 from onnx_graphsurgeon.logger import G_LOGGER
 
 from trtdet.errors import ModelError
@@ -29,12 +30,18 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
     _name_nodes(graph)
     _unify_constants(graph)
     _drop_no_ops(graph)
+    fold(graph)
+    graph.cleanup(remove_unused_graph_inputs=True).toposort()
+    return PassResult(before - len(graph.nodes))
+
+
+def fold(graph: gs.Graph) -> None:
+    """Replaces what depends on constants alone by its value; graph-surgeon asks onnxruntime for it."""
     G_LOGGER.severity = G_LOGGER.ERROR
+    onnxruntime.set_default_logger_severity(3)  # its optimiser's notes would land on standard error
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         graph.fold_constants()
-    graph.cleanup(remove_unused_graph_inputs=True).toposort()
-    return PassResult(before - len(graph.nodes))
 
 
 def _cut(graph: gs.Graph, names: tuple[str, ...] | None) -> None:

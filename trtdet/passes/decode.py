@@ -55,7 +55,9 @@ def _shape(tensor: gs.Tensor) -> Shape:
 
 
 def _joined(write: Writer, tensors: list[gs.Variable]) -> gs.Variable:
-    return tensors[0] if len(tensors) == 1 else write("Concat", *tensors, axis=1)
+    # Some exporters decode in float64 because a constant was; everything from here on is float32.
+    single = [tensor if tensor.dtype == np.float32 else write("Cast", tensor, to=1) for tensor in tensors]
+    return single[0] if len(single) == 1 else write("Concat", *single, axis=1)
 
 
 def _activated(write: Writer, tensor: gs.Variable, config: Config) -> gs.Variable:

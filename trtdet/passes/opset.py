@@ -7,6 +7,7 @@ import onnx_graphsurgeon as gs
 
 from trtdet.errors import ModelError
 from trtdet.passes.base import Options, PassResult
+from trtdet.passes.clean import fold
 from trtdet.passes.model import to_graph, to_model
 
 MINIMUM = 13
@@ -34,5 +35,6 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
     for attribute in ("nodes", "inputs", "outputs", "import_domains", "opset"):
         setattr(graph, attribute, getattr(upgraded, attribute))
     # The converter turns attributes into Constant nodes; later passes look for constants.
-    graph.fold_constants().cleanup().toposort()
+    fold(graph)
+    graph.cleanup().toposort()
     return PassResult(1)
