@@ -65,10 +65,11 @@ def _backend(name: str) -> Check:
     except BackendError as error:
         reason, _, fix = str(error).rpartition("; ")
         return Check(name, False, reason, fix)
-    detail = f"{caps.version}, " + ("builds engines" if caps.makes_engine else "runs the model itself, no engine")
-    if caps.sms:
-        detail += f" for compute capabilities {', '.join(str(sm / 10) for sm in caps.sms)}, no GPU needed"
-    return Check(name, True, detail)
+    if not caps.makes_engine:
+        return Check(name, True, f"{caps.version}, runs the model itself, no engine")
+    where = "for the GPU of this machine" if caps.needs_gpu else "on any machine, no GPU needed"
+    targets = f", compute capabilities {', '.join(str(sm / 10) for sm in caps.sms)}" if caps.sms else ""
+    return Check(name, True, f"{caps.version}, builds engines {where}{targets}")
 
 
 def _extra(extra: str, package: str, purpose: str) -> Check:
