@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from trtdet.errors import ConfigError
+from trtdet.errors import ConfigError, one_line
 
 # fmt: off
 COCO_CLASSES: tuple[str, ...] = (
@@ -227,8 +227,7 @@ def _read(source: str | Path, folder: Path = Path(), seen: tuple[Path, ...] = ()
     try:
         data = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"configuration '{source}' is not YAML: {reason}") from None
+        raise ConfigError(f"configuration '{source}' is not YAML: {one_line(error)}") from None
     if not isinstance(data, dict):
         raise ConfigError(f"configuration '{source}' must be a mapping of keys, got {type(data).__name__}")
     base = data.pop("extends", None)

@@ -47,5 +47,11 @@ class OutputError(TrtdetError):
     """A file or folder cannot be written; what stood there before is untouched."""
 
 
+def one_line(text: object, limit: int = 300) -> str:
+    """What a library said, as it fits into a message of one line: white space folded, cut at ``limit`` characters."""
+    folded = " ".join(str(text).split())
+    return folded if len(folded) <= limit else folded[: limit - 3] + "..."
+
+
 class TrtdetWarning(UserWarning):
     """Something was skipped or adjusted and the result says so; never raised for a lost accuracy."""

@@ -160,7 +160,7 @@ def build(
     rewritten = rewrite(source, Options(config, where, batch, caps.max_topk)).model
     _check_operators(rewritten, backend)
     placement = _placement(rewritten)
-    selected = _selected(options.calibration) if options.precision == "int8" else ()
+    selected = _selected(options.calibration) if options.precision == "int8" else _NOTHING
     content = _content_hash(rewritten, config, options, caps, selected)
     previous = _previous(output)
     if previous is not None and previous.manifest.content_hash == content:
@@ -290,10 +290,18 @@ def _placement(model: onnx.ModelProto) -> Placement:
     return placement
 
 
-def _selected(options: CalibrationOptions) -> tuple[Path, ...]:
+@dataclass(frozen=True)
+class _Selection:
+    """The images that are run, and the hash of their names and contents."""
+
+    paths: tuple[Path, ...]
+    sha256: str
+
+
+def _selected(options: CalibrationOptions) -> _Selection:
     """The calibration images: evenly spaced, so that the frames of a video or the folders of a set are all met."""
     if options.images is None:
-        return ()
+        return _NOTHING
     found = find_images(options.images, options.root)
     if options.num_images is not None and options.num_images < 1:
         raise ConfigError(f"--num-images must be at least 1, got {options.num_images}")
@@ -305,35 +313,38 @@ def _selected(options: CalibrationOptions) -> tuple[Path, ...]:
             stacklevel=3,
         )
     count = min(wanted, len(found))
-    return tuple(found[index * len(found) // count] for index in range(count))
+    paths = tuple(found[index * len(found) // count] for index in range(count))
+    return _Selection(paths, content_hash(paths))
+
+
+_NOTHING = _Selection((), content_hash(()))
 
 
 def _calibrated(
     model: onnx.ModelProto,
     placement: Placement,
     config: Config,
-    selected: tuple[Path, ...],
+    selected: _Selection,
     options: CalibrationOptions,
     previous: Bundle | None,
     progress: Progress,
 ) -> Calibrated:
     tensors = placement.activations
     exposed = expose(model, tensors)
-    images_sha256 = content_hash(selected)
-    key = collection_key(exposed, tensors, images_sha256, config.input.model_dump_json())
-    collection = _kept(options, previous, key, tensors, bool(selected))
+    key = collection_key(exposed, tensors, selected.sha256, config.input.model_dump_json())
+    collection = _kept(options, previous, key, tensors, bool(selected.paths))
     reused = collection is not None
     if collection is None:
         runner = OnnxRunner(exposed)
-        stream = ImageStream(selected, config.input, batch_size=runner.batch or 1)
+        stream = ImageStream(selected.paths, config.input, batch_size=runner.batch or 1)
         collection = collect(
             runner,
             runner.input,
             tensors,
             stream,
             key=key,
-            images_sha256=images_sha256,
-            progress=lambda done: progress("calibrating", done, len(selected)),
+            images_sha256=selected.sha256,
+            progress=lambda done: progress("calibrating", done, len(selected.paths)),
         )
     return Calibrated(collection, Ranges.choose(collection, options.rule, options.percentile), reused)
 
@@ -361,18 +372,18 @@ def _command(options: BuildOptions, config: Config) -> dict[str, Any]:
 
 
 def _content_hash(
-    model: onnx.ModelProto, config: Config, options: BuildOptions, caps: Capabilities, selected: tuple[Path, ...]
+    model: onnx.ModelProto, config: Config, options: BuildOptions, caps: Capabilities, selected: _Selection
 ) -> str:
     calibration = options.calibration
     # Images say it all; without them the collection that was given does.
-    given = Collection.load(calibration.histograms).key if calibration.histograms and not selected else None
+    given = Collection.load(calibration.histograms).key if calibration.histograms and not selected.paths else None
     facts = {
         "trtdet": __version__,
         "backend": [caps.name, caps.version],
         "config": config.model_dump(mode="json"),
         "precision": options.precision,
         "rule": [calibration.rule, calibration.percentile] if options.precision == "int8" else None,
-        "images": content_hash(selected),
+        "images": selected.sha256,
         "histograms": given,
         "sms": options.sms,
         "batch": options.batch,

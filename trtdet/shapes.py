@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import json
 import math
-import os
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from trtdet.bundle import write_atomically
 from trtdet.errors import DataError, OutputError
 
 CLASSES: tuple[str, ...] = (
@@ -95,7 +95,7 @@ def generate(root: Path, split: str, count: int, seed: int = DEFAULT_SEED) -> Sh
         made.annotations.parent.mkdir(parents=True, exist_ok=True)
         made.annotations.unlink(missing_ok=True)  # what it describes is about to be overwritten
         document = _write_images(made.images, split, count, seed)
-        _replace(made.annotations, json.dumps({"info": info, **document}).encode())
+        write_atomically(made.annotations, json.dumps({"info": info, **document}).encode())
     except OSError as error:
         raise OutputError(f"shapes cannot be written below '{root}': {error}; choose another folder") from None
     return made
@@ -119,7 +119,7 @@ def _write_images(folder: Path, split: str, count: int, seed: int) -> dict[str, 
         ok, encoded = cv2.imencode(".png", image[:, :, ::-1], [cv2.IMWRITE_PNG_COMPRESSION, 1])
         if not ok:
             raise OSError(f"image {name} cannot be encoded")
-        _replace(folder / name, encoded.tobytes())
+        write_atomically(folder / name, encoded.tobytes())
         images.append({"id": index + 1, "file_name": name, "width": image.shape[1], "height": image.shape[0]})
         for (x1, y1, x2, y2), label in zip(boxes.tolist(), classes.tolist(), strict=True):
             annotations.append(
@@ -134,16 +134,6 @@ def _write_images(folder: Path, split: str, count: int, seed: int) -> dict[str, 
             )
     categories = [{"id": i + 1, "name": name, "supercategory": "shape"} for i, name in enumerate(CLASSES)]
     return {"images": images, "annotations": annotations, "categories": categories}
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Writes a whole file or nothing."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(data)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _check_seed(seed: int) -> None:

@@ -10,7 +10,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from trtdet.backends.base import BuildRequest, Built, Capabilities
-from trtdet.errors import BackendError
+from trtdet.errors import BackendError, one_line
 
 
 class OnnxRuntime:
@@ -49,8 +49,9 @@ class OnnxRunner:
         try:
             self._session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime raises a class of its own for each status, with no common base
-            reason = " ".join(str(error).split())
-            raise BackendError(f"onnxruntime {onnxruntime.__version__} cannot load the model: {reason[:300]}") from None
+            raise BackendError(
+                f"onnxruntime {onnxruntime.__version__} cannot load the model: {one_line(error)}"
+            ) from None
         source = self._session.get_inputs()[0]
         self.input: str = source.name
         self.batch: int | None = source.shape[0] if isinstance(source.shape[0], int) else None

@@ -18,7 +18,7 @@ import onnx
 
 from trtdet.backends import cuda
 from trtdet.backends.base import BuildRequest, Built, Capabilities
-from trtdet.errors import BackendError
+from trtdet.errors import BackendError, one_line
 
 PIP = "pip install 'trtdet[trt]'"
 
@@ -123,13 +123,9 @@ def build_engine(module: str, caps: Capabilities, request: BuildRequest, sms: tu
         log = folder / "log.txt"
         lines = tuple(log.read_text(errors="replace").splitlines()) if log.is_file() else ()
         if (folder / "error.txt").is_file():
-            raise BackendError(f"{caps.name} {caps.version}: {_one_line((folder / 'error.txt').read_text())}")
+            raise BackendError(f"{caps.name} {caps.version}: {one_line((folder / 'error.txt').read_text())}")
         if process.returncode != 0 or not (folder / "engine").is_file():
             how = f"signal {-process.returncode}" if process.returncode < 0 else f"exit code {process.returncode}"
             last = said.strip().splitlines()[-1:] or lines[-1:] or ("no word",)
-            raise BackendError(f"{caps.name} {caps.version} ended while building, with {how}: {_one_line(last[0])}")
+            raise BackendError(f"{caps.name} {caps.version} ended while building, with {how}: {one_line(last[0])}")
         return Built((folder / "engine").read_bytes(), sms, lines, time.perf_counter() - started)
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())[:400]

@@ -84,9 +84,15 @@ class Histogram:
         Args:
             values: float32 of any shape, finite, not empty.
             exponent: use a range of at least ``2**exponent``.
+
+        Raises:
+            ValueError: a value is NaN or infinite.
         """
         flat = values.reshape(-1)
-        low, high = float(flat.min()), float(flat.max())
+        with np.errstate(invalid="ignore"):
+            low, high = float(flat.min()), float(flat.max())
+        if not (math.isfinite(low) and math.isfinite(high)):
+            raise ValueError("the values are not all finite")
         needed = _exponent(max(abs(low), abs(high)))
         exponent = needed if exponent is None else max(needed, exponent)
         # The factor is a power of two, so that truncation puts every value into its bin exactly.
@@ -305,19 +311,18 @@ def collect(
 def _count(found: dict[str, Histogram], arrays: Mapping[str, NDArray[Any]], images: list[str]) -> None:
     for name, values in arrays.items():
         before = found.get(name)
-        with np.errstate(invalid="ignore"):
-            extreme = max(-float(values.min()), float(values.max()))
-        if not math.isfinite(extreme):
-            _raise_not_finite(name, values, images)
-        now = Histogram.of(values, None if before is None else before.exponent)
+        try:
+            now = Histogram.of(values, None if before is None else before.exponent)
+        except ValueError:
+            raise _not_finite(name, values, images) from None
         found[name] = now if before is None else before + now
 
 
-def _raise_not_finite(name: str, values: NDArray[Any], images: list[str]) -> None:
+def _not_finite(name: str, values: NDArray[Any], images: list[str]) -> CalibrationError:
     finite = np.isfinite(values)
     bad = [image for image, one in zip(images, finite, strict=False) if not one.all()] or images
     what = "NaN" if np.isnan(values).any() else "infinite"
-    raise CalibrationError(
+    return CalibrationError(
         f"activation '{name}' is {what} in {int((~finite).sum())} of {values.size} places for image '{bad[0]}'; "
         "the model overflows in float: check its weights and the pre-processing in the configuration"
     )

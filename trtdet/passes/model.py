@@ -9,7 +9,7 @@ import onnx_graphsurgeon as gs
 from google.protobuf.message import DecodeError
 
 from trtdet.bundle import write_atomically
-from trtdet.errors import ModelError
+from trtdet.errors import ModelError, one_line
 
 IR_VERSION = 10
 """Written into every file: graph-surgeon's default is newer than what released runtimes read."""
@@ -35,7 +35,7 @@ def load_model(path: Path, *, allow_quantized: bool = False) -> onnx.ModelProto:
     except (DecodeError, ValueError) as error:
         size = path.stat().st_size
         raise ModelError(
-            f"model '{path}' ({size} bytes) is not ONNX or is truncated ({_one_line(error)}); export or copy it again"
+            f"model '{path}' ({size} bytes) is not ONNX or is truncated ({one_line(error)}); export or copy it again"
         ) from None
     if not model.graph.node or not model.opset_import:
         raise ModelError(f"model '{path}' is not ONNX or is truncated: it has no nodes or no opset; export it again")
@@ -43,7 +43,7 @@ def load_model(path: Path, *, allow_quantized: bool = False) -> onnx.ModelProto:
         onnx.load_external_data_for_model(model, str(path.parent))
     except (OSError, ValueError, onnx.checker.ValidationError) as error:
         raise ModelError(
-            f"model '{path}' keeps its weights in files beside it and one is missing or cut ({_one_line(error)}); "
+            f"model '{path}' keeps its weights in files beside it and one is missing or cut ({one_line(error)}); "
             f"copy them to '{path.parent}'"
         ) from None
     _check_operators(model, path)
@@ -97,15 +97,10 @@ def to_model(graph: gs.Graph) -> onnx.ModelProto:
         model = onnx.shape_inference.infer_shapes(model, data_prop=True)
         onnx.checker.check_model(model)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        raise ModelError(f"the rewritten graph is not valid ONNX: {_one_line(error)}") from None
+        raise ModelError(f"the rewritten graph is not valid ONNX: {one_line(error)}") from None
     return model
 
 
 def save_model(model: onnx.ModelProto, path: Path) -> None:
     """Writes a model under a temporary name and renames it, so that ``path`` is never half-written."""
     write_atomically(path, model.SerializeToString(deterministic=True))
-
-
-def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return text if len(text) < 200 else text[:197] + "..."

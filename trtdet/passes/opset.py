@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 import onnx_graphsurgeon as gs
 
-from trtdet.errors import ModelError
+from trtdet.errors import ModelError, one_line
 from trtdet.passes.base import Options, PassResult
 from trtdet.passes.clean import fold
 from trtdet.passes.model import to_graph, to_model
@@ -26,9 +26,8 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
     try:
         converted = onnx.version_converter.convert_version(to_model(graph), MINIMUM)
     except RuntimeError as error:
-        reason = " ".join(str(error).split())
         raise ModelError(
-            f"the model's opset {graph.opset} cannot be upgraded to {MINIMUM}: {reason}; export it with opset "
+            f"the model's opset {graph.opset} cannot be upgraded to {MINIMUM}: {one_line(error)}; export it with opset "
             f"{MINIMUM} or newer"
         ) from None
     upgraded = to_graph(converted)
