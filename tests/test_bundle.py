@@ -26,7 +26,7 @@ from trtdet.bundle import (
     sha256_file,
     write_atomically,
 )
-from trtdet.config import load_config
+from trtdet.config import load_config, shipped
 from trtdet.errors import BundleError, OutputError
 
 CONFIG = load_config("yolox")
@@ -139,6 +139,20 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_a_file_the_bundle_never_had_is_an_error_that_lists_the_others(tmp_path: Path) -> None:
     with pytest.raises(BundleError, match=r"has no 'plan\.json'; it holds int8\.onnx, model\.engine"):
         make(tmp_path / "bundle").file("plan.json")
+
+
+@pytest.mark.parametrize("name", shipped("configs"))
+def test_the_configuration_it_was_built_with_comes_back(tmp_path: Path, name: str) -> None:
+    config = load_config(name).with_nms(iou_threshold=0.5)
+    with BundleWriter(tmp_path / "b") as writer:
+        writer.add("int8.onnx", b"onnx")
+        writer.commit({**FIELDS, "command": {"config": config.model_dump(mode="json")}})
+    assert Bundle(tmp_path / "b").config == config
+
+
+def test_a_bundle_that_lacks_its_configuration_says_so(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="manifest.json' lacks the configuration .*; build it again"):
+        _ = make(tmp_path / "b").config
 
 
 def test_a_bundle_without_engine_says_none(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ LAYERS = {
     1: "images data metrics detections shapes",
     2: "calibration passes quantize exporter zoo",
     3: "backends",
-    4: "pipeline evaluation bench audit detector pictures doctor",
+    4: "pipeline evaluation comparison bench audit detector pictures doctor",
     5: "sensitivity sweep report demo",
     6: "cli __main__",
 }

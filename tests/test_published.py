@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from trtdet import BuildOptions, CalibrationOptions, CocoDataset, Config, build, evaluate, load_config
+from trtdet import BuildOptions, CalibrationOptions, CocoDataset, Config, build, compare, evaluate, load_config
+from trtdet.comparison import mean_average_precision
 from trtdet.detector import Detector
 
 MODELS = {"yolox_nano": "yolox", "yolov5n": "yolov5", "picodet_s": "dfl"}
@@ -44,6 +46,22 @@ def test_native_suppression_scores_the_same(shared_data: Path) -> None:
     config = load_config("yolox").with_nms(candidates="all-classes")
     detector = Detector.open(shared_data / "models" / "yolox_nano.onnx", config, "native")
     assert evaluate(detector, dataset(shared_data, config)).result.map == pytest.approx(0.2831, abs=0.001)
+
+
+@pytest.mark.slow
+def test_two_models_are_compared_image_by_image(shared_data: Path) -> None:
+    evaluations = []
+    for name in ("yolox_nano", "picodet_s"):
+        config = load_config(MODELS[name]).with_nms(candidates="best-class")
+        detector = Detector.open(shared_data / "models" / f"{name}.onnx", config)
+        evaluations.append(evaluate(detector, dataset(shared_data, config)))
+    for one in evaluations:
+        (score,) = mean_average_precision(one.metric.matches(), np.ones((1, 188), np.int32))
+        assert score == pytest.approx(one.result.map, abs=1e-12)
+    done = compare(*evaluations)
+    assert done.verdict == "a loss"
+    assert done.low < done.difference < done.high < -0.01
+    assert done.high - done.low < 0.06
 
 
 @pytest.mark.slow

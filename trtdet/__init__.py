@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from trtdet.bundle import Bundle
+    from trtdet.comparison import Bootstrap, compare
     from trtdet.config import Config, load_config
     from trtdet.data import CocoDataset
     from trtdet.detector import Detector
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 # No module may be called like one of these names: importing it would put the module in the function's place.
 _HOMES = {
+    "Bootstrap": "comparison",
     "BuildOptions": "pipeline",
     "Bundle": "bundle",
     "CalibrationOptions": "pipeline",
@@ -37,6 +39,7 @@ _HOMES = {
     "TrtdetWarning": "errors",
     "build": "pipeline",
     "calibrate": "pipeline",
+    "compare": "comparison",
     "evaluate": "evaluation",
     "export": "exporter",
     "infer": "pictures",
@@ -44,6 +47,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Bootstrap",
     "BuildOptions",
     "Bundle",
     "CalibrationOptions",
@@ -56,6 +60,7 @@ __all__ = [
     "__version__",
     "build",
     "calibrate",
+    "compare",
     "evaluate",
     "export",
     "infer",

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from trtdet.config import InputConfig
+from trtdet.config import Config, InputConfig
 from trtdet.errors import BundleError, OutputError
 
 SCHEMA: Literal[1] = 1
@@ -189,6 +189,20 @@ class Bundle:
                 f"bundle '{self.path}' has no '{name}'; it holds {', '.join(sorted(self.manifest.files))}"
             )
         return self.path / name
+
+    @property
+    def config(self) -> Config:
+        """The configuration that the bundle was built with, thresholds of the command line included.
+
+        Raises:
+            BundleError: the manifest's ``command`` does not hold one that this version reads.
+        """
+        try:
+            return Config.model_validate(self.manifest.command.get("config"))
+        except ValidationError:
+            raise BundleError(
+                f"'{self.path / MANIFEST}' lacks the configuration that the bundle was built with; build it again"
+            ) from None
 
     @property
     def model(self) -> Path:

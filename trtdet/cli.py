@@ -96,6 +96,12 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--images", type=Path, required=True, metavar="DIR")
     evaluate.add_argument("--annotations", type=Path, required=True, metavar="JSON")
     evaluate.add_argument("--config", help="YAML file or shipped name; needed for a MODEL")
+    evaluate.add_argument(
+        "--against", type=Path, metavar="BUNDLE|MODEL", help="what to compare with; a MODEL is read as the target is"
+    )
+    evaluate.add_argument(
+        "--resamples", type=int, default=1000, metavar="N", help="of the images, for --against (default: %(default)s)"
+    )
     _nms_options(evaluate, ("auto", "native", "host"))
 
     audit = _command(commands, "audit", _audit, "what precision each convolution got")
@@ -305,23 +311,40 @@ def _summary(bundle: Bundle, options: argparse.Namespace, up_to_date: bool) -> s
 
 
 def _eval(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    from trtdet.comparison import Bootstrap, compare, open_pair
     from trtdet.data import CocoDataset
     from trtdet.detector import Detector
-    from trtdet.evaluation import evaluate
+    from trtdet.evaluation import Evaluation, evaluate
+
+    def scored(stage: str, detector: Detector) -> Evaluation:
+        dataset = CocoDataset.load(options.annotations, options.images, detector.classes)
+        return evaluate(detector, dataset, lambda count, total: console.progress(stage, count, total))
 
     config = _config(options) if options.config else None
     if config is None and any(value is not None for value in _nms_changes(options).values()):
         raise ConfigError("a bundle's NMS thresholds were chosen when it was built; build it again with others")
-    detector = Detector.open(options.target, config, options.nms)
-    dataset = CocoDataset.load(options.annotations, options.images, detector.classes)
-    done = evaluate(detector, dataset, lambda count, total: console.progress("evaluating", count, total))
+    bootstrap, reference = Bootstrap(options.resamples), None
+    if options.against:
+        detector, reference = open_pair(options.target, options.against, config, options.nms)
+    else:
+        detector = Detector.open(options.target, config, options.nms)
+    done = scored("evaluating", detector)
     _say(options, str(done.result))
     _say(
         options,
         f"{done.result.images} images, {done.result.detections} detections, {done.ms_per_image:.1f} ms an image; "
         f"{done.file} on {done.ran_on}, NMS {done.nms}",
     )
-    return done.as_dict()
+    if reference is None:
+        return done.as_dict()
+    comparison = compare(
+        done,
+        scored("evaluating the reference", reference),
+        bootstrap,
+        lambda count, total: console.progress("resampling", count, total),
+    )
+    _say(options, str(comparison))
+    return {**done.as_dict(), "against": comparison.as_dict()}
 
 
 def _audit(options: argparse.Namespace, console: Console) -> dict[str, Any]:

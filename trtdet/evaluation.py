@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from trtdet.config import NmsConfig
 from trtdet.data import CocoDataset, ImageStream
 from trtdet.detector import Detector
 from trtdet.metrics import CocoMetric, CocoResult
@@ -18,17 +19,21 @@ class Evaluation:
 
     Attributes:
         result: COCO's figures.
+        metric: what they were computed from, so that two evaluations can be compared image by image.
         ms_per_image: wall time of inference and suppression, without decoding the image file, in milliseconds.
         file: the file that ran.
         ran_on: where it ran, in words.
         nms: ``native`` or ``host``.
+        thresholds: what the suppression worked with.
     """
 
     result: CocoResult
+    metric: CocoMetric
     ms_per_image: float
     file: str
     ran_on: str
     nms: str
+    thresholds: NmsConfig
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -71,4 +76,12 @@ def evaluate(
             metric.update(dataset.images[index].id, placement.to_image(boxes), scores, classes)
         done += len(batch)
         progress(done, len(dataset.images))
-    return Evaluation(metric.compute(), 1000 * seconds / done, str(detector.file), detector.ran_on, detector.where)
+    return Evaluation(
+        metric.compute(),
+        metric,
+        1000 * seconds / done,
+        str(detector.file),
+        detector.ran_on,
+        detector.where,
+        detector.nms,
+    )

@@ -32,6 +32,24 @@ _STATS = (
 _MODULES: dict[Engine, str] = {"faster-coco-eval": "faster_coco_eval", "pycocotools": "pycocotools"}
 
 
+@dataclass(frozen=True, eq=False)
+class ClassMatches:
+    """What the evaluator made of one class's detections over N detections and I images, at T IoU thresholds.
+
+    The thresholds are COCO's, 0.50:0.05:0.95; boxes of every area count, and of each image the 100 best detections.
+    """
+
+    images: NDArray[np.int64]
+    """(N,), the position of each detection's image among the I images in order of id. The detections are in falling
+    order of score, equal ones in the order of the images."""
+    hits: NDArray[np.bool_]
+    """(T, N), matched to a box."""
+    ignored: NDArray[np.bool_]
+    """(T, N), neither right nor wrong, such as what lies on a crowd."""
+    truths: NDArray[np.int64]
+    """(I,), how many boxes each image has to find."""
+
+
 @dataclass(frozen=True)
 class CocoResult:
     """COCO's box scores, 0..1; -1, as in pycocotools, where no box of that size or class is there to find."""
@@ -167,9 +185,7 @@ class CocoMetric:
         Raises:
             DataError: no image was given.
         """
-        if not self._found:
-            raise DataError("no image was given, so nothing can be scored; call update for each image first")
-        image_ids = sorted(self._found)
+        image_ids = self._scored()
         truth, found = self._truth(image_ids), self._detections(image_ids)
         evaluation = _evaluate(self.engine, truth, found)
         stats = dict(zip(_STATS, (float(value) for value in evaluation.stats[:12]), strict=True))
@@ -182,6 +198,39 @@ class CocoMetric:
             values = values[values > -1]
             per_class[name] = float(values.mean()) if values.size else -1.0
         return CocoResult(**stats, images=len(image_ids), detections=len(found["annotations"]), per_class=per_class)
+
+    def matches(self) -> tuple[ClassMatches, ...]:
+        """What each detection was matched to, of every class that has a box to find.
+
+        The average precision over any choice of the images follows from this without another match.
+
+        Raises:
+            DataError: no image was given, or the installed engine does not tell its matches.
+        """
+        image_ids = self._scored()
+        evaluation = _evaluator(self.engine, self._truth(image_ids), self._detections(image_ids), separate=True)
+        evaluation.params.areaRng = evaluation.params.areaRng[:1]
+        evaluation.params.areaRngLbl = evaluation.params.areaRngLbl[:1]
+        evaluation.params.maxDets = evaluation.params.maxDets[-1:]
+        with contextlib.redirect_stdout(io.StringIO()):
+            evaluation.evaluate()
+        read = _read_faster if self.engine == "faster-coco-eval" else _read_plain
+        cells, count = read(evaluation), len(image_ids)
+        # Class by class, and within each image by image.
+        by_class = (cells[start : start + count] for start in range(0, len(cells), count))
+        thresholds = len(evaluation.params.iouThrs)
+        matches = (_class_matches(of_class, thresholds) for of_class in by_class)
+        return tuple(one for one in matches if one.truths.any())
+
+    @property
+    def image_ids(self) -> tuple[int, ...]:
+        """The ids of the images that were given so far, rising."""
+        return tuple(sorted(self._found))
+
+    def _scored(self) -> list[int]:
+        if not self._found:
+            raise DataError("no image was given, so nothing can be scored; call update for each image first")
+        return list(self.image_ids)
 
     def _header(self, image_ids: list[int]) -> dict[str, Any]:
         sizes = {image.id: image for image in self.dataset.images}
@@ -243,21 +292,84 @@ def _find_engine(engine: str) -> Engine:
 
 def _evaluate(engine: Engine, truth: dict[str, Any], found: dict[str, Any]) -> Any:
     """The evaluator after evaluate, accumulate and summarize; nothing reaches standard output."""
-    quiet = contextlib.redirect_stdout(io.StringIO())
-    if engine == "faster-coco-eval":
-        faster = importlib.import_module("faster_coco_eval")
-        expected, actual = faster.COCO(truth), faster.COCO(found)
-        evaluation = faster.COCOeval_faster(expected, actual, iouType="bbox", print_function=lambda *_: None)
-    else:
-        plain = importlib.import_module("pycocotools.coco")
-        with quiet:
-            expected, actual = plain.COCO(), plain.COCO()
-            for coco, data in ((expected, truth), (actual, found)):
-                coco.dataset = data
-                coco.createIndex()
-            evaluation = importlib.import_module("pycocotools.cocoeval").COCOeval(expected, actual, iouType="bbox")
-    with quiet:
+    evaluation = _evaluator(engine, truth, found)
+    with contextlib.redirect_stdout(io.StringIO()):
         evaluation.evaluate()
         evaluation.accumulate()
         evaluation.summarize()
     return evaluation
+
+
+def _evaluator(engine: Engine, truth: dict[str, Any], found: dict[str, Any], *, separate: bool = False) -> Any:
+    """The evaluator before its first step; ``separate`` has the C++ one keep the matches that it else drops."""
+    if engine == "faster-coco-eval":
+        faster = importlib.import_module("faster_coco_eval")
+        return faster.COCOeval_faster(
+            faster.COCO(truth),
+            faster.COCO(found),
+            iouType="bbox",
+            print_function=lambda *_: None,
+            separate_eval=separate,
+        )
+    plain = importlib.import_module("pycocotools.coco")
+    with contextlib.redirect_stdout(io.StringIO()):
+        expected, actual = plain.COCO(), plain.COCO()
+        for coco, data in ((expected, truth), (actual, found)):
+            coco.dataset = data
+            coco.createIndex()
+        return importlib.import_module("pycocotools.cocoeval").COCOeval(expected, actual, iouType="bbox")
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """One class in one image that has a detection or a box: D detections and G boxes at T thresholds."""
+
+    matched: Any
+    """(T, D) or flat, the id of the box, 0 for none."""
+    ignored: Any
+    """(T, D) or flat."""
+    scores: Any
+    """(D,), falling."""
+    truths_ignored: Any
+    """(G,)"""
+
+
+def _read_plain(evaluation: Any) -> list[_Cell | None]:
+    return [
+        _Cell(one["dtMatches"], one["dtIgnore"], one["dtScores"], one["gtIgnore"]) if one else None
+        for one in evaluation.evalImgs
+    ]
+
+
+def _read_faster(evaluation: Any) -> list[_Cell | None]:
+    """The C++ evaluator's results, which show themselves only as their pickled state, the same from 1.6.8 on."""
+    cells: list[_Cell | None] = []
+    for one in evaluation._evalImgs_cpp:
+        state = one.__getstate__()
+        if not isinstance(state, tuple) or len(state) < 5:
+            raise DataError(
+                "this version of faster-coco-eval does not tell its matches; run: pip install 'faster-coco-eval>=1.6.8'"
+            )
+        matched, _, scores, truths_ignored, ignored = state[:5]
+        cells.append(_Cell(matched, ignored, scores, truths_ignored) if scores or truths_ignored else None)
+    return cells
+
+
+def _class_matches(cells: list[_Cell | None], thresholds: int) -> ClassMatches:
+    truths = np.zeros(len(cells), np.int64)
+    images, scores, matched, ignored = [], [], [], []
+    for image, cell in enumerate(cells):
+        if cell is not None:
+            truths[image] = np.count_nonzero(~np.asarray(cell.truths_ignored, dtype=bool))
+            images.append(np.full(len(cell.scores), image))
+            scores.append(np.asarray(cell.scores, dtype=np.float64))
+            matched.append(np.asarray(cell.matched, dtype=bool).reshape(thresholds, -1))
+            ignored.append(np.asarray(cell.ignored, dtype=bool).reshape(thresholds, -1))
+    if not images:
+        none = np.zeros((thresholds, 0), bool)
+        return ClassMatches(np.zeros(0, np.int64), none, none, truths)
+    # As the evaluators order them: images by id, then a stable sort.
+    order = np.argsort(-np.concatenate(scores), kind="stable")
+    skipped = np.concatenate(ignored, axis=1)[:, order]
+    hits = np.concatenate(matched, axis=1)[:, order] & ~skipped
+    return ClassMatches(np.concatenate(images)[order], hits, skipped, truths)

@@ -354,6 +354,33 @@ def test_annotations_that_do_not_match(run, model, validation, tmp_path):
     assert "a.json" in done.message
 
 
+# comparisons
+
+
+def test_what_a_bundle_cannot_be_compared_with(run, model, bundle, validation, tmp_path):
+    data = ["--images", validation.images, "--annotations", validation.annotations]
+    assert "'nowhere' does not exist" in run("eval", bundle, "--against", "nowhere", *data).message
+    (tmp_path / "empty").mkdir()
+    assert "not a bundle" in run("eval", bundle, "--against", tmp_path / "empty", *data).message
+    assert "at least 100" in run("eval", bundle, "--against", model, "--resamples", 9, *data).message
+    # A configuration that the bundle carries already is not given again for the model it is compared with.
+    assert "leave --config out" in run("eval", bundle, *CONFIG, "--against", model, *data).message
+    assert "needs --config" in run("eval", model, "--against", bundle, *data).message
+
+
+def test_a_reference_of_other_classes(run, model, images, bundle, validation, tmp_path):
+    (tmp_path / "c.yaml").write_text(
+        "extends: shapes\nclasses: [circle, square, triangle, diamond, pentagon, hexagon, star, cross, ring, unicorn]\n"
+    )
+    command = ["--config", tmp_path / "c.yaml", "--fp32", "--backend", "onnxruntime"]
+    assert run("build", model, *command, "-o", tmp_path / "other").code == 0
+    data = ["--images", validation.images, "--annotations", validation.annotations]
+    done = run("eval", bundle, "--against", tmp_path / "other", *data)
+    assert done.code == 1
+    assert "unicorn" in done.message
+    assert "detectors of the same classes" in done.message
+
+
 # places
 
 

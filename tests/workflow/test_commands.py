@@ -142,6 +142,64 @@ def test_int8_costs_little_on_the_shipped_detector(run, model, images, validatio
     assert int8["map"] != fp32["map"]
 
 
+@pytest.fixture(scope="module")
+def bundles(model, calibration_images, tmp_path_factory):
+    """An INT8 bundle and the FP32 one of the same model."""
+    from trtdet import BuildOptions, CalibrationOptions, build, load_config
+
+    folder, config = tmp_path_factory.mktemp("bundles"), load_config("shapes")
+    int8 = BuildOptions(calibration=CalibrationOptions(images=calibration_images), backend="onnxruntime")
+    build(model, config, folder / "int8", int8)
+    build(model, config, folder / "fp32", BuildOptions("fp32", backend="onnxruntime"))
+    return folder / "int8", folder / "fp32"
+
+
+def test_eval_against_a_model_and_against_its_bundle_say_the_same(bundles, run, model, validation):
+    int8, fp32 = bundles
+    data = ["--images", validation.images, "--annotations", validation.annotations, "--resamples", 200]
+    done = run("eval", int8, "--against", model, *data, "--json")
+    assert done.code == 0, done.err
+    assert "warning" not in done.err
+    against = done.json["against"]
+    assert against["difference"] == pytest.approx(done.json["map"] - against["map"], abs=1e-12)
+    assert against["low"] < against["difference"] < against["high"]
+    assert (against["images"], against["resamples"], against["confidence"]) == (16, 200, 0.9)
+    assert against["nms"] == done.json["nms"] == "native"
+    bundle = run("eval", int8, "--against", fp32, *data, "--json").json["against"]
+    for key in ("map", "difference", "low", "high"):
+        assert bundle[key] == pytest.approx(against[key], abs=1e-9)
+    said = run("eval", int8, "--against", fp32, *data).out.splitlines()
+    assert said[-1].startswith(f"against {fp32}/fp32.onnx (mAP {100 * against['map']:.2f}): mAP ")
+    assert "paired bootstrap over 16 images, 200 resamples): " + against["verdict"] in said[-1]
+    assert said[-2].startswith("16 images")
+
+
+def test_eval_of_a_model_against_itself_shows_no_loss(run, model, validation):
+    data = ["--images", validation.images, "--annotations", validation.annotations, "--json"]
+    done = run("eval", model, "--config", "shapes", "--against", model, "--score-threshold", 0.01, *data).json
+    assert done["against"]["map"] == done["map"]
+    assert [done["against"][key] for key in ("difference", "low", "high")] == [0, 0, 0]
+    assert done["against"]["verdict"] == "no loss shown"
+    assert "against" not in run("eval", model, "--config", "shapes", *data).json
+
+
+def test_eval_reads_a_model_as_the_bundle_that_it_is_compared_with(run, model, validation, tmp_path):
+    command = ["--config", "shapes", "--fp32", "--backend", "onnxruntime", "--nms", "host", "--iou-threshold", 0.5]
+    assert run("build", model, *command, "-o", tmp_path / "b").code == 0
+    data = ["--images", validation.images, "--annotations", validation.annotations, "--json"]
+    done = run("eval", tmp_path / "b", "--against", model, *data)
+    assert "warning" not in done.err
+    assert (done.json["against"]["nms"], done.json["against"]["difference"]) == ("host", 0)
+
+
+def test_eval_warns_of_thresholds_that_differ(bundles, run, model, validation):
+    data = ["--images", validation.images, "--annotations", validation.annotations, "--json"]
+    done = run("eval", model, "--config", "shapes", "--iou-threshold", 0.5, "--against", bundles[1], *data)
+    assert done.code == 0, done.err
+    (warning,) = [line for line in done.err.splitlines() if line.startswith("warning: ")]
+    assert warning.endswith("iou_threshold 0.5 against 0.65")
+
+
 def test_calibrate_writes_ranges_histograms_and_cache(run, model, images, tmp_path):
     done = run("calibrate", model, "--config", "shapes", "--images", images, "-o", tmp_path / "ranges.json", "--json")
     assert done.code == 0, done.err
