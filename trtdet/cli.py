@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from trtdet.config import Config
     from trtdet.pipeline import CalibrationOptions
 
-RULES = ("minmax", "entropy", "percentile", "mse")
+RULES = ("minmax", "entropy", "percentile", "mse", "auto")
+CORRECTIONS = ("smooth", "shift", "round", "bias")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -82,6 +83,13 @@ def _parser() -> argparse.ArgumentParser:
     build.set_defaults(precision="int8")
     _model_options(build)
     _calibration_options(build)
+    build.add_argument(
+        "--correct",
+        type=_corrections,
+        default=CORRECTIONS,
+        metavar="auto|none|NAME,...",
+        help=f"what may be corrected: {', '.join(CORRECTIONS)}; none for the textbook form (default: auto, all)",
+    )
     _nms_options(build, ("auto", "native", "host"))
     build.add_argument(
         "--backend", default="auto", choices=("auto", "tensorrt", "tensorrt-rtx", "onnxruntime"), help="default: auto"
@@ -159,6 +167,18 @@ def _batch(text: str) -> tuple[int, int, int]:
     if len(sizes) != 3 or not 0 < sizes[0] <= sizes[1] <= sizes[2]:
         raise argparse.ArgumentTypeError(f"'{text}' must be MIN:OPT:MAX with 0 < MIN <= OPT <= MAX, or one number")
     return sizes[0], sizes[1], sizes[2]
+
+
+def _corrections(text: str) -> tuple[str, ...]:
+    if text in ("auto", "none"):
+        return CORRECTIONS if text == "auto" else ()
+    names = tuple(text.split(","))
+    unknown = [name for name in names if name not in CORRECTIONS]
+    if unknown:
+        raise argparse.ArgumentTypeError(
+            f"no correction '{unknown[0]}'; allowed: auto, none, or some of {','.join(CORRECTIONS)}"
+        )
+    return tuple(name for name in CORRECTIONS if name in names)
 
 
 def _config(options: argparse.Namespace) -> Config:
@@ -279,13 +299,21 @@ def _build(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         _config(options),
         options.output,
         BuildOptions(
-            options.precision, _calibration(options), options.nms, options.backend, tuple(options.sm), options.batch
+            options.precision,
+            _calibration(options),
+            options.correct,
+            options.nms,
+            options.backend,
+            tuple(options.sm),
+            options.batch,
         ),
         console.progress,
     )
     manifest = result.bundle.manifest
     if result.audit is not None:
         _say_audit(options, result.audit)
+    if manifest.quantization.corrections:
+        _say(options, f"corrected: {'; '.join(manifest.quantization.corrections)}")
     _say(options, _summary(result.bundle, options, result.up_to_date))
     return {
         "bundle": str(result.bundle.path),

@@ -6,7 +6,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,18 +31,32 @@ from trtdet.bundle import (
     ShapePart,
     sha256_file,
 )
-from trtdet.calibration import Collection, Ranges, collect, collection_key, expose
+from trtdet.calibration import RULES, Collection, Ranges, collect, collection_key, expose
 from trtdet.config import Config, InputConfig
 from trtdet.data import ImageStream, content_hash, find_images
 from trtdet.errors import BackendError, BundleError, CalibrationError, ConfigError, ModelError, TrtdetWarning
-from trtdet.passes import Options, load_model, rewrite
-from trtdet.quantize import Entry, Placement, PrecisionPlan, insert_qdq, lint, place
+from trtdet.passes import Options, decoded, load_model, rewrite
+from trtdet.quantize import (
+    CORRECTIONS,
+    Corrected,
+    Corrections,
+    Entry,
+    Placement,
+    PrecisionPlan,
+    Sources,
+    correct,
+    insert_qdq,
+    lint,
+    place,
+)
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done and how much there is."""
 
 HISTOGRAMS = "histograms.npz"
 DEFAULT_IMAGES = 128
+AUTO = "auto"
+"""The rule that takes, tensor by tensor, the threshold of least error on held-back images."""
 
 
 def _silent(stage: str, done: int, total: int) -> None:
@@ -54,7 +68,7 @@ class CalibrationOptions:
     """Where the ranges come from.
 
     Attributes:
-        rule: ``minmax``, ``entropy``, ``percentile`` or ``mse``.
+        rule: ``minmax``, ``entropy``, ``percentile``, ``mse``, or ``auto`` for the best of them for each tensor.
         percentile: in percent, for the rule of that name.
         images: a folder of images, or a list of file names (``.txt``).
         root: the folder that a list's names are relative to; None for the list's own folder.
@@ -77,6 +91,8 @@ class BuildOptions:
     Attributes:
         precision: ``int8`` quantises every convolution that can be; ``fp32`` builds the float model.
         calibration: used for ``int8``.
+        correct: the corrections that may be used for ``int8``, see :mod:`trtdet.quantize.correct`; empty for the
+            textbook form.
         nms: ``auto`` asks the backend; ``native`` puts the suppression into the graph; ``host`` leaves it out.
         backend: ``auto``, ``tensorrt``, ``tensorrt-rtx`` or ``onnxruntime``.
         sms: compute capabilities to build for, such as 86; empty for the backend's default.
@@ -85,6 +101,7 @@ class BuildOptions:
 
     precision: Literal["int8", "fp32"] = "int8"
     calibration: CalibrationOptions = CalibrationOptions()
+    correct: tuple[str, ...] = CORRECTIONS
     nms: Literal["auto", "native", "host"] = "auto"
     backend: str = "auto"
     sms: tuple[int, ...] = ()
@@ -125,7 +142,13 @@ def calibrate(model: Path, config: Config, options: CalibrationOptions, progress
         raise ConfigError("calibration needs images: a folder or a list of file names with --images")
     source = load_model(model)
     rewritten = rewrite(source, Options(config, batch=_frozen(source, config.input.name, None))).model
-    return _calibrated(rewritten, _placement(rewritten), config, _selected(options), options, None, progress)
+    placement, selected = _placement(rewritten), _selected(options)
+    _check_images(options, ())
+    calibrated = _calibrated(rewritten, placement, config, selected, options, None, progress)
+    if options.rule != AUTO:
+        return calibrated
+    chosen = _corrected(rewritten, placement, config, "host", selected, options, (), calibrated, progress)
+    return replace(calibrated, ranges=chosen.ranges)
 
 
 def build(
@@ -169,10 +192,18 @@ def build(
     # Opened before the work is done: a place that cannot be written is found out now, not after it.
     with BundleWriter(output) as writer:
         calibrated: Calibrated | None = None
-        plan, explicit = placement.plan, rewritten
+        plan, explicit, summary = placement.plan, rewritten, tuple[str, ...]()
         if options.precision == "int8":
-            calibrated = _calibrated(rewritten, placement, config, selected, options.calibration, previous, progress)
-            explicit = _explicit(rewritten, placement, calibrated.ranges)
+            calibration = options.calibration
+            calibrated = _calibrated(rewritten, placement, config, selected, calibration, previous, progress)
+            corrections = Corrections()
+            if options.correct or calibration.rule == AUTO:
+                corrected = _corrected(
+                    rewritten, placement, config, where, selected, calibration, options.correct, calibrated, progress
+                )
+                calibrated = replace(calibrated, ranges=corrected.ranges)
+                plan, corrections, summary = corrected.plan, corrected.corrections, corrected.summary
+            explicit = _explicit(rewritten, placement, calibrated.ranges, corrections)
         else:
             plan = PrecisionPlan({name: Entry("fp32", "--fp32") for name in plan.entries})
         progress(f"building the engine with {caps.name} {caps.version}", 0, 1)
@@ -196,7 +227,7 @@ def build(
             "outputs": _output_parts(explicit),
             "nms": NmsPart(where=where, **config.nms.model_dump()),
             "backend": BackendPart(name=caps.name, version=caps.version, sms=built.sms),
-            "quantization": _quantization_part(calibrated),
+            "quantization": _quantization_part(calibrated, summary),
             "precision": CountsPart(**plan.counts()),
             "audit": _audit_part(found),
             "command": _command(options, config),
@@ -218,6 +249,20 @@ def _check(options: BuildOptions, caps: Capabilities) -> None:
         )
     if options.calibration.images is None and options.calibration.histograms is None:
         raise ConfigError("--int8 needs calibration images: a folder or a list of file names with --images")
+    unknown = [name for name in options.correct if name not in CORRECTIONS]
+    if unknown:
+        raise ConfigError(f"no correction '{unknown[0]}'; allowed: auto, none, or some of {','.join(CORRECTIONS)}")
+    _check_images(options.calibration, options.correct)
+
+
+def _check_images(options: CalibrationOptions, corrections: tuple[str, ...]) -> None:
+    """Histograms alone are enough for a rule, not for what is judged on images."""
+    if options.images is not None:
+        return
+    if options.rule == AUTO:
+        raise ConfigError("--calib auto compares the rules on images: give --images, or name one rule")
+    if corrections:
+        raise ConfigError("corrections are worked out on images: give --images, or build with --correct none")
 
 
 def _check_operators(model: onnx.ModelProto, backend: Backend) -> None:
@@ -231,9 +276,11 @@ def _check_operators(model: onnx.ModelProto, backend: Backend) -> None:
         )
 
 
-def _explicit(model: onnx.ModelProto, placement: Placement, ranges: Ranges) -> onnx.ModelProto:
+def _explicit(
+    model: onnx.ModelProto, placement: Placement, ranges: Ranges, corrections: Corrections
+) -> onnx.ModelProto:
     """The Q/DQ model, checked for everything that would make INT8 run in float."""
-    explicit = insert_qdq(model, placement, ranges)
+    explicit = insert_qdq(model, placement, ranges, corrections)
     findings = lint(explicit)
     if findings:
         raise ModelError(f"the INT8 graph would lose INT8 in {len(findings)} places, the first: {findings[0]}")
@@ -346,7 +393,36 @@ def _calibrated(
             images_sha256=selected.sha256,
             progress=lambda done: progress("calibrating", done, len(selected.paths)),
         )
-    return Calibrated(collection, Ranges.choose(collection, options.rule, options.percentile), reused)
+    # What auto is compared with, should none of the rules be better than another.
+    rule = CalibrationOptions.rule if options.rule == AUTO else options.rule
+    return Calibrated(collection, Ranges.choose(collection, rule, options.percentile), reused)
+
+
+def _corrected(
+    model: onnx.ModelProto,
+    placement: Placement,
+    config: Config,
+    where: str,
+    selected: _Selection,
+    options: CalibrationOptions,
+    names: tuple[str, ...],
+    calibrated: Calibrated,
+    progress: Progress,
+) -> Corrected:
+    """The corrections that hold on images held back; with ``auto`` the rules are among what is compared."""
+    candidates = {calibrated.ranges.rule: calibrated.ranges}
+    if options.rule == AUTO:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", TrtdetWarning)  # said when the first was chosen
+            for rule in RULES:
+                if rule not in candidates:
+                    candidates[rule] = Ranges.choose(calibrated.collection, rule, options.percentile)
+    # Unreadable images were named when they were met first.
+    skipped = set(calibrated.collection.skipped)
+    images = [path for path in selected.paths if path.name not in skipped]
+    return correct(
+        model, placement, candidates, names, Sources(images, config.input, OnnxRunner, decoded(where), progress)
+    )
 
 
 def _kept(
@@ -383,6 +459,7 @@ def _content_hash(
         "config": config.model_dump(mode="json"),
         "precision": options.precision,
         "rule": [calibration.rule, calibration.percentile] if options.precision == "int8" else None,
+        "correct": options.correct if options.precision == "int8" else None,
         "images": selected.sha256,
         "histograms": given,
         "sms": options.sms,
@@ -422,7 +499,7 @@ def _output_parts(model: onnx.ModelProto) -> tuple[OutputPart, ...]:
     )
 
 
-def _quantization_part(calibrated: Calibrated | None) -> QuantizationPart:
+def _quantization_part(calibrated: Calibrated | None, corrections: tuple[str, ...]) -> QuantizationPart:
     if calibrated is None:
         return QuantizationPart(mode="none")
     collection, ranges = calibrated.collection, calibrated.ranges
@@ -432,6 +509,7 @@ def _quantization_part(calibrated: Calibrated | None) -> QuantizationPart:
         percentile=ranges.percent,
         histograms_key=collection.key,
         images=ImagesPart(count=collection.images, sha256=collection.images_sha256, skipped=collection.skipped),
+        corrections=corrections,
     )
 
 

@@ -10,11 +10,12 @@ import onnx
 from trtdet.passes import batchnorm, clean, decode, nms, opset
 from trtdet.passes.base import Options, PassResult
 from trtdet.passes.model import load_model, save_model, to_graph, to_model
+from trtdet.passes.nms import decoded
 
 PASSES: tuple[ModuleType, ...] = (clean, batchnorm, opset, decode, nms)
 """Every rewrite, in the order they run."""
 
-__all__ = ["PASSES", "Options", "PassResult", "Rewritten", "load_model", "rewrite", "save_model"]
+__all__ = ["PASSES", "Options", "PassResult", "Rewritten", "decoded", "load_model", "rewrite", "save_model"]
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
         return PassResult(0)
     nms = options.config.nms
     boxes, scores = (next(tensor for tensor in graph.outputs if tensor.name == name) for name in (BOXES, SCORES))
-    boxes.name, scores.name = f"{BOXES}_all", f"{SCORES}_all"
+    boxes.name, scores.name = decoded("native")
     pool = _box_count(boxes, scores) * (len(options.config.classes) if nms.candidates == "all-classes" else 1)
     topk = min(nms.pre_nms_topk, pool)
     if options.max_topk is not None and topk > options.max_topk:
@@ -44,6 +44,11 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
     graph.outputs = _best(write, corners, score, label, keep, scores.shape[0], topk, nms.max_detections)
     graph.cleanup().toposort()
     return PassResult(1)
+
+
+def decoded(where: str) -> tuple[str, str]:
+    """Names of the tensors with all decoded boxes and scores, in a model that was rewritten for ``where``."""
+    return (f"{BOXES}_all", f"{SCORES}_all") if where == "native" else (BOXES, SCORES)
 
 
 def _box_count(boxes: gs.Variable, scores: gs.Variable) -> int:

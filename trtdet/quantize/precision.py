@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from trtdet.bundle import write_atomically
 from trtdet.errors import ConfigError
@@ -17,11 +17,28 @@ _SCHEMA = 1
 
 
 @dataclass(frozen=True)
+class Step:
+    """A correction that was made for a convolution.
+
+    Attributes:
+        name: such as ``smooth, shift``, ``round`` or ``bias``.
+        without: the error at the convolution's output without it, the others kept, on images held back; as a share of
+            the output's variance.
+        error: the same with it.
+    """
+
+    name: str
+    without: float
+    error: float
+
+
+@dataclass(frozen=True)
 class Entry:
-    """What one node runs in, and the reason."""
+    """What one node runs in, the reason, and the corrections it got."""
 
     precision: Precision
     reason: str
+    corrections: tuple[Step, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -56,7 +73,7 @@ class PrecisionPlan:
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
             schema = data["schema"]
-            entries = {name: Entry(**entry) for name, entry in data["entries"].items()}
+            entries = {name: _entry(**entry) for name, entry in data["entries"].items()}
         except FileNotFoundError:
             raise ConfigError(f"plan '{path}' does not exist; 'trtdet build' writes one as plan.json") from None
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -72,3 +89,7 @@ class PrecisionPlan:
                     f"allowed: {', '.join(get_args(Precision))}"
                 )
         return PrecisionPlan(entries)
+
+
+def _entry(precision: Precision, reason: str, corrections: list[dict[str, Any]] | None = None) -> Entry:
+    return Entry(precision, reason, tuple(Step(**step) for step in corrections or ()))

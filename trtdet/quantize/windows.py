@@ -1,0 +1,113 @@
+"""What a convolution sees: its windows over the input, sampled from an activation as the columns of a matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_graphsurgeon as gs
+from numpy.typing import NDArray
+
+Float = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Window:
+    """The geometry of a 2-D convolution; convolutions that share it and their input share their samples.
+
+    Attributes:
+        source: name of the tensor that is read.
+        groups: how many groups the channels fall into.
+        kernel, strides, dilations: (vertical, horizontal).
+        pads: zeros added at top, left, bottom and right.
+    """
+
+    source: str
+    groups: int
+    kernel: tuple[int, int]
+    strides: tuple[int, int]
+    dilations: tuple[int, int]
+    pads: tuple[int, int, int, int]
+
+    @property
+    def taps(self) -> int:
+        return self.kernel[0] * self.kernel[1]
+
+    @staticmethod
+    def of(conv: gs.Node) -> Window | None:
+        """The window of a convolution, None where it is not 2-D or its padding depends on an unknown size."""
+        weight = conv.inputs[1]
+        if weight.values.ndim != 4:
+            return None
+        kernel = _pair(weight.values.shape[2:])
+        strides, dilations = (_pair(conv.attrs.get(key, (1, 1))) for key in ("strides", "dilations"))
+        pads = _pads(conv, kernel, strides, dilations)
+        if pads is None:
+            return None
+        return Window(conv.inputs[0].name, int(conv.attrs.get("group", 1)), kernel, strides, dilations, pads)
+
+    def sample(self, x: Float, count: int, seed: int) -> Float:
+        """Windows at random places of one image's activation, the same places for the same seed.
+
+        Args:
+            x: float32 (C, H, W).
+            count: how many places; all of them where there are no more.
+            seed: of the choice.
+
+        Returns:
+            float32 (groups, C / groups * taps, places); a column is laid out as the weights are.
+        """
+        top, left, bottom, right = self.pads
+        (high, wide), (down, across) = self.kernel, self.strides
+        step_y, step_x = self.dilations
+        rows = (x.shape[1] + top + bottom - step_y * (high - 1) - 1) // down + 1
+        columns = (x.shape[2] + left + right - step_x * (wide - 1) - 1) // across + 1
+        places = rows * columns
+        chosen = np.arange(places)
+        if places > count:
+            chosen = np.sort(np.random.default_rng(seed).choice(places, count, replace=False))
+        y, z = chosen // columns * down - top, chosen % columns * across - left
+        if self.taps == 1 and not any(self.pads):
+            found = x[:, y, z]
+        else:
+            # Each place reads its own taps from the unpadded activation: padding all of it would cost more.
+            ys = y[None, :] + step_y * np.arange(high)[:, None]
+            xs = z[None, :] + step_x * np.arange(wide)[:, None]
+            inside = ((ys >= 0) & (ys < x.shape[1]))[:, None, :] & ((xs >= 0) & (xs < x.shape[2]))[None, :, :]
+            ys, xs = ys.clip(0, x.shape[1] - 1), xs.clip(0, x.shape[2] - 1)
+            found = x[:, ys[:, None, :], xs[None, :, :]] * inside
+        return found.reshape(self.groups, -1, len(chosen))
+
+    def spread(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """A value a channel, float64 (C,), laid out as the rows of a sample: (groups, C / groups * taps)."""
+        return np.repeat(values, self.taps).reshape(self.groups, -1)
+
+    def rows(self, weight: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Weights (out, C / groups, kh, kw) as matrices for the samples: (groups, out / groups, C / groups * taps)."""
+        return weight.reshape(self.groups, len(weight) // self.groups, -1)
+
+
+def _pair(values: Sequence[int]) -> tuple[int, int]:
+    return int(values[0]), int(values[1])
+
+
+def _pads(
+    conv: gs.Node, kernel: tuple[int, int], strides: tuple[int, int], dilations: tuple[int, int]
+) -> tuple[int, int, int, int] | None:
+    how = conv.attrs.get("auto_pad", "NOTSET")
+    if how == "NOTSET":
+        top, left, bottom, right = conv.attrs.get("pads", (0, 0, 0, 0))
+        return int(top), int(left), int(bottom), int(right)
+    if how == "VALID":
+        return 0, 0, 0, 0
+    size = list(conv.inputs[0].shape or ())[2:]
+    if len(size) != 2 or not all(isinstance(side, int) and side > 0 for side in size):
+        return None
+    before, after = [], []
+    for side, length, step, gap in zip(size, kernel, strides, dilations, strict=True):
+        total = max(0, (-(-side // step) - 1) * step + gap * (length - 1) + 1 - side)
+        small, large = total // 2, total - total // 2
+        before.append(small if how == "SAME_UPPER" else large)
+        after.append(large if how == "SAME_UPPER" else small)
+    return before[0], before[1], after[0], after[1]
