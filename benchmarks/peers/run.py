@@ -5,7 +5,7 @@
 ``--data`` holds ``models/``, ``coco/val2017``, ``coco/train2017`` and ``coco/annotations/instances_val2017.json``. Each
 peer is installed into an environment of its own under ``--work``, in the versions that its requirements file here pins;
 an environment that is there already is used again. A peer that cannot be installed, or that fails, is a row that says
-why. Prints Markdown; each quantised model, and what its quantiser printed, is left in OUT.
+why. Prints Markdown; each quantised model, and what its quantiser printed, is left in OUT/NAME, which is emptied first.
 
 What is compared:
 
@@ -219,7 +219,8 @@ def compare(case: Case, data: Path, work: Path, peers: list[str], folder: Path) 
         print(f"| {quantizer} | {method} | " + " | ".join(cells) + " |", flush=True)
         notes += [f"- {quantizer} {method}: {count} x {what}" for what, count in verdict.findings.most_common()]
     if notes:
-        print("\nWhat trtdet's lint finds:\n\n" + "\n".join(notes), flush=True)
+        print("\nWhat trtdet's lint says before the build (the column of INT8 convolutions says what was built):\n")
+        print("\n".join(notes), flush=True)
 
 
 def as_cell(text: object) -> str:
