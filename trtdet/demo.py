@@ -1,4 +1,4 @@
-"""The whole way on generated images: the shipped detector becomes INT8 bundles, and mAP says what each rule costs."""
+"""The whole way on generated images: the shipped detector becomes INT8 bundles, and mAP says what each one costs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from trtdet.zoo import SHAPES_MODEL
 CALIBRATION_IMAGES = 64
 VALIDATION_IMAGES = 200
 PICTURES = 6
-MAIN = "percentile"
+MAIN = "int8"
+"""The bundle that a build without options makes; the others are the threshold rules alone."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class Demo:
 
 
 def run_demo(folder: Path, progress: Progress = lambda stage, done, total: None) -> Demo:
-    """Generates the data, builds one FP32 bundle and one INT8 bundle a rule, scores all of them, draws a few pictures.
+    """Generates the data, builds FP32, INT8, and INT8 by each rule alone, scores all of them, draws a few pictures.
 
     Args:
         folder: where everything goes; what a former run left there is used again.
@@ -107,24 +108,21 @@ def run_demo(folder: Path, progress: Progress = lambda stage, done, total: None)
     calibration = shapes.generate(folder / "data", "calibration", CALIBRATION_IMAGES)
     validation = shapes.generate(folder / "data", "val", VALIDATION_IMAGES)
     dataset = CocoDataset.load(validation.annotations, validation.images, config.classes)
-    main = folder / "bundles" / f"int8-{MAIN}"
+    bundles = folder / "bundles"
+    main = bundles / MAIN
 
     def scored(stage: str, bundle: Path) -> Evaluation:
         return evaluate(Detector.open(bundle), dataset, lambda done, total: progress(f"scoring {stage}", done, total))
 
     rows: list[Row] = []
     backend = ""
-    for rule in (None, MAIN, *(rule for rule in RULES if rule != MAIN)):
-        variant = f"INT8 {rule}" if rule else "FP32"
-        place = folder / "bundles" / (f"int8-{rule}" if rule else "fp32")
-        if rule is None:
-            options = BuildOptions("fp32")
-        else:
-            # The images are run once; every further rule starts from the same histograms.
-            histograms = main / HISTOGRAMS if rule != MAIN else None
-            options = BuildOptions(
-                calibration=CalibrationOptions(rule, images=calibration.images, histograms=histograms)
-            )
+    calibrated = CalibrationOptions(images=calibration.images)
+    variants = {"FP32": (bundles / "fp32", BuildOptions("fp32")), "INT8": (main, BuildOptions(calibration=calibrated))}
+    for rule in RULES:
+        # The images are run once; every further rule starts from the same histograms.
+        alone = CalibrationOptions(rule, images=calibration.images, histograms=main / HISTOGRAMS)
+        variants[f"INT8 {rule} alone"] = (bundles / f"int8-{rule}", BuildOptions(calibration=alone, correct=()))
+    for variant, (place, options) in variants.items():
         bundle = build(SHAPES_MODEL, config, place, options, progress).bundle
         manifest = bundle.manifest
         counts = manifest.audit or manifest.precision

@@ -3,9 +3,10 @@
 Everything is worked out from the float model over calibration images, layer by layer, in four passes over images that
 are decoded anew each time, so that memory does not grow with their number:
 
-1. the extremes of every channel, and the second moments of every convolution's windows at random places;
+1. the extremes of every channel, from all images as the thresholds of the rules are, and the second moments of every
+   convolution's windows at random places;
 2. the mean of what is left after rounding, for every way a tensor could be quantised;
-3. on images held back from the first two, the error of every way at the output of every convolution: what lowers it
+3. on images held back from moments and means, the error of every way at the output of every convolution: what lowers it
    is kept, everything else is left as the threshold rule has it;
 4. on the held-back images, the error at the decoded boxes and scores of the whole, for a few ways to put the layers'
    corrections together: the best is taken, and only if it is better than none.
@@ -43,7 +44,7 @@ CORRECTIONS = ("smooth", "shift", "round", "bias")
 Progress = Callable[[str, int, int], None]
 
 _HELD_BACK = 4
-_PLACES = 128
+_PLACES = 256
 """Windows that are looked at in one image and convolution; up to four times as many where they are wide."""
 
 _PAD_GAIN = 0.9
@@ -55,7 +56,7 @@ _QUIET = 0.01
 _GRAM_BYTES = 1 << 30
 """Second moments that are held at a time; a model with more of them is read in several passes."""
 
-_COMPENSATED_SHARE = 0.4
+_COMPENSATED_SHARE = 0.25
 """What is left of the weights' rounding noise when the rounding is compensated, in the choice of scales."""
 
 
@@ -155,7 +156,7 @@ def correct(
     sites = _sites(model, placement)
     tensors = list(dict.fromkeys(site.tensor for site in sites))
     for batch in _batches(sites, "round" in names):
-        _measure(model, batch, fit, sources, "round" in names)
+        _measure(model, batch, fit, held, sources, "round" in names)
         for site in batch:
             site.prepare(candidates, names)
     exposed = expose(model, tensors)
@@ -488,19 +489,26 @@ def _batches(sites: Sequence[_Site], dense: bool) -> Iterator[list[_Site]]:
 
 
 def _measure(
-    model: onnx.ModelProto, sites: Sequence[_Site], images: Sequence[Path], sources: Sources, dense: bool
+    model: onnx.ModelProto,
+    sites: Sequence[_Site],
+    fit: Sequence[Path],
+    held: Sequence[Path],
+    sources: Sources,
+    dense: bool,
 ) -> None:
+    """Moments from the images to fit on; extremes, as the rules' thresholds, from all images."""
     for site in sites:
         for name, window in site.windows.items():
             width = int(np.prod(site.convs[name].inputs[1].values.shape[1:]))
             site.moments.setdefault(window, _Moments(window.groups, width, dense))
     exposed = expose(model, list(dict.fromkeys(site.tensor for site in sites)))
-    for seed, found in enumerate(sources.outputs(exposed, images, "correcting: moments")):
+    for seed, found in enumerate(sources.outputs(exposed, [*fit, *held], "correcting: moments")):
         for site in sites:
             x = found[site.tensor]
             site.extremes.update(x)
-            for window, moments in site.moments.items():
-                moments.update(site.sample(x, window, seed))
+            if seed < len(fit):
+                for window, moments in site.moments.items():
+                    moments.update(site.sample(x, window, seed))
 
 
 def _chosen_ranges(candidates: Mapping[str, Ranges], sites: Sequence[_Site]) -> Ranges:

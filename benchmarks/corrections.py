@@ -1,0 +1,69 @@
+"""What the corrections keep: INT8 bundles by default, for several rules, against FP32, with paired intervals.
+
+    python benchmarks/corrections.py --data DIR [--models NAME ...] [--rules RULE ...] -o OUT
+
+DIR holds ``models/``, ``coco/val2017``, ``coco/train2017`` and ``coco/annotations/instances_val2017.json``. Every
+bundle is built for TensorRT-RTX and its audit is read; scores are those of onnxruntime. Prints Markdown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import trtdet
+from trtdet.detector import Detector
+from trtdet.evaluation import Evaluation
+
+MODELS = {
+    "yolox_nano": ("yolox", "best-class"),
+    "yolov5n": ("yolov5", "all-classes"),
+    "picodet_s": ("dfl", "all-classes"),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--rules", nargs="+", default=["percentile", "minmax", "entropy"])
+    parser.add_argument("--num-images", type=int, default=64)
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    options = parser.parse_args()
+    coco = options.data / "coco"
+
+    def score(target: Path, config: trtdet.Config | None) -> Evaluation:
+        detector = Detector.open(target, config)
+        annotations = coco / "annotations" / "instances_val2017.json"
+        return trtdet.evaluate(detector, trtdet.CocoDataset.load(annotations, coco / "val2017", detector.classes))
+
+    print("| model | rule | FP32 | INT8 | difference, 90 % interval | convs INT8 / float as built | build s |")
+    print("|---|---|---|---|---|---|---|", flush=True)
+    for name in options.models:
+        family, candidates = MODELS[name]
+        config = trtdet.load_config(family).with_nms(candidates=candidates)
+        model = options.data / "models" / f"{name}.onnx"
+        reference = score(model, config)
+        for rule in options.rules:
+            place = options.output / f"{name}-{rule}"
+            calibration = trtdet.CalibrationOptions(rule, images=coco / "train2017", num_images=options.num_images)
+            started = time.perf_counter()
+            built = trtdet.build(model, config, place, trtdet.BuildOptions(calibration=calibration)).bundle
+            seconds = time.perf_counter() - started
+            got = score(place, None)
+            found = trtdet.compare(got, reference)
+            audit = built.manifest.audit
+            assert audit is not None
+            print(
+                f"| {name} | {rule} | {100 * reference.result.map:.2f} | {100 * got.result.map:.2f} | "
+                f"{100 * found.difference:+.2f} ({100 * found.low:+.2f} .. {100 * found.high:+.2f}) | "
+                f"{audit.int8} / {audit.fp16 + audit.fp32} | {seconds:.0f} |",
+                flush=True,
+            )
+            print(f"{name} {rule}: {'; '.join(built.manifest.quantization.corrections)}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()
