@@ -10,6 +10,7 @@ from PIL import Image
 from trtdet import BuildOptions, CalibrationOptions, build, calibrate, load_config, shapes
 from trtdet.errors import CalibrationError, ConfigError
 from trtdet.pipeline import BuildResult
+from trtdet.quantize import CORRECTIONS, PrecisionPlan
 from trtdet.zoo import SHAPES_MODEL
 
 
@@ -18,9 +19,12 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shapes.generate(tmp_path_factory.mktemp("shapes"), "calibration", 12).images
 
 
-def bundle(images: Path, place: Path, config: str = "shapes", **calibration: object) -> BuildResult:
+def bundle(
+    images: Path, place: Path, config: str = "shapes", correct: tuple[str, ...] = (), **calibration: object
+) -> BuildResult:
     options = CalibrationOptions(images=images, **calibration)  # type: ignore[arg-type]
-    return build(SHAPES_MODEL, load_config(config), place, BuildOptions(calibration=options, backend="onnxruntime"))
+    asked = BuildOptions(calibration=options, correct=correct, backend="onnxruntime")
+    return build(SHAPES_MODEL, load_config(config), place, asked)
 
 
 def test_images_are_taken_evenly_spaced(images: Path, tmp_path: Path) -> None:
@@ -104,3 +108,40 @@ def test_histograms_alone_are_enough_to_build(images: Path, tmp_path: Path) -> N
             tmp_path / "third",
             BuildOptions(calibration=CalibrationOptions(histograms=tmp_path / "no.npz"), backend="onnxruntime"),
         )
+
+
+def test_corrections_are_written_down_and_repeatable(images: Path, tmp_path: Path) -> None:
+    plain = bundle(images, tmp_path / "plain")
+    assert plain.bundle.manifest.quantization.corrections == ()
+    first = bundle(images, tmp_path / "one", correct=CORRECTIONS)
+    said = first.bundle.manifest.quantization.corrections
+    before, after = (float(part.split()[0]) for part in said[-1].removeprefix("error at the head ").split(" -> "))
+    assert after < before / 2
+    steps = [entry.corrections for entry in PrecisionPlan.load(first.bundle.file("plan.json")).entries.values()]
+    assert {step.name for taken in steps for step in taken} >= {"smooth, shift", "round", "bias"}
+    assert first.bundle.manifest.files["ranges.json"] == plain.bundle.manifest.files["ranges.json"]
+    assert first.bundle.manifest.files["int8.onnx"] != plain.bundle.manifest.files["int8.onnx"]
+    again = bundle(images, tmp_path / "two", correct=CORRECTIONS)
+    assert again.bundle.manifest.files["int8.onnx"] == first.bundle.manifest.files["int8.onnx"]
+    assert not bundle(images, tmp_path / "one", correct=("bias",)).up_to_date
+
+
+def test_the_best_rule_of_each_tensor(images: Path, tmp_path: Path) -> None:
+    done = bundle(images, tmp_path / "bundle", rule="auto").bundle.manifest.quantization
+    assert done.calibrator == "auto"
+    assert done.corrections[0].startswith("rules: ")
+
+
+def test_corrections_need_images(images: Path, tmp_path: Path) -> None:
+    calibrate(SHAPES_MODEL, load_config("shapes"), CalibrationOptions(images=images)).collection.save(
+        tmp_path / "h.npz"
+    )
+    for options, message in (
+        (BuildOptions(calibration=CalibrationOptions(histograms=tmp_path / "h.npz")), "give --images, or build with"),
+        (BuildOptions(calibration=CalibrationOptions("auto", histograms=tmp_path / "h.npz")), "--calib auto compares"),
+        (BuildOptions(calibration=CalibrationOptions(images=images, num_images=1)), "at least 2 calibration images"),
+        (BuildOptions(calibration=CalibrationOptions(images=images), correct=("magic",)), "no correction 'magic'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            build(SHAPES_MODEL, load_config("shapes"), tmp_path / "bundle", options)
+    assert not (tmp_path / "bundle").exists()

@@ -37,7 +37,7 @@ def test_a_plan_survives_its_file_with_the_order_of_its_nodes(tmp_path: Path) ->
 def test_a_plan_as_a_user_reads_it() -> None:
     data = json.loads(PLAN.to_json())
     assert data["schema"] == 1
-    assert data["entries"]["Conv_1"] == {"precision": "fp16", "reason": "sensitive"}
+    assert data["entries"]["Conv_1"] == {"precision": "fp16", "reason": "sensitive", "corrections": []}
 
 
 def test_a_plan_cannot_be_written_under_a_file(tmp_path: Path) -> None:

@@ -46,6 +46,8 @@ class OnnxRunner:
         options.log_severity_level = 3
         # Threads that wait by spinning take the cores that decode, count and suppress meanwhile.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        # Q/DQ is computed as it is written: fused into integer kernels it saturates at 16 bits on CPUs without VNNI.
+        options.add_session_config_entry("session.disable_quant_qdq", "1")
         try:
             self._session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime raises a class of its own for each status, with no common base
