@@ -73,7 +73,8 @@ def main() -> None:
             engines = []
             for _ in range(2):
                 shutil.rmtree(place, ignore_errors=True)
-                built = trtdet.build(model, config, place, trtdet.BuildOptions(calibration=calibration), progress)
+                asked = trtdet.BuildOptions(calibration=calibration, correct=())
+                built = trtdet.build(model, config, place, asked, progress)
                 engines.append(hashlib.sha256(built.bundle.file("model.engine").read_bytes()).hexdigest())
             if histograms is None:
                 histograms = options.output / f"{name}.npz"

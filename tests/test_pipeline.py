@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from trtdet import BuildOptions, CalibrationOptions, build, calibrate, load_config, shapes
-from trtdet.errors import CalibrationError, ConfigError
+from trtdet.errors import CalibrationError, ConfigError, TrtdetWarning
 from trtdet.pipeline import BuildResult
 from trtdet.quantize import CORRECTIONS, PrecisionPlan
 from trtdet.zoo import SHAPES_MODEL
@@ -17,6 +18,11 @@ from trtdet.zoo import SHAPES_MODEL
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shapes.generate(tmp_path_factory.mktemp("shapes"), "calibration", 12).images
+
+
+@pytest.fixture(scope="module")
+def more_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return shapes.generate(tmp_path_factory.mktemp("more"), "calibration", 24).images
 
 
 def bundle(
@@ -98,7 +104,7 @@ def test_histograms_alone_are_enough_to_build(images: Path, tmp_path: Path) -> N
         SHAPES_MODEL,
         load_config("shapes"),
         tmp_path / "second",
-        BuildOptions(calibration=options, backend="onnxruntime"),
+        BuildOptions(calibration=options, correct=(), backend="onnxruntime"),
     )
     assert second.bundle.manifest.files["int8.onnx"] == first.bundle.manifest.files["int8.onnx"]
     with pytest.raises(CalibrationError, match="does not exist"):
@@ -106,14 +112,16 @@ def test_histograms_alone_are_enough_to_build(images: Path, tmp_path: Path) -> N
             SHAPES_MODEL,
             load_config("shapes"),
             tmp_path / "third",
-            BuildOptions(calibration=CalibrationOptions(histograms=tmp_path / "no.npz"), backend="onnxruntime"),
+            BuildOptions(
+                calibration=CalibrationOptions(histograms=tmp_path / "no.npz"), correct=(), backend="onnxruntime"
+            ),
         )
 
 
-def test_corrections_are_written_down_and_repeatable(images: Path, tmp_path: Path) -> None:
-    plain = bundle(images, tmp_path / "plain")
+def test_corrections_are_written_down_and_repeatable(more_images: Path, tmp_path: Path) -> None:
+    plain = bundle(more_images, tmp_path / "plain")
     assert plain.bundle.manifest.quantization.corrections == ()
-    first = bundle(images, tmp_path / "one", correct=CORRECTIONS)
+    first = bundle(more_images, tmp_path / "one", correct=CORRECTIONS)
     said = first.bundle.manifest.quantization.corrections
     before, after = (float(part.split()[0]) for part in said[-1].removeprefix("error at the head ").split(" -> "))
     assert after < before / 2
@@ -121,15 +129,16 @@ def test_corrections_are_written_down_and_repeatable(images: Path, tmp_path: Pat
     assert {step.name for taken in steps for step in taken} >= {"smooth, shift", "round", "bias"}
     assert first.bundle.manifest.files["ranges.json"] == plain.bundle.manifest.files["ranges.json"]
     assert first.bundle.manifest.files["int8.onnx"] != plain.bundle.manifest.files["int8.onnx"]
-    again = bundle(images, tmp_path / "two", correct=CORRECTIONS)
+    again = bundle(more_images, tmp_path / "two", correct=CORRECTIONS)
     assert again.bundle.manifest.files["int8.onnx"] == first.bundle.manifest.files["int8.onnx"]
-    assert not bundle(images, tmp_path / "one", correct=("bias",)).up_to_date
+    assert not bundle(more_images, tmp_path / "one", correct=("bias",)).up_to_date
 
 
-def test_the_best_rule_of_each_tensor(images: Path, tmp_path: Path) -> None:
-    done = bundle(images, tmp_path / "bundle", rule="auto").bundle.manifest.quantization
-    assert done.calibrator == "auto"
-    assert done.corrections[0].startswith("rules: ")
+def test_the_best_rule_of_each_tensor(more_images: Path, tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TrtdetWarning)  # no tensor need be better off with another rule
+        done = bundle(more_images, tmp_path / "bundle", rule="auto").bundle.manifest.quantization
+    assert (done.calibrator, done.corrections[0].split(":")[0]) in (("auto", "rules"), ("percentile", "none kept"))
 
 
 def test_corrections_need_images(images: Path, tmp_path: Path) -> None:
