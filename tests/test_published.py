@@ -65,6 +65,19 @@ def test_two_models_are_compared_image_by_image(shared_data: Path) -> None:
 
 
 @pytest.mark.slow
+def test_corrections_keep_the_score_in_int8(shared_data: Path, tmp_path: Path) -> None:
+    config = load_config("yolox").with_nms(candidates="best-class")
+    calibration = CalibrationOptions(images=shared_data / "coco" / "train2017", num_images=64)
+    options = BuildOptions(calibration=calibration, backend="onnxruntime")
+    bundle = build(shared_data / "models" / "yolox_nano.onnx", config, tmp_path / "bundle", options).bundle
+    said = bundle.manifest.quantization.corrections[-1].removeprefix("error at the head ")
+    before, after = (float(part.split()[0]) for part in said.split(" -> "))
+    assert after < before / 5
+    detector = Detector.open(bundle.path)
+    assert evaluate(detector, dataset(shared_data, config)).result.map >= 0.274
+
+
+@pytest.mark.slow
 @pytest.mark.tensorrt
 @pytest.mark.parametrize("name", MODELS)
 def test_every_convolution_of_a_published_model_runs_in_int8(shared_data: Path, tmp_path: Path, name: str) -> None:

@@ -27,8 +27,7 @@ CONFIG = ["--config", "shapes"]
 def bundle(run, model, images, tmp_path):
     """A bundle that must survive what goes wrong."""
     place = tmp_path / "bundle"
-    command = ["build", model, *CONFIG, "--images", images, "--backend", "onnxruntime", "-o", place]
-    assert run(*command).code == 0
+    assert build(run, model, images, place).code == 0
     return place
 
 
@@ -42,7 +41,8 @@ def leftovers(folder: Path) -> list[str]:
 
 
 def build(run, model, images, place, *more):
-    return run("build", model, *CONFIG, "--images", images, "--backend", "onnxruntime", "-o", place, *more)
+    command = ["build", model, *CONFIG, "--images", images, "--backend", "onnxruntime", "-o", place]
+    return run(*command, "--correct", "none", *more)
 
 
 # images
@@ -413,7 +413,7 @@ def test_a_full_disk_keeps_the_old_bundle(bundle, model, images, tmp_path):
     """A file size limit makes the kernel refuse the write half way, as a full disk does."""
     before = contents(bundle)
     command = [sys.executable, "-m", "trtdet", "build", str(model), *CONFIG, "--images", str(images)]
-    command += ["--backend", "onnxruntime", "-o", str(bundle), "--calib", "minmax"]
+    command += ["--backend", "onnxruntime", "-o", str(bundle), "--calib", "minmax", "--correct", "none"]
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
@@ -451,10 +451,51 @@ def test_histograms_of_another_model(run, model, images, bundle, tmp_path):
     assert "other images" in done.message
 
 
+# corrections
+
+
+def test_corrections_without_images(run, model, bundle, tmp_path):
+    command = ["build", model, *CONFIG, "--backend", "onnxruntime", "--histograms", bundle / "histograms.npz", "--json"]
+    done = run(*command, "-o", tmp_path / "b")
+    assert (done.code, done.json["error"]["type"]) == (1, "ConfigError")
+    assert "give --images, or build with --correct none" in done.message
+    done = run(*command, "-o", tmp_path / "b", "--correct", "none", "--calib", "auto")
+    assert (done.code, done.json["error"]["type"]) == (1, "ConfigError")
+    assert "--calib auto compares the rules on images" in done.message
+    assert not (tmp_path / "b").exists()
+    done = run(*command, "-o", tmp_path / "b", "--correct", "none")
+    assert done.code == 0, done.err
+    assert done.json["manifest"]["quantization"]["corrections"] == []
+    assert (tmp_path / "b" / "int8.onnx").read_bytes() == (bundle / "int8.onnx").read_bytes()
+
+
+def test_corrections_from_one_image(run, model, images, tmp_path):
+    done = build(run, model, images, tmp_path / "b", "--num-images", 1, "--correct", "auto")
+    assert done.code == 1
+    assert "at least 2 calibration images" in done.message
+    assert "got 1" in done.message
+    assert not (tmp_path / "b").exists()
+    assert leftovers(tmp_path) == []
+    assert build(run, model, images, tmp_path / "b", "--num-images", 1).code == 0
+
+
+@pytest.mark.parametrize("asked", ["foo", "smooth,foo", "auto,foo", ""])
+def test_an_unknown_correction(capsys, asked):
+    from trtdet.cli import main
+
+    with pytest.raises(SystemExit) as stop:
+        main(["build", "model.onnx", "--config", "shapes", "-o", "b", "--correct", asked])
+    assert stop.value.code == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    wrong = "auto" if asked == "auto,foo" else asked.split(",")[-1]
+    assert f"no correction '{wrong}'; allowed: auto, none, or some of smooth,shift,round,bias" in said
+
+
 @pytest.mark.slow
 def test_ctrl_c_at_any_moment_leaves_the_old_bundle_or_the_new_one(bundle, model, images, tmp_path):
     before = contents(bundle)
     command = [sys.executable, "-m", "trtdet", "build", str(model), *CONFIG, "--images", str(images)]
+    command += ["--num-images", "4", "--correct", "bias"]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     whole = 0.0
     codes = []
