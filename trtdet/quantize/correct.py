@@ -101,14 +101,16 @@ class Sources:
         held = list(self.images[_HELD_BACK - 1 :: _HELD_BACK]) or list(self.images[-1:])
         return [path for path in self.images if path not in set(held)], held
 
-    def outputs(self, model: onnx.ModelProto, paths: Sequence[Path], stage: str) -> Iterator[dict[str, NDArray[Any]]]:
-        """Every image's outputs, without the batch axis, the network's input among them."""
-        runner = self.load(model)
+    def outputs(
+        self, models: Sequence[onnx.ModelProto], paths: Sequence[Path], stage: str
+    ) -> Iterator[list[dict[str, NDArray[Any]]]]:
+        """Every image's outputs of each model, without the batch axis, the network's input among them."""
+        runners = [self.load(model) for model in models]
         done = 0
-        for batch in ImageStream(paths, self.preprocess, batch_size=runner.batch or 1):
-            found = {**runner(batch.images), runner.input: batch.images}
+        for batch in ImageStream(paths, self.preprocess, batch_size=runners[0].batch or 1):
+            found = [{**runner(batch.images), runner.input: batch.images} for runner in runners]
             for row in range(len(batch)):
-                yield {name: value[row] for name, value in found.items()}
+                yield [{name: value[row] for name, value in one.items()} for one in found]
             done += len(batch)
             self.progress(stage, done, len(paths))
 
@@ -160,10 +162,10 @@ def correct(
         for site in batch:
             site.prepare(candidates, names)
     exposed = expose(model, tensors)
-    for seed, found in enumerate(sources.outputs(exposed, fit, "correcting: means")):
+    for seed, (found,) in enumerate(sources.outputs([exposed], fit, "correcting: means")):
         for site in sites:
             site.add_means(found[site.tensor], seed)
-    for seed, found in enumerate(sources.outputs(exposed, held, "correcting: held-back images")):
+    for seed, (found,) in enumerate(sources.outputs([exposed], held, "correcting: held-back images")):
         for site in sites:
             site.add_errors(found[site.tensor], seed)
     for site in sites:
@@ -192,14 +194,16 @@ class _Trial:
     def quantized(self, windows: NDArray[np.float32], window: Window) -> NDArray[np.float32]:
         """Sampled windows as the convolution will read them: mapped and rounded."""
         step = np.float32(self.map.amax / QMAX)
-        if self.map.shift is not None:
-            windows = windows - window.spread(self.map.shift).astype(np.float32)[..., None]
-        factor = 1 / step
+        factor: np.float32 | NDArray[np.float32] = 1 / step
         if self.map.scale is not None:
-            windows = windows * (window.spread(self.map.scale).astype(np.float32) * factor)[..., None]
+            factor = window.spread(self.map.scale).astype(np.float32)[..., None] * factor
+        rounded: NDArray[np.float32]
+        if self.map.shift is None:
+            rounded = windows * factor
         else:
-            windows = windows * factor
-        rounded: NDArray[np.float32] = np.rint(windows)
+            rounded = windows - window.spread(self.map.shift).astype(np.float32)[..., None]
+            rounded *= factor
+        np.rint(rounded, out=rounded)
         np.clip(rounded, -QMAX, QMAX, out=rounded)
         rounded *= step
         return rounded
@@ -316,9 +320,9 @@ class _Site:
         for window in self.unique():
             windows = self.sample(x, window, seed)
             self.seen[window] = self.seen.get(window, 0) + windows.shape[2]
-            self.means[window] = self.means.get(window, 0.0) + windows.sum(axis=2, dtype=np.float64)
+            self.means[window] = self.means.get(window, 0.0) + windows.sum(axis=2)
             for trial in self.trials:
-                total = trial.quantized(windows, window).sum(axis=2, dtype=np.float64)
+                total = trial.quantized(windows, window).sum(axis=2)
                 trial.means[window] = trial.means.get(window, 0.0) + total
 
     def offsets(self, trial: _Trial, name: str, rounding: int) -> NDArray[np.float64]:
@@ -431,7 +435,7 @@ class _Moments:
 
     def update(self, windows: NDArray[np.float32]) -> None:
         self._count += windows.shape[2]
-        self._sum += windows.sum(axis=2, dtype=np.float64)
+        self._sum += windows.sum(axis=2)
         if self.dense:
             self._products += windows @ windows.transpose(0, 2, 1)
         else:
@@ -502,7 +506,7 @@ def _measure(
             width = int(np.prod(site.convs[name].inputs[1].values.shape[1:]))
             site.moments.setdefault(window, _Moments(window.groups, width, dense))
     exposed = expose(model, list(dict.fromkeys(site.tensor for site in sites)))
-    for seed, found in enumerate(sources.outputs(exposed, [*fit, *held], "correcting: moments")):
+    for seed, (found,) in enumerate(sources.outputs([exposed], [*fit, *held], "correcting: moments")):
         for site in sites:
             x = found[site.tensor]
             site.extremes.update(x)
@@ -602,11 +606,9 @@ def _head_errors(
     mean of 1 - IoU over boxes, weighted by their best score. Pairs and boxes under a score of 0.05 do not count.
     """
     boxes_name, scores_name = sources.head
-    streams = [
-        sources.outputs(expose(one, sources.head), images, "correcting: detections") for one in (model, *quantized)
-    ]
+    exposed = [expose(one, sources.head) for one in (model, *quantized)]
     totals = np.zeros((len(quantized), 4))
-    for reference, *others in zip(*streams, strict=True):
+    for reference, *others in sources.outputs(exposed, images, "correcting: detections"):
         scores, boxes = reference[scores_name], reference[boxes_name]
         for total, other in zip(totals, others, strict=True):
             weight = np.maximum(scores, other[scores_name])

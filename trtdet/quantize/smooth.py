@@ -98,29 +98,25 @@ class Reader:
     """What a convolution that reads the tensor means for the choice of its scales.
 
     Attributes:
-        channels: int (out, I): which of the tensor's channels each weight column reads.
-        peak: float64 (out, I): the largest |w| over the taps.
+        squares: float64 (groups, out / groups, I): the square of the largest |w| over the taps, for each channel that
+            an output channel reads; the groups' channels follow one another.
+        importance: float64 (groups, out / groups): what a squared error of each output channel counts.
         taps: of the kernel.
-        importance: float64 (out,): what a squared error of each output channel counts.
-        through: float64 (C,): what a squared error of each input channel then counts.
+        through: float64 (groups * I,): what a squared error of each input channel then counts.
     """
 
-    channels: NDArray[np.int64]
-    peak: NDArray[np.float64]
-    taps: int
+    squares: NDArray[np.float64]
     importance: NDArray[np.float64]
+    taps: int
     through: NDArray[np.float64]
 
     @staticmethod
     def of(weight: NDArray[np.float64], groups: int, importance: NDArray[np.float64]) -> Reader:
-        """From weights float64 (out, I, kh, kw)."""
-        out, depth = weight.shape[:2]
-        flat = weight.reshape(out, depth, -1)
-        first = np.repeat(np.arange(groups) * depth, out // groups)
-        channels = first[:, None] + np.arange(depth)[None, :]
-        energy = importance[:, None] * np.square(flat).sum(axis=2)
-        through = np.bincount(channels.reshape(-1), energy.reshape(-1), groups * depth).astype(np.float64)
-        return Reader(channels, np.abs(flat).max(axis=2), flat.shape[2], importance, through)
+        """From weights float64 (out, I, kh, kw) and importance float64 (out,)."""
+        squares = np.square(weight).reshape(groups, len(weight) // groups, weight.shape[1], -1)
+        grouped = importance.reshape(groups, -1)
+        through = np.einsum("go,goit->gi", grouped, squares).reshape(-1)
+        return Reader(squares.max(axis=3), grouped, squares.shape[3], through)
 
 
 def choose_scale(
@@ -131,7 +127,8 @@ def choose_scale(
     With ``A = max_i scale_i reach_i`` the activation's rounding noise is ``(A / 127)^2 / (12 scale_i^2)`` a channel,
     and the weights' ``(max_i |w_oi| / scale_i / 127)^2 / 12`` an element; both reach the output through the other
     operand. Their sum is lowered by gradient descent over log scale, which finds for every tensor its own compromise
-    between the two extremes: 1 / reach (alpha 1 in SmoothQuant) and equal weights (alpha 0).
+    between the two extremes: 1 / reach (alpha 1 in SmoothQuant; the solution for depthwise convolutions) and equal
+    weights (alpha 0).
 
     Args:
         reach: float64 (C,): the largest magnitude of each channel.
@@ -143,11 +140,14 @@ def choose_scale(
         float64 (C,), geometric mean 1, the amax of what is scaled so, and the noise that is left.
     """
     reach = np.maximum(reach, _SMALLEST * reach.max())
-    u = -0.75 * np.log(reach)
+    log_reach = np.log(reach)
+    # Where every output reads one channel, that channel's scale is its weights' too and costs them nothing.
+    depthwise = all(one.squares.shape[2] == 1 for one in readers)
+    u = -log_reach if depthwise else -0.75 * log_reach
     momentum, power = np.zeros_like(u), np.zeros_like(u)
     best, best_loss = u, np.inf
-    for step in range(_STEPS):
-        loss, slope = _noise(u, np.log(reach), variance, readers, weight_share)
+    for step in range(1 if depthwise else _STEPS):
+        loss, slope = _noise(u, log_reach, variance, readers, weight_share)
         if loss < best_loss:
             best, best_loss = u, loss
         slope /= max(loss, 1e-300)
@@ -181,13 +181,14 @@ def _noise(
         activation = amax_squared * one.through * inverse
         loss += float(activation.sum())
         slope += activation.sum() * 2 * share / total - 2 * activation
-        scaled = np.square(one.peak) * inverse[one.channels]
-        widest = scaled.argmax(axis=1)
-        rows = np.arange(len(widest))
-        step = weight_share * one.taps * one.importance * scaled[rows, widest]
-        through = spread[one.channels]
-        per_output = step * through.sum(axis=1)
+        groups, _, depth = one.squares.shape
+        scaled = one.squares * inverse.reshape(groups, 1, depth)
+        widest = scaled.argmax(axis=2)
+        step = weight_share * one.taps * one.importance * np.take_along_axis(scaled, widest[..., None], axis=2)[..., 0]
+        through = spread.reshape(groups, depth)
+        per_output = step * through.sum(axis=1, keepdims=True)
         loss += float(per_output.sum())
-        slope += np.bincount(one.channels.reshape(-1), (2 * step[:, None] * through).reshape(-1), len(u))
-        slope -= 2 * np.bincount(one.channels[rows, widest], per_output, len(u))
+        slope += (2 * step.sum(axis=1, keepdims=True) * through).reshape(-1)
+        channels = widest + depth * np.arange(groups)[:, None]
+        slope -= 2 * np.bincount(channels.reshape(-1), per_output.reshape(-1), len(u))
     return loss, slope

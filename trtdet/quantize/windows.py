@@ -76,7 +76,9 @@ class Window:
             xs = z[None, :] + step_x * np.arange(wide)[:, None]
             inside = ((ys >= 0) & (ys < x.shape[1]))[:, None, :] & ((xs >= 0) & (xs < x.shape[2]))[None, :, :]
             ys, xs = ys.clip(0, x.shape[1] - 1), xs.clip(0, x.shape[2] - 1)
-            found = x[:, ys[:, None, :], xs[None, :, :]] * inside
+            found = x[:, ys[:, None, :], xs[None, :, :]]
+            if not inside.all():
+                found *= inside
         return found.reshape(self.groups, -1, len(chosen))
 
     def spread(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
