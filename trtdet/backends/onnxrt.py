@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -35,15 +36,20 @@ class OnnxRunner:
 
     Args:
         model: the model or its bytes.
+        alone: with one thread, for a model that runs beside others.
 
     Raises:
         BackendError: onnxruntime cannot load the model.
     """
 
-    def __init__(self, model: onnx.ModelProto | bytes) -> None:
+    def __init__(self, model: onnx.ModelProto | bytes, *, alone: bool = False) -> None:
         data = model if isinstance(model, bytes) else model.SerializeToString()
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
+        if alone:
+            options.intra_op_num_threads = 1
+            # A pattern is laid out anew, in fresh memory, at the second run: more than it saves where runs are few.
+            options.enable_mem_pattern = False
         # Threads that wait by spinning take the cores that decode, count and suppress meanwhile.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         # Q/DQ is computed as it is written: fused into integer kernels it saturates at 16 bits on CPUs without VNNI.
@@ -58,6 +64,7 @@ class OnnxRunner:
         self.input: str = source.name
         self.batch: int | None = source.shape[0] if isinstance(source.shape[0], int) else None
         """The model's fixed batch, None where it is dynamic."""
+        self.inputs: tuple[str, ...] = tuple(one.name for one in self._session.get_inputs())
         self.outputs: tuple[str, ...] = tuple(output.name for output in self._session.get_outputs())
 
     def __call__(self, images: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
@@ -69,8 +76,14 @@ class OnnxRunner:
         Returns:
             The outputs by name, each with B rows.
         """
-        count = len(images)
-        if self.batch is not None and count < self.batch:
-            images = np.concatenate([images, np.repeat(images[-1:], self.batch - count, axis=0)])
-        results = self._session.run(None, {self.input: images})
-        return {name: value[:count] for name, value in zip(self.outputs, results, strict=True)}
+        results = self.feed({self.input: self.filled(images)})
+        return {name: value[: len(images)] for name, value in results.items()}
+
+    def filled(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
+        """A batch that is smaller than the model's fixed one, filled up with its last image."""
+        missing = 0 if self.batch is None else max(0, self.batch - len(images))
+        return np.concatenate([images, np.repeat(images[-1:], missing, axis=0)]) if missing else images
+
+    def feed(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Runs a model of any inputs, given by name; whole batches only."""
+        return dict(zip(self.outputs, self._session.run(None, dict(arrays)), strict=True))

@@ -1,24 +1,32 @@
 """Explicit quantisation: where Q/DQ pairs go, in which precision each convolution runs, and what is corrected."""
 
 from trtdet.quantize.correct import CORRECTIONS, Corrected, Sources, correct
+from trtdet.quantize.half import LARGEST, region_of, to_half
+from trtdet.quantize.head import HeadError
 from trtdet.quantize.lint import Finding, lint
 from trtdet.quantize.placement import Placement, place
 from trtdet.quantize.precision import Entry, Precision, PrecisionPlan, Step
 from trtdet.quantize.qdq import Corrections, insert_qdq
+from trtdet.quantize.switch import Switch
 
 __all__ = [
     "CORRECTIONS",
+    "LARGEST",
     "Corrected",
     "Corrections",
     "Entry",
     "Finding",
+    "HeadError",
     "Placement",
     "Precision",
     "PrecisionPlan",
     "Sources",
     "Step",
+    "Switch",
     "correct",
     "insert_qdq",
     "lint",
     "place",
+    "region_of",
+    "to_half",
 ]

@@ -31,6 +31,7 @@ from trtdet.calibration import Range, Ranges, expose
 from trtdet.config import InputConfig
 from trtdet.data import ImageStream
 from trtdet.errors import ConfigError, TrtdetWarning
+from trtdet.quantize.head import HeadError
 from trtdet.quantize.placement import Placement
 from trtdet.quantize.precision import Entry, PrecisionPlan, Step
 from trtdet.quantize.qdq import Corrections, insert_qdq
@@ -600,34 +601,11 @@ def _summary(sites: Sequence[_Site], names: Sequence[str], ranges: Ranges) -> tu
 def _head_errors(
     model: onnx.ModelProto, quantized: Sequence[onnx.ModelProto], images: Sequence[Path], sources: Sources
 ) -> list[float]:
-    """The error of each model at the decoded boxes and scores, each weighted by what becomes a detection.
-
-    The root mean square of the score error over (box, class) pairs, weighted by the larger of the two scores, plus the
-    mean of 1 - IoU over boxes, weighted by their best score. Pairs and boxes under a score of 0.05 do not count.
-    """
-    boxes_name, scores_name = sources.head
+    """The error of each model at the decoded boxes and scores."""
+    boxes, scores = sources.head
     exposed = [expose(one, sources.head) for one in (model, *quantized)]
-    totals = np.zeros((len(quantized), 4))
+    errors = [HeadError() for _ in quantized]
     for reference, *others in sources.outputs(exposed, images, "correcting: detections"):
-        scores, boxes = reference[scores_name], reference[boxes_name]
-        for total, other in zip(totals, others, strict=True):
-            weight = np.maximum(scores, other[scores_name])
-            weight = np.where(weight > 0.05, weight, 0)
-            total[0] += float((weight * np.square(other[scores_name] - scores)).sum(dtype=np.float64))
-            total[1] += float(weight.sum(dtype=np.float64))
-            best = scores.max(axis=1)
-            found = best > 0.05
-            total[2] += float((best[found] * (1 - _iou(boxes[found], other[boxes_name][found]))).sum())
-            total[3] += float(best[found].sum())
-    with np.errstate(invalid="ignore", divide="ignore"):
-        errors = np.sqrt(totals[:, 0] / totals[:, 1]) + totals[:, 2] / totals[:, 3]
-    return [float(error) for error in np.nan_to_num(errors, nan=0.0, posinf=0.0)]
-
-
-def _iou(one: NDArray[np.float32], other: NDArray[np.float32]) -> NDArray[np.float32]:
-    """IoU of boxes (N, 4), x1 y1 x2 y2, pair by pair."""
-    low, high = np.maximum(one[:, :2], other[:, :2]), np.minimum(one[:, 2:], other[:, 2:])
-    shared = np.prod(np.clip(high - low, 0, None), axis=1)
-    union = np.prod(one[:, 2:] - one[:, :2], axis=1) + np.prod(other[:, 2:] - other[:, :2], axis=1) - shared
-    found: NDArray[np.float32] = np.where(union > 0, shared / np.maximum(union, 1e-9), 1.0)
-    return found
+        for error, other in zip(errors, others, strict=True):
+            error.update((reference[boxes], reference[scores]), (other[boxes], other[scores]))
+    return [error.distance for error in errors]

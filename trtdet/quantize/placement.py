@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import onnx
 import onnx_graphsurgeon as gs
 
+from trtdet.errors import ConfigError
 from trtdet.quantize.precision import Entry, PrecisionPlan
 
 CONVOLUTIONS = ("Conv", "ConvTranspose")
@@ -36,6 +37,32 @@ class Placement:
     activations: tuple[str, ...]
     readers: dict[str, tuple[tuple[str, int], ...]]
     skipped: tuple[str, ...]
+
+    def following(self, plan: PrecisionPlan) -> Placement:
+        """The same places for a plan that keeps some of the convolutions in float.
+
+        Args:
+            plan: an entry for each of this placement's convolutions, INT8 only where it is INT8 here.
+
+        Raises:
+            ConfigError: the plan is of another model, or asks for INT8 where there is none.
+        """
+        unknown = sorted(plan.entries.keys() ^ self.plan.entries.keys())
+        if unknown:
+            raise ConfigError(
+                f"the plan is of another model: '{unknown[0]}' ({len(unknown)} in all) is not a convolution of both"
+            )
+        for name, entry in plan.entries.items():
+            here = self.plan.entries[name]
+            if entry.precision == "int8" and here.precision != "int8":
+                raise ConfigError(f"the plan asks for '{name}' in INT8, which cannot be: {here.reason}")
+        chosen = set(plan.names("int8"))
+        convs = set(plan.entries)
+        readers = {}
+        for tensor, found in self.readers.items():
+            if any(name in chosen for name, _ in found):
+                readers[tensor] = tuple(one for one in found if one[0] in chosen or one[0] not in convs)
+        return Placement(plan, tuple(readers), readers, self.skipped)
 
 
 def place(model: onnx.ModelProto) -> Placement:

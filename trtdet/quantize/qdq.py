@@ -43,7 +43,12 @@ class Corrections:
 
 
 def insert_qdq(
-    model: onnx.ModelProto, placement: Placement, ranges: Ranges, corrections: Corrections = Corrections()
+    model: onnx.ModelProto,
+    placement: Placement,
+    ranges: Ranges,
+    corrections: Corrections = Corrections(),
+    *,
+    fold: bool = True,
 ) -> onnx.ModelProto:
     """Writes the explicit INT8 model: the float model is not changed.
 
@@ -51,7 +56,9 @@ def insert_qdq(
         model: float model, opset 13 or newer.
         placement: where the pairs go.
         ranges: amax of each tensor in ``placement.activations``; used where there is no channel map.
-        corrections: channel maps and weights; empty for the textbook form.
+        corrections: channel maps and weights; empty for the textbook form. Those of convolutions that the plan keeps
+            in float are left out.
+        fold: fold channel maps where that is possible; otherwise every tensor of the float model keeps its meaning.
 
     Raises:
         CalibrationError: ``ranges`` lacks a tensor, so it was made from another model.
@@ -75,7 +82,7 @@ def insert_qdq(
             for reader, position in readers:
                 reader.inputs[position] = pair
         else:
-            _quantize_mapped(write, tensors[name], channels, readers, weights)
+            _quantize_mapped(write, tensors[name], channels, readers, weights, fold)
     # Written last: folding a map changes the weights of the convolution before it. Those that share a tensor share it
     # still where nothing set them apart.
     shared: dict[tuple[str, bytes, bytes], gs.Variable] = {}
@@ -118,6 +125,7 @@ def _quantize_mapped(
     channels: ChannelMap,
     readers: list[tuple[gs.Node, int]],
     weights: dict[str, Rounded],
+    fold: bool,
 ) -> None:
     step = channels.amax / QMAX
     windows = {node.name: Window.of(node) for node, _ in readers if node.name in weights}
@@ -126,7 +134,7 @@ def _quantize_mapped(
     direct = len(pads) < len(windows)
     factor, offset = channels.scale, channels.offset()
     # Folded only where all that read the tensor read it mapped: without a pair, a sum would read it as it is.
-    alone = len(tensor.outputs) == len(readers) and not any(tensor is output for output in write.graph.outputs)
+    alone = fold and len(tensor.outputs) == len(readers) and not any(tensor is output for output in write.graph.outputs)
     if alone and (direct or len(windows) == len(readers)):
         factor, offset = _folded(write, tensor, factor, offset, weights, bool(pads))
     pair = _pair(write, _mapped(write, tensor, factor, offset), step) if direct else None
