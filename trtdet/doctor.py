@@ -18,7 +18,7 @@ _EXTRAS = {
     "pycuda": ("pycuda", "device buffers through PyCUDA"),
     "cuda": ("cuda-python", "device buffers through NVIDIA's wheels"),
     "report": ("jinja2", "HTML reports"),
-    "ray": ("ray", "sweeps on a Ray cluster"),
+    "ray": ("ray", "rankings and sweeps on a Ray cluster"),
 }
 
 

@@ -1,0 +1,75 @@
+"""The fast ranking against the reference, in one run: time, the ten most sensitive, and the order of thirty.
+
+    python benchmarks/sensitivity.py MODEL --config NAME --images DIR [--num-images 32] [--calib percentile]
+
+Both rank every convolution without corrections on the same images, in one process, the fast one first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import numpy as np
+
+from trtdet.backends import OnnxRunner
+from trtdet.calibration import Ranges, collect, expose
+from trtdet.config import load_config
+from trtdet.data import ImageStream, content_hash, find_images
+from trtdet.passes import Options, decoded, load_model, rewrite
+from trtdet.quantize import Corrections, place
+from trtdet.ranking import Method, Sensitivity, Subject, rank
+
+
+def spearman(one: list[float], other: list[float]) -> float:
+    """The rank correlation of two lists without ties."""
+    ranks = [np.argsort(np.argsort(values)) for values in (one, other)]
+    return float(np.corrcoef(*ranks)[0, 1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--config", required=True)
+    parser.add_argument("--images", type=Path, required=True)
+    parser.add_argument("--num-images", type=int, default=32)
+    parser.add_argument("--calib", default="percentile")
+    parser.add_argument("--base", default="fp32", choices=("fp32", "int8"))
+    options = parser.parse_args()
+    config = load_config(options.config)
+    found = find_images(options.images)
+    images = tuple(found[index * len(found) // options.num_images] for index in range(options.num_images))
+    model = rewrite(load_model(options.model), Options(config, batch=1)).model
+    placement = place(model)
+    runner = OnnxRunner(expose(model, placement.activations))
+    stream = ImageStream(images, config.input)
+    collection = collect(runner, runner.input, placement.activations, stream, key="", images_sha256="")
+    ranges = Ranges.choose(collection, options.calib)
+    subject = Subject(
+        model, placement, ranges, Corrections(), decoded("host"), images, content_hash(images), config.input
+    )
+    results: dict[str, Sensitivity] = {}
+    seconds: dict[str, float] = {}
+    for name in ("fast", "reference"):
+        started = time.perf_counter()
+        results[name] = rank(subject, Method(name, options.base))
+        seconds[name] = time.perf_counter() - started
+    fast, reference = (results[name].layers for name in ("fast", "reference"))
+    shared = len({one.name for one in fast[:10]} & {one.name for one in reference[:10]})
+    scores = {one.name: one.score for one in fast}
+    first = reference[:30]
+    order = spearman([one.score for one in first], [scores[one.name] for one in first])
+    total = sum(one.score for one in reference)
+    print(f"{options.model.name}, {len(reference)} convolutions, {len(images)} images, base {options.base}")
+    print(f"reference {seconds['reference']:.1f} s, fast {seconds['fast']:.1f} s", end=": ")
+    print(f"{seconds['fast'] / seconds['reference']:.3f} of the time")
+    print(f"shared of the top 10: {shared}; Spearman over the reference's first 30: {order:.4f}")
+    print("largest difference of a score:", max(abs(scores[one.name] - one.score) for one in reference))
+    print(f"the first is {reference[0].name} with {reference[0].score / total:.1%} of the summed power")
+    for one in reference[:10]:
+        print(f"  {one.rank:2} {one.name:24} power {one.score:.5f} distance {one.distance:.4f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""Independent pieces of work on a Ray cluster; what comes out is the same as without one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from trtdet.errors import BackendError, one_line
+
+Common = TypeVar("Common")
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+PIP = "pip install 'trtdet[ray]'"
+
+
+def run(
+    function: Callable[[Common, Task], Result], common: Common, tasks: Sequence[Task], address: str
+) -> Iterator[Result]:
+    """Calls ``function(common, task)`` for every task on a Ray cluster.
+
+    Args:
+        function: of a module, so that a worker can import it.
+        common: sent once to every worker.
+        tasks: what differs.
+        address: ``local`` for workers on this machine; else a cluster's address, whose machines see the same files
+            under the same names. A task whose worker dies is given to another.
+
+    Returns:
+        Results as they become ready.
+
+    Raises:
+        BackendError: Ray is not installed, or the cluster cannot be reached.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise BackendError(f"Ray is not installed here ({error}); {PIP}") from None
+    mine = not ray.is_initialized()
+    if mine:
+        settings: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "include_dashboard": False}
+        if address != "local":
+            settings = {"address": address, "log_to_driver": False}
+        try:
+            ray.init(**settings)
+        except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
+            raise BackendError(f"no Ray cluster answers at '{address}': {one_line(error)}") from None
+    try:
+        remote = ray.remote(max_retries=-1)(function)
+        shared = ray.put(common)
+        waiting = [remote.remote(shared, task) for task in tasks]
+        while waiting:
+            ready, waiting = ray.wait(waiting)
+            for one in ready:
+                yield ray.get(one)
+    finally:
+        if mine:
+            ray.shutdown()
