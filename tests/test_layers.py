@@ -15,12 +15,12 @@ import trtdet
 PACKAGE = Path(trtdet.__file__).resolve().parent
 
 LAYERS = {
-    0: "errors config bundle progress",
+    0: "errors config bundle progress rows cluster",
     1: "images data metrics detections shapes",
     2: "calibration passes quantize exporter zoo",
     3: "backends",
-    4: "pipeline evaluation comparison bench audit detector pictures doctor",
-    5: "sensitivity sweep report demo",
+    4: "pipeline ranking planning evaluation comparison bench audit detector pictures doctor",
+    5: "sweeping report demo",
     6: "cli __main__",
 }
 LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names.split()}

@@ -23,7 +23,16 @@ if TYPE_CHECKING:
     from trtdet.evaluation import evaluate
     from trtdet.exporter import ExportOptions, export
     from trtdet.pictures import infer
-    from trtdet.pipeline import BuildOptions, CalibrationOptions, build, calibrate
+    from trtdet.pipeline import (
+        BuildOptions,
+        CalibrationOptions,
+        KeepOptions,
+        SensitivityOptions,
+        build,
+        calibrate,
+        sensitivity,
+    )
+    from trtdet.sweeping import SweepOptions, sweep
 
 # No module may be called like one of these names: importing it would put the module in the function's place.
 _HOMES = {
@@ -35,6 +44,9 @@ _HOMES = {
     "Config": "config",
     "Detector": "detector",
     "ExportOptions": "exporter",
+    "KeepOptions": "pipeline",
+    "SensitivityOptions": "pipeline",
+    "SweepOptions": "sweeping",
     "TrtdetError": "errors",
     "TrtdetWarning": "errors",
     "build": "pipeline",
@@ -44,6 +56,8 @@ _HOMES = {
     "export": "exporter",
     "infer": "pictures",
     "load_config": "config",
+    "sensitivity": "pipeline",
+    "sweep": "sweeping",
 }
 
 __all__ = [
@@ -55,6 +69,9 @@ __all__ = [
     "Config",
     "Detector",
     "ExportOptions",
+    "KeepOptions",
+    "SensitivityOptions",
+    "SweepOptions",
     "TrtdetError",
     "TrtdetWarning",
     "__version__",
@@ -65,6 +82,8 @@ __all__ = [
     "export",
     "infer",
     "load_config",
+    "sensitivity",
+    "sweep",
 ]
 
 

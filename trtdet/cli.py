@@ -78,26 +78,74 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument("model", type=Path, metavar="MODEL")
     build.add_argument("-o", "--output", type=Path, required=True, metavar="BUNDLE")
     precision = build.add_mutually_exclusive_group()
-    for name in ("int8", "fp32"):
+    for name in ("int8", "fp16", "fp32"):
         precision.add_argument(f"--{name}", dest="precision", action="store_const", const=name)
     build.set_defaults(precision="int8")
     _model_options(build)
     _calibration_options(build)
-    build.add_argument(
-        "--correct",
-        type=_corrections,
-        default=CORRECTIONS,
-        metavar="auto|none|NAME,...",
-        help=f"what may be corrected: {', '.join(CORRECTIONS)}; none for the textbook form (default: auto, all)",
+    _correction_options(build)
+    keep = build.add_mutually_exclusive_group()
+    keep.add_argument(
+        "--keep-fp16",
+        type=_keep,
+        metavar="N|PLAN.json|NODE,...",
+        help="in FP16: the N most sensitive convolutions, those of an edited plan, or these; 'depthwise' is all such",
     )
+    keep.add_argument(
+        "--fp16-budget", type=float, metavar="SHARE", help="in FP16: the most sensitive for this share of multiply-adds"
+    )
+    keep.add_argument(
+        "--max-map-drop", type=float, metavar="X", help="in FP16: the smallest set that loses at most X mAP points"
+    )
+    _validation_options(build, "for --max-map-drop")
+    _ranking_options(build)
     _nms_options(build, ("auto", "native", "host"))
-    build.add_argument(
-        "--backend", default="auto", choices=("auto", "tensorrt", "tensorrt-rtx", "onnxruntime"), help="default: auto"
-    )
-    build.add_argument(
-        "--sm", type=int, nargs="+", default=[], metavar="SM", help="compute capabilities, such as 86 89"
-    )
+    _backend_options(build)
     build.add_argument("--batch", type=_batch, metavar="MIN:OPT:MAX", help="for a model with a dynamic batch")
+
+    sensitivity = _command(commands, "sensitivity", _sensitivity, "what INT8 costs at each convolution, ranked")
+    sensitivity.add_argument("model", type=Path, metavar="MODEL")
+    sensitivity.add_argument("-o", "--output", type=Path, required=True, metavar="sensitivity.json")
+    _model_options(sensitivity)
+    _calibration_options(sensitivity)
+    _correction_options(sensitivity)
+    _validation_options(sensitivity, "to measure mAP as well, on these images")
+    _ranking_options(sensitivity)
+    sensitivity.add_argument(
+        "--method", default="fast", choices=("fast", "reference"), help="both give the same numbers (default: fast)"
+    )
+    sensitivity.add_argument(
+        "--all-but-one", action="store_true", help="all convolutions in INT8 but each in turn, not each alone"
+    )
+
+    sweep = _command(commands, "sweep", _sweep, "the matrix of variants, built and scored, one row each")
+    sweep.add_argument("model", type=Path, metavar="MODEL")
+    sweep.add_argument("-o", "--output", type=Path, required=True, metavar="DIR")
+    _model_options(sweep)
+    _image_options(sweep)
+    sweep.add_argument("--calib", nargs="+", default=["percentile"], choices=RULES, help="default: percentile")
+    sweep.add_argument("--percentile", type=float, default=99.99, help="default: %(default)s")
+    sweep.add_argument(
+        "--correct",
+        nargs="+",
+        type=_corrections,
+        default=[CORRECTIONS],
+        metavar="auto|none|NAME,...",
+        help="sets of them",
+    )
+    sweep.add_argument(
+        "--keep-fp16",
+        nargs="+",
+        type=_kept,
+        default=[0],
+        metavar="N|depthwise",
+        help="convolutions in FP16 (default: 0)",
+    )
+    for name, kind in (("score-threshold", float), ("iou-threshold", float), ("max-detections", int)):
+        sweep.add_argument(f"--{name}", nargs="+", type=kind, default=[], help="default: the configuration's")
+    _validation_options(sweep, "to score on", required=True)
+    _backend_options(sweep)
+    _ray_option(sweep)
 
     evaluate = _command(commands, "eval", _eval, "COCO mAP of a bundle or a model")
     evaluate.add_argument("target", type=Path, metavar="BUNDLE|MODEL")
@@ -138,15 +186,56 @@ def _model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", required=True, help="YAML file or shipped name such as yolox")
 
 
-def _calibration_options(parser: argparse.ArgumentParser) -> None:
+def _backend_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--backend", default="auto", choices=("auto", "tensorrt", "tensorrt-rtx", "onnxruntime"), help="default: auto"
+    )
+    parser.add_argument(
+        "--sm", type=int, nargs="+", default=[], metavar="SM", help="compute capabilities, such as 86 89"
+    )
+
+
+def _image_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--images", type=Path, metavar="DIR|LIST", help="calibration images: a folder or a list of names"
     )
     parser.add_argument("--images-root", type=Path, metavar="DIR", help="the folder that a list's names are in")
     parser.add_argument("--num-images", type=int, metavar="N", help="so many, evenly spaced (default: at most 128)")
+
+
+def _calibration_options(parser: argparse.ArgumentParser) -> None:
+    _image_options(parser)
     parser.add_argument("--calib", default="percentile", choices=RULES, help="default: %(default)s")
     parser.add_argument("--percentile", type=float, default=99.99, help="default: %(default)s")
     parser.add_argument("--histograms", type=Path, metavar="NPZ", help="start from these instead of running the images")
+
+
+def _correction_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--correct",
+        type=_corrections,
+        default=CORRECTIONS,
+        metavar="auto|none|NAME,...",
+        help=f"what may be corrected: {', '.join(CORRECTIONS)}; none for the textbook form (default: auto, all)",
+    )
+
+
+def _validation_options(parser: argparse.ArgumentParser, purpose: str, required: bool = False) -> None:
+    parser.add_argument(
+        "--val-images", type=Path, metavar="DIR", required=required, help=f"annotated images, {purpose}"
+    )
+    parser.add_argument("--annotations", type=Path, metavar="JSON", required=required, help="their COCO instances file")
+
+
+def _ranking_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--rank-images", type=int, default=32, metavar="N", help="images to rank convolutions on (default: %(default)s)"
+    )
+    _ray_option(parser)
+
+
+def _ray_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--ray", metavar="ADDRESS|local", help="work on a Ray cluster, or on Ray workers here")
 
 
 def _nms_options(parser: argparse.ArgumentParser, where: tuple[str, ...]) -> None:
@@ -179,6 +268,23 @@ def _corrections(text: str) -> tuple[str, ...]:
             f"no correction '{unknown[0]}'; allowed: auto, none, or some of {','.join(CORRECTIONS)}"
         )
     return tuple(name for name in CORRECTIONS if name in names)
+
+
+def _keep(text: str) -> int | Path | tuple[str, ...]:
+    if text.isdigit():
+        return int(text)
+    if text.endswith(".json"):
+        return Path(text)
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise argparse.ArgumentTypeError(f"'{text}' must be a number, a plan (.json), or names parted by commas")
+    return names
+
+
+def _kept(text: str) -> int | str:
+    if text.isdigit() or text == "depthwise":
+        return int(text) if text.isdigit() else text
+    raise argparse.ArgumentTypeError(f"'{text}' must be a number of convolutions, or 'depthwise'")
 
 
 def _config(options: argparse.Namespace) -> Config:
@@ -292,7 +398,7 @@ def _calibrate(options: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 
 def _build(options: argparse.Namespace, console: Console) -> dict[str, Any]:
-    from trtdet.pipeline import BuildOptions, build
+    from trtdet.pipeline import BuildOptions, KeepOptions, build
 
     result = build(
         options.model,
@@ -306,6 +412,15 @@ def _build(options: argparse.Namespace, console: Console) -> dict[str, Any]:
             options.backend,
             tuple(options.sm),
             options.batch,
+            KeepOptions(
+                options.keep_fp16,
+                options.fp16_budget,
+                options.max_map_drop,
+                options.val_images,
+                options.annotations,
+                options.rank_images,
+                options.ray,
+            ),
         ),
         console.progress,
     )
@@ -314,11 +429,15 @@ def _build(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         _say_audit(options, result.audit)
     if manifest.quantization.corrections:
         _say(options, f"corrected: {'; '.join(manifest.quantization.corrections)}")
+    if result.trade_off is not None:
+        _say(options, result.trade_off.table())
+        _say(options, f"{result.trade_off.evaluations} scores; FP32 mAP {100 * result.trade_off.reference:.2f}")
     _say(options, _summary(result.bundle, options, result.up_to_date))
     return {
         "bundle": str(result.bundle.path),
         "up_to_date": result.up_to_date,
         "manifest": json.loads(manifest.to_json()),
+        "trade_off": result.trade_off.as_dict() if result.trade_off else None,
     }
 
 
@@ -336,6 +455,75 @@ def _summary(bundle: Bundle, options: argparse.Namespace, up_to_date: bool) -> s
     state = "up to date" if up_to_date else "wrote"
     asked = f"asked --backend {options.backend} --nms {options.nms} --{options.precision}"
     return f"{state} {bundle.path}: {made}, {target}, NMS {manifest.nms.where}, {done} ({asked})"
+
+
+def _sensitivity(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    from trtdet.bundle import writing
+    from trtdet.pipeline import SensitivityOptions, sensitivity
+
+    if options.output.suffix != ".json":
+        raise ConfigError(f"-o {options.output} must end in .json: rows are appended to a .jsonl file beside it")
+    with writing(options.output):
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+    rows = options.output.with_suffix(".jsonl")
+    found = sensitivity(
+        options.model,
+        _config(options),
+        SensitivityOptions(
+            _calibration(options),
+            options.correct,
+            options.rank_images,
+            options.method,
+            "int8" if options.all_but_one else "fp32",
+            options.val_images,
+            options.annotations,
+            options.ray,
+        ),
+        rows,
+        console.progress,
+    )
+    found.save(options.output)
+    _say(options, found.table())
+    _say(options, f"{found.inferences} model runs, {found.seconds:.1f} s; wrote {options.output}, {rows}")
+    return found.as_dict()
+
+
+def _sweep(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    import itertools
+
+    from trtdet.config import load_config
+    from trtdet.pipeline import CalibrationOptions
+    from trtdet.sweeping import SweepOptions, sweep
+
+    config = load_config(options.config)
+    axes = {key: getattr(options, key) for key in ("score_threshold", "iou_threshold", "max_detections")}
+    named = {key: values for key, values in axes.items() if values}
+    suppressions = [
+        config.with_nms(**dict(zip(named, values, strict=True))).nms for values in itertools.product(*named.values())
+    ]
+    done = sweep(
+        options.model,
+        config,
+        options.output,
+        SweepOptions(
+            CalibrationOptions(
+                options.calib[0], options.percentile, options.images, options.images_root, options.num_images
+            ),
+            options.val_images,
+            options.annotations,
+            tuple(dict.fromkeys(options.calib)),
+            tuple(dict.fromkeys(options.correct)),
+            tuple(dict.fromkeys(options.keep_fp16)),
+            tuple(suppressions),
+            options.backend,
+            tuple(options.sm),
+            options.ray,
+        ),
+        console.progress,
+    )
+    _say(options, done.table())
+    _say(options, f"{len(done.rows)} rows; wrote {done.folder}")
+    return done.as_dict()
 
 
 def _eval(options: argparse.Namespace, console: Console) -> dict[str, Any]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 
 from trtdet.backends import OnnxRunner
@@ -64,7 +66,21 @@ class Detector:
             )
         where: Literal["native", "host"] = "native" if nms == "native" else "host"
         model = rewrite(load_model(target, allow_quantized=True), Options(config, where)).model
-        return Detector(target, OnnxRunner(model), _RAN_ON, where, config.input, config.nms, config.classes)
+        return Detector.running(model, config, where, target)
+
+    @staticmethod
+    def running(
+        model: onnx.ModelProto, config: Config, where: Literal["native", "host"], file: Path = Path("model")
+    ) -> Detector:
+        """A rewritten model that is at hand.
+
+        Args:
+            model: with the outputs of ``where``.
+            config: its configuration.
+            where: what does the suppression.
+            file: what it is called.
+        """
+        return Detector(file, OnnxRunner(model), _RAN_ON, where, config.input, config.nms, config.classes)
 
     def __call__(self, images: NDArray[np.float32]) -> Detections:
         """Detects on one batch.
@@ -72,9 +88,16 @@ class Detector:
         Args:
             images: float32 (B, 3, H, W), pre-processed as ``input`` says.
         """
-        outputs: dict[str, NDArray[Any]] = self.runner(images)
+        return self.suppressed(self.raw(images), self.nms)
+
+    def raw(self, images: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
+        """What the model gives for one batch, by name."""
+        return self.runner(images)
+
+    def suppressed(self, outputs: Mapping[str, NDArray[Any]], nms: NmsConfig) -> Detections:
+        """The detections in what the model gave; where it suppresses itself, ``nms`` was in the graph already."""
         if self.where == "host":
-            return non_max_suppression(outputs["boxes"], outputs["scores"], self.nms)
+            return non_max_suppression(outputs["boxes"], outputs["scores"], nms)
         return Detections(outputs["num_dets"], outputs["boxes"], outputs["scores"], outputs["classes"])
 
 

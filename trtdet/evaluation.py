@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from trtdet.config import NmsConfig
 from trtdet.data import CocoDataset, ImageStream
 from trtdet.detector import Detector
+from trtdet.errors import ConfigError
 from trtdet.metrics import CocoMetric, CocoResult
 
 
@@ -59,29 +60,54 @@ def evaluate(
     Raises:
         DataError: an image cannot be read: a score over the others would not be comparable.
     """
-    metric = CocoMetric(dataset)
+    (only,) = evaluate_each(detector, dataset, (detector.nms,), progress)
+    return only
+
+
+def evaluate_each(
+    detector: Detector,
+    dataset: CocoDataset,
+    thresholds: Sequence[NmsConfig],
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Evaluation]:
+    """Scores one detector with several suppressions, from one pass over the images.
+
+    Args:
+        detector: what to score.
+        dataset: images and boxes; its classes are the detector's.
+        thresholds: of each suppression; one in the graph has its own, and only that.
+        progress: called with images done and in all.
+
+    Raises:
+        DataError: an image cannot be read.
+        ConfigError: other thresholds than its own for a detector that suppresses in the graph.
+    """
+    if detector.where == "native" and tuple(thresholds) != (detector.nms,):
+        raise ConfigError("suppression in the graph has its thresholds there; score the model with --nms host")
+    metrics = [CocoMetric(dataset) for _ in thresholds]
     stream = ImageStream(
         [image.path for image in dataset.images],
         detector.input,
         batch_size=detector.runner.batch or 1,
         on_bad="raise",
     )
-    seconds, done = 0.0, 0
+    seconds, done = [0.0] * len(metrics), 0
     for batch in stream:
         started = time.perf_counter()
-        found = detector(batch.images)
-        seconds += time.perf_counter() - started
-        for row, (index, placement) in enumerate(zip(batch.indices, batch.placements, strict=True)):
-            boxes, scores, classes = found.image(row)
-            metric.update(dataset.images[index].id, placement.to_image(boxes), scores, classes)
+        outputs = detector.raw(batch.images)
+        shared = time.perf_counter() - started
+        for number, (metric, nms) in enumerate(zip(metrics, thresholds, strict=True)):
+            started = time.perf_counter()
+            found = detector.suppressed(outputs, nms)
+            seconds[number] += shared + time.perf_counter() - started
+            for row, (index, placement) in enumerate(zip(batch.indices, batch.placements, strict=True)):
+                boxes, scores, classes = found.image(row)
+                metric.update(dataset.images[index].id, placement.to_image(boxes), scores, classes)
         done += len(batch)
         progress(done, len(dataset.images))
-    return Evaluation(
-        metric.compute(),
-        metric,
-        1000 * seconds / done,
-        str(detector.file),
-        detector.ran_on,
-        detector.where,
-        detector.nms,
-    )
+    return [
+        Evaluation(
+            metric.compute(), metric, 1000 * spent / done, str(detector.file), detector.ran_on, detector.where, nms
+        )
+        for metric, nms, spent in zip(metrics, thresholds, seconds, strict=True)
+    ]

@@ -6,10 +6,12 @@ import hashlib
 import json
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import onnx
 
 from trtdet import __version__
@@ -32,12 +34,17 @@ from trtdet.bundle import (
     sha256_file,
 )
 from trtdet.calibration import RULES, Collection, Ranges, collect, collection_key, expose
+from trtdet.comparison import compare
 from trtdet.config import Config, InputConfig
-from trtdet.data import ImageStream, content_hash, find_images
+from trtdet.data import CocoDataset, ImageStream, content_hash, find_images
+from trtdet.detector import Detector
 from trtdet.errors import BackendError, BundleError, CalibrationError, ConfigError, ModelError, TrtdetWarning
+from trtdet.evaluation import Evaluation, evaluate
 from trtdet.passes import Options, decoded, load_model, rewrite
+from trtdet.planning import Score, TradeOff, keeping, most_sensitive, named, reasons, smallest, within_budget
 from trtdet.quantize import (
     CORRECTIONS,
+    LARGEST,
     Corrected,
     Corrections,
     Entry,
@@ -48,12 +55,18 @@ from trtdet.quantize import (
     insert_qdq,
     lint,
     place,
+    region_of,
+    to_half,
 )
+from trtdet.ranking import DEPTHWISE, Method, Sensitivity, Subject, multiply_adds, rank, subject_key
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done and how much there is."""
 
 HISTOGRAMS = "histograms.npz"
+RANKING = "sensitivity.json"
+TRADE_OFF = "tradeoff.json"
+RANKED_IMAGES = 32
 DEFAULT_IMAGES = 128
 AUTO = "auto"
 """The rule that takes, tensor by tensor, the threshold of least error on held-back images."""
@@ -85,11 +98,40 @@ class CalibrationOptions:
 
 
 @dataclass(frozen=True)
+class KeepOptions:
+    """Which convolutions an INT8 bundle keeps in FP16: by one of ``keep``, ``budget`` and ``max_map_drop``, or none.
+
+    Attributes:
+        keep: a number takes the most sensitive ones; a path an edited ``plan.json``; names are taken as they are,
+            ``depthwise`` standing for all depthwise convolutions.
+        budget: the most sensitive ones for this share of the multiply-adds, 0..1.
+        max_map_drop: the smallest set whose measured loss is within so many mAP points (hundredths).
+        images: annotated images, for ``max_map_drop``.
+        annotations: their COCO file.
+        num_images: calibration images that the ranking is measured on.
+        ray: None, ``local`` or the address of a Ray cluster to rank on.
+    """
+
+    keep: int | Path | tuple[str, ...] | None = None
+    budget: float | None = None
+    max_map_drop: float | None = None
+    images: Path | None = None
+    annotations: Path | None = None
+    num_images: int = RANKED_IMAGES
+    ray: str | None = None
+
+    @property
+    def ranked(self) -> bool:
+        """Whether it takes a ranking."""
+        return isinstance(self.keep, int) or self.budget is not None or self.max_map_drop is not None
+
+
+@dataclass(frozen=True)
 class BuildOptions:
     """How a bundle is built.
 
     Attributes:
-        precision: ``int8`` quantises every convolution that can be; ``fp32`` builds the float model.
+        precision: ``int8`` quantises every convolution that can be; ``fp16`` and ``fp32`` build the float model.
         calibration: used for ``int8``.
         correct: the corrections that may be used for ``int8``, see :mod:`trtdet.quantize.correct`; empty for the
             textbook form.
@@ -97,15 +139,42 @@ class BuildOptions:
         backend: ``auto``, ``tensorrt``, ``tensorrt-rtx`` or ``onnxruntime``.
         sms: compute capabilities to build for, such as 86; empty for the backend's default.
         batch: (min, opt, max) for a model with a dynamic batch; None freezes it to 1.
+        keep: what stays in FP16 with ``int8``.
     """
 
-    precision: Literal["int8", "fp32"] = "int8"
+    precision: Literal["int8", "fp16", "fp32"] = "int8"
     calibration: CalibrationOptions = CalibrationOptions()
     correct: tuple[str, ...] = CORRECTIONS
     nms: Literal["auto", "native", "host"] = "auto"
     backend: str = "auto"
     sms: tuple[int, ...] = ()
     batch: tuple[int, int, int] | None = None
+    keep: KeepOptions = KeepOptions()
+
+
+@dataclass(frozen=True)
+class SensitivityOptions:
+    """How convolutions are ranked.
+
+    Attributes:
+        calibration: images and rule of the ranges.
+        correct: the corrections, see :class:`BuildOptions`.
+        num_images: images that are measured on: so many of the calibration images, or of the annotated ones.
+        method: ``fast`` or ``reference``; the numbers are the same.
+        base: ``fp32``: each convolution alone in INT8; ``int8``: all but each.
+        images: annotated images, to measure mAP as well.
+        annotations: their COCO file.
+        ray: None, ``local`` or the address of a Ray cluster.
+    """
+
+    calibration: CalibrationOptions = CalibrationOptions()
+    correct: tuple[str, ...] = CORRECTIONS
+    num_images: int = RANKED_IMAGES
+    method: Literal["fast", "reference"] = "fast"
+    base: Literal["fp32", "int8"] = "fp32"
+    images: Path | None = None
+    annotations: Path | None = None
+    ray: str | None = None
 
 
 @dataclass(frozen=True)
@@ -119,11 +188,19 @@ class Calibrated:
 
 @dataclass(frozen=True)
 class BuildResult:
-    """A finished bundle, its engine's audit (None where no layers were listed), and whether it was there already."""
+    """A finished bundle.
+
+    Attributes:
+        bundle: where it stands.
+        audit: of its engine; None where no layers were listed, or it was there already.
+        up_to_date: it was there already.
+        trade_off: what was tried for ``max_map_drop``.
+    """
 
     bundle: Bundle
     audit: Audit | None
     up_to_date: bool
+    trade_off: TradeOff | None = None
 
 
 def calibrate(model: Path, config: Config, options: CalibrationOptions, progress: Progress = _silent) -> Calibrated:
@@ -140,15 +217,180 @@ def calibrate(model: Path, config: Config, options: CalibrationOptions, progress
     """
     if options.images is None and options.histograms is None:
         raise ConfigError("calibration needs images: a folder or a list of file names with --images")
-    source = load_model(model)
-    rewritten = rewrite(source, Options(config, batch=_frozen(source, config.input.name, None))).model
-    placement, selected = _placement(rewritten), _selected(options)
     _check_images(options, ())
-    calibrated = _calibrated(rewritten, placement, config, selected, options, None, progress)
-    if options.rule != AUTO:
-        return calibrated
-    chosen = _corrected(rewritten, placement, config, "host", selected, options, (), calibrated, progress)
-    return replace(calibrated, ranges=chosen.ranges)
+    prepared = prepare(model, config, options, (), progress=progress)
+    return replace(prepared.calibrated, ranges=prepared.ranges)
+
+
+def sensitivity(
+    model: Path, config: Config, options: SensitivityOptions, rows: Path | None = None, progress: Progress = _silent
+) -> Sensitivity:
+    """Ranks the convolutions of a model by what INT8 costs at each.
+
+    Args:
+        model: float ONNX model.
+        config: its configuration.
+        options: calibration, corrections and method.
+        rows: a file that every finished row is appended to; one that is there is gone on with.
+        progress: told of every image and row.
+
+    Raises:
+        ModelError, DataError, CalibrationError, ConfigError, BackendError: see the messages.
+    """
+    _check_sources(options.calibration, options.correct)
+    _check_pair(options.images, options.annotations)
+    prepared = prepare(model, config, options.calibration, options.correct, progress=progress)
+    dataset = None
+    if options.images is not None and options.annotations is not None:
+        dataset = CocoDataset.load(options.annotations, options.images, config.classes).first(options.num_images)
+    method = Method(options.method, options.base, dataset, config.nms)
+    return rank(prepared.subject(options.num_images, dataset), method, rows, options.ray, progress)
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A model with all that INT8 needs to be known of it, before it is decided what each convolution runs in.
+
+    Attributes:
+        model: rewritten float model.
+        config: its configuration.
+        where: ``native`` or ``host``: what does the suppression.
+        placement: where Q/DQ pairs go; its plan has every convolution in INT8 that can be.
+        paths: calibration images that could be read.
+        calibrated: the collection, and the ranges of the rule that was named.
+        ranges: those that are written; with ``auto`` the best of each tensor.
+        corrections: what was kept.
+        plan: the placement's, with the corrections of each convolution.
+        summary: one sentence for each kind of correction.
+    """
+
+    model: onnx.ModelProto
+    config: Config
+    where: Literal["native", "host"]
+    placement: Placement
+    paths: tuple[Path, ...]
+    calibrated: Calibrated
+    ranges: Ranges
+    corrections: Corrections
+    plan: PrecisionPlan
+    summary: tuple[str, ...]
+    _largest: dict[str, float] = field(default_factory=dict)
+
+    def explicit(self, plan: PrecisionPlan) -> onnx.ModelProto:
+        """The Q/DQ model of a plan, checked for everything that would make INT8 run in float.
+
+        Raises:
+            ConfigError: the plan does not fit the model.
+        """
+        explicit = insert_qdq(self.model, self.placement.following(plan), self.ranges, self.corrections)
+        findings = lint(explicit)
+        if findings:
+            raise ModelError(f"the INT8 graph would lose INT8 in {len(findings)} places, the first: {findings[0]}")
+        return to_half(explicit, plan.names("fp16"))
+
+    def subject(self, count: int, dataset: CocoDataset | None = None) -> Subject:
+        """What is ranked, on so many of the calibration images or on annotated ones."""
+        paths = self.paths if dataset is None else tuple(image.path for image in dataset.images)
+        if count < 1:
+            raise ConfigError(f"a ranking needs at least 1 image, got {count}")
+        if dataset is None:
+            count = min(count, len(paths))
+            paths = tuple(paths[index * len(paths) // count] for index in range(count))
+        return Subject(
+            self.model,
+            self.placement,
+            self.ranges,
+            self.corrections,
+            decoded(self.where),
+            paths,
+            content_hash(paths),
+            self.config.input,
+        )
+
+    def checked(self, plan: PrecisionPlan) -> PrecisionPlan:
+        """The plan, with FP32 for what would overflow FP16 on the calibration images; every such case is warned of."""
+        names = plan.names("fp16")
+        reached = self._reached(names)
+        over = {name: value for name, value in reached.items() if value > LARGEST}
+        weights = {one.name: one for one in self.model.graph.initializer}
+        nodes = {node.name: node for node in self.model.graph.node}
+        entries = dict(plan.entries)
+        for name in names:
+            heaviest = float(np.abs(onnx.numpy_helper.to_array(weights[nodes[name].input[1]])).max(initial=0))
+            wrong = [(one, over[one]) for one in region_of(self.model, (name,)) if one in over] if over else []
+            if heaviest > LARGEST:
+                wrong.append(("its weights", heaviest))
+            if wrong:
+                what, value = max(wrong, key=lambda one: one[1])
+                entries[name] = Entry("fp32", f"FP16 would overflow: '{what}' reaches {value:.3g}, over {LARGEST:g}")
+                warnings.warn(f"'{name}' stays in FP32: {entries[name].reason}", TrtdetWarning, stacklevel=3)
+        return PrecisionPlan(entries)
+
+    def _reached(self, names: tuple[str, ...]) -> dict[str, float]:
+        """The largest magnitude of every tensor that would be FP16, from the histograms or from one more pass."""
+        seen = {name: one.amax for name, one in self.calibrated.collection.histograms.items()}
+        tensors = region_of(self.model, names) if names else ()
+        source = self.model.graph.input[0].name
+        unknown = [name for name in tensors if name not in seen and name not in self._largest and name != source]
+        if unknown and self.paths:
+            runner = OnnxRunner(expose(self.model, unknown))
+            for batch in ImageStream(self.paths, self.config.input, batch_size=runner.batch or 1):
+                for name, value in runner(batch.images).items():
+                    found = float(np.abs(value).max(initial=0))
+                    self._largest[name] = max(self._largest.get(name, 0.0), found)
+        elif unknown:
+            warnings.warn(
+                f"without images {len(unknown)} tensors that run in FP16 cannot be checked for overflow; give --images",
+                TrtdetWarning,
+                stacklevel=4,
+            )
+        known = {**seen, **self._largest}
+        return {name: known[name] for name in tensors if name in known}
+
+
+def rewritten(model: Path, config: Config) -> onnx.ModelProto:
+    """A float ONNX model as the passes leave it, with decoded boxes and scores and a batch of 1 where it is dynamic."""
+    source = load_model(model)
+    return rewrite(source, Options(config, batch=_frozen(source, config.input.name, None))).model
+
+
+def prepare(
+    model: Path,
+    config: Config,
+    calibration: CalibrationOptions,
+    correct: tuple[str, ...],
+    *,
+    where: Literal["native", "host"] = "host",
+    graph: onnx.ModelProto | None = None,
+    selected: Selection | None = None,
+    previous: Bundle | None = None,
+    progress: Progress = _silent,
+) -> Prepared:
+    """Rewrites, calibrates and corrects.
+
+    Args:
+        model: float ONNX model.
+        config: its configuration.
+        calibration: images and rule.
+        correct: the corrections that may be used; empty for the textbook form.
+        where: what does the suppression.
+        graph: the model as it is rewritten, where that is done already.
+        selected: the images, where they are chosen already.
+        previous: a bundle that may lend its histograms.
+        progress: told of every image.
+    """
+    graph = graph or rewritten(model, config)
+    placement = _placement(graph)
+    selected = selected or select_images(calibration)
+    calibrated = _calibrated(graph, placement, config, selected, calibration, previous, progress)
+    # Unreadable images were named when they were met first.
+    skipped = set(calibrated.collection.skipped)
+    paths = tuple(path for path in selected.paths if path.name not in skipped)
+    ranges, corrections, plan, summary = calibrated.ranges, Corrections(), placement.plan, tuple[str, ...]()
+    if correct or calibration.rule == AUTO:
+        done = _corrected(graph, placement, config, where, paths, calibration, correct, calibrated, progress)
+        ranges, corrections, plan, summary = done.ranges, done.corrections, done.plan, done.summary
+    return Prepared(graph, config, where, placement, paths, calibrated, ranges, corrections, plan, summary)
 
 
 def build(
@@ -180,32 +422,40 @@ def build(
     progress("rewriting the graph", 0, 1)
     source = load_model(model)
     batch = _frozen(source, config.input.name, options.batch)
-    rewritten = rewrite(source, Options(config, where, batch, caps.max_topk)).model
-    _check_operators(rewritten, backend)
-    placement = _placement(rewritten)
-    selected = _selected(options.calibration) if options.precision == "int8" else _NOTHING
-    content = _content_hash(rewritten, config, options, caps, selected)
+    graph = rewrite(source, Options(config, where, batch, caps.max_topk)).model
+    _check_operators(graph, backend)
+    placement = _placement(graph)
+    selected = select_images(options.calibration) if options.precision == "int8" else _NOTHING
+    content = _content_hash(graph, config, options, caps, selected)
     previous = _previous(output)
     if previous is not None and previous.manifest.content_hash == content:
         return BuildResult(previous, None, True)
 
     # Opened before the work is done: a place that cannot be written is found out now, not after it.
     with BundleWriter(output) as writer:
-        calibrated: Calibrated | None = None
-        plan, explicit, summary = placement.plan, rewritten, tuple[str, ...]()
+        prepared: Prepared | None = None
+        ranking: Sensitivity | None = None
+        trade_off: TradeOff | None = None
         if options.precision == "int8":
-            calibration = options.calibration
-            calibrated = _calibrated(rewritten, placement, config, selected, calibration, previous, progress)
-            corrections = Corrections()
-            if options.correct or calibration.rule == AUTO:
-                corrected = _corrected(
-                    rewritten, placement, config, where, selected, calibration, options.correct, calibrated, progress
-                )
-                calibrated = replace(calibrated, ranges=corrected.ranges)
-                plan, corrections, summary = corrected.plan, corrected.corrections, corrected.summary
-            explicit = _explicit(rewritten, placement, calibrated.ranges, corrections)
+            prepared = prepare(
+                model,
+                config,
+                options.calibration,
+                options.correct,
+                where=where,
+                graph=graph,
+                selected=selected,
+                previous=previous,
+                progress=progress,
+            )
+            planned = choose_plan(
+                prepared, options.keep, partial(_ranking, prepared, options.keep, previous, progress), progress
+            )
+            plan, ranking, trade_off = planned.plan, planned.ranking, planned.trade_off
+            explicit = prepared.explicit(plan)
         else:
-            plan = PrecisionPlan({name: Entry("fp32", "--fp32") for name in plan.entries})
+            plan = _float_plan(graph, placement.plan, options.precision)
+            explicit = to_half(graph, plan.names("fp16"))
         progress(f"building the engine with {caps.name} {caps.version}", 0, 1)
         built = backend.build(BuildRequest(explicit, options.sms, options.batch if batch is None else None))
         found = _audited(built, plan) if caps.lists_layers else None
@@ -216,10 +466,14 @@ def build(
         writer.add("plan.json", plan.to_json().encode())
         if found is not None:
             writer.add("audit.json", found.to_json().encode())
-        if calibrated is not None:
-            writer.add("ranges.json", calibrated.ranges.to_json().encode())
-            writer.add("calibration.cache", calibrated.ranges.to_calibration_cache().encode())
-            writer.add(HISTOGRAMS, calibrated.collection.to_bytes())
+        if prepared is not None:
+            writer.add("ranges.json", prepared.ranges.to_json().encode())
+            writer.add("calibration.cache", prepared.ranges.to_calibration_cache().encode())
+            writer.add(HISTOGRAMS, prepared.calibrated.collection.to_bytes())
+        if ranking is not None:
+            writer.add(RANKING, ranking.to_json().encode())
+        if trade_off is not None:
+            writer.add(TRADE_OFF, trade_off.to_json().encode())
         fields = {
             "trtdet_version": __version__,
             "model": ModelPart(sha256=sha256_file(model), name=config.name, classes=config.classes),
@@ -227,18 +481,20 @@ def build(
             "outputs": _output_parts(explicit),
             "nms": NmsPart(where=where, **config.nms.model_dump()),
             "backend": BackendPart(name=caps.name, version=caps.version, sms=built.sms),
-            "quantization": _quantization_part(calibrated, summary),
+            "quantization": _quantization_part(prepared),
             "precision": CountsPart(**plan.counts()),
             "audit": _audit_part(found),
             "command": _command(options, config),
             "content_hash": content,
         }
-        return BuildResult(writer.commit(fields), found, False)
+        return BuildResult(writer.commit(fields), found, False, trade_off)
 
 
 def _check(options: BuildOptions, caps: Capabilities) -> None:
     """Refuses what cannot give what was asked for."""
     if options.precision != "int8":
+        if options.keep != KeepOptions():
+            raise ConfigError(f"--{options.precision} leaves nothing in INT8 to keep out of it; leave --keep-fp16 out")
         return
     lost = [sm for sm in options.sms if sm in caps.sms_without_int8]
     if lost:
@@ -247,12 +503,35 @@ def _check(options: BuildOptions, caps: Capabilities) -> None:
             f"{caps.name} {caps.version} runs every convolution in float without saying so; leave {lost[0]} out, "
             "or build for it alone with --fp32"
         )
-    if options.calibration.images is None and options.calibration.histograms is None:
+    _check_sources(options.calibration, options.correct)
+    _check_keep(options)
+
+
+def _check_sources(calibration: CalibrationOptions, correct: tuple[str, ...]) -> None:
+    if calibration.images is None and calibration.histograms is None:
         raise ConfigError("--int8 needs calibration images: a folder or a list of file names with --images")
-    unknown = [name for name in options.correct if name not in CORRECTIONS]
+    unknown = [name for name in correct if name not in CORRECTIONS]
     if unknown:
         raise ConfigError(f"no correction '{unknown[0]}'; allowed: auto, none, or some of {','.join(CORRECTIONS)}")
-    _check_images(options.calibration, options.correct)
+    _check_images(calibration, correct)
+
+
+def _check_keep(options: BuildOptions) -> None:
+    keep = options.keep
+    ways = {"--keep-fp16": keep.keep, "--fp16-budget": keep.budget, "--max-map-drop": keep.max_map_drop}
+    asked = [name for name, value in ways.items() if value is not None]
+    if len(asked) > 1:
+        raise ConfigError(f"{asked[0]} and {asked[1]} both say what stays in FP16: give one of them")
+    _check_pair(keep.images, keep.annotations)
+    if keep.max_map_drop is not None and keep.images is None:
+        raise ConfigError("--max-map-drop measures mAP: give annotated images with --val-images and --annotations")
+    if keep.ranked and options.calibration.images is None:
+        raise ConfigError("a ranking of the convolutions is measured on images: give --images, or name them")
+
+
+def _check_pair(images: Path | None, annotations: Path | None) -> None:
+    if (images is None) != (annotations is None):
+        raise ConfigError("--val-images and --annotations belong together: give both")
 
 
 def _check_images(options: CalibrationOptions, corrections: tuple[str, ...]) -> None:
@@ -276,15 +555,116 @@ def _check_operators(model: onnx.ModelProto, backend: Backend) -> None:
         )
 
 
-def _explicit(
-    model: onnx.ModelProto, placement: Placement, ranges: Ranges, corrections: Corrections
-) -> onnx.ModelProto:
-    """The Q/DQ model, checked for everything that would make INT8 run in float."""
-    explicit = insert_qdq(model, placement, ranges, corrections)
-    findings = lint(explicit)
-    if findings:
-        raise ModelError(f"the INT8 graph would lose INT8 in {len(findings)} places, the first: {findings[0]}")
-    return explicit
+@dataclass(frozen=True)
+class Planned:
+    """What each convolution runs in, and what that was found by."""
+
+    plan: PrecisionPlan
+    ranking: Sensitivity | None = None
+    trade_off: TradeOff | None = None
+
+
+def choose_plan(
+    prepared: Prepared, keep: KeepOptions, ranked: Callable[[], Sensitivity], progress: Progress = _silent
+) -> Planned:
+    """The plan that the options ask for.
+
+    Args:
+        prepared: the model.
+        keep: what stays in FP16.
+        ranked: gives the ranking, where one is needed.
+        progress: told of every image that is scored.
+
+    Raises:
+        ConfigError: the options do not fit the model, or no plan keeps the bound.
+    """
+    plan = prepared.plan
+    if isinstance(keep.keep, Path):
+        return Planned(prepared.checked(_edited(prepared, PrecisionPlan.load(keep.keep), keep.keep)))
+    if isinstance(keep.keep, tuple):
+        macs = multiply_adds(prepared.model)
+        group = [name for name in plan.names("int8") if macs[name].depthwise]
+        names = [one for name in keep.keep for one in (group if name == DEPTHWISE else (name,))]
+        said = dict.fromkeys(named(plan, names), "kept: named")
+        return Planned(prepared.checked(keeping(plan, said)))
+    if not keep.ranked or keep.keep == 0:
+        return Planned(plan)
+    rankings: list[Sensitivity] = []
+
+    def once() -> Sensitivity:
+        if not rankings:
+            rankings.append(ranked())
+        return rankings[0]
+
+    trade_off = None
+    if keep.max_map_drop is not None:
+        trade_off = _trade_off(prepared, once, keep, progress)
+        chosen = trade_off.chosen.names
+        if not chosen:
+            return Planned(plan, trade_off=trade_off)
+    elif isinstance(keep.keep, int):
+        chosen = most_sensitive(once(), keep.keep)
+    else:
+        chosen = within_budget(once(), keep.budget or 0.0)
+    ranking = once()
+    return Planned(prepared.checked(keeping(plan, reasons(ranking, chosen))), ranking, trade_off)
+
+
+def _ranking(prepared: Prepared, keep: KeepOptions, previous: Bundle | None, progress: Progress) -> Sensitivity:
+    subject = prepared.subject(keep.num_images)
+    if previous is not None and RANKING in previous.manifest.files:
+        found = Sensitivity.load(previous.file(RANKING))
+        if found.key == subject_key(subject, Method()):
+            return found
+    return rank(subject, ray=keep.ray, progress=progress)
+
+
+def _edited(prepared: Prepared, plan: PrecisionPlan, path: Path) -> PrecisionPlan:
+    """A plan from a file, with what was done to the convolutions that are still in INT8."""
+    try:
+        prepared.placement.following(plan)
+    except ConfigError as error:
+        raise ConfigError(f"plan '{path}': {error}") from None
+    entries = {}
+    for name, known in prepared.plan.entries.items():
+        entry = plan.entries[name]
+        entries[name] = Entry(entry.precision, entry.reason, known.corrections if entry.precision == "int8" else ())
+    return PrecisionPlan(entries)
+
+
+def _trade_off(
+    prepared: Prepared, ranked: Callable[[], Sensitivity], keep: KeepOptions, progress: Progress
+) -> TradeOff:
+    assert keep.images is not None and keep.annotations is not None and keep.max_map_drop is not None
+    config = prepared.config
+    dataset = CocoDataset.load(keep.annotations, keep.images, config.classes)
+    count = 0
+
+    def scored(model: onnx.ModelProto) -> Evaluation:
+        nonlocal count
+        count += 1
+        stage = f"mAP, evaluation {count}"
+        detector = Detector.running(model, config, prepared.where)
+        return evaluate(detector, dataset, lambda done, total: progress(stage, done, total))
+
+    reference = scored(prepared.model)
+
+    def measure(names: tuple[str, ...]) -> Score:
+        plan = keeping(prepared.plan, dict.fromkeys(names, "tried"))
+        got = scored(prepared.explicit(plan))
+        found = compare(got, reference)
+        return Score(got.result.map, found.difference, found.low, found.high)
+
+    return smallest(ranked, keep.max_map_drop, reference.result.map, measure)
+
+
+def _float_plan(model: onnx.ModelProto, plan: PrecisionPlan, precision: Literal["fp16", "fp32"]) -> PrecisionPlan:
+    """Everything in one precision; what decodes boxes stays in FP32."""
+    entries = {}
+    for name, entry in plan.entries.items():
+        stays = precision == "fp16" and entry.precision == "fp32" and "decodes boxes" in entry.reason
+        entries[name] = entry if stays else Entry(precision, f"--{precision}")
+    return PrecisionPlan(entries)
 
 
 def _audited(built: Built, plan: PrecisionPlan) -> Audit:
@@ -338,14 +718,14 @@ def _placement(model: onnx.ModelProto) -> Placement:
 
 
 @dataclass(frozen=True)
-class _Selection:
+class Selection:
     """The images that are run, and the hash of their names and contents."""
 
     paths: tuple[Path, ...]
     sha256: str
 
 
-def _selected(options: CalibrationOptions) -> _Selection:
+def select_images(options: CalibrationOptions) -> Selection:
     """The calibration images: evenly spaced, so that the frames of a video or the folders of a set are all met."""
     if options.images is None:
         return _NOTHING
@@ -361,17 +741,17 @@ def _selected(options: CalibrationOptions) -> _Selection:
         )
     count = min(wanted, len(found))
     paths = tuple(found[index * len(found) // count] for index in range(count))
-    return _Selection(paths, content_hash(paths))
+    return Selection(paths, content_hash(paths))
 
 
-_NOTHING = _Selection((), content_hash(()))
+_NOTHING = Selection((), content_hash(()))
 
 
 def _calibrated(
     model: onnx.ModelProto,
     placement: Placement,
     config: Config,
-    selected: _Selection,
+    selected: Selection,
     options: CalibrationOptions,
     previous: Bundle | None,
     progress: Progress,
@@ -403,7 +783,7 @@ def _corrected(
     placement: Placement,
     config: Config,
     where: str,
-    selected: _Selection,
+    paths: tuple[Path, ...],
     options: CalibrationOptions,
     names: tuple[str, ...],
     calibrated: Calibrated,
@@ -417,12 +797,8 @@ def _corrected(
             for rule in RULES:
                 if rule not in candidates:
                     candidates[rule] = Ranges.choose(calibrated.collection, rule, options.percentile)
-    # Unreadable images were named when they were met first.
-    skipped = set(calibrated.collection.skipped)
-    images = [path for path in selected.paths if path.name not in skipped]
-    return correct(
-        model, placement, candidates, names, Sources(images, config.input, OnnxRunner, decoded(where), progress)
-    )
+    sources = Sources(paths, config.input, OnnxRunner, decoded(where), progress)
+    return correct(model, placement, candidates, names, sources)
 
 
 def _kept(
@@ -448,7 +824,7 @@ def _command(options: BuildOptions, config: Config) -> dict[str, Any]:
 
 
 def _content_hash(
-    model: onnx.ModelProto, config: Config, options: BuildOptions, caps: Capabilities, selected: _Selection
+    model: onnx.ModelProto, config: Config, options: BuildOptions, caps: Capabilities, selected: Selection
 ) -> str:
     calibration = options.calibration
     # Images say it all; without them the collection that was given does.
@@ -460,6 +836,7 @@ def _content_hash(
         "precision": options.precision,
         "rule": [calibration.rule, calibration.percentile] if options.precision == "int8" else None,
         "correct": options.correct if options.precision == "int8" else None,
+        "keep": _keep_facts(options.keep) if options.precision == "int8" else None,
         "images": selected.sha256,
         "histograms": given,
         "sms": options.sms,
@@ -468,6 +845,17 @@ def _content_hash(
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     digest.update(model.SerializeToString(deterministic=True))
     return digest.hexdigest()
+
+
+def _keep_facts(keep: KeepOptions) -> list[Any]:
+    """What the plan depends on; where the ranking is computed says nothing."""
+    listed = keep.keep
+    if isinstance(keep.keep, Path):
+        listed = ("plan", json.dumps(asdict(PrecisionPlan.load(keep.keep)), sort_keys=True))
+    measured = None
+    if keep.max_map_drop is not None and keep.images is not None and keep.annotations is not None:
+        measured = [sha256_file(keep.annotations), content_hash(find_images(keep.images))]
+    return [listed, keep.budget, keep.max_map_drop, measured, keep.num_images if keep.ranked else None]
 
 
 def _dimensions(value: onnx.ValueInfoProto) -> tuple[int | str, ...]:
@@ -499,17 +887,17 @@ def _output_parts(model: onnx.ModelProto) -> tuple[OutputPart, ...]:
     )
 
 
-def _quantization_part(calibrated: Calibrated | None, corrections: tuple[str, ...]) -> QuantizationPart:
-    if calibrated is None:
+def _quantization_part(prepared: Prepared | None) -> QuantizationPart:
+    if prepared is None:
         return QuantizationPart(mode="none")
-    collection, ranges = calibrated.collection, calibrated.ranges
+    collection, ranges = prepared.calibrated.collection, prepared.ranges
     return QuantizationPart(
         mode="explicit",
         calibrator=ranges.rule,
         percentile=ranges.percent,
         histograms_key=collection.key,
         images=ImagesPart(count=collection.images, sha256=collection.images_sha256, skipped=collection.skipped),
-        corrections=corrections,
+        corrections=prepared.summary,
     )
 
 

@@ -1,0 +1,177 @@
+"""What stays in FP16: by number, by name, by an edited plan, by a budget, by a bound on the loss."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import onnx
+import pytest
+
+from trtdet.bundle import Bundle
+from trtdet.quantize import PrecisionPlan
+from trtdet.ranking import Sensitivity
+
+CALIBRATION = ["--num-images", 4, "--calib", "minmax", "--correct", "none", "--rank-images", 2]
+ONNX = ["--backend", "onnxruntime"]
+
+
+@pytest.fixture
+def build(run, model, calibration_images, tmp_path):
+    def build(*more, name="b"):
+        command = ["build", model, "--config", "shapes", "--images", calibration_images, *CALIBRATION]
+        return run(*command, "-o", tmp_path / name, "--json", *more)
+
+    return build
+
+
+def kept(bundle):
+    plan = PrecisionPlan.load(bundle / "plan.json")
+    return {name: plan.entries[name].reason for name in plan.names("fp16")}
+
+
+@pytest.mark.tensorrt
+def test_the_engine_has_exactly_the_planned_convolutions_in_half(build, tmp_path, run):
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: pip install 'trtdet[rtx]'")
+    done = build("--keep-fp16", 5, "--sm", 86)
+    assert done.code == 0, done.err
+    assert {key: done.json["manifest"]["audit"][key] for key in ("int8", "fp16", "fp32")} == {
+        "int8": 90,
+        "fp16": 5,
+        "fp32": 0,
+    }
+    assert done.json["manifest"]["precision"] == {"int8": 90, "fp16": 5, "fp32": 0}
+    audit = run("audit", tmp_path / "b", "--json").json
+    assert audit["departures"] == []
+    names = kept(tmp_path / "b")
+    halves = {
+        node for layer in audit["layers"] if layer["input"] == layer["weights"] == "Half" for node in layer["onnx"]
+    }
+    assert set(names) <= halves
+    # Why each is kept stands in the plan, and the ranking beside it.
+    ranking = Sensitivity.load(tmp_path / "b" / "sensitivity.json")
+    assert set(names) == {layer.name for layer in ranking.layers[:5]}
+    assert names[ranking.layers[0].name].startswith("kept: rank 1 of 95, ")
+    # Another number takes the ranking that is there.
+    again = build("--keep-fp16", 6, "--sm", 86)
+    assert "ranking" not in again.err
+    assert again.json["manifest"]["audit"]["fp16"] == 6
+
+
+def test_names_and_the_depthwise_group(build, tmp_path):
+    done = build(*ONNX, "--keep-fp16", "depthwise")
+    assert done.code == 0, done.err
+    group = kept(tmp_path / "b")
+    assert len(group) == 12
+    first, second = list(group)[:2]
+    assert build(*ONNX, "--keep-fp16", f"{first},{second}", name="n").code == 0
+    assert kept(tmp_path / "n") == {first: "kept: named", second: "kept: named"}
+    wrong = build(*ONNX, "--keep-fp16", "nothing", name="w")
+    assert wrong.code == 1
+    assert "no convolution 'nothing'" in wrong.message
+    assert not (tmp_path / "w").exists()
+
+
+def test_an_edited_plan_goes_in_again(build, tmp_path):
+    assert build(*ONNX).code == 0
+    plan = json.loads((tmp_path / "b" / "plan.json").read_text())
+    name = list(plan["entries"])[3]
+    plan["entries"][name] = {"precision": "fp16", "reason": "I say so"}
+    edited = tmp_path / "mine.json"
+    edited.write_text(json.dumps(plan))
+    done = build(*ONNX, "--keep-fp16", edited, name="e")
+    assert done.code == 0, done.err
+    assert kept(tmp_path / "e") == {name: "I say so"}
+    assert build(*ONNX, "--keep-fp16", edited, name="e").json["up_to_date"] is True
+    plan["entries"][name]["precision"] = "fp32"
+    edited.write_text(json.dumps(plan))
+    other = build(*ONNX, "--keep-fp16", edited, name="e")
+    assert other.json["up_to_date"] is False
+    assert other.json["manifest"]["precision"] == {"int8": 94, "fp16": 0, "fp32": 1}
+    del plan["entries"][name]
+    edited.write_text(json.dumps(plan))
+    wrong = build(*ONNX, "--keep-fp16", edited, name="e")
+    assert wrong.code == 1
+    assert "the plan is of another model" in wrong.message
+    missing = build(*ONNX, "--keep-fp16", tmp_path / "no.json", name="e")
+    assert "does not exist" in missing.message
+
+
+def test_a_budget_of_multiply_adds(build, tmp_path):
+    assert build(*ONNX, "--fp16-budget", 0.1).code == 0
+    ranking = Sensitivity.load(tmp_path / "b" / "sensitivity.json")
+    names = kept(tmp_path / "b")
+    spent = sum(layer.macs for layer in ranking.layers if layer.name in names)
+    assert 0 < spent <= 0.1 * ranking.macs
+    wrong = build(*ONNX, "--fp16-budget", 3)
+    assert "--fp16-budget must be a share of the multiply-adds, 0 to 1, got 3" in wrong.message
+
+
+def test_the_smallest_set_within_a_bound(build, tmp_path, validation):
+    labelled = ["--val-images", validation.images, "--annotations", validation.annotations]
+    done = build(*ONNX, "--max-map-drop", 0.8, *labelled)
+    assert done.code == 0, done.err
+    found = done.json["trade_off"]
+    assert found["evaluations"] <= 8
+    assert found["evaluations"] == len(found["candidates"]) + 1
+    assert -100 * found["chosen"]["score"]["difference"] <= 0.8
+    assert len(kept(tmp_path / "b")) == len(found["chosen"]["names"]) > 0
+    assert "<- chosen" in done.err
+    assert json.loads((tmp_path / "b" / "tradeoff.json").read_text())["chosen"]["names"] == found["chosen"]["names"]
+    # What was measured is what was built.
+    assert build(*ONNX, "--max-map-drop", 0.8, *labelled).json["up_to_date"] is True
+    alone = build(*ONNX, "--max-map-drop", 0.8, name="n")
+    assert "--max-map-drop measures mAP: give annotated images" in alone.message
+    half = build(*ONNX, "--max-map-drop", 0.8, *labelled[:2], name="n")
+    assert "--val-images and --annotations belong together" in half.message
+
+
+def test_all_of_it_in_half(build, run, model, tmp_path, validation):
+    command = ["build", model, "--config", "shapes", "--fp16", *ONNX, "--json", "-o", tmp_path / "h"]
+    done = run(*command)
+    assert done.code == 0, done.err
+    assert done.json["manifest"]["precision"] == {"int8": 0, "fp16": 95, "fp32": 0}
+    bundle = Bundle(tmp_path / "h")
+    weights = [one for one in onnx.load(bundle.model).graph.initializer if len(one.dims) == 4 and one.dims[0] > 1]
+    assert all(onnx.numpy_helper.to_array(one).dtype == np.float16 for one in weights)
+    data = ["--images", validation.images, "--annotations", validation.annotations, "--json"]
+    got = run("eval", bundle.path, *data).json["map"]
+    assert got == pytest.approx(run("eval", model, "--config", "shapes", *data).json["map"], abs=0.01)
+    wrong = run(*command, "--keep-fp16", 3)
+    assert wrong.code == 1
+    assert "--fp16 leaves nothing in INT8" in wrong.message
+
+
+def test_only_one_way_to_say_it(build, capfd):
+    with pytest.raises(SystemExit) as stop:
+        build("--keep-fp16", 3, "--fp16-budget", 0.1)
+    assert stop.value.code == 2
+    assert "not allowed with" in capfd.readouterr().err
+
+
+def test_sensitivity_writes_rows_and_goes_on(run, model, calibration_images, tmp_path):
+    command = ["sensitivity", model, "--config", "shapes", "--images", calibration_images, *CALIBRATION, "--json"]
+    done = run(*command, "-o", tmp_path / "s.json")
+    assert done.code == 0, done.err
+    assert {"layers", "seconds", "inferences"} <= set(done.json)
+    assert {"name", "score", "rank"} <= set(done.json["layers"][0])
+    rows = (tmp_path / "s.jsonl").read_text().splitlines()
+    assert len(rows) == 1 + 96
+    assert Sensitivity.load(tmp_path / "s.json").layers[0].name == done.json["layers"][0]["name"]
+    again = run(*command, "-o", tmp_path / "s.json")
+    assert again.json == done.json
+    other = run(*command, "--all-but-one", "-o", tmp_path / "s.json")
+    assert other.code == 1
+    assert "give another -o" in other.message
+    wrong = run(*command, "-o", tmp_path / "s.txt")
+    assert "must end in .json" in wrong.message
+
+
+def test_sweep_prints_its_table(run, model, calibration_images, validation, tmp_path):
+    command = ["sweep", model, "--config", "shapes", "--images", calibration_images, "--num-images", 4, *ONNX]
+    command += ["--val-images", validation.images, "--annotations", validation.annotations, "-o", tmp_path / "s"]
+    done = run(*command, "--calib", "minmax", "mse", "--correct", "none")
+    assert done.code == 0, done.err
+    assert done.out.count("| INT8 |") == 2
+    assert (tmp_path / "s" / "sweep.md").read_text().strip() in done.out
+    assert run(*command, "--calib", "minmax", "--correct", "none", "--json").json["rows"][1]["calibration"] == "minmax"

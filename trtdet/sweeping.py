@@ -1,0 +1,342 @@
+"""The matrix of variants of one model: rules, corrections, kept layers and suppression, one row each.
+
+What rows share is done once: the images are run through the float model once for all, ranges, corrections and ranking
+are made once for each rule and set of corrections, and one pass over the annotated images serves every suppression.
+Engines are built without suppression in the graph, so that one serves all of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import onnx
+
+from trtdet import cluster
+from trtdet.audit import audit
+from trtdet.backends import BuildRequest, choose
+from trtdet.bundle import write_atomically, writing
+from trtdet.comparison import compare
+from trtdet.config import Config, NmsConfig
+from trtdet.data import CocoDataset, content_hash
+from trtdet.detector import Detector
+from trtdet.errors import ConfigError
+from trtdet.evaluation import Evaluation, evaluate_each
+from trtdet.pipeline import (
+    RANKED_IMAGES,
+    CalibrationOptions,
+    KeepOptions,
+    Selection,
+    choose_plan,
+    prepare,
+    rewritten,
+    select_images,
+)
+from trtdet.quantize import CORRECTIONS, PrecisionPlan
+from trtdet.ranking import Sensitivity, multiply_adds, rank
+from trtdet.rows import Rows
+
+ROWS = "rows.jsonl"
+TABLE = "sweep.md"
+RESULT = "sweep.json"
+HISTOGRAMS = "histograms.npz"
+
+Progress = Callable[[str, int, int], None]
+Keep = int | Literal["depthwise"]
+
+
+@dataclass(frozen=True)
+class SweepOptions:
+    """The axes of the matrix, and what all of it shares.
+
+    Attributes:
+        calibration: the images; its rule is the first of ``rules``.
+        rules: calibration rules.
+        corrections: sets of corrections, the empty one for the textbook form.
+        keeps: how many of the most sensitive convolutions stay in FP16, or ``depthwise``.
+        suppressions: thresholds.
+        images: annotated images that are scored.
+        annotations: their COCO file.
+        backend: builds the engines; see :class:`trtdet.BuildOptions`.
+        sms: compute capabilities to build for.
+        ray: None, ``local`` or the address of a Ray cluster.
+    """
+
+    calibration: CalibrationOptions
+    images: Path
+    annotations: Path
+    rules: tuple[str, ...] = ("percentile",)
+    corrections: tuple[tuple[str, ...], ...] = (CORRECTIONS,)
+    keeps: tuple[Keep, ...] = (0,)
+    suppressions: tuple[NmsConfig, ...] = ()
+    backend: str = "auto"
+    sms: tuple[int, ...] = ()
+    ray: str | None = None
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The finished matrix.
+
+    Attributes:
+        rows: FP32 first, then the variants in the order of the axes; plain values.
+        folder: where rows, table and result stand.
+    """
+
+    rows: tuple[dict[str, Any], ...]
+    folder: Path
+
+    def table(self) -> str:
+        """Markdown; mAP in points, intervals of 90 %."""
+        lines = [
+            "| precision | calibration | corrected | kept in FP16 | NMS | mAP | AP50 | against FP32 | 90 % interval | "
+            "INT8 / FP16 / FP32 convs | build s | engine MB | latency ms |",
+            "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+        ]
+        for row in self.rows:
+            nms = row["nms"]
+            suppression = f"{nms['score_threshold']:g} / {nms['iou_threshold']:g} / {nms['max_detections']}"
+            interval = "" if row["low"] is None else f"{100 * row['low']:+.2f} .. {100 * row['high']:+.2f}"
+            lines.append(
+                f"| {row['precision']} | {row['calibration'] or ''} | {', '.join(row['corrections'] or ())} | "
+                f"{row['kept'] if row['kept'] is not None else ''} | {suppression} | {100 * row['map']:.2f} | "
+                f"{100 * row['map50']:.2f} | {100 * row['difference']:+.2f} | {interval} | "
+                f"{row['int8']} / {row['fp16']} / {row['fp32']} | {_number(row['build_seconds'])} | "
+                f"{_number(row['engine_mb'])} | {_number(row['latency_ms'])} |"
+            )
+        return "\n".join(lines)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {"rows": list(self.rows), "folder": str(self.folder)}
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}"
+
+
+def sweep(
+    model: Path,
+    config: Config,
+    output: Path,
+    options: SweepOptions,
+    progress: Progress = lambda stage, done, total: None,
+) -> Sweep:
+    """Builds and scores every variant.
+
+    Rows are appended to ``rows.jsonl`` as they are finished; a sweep that was stopped goes on, and one that is run
+    again with more values on an axis does what is new.
+
+    Args:
+        model: float ONNX model.
+        config: its configuration.
+        output: a folder.
+        options: axes, images, backend.
+        progress: told of images and rows.
+
+    Raises:
+        TrtdetError: of the kind that says what is wrong; the rows that are done stay.
+    """
+    if not options.suppressions:
+        options = replace(options, suppressions=(config.nms,))
+    choose(options.backend)  # a missing one is said now
+    dataset = CocoDataset.load(options.annotations, options.images, config.classes)
+    selected = select_images(options.calibration)
+    if not selected.paths:
+        raise ConfigError("a sweep needs calibration images: a folder or a list of file names with --images")
+    with writing(output):
+        output.mkdir(parents=True, exist_ok=True)
+    job = _Job(model, config, output, options, selected)
+    names = [name for group in job.groups() for name in job.names(group)]
+    with Rows(output / ROWS, job.key(dataset), "variant") as rows:
+        waiting = [group for group in job.groups() if any(name not in rows.found for name in job.names(group))]
+        done = sum(name in rows.found for name in names)
+        progress("sweep", done, len(names))
+        if waiting:
+            _collected(job, progress)
+        if options.ray is None:
+            worker = _Worker(job, progress)
+            kept = frozenset(rows.found)
+            results: Iterator[dict[str, Any]] = itertools.chain.from_iterable(
+                worker.rows(group, kept) for group in waiting
+            )
+        else:
+            results = itertools.chain.from_iterable(cluster.run(_listed, job, waiting, options.ray))
+        for row in results:
+            rows.append(row)
+            done = sum(name in rows.found for name in names)
+            progress("sweep", done, len(names))
+        made = Sweep(tuple(rows.found[name] for name in names), output)
+    write_atomically(output / TABLE, (made.table() + "\n").encode())
+    write_atomically(output / RESULT, (json.dumps(list(made.rows), indent=1) + "\n").encode())
+    return made
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Variants that share ranges, corrections and ranking; the float model by itself."""
+
+    rule: str | None = None
+    corrections: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Job:
+    model: Path
+    config: Config
+    folder: Path
+    options: SweepOptions
+    selected: Selection
+
+    def groups(self) -> list[_Group]:
+        axes = itertools.product(self.options.rules, self.options.corrections)
+        return [_Group(), *(_Group(rule, corrections) for rule, corrections in axes)]
+
+    def keeps(self, group: _Group) -> tuple[Keep | None, ...]:
+        return (None,) if group.rule is None else self.options.keeps
+
+    def name(self, group: _Group, keep: Keep | None, nms: NmsConfig) -> str:
+        settings = [nms.model_dump(mode="json"), self.options.backend, self.options.sms]
+        if group.rule is None:
+            return json.dumps(["fp32", *settings])
+        return json.dumps([group.rule, self.options.calibration.percentile, group.corrections, keep, *settings])
+
+    def names(self, group: _Group) -> list[str]:
+        return [self.name(group, keep, nms) for keep in self.keeps(group) for nms in self.options.suppressions]
+
+    def key(self, dataset: CocoDataset) -> str:
+        """What all rows share."""
+        facts = {
+            "config": self.config.with_nms().model_dump(mode="json", exclude={"nms"}),
+            "images": self.selected.sha256,
+            "annotations": hashlib.sha256(dataset.annotations.read_bytes()).hexdigest(),
+            "validation": content_hash([image.path for image in dataset.images]),
+        }
+        digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+        digest.update(self.model.read_bytes())
+        return digest.hexdigest()
+
+
+def _collected(job: _Job, progress: Progress) -> None:
+    """Runs the calibration images, unless an earlier run did."""
+    place = job.folder / HISTOGRAMS
+    calibration = replace(job.options.calibration, rule=CalibrationOptions.rule, histograms=None)
+    if not place.exists():
+        made = prepare(job.model, job.config, calibration, (), selected=job.selected, progress=progress)
+        made.calibrated.collection.save(place)
+
+
+def _listed(job: _Job, group: _Group) -> list[dict[str, Any]]:
+    return list(_Worker(job, lambda stage, done, total: None).rows(group, frozenset()))
+
+
+class _Worker:
+    """Makes rows; what several groups need is made once."""
+
+    def __init__(self, job: _Job, progress: Progress) -> None:
+        self._job = job
+        self._progress = progress
+        options = job.options
+        self._dataset = CocoDataset.load(options.annotations, options.images, job.config.classes)
+        self._model = rewritten(job.model, job.config)
+
+    @cached_property
+    def _references(self) -> list[Evaluation]:
+        return self._evaluated(self._model, "scoring FP32")
+
+    def rows(self, group: _Group, found: frozenset[str]) -> Iterator[dict[str, Any]]:
+        """The rows of a group that are not there yet."""
+        if group.rule is not None:
+            yield from self._quantized(group, group.rule, found)
+            return
+        counts = {"int8": 0, "fp16": 0, "fp32": len(multiply_adds(self._model))}
+        for nms, one in zip(self._job.options.suppressions, self._references, strict=True):
+            name = self._job.name(group, None, nms)
+            if name not in found:
+                facts: dict[str, Any] = {"kept": None, "kept_names": [], "build_seconds": None, "engine_mb": None}
+                facts |= counts
+                yield {"variant": name, "precision": "FP32", **_origin(group), **_scores(nms, one, None), **facts}
+
+    def _quantized(self, group: _Group, rule: str, found: frozenset[str]) -> Iterator[dict[str, Any]]:
+        job, options = self._job, self._job.options
+        prepared = prepare(
+            job.model,
+            job.config,
+            replace(options.calibration, rule=rule, histograms=job.folder / HISTOGRAMS),
+            group.corrections,
+            graph=self._model,
+            selected=job.selected,
+            progress=self._progress,
+        )
+        rankings: list[Sensitivity] = []
+
+        def ranked() -> Sensitivity:
+            if not rankings:
+                rows = job.folder / f"ranking-{rule}-{'-'.join(group.corrections) or 'none'}.jsonl"
+                rankings.append(rank(prepared.subject(RANKED_IMAGES), rows=rows, progress=self._progress))
+            return rankings[0]
+
+        for keep in options.keeps:
+            names = [job.name(group, keep, nms) for nms in options.suppressions]
+            if all(name in found for name in names):
+                continue
+            asked = KeepOptions(keep if isinstance(keep, int) else (keep,))
+            plan = choose_plan(prepared, asked, ranked, self._progress).plan
+            explicit = prepared.explicit(plan)
+            facts: dict[str, Any] = {
+                "kept": keep,
+                "kept_names": list(plan.names("fp16")),
+                **self._built(explicit, plan),
+            }
+            evaluations = self._evaluated(explicit, f"scoring {rule}, {keep} in FP16")
+            for name, nms, got, reference in zip(
+                names, options.suppressions, evaluations, self._references, strict=True
+            ):
+                if name not in found:
+                    scores = _scores(nms, got, reference)
+                    yield {"variant": name, "precision": "INT8", **_origin(group), **scores, **facts}
+
+    def _built(self, explicit: onnx.ModelProto, plan: PrecisionPlan) -> dict[str, Any]:
+        """Counts of convolutions as built, or as planned where no layers are listed; time and size of the engine."""
+        backend = choose(self._job.options.backend)
+        self._progress(f"building with {backend.capabilities.name}", 0, 1)
+        built = backend.build(BuildRequest(explicit, self._job.options.sms))
+        counts = plan.counts()
+        if backend.capabilities.lists_layers:
+            found = audit(built, plan)
+            counts = {"int8": found.int8, "fp16": found.fp16, "fp32": found.fp32}
+        if not built.engine:
+            return {**counts, "build_seconds": None, "engine_mb": None}
+        return {**counts, "build_seconds": round(built.seconds, 2), "engine_mb": len(built.engine) / 1e6}
+
+    def _evaluated(self, model: onnx.ModelProto, stage: str) -> list[Evaluation]:
+        detector = Detector.running(model, self._job.config, "host")
+        return evaluate_each(
+            detector,
+            self._dataset,
+            self._job.options.suppressions,
+            lambda done, total: self._progress(stage, done, total),
+        )
+
+
+def _origin(group: _Group) -> dict[str, Any]:
+    return {"calibration": group.rule, "corrections": list(group.corrections) if group.rule else None}
+
+
+def _scores(nms: NmsConfig, got: Evaluation, reference: Evaluation | None) -> dict[str, Any]:
+    found = compare(got, reference) if reference is not None else None
+    return {
+        "nms": nms.model_dump(mode="json"),
+        "map": got.result.map,
+        "map50": got.result.map50,
+        "difference": found.difference if found else 0.0,
+        "low": found.low if found else None,
+        "high": found.high if found else None,
+        "latency_ms": None,
+    }
