@@ -457,7 +457,9 @@ def build(
             plan = _float_plan(graph, placement.plan, options.precision)
             explicit = to_half(graph, plan.names("fp16"))
         progress(f"building the engine with {caps.name} {caps.version}", 0, 1)
-        built = backend.build(BuildRequest(explicit, options.sms, options.batch if batch is None else None))
+        built = backend.build(
+            BuildRequest(explicit, options.sms, options.batch if batch is None else None, plan.kept())
+        )
         found = _audited(built, plan) if caps.lists_layers else None
 
         if built.engine:

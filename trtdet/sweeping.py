@@ -306,7 +306,7 @@ class _Worker:
         """Counts of convolutions as built, or as planned where no layers are listed; time and size of the engine."""
         backend = choose(self._job.options.backend)
         self._progress(f"building with {backend.capabilities.name}", 0, 1)
-        built = backend.build(BuildRequest(explicit, self._job.options.sms))
+        built = backend.build(BuildRequest(explicit, self._job.options.sms, precisions=plan.kept()))
         counts = plan.counts()
         if backend.capabilities.lists_layers:
             found = audit(built, plan)

@@ -7,6 +7,7 @@ import importlib.util
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -88,6 +89,7 @@ def test_capabilities_of_each_tensorrt(
     monkeypatch.setattr(cuda, "devices", lambda: (cuda.Device("a GPU", 90),))
     caps = choose("tensorrt").capabilities
     assert (caps.network_flags, caps.precision_flags) == (network, precision)
+    assert caps.layer_precisions == (version == "8.6.0")
     with pytest.raises(BackendError, match="compute capability 90, not 86; leave --sm out"):
         choose("tensorrt").build(BuildRequest(conv(), (86,)))
 
@@ -200,3 +202,59 @@ def test_the_module_of_this_package_does_not_hide_the_library() -> None:
     """build_process.py lies beside tensorrt.py, and a script's folder comes first on the path."""
     assert "tensorrt_rtx" not in sys.modules or sys.modules["tensorrt_rtx"].__file__ != tensorrt_rtx.__file__
     assert choose("tensorrt-rtx").build(BuildRequest(conv(), (86,))).engine[:4] == b"vtrt"
+
+
+class FakeTensorRT:
+    """As much of a weakly typed TensorRT as a build touches; without a device the real one stops at its Builder."""
+
+    float16, float32 = "half", "float"
+
+    class ILogger:
+        class Severity:
+            ERROR, INTERNAL_ERROR = 1, 0
+
+    class ProfilingVerbosity:
+        DETAILED = 2
+
+    class BuilderFlag:
+        INT8, FP16, OBEY_PRECISION_CONSTRAINTS = "INT8", "FP16", "OBEY"
+
+    class NetworkDefinitionCreationFlag:
+        EXPLICIT_BATCH = 0
+
+    def __init__(self, layers: list[str]) -> None:
+        self.layers = [SimpleNamespace(name=name, precision=None) for name in layers]
+        self.flags: list[str] = []
+
+    def Builder(self, logger: object) -> SimpleNamespace:
+        network = SimpleNamespace(num_layers=len(self.layers), get_layer=self.layers.__getitem__)
+        return SimpleNamespace(
+            create_network=lambda flags: network,
+            create_builder_config=lambda: SimpleNamespace(set_flag=self.flags.append),
+            build_serialized_network=lambda network, config: b"engine",
+        )
+
+    def OnnxParser(self, network: object, logger: object) -> SimpleNamespace:
+        return SimpleNamespace(parse=lambda data: True)
+
+
+@pytest.mark.parametrize("precisions", [{}, {"Conv_1": "fp16", "Conv_3": "fp32", "gone": "fp16"}])
+def test_a_weakly_typed_network_is_told_layer_by_layer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precisions: dict[str, str]
+) -> None:
+    from trtdet.backends.build_process import build
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.onnx").write_bytes(b"")
+    fake = FakeTensorRT(["Conv_0", "Conv_1", "Sigmoid_2", "Conv_3"])
+    request = {
+        "network_flags": ["EXPLICIT_BATCH"],
+        "precision_flags": ["INT8", "FP16"],
+        "sms": [],
+        "batch": None,
+        "precisions": precisions,
+    }
+    assert build(fake, request, None) == (b"engine", "")
+    told = {layer.name: layer.precision for layer in fake.layers if layer.precision}
+    assert told == ({"Conv_1": "half", "Conv_3": "float"} if precisions else {})
+    assert fake.flags == ["INT8", "FP16", *(["OBEY"] if precisions else [])]

@@ -27,6 +27,7 @@ class Capabilities:
         missing_ops: ONNX operators that it cannot build, each with what happens instead.
         network_flags: names of the network creation flags an explicit INT8 network needs.
         precision_flags: names of the builder flags an explicit INT8 network needs.
+        layer_precisions: its networks are weakly typed: what stays out of INT8 is said layer by layer as well.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Capabilities:
     missing_ops: Mapping[str, str] = field(default_factory=dict)
     network_flags: tuple[str, ...] = ()
     precision_flags: tuple[str, ...] = ()
+    layer_precisions: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,11 +54,13 @@ class BuildRequest:
         model: strongly typed ONNX: its Q/DQ nodes and casts say every precision.
         sms: compute capabilities; empty for the backend's default.
         batch: (min, opt, max) where the model's batch is dynamic, else None.
+        precisions: ``fp16`` or ``fp32`` by name of the convolutions that the plan keeps out of INT8.
     """
 
     model: onnx.ModelProto
     sms: tuple[int, ...] = ()
     batch: tuple[int, int, int] | None = None
+    precisions: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,14 @@ def build(trt: Any, request: dict[str, Any], log: Any) -> tuple[bytes, str]:
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
     for name in request["precision_flags"]:
         config.set_flag(getattr(trt.BuilderFlag, name))
+    if request["precisions"]:
+        # A strongly typed network reads this from its casts; a weakly typed one takes them as a hint.
+        config.set_flag(trt.BuilderFlag.OBEY_PRECISION_CONSTRAINTS)
+        types = {"fp16": trt.float16, "fp32": trt.float32}
+        for index in range(network.num_layers):
+            layer = network.get_layer(index)
+            if layer.name in request["precisions"]:
+                layer.precision = types[request["precisions"][layer.name]]
     if request["sms"]:
         config.num_compute_capabilities = len(request["sms"])
         for index, sm in enumerate(request["sms"]):

@@ -56,6 +56,7 @@ class TensorRT:
             max_topk=3840,
             network_flags={8: ("EXPLICIT_BATCH",), 9: ("EXPLICIT_BATCH",), 10: ("STRONGLY_TYPED",)}.get(major, ()),
             precision_flags=("INT8", "FP16") if major < 10 else (),
+            layer_precisions=major < 10,
         )
 
     def unsupported(self, model: onnx.ModelProto) -> dict[str, str]:
@@ -99,6 +100,7 @@ def build_engine(module: str, caps: Capabilities, request: BuildRequest, sms: tu
             "precision_flags": caps.precision_flags,
             "sms": sms,
             "batch": request.batch,
+            "precisions": dict(request.precisions) if caps.layer_precisions else {},
         }
         (folder / "request.json").write_text(json.dumps(facts))
         (folder / "model.onnx").write_bytes(request.model.SerializeToString())

@@ -56,6 +56,10 @@ class PrecisionPlan:
         """The nodes that run in ``precision``."""
         return tuple(name for name, entry in self.entries.items() if entry.precision == precision)
 
+    def kept(self) -> dict[str, str]:
+        """``fp16`` or ``fp32`` by name of each node that does not run in INT8."""
+        return {name: entry.precision for name, entry in self.entries.items() if entry.precision != "int8"}
+
     def to_json(self) -> str:
         return json.dumps({"schema": _SCHEMA, **asdict(self)}, indent=1) + "\n"
 
