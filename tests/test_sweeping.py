@@ -114,7 +114,7 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_rows(options: SweepOptions,
     command += ["--calib", "minmax", "--correct", "none", "bias", "--keep-fp16", "0", "2", "depthwise"]
     command += ["--iou-threshold", "0.65", "0.5"]
     rows = tmp_path / "rows.jsonl"
-    for target in (0, 3, 9):
+    for target in (0, 5):
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         limit = time.monotonic() + 120
         while time.monotonic() < limit and process.poll() is None:
