@@ -16,7 +16,7 @@ import numpy as np
 from trtdet.backends import OnnxRunner
 from trtdet.calibration import Ranges, collect, expose
 from trtdet.config import load_config
-from trtdet.data import ImageStream, content_hash, find_images
+from trtdet.data import ImageStream, content_hash, evenly, find_images
 from trtdet.passes import Options, decoded, load_model, rewrite
 from trtdet.quantize import Corrections, place
 from trtdet.ranking import Method, Sensitivity, Subject, rank
@@ -38,8 +38,7 @@ def main() -> None:
     parser.add_argument("--base", default="fp32", choices=("fp32", "int8"))
     options = parser.parse_args()
     config = load_config(options.config)
-    found = find_images(options.images)
-    images = tuple(found[index * len(found) // options.num_images] for index in range(options.num_images))
+    images = evenly(find_images(options.images), options.num_images)
     model = rewrite(load_model(options.model), Options(config, batch=1)).model
     placement = place(model)
     runner = OnnxRunner(expose(model, placement.activations))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,3 +13,18 @@ def shared_data() -> Path:
     if not (folder / "coco").is_dir():
         pytest.skip("needs ../shared/data (COCO images and trained models), which is absent here")
     return folder
+
+
+@pytest.fixture
+def ray_workers() -> Iterator[None]:
+    """Two Ray workers on this machine."""
+    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'trtdet[ray]'")
+    ray.init(
+        num_cpus=2,
+        object_store_memory=200_000_000,
+        include_dashboard=False,
+        log_to_driver=False,
+        configure_logging=False,
+    )
+    yield
+    ray.shutdown()

@@ -10,6 +10,7 @@ import pytest
 
 from trtdet import CalibrationOptions, CocoDataset, SensitivityOptions, evaluate, load_config, sensitivity, shapes
 from trtdet.backends import OnnxRunner
+from trtdet.data import ImageStream
 from trtdet.detector import Detector
 from trtdet.errors import BackendError, ConfigError
 from trtdet.pipeline import Prepared, prepare
@@ -44,8 +45,6 @@ def test_a_score_is_the_error_with_that_convolution_alone_in_int8(prepared: Prep
         }
         alone = insert_qdq(prepared.model, prepared.placement.following(PrecisionPlan(entries)), prepared.ranges)
         runner, error = OnnxRunner(alone), HeadError()
-        from trtdet.data import ImageStream
-
         for batch in ImageStream(subject.images, subject.preprocess):
             one, other = float_model(batch.images), runner(batch.images)
             error.update((one["boxes"][0], one["scores"][0]), (other["boxes"][0], other["scores"][0]))
@@ -168,22 +167,12 @@ def test_nothing_to_rank(prepared: Prepared) -> None:
 
 
 @pytest.mark.ray
+@pytest.mark.usefixtures("ray_workers")
 def test_ray_gives_the_same_bits(prepared: Prepared, tmp_path: Path) -> None:
-    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'trtdet[ray]'")
     subject = prepared.subject(2)
     local = rank(subject)
-    ray.init(
-        num_cpus=2,
-        object_store_memory=200_000_000,
-        include_dashboard=False,
-        log_to_driver=False,
-        configure_logging=False,
-    )
-    try:
-        rows = tmp_path / "rows.jsonl"
-        remote = rank(subject, rows=rows, ray="local")
-    finally:
-        ray.shutdown()
+    rows = tmp_path / "rows.jsonl"
+    remote = rank(subject, rows=rows, ray="local")
     assert [(one.name, one.score, one.distance) for one in remote.layers] == [
         (one.name, one.score, one.distance) for one in local.layers
     ]

@@ -129,15 +129,8 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_rows(options: SweepOptions,
 
 
 @pytest.mark.ray
+@pytest.mark.usefixtures("ray_workers")
 def test_ray_gives_the_same_rows_though_a_worker_is_killed(options: SweepOptions, done: Any, tmp_path: Path) -> None:
-    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'trtdet[ray]'")
-    ray.init(
-        num_cpus=2,
-        object_store_memory=200_000_000,
-        include_dashboard=False,
-        log_to_driver=False,
-        configure_logging=False,
-    )
     killed: list[int] = []
 
     def kill_once(stage: str, finished: int, total: int) -> None:
@@ -154,9 +147,6 @@ def test_ray_gives_the_same_rows_though_a_worker_is_killed(options: SweepOptions
                     os.kill(int(entry.name), signal.SIGKILL)
                     return
 
-    try:
-        remote = sweep(SHAPES_MODEL, CONFIG, tmp_path, replace(options, ray="local"), kill_once)
-    finally:
-        ray.shutdown()
+    remote = sweep(SHAPES_MODEL, CONFIG, tmp_path, replace(options, ray="local"), kill_once)
     assert killed
     assert plain(remote.rows) == plain(done.rows)

@@ -112,7 +112,10 @@ def _parser() -> argparse.ArgumentParser:
     _validation_options(sensitivity, "to measure mAP as well, on these images")
     _ranking_options(sensitivity)
     sensitivity.add_argument(
-        "--method", default="fast", choices=("fast", "reference"), help="both give the same numbers (default: fast)"
+        "--method",
+        default="fast",
+        choices=("fast", "reference"),
+        help="fast leaves out images with few detections (default: fast)",
     )
     sensitivity.add_argument(
         "--all-but-one", action="store_true", help="all convolutions in INT8 but each in turn, not each alone"

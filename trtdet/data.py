@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -312,6 +312,15 @@ class CocoImage:
     height: int
 
 
+Item = TypeVar("Item")
+
+
+def evenly(items: Sequence[Item], count: int) -> tuple[Item, ...]:
+    """``count`` of the items, evenly spaced over their order; all of them where there are no more."""
+    count = min(count, len(items))
+    return tuple(items[index * len(items) // count] for index in range(count))
+
+
 @dataclass(frozen=True, eq=False)
 class GroundTruth:
     """The annotated boxes of a data set as arrays of length M, in the order of the file."""
@@ -378,11 +387,10 @@ class CocoDataset:
         Raises:
             DataError: none of them has a box, so that there is nothing to score.
         """
-        count = min(count, len(self.images))
-        images = tuple(self.images[index * len(self.images) // count] for index in range(count))
+        images = evenly(self.images, count)
         kept = np.isin(self.truth.image_ids, [image.id for image in images])
         if not kept.any():
-            raise DataError(f"none of {count} images of '{self.annotations}' has a box: score more of them")
+            raise DataError(f"none of {len(images)} images of '{self.annotations}' has a box: score more of them")
         arrays = {one.name: getattr(self.truth, one.name)[kept] for one in fields(self.truth)}
         return replace(self, images=images, truth=GroundTruth(**arrays))
 

@@ -88,11 +88,7 @@ class Detector:
         Args:
             images: float32 (B, 3, H, W), pre-processed as ``input`` says.
         """
-        return self.suppressed(self.raw(images), self.nms)
-
-    def raw(self, images: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
-        """What the model gives for one batch, by name."""
-        return self.runner(images)
+        return self.suppressed(self.runner(images), self.nms)
 
     def suppressed(self, outputs: Mapping[str, NDArray[Any]], nms: NmsConfig) -> Detections:
         """The detections in what the model gave; where it suppresses itself, ``nms`` was in the graph already."""

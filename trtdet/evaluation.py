@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from trtdet.config import NmsConfig
-from trtdet.data import CocoDataset, ImageStream
+from trtdet.data import Batch, CocoDataset, ImageStream
+from trtdet.detections import Detections
 from trtdet.detector import Detector
 from trtdet.errors import ConfigError
 from trtdet.metrics import CocoMetric, CocoResult
@@ -64,6 +65,19 @@ def evaluate(
     return only
 
 
+def record(metric: CocoMetric, batch: Batch, found: Detections) -> None:
+    """Adds the detections of a batch to a metric, in pixels of the images themselves.
+
+    Args:
+        metric: over the data set that the batch is of, by index.
+        batch: where each image lies in the network's input.
+        found: the detections in the network's input.
+    """
+    for row, (index, placement) in enumerate(zip(batch.indices, batch.placements, strict=True)):
+        boxes, scores, classes = found.image(row)
+        metric.update(metric.dataset.images[index].id, placement.to_image(boxes), scores, classes)
+
+
 def evaluate_each(
     detector: Detector,
     dataset: CocoDataset,
@@ -94,15 +108,13 @@ def evaluate_each(
     seconds, done = [0.0] * len(metrics), 0
     for batch in stream:
         started = time.perf_counter()
-        outputs = detector.raw(batch.images)
+        outputs = detector.runner(batch.images)
         shared = time.perf_counter() - started
         for number, (metric, nms) in enumerate(zip(metrics, thresholds, strict=True)):
             started = time.perf_counter()
             found = detector.suppressed(outputs, nms)
             seconds[number] += shared + time.perf_counter() - started
-            for row, (index, placement) in enumerate(zip(batch.indices, batch.placements, strict=True)):
-                boxes, scores, classes = found.image(row)
-                metric.update(dataset.images[index].id, placement.to_image(boxes), scores, classes)
+            record(metric, batch, found)
         done += len(batch)
         progress(done, len(dataset.images))
     return [

@@ -7,7 +7,7 @@ import json
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,7 +36,7 @@ from trtdet.bundle import (
 from trtdet.calibration import RULES, Collection, Ranges, collect, collection_key, expose
 from trtdet.comparison import compare
 from trtdet.config import Config, InputConfig
-from trtdet.data import CocoDataset, ImageStream, content_hash, find_images
+from trtdet.data import CocoDataset, ImageStream, content_hash, evenly, find_images
 from trtdet.detector import Detector
 from trtdet.errors import BackendError, BundleError, CalibrationError, ConfigError, ModelError, TrtdetWarning
 from trtdet.evaluation import Evaluation, evaluate
@@ -160,7 +160,7 @@ class SensitivityOptions:
         calibration: images and rule of the ranges.
         correct: the corrections, see :class:`BuildOptions`.
         num_images: images that are measured on: so many of the calibration images, or of the annotated ones.
-        method: ``fast`` or ``reference``; the numbers are the same.
+        method: ``fast`` or ``reference``, see :mod:`trtdet.ranking`.
         base: ``fp32``: each convolution alone in INT8; ``int8``: all but each.
         images: annotated images, to measure mAP as well.
         annotations: their COCO file.
@@ -294,8 +294,7 @@ class Prepared:
         if count < 1:
             raise ConfigError(f"a ranking needs at least 1 image, got {count}")
         if dataset is None:
-            count = min(count, len(paths))
-            paths = tuple(paths[index * len(paths) // count] for index in range(count))
+            paths = evenly(paths, count)
         return Subject(
             self.model,
             self.placement,
@@ -591,13 +590,7 @@ def choose_plan(
         return Planned(prepared.checked(keeping(plan, said)))
     if not keep.ranked or keep.keep == 0:
         return Planned(plan)
-    rankings: list[Sensitivity] = []
-
-    def once() -> Sensitivity:
-        if not rankings:
-            rankings.append(ranked())
-        return rankings[0]
-
+    once = cache(ranked)
     trade_off = None
     if keep.max_map_drop is not None:
         trade_off = _trade_off(prepared, once, keep, progress)
@@ -741,8 +734,7 @@ def select_images(options: CalibrationOptions) -> Selection:
             TrtdetWarning,
             stacklevel=3,
         )
-    count = min(wanted, len(found))
-    paths = tuple(found[index * len(found) // count] for index in range(count))
+    paths = evenly(found, wanted)
     return Selection(paths, content_hash(paths))
 
 

@@ -137,7 +137,7 @@ def within_budget(ranking: Sensitivity, share: float) -> tuple[str, ...]:
 
 
 def named(plan: PrecisionPlan, names: Collection[str]) -> tuple[str, ...]:
-    """The convolutions of ``names``; those that are called ``depthwise`` stand for the group only with a ranking.
+    """``names``, all of them convolutions of the model.
 
     Raises:
         ConfigError: one is no convolution of the model.

@@ -37,6 +37,7 @@ from trtdet.config import InputConfig, NmsConfig
 from trtdet.data import Batch, CocoDataset, ImageStream
 from trtdet.detections import non_max_suppression
 from trtdet.errors import ConfigError
+from trtdet.evaluation import record
 from trtdet.metrics import CocoMetric
 from trtdet.quantize import Corrections, HeadError, Placement, Switch
 from trtdet.rows import Rows
@@ -222,7 +223,7 @@ def rank(
         method: fast or reference, alone or all but one.
         rows: a file that every finished row is appended to; one that is there is gone on with.
         ray: None, ``local`` or a cluster's address, see :func:`trtdet.cluster.run`.
-        progress: told of model runs done and in all.
+        progress: told of rows done and in all.
 
     Raises:
         ConfigError: there is nothing to rank, or ``rows`` is of something else.
@@ -409,6 +410,7 @@ def _block(
             progress(images / len(subject.images))
     seconds = time.perf_counter() - started
     own = scores.pop("")
+    whole = {"base_distance": own.error.distance, "base_map": own.map()}
     rows = []
     for name, scored in scores.items():
         power = scored.error.power
@@ -418,8 +420,7 @@ def _block(
                 "score": power if method.base == "fp32" else own.error.power - power,
                 "distance": scored.error.distance,
                 "map": scored.map(),
-                "base_distance": own.error.distance,
-                "base_map": own.map(),
+                **whole,
                 "inferences": runs // len(names) + (runs % len(names) if name == names[0] else 0),
                 "seconds": seconds / len(names),
             }
@@ -433,7 +434,6 @@ class _Scored:
     def __init__(self, method: Method) -> None:
         self.error = HeadError()
         self._nms = method.nms or NmsConfig()
-        self._dataset = method.dataset
         self._metric = CocoMetric(method.dataset) if method.dataset else None
 
     def update(
@@ -444,12 +444,8 @@ class _Scored:
             self.error.update(
                 (reference[boxes][row], reference[scores][row]), (outputs[boxes][row], outputs[scores][row])
             )
-        if self._metric is None or self._dataset is None:
-            return
-        found = non_max_suppression(outputs[boxes], outputs[scores], self._nms)
-        for row, (index, placement) in enumerate(zip(batch.indices, batch.placements, strict=True)):
-            detected, confidence, classes = found.image(row)
-            self._metric.update(self._dataset.images[index].id, placement.to_image(detected), confidence, classes)
+        if self._metric is not None:
+            record(self._metric, batch, non_max_suppression(outputs[boxes], outputs[scores], self._nms))
 
     def map(self) -> float | None:
         return None if self._metric is None else self._metric.compute().map

@@ -12,7 +12,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ import onnx
 from trtdet import cluster
 from trtdet.audit import audit
 from trtdet.backends import BuildRequest, choose
-from trtdet.bundle import write_atomically, writing
+from trtdet.bundle import sha256_file, write_atomically, writing
 from trtdet.comparison import compare
 from trtdet.config import Config, NmsConfig
 from trtdet.data import CocoDataset, content_hash
@@ -152,9 +152,9 @@ def sweep(
         raise ConfigError("a sweep needs calibration images: a folder or a list of file names with --images")
     with writing(output):
         output.mkdir(parents=True, exist_ok=True)
-    job = _Job(model, config, output, options, selected)
+    job = _Job(model, config, output, options, selected, dataset)
     names = [name for group in job.groups() for name in job.names(group)]
-    with Rows(output / ROWS, job.key(dataset), "variant") as rows:
+    with Rows(output / ROWS, job.key(), "variant") as rows:
         waiting = [group for group in job.groups() if any(name not in rows.found for name in job.names(group))]
         done = sum(name in rows.found for name in names)
         progress("sweep", done, len(names))
@@ -193,6 +193,7 @@ class _Job:
     folder: Path
     options: SweepOptions
     selected: Selection
+    dataset: CocoDataset
 
     def groups(self) -> list[_Group]:
         axes = itertools.product(self.options.rules, self.options.corrections)
@@ -210,13 +211,13 @@ class _Job:
     def names(self, group: _Group) -> list[str]:
         return [self.name(group, keep, nms) for keep in self.keeps(group) for nms in self.options.suppressions]
 
-    def key(self, dataset: CocoDataset) -> str:
+    def key(self) -> str:
         """What all rows share."""
         facts = {
             "config": self.config.with_nms().model_dump(mode="json", exclude={"nms"}),
             "images": self.selected.sha256,
-            "annotations": hashlib.sha256(dataset.annotations.read_bytes()).hexdigest(),
-            "validation": content_hash([image.path for image in dataset.images]),
+            "annotations": sha256_file(self.dataset.annotations),
+            "validation": content_hash([image.path for image in self.dataset.images]),
         }
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
         digest.update(self.model.read_bytes())
@@ -242,9 +243,10 @@ class _Worker:
     def __init__(self, job: _Job, progress: Progress) -> None:
         self._job = job
         self._progress = progress
-        options = job.options
-        self._dataset = CocoDataset.load(options.annotations, options.images, job.config.classes)
-        self._model = rewritten(job.model, job.config)
+
+    @cached_property
+    def _model(self) -> onnx.ModelProto:
+        return rewritten(self._job.model, self._job.config)
 
     @cached_property
     def _references(self) -> list[Evaluation]:
@@ -274,13 +276,11 @@ class _Worker:
             selected=job.selected,
             progress=self._progress,
         )
-        rankings: list[Sensitivity] = []
 
+        @cache
         def ranked() -> Sensitivity:
-            if not rankings:
-                rows = job.folder / f"ranking-{rule}-{'-'.join(group.corrections) or 'none'}.jsonl"
-                rankings.append(rank(prepared.subject(RANKED_IMAGES), rows=rows, progress=self._progress))
-            return rankings[0]
+            rows = job.folder / f"ranking-{rule}-{'-'.join(group.corrections) or 'none'}.jsonl"
+            return rank(prepared.subject(RANKED_IMAGES), rows=rows, progress=self._progress)
 
         for keep in options.keeps:
             names = [job.name(group, keep, nms) for nms in options.suppressions]
@@ -319,7 +319,7 @@ class _Worker:
         detector = Detector.running(model, self._job.config, "host")
         return evaluate_each(
             detector,
-            self._dataset,
+            self._job.dataset,
             self._job.options.suppressions,
             lambda done, total: self._progress(stage, done, total),
         )

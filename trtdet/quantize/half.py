@@ -89,9 +89,8 @@ def to_half(model: onnx.ModelProto, names: Collection[str]) -> onnx.ModelProto:
                 )
             elif outer:
                 raised = write("Cast", tensor, to=_FLOAT)
-                for reader in dict.fromkeys(map(id, outer)):
-                    found = next(one for one in outer if id(one) == reader)
-                    found.inputs = [raised if one is tensor else one for one in found.inputs]
+                for reader in outer:
+                    reader.inputs = [raised if one is tensor else one for one in reader.inputs]
     # Types were inferred for float32.
     for tensor in graph.tensors().values():
         if isinstance(tensor, gs.Variable) and not any(tensor is one for one in (*graph.inputs, *graph.outputs)):

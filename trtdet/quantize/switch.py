@@ -48,9 +48,10 @@ class Switch:
         chains = {name: {one.name for one in own.local(name)} for name in convs}
         sums = {name for readers in placement.readers.values() for name, _ in readers} - set(convs)
         # A sum reads the INT8 copy that some convolution needs.
-        self._owners = {
-            name: {conv for conv in convs if chains[conv] & {one.name for one in own.local(name)}} for name in sums
-        }
+        self._owners = {}
+        for name in sums:
+            chain = {one.name for one in own.local(name)}
+            self._owners[name] = {conv for conv in convs if chains[conv] & chain}
         self._initializers = {one.name: one for graph in (other.graph, self.base.graph) for one in graph.initializer}
         self._infos: dict[str, onnx.ValueInfoProto] = {
             one.name: one
@@ -75,7 +76,8 @@ class Switch:
             names: of convolutions.
             outputs: tensors of the float model; those that depend on none of ``names`` are left out.
         """
-        waiting = [index for index, node in enumerate(self._nodes) if node.name in self._switched(names)]
+        switched = self._switched(names)
+        waiting = [index for index, node in enumerate(self._nodes) if node.name in switched]
         reached = set(waiting)
         while waiting:
             for output in self._nodes[waiting.pop()].output:
