@@ -16,7 +16,7 @@ PACKAGE = Path(trtdet.__file__).resolve().parent
 
 LAYERS = {
     0: "errors config bundle progress rows cluster",
-    1: "images data metrics detections shapes",
+    1: "images data metrics heads detections shapes",
     2: "calibration passes quantize exporter zoo",
     3: "backends",
     4: "pipeline ranking planning evaluation comparison bench audit detector pictures doctor",

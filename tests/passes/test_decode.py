@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from trtdet import detections
+from trtdet import heads
 from trtdet.config import Config
 from trtdet.errors import ModelError
 from trtdet.passes import Options, decode
@@ -38,7 +38,7 @@ def decoded(model: onnx.ModelProto, config: Config) -> onnx.ModelProto:
 
 def check(run: Any, outputs: dict[str, np.ndarray], config: Config) -> None:
     """The graph says what the reference says, for the batch the model was made with and for a dynamic one."""
-    expected = detections.decode(outputs, config)
+    expected = heads.decode(outputs, config)
     for batch in ("N", next(iter(outputs.values())).shape[0]):
         model = decoded(raw_model({name: value.shape[1:] for name, value in outputs.items()}, batch), config)
         assert [output.name for output in model.graph.output] == ["boxes", "scores"]
@@ -144,7 +144,7 @@ def test_outputs_not_named_are_left_out(run: Any, configure: Any, normal: Any) -
     model = decoded(raw_model({"extra": (5,), "raw": (7, 10)}), config)
     assert [output.name for output in model.graph.output] == ["boxes", "scores"]
     assert "head_extra" not in [node.name for node in model.graph.node]
-    expected = detections.decode({"raw": raw}, config)
+    expected = heads.decode({"raw": raw}, config)
     np.testing.assert_allclose(run(model, in_raw=raw, in_extra=normal(1, 5))["scores"], expected[1], rtol=1e-6)
 
 
@@ -164,14 +164,14 @@ def test_a_tensor_inside_the_model_may_have_the_name_of_a_result(
         tensor for node in rewritten.graph.node for tensor in node.output
     }
     given = run(rewritten, x=raw)
-    np.testing.assert_allclose(given["boxes"], detections.decode([raw], config)[0], rtol=1e-6)
+    np.testing.assert_allclose(given["boxes"], heads.decode([raw], config)[0], rtol=1e-6)
 
 
 def test_an_output_in_float64_is_brought_to_float32(net: Any, run: Any, configure: Any, normal: Any) -> None:
     model = net("(float[1,7,10] x) => (double[1,7,10] y) { y = Cast<to = 11>(x) }")
     config, x = configure("yolov8", SIZE), normal(1, 7, 10)
     given = run(decoded(model, config), x=x)
-    expected = detections.decode([x], config)
+    expected = heads.decode([x], config)
     assert (given["boxes"].dtype, given["scores"].dtype) == (np.float32, np.float32)
     np.testing.assert_allclose(given["boxes"], expected[0], rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(given["scores"], expected[1])

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from trtdet import detections
+from trtdet import detections, heads
 from trtdet.config import load_config
 from trtdet.errors import ModelError
 from trtdet.passes import PASSES, Options, load_model, rewrite
@@ -67,7 +67,7 @@ def test_all_passes_keep_the_meaning_and_do_not_change_the_model_given(
     assert all(names) and len(set(names)) == len(names)
     x = normal(2, 3, 64, 64)
     raw = run(detector, x=x)
-    boxes, scores = detections.decode(raw, config)
+    boxes, scores = heads.decode(raw, config)
     got = run(rewritten.model, x=x)
     if where == "host":
         np.testing.assert_allclose(got["boxes"], boxes, rtol=1e-4, atol=1e-3)
@@ -111,7 +111,7 @@ def test_the_real_models_mean_the_same_before_and_after(shared_data: Path, run: 
     path, config = shared_data / "models" / "yolox_nano.onnx", load_config("yolox")
     model = load_model(path)
     got = run(rewrite(model, Options(config)).model, images=image)
-    boxes, scores = detections.decode(run(model, images=image), config)
+    boxes, scores = heads.decode(run(model, images=image), config)
     np.testing.assert_allclose(got["boxes"], boxes, rtol=1e-3, atol=1e-2)
     np.testing.assert_allclose(got["scores"], scores, rtol=1e-3, atol=1e-5)
 
@@ -121,6 +121,6 @@ def test_the_real_dfl_model_means_the_same_before_and_after(shared_data: Path, r
     model, config = load_model(shared_data / "models" / "picodet_s.onnx"), load_config("dfl")
     name = model.graph.input[0].name
     got = run(rewrite(model, Options(config, batch=1)).model, **{name: image})
-    boxes, scores = detections.decode(run(model, **{name: image}), config)
+    boxes, scores = heads.decode(run(model, **{name: image}), config)
     np.testing.assert_allclose(got["boxes"], boxes, rtol=1e-3, atol=1e-2)
     np.testing.assert_allclose(got["scores"], scores, rtol=1e-3, atol=1e-5)

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from trtdet.config import Config
-from trtdet.detections import Shape, anchor_points, match_outputs
+from trtdet.heads import Shape, anchor_points, match_outputs
 from trtdet.passes.base import Options, PassResult, Writer
 
 NUM_DETS = "num_dets"
@@ -20,7 +20,7 @@ CONTRACT = (NUM_DETS, BOXES, SCORES, CLASSES)
 def apply(graph: gs.Graph, options: Options) -> PassResult:
     """Writes the configuration's decode rule after the raw outputs and makes ``boxes`` and ``scores`` the outputs.
 
-    The arithmetic is that of :func:`trtdet.detections.decode`, step by step.
+    The arithmetic is that of :func:`trtdet.heads.decode`, step by step.
 
     Raises:
         ModelError: an output named in ``head.outputs`` is missing, or a shape does not fit the rule.

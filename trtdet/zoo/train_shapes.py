@@ -31,8 +31,9 @@ from trtdet import shapes
 from trtdet.bundle import write_atomically
 from trtdet.config import load_config
 from trtdet.data import CocoDataset
-from trtdet.detections import decode, non_max_suppression
+from trtdet.detections import non_max_suppression
 from trtdet.errors import ConfigError, TrtdetError
+from trtdet.heads import decode
 from trtdet.images import preprocess, read_image
 from trtdet.metrics import CocoMetric, CocoResult
 from trtdet.zoo import yolox
