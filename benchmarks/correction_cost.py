@@ -45,7 +45,7 @@ def main() -> None:
 
     def corrections(count: int) -> float:
         started = time.perf_counter()
-        sources = Sources(images[:count], config.input, OnnxRunner, decoded("host"))
+        sources = Sources(images[:count], config.input, OnnxRunner, decoded("host", config))
         correct(model, placement, candidates, CORRECTIONS, sources)
         return time.perf_counter() - started
 

@@ -46,7 +46,7 @@ def main() -> None:
     collection = collect(runner, runner.input, placement.activations, stream, key="", images_sha256="")
     ranges = Ranges.choose(collection, options.calib)
     subject = Subject(
-        model, placement, ranges, Corrections(), decoded("host"), images, content_hash(images), config.input
+        model, placement, ranges, Corrections(), decoded("host", config), images, content_hash(images), config.input
     )
     results: dict[str, Sensitivity] = {}
     seconds: dict[str, float] = {}

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from trtdet.config import Config, InputConfig
+from trtdet.config import Config, InputConfig, Where
 from trtdet.errors import BundleError, OutputError
 
 SCHEMA: Literal[1] = 1
@@ -56,7 +56,11 @@ class OutputPart(_Part):
 
 
 class NmsPart(_Part):
-    where: Literal["native", "host"]
+    where: Where
+    scores: Literal["probabilities", "logits"] = "probabilities"
+    """What ``scores`` holds with ``host``; thresholds and results are probabilities all the same."""
+    own: bool = False
+    """The model brought its suppression along: kind and thresholds are the model's, not the configuration's."""
     score_threshold: float
     iou_threshold: float
     max_detections: int

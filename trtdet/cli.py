@@ -99,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     _validation_options(build, "for --max-map-drop")
     _ranking_options(build)
-    _nms_options(build, ("auto", "native", "host"))
+    _nms_options(build)
     _backend_options(build)
     build.add_argument("--batch", type=_batch, metavar="MIN:OPT:MAX", help="for a model with a dynamic batch")
 
@@ -161,7 +161,7 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument(
         "--resamples", type=int, default=1000, metavar="N", help="of the images, for --against (default: %(default)s)"
     )
-    _nms_options(evaluate, ("auto", "native", "host"))
+    _nms_options(evaluate)
 
     audit = _command(commands, "audit", _audit, "what precision each convolution got")
     audit.add_argument("bundle", type=Path, metavar="BUNDLE")
@@ -241,8 +241,13 @@ def _ray_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ray", metavar="ADDRESS|local", help="work on a Ray cluster, or on Ray workers here")
 
 
-def _nms_options(parser: argparse.ArgumentParser, where: tuple[str, ...]) -> None:
-    parser.add_argument("--nms", default="auto", choices=where, help="where the suppression runs (default: auto)")
+def _nms_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--nms",
+        default="auto",
+        choices=("auto", "efficient", "onnx", "native", "host"),
+        help="what suppresses: a plugin, one operator or plain operators in the graph, or its reader (default: auto)",
+    )
     parser.add_argument("--score-threshold", type=float)
     parser.add_argument("--iou-threshold", type=float)
     parser.add_argument("--max-detections", type=int)

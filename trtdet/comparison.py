@@ -6,13 +6,13 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trtdet.bundle import Bundle
-from trtdet.config import Config
+from trtdet.config import Config, Where
 from trtdet.detector import Detector
 from trtdet.errors import ConfigError, DataError, TrtdetWarning
 from trtdet.evaluation import Evaluation
@@ -110,7 +110,7 @@ class Comparison:
 
 
 def open_pair(
-    target: Path, reference: Path, config: Config | None = None, nms: str = "auto"
+    target: Path, reference: Path, config: Config | None = None, nms: Where | Literal["auto"] = "auto"
 ) -> tuple[Detector, Detector]:
     """Opens two detectors that are to be compared.
 

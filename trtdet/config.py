@@ -30,6 +30,9 @@ COCO_CLASSES: tuple[str, ...] = (
 # fmt: on
 """The 80 category names of COCO in the order of their ids, which is the class order of nearly every release."""
 
+Where = Literal["native", "onnx", "efficient", "host"]
+"""What suppresses: plain operators, NonMaxSuppression or EfficientNMS_TRT in the graph, or the reader of outputs."""
+
 Positive = Annotated[int, Field(gt=0)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -90,13 +93,16 @@ class HeadConfig(_Section):
     - ``yolov8``: (B, 4 + C, N), boxes decoded as above, classes; also YOLO11
     - ``dfl``: distance distributions of ``bins`` values a side (Li et al. 2020, arXiv:2006.04388), as one output
       (B, N, C + 4 * bins) or, per stride, a class map (B, N_s, C) and a distance map (B, N_s, 4 * bins)
+    - ``boxes``: decoded already: boxes (B, N, 4) in pixels, coded as ``boxes`` says, and scores (B, N, C)
     """
 
-    decode: Literal["yolox", "yolov5", "yolov8", "dfl"]
+    decode: Literal["yolox", "yolov5", "yolov8", "dfl", "boxes"]
     strides: Annotated[tuple[Positive, ...], Field(min_length=1)] = (8, 16, 32)
     bins: Annotated[int, Field(ge=2)] = 8
     cell_offset: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
     """Where in its cell a ``dfl`` anchor point lies, in strides; 0 for NanoDet-Plus."""
+    boxes: Literal["xyxy", "yxyx", "cxcywh"] = "xyxy"
+    """What the four numbers of rule ``boxes`` are: two corners, or centre, width and height."""
     scores: Literal["probabilities", "logits"] = "probabilities"
     """``logits`` where the model leaves the sigmoid to the consumer."""
     outputs: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
@@ -165,6 +171,12 @@ class Config(_Section):
                 if self.head.decode == "yolox" and (self.input.height % stride or self.input.width % stride):
                     raise ValueError(f"input.size {list(self.input.size)} is not a multiple of stride {stride}")
         return self
+
+    @property
+    def suppresses_logits(self) -> bool:
+        """Whether suppression meets logits: a head's only factor needs no sigmoid to be compared, and kept scores get
+        theirs at the end. A product of objectness and class has to be made of probabilities."""
+        return self.head.scores == "logits" and self.head.decode not in ("yolox", "yolov5")
 
     def with_nms(self, **changes: Any) -> Config:
         """This configuration with some NMS keys replaced; None leaves a key as it is.

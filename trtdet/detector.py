@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from trtdet.backends import OnnxRunner
 from trtdet.bundle import Bundle
-from trtdet.config import Config, InputConfig, NmsConfig
+from trtdet.config import Config, InputConfig, NmsConfig, Where
 from trtdet.detections import Detections, non_max_suppression
 from trtdet.errors import ConfigError
-from trtdet.passes import Options, load_model, rewrite
+from trtdet.passes import Options, load_model, own_nms, rewrite
 
 
 @dataclass(frozen=True)
@@ -27,22 +27,24 @@ class Detector:
         file: the ONNX file that is run.
         runner: runs it.
         ran_on: where it runs, in words.
-        where: ``native`` or ``host``: what did the suppression.
+        where: what does the suppression.
         input: the pre-processing.
         nms: the thresholds.
+        logits: with ``host``, whether the model's scores still lack their sigmoid.
         classes: names by class index.
     """
 
     file: Path
     runner: OnnxRunner
     ran_on: str
-    where: Literal["native", "host"]
+    where: Where
     input: InputConfig
     nms: NmsConfig
+    logits: bool
     classes: tuple[str, ...]
 
     @staticmethod
-    def open(target: Path, config: Config | None = None, nms: str = "auto") -> Detector:
+    def open(target: Path, config: Config | None = None, nms: Where | Literal["auto"] = "auto") -> Detector:
         """Opens a bundle's folder, or an ONNX file together with a configuration.
 
         A bundle's engine needs the GPU it was built for; the ONNX model that the engine was built from computes the
@@ -51,7 +53,8 @@ class Detector:
         Args:
             target: a bundle's folder or an ONNX file.
             config: needed for an ONNX file; a bundle carries its own.
-            nms: for an ONNX file, ``native`` to have the suppression in the graph; ``auto`` is ``host``.
+            nms: for an ONNX file, what is to suppress; ``auto`` leaves the model's own suppression as it is, and is
+                ``host`` where it has none.
 
         Raises:
             BundleError, ModelError, ConfigError, BackendError: it cannot be opened or run.
@@ -64,14 +67,14 @@ class Detector:
             raise ConfigError(
                 f"'{target}' is a model, which needs --config: a YAML file or a shipped name such as yolox"
             )
-        where: Literal["native", "host"] = "native" if nms == "native" else "host"
-        model = rewrite(load_model(target, allow_quantized=True), Options(config, where)).model
-        return Detector.running(model, config, where, target)
+        source = load_model(target, allow_quantized=True)
+        own = own_nms(source, config) if nms == "auto" else None
+        where: Where = own.kind if own else "host" if nms == "auto" else nms
+        done = rewrite(source, Options(config, where, keep_own=own is not None))
+        return Detector.running(done.model, done.config, where, target)
 
     @staticmethod
-    def running(
-        model: onnx.ModelProto, config: Config, where: Literal["native", "host"], file: Path = Path("model")
-    ) -> Detector:
+    def running(model: onnx.ModelProto, config: Config, where: Where, file: Path = Path("model")) -> Detector:
         """A rewritten model that is at hand.
 
         Args:
@@ -80,7 +83,8 @@ class Detector:
             where: what does the suppression.
             file: what it is called.
         """
-        return Detector(file, OnnxRunner(model), _RAN_ON, where, config.input, config.nms, config.classes)
+        runner, logits = OnnxRunner(model), config.suppresses_logits
+        return Detector(file, runner, _RAN_ON, where, config.input, config.nms, logits, config.classes)
 
     def __call__(self, images: NDArray[np.float32]) -> Detections:
         """Detects on one batch.
@@ -93,7 +97,7 @@ class Detector:
     def suppressed(self, outputs: Mapping[str, NDArray[Any]], nms: NmsConfig) -> Detections:
         """The detections in what the model gave; where it suppresses itself, ``nms`` was in the graph already."""
         if self.where == "host":
-            return non_max_suppression(outputs["boxes"], outputs["scores"], nms)
+            return non_max_suppression(outputs["boxes"], outputs["scores"], nms, logits=self.logits)
         return Detections(outputs["num_dets"], outputs["boxes"], outputs["scores"], outputs["classes"])
 
 
@@ -107,7 +111,7 @@ def _open_bundle(bundle: Bundle, nms: str) -> Detector:
         raise ConfigError(
             f"bundle '{bundle.path}' was built with --nms {where}, not {nms}; build it again or leave --nms out"
         )
-    thresholds = manifest.nms.model_dump(exclude={"where"})
+    thresholds = manifest.nms.model_dump(exclude={"where", "scores", "own"})
     file = bundle.model
     return Detector(
         file,
@@ -116,5 +120,6 @@ def _open_bundle(bundle: Bundle, nms: str) -> Detector:
         where,
         manifest.input.preprocess,
         NmsConfig.model_validate(thresholds),
+        manifest.nms.scores == "logits",
         manifest.model.classes,
     )

@@ -25,7 +25,7 @@ class Evaluation:
         ms_per_image: wall time of inference and suppression, without decoding the image file, in milliseconds.
         file: the file that ran.
         ran_on: where it ran, in words.
-        nms: ``native`` or ``host``.
+        nms: what suppressed.
         thresholds: what the suppression worked with.
     """
 
@@ -96,7 +96,7 @@ def evaluate_each(
         DataError: an image cannot be read.
         ConfigError: other thresholds than its own for a detector that suppresses in the graph.
     """
-    if detector.where == "native" and tuple(thresholds) != (detector.nms,):
+    if detector.where != "host" and tuple(thresholds) != (detector.nms,):
         raise ConfigError("suppression in the graph has its thresholds there; score the model with --nms host")
     metrics = [CocoMetric(dataset) for _ in thresholds]
     stream = ImageStream(

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtdet.config import Config, HeadConfig
+from trtdet.detections import sigmoid
 from trtdet.errors import ModelError
 
 Float = NDArray[np.float32]
@@ -20,7 +21,8 @@ Shape = tuple[int | None, ...]
 def decode(outputs: Mapping[str, NDArray[Any]] | Sequence[NDArray[Any]], config: Config) -> tuple[Float, Float]:
     """Turns raw outputs into boxes and scores, by the rule ``config.head.decode`` (see HeadConfig).
 
-    The score of a class is its probability, times the objectness where the head has one.
+    The score of a class is its probability, times the objectness where the head has one; it stays a logit where
+    ``config.suppresses_logits``.
 
     Args:
         outputs: the raw outputs by name or in the model's order, floating point, batch first. With
@@ -29,7 +31,7 @@ def decode(outputs: Mapping[str, NDArray[Any]] | Sequence[NDArray[Any]], config:
 
     Returns:
         boxes float32 (B, N, 4), x1 y1 x2 y2 in pixels of the network's input, not clipped; scores
-        float32 (B, N, C).
+        float32 (B, N, C), 0..1 or logits.
 
     Raises:
         ModelError: an output is missing or its shape is not what the head, the classes and the input size
@@ -38,6 +40,8 @@ def decode(outputs: Mapping[str, NDArray[Any]] | Sequence[NDArray[Any]], config:
     arrays = _arrays(outputs, config.head)
     first, distances = match_outputs({name: array.shape for name, array in arrays.items()}, config)
     array = np.concatenate([arrays[name] for name in first], axis=1)
+    if config.head.decode == "boxes":
+        return _decode_boxes(array, config), arrays[distances[0]]
     if config.head.decode == "dfl":
         if not distances:
             classes = len(config.classes)
@@ -57,8 +61,8 @@ def match_outputs(shapes: Mapping[str, Shape], config: Config) -> tuple[tuple[st
         config: the head, the input size and the class names.
 
     Returns:
-        The outputs that hold everything, or the class maps; and the distance maps in the order of the strides, empty
-        where one output holds everything.
+        The outputs that hold everything, or the class maps, or the boxes; and the distance maps in the order of the
+        strides, or the scores that belong to the boxes; empty where one output holds everything.
 
     Raises:
         ModelError: an output is missing or its shape does not fit; the message says which key to look at.
@@ -80,6 +84,8 @@ def match_outputs(shapes: Mapping[str, Shape], config: Config) -> tuple[tuple[st
                 "dimensions with the batch first; choose the raw outputs with head.outputs or another "
                 "head.decode"
             )
+    if head.decode == "boxes":
+        return _match_boxes(chosen, config)
     if head.decode == "dfl" and len(chosen) != 1:
         return _match_levels(chosen, config)
     if len(chosen) != 1:
@@ -117,6 +123,23 @@ def anchor_points(config: Config, offset: float) -> tuple[Float, Float]:
         points.append((cells + np.float32(offset)) * np.float32(stride))
         strides.append(np.full((len(cells), 1), stride, np.float32))
     return np.concatenate(points), np.concatenate(strides)
+
+
+def _match_boxes(chosen: Mapping[str, Shape], config: Config) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    classes = len(config.classes)
+    if len(chosen) != 2:
+        raise ModelError(
+            f"decode rule 'boxes' takes boxes (B, N, 4) and scores (B, N, {classes}), got {len(chosen)} outputs: "
+            f"{_listing(chosen)}; name the two with head.outputs"
+        )
+    names = list(chosen)
+    for boxes, scores in (names, names[::-1]):  # where both have four columns, boxes come first
+        if chosen[boxes][2] in (None, 4) and chosen[scores][2] in (None, classes):
+            return (boxes,), (scores,)
+    raise ModelError(
+        f"decode rule 'boxes' takes boxes (B, N, 4) and scores (B, N, {classes}), got {_listing(chosen)}; does "
+        "'classes' list the model's classes?"
+    )
 
 
 def _match_levels(chosen: Mapping[str, Shape], config: Config) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -204,13 +227,6 @@ def _hint(shape: Shape, extra: int, config: Config) -> str:
     return f"; does 'classes' list the model's classes{given}?"
 
 
-def _probabilities(scores: Float, head: HeadConfig) -> Float:
-    if head.scores == "probabilities":
-        return scores
-    with np.errstate(over="ignore"):  # exp(-x) reaching infinity gives the right 0
-        return np.float32(1) / (np.float32(1) + np.exp(-scores))
-
-
 def _corners(centre: Float, size: Float) -> Float:
     half = size * np.float32(0.5)
     return np.concatenate([centre - half, centre + half], axis=-1)
@@ -220,18 +236,24 @@ def _decode_yolox(array: Float, config: Config) -> tuple[Float, Float]:
     points, strides = anchor_points(config, 0.0)
     with np.errstate(over="ignore", invalid="ignore"):
         boxes = _corners(array[..., :2] * strides + points, np.exp(array[..., 2:4]) * strides)
-    scores = _probabilities(array[..., 4:], config.head)
+    scores = sigmoid(array[..., 4:]) if config.head.scores == "logits" else array[..., 4:]
     return boxes, scores[..., :1] * scores[..., 1:]
 
 
 def _decode_yolov5(array: Float, config: Config) -> tuple[Float, Float]:
-    scores = _probabilities(array[..., 4:], config.head)
+    scores = sigmoid(array[..., 4:]) if config.head.scores == "logits" else array[..., 4:]
     return _corners(array[..., :2], array[..., 2:4]), scores[..., :1] * scores[..., 1:]
 
 
 def _decode_yolov8(array: Float, config: Config) -> tuple[Float, Float]:
     rows = np.ascontiguousarray(array.transpose(0, 2, 1))
-    return _corners(rows[..., :2], rows[..., 2:4]), np.ascontiguousarray(_probabilities(rows[..., 4:], config.head))
+    return _corners(rows[..., :2], rows[..., 2:4]), np.ascontiguousarray(rows[..., 4:])
+
+
+def _decode_boxes(boxes: Float, config: Config) -> Float:
+    if config.head.boxes == "cxcywh":
+        return _corners(boxes[..., :2], boxes[..., 2:])
+    return boxes if config.head.boxes == "xyxy" else boxes[..., [1, 0, 3, 2]]
 
 
 def _decode_dfl(scores: Float, distances: Float, config: Config) -> tuple[Float, Float]:
@@ -244,4 +266,4 @@ def _decode_dfl(scores: Float, distances: Float, config: Config) -> tuple[Float,
     points, strides = anchor_points(config, head.cell_offset)
     ltrb = (weights @ np.arange(head.bins, dtype=np.float32)) * strides
     boxes = np.concatenate([points - ltrb[..., :2], points + ltrb[..., 2:]], axis=-1)
-    return boxes, _probabilities(scores, head)
+    return boxes, scores

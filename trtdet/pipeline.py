@@ -35,12 +35,12 @@ from trtdet.bundle import (
 )
 from trtdet.calibration import RULES, Collection, Ranges, collect, collection_key, expose
 from trtdet.comparison import compare
-from trtdet.config import Config, InputConfig
+from trtdet.config import Config, InputConfig, NmsConfig, Where
 from trtdet.data import CocoDataset, ImageStream, content_hash, evenly, find_images
 from trtdet.detector import Detector
 from trtdet.errors import BackendError, BundleError, CalibrationError, ConfigError, ModelError, TrtdetWarning
 from trtdet.evaluation import Evaluation, evaluate
-from trtdet.passes import Options, decoded, load_model, rewrite
+from trtdet.passes import Options, OwnNms, Rewritten, decoded, load_model, own_nms, rewrite
 from trtdet.planning import Score, TradeOff, keeping, most_sensitive, named, reasons, smallest, within_budget
 from trtdet.quantize import (
     CORRECTIONS,
@@ -135,7 +135,8 @@ class BuildOptions:
         calibration: used for ``int8``.
         correct: the corrections that may be used for ``int8``, see :mod:`trtdet.quantize.correct`; empty for the
             textbook form.
-        nms: ``auto`` asks the backend; ``native`` puts the suppression into the graph; ``host`` leaves it out.
+        nms: ``native``, ``onnx`` and ``efficient`` put the suppression into the graph, see :mod:`trtdet.passes.nms`;
+            ``host`` leaves it out; ``auto`` leaves a model's own as it is and else takes what the backend does best.
         backend: ``auto``, ``tensorrt``, ``tensorrt-rtx`` or ``onnxruntime``.
         sms: compute capabilities to build for, such as 86; empty for the backend's default.
         batch: (min, opt, max) for a model with a dynamic batch; None freezes it to 1.
@@ -145,7 +146,7 @@ class BuildOptions:
     precision: Literal["int8", "fp16", "fp32"] = "int8"
     calibration: CalibrationOptions = CalibrationOptions()
     correct: tuple[str, ...] = CORRECTIONS
-    nms: Literal["auto", "native", "host"] = "auto"
+    nms: Where | Literal["auto"] = "auto"
     backend: str = "auto"
     sms: tuple[int, ...] = ()
     batch: tuple[int, int, int] | None = None
@@ -254,7 +255,7 @@ class Prepared:
     Attributes:
         model: rewritten float model.
         config: its configuration.
-        where: ``native`` or ``host``: what does the suppression.
+        where: what does the suppression.
         placement: where Q/DQ pairs go; its plan has every convolution in INT8 that can be.
         paths: calibration images that could be read.
         calibrated: the collection, and the ranges of the rule that was named.
@@ -266,7 +267,7 @@ class Prepared:
 
     model: onnx.ModelProto
     config: Config
-    where: Literal["native", "host"]
+    where: Where
     placement: Placement
     paths: tuple[Path, ...]
     calibrated: Calibrated
@@ -300,7 +301,7 @@ class Prepared:
             self.placement,
             self.ranges,
             self.corrections,
-            decoded(self.where),
+            decoded(self.where, self.config),
             paths,
             content_hash(paths),
             self.config.input,
@@ -347,10 +348,10 @@ class Prepared:
         return {name: known[name] for name in tensors if name in known}
 
 
-def rewritten(model: Path, config: Config) -> onnx.ModelProto:
+def rewritten(model: Path, config: Config) -> Rewritten:
     """A float ONNX model as the passes leave it, with decoded boxes and scores and a batch of 1 where it is dynamic."""
     source = load_model(model)
-    return rewrite(source, Options(config, batch=_frozen(source, config.input.name, None))).model
+    return rewrite(source, Options(config, batch=_frozen(source, config.input.name, None)))
 
 
 def prepare(
@@ -359,7 +360,7 @@ def prepare(
     calibration: CalibrationOptions,
     correct: tuple[str, ...],
     *,
-    where: Literal["native", "host"] = "host",
+    where: Where = "host",
     graph: onnx.ModelProto | None = None,
     selected: Selection | None = None,
     previous: Bundle | None = None,
@@ -373,12 +374,14 @@ def prepare(
         calibration: images and rule.
         correct: the corrections that may be used; empty for the textbook form.
         where: what does the suppression.
-        graph: the model as it is rewritten, where that is done already.
+        graph: the model as it is rewritten, where that is done already; the configuration is then that of the result.
         selected: the images, where they are chosen already.
         previous: a bundle that may lend its histograms.
         progress: told of every image.
     """
-    graph = graph or rewritten(model, config)
+    if graph is None:
+        fresh = rewritten(model, config)
+        graph, config = fresh.model, fresh.config
     placement = _placement(graph)
     selected = selected or select_images(calibration)
     calibrated = _calibrated(graph, placement, config, selected, calibration, previous, progress)
@@ -417,11 +420,16 @@ def build(
     backend = choose(options.backend)
     caps = backend.capabilities
     _check(options, caps)
-    where = _suppression(options.nms, backend)
     progress("rewriting the graph", 0, 1)
     source = load_model(model)
+    own = own_nms(source, config)
+    where = _suppression(options.nms, caps, own)
+    kept = own if options.nms == "auto" else None
+    if kept is not None:
+        _warn_of(kept, config.nms)
     batch = _frozen(source, config.input.name, options.batch)
-    graph = rewrite(source, Options(config, where, batch, caps.max_topk)).model
+    done = rewrite(source, Options(config, where, batch, caps.max_topk, kept is not None))
+    graph, config = done.model, done.config
     _check_operators(graph, backend)
     placement = _placement(graph)
     selected = select_images(options.calibration) if options.precision == "int8" else _NOTHING
@@ -480,7 +488,12 @@ def build(
             "model": ModelPart(sha256=sha256_file(model), name=config.name, classes=config.classes),
             "input": _input_part(explicit, config.input, options.batch),
             "outputs": _output_parts(explicit),
-            "nms": NmsPart(where=where, **config.nms.model_dump()),
+            "nms": NmsPart(
+                where=where,
+                scores="logits" if where == "host" and config.suppresses_logits else "probabilities",
+                own=kept is not None,
+                **config.nms.model_dump(),
+            ),
             "backend": BackendPart(name=caps.name, version=caps.version, sms=built.sms),
             "quantization": _quantization_part(prepared),
             "precision": CountsPart(**plan.counts()),
@@ -669,13 +682,27 @@ def _audited(built: Built, plan: PrecisionPlan) -> Audit:
     return found
 
 
-def _suppression(asked: str, backend: Backend) -> Literal["native", "host"]:
-    caps = backend.capabilities
-    if asked == "host" or (asked == "auto" and "native" not in caps.in_graph_nms):
-        return "host"
-    if "native" not in caps.in_graph_nms:
-        raise BackendError(f"{caps.name} {caps.version} cannot take --nms native; allowed: host")
-    return "native"
+def _suppression(asked: Where | Literal["auto"], caps: Capabilities, own: OwnNms | None) -> Where:
+    """What suppresses; with ``auto`` the model's own kind, if it has one."""
+    wanted: Where = asked if asked != "auto" else own.kind if own else (*caps.in_graph_nms, "host")[0]
+    if wanted == "host" or wanted in caps.in_graph_nms:
+        return wanted
+    said = f"--nms {asked}" if asked != "auto" or own is None else f"the model's own suppression '{own.name}'"
+    raise BackendError(
+        f"{caps.name} {caps.version} cannot take {said}; allowed: --nms {', '.join(caps.in_graph_nms)} or host"
+    )
+
+
+def _warn_of(own: OwnNms, nms: NmsConfig) -> None:
+    asked = nms.model_dump()
+    other = [f"{key} {value}, not {asked[key]}" for key, value in own.thresholds.items() if value != asked[key]]
+    if other:
+        warnings.warn(
+            f"the model's own suppression '{own.name}' is left as it is: {'; '.join(other)}; replace it by saying what "
+            "suppresses with --nms",
+            TrtdetWarning,
+            stacklevel=3,
+        )
 
 
 def _previous(output: Path) -> Bundle | None:
@@ -776,7 +803,7 @@ def _corrected(
     model: onnx.ModelProto,
     placement: Placement,
     config: Config,
-    where: str,
+    where: Where,
     paths: tuple[Path, ...],
     options: CalibrationOptions,
     names: tuple[str, ...],
@@ -791,7 +818,7 @@ def _corrected(
             for rule in RULES:
                 if rule not in candidates:
                     candidates[rule] = Ranges.choose(calibrated.collection, rule, options.percentile)
-    sources = Sources(paths, config.input, OnnxRunner, decoded(where), progress)
+    sources = Sources(paths, config.input, OnnxRunner, decoded(where, config), progress)
     return correct(model, placement, candidates, names, sources)
 
 

@@ -39,6 +39,7 @@ from trtdet.detections import non_max_suppression
 from trtdet.errors import ConfigError
 from trtdet.evaluation import record
 from trtdet.metrics import CocoMetric
+from trtdet.passes import Decoded
 from trtdet.quantize import Corrections, HeadError, Placement, Switch
 from trtdet.rows import Rows
 
@@ -68,7 +69,7 @@ class Subject:
         placement: its INT8 convolutions.
         ranges: of its activations.
         corrections: channel maps and weights; empty for the textbook form.
-        head: names of the decoded boxes (B, N, 4) and scores (B, N, C).
+        head: where the model holds its decoded boxes and scores.
         images: what is measured on.
         images_sha256: hash of their names and contents.
         preprocess: how they become the network's input.
@@ -78,7 +79,7 @@ class Subject:
     placement: Placement
     ranges: Ranges
     corrections: Corrections
-    head: tuple[str, str]
+    head: Decoded
     images: tuple[Path, ...]
     images_sha256: str
     preprocess: InputConfig
@@ -289,10 +290,10 @@ def _members(subject: Subject, macs: Mapping[str, Macs]) -> dict[str, tuple[str,
 
 def _telling(subject: Subject) -> tuple[Path, ...]:
     """The images in which most is detected, in their order, down to what hardly counts."""
-    runner = OnnxRunner(expose(subject.model, subject.head))
+    runner = OnnxRunner(expose(subject.model, subject.head.names))
     weights = np.zeros(len(subject.images))
     for batch in ImageStream(subject.images, subject.preprocess, batch_size=runner.batch or 1):
-        for index, scores in zip(batch.indices, runner(batch.images)[subject.head[1]], strict=True):
+        for index, scores in zip(batch.indices, subject.head.read(runner(batch.images))[1], strict=True):
             weights[index] = HeadError.weight(scores)
     order = np.argsort(-weights, kind="stable")
     enough = int(np.searchsorted(np.cumsum(weights[order]), _WEIGHT * weights.sum())) + 1
@@ -377,11 +378,11 @@ def _block(
     switch = Switch(subject.model, subject.placement, subject.ranges, subject.corrections, method.base)
     make = switch.suffix if method.name == "fast" else switch.whole
     fast = method.name == "fast"
-    variants = {name: OnnxRunner(make(members[name], subject.head), alone=fast) for name in names}
+    variants = {name: OnnxRunner(make(members[name], subject.head.names), alone=fast) for name in names}
     source = subject.model.graph.input[0].name
     needed = dict.fromkeys(name for runner in variants.values() for name in runner.inputs if name != source)
-    base = OnnxRunner(expose(switch.base, list(dict.fromkeys([*subject.head, *needed]))))
-    exact = OnnxRunner(expose(subject.model, subject.head)) if method.base == "int8" else base
+    base = OnnxRunner(expose(switch.base, list(dict.fromkeys([*subject.head.names, *needed]))))
+    exact = OnnxRunner(expose(subject.model, subject.head.names)) if method.base == "int8" else base
     scores = {name: _Scored(method) for name in (*names, "")}
     stream = ImageStream(
         subject.images, subject.preprocess, batch_size=base.batch or 1, on_bad="raise" if method.dataset else "skip"
@@ -439,13 +440,11 @@ class _Scored:
     def update(
         self, subject: Subject, batch: Batch, reference: Mapping[str, NDArray[Any]], outputs: Mapping[str, NDArray[Any]]
     ) -> None:
-        boxes, scores = subject.head
+        exact, (boxes, scores) = subject.head.read(reference), subject.head.read(outputs)
         for row in range(len(batch)):
-            self.error.update(
-                (reference[boxes][row], reference[scores][row]), (outputs[boxes][row], outputs[scores][row])
-            )
+            self.error.update((exact[0][row], exact[1][row]), (boxes[row], scores[row]))
         if self._metric is not None:
-            record(self._metric, batch, non_max_suppression(outputs[boxes], outputs[scores], self._nms))
+            record(self._metric, batch, non_max_suppression(boxes, scores, self._nms))
 
     def map(self) -> float | None:
         return None if self._metric is None else self._metric.compute().map

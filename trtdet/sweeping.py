@@ -28,6 +28,7 @@ from trtdet.data import CocoDataset, content_hash
 from trtdet.detector import Detector
 from trtdet.errors import ConfigError
 from trtdet.evaluation import Evaluation, evaluate_each
+from trtdet.passes import Rewritten
 from trtdet.pipeline import (
     RANKED_IMAGES,
     CalibrationOptions,
@@ -246,6 +247,10 @@ class _Worker:
 
     @cached_property
     def _model(self) -> onnx.ModelProto:
+        return self._rewritten.model
+
+    @cached_property
+    def _rewritten(self) -> Rewritten:
         return rewritten(self._job.model, self._job.config)
 
     @cached_property
@@ -269,7 +274,7 @@ class _Worker:
         job, options = self._job, self._job.options
         prepared = prepare(
             job.model,
-            job.config,
+            self._rewritten.config,
             replace(options.calibration, rule=rule, histograms=job.folder / HISTOGRAMS),
             group.corrections,
             graph=self._model,
@@ -316,7 +321,7 @@ class _Worker:
         return {**counts, "build_seconds": round(built.seconds, 2), "engine_mb": len(built.engine) / 1e6}
 
     def _evaluated(self, model: onnx.ModelProto, stage: str) -> list[Evaluation]:
-        detector = Detector.running(model, self._job.config, "host")
+        detector = Detector.running(model, self._rewritten.config, "host")
         return evaluate_each(
             detector,
             self._job.dataset,

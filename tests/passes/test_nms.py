@@ -1,30 +1,44 @@
 from __future__ import annotations
 
+import itertools
+import json
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from trtdet.config import Config, NmsConfig
-from trtdet.detections import Detections, non_max_suppression
+from trtdet.backends import OnnxRunner
+from trtdet.config import Config, NmsConfig, Where
+from trtdet.detections import (
+    Detections,
+    EfficientNms,
+    efficient_nms,
+    nms_layer,
+    non_max_suppression,
+    score_bound,
+    sigmoid,
+    torchvision_nms,
+)
 from trtdet.errors import ConfigError
 from trtdet.passes import Options, nms
 from trtdet.passes.base import PassResult
 from trtdet.passes.model import to_graph, to_model
 
 
-def configuration(classes: int, **keys: Any) -> Config:
+def configuration(classes: int, *, logits: bool = False, **keys: Any) -> Config:
     return Config.model_validate(
         {
             "name": "test",
             "classes": [f"c{index}" for index in range(classes)],
             "input": {"size": [64, 64]},
-            "head": {"decode": "yolov5"},
+            "head": {"decode": "boxes", "scores": "logits" if logits else "probabilities"},
             "nms": keys,
         }
     )
@@ -47,35 +61,47 @@ def decoded_model(batch: int | str, count: int, classes: int) -> onnx.ModelProto
     return helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 13)])
 
 
-def native(batch: int | str, count: int, config: Config, max_topk: int | None = None) -> onnx.ModelProto:
+def suppressing(
+    where: Where, batch: int | str, count: int, config: Config, max_topk: int | None = None
+) -> onnx.ModelProto:
     graph = to_graph(decoded_model(batch, count, len(config.classes)))
-    assert nms.apply(graph, Options(config, "native", max_topk=max_topk)) == PassResult(1)
+    assert nms.apply(graph, Options(config, where, max_topk=max_topk)) == PassResult(1)
     return to_model(graph)
 
 
-def execute(model: onnx.ModelProto, boxes: np.ndarray, scores: np.ndarray) -> Detections:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return Detections(
-        *session.run(
-            ["num_dets", "boxes", "scores", "classes"],
-            {"in_boxes": boxes.astype(np.float32), "in_scores": scores.astype(np.float32)},
-        )
-    )
+def native(batch: int | str, count: int, config: Config, max_topk: int | None = None) -> onnx.ModelProto:
+    return suppressing("native", batch, count, config, max_topk)
 
 
-def check(boxes: np.ndarray, scores: np.ndarray, config: Config) -> Detections:
-    """Native suppression equals the reference in every bit that the contract defines."""
-    boxes, scores = boxes.astype(np.float32), scores.astype(np.float32)
-    expected = non_max_suppression(boxes, scores, config.nms)
-    got = execute(native("N", boxes.shape[1], config), boxes, scores)
+def execute(model: onnx.ModelProto | OnnxRunner, boxes: np.ndarray, scores: np.ndarray) -> Detections:
+    runner = model if isinstance(model, OnnxRunner) else OnnxRunner(model, alone=True)
+    found = runner.feed({"in_boxes": boxes.astype(np.float32), "in_scores": scores.astype(np.float32)})
+    return Detections(*(found[name] for name in ("num_dets", "boxes", "scores", "classes")))
+
+
+@lru_cache(maxsize=512)
+def runner(where: Where, count: int, config: Config) -> OnnxRunner:
+    return OnnxRunner(suppressing(where, "N", count, config), alone=True)
+
+
+def assert_same(got: Detections, expected: Detections, logits: bool = False) -> None:
+    """All that the contract defines; scores to the last bit but where a sigmoid was taken of them."""
     assert got.boxes.shape == expected.boxes.shape
     assert (got.num_dets.dtype, got.classes.dtype, got.boxes.dtype) == (np.int32, np.int32, np.float32)
     np.testing.assert_array_equal(got.num_dets, expected.num_dets)
     for index in range(len(expected)):
-        for mine, theirs in zip(got.image(index), expected.image(index), strict=True):
-            np.testing.assert_array_equal(mine, theirs)
+        (boxes, scores, classes), wanted = got.image(index), expected.image(index)
+        np.testing.assert_array_equal(boxes, wanted[0])
+        np.testing.assert_allclose(scores, wanted[1], rtol=0, atol=2e-7 if logits else 0)
+        np.testing.assert_array_equal(classes, wanted[2])
+
+
+def check(boxes: np.ndarray, scores: np.ndarray, config: Config) -> Detections:
+    """Every way to suppress in the graph gives what the reference gives."""
+    boxes, scores, logits = boxes.astype(np.float32), scores.astype(np.float32), config.suppresses_logits
+    expected = non_max_suppression(boxes, scores, config.nms, logits=logits)
+    for where in ("native", "onnx"):
+        assert_same(execute(runner(where, boxes.shape[1], config), boxes, scores), expected, logits)
     return expected
 
 
@@ -97,32 +123,11 @@ def test_the_arrow_stands_in_the_docstring() -> None:
     assert (nms.__doc__ or "").splitlines()[0] == "boxes, scores -> num_dets, boxes, scores, classes"
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(
-    seed=st.integers(0, 2**32 - 1),
-    count=st.integers(1, 60),
-    classes=st.integers(1, 4),
-    ties=st.booleans(),
-    agnostic=st.booleans(),
-    candidates=st.sampled_from(["all-classes", "best-class"]),
-    iou=st.sampled_from([0.1, 0.5, 0.65, 1.0]),
-    threshold=st.sampled_from([0.0, 0.2, 0.6]),
-    limits=st.sampled_from([(1, 1), (5, 5), (5, 40), (40, 40), (3, 1000), (300, 3000)]),
-)
-def test_native_equals_the_reference_on_clustered_boxes(
-    seed: int,
-    count: int,
-    classes: int,
-    ties: bool,
-    agnostic: bool,
-    candidates: str,
-    iou: float,
-    threshold: float,
-    limits: tuple[int, int],
-) -> None:
-    boxes, scores = clustered(np.random.default_rng(seed), 2, count, classes, ties)
-    config = configuration(
+LIMITS = ((1, 1), (5, 5), (5, 40), (40, 40), (3, 1000), (300, 3000))
+SETTINGS = [
+    configuration(
         classes,
+        logits=logits,
         score_threshold=threshold,
         iou_threshold=iou,
         max_detections=limits[0],
@@ -130,7 +135,300 @@ def test_native_equals_the_reference_on_clustered_boxes(
         class_agnostic=agnostic,
         candidates=candidates,
     )
-    check(boxes, scores, config)
+    for number, (classes, logits, candidates, agnostic) in enumerate(
+        itertools.product((1, 2, 3, 7), (False, True), ("all-classes", "best-class"), (False, True))
+    )
+    for limits, threshold, iou in [(LIMITS[number % 6], (0.0, 0.2, 0.6)[number % 3], (0.1, 0.5, 0.65, 1.0)[number % 4])]
+]
+COUNT = 40
+
+
+@settings(max_examples=2000, deadline=None, derandomize=True, database=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    setting=st.integers(0, len(SETTINGS) - 1),
+    count=st.integers(0, COUNT),
+    kind=st.sampled_from(["spread", "ties", "negative", "zero", "positive", "one"]),
+    odd=st.sampled_from(["", "", "inverted", "nan box", "nan score", "infinite"]),
+)
+def test_all_ways_agree_on_two_thousand_random_cases(seed: int, setting: int, count: int, kind: str, odd: str) -> None:
+    config, rng = SETTINGS[setting], np.random.default_rng(seed)
+    boxes, scores = clustered(rng, 2, count, len(config.classes), kind == "ties")
+    if config.suppresses_logits:
+        scores = np.round(scores * 128 - 64) / 8
+    changes = {"negative": -np.abs(scores) - 0.125, "zero": 0 * scores, "positive": np.abs(scores)}
+    changes["one"] = 0 * scores + 1
+    boxes, scores = boxes.astype(np.float32), np.asarray(changes.get(kind, scores), np.float32)
+    hit = rng.random((2, count)) < 0.2
+    if odd == "inverted":
+        boxes[hit] = boxes[hit][:, [2, 1, 0, 3]]
+    elif odd in ("nan box", "infinite"):
+        boxes[hit, rng.integers(0, 4, int(hit.sum()))] = np.nan if odd == "nan box" else rng.choice([np.inf, -np.inf])
+    elif odd == "nan score":
+        scores[hit] = np.nan
+    # A fixed number of boxes in the graph: what is missing can be no candidate.
+    boxes = np.pad(boxes, ((0, 0), (0, COUNT - count), (0, 0)))
+    lowest = -1e30 if config.suppresses_logits else -1.0
+    found = check(boxes, np.pad(scores, ((0, 0), (0, COUNT - count), (0, 0)), constant_values=lowest), config)
+    if config.suppresses_logits:
+        # A sigmoid before it all changes nothing: a negative logit is a box like any other.
+        assert_same(non_max_suppression(boxes[:, :count], sigmoid(scores), config.nms), found, logits=True)
+
+
+def test_each_way_to_suppress_is_met_with_detections_and_without() -> None:
+    rng = np.random.default_rng(3)
+    for config in SETTINGS:
+        boxes, scores = clustered(rng, 3, COUNT, len(config.classes), False)
+        scores[2] = 0.0
+        if config.suppresses_logits:
+            scores = scores * 16 - 8
+        counts = check(boxes, scores, config).num_dets.ravel()
+        assert counts[1] > 0 and (counts[2] == 0 or config.nms.score_threshold == 0)
+
+
+FIXTURE = Path(__file__).parent.parent / "fixtures" / "torchvision_nms.npz"
+
+
+def torchvision_cases() -> Iterator[tuple[dict[str, Any], list[tuple[np.ndarray, np.ndarray, np.ndarray]]]]:
+    """By setting: boxes (N, 4), scores (N, C), and the (box, class) pairs that torchvision kept."""
+    stored = dict(np.load(FIXTURE))  # read once: every access to the file would inflate anew
+    facts = json.loads(str(stored["facts"]))
+    place = dict.fromkeys(("boxes", "scores", "kept"), 0)
+
+    def taken(name: str, count: int) -> np.ndarray:
+        place[name] += count
+        return np.asarray(stored[name][place[name] - count : place[name]])
+
+    def numbers(values: np.ndarray, scale: float) -> np.ndarray:
+        return np.where(values == facts["missing"], np.nan, values / scale).astype(np.float32)
+
+    counts = zip(stored["counts"].astype(int), stored["found"].astype(int), strict=True)
+    for setting in facts["settings"]:
+        cases = []
+        for count, kept in itertools.islice(counts, facts["cases"]):
+            boxes, scores = taken("boxes", count), taken("scores", count * setting["classes"])
+            scale = 16 if setting.get("logits") else 1024
+            scores = numbers(scores, scale).reshape(count, setting["classes"])
+            cases.append((numbers(boxes, 1), scores, taken("kept", kept)))
+        yield setting, cases
+
+
+def test_all_ways_keep_what_torchvision_keeps() -> None:
+    done = 0
+    for setting, cases in torchvision_cases():
+        config = configuration(
+            setting["classes"],
+            logits=setting.get("logits", False),
+            score_threshold=setting["score"],
+            iou_threshold=setting["iou"],
+            max_detections=setting["detections"],
+            pre_nms_topk=setting["topk"],
+            class_agnostic=setting.get("agnostic", False),
+            candidates="best-class" if setting.get("best") else "all-classes",
+        )
+        room = setting["most"]
+        boxes = np.zeros((len(cases), room, 4), np.float32)
+        scores = np.full((len(cases), room, setting["classes"]), -1e30, np.float32)
+        for number, (some, values, _) in enumerate(cases):
+            boxes[number, : len(some)], scores[number, : len(some)] = some, values
+        found = check(boxes, scores, config)
+        for number, (some, values, kept) in enumerate(cases):
+            index, label = kept[:, 0].astype(int), kept[:, 1].astype(int)
+            expected = sigmoid(values[index, label]) if config.suppresses_logits else values[index, label]
+            got_boxes, got_scores, got_classes = found.image(number)
+            np.testing.assert_array_equal(got_boxes, some[index])
+            np.testing.assert_array_equal(got_classes, label)
+            np.testing.assert_array_equal(got_scores, expected)
+            done += 1
+    assert done == 2400
+
+
+def test_the_reference_of_torchvisions_own_functions_keeps_what_they_keep() -> None:
+    """In the library's own words: filter, sort, ``batched_nms``, cut."""
+    for setting, cases in torchvision_cases():
+        if setting.get("best"):
+            continue
+        for boxes, values, kept in cases:
+            scores = sigmoid(values) if setting.get("logits") else values
+            index, label = np.nonzero(scores > np.float32(setting["score"]))
+            order = np.argsort(-scores[index, label], kind="stable")[: setting["topk"]]
+            index, label = index[order], label[order]
+            groups = None if setting.get("agnostic") else label
+            chosen = torchvision_nms(boxes[index], scores[index, label], groups, setting["iou"])
+            chosen = chosen[: setting["detections"]]
+            np.testing.assert_array_equal(np.stack([index[chosen], label[chosen]], axis=1), kept)
+
+
+def test_torchvision_puts_a_score_that_is_not_a_number_first() -> None:
+    boxes = np.array([[0, 0, 10, 10], [0, 0, 10, 9], [50, 50, 60, 60]], np.float32)
+    assert torchvision_nms(boxes, np.array([0.5, np.nan, 0.9], np.float32), None, 0.5).tolist() == [1, 2]
+
+
+def test_the_reference_of_nonmaxsuppression_is_what_onnxruntime_computes() -> None:
+    """Where every corner is in order; with inverted boxes too, because any two corners across will do."""
+    value, kind = helper.make_tensor_value_info, TensorProto.FLOAT
+    names = ["boxes", "scores", "most", "iou", "floor"]
+    for wired in (4, 5):
+        node = helper.make_node("NonMaxSuppression", names[:wired], ["kept"])
+        inputs = [value(name, kind, [None] * 3) for name in names[:2]]
+        inputs += [value("most", TensorProto.INT64, [1]), value("iou", kind, [1]), value("floor", kind, [1])][
+            : given - 2
+        ]
+        graph = helper.make_graph([node], "nms", inputs, [value("kept", TensorProto.INT64, [None, 3])])
+        onnx_runner = OnnxRunner(helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 13)]))
+        rng = np.random.default_rng(wired)
+        for trial in range(200):
+            boxes, scores = clustered(rng, 2, 30, 3, trial % 2 == 0)
+            boxes, scores = boxes.astype(np.float32), (scores.transpose(0, 2, 1) * 8 - 4).astype(np.float32)
+            turned = rng.random((2, 30)) < 0.3
+            boxes[turned] = boxes[turned][:, [2, 3, 0, 1]]
+            feed = {"boxes": boxes, "scores": scores, "most": np.array([7]), "iou": np.array([0.5], np.float32)}
+            if wired == 5:
+                feed["floor"] = np.array([0.25], np.float32)
+            kept = onnx_runner.feed(feed)["kept"]
+            threshold = 0.25 if wired == 5 else None
+            np.testing.assert_array_equal(nms_layer(boxes, scores, 7, 0.5, threshold), kept)
+
+
+def test_inmslayer_without_a_threshold_drops_logits_that_are_not_positive() -> None:
+    boxes = np.array([[[0, 0, 10, 10], [20, 20, 30, 30], [40, 40, 50, 50]]], np.float32)
+    scores = np.array([[[-1.0, 0.0, 1.0]]], np.float32)
+    assert nms_layer(boxes, scores, 10, 0.5).tolist() == [[0, 0, 2]]  # TensorRT's default, 0.0
+    assert nms_layer(boxes, scores, 10, 0.5, None).tolist() == [[0, 0, 2], [0, 0, 1], [0, 0, 0]]  # onnxruntime's
+    assert nms_layer(boxes, scores, 10, 0.5, None, candidates=2).tolist() == [[0, 0, 2], [0, 0, 1]]
+
+
+def test_every_nonmaxsuppression_has_its_five_inputs_and_the_last_survives_fp16() -> None:
+    for logits, threshold in itertools.product((False, True), (0.0, 0.001, 0.25)):
+        model = suppressing("onnx", 1, 5, configuration(3, logits=logits, score_threshold=threshold))
+        (node,) = [node for node in model.graph.node if node.op_type == "NonMaxSuppression"]
+        assert len(node.input) == 5 and all(node.input)
+        values = {one.name: onnx.numpy_helper.to_array(one) for one in model.graph.initializer}
+        bound = values[node.input[4]]
+        assert bound.dtype == np.float32 and bound == pytest.approx(score_bound(threshold, logits))
+        # What has no score stays below the bound in half precision too, where the lowest float32 is minus infinity.
+        with np.errstate(over="ignore"):
+            empty, half = np.float32(np.finfo(np.float32).min).astype(np.float16), bound.astype(np.float16)
+        assert np.isfinite(half).all() and not empty > half
+
+
+# EfficientNMS
+
+
+def efficient_check(boxes: np.ndarray, scores: np.ndarray, config: Config) -> Detections:
+    """The node in the graph, computed by its reference, gives the contract's detections."""
+    boxes, scores = boxes.astype(np.float32), scores.astype(np.float32)
+    expected = non_max_suppression(boxes, scores, config.nms, logits=config.suppresses_logits)
+    got = execute(runner("efficient", boxes.shape[1], config), boxes, scores)
+    assert_same(got, expected, config.suppresses_logits)
+    return got
+
+
+@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    setting=st.integers(0, len(SETTINGS) - 1),
+    kind=st.sampled_from(["spread", "ties", "negative", "zero", "nan score"]),
+)
+def test_efficient_is_held_to_the_same_meaning(seed: int, setting: int, kind: str) -> None:
+    config, rng = SETTINGS[setting], np.random.default_rng(seed)
+    boxes, scores = clustered(rng, 2, COUNT, len(config.classes), kind == "ties")
+    if config.suppresses_logits:
+        scores = np.round(scores * 128 - 64) / 8
+    scores = {"negative": -np.abs(scores) - 0.125, "zero": 0 * scores}.get(kind, scores)
+    if kind == "nan score":
+        scores = np.where(rng.random(scores.shape) < 0.1, np.nan, scores)
+    efficient_check(boxes, scores, config)
+
+
+def attributes_of(config: Config, count: int = 30) -> dict[str, Any]:
+    model = suppressing("efficient", 1, count, config)
+    (node,) = [node for node in model.graph.node if node.op_type == "EfficientNMS_TRT"]
+    assert node.domain == "trt.plugins"
+    return {one.name: helper.get_attribute_value(one) for one in node.attribute}
+
+
+def test_efficient_has_all_its_attributes_and_thresholds_that_exclude_equality() -> None:
+    config = configuration(3, score_threshold=0.25, iou_threshold=0.5, max_detections=20, class_agnostic=True)
+    found = attributes_of(config)
+    assert found == {
+        "plugin_version": b"1",
+        "score_threshold": np.nextafter(np.float32(0.25), np.float32(1)),
+        "iou_threshold": np.nextafter(np.float32(0.5), np.float32(1)),
+        "max_output_boxes": 20,
+        "background_class": -1,
+        "score_activation": 0,
+        "class_agnostic": 1,
+        "box_coding": 0,
+    }
+    assert attributes_of(configuration(3, logits=True))["score_activation"] == 1
+
+
+def test_efficient_keeps_and_suppresses_at_its_thresholds_and_the_contract_does_not() -> None:
+    boxes = np.array([[[0, 0, 10, 10], [0, 0, 10, 5], [20, 20, 30, 30]]], np.float32)  # an IoU of 0.5
+    scores = np.array([[[0.9], [0.8], [0.25]]], np.float32)
+    plain = efficient_nms(boxes, scores, EfficientNms(0.25, 0.5, 5))
+    assert plain.num_dets[0, 0] == 2 and plain.scores[0, :2].tolist() == [np.float32(0.9), 0.25]
+    config = configuration(1, score_threshold=0.25, iou_threshold=0.5, max_detections=5)
+    assert efficient_check(boxes, scores, config).scores[0, :3].tolist() == [np.float32(0.9), np.float32(0.8), 0.0]
+
+
+def test_efficient_counts_what_has_no_score_under_a_low_threshold_and_the_contract_does_not() -> None:
+    boxes = np.array([[[0, 0, 10, 10], [20, 20, 30, 30], [40, 40, 50, 50], [60, 60, 70, 70]]], np.float32)
+    scores = np.array([[[0.9], [0.0005], [0.5], [np.nan]]], np.float32)
+    plain = efficient_nms(boxes, scores, EfficientNms(0.001, 0.5, 10))
+    assert plain.num_dets[0, 0] == 4 and plain.scores[0, 3] == -32768.0 and np.isnan(plain.scores[0, 0])
+    assert efficient_nms(boxes, scores, EfficientNms(0.007, 0.5, 10)).num_dets[0, 0] == 2  # from here on it filters
+    got = efficient_check(boxes, scores, configuration(1, score_threshold=0.001, max_detections=10))
+    assert got.num_dets[0, 0] == 2
+
+
+def test_efficient_takes_the_threshold_of_logits_through_the_inverse_sigmoid() -> None:
+    boxes = np.array([[[0, 0, 10, 10], [20, 20, 30, 30], [40, 40, 50, 50]]], np.float32)
+    scores = np.array([[[-1.0], [-2.0], [3.0]]], np.float32)  # 0.27, 0.12, 0.95
+    found = efficient_nms(boxes, scores, EfficientNms(0.2, 0.5, 10, score_activation=1))
+    assert found.num_dets[0, 0] == 2
+    np.testing.assert_allclose(found.scores[0, :2], [0.952574, 0.268941], rtol=1e-5)
+    assert efficient_nms(boxes, scores, EfficientNms(0.2, 0.5, 10)).num_dets[0, 0] == 1
+    assert efficient_check(boxes, scores, configuration(1, logits=True, score_threshold=0.2)).num_dets[0, 0] == 2
+
+
+def test_efficient_leaves_out_a_background_class_and_reads_centres_and_boxes_by_class() -> None:
+    corners = np.array([[[0, 0, 10, 10], [20, 20, 30, 40]]], np.float32)
+    centres = np.array([[[5, 5, 10, 10], [25, 30, 10, 20]]], np.float32)
+    scores = np.array([[[0.9, 0.1], [0.2, 0.8]]], np.float32)
+    one = efficient_nms(centres, scores, EfficientNms(0.15, 0.5, 4, box_coding=1))
+    np.testing.assert_array_equal(one.boxes, efficient_nms(corners, scores, EfficientNms(0.15, 0.5, 4)).boxes)
+    assert efficient_nms(corners, scores, EfficientNms(0.15, 0.5, 4, background_class=0)).classes[0, :1] == [1]
+    by_class = np.stack([corners, corners + 100], axis=2)
+    np.testing.assert_array_equal(
+        efficient_nms(by_class, scores, EfficientNms(0.15, 0.5, 4)).boxes[0, :2],
+        [[0, 0, 10, 10], [120, 120, 130, 140]],
+    )
+
+
+def test_efficient_takes_no_more_than_4096_candidates() -> None:
+    rng = np.random.default_rng(0)
+    corner = rng.uniform(0, 1e5, (1, 5000, 2)).astype(np.float32)
+    boxes, scores = np.concatenate([corner, corner + 1], axis=2), rng.uniform(0.1, 1, (1, 5000, 1)).astype(np.float32)
+    assert efficient_nms(boxes, scores, EfficientNms(0.1, 0.5, 5000)).num_dets[0, 0] == 4096
+    config = configuration(1, pre_nms_topk=4096, max_detections=4096)
+    # It chooses them itself: there is no TopK in the graph.
+    model = suppressing("efficient", 1, 5000, config)
+    assert "TopK" not in [node.op_type for node in model.graph.node]
+    assert efficient_check(boxes, scores, config).num_dets[0, 0] == 4096
+    with pytest.raises(ConfigError, match=r"EfficientNMS takes at most 4096 candidates; lower it with --pre-nms-topk"):
+        suppressing("efficient", 1, 5000, configuration(1, pre_nms_topk=4500))
+    with pytest.raises(ConfigError, match="this backend's TopK takes at most 3840"):
+        suppressing("efficient", 1, 5000, configuration(1, pre_nms_topk=4000), max_topk=3840)
+
+
+def test_efficient_turns_inverted_boxes_round_before_their_overlap_is_computed() -> None:
+    boxes = np.array([[[10, 10, 0, 0], [0, 0, 10, 9]]], np.float32)
+    scores = np.array([[[0.9], [0.8]]], np.float32)
+    assert efficient_nms(boxes, scores, EfficientNms(0.1, 0.5, 4)).num_dets[0, 0] == 1
+    config = configuration(1, iou_threshold=0.5)
+    assert check(boxes, scores, config).num_dets[0, 0] == 2
 
 
 @pytest.mark.parametrize("length", [11, 40, 120])

@@ -16,6 +16,7 @@ from trtdet.calibration import Ranges, collect, expose
 from trtdet.config import load_config
 from trtdet.data import ImageStream
 from trtdet.errors import ConfigError, TrtdetWarning
+from trtdet.passes import Decoded
 from trtdet.quantize import CORRECTIONS, Corrections, Sources, correct, insert_qdq, lint, place
 from trtdet.quantize.rounding import Rounded, nearest, weight_scales
 from trtdet.quantize.smooth import ChannelMap
@@ -56,7 +57,7 @@ def sources(tmp_path: Path) -> Callable[[int], Sources]:
         for path in paths:
             Image.fromarray(rng.integers(0, 255, (32, 32, 3), np.uint8)).save(path)
         preprocess = load_config("shapes").input.model_copy(update={"size": (32, 32)})
-        return Sources(paths, preprocess, OnnxRunner, ("boxes", "scores"))
+        return Sources(paths, preprocess, OnnxRunner, Decoded("boxes", "scores"))
 
     return sources
 

@@ -8,6 +8,8 @@ from typing import Protocol
 
 import onnx
 
+from trtdet.config import Where
+
 
 @dataclass(frozen=True)
 class Capabilities:
@@ -22,7 +24,7 @@ class Capabilities:
         sms: compute capabilities it can build for ahead of time; empty means the machine's own.
         default_sms: those it builds for when none is asked for.
         sms_without_int8: targets that make every INT8 convolution run in float.
-        in_graph_nms: what ``--nms`` may put into the graph.
+        in_graph_nms: what ``--nms`` may put into the graph, the one that ``auto`` takes first.
         max_topk: the largest K of TopK, None for any.
         missing_ops: ONNX operators that it cannot build, each with what happens instead.
         network_flags: names of the network creation flags an explicit INT8 network needs.
@@ -38,7 +40,7 @@ class Capabilities:
     sms: tuple[int, ...] = ()
     default_sms: tuple[int, ...] = ()
     sms_without_int8: tuple[int, ...] = ()
-    in_graph_nms: tuple[str, ...] = ("native",)
+    in_graph_nms: tuple[Where, ...] = ("native",)
     max_topk: int | None = None
     missing_ops: Mapping[str, str] = field(default_factory=dict)
     network_flags: tuple[str, ...] = ()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,9 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from trtdet.backends.base import BuildRequest, Built, Capabilities
+from trtdet.detections import EfficientNms, efficient_nms
 from trtdet.errors import BackendError, one_line
+from trtdet.passes.base import PLUGIN_DOMAIN
 
 
 class OnnxRuntime:
@@ -20,7 +24,12 @@ class OnnxRuntime:
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(
-            name="onnxruntime", version=onnxruntime.__version__, makes_engine=False, lists_layers=False, needs_gpu=False
+            name="onnxruntime",
+            version=onnxruntime.__version__,
+            makes_engine=False,
+            lists_layers=False,
+            needs_gpu=False,
+            in_graph_nms=("native", "onnx", "efficient"),
         )
 
     def unsupported(self, model: onnx.ModelProto) -> dict[str, str]:
@@ -43,8 +52,10 @@ class OnnxRunner:
     """
 
     def __init__(self, model: onnx.ModelProto | bytes, *, alone: bool = False) -> None:
-        data = model if isinstance(model, bytes) else model.SerializeToString()
+        data, plugins = _runnable(model)
         options = onnxruntime.SessionOptions()
+        if plugins:
+            options.register_custom_ops_library(_custom_operators())
         options.log_severity_level = 3
         if alone:
             options.intra_op_num_threads = 1
@@ -87,3 +98,56 @@ class OnnxRunner:
     def feed(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Runs a model of any inputs, given by name; whole batches only."""
         return dict(zip(self.outputs, self._session.run(None, dict(arrays)), strict=True))
+
+
+_CUSTOM_DOMAIN = "ai.onnx.contrib"
+"""The only domain in which onnxruntime-extensions takes operators written in Python."""
+
+
+def _runnable(model: onnx.ModelProto | bytes) -> tuple[bytes, bool]:
+    """The model as onnxruntime can load it, and whether it has plugins among its operators."""
+    data = model if isinstance(model, bytes) else None
+    # Most models have none; a search of the bytes is cheaper than parsing them.
+    if data is not None and PLUGIN_DOMAIN.encode() not in data:
+        return data, False
+    parsed = onnx.load_from_string(data) if data is not None else model
+    assert isinstance(parsed, onnx.ModelProto)
+    if not any(node.domain == PLUGIN_DOMAIN for node in parsed.graph.node):
+        return data or parsed.SerializeToString(), False
+    changed = onnx.ModelProto()
+    changed.CopyFrom(parsed)
+    for node in changed.graph.node:
+        if node.domain == PLUGIN_DOMAIN:
+            node.domain = _CUSTOM_DOMAIN
+            # The extensions hand floats over as text of six digits.
+            for one in [one for one in node.attribute if one.type == onnx.AttributeProto.FLOAT]:
+                one.i, one.type = int(np.float32(one.f).view(np.int32)), onnx.AttributeProto.INT
+                one.ClearField("f")
+    changed.opset_import.append(onnx.helper.make_opsetid(_CUSTOM_DOMAIN, 1))
+    return changed.SerializeToString(), True
+
+
+@cache
+def _custom_operators() -> str:
+    """The library with EfficientNMS_TRT, computed by its NumPy reference."""
+    import onnxruntime_extensions as extensions
+
+    kinds = extensions.PyCustomOpDef
+    names = {field.name: field.type for field in fields(EfficientNms)}
+
+    @extensions.onnx_op(  # type: ignore[untyped-decorator]
+        op_type="EfficientNMS_TRT",
+        inputs=[kinds.dt_float, kinds.dt_float],
+        outputs=[kinds.dt_int32, kinds.dt_float, kinds.dt_float, kinds.dt_int32],
+        attrs=dict.fromkeys(names, kinds.dt_int64),
+    )
+    def efficient(boxes: NDArray[np.float32], scores: NDArray[np.float32], **attributes: Any) -> tuple[Any, ...]:
+        given = {
+            name: float(np.int32(value).view(np.float32)) if names[name] == "float" else value
+            for name, value in attributes.items()
+            if value is not None
+        }
+        found = efficient_nms(boxes, scores, EfficientNms(**given))
+        return found.num_dets, found.boxes, found.scores, found.classes
+
+    return str(extensions.get_library_path())

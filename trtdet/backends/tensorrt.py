@@ -46,13 +46,16 @@ class TensorRT:
 
     @property
     def capabilities(self) -> Capabilities:
-        major = int(self._trt.__version__.split(".")[0])
+        major, minor = (int(part) for part in self._trt.__version__.split(".")[:2])
+        # EfficientNMS is deprecated from 10.12 on, for INMSLayer, which NonMaxSuppression becomes.
+        deprecated = (major, minor) >= (10, 12)
         return Capabilities(
             name="tensorrt",
             version=self._trt.__version__,
             makes_engine=True,
             lists_layers=False,
             needs_gpu=True,
+            in_graph_nms=("onnx", "efficient", "native") if deprecated else ("efficient", "onnx", "native"),
             max_topk=3840,
             network_flags={8: ("EXPLICIT_BATCH",), 9: ("EXPLICIT_BATCH",), 10: ("STRONGLY_TYPED",)}.get(major, ()),
             precision_flags=("INT8", "FP16") if major < 10 else (),

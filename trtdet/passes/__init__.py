@@ -7,22 +7,38 @@ from types import ModuleType
 
 import onnx
 
-from trtdet.passes import batchnorm, clean, decode, nms, opset
+from trtdet.config import Config
+from trtdet.passes import batchnorm, clean, cut_nms, decode, nms, opset
 from trtdet.passes.base import Options, PassResult
+from trtdet.passes.cut_nms import OwnNms, own_nms
+from trtdet.passes.decode import Decoded
 from trtdet.passes.model import load_model, save_model, to_graph, to_model
 from trtdet.passes.nms import decoded
 
 PASSES: tuple[ModuleType, ...] = (clean, batchnorm, opset, decode, nms)
 """Every rewrite, in the order they run."""
 
-__all__ = ["PASSES", "Options", "PassResult", "Rewritten", "decoded", "load_model", "rewrite", "save_model"]
+__all__ = [
+    "PASSES",
+    "Decoded",
+    "Options",
+    "OwnNms",
+    "PassResult",
+    "Rewritten",
+    "decoded",
+    "load_model",
+    "own_nms",
+    "rewrite",
+    "save_model",
+]
 
 
 @dataclass(frozen=True)
 class Rewritten:
-    """A rewritten model and, by pass, what was done to it."""
+    """A rewritten model, by pass what was done to it, and the configuration as the model's own suppression left it."""
 
     model: onnx.ModelProto
+    config: Config
     results: dict[str, PassResult]
 
 
@@ -35,8 +51,9 @@ def rewrite(model: onnx.ModelProto, options: Options) -> Rewritten:
     """
     graph = to_graph(onnx.shape_inference.infer_shapes(model))
     results: dict[str, PassResult] = {}
+    options = cut_nms.cut(graph, options)
     for rewrite_pass in PASSES:
         results[rewrite_pass.__name__.rpartition(".")[2]] = rewrite_pass.apply(graph, options)
         if rewrite_pass is not PASSES[-1]:
             graph = to_graph(to_model(graph))
-    return Rewritten(to_model(graph), results)
+    return Rewritten(to_model(graph), options.config, results)

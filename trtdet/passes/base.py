@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import onnx_graphsurgeon as gs
 from numpy.typing import ArrayLike
 
-from trtdet.config import Config
+from trtdet.config import Config, Where
+
+PLUGIN_DOMAIN = "trt.plugins"
+"""ONNX domain of operators that are TensorRT plugins; TensorRT's parser goes by the operator's name alone."""
 
 
 @dataclass(frozen=True)
@@ -18,15 +21,18 @@ class Options:
 
     Attributes:
         config: the detector.
-        nms: ``native`` writes the suppression into the graph with plain ops; ``host`` leaves it to the consumer.
+        nms: what writes the suppression into the graph, see :mod:`trtdet.passes.nms`; ``host`` leaves it to the
+            consumer.
         batch: freezes a dynamic batch to this size; None keeps the model's own.
         max_topk: the largest K that the backend's TopK takes; None for any.
+        keep_own: where the model has an NMS of its own, keep its thresholds instead of the configuration's.
     """
 
     config: Config
-    nms: Literal["native", "host"] = "host"
+    nms: Where = "host"
     batch: int | None = None
     max_topk: int | None = None
+    keep_own: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,4 +65,10 @@ class Writer:
         name = f"{self.prefix}/{op}_{self._count}"
         made = [gs.Variable(f"{name}:{index}" if outputs > 1 else name) for index in range(outputs)]
         self.graph.nodes.append(gs.Node(op=op, name=name, attrs=attrs, inputs=list(inputs), outputs=made))
+        return made
+
+    def plugin(self, op: str, inputs: list[gs.Tensor], outputs: int, attrs: dict[str, Any]) -> list[gs.Variable]:
+        """Writes a node that is a TensorRT plugin."""
+        made = self.many(op, outputs, *inputs, **attrs)
+        self.graph.nodes[-1].domain = PLUGIN_DOMAIN
         return made

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 import onnx_graphsurgeon as gs
+from numpy.typing import NDArray
 
 from trtdet.config import Config
+from trtdet.detections import sigmoid
 from trtdet.heads import Shape, anchor_points, match_outputs
 from trtdet.passes.base import Options, PassResult, Writer
 
@@ -15,6 +21,30 @@ SCORES = "scores"
 CLASSES = "classes"
 CONTRACT = (NUM_DETS, BOXES, SCORES, CLASSES)
 """Names of the outputs of every engine; a model's own tensors give way to them."""
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Where a rewritten model holds all of its boxes and scores.
+
+    Attributes:
+        boxes: name of the tensor float32 (B, N, 4), xyxy in network pixels.
+        scores: name of the tensor float32 (B, N, C).
+        logits: whether the scores still lack their sigmoid.
+    """
+
+    boxes: str
+    scores: str
+    logits: bool = False
+
+    @property
+    def names(self) -> tuple[str, str]:
+        return self.boxes, self.scores
+
+    def read(self, outputs: Mapping[str, NDArray[Any]]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Boxes and scores of a model's outputs, with or without the batch axis; scores are 0..1."""
+        scores = outputs[self.scores]
+        return outputs[self.boxes], sigmoid(scores) if self.logits else scores
 
 
 def apply(graph: gs.Graph, options: Options) -> PassResult:
@@ -34,7 +64,9 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
             tensor.name = f"{name}_raw"
     joined = _joined(write, [raw[name] for name in first])
     rule = {"yolox": _yolox, "yolov5": _yolov5, "yolov8": _yolov8}
-    if config.head.decode != "dfl":
+    if config.head.decode == "boxes":
+        boxes, scores = _boxes(write, joined, config), _joined(write, [raw[distances[0]]])
+    elif config.head.decode != "dfl":
         boxes, scores = rule[config.head.decode](write, joined, config)
     else:
         if distances:
@@ -92,7 +124,16 @@ def _yolov5(write: Writer, output: gs.Variable, config: Config) -> tuple[gs.Vari
 def _yolov8(write: Writer, output: gs.Variable, config: Config) -> tuple[gs.Variable, gs.Variable]:
     rows = write("Transpose", output, perm=[0, 2, 1])
     centre, size, scores = _split(write, rows, [2, 2, len(config.classes)])
-    return _corners(write, centre, size), _activated(write, scores, config)
+    return _corners(write, centre, size), scores
+
+
+def _boxes(write: Writer, boxes: gs.Variable, config: Config) -> gs.Variable:
+    if config.head.boxes == "xyxy":
+        return boxes
+    first, second = _split(write, boxes, [2, 2])
+    if config.head.boxes == "cxcywh":
+        return _corners(write, first, second)
+    return write("Gather", boxes, write.const([1, 0, 3, 2], np.int64), axis=2)
 
 
 def _dfl(write: Writer, scores: gs.Variable, distances: gs.Variable, config: Config) -> tuple[gs.Variable, gs.Variable]:
@@ -105,4 +146,4 @@ def _dfl(write: Writer, scores: gs.Variable, distances: gs.Variable, config: Con
     before, after = _split(write, write("Mul", sides, write.const(strides[None], np.float32)), [2, 2])
     centre = write.const(points[None], np.float32)
     boxes = write("Concat", write("Sub", centre, before), write("Add", centre, after), axis=2)
-    return boxes, _activated(write, scores, config)
+    return boxes, scores

@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError
 
 from trtdet.bundle import write_atomically
 from trtdet.errors import ModelError, one_line
+from trtdet.passes.base import PLUGIN_DOMAIN
 
 IR_VERSION = 10
 """Written into every file: graph-surgeon's default is newer than what released runtimes read."""
@@ -46,6 +47,7 @@ def load_model(path: Path, *, allow_quantized: bool = False) -> onnx.ModelProto:
             f"model '{path}' keeps its weights in files beside it and one is missing or cut ({one_line(error)}); "
             f"copy them to '{path.parent}'"
         ) from None
+    _place_plugins(model)
     _check_operators(model, path)
     quantized = [node for node in model.graph.node if node.op_type in _QUANTIZED]
     if quantized and not allow_quantized:
@@ -54,6 +56,16 @@ def load_model(path: Path, *, allow_quantized: bool = False) -> onnx.ModelProto:
             f"'{quantized[0].name}'; give the float model it was made from"
         )
     return model
+
+
+def _place_plugins(model: onnx.ModelProto) -> None:
+    """Exporters write plugins under any domain or none; here they have the one that their schemas are registered in."""
+    schemas = {one.name for one in onnx.defs.get_all_schemas() if one.domain == PLUGIN_DOMAIN}
+    found = [node for node in model.graph.node if node.op_type in schemas and node.domain != PLUGIN_DOMAIN]
+    for node in found:
+        node.domain = PLUGIN_DOMAIN
+    if found and all(entry.domain != PLUGIN_DOMAIN for entry in model.opset_import):
+        model.opset_import.append(onnx.helper.make_opsetid(PLUGIN_DOMAIN, 1))
 
 
 def _check_operators(model: onnx.ModelProto, path: Path) -> None:
@@ -93,6 +105,9 @@ def to_model(graph: gs.Graph) -> onnx.ModelProto:
     model: onnx.ModelProto = gs.export_onnx(graph, do_type_check=False)
     model.ir_version = IR_VERSION
     model.producer_name = "trtdet"
+    imported = {entry.domain for entry in model.opset_import}
+    for domain in sorted({node.domain for node in model.graph.node} - imported - {"ai.onnx"}):
+        model.opset_import.append(onnx.helper.make_opsetid(domain, 1))
     try:
         model = onnx.shape_inference.infer_shapes(model, data_prop=True)
         onnx.checker.check_model(model)

@@ -2,53 +2,101 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from typing import Any
+
 import numpy as np
+import onnx
 import onnx_graphsurgeon as gs
 
+from trtdet.config import Config
+from trtdet.detections import EfficientNms, score_bound
 from trtdet.errors import ConfigError, ModelError
-from trtdet.passes.base import Options, PassResult, Writer
-from trtdet.passes.decode import BOXES, CONTRACT, SCORES
+from trtdet.passes.base import PLUGIN_DOMAIN, Options, PassResult, Writer
+from trtdet.passes.decode import BOXES, CONTRACT, SCORES, Decoded
+
+EFFICIENT = "EfficientNMS_TRT"
+
+_LOWEST = float(np.finfo(np.float32).min)
+"""Also in FP16, where it becomes minus infinity, it is below every score."""
 
 
 def apply(graph: gs.Graph, options: Options) -> PassResult:
-    """``native``: class-wise greedy suppression written with plain operators that every backend has.
+    """Puts the suppression of :func:`trtdet.detections.non_max_suppression` into the graph.
 
-    The best ``pre_nms_topk`` candidates are sorted by score. With ``S[i, j] = 1`` where the better candidate j
-    overlaps i by more than the threshold, greedy suppression is the only fixed point of ``keep = valid and not
-    (S @ keep)``: S is strictly lower triangular, so the i-th step settles candidate i, and a Loop that ends when
-    nothing changes has found it. It is exact, and takes as many steps as the longest chain of suppressions, not as
-    there are candidates. Memory is that of a few (B, K, K) matrices with K = pre_nms_topk.
+    The best ``pre_nms_topk`` candidates are sorted by score; memory is bounded by them, not by the number of boxes.
+    Then
+
+    - ``native`` is written with plain operators that every backend has. With ``S[i, j] = 1`` where the better
+      candidate j overlaps i by more than the threshold, greedy suppression is the only fixed point of ``keep = valid
+      and not (S @ keep)``: S is strictly lower triangular, so the i-th step settles candidate i, and a Loop that ends
+      when nothing changes has found it. It is exact, and takes as many steps as the longest chain of suppressions, not
+      as there are candidates. Memory is that of a few (B, K, K) matrices with K = pre_nms_topk.
+    - ``onnx`` is one NonMaxSuppression with all five inputs: without the fifth TensorRT drops what is not above 0.
+    - ``efficient`` is TensorRT's plugin EfficientNMS_TRT, held to the same meaning: it suppresses at the threshold and
+      keeps at the threshold, so it is given the next larger float32 of both; what it counts without a score is
+      taken off ``num_dets`` again. It chooses its own candidates where ``pre_nms_topk`` is the 4096 that it takes.
+
+    Scores may be logits: they are compared as they are, and those that are kept get their sigmoid.
 
     Raises:
-        ConfigError: ``pre_nms_topk`` exceeds what the backend's TopK takes.
+        ConfigError: ``pre_nms_topk`` exceeds what the backend's TopK or the plugin takes.
         ModelError: the number of boxes is open.
     """
     if options.nms == "host":
         return PassResult(0)
-    nms = options.config.nms
+    config = options.config
     boxes, scores = (next(tensor for tensor in graph.outputs if tensor.name == name) for name in (BOXES, SCORES))
-    boxes.name, scores.name = decoded("native")
-    pool = _box_count(boxes, scores) * (len(options.config.classes) if nms.candidates == "all-classes" else 1)
-    topk = min(nms.pre_nms_topk, pool)
-    if options.max_topk is not None and topk > options.max_topk:
-        raise ConfigError(
-            f"key 'nms.pre_nms_topk' is {nms.pre_nms_topk} but this backend's TopK takes at most {options.max_topk}; "
-            f"lower it with --pre-nms-topk {options.max_topk} or choose --nms host"
-        )
+    boxes.name, scores.name = decoded(options.nms, config).names
+    pool = _box_count(boxes, scores) * (len(config.classes) if config.nms.candidates == "all-classes" else 1)
+    topk = min(config.nms.pre_nms_topk, pool)
     write = Writer(graph, "trtdet/nms")
-    score, order, index, label = _candidates(write, scores, topk, options)
-    corners = _rows(write, boxes, index)
-    valid = _as_float(write, write("Greater", score, write.const(nms.score_threshold, np.float32)))
-    suppression = _suppression(write, corners, score, order, label, options)
-    keep = _fixed_point(write, suppression, valid, [scores.shape[0], topk, 1])
-    graph.outputs = _best(write, corners, score, label, keep, scores.shape[0], topk, nms.max_detections)
+    scores = _known(write, scores, config)
+    if options.nms == "efficient":
+        _efficient(write, boxes, scores, pool, topk, options)
+    else:
+        _check_topk(topk, options)
+        score, order, index, label = _candidates(write, scores, topk, options)
+        corners = _rows(write, boxes, index)
+        valid = _as_float(write, write("Greater", score, write.const(_bound(config), np.float32)))
+        if options.nms == "native":
+            suppression = _suppression(write, corners, score, order, label, options)
+            keep = _fixed_point(write, suppression, valid, [scores.shape[0], topk, 1])
+        else:
+            keep = _selected(write, corners, score, label, valid, config)
+        graph.outputs = _best(write, corners, score, label, keep, scores.shape[0], topk, config)
     graph.cleanup().toposort()
     return PassResult(1)
 
 
-def decoded(where: str) -> tuple[str, str]:
-    """Names of the tensors with all decoded boxes and scores, in a model that was rewritten for ``where``."""
-    return (f"{BOXES}_all", f"{SCORES}_all") if where == "native" else (BOXES, SCORES)
+def decoded(where: str, config: Config) -> Decoded:
+    """Where all decoded boxes and scores are, in a model that was rewritten for ``where``."""
+    names = (BOXES, SCORES) if where == "host" else (f"{BOXES}_all", f"{SCORES}_all")
+    return Decoded(*names, config.suppresses_logits)
+
+
+def _bound(config: Config) -> np.float32:
+    return score_bound(config.nms.score_threshold, config.suppresses_logits)
+
+
+def _nothing(config: Config) -> float:
+    """The score of what has none: below every threshold."""
+    return _LOWEST if config.suppresses_logits else -1.0
+
+
+def _known(write: Writer, scores: gs.Variable, config: Config) -> gs.Variable:
+    """The scores with what is not a number put below every other: neither a sort nor the plugin has a place for it."""
+    known = write("Where", write("Equal", scores, scores), scores, write.const(_nothing(config), np.float32))
+    known.dtype, known.shape = np.float32, scores.shape
+    return known
+
+
+def _check_topk(topk: int, options: Options) -> None:
+    if options.max_topk is not None and topk > options.max_topk:
+        raise ConfigError(
+            f"key 'nms.pre_nms_topk' is {options.config.nms.pre_nms_topk} but this backend's TopK takes at most "
+            f"{options.max_topk}; lower it with --pre-nms-topk {options.max_topk} or choose --nms host"
+        )
 
 
 def _box_count(boxes: gs.Variable, scores: gs.Variable) -> int:
@@ -56,9 +104,91 @@ def _box_count(boxes: gs.Variable, scores: gs.Variable) -> int:
         if tensor.shape is not None and isinstance(tensor.shape[1], int):
             return int(tensor.shape[1])
     raise ModelError(
-        "the number of boxes is not fixed in the model, native suppression needs it; export the model with a fixed "
-        "input size or choose --nms host"
+        "the number of boxes is not fixed in the model, suppression in the graph needs it; export the model with a "
+        "fixed input size or choose --nms host"
     )
+
+
+def _efficient(write: Writer, boxes: gs.Variable, scores: gs.Variable, pool: int, topk: int, options: Options) -> None:
+    config, graph = options.config, write.graph
+    if topk > EfficientNms.CANDIDATES:
+        raise ConfigError(
+            f"key 'nms.pre_nms_topk' is {config.nms.pre_nms_topk} but EfficientNMS takes at most "
+            f"{EfficientNms.CANDIDATES} candidates; lower it with --pre-nms-topk {EfficientNms.CANDIDATES} or choose "
+            "another --nms"
+        )
+    empty = write.const(_nothing(config), np.float32)
+    if config.nms.candidates == "best-class" or topk < min(pool, EfficientNms.CANDIDATES):
+        _check_topk(topk, options)
+        score, _, index, label = _candidates(write, scores, topk, options)
+        boxes = _rows(write, boxes, index)
+        scores = _by_class(write, score, label, len(config.classes), empty, axis=2)
+    for tensor in (boxes, scores):
+        tensor.dtype = np.float32
+    attributes = _attributes(config, exact=options.keep_own)
+    batch, room = scores.shape[0] if scores.shape else None, config.nms.max_detections
+    outputs = write.plugin(EFFICIENT, [boxes, scores], 4, {"plugin_version": "1", **asdict(attributes)})
+    if attributes.score_threshold < EfficientNms.DENSE:
+        real = write("Greater", outputs[2], write.const(config.nms.score_threshold, np.float32))
+        total = write("ReduceSum", _as_float(write, real), write.const([1], np.int64), keepdims=1)
+        outputs[0] = write("Cast", total, to=6)
+    graph.outputs = _named(outputs, batch if batch is not None else "batch", room)
+
+
+def _attributes(config: Config, exact: bool) -> EfficientNms:
+    """The plugin's attributes; ``exact`` leaves the thresholds as they are, for a node that was in the model."""
+    thresholds = np.array([config.nms.score_threshold, config.nms.iou_threshold], np.float32)
+    if not exact:
+        thresholds = np.nextafter(thresholds, np.float32(np.inf))
+    return EfficientNms(
+        score_threshold=float(thresholds[0]),
+        iou_threshold=float(thresholds[1]),
+        max_output_boxes=config.nms.max_detections,
+        score_activation=int(config.suppresses_logits),
+        class_agnostic=int(config.nms.class_agnostic),
+    )
+
+
+def _by_class(
+    write: Writer, score: gs.Variable, label: gs.Variable, classes: int, empty: gs.Tensor, axis: int
+) -> gs.Variable:
+    """The scores of the candidates (B, K) with an axis of classes put in: each at its class, ``empty`` elsewhere."""
+    shape = [1, 1, 1]
+    shape[axis] = classes
+    at = write.const([axis], np.int64)
+    mine = write("Equal", write("Unsqueeze", label, at), write.const(np.arange(classes).reshape(shape), np.int64))
+    return write("Where", mine, write("Unsqueeze", score, at), empty)
+
+
+def _selected(
+    write: Writer, corners: gs.Variable, score: gs.Variable, label: gs.Variable, valid: gs.Variable, config: Config
+) -> gs.Variable:
+    """float32 (B, K), 1 for what NonMaxSuppression keeps.
+
+    Its boxes may have their corners in any order: one that is inverted here has no area, so its upper corner is moved
+    to the lower one; and one that is not a number is made a point.
+    """
+    last = write.const([2], np.int64)
+    total = write("ReduceSum", corners, last, keepdims=1)
+    real = write("Where", write("Equal", total, total), corners, write.const(0.0, np.float32))
+    low, high = write.many("Split", 2, real, write.const([2, 2], np.int64), axis=2)
+    upright = write("Concat", low, write("Max", low, high), axis=2)
+    empty, row = write.const(_LOWEST, np.float32), write.const([1], np.int64)
+    allowed = write("Where", write("Greater", valid, write.const(0.5, np.float32)), score, empty)
+    if config.nms.class_agnostic:
+        scores = write("Unsqueeze", allowed, row)
+    else:
+        scores = _by_class(write, allowed, label, len(config.classes), empty, axis=1)
+    limits = (
+        write.const([config.nms.max_detections], np.int64),
+        write.const([config.nms.iou_threshold], np.float32),
+        write.const([_bound(config)], np.float32),
+    )
+    selected = write("NonMaxSuppression", upright, scores, *limits)
+    positions = write("Gather", selected, write.const([0, 2], np.int64), axis=1)
+    count = write("Slice", write("Shape", selected), *(write.const([one], np.int64) for one in (0, 1, 0)))
+    ones = write("Expand", write.const([1.0], np.float32), count)
+    return write("ScatterND", write("Mul", valid, write.const(0.0, np.float32)), positions, ones)
 
 
 def _as_float(write: Writer, tensor: gs.Variable) -> gs.Variable:
@@ -156,17 +286,18 @@ def _best(
     keep: gs.Variable,
     batch: int | str,
     topk: int,
-    padded: int,
+    config: Config,
 ) -> list[gs.Variable]:
+    padded = config.nms.max_detections
     count = min(padded, topk)
     kept = write("Greater", keep, write.const(0.5, np.float32))
-    ranked = write("Where", kept, score, write.const(-1.0, np.float32))
+    ranked = write("Where", kept, score, write.const(_LOWEST, np.float32))
     best, position = write.many("TopK", 2, ranked, write.const([count], np.int64), axis=1)
     axis = write.const([1], np.int64)
     total = write("ReduceSum", keep, axis, keepdims=1)
     num = write("Cast", write("Min", total, write.const(float(count), np.float32)), to=6)
     # Entries past num_dets are undefined by contract; zero is what a reader expects to see there.
-    values = write("Max", best, write.const(0.0, np.float32))
+    values = write("Sigmoid", best) if config.suppresses_logits else write("Max", best, write.const(0.0, np.float32))
     labels = write("Cast", write("GatherElements", label, position, axis=1), to=6)
     boxes = _rows(write, corners, position)
     outputs = [num, boxes, values, labels]
@@ -175,7 +306,59 @@ def _best(
         outputs[1] = write("Pad", boxes, write.const([0, 0, 0, 0, short, 0], np.int64))
         outputs[2] = write("Pad", values, write.const([0, 0, 0, short], np.int64))
         outputs[3] = write("Pad", labels, write.const([0, 0, 0, short], np.int64))
-    types = ((np.int32, [1]), (np.float32, [padded, 4]), (np.float32, [padded]), (np.int32, [padded]))
+    return _named(outputs, batch, padded)
+
+
+def _named(outputs: list[gs.Variable], batch: int | str, room: int) -> list[gs.Variable]:
+    types = ((np.int32, [1]), (np.float32, [room, 4]), (np.float32, [room]), (np.int32, [room]))
     for tensor, name, (dtype, shape) in zip(outputs, CONTRACT, types, strict=True):
         tensor.name, tensor.dtype, tensor.shape = name, dtype, [batch, *shape]
     return outputs
+
+
+def _inferred(context: Any) -> None:
+    """Shapes of EfficientNMS_TRT's outputs, from those of its scores."""
+    scores = context.get_input_type(1)
+    room = context.get_attribute("max_output_boxes").i
+    batch = scores.tensor_type.shape.dim[0] if scores and scores.tensor_type.HasField("shape") else None
+    types = ((onnx.TensorProto.INT32, [1]), (None, [room, 4]), (None, [room]), (onnx.TensorProto.INT32, [room]))
+    for index, (kind, rest) in enumerate(types):
+        made = onnx.TypeProto()
+        made.tensor_type.elem_type = kind or scores.tensor_type.elem_type
+        first = made.tensor_type.shape.dim.add()
+        if batch is not None:
+            first.CopyFrom(batch)
+        for size in rest:
+            made.tensor_type.shape.dim.add().dim_value = size
+        context.set_output_type(index, made)
+
+
+def _schema() -> onnx.defs.OpSchema:
+    schema, kind = onnx.defs.OpSchema, onnx.defs.OpSchema.AttrType
+    needed = {"score_threshold": kind.FLOAT, "iou_threshold": kind.FLOAT, "max_output_boxes": kind.INT}
+    needed |= {"background_class": kind.INT, "score_activation": kind.INT, "box_coding": kind.INT}
+    free = {"class_agnostic": kind.INT, "plugin_version": kind.STRING, "plugin_namespace": kind.STRING}
+    attributes = [
+        *(schema.Attribute(name, type, "", required=True) for name, type in needed.items()),
+        *(schema.Attribute(name, type, "", required=False) for name, type in free.items()),
+    ]
+    made = schema(
+        EFFICIENT,
+        PLUGIN_DOMAIN,
+        1,
+        doc="Efficient NMS, https://github.com/NVIDIA/TensorRT/tree/main/plugin/efficientNMSPlugin",
+        inputs=[schema.FormalParameter(name, "T") for name in ("boxes", "scores")],
+        outputs=[
+            schema.FormalParameter("num_detections", "tensor(int32)"),
+            schema.FormalParameter("detection_boxes", "T"),
+            schema.FormalParameter("detection_scores", "T"),
+            schema.FormalParameter("detection_classes", "tensor(int32)"),
+        ],
+        type_constraints=[("T", ["tensor(float)", "tensor(float16)"], "")],
+        attributes=attributes,
+    )
+    made.set_type_and_shape_inference_function(_inferred)
+    return made
+
+
+onnx.defs.register_schema(_schema())

@@ -31,6 +31,7 @@ from trtdet.calibration import Range, Ranges, expose
 from trtdet.config import InputConfig
 from trtdet.data import ImageStream
 from trtdet.errors import ConfigError, TrtdetWarning
+from trtdet.passes import Decoded
 from trtdet.quantize.head import HeadError
 from trtdet.quantize.placement import Placement
 from trtdet.quantize.precision import Entry, PrecisionPlan, Step
@@ -78,14 +79,14 @@ class Sources:
         images: calibration images.
         preprocess: how they become the network's input.
         load: makes a model ready to run.
-        head: names of the decoded boxes (B, N, 4) and scores (B, N, C) in the model.
+        head: where the model holds its decoded boxes and scores.
         progress: told of every image.
     """
 
     images: Sequence[Path]
     preprocess: InputConfig
     load: Callable[[onnx.ModelProto], Runner]
-    head: tuple[str, str]
+    head: Decoded
     progress: Progress = lambda stage, done, total: None
 
     def split(self) -> tuple[list[Path], list[Path]]:
@@ -602,10 +603,9 @@ def _head_errors(
     model: onnx.ModelProto, quantized: Sequence[onnx.ModelProto], images: Sequence[Path], sources: Sources
 ) -> list[float]:
     """The error of each model at the decoded boxes and scores."""
-    boxes, scores = sources.head
-    exposed = [expose(one, sources.head) for one in (model, *quantized)]
+    exposed = [expose(one, sources.head.names) for one in (model, *quantized)]
     errors = [HeadError() for _ in quantized]
     for reference, *others in sources.outputs(exposed, images, "correcting: detections"):
         for error, other in zip(errors, others, strict=True):
-            error.update((reference[boxes], reference[scores]), (other[boxes], other[scores]))
+            error.update(sources.head.read(reference), sources.head.read(other))
     return [error.distance for error in errors]

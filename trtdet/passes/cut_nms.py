@@ -1,0 +1,158 @@
+"""EfficientNMS_TRT(boxes, scores), NonMaxSuppression(boxes, scores) -> boxes, scores
+
+A model may hold a suppression of its own. What goes into it is what every other model gives: decoded boxes and scores.
+It is cut off there, and what is written instead is either the same again, with the model's own kind and thresholds and
+the outputs of the contract, or whatever else was asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+
+from trtdet.config import Config
+from trtdet.detections import EfficientNms, sigmoid
+from trtdet.errors import ModelError
+from trtdet.passes.base import Options, Writer
+
+_KINDS: dict[str, Literal["efficient", "onnx"]] = {"EfficientNMS_TRT": "efficient", "NonMaxSuppression": "onnx"}
+
+
+@dataclass(frozen=True)
+class OwnNms:
+    """The suppression that a model brings along.
+
+    Attributes:
+        name: of the node.
+        kind: as ``--nms`` says it.
+        thresholds: keys of :class:`trtdet.config.NmsConfig` that the node fixes.
+    """
+
+    name: str
+    kind: Literal["efficient", "onnx"]
+    thresholds: dict[str, Any]
+
+
+def own_nms(model: onnx.ModelProto, config: Config) -> OwnNms | None:
+    """The model's own suppression; None where it has none, or ``head.outputs`` cuts it off.
+
+    Raises:
+        ModelError: there are several, or one that cannot be cut off: the message says what to do.
+    """
+    return _found(gs.import_onnx(model), config)[0]
+
+
+def cut(graph: gs.Graph, options: Options) -> Options:
+    """Cuts a model's own suppression off a graph and says in the options what is left.
+
+    The boxes and scores that went into it become the outputs, read with rule ``boxes``. With ``keep_own`` its
+    thresholds become the configuration's.
+
+    Raises:
+        ModelError: see :func:`own_nms`.
+    """
+    config = options.config
+    found, node = _found(graph, config)
+    if found is None or node is None:
+        return options
+    write = Writer(graph, "trtdet/own")
+    boxes, scores = node.inputs[:2]
+    head: dict[str, Any] = {"decode": "boxes", "outputs": None}
+    if found.kind == "efficient":
+        centre, logits = node.attrs["box_coding"] == 1, node.attrs["score_activation"] == 1
+        head |= {"scores": "logits" if logits else "probabilities"}
+        if boxes.shape is None or len(boxes.shape) == 4:
+            boxes = write("Reshape", boxes, write.const([0, -1, 4], np.int64))
+    else:
+        centre = node.attrs.get("center_point_box", 0) == 1
+        scores = write("Transpose", scores, perm=[0, 2, 1])
+    given = config.head.boxes if config.head.decode == "boxes" else "xyxy"
+    head["boxes"] = "cxcywh" if centre else given
+    for tensor in (boxes, scores):
+        tensor.dtype = tensor.dtype or np.float32
+    graph.outputs = [boxes, scores]
+    graph.cleanup()
+    changed = config.model_copy(update={"head": config.head.model_copy(update=head)})
+    if options.keep_own:
+        changed = changed.with_nms(**found.thresholds)
+    return replace(options, config=changed)
+
+
+def _found(graph: gs.Graph, config: Config) -> tuple[OwnNms | None, gs.Node | None]:
+    tensors = graph.tensors()
+    if config.head.outputs is not None and all(name in tensors for name in config.head.outputs):
+        return None, None
+    nodes = [node for node in graph.nodes if node.op in _KINDS]
+    if not nodes:
+        return None, None
+    if len(nodes) > 1:
+        raise ModelError(
+            f"the model has suppressions of its own: {', '.join(node.name or node.op for node in nodes)}; name "
+            "the tensors before the last one with head.outputs and use head.decode boxes"
+        )
+    (node,) = nodes
+    name = node.name or node.op
+    thresholds = _efficient_thresholds(node) if node.op == "EfficientNMS_TRT" else _onnx_thresholds(node, config)
+    obstacle = _obstacle(node, config)
+    if obstacle:
+        raise ModelError(
+            f"the model's own suppression '{name}' cannot be cut off: {obstacle}; name the raw outputs before it with "
+            "head.outputs"
+        )
+    return OwnNms(name, _KINDS[node.op], thresholds), node
+
+
+def _obstacle(node: gs.Node, config: Config) -> str:
+    boxes, scores = (list(tensor.shape or ()) for tensor in node.inputs[:2])
+    efficient = node.op == "EfficientNMS_TRT"
+    if efficient and len(node.inputs) > 2:
+        return "it decodes boxes from anchors"
+    if efficient and node.attrs.get("background_class", -1) >= 0:
+        return f"its class {node.attrs['background_class']} is background, which 'classes' does not know"
+    if len(boxes) == 4 and boxes[2] != 1:
+        return "it has boxes of its own for each class"
+    axis = 2 if efficient else 1
+    classes = scores[axis] if len(scores) == 3 else None
+    if isinstance(classes, int) and classes != len(config.classes):
+        hidden = " (the class is hidden in an offset of the boxes)" if classes == 1 else ""
+        return f"it gets scores of {classes} classes{hidden}, 'classes' lists {len(config.classes)}"
+    return ""
+
+
+def _efficient_thresholds(node: gs.Node) -> dict[str, Any]:
+    missing = [name for name in ("score_threshold", "iou_threshold", "max_output_boxes") if name not in node.attrs]
+    if missing:
+        raise ModelError(f"node '{node.name or node.op}' lacks its attribute '{missing[0]}'; export the model again")
+    node.attrs.setdefault("box_coding", 0)
+    node.attrs.setdefault("score_activation", 0)
+    return {
+        "score_threshold": node.attrs["score_threshold"],
+        "iou_threshold": node.attrs["iou_threshold"],
+        "max_detections": node.attrs["max_output_boxes"],
+        "class_agnostic": bool(node.attrs.get("class_agnostic", 0)),
+        "pre_nms_topk": EfficientNms.CANDIDATES,
+        "candidates": "all-classes",
+    }
+
+
+def _onnx_thresholds(node: gs.Node, config: Config) -> dict[str, Any]:
+    """Those of inputs 3 to 5 that are constant; the number of detections is the configuration's, because theirs is
+    a limit for each class."""
+
+    def constant(position: int) -> float | None:
+        if len(node.inputs) <= position or not isinstance(node.inputs[position], gs.Constant):
+            return None
+        return float(np.asarray(node.inputs[position].values).reshape(-1)[0])
+
+    found: dict[str, Any] = {"class_agnostic": False, "candidates": "all-classes"}
+    iou, score = constant(3), constant(4)
+    if iou is not None and iou > 0:
+        found["iou_threshold"] = min(iou, 1.0)
+    if score is not None:
+        logits = config.head.decode == "boxes" and config.head.scores == "logits"
+        found["score_threshold"] = float(sigmoid(np.array(score, np.float32))) if logits else min(max(score, 0.0), 1.0)
+    return found
