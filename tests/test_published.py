@@ -9,6 +9,7 @@ import pytest
 
 from trtdet import BuildOptions, CalibrationOptions, CocoDataset, Config, build, compare, evaluate, load_config
 from trtdet.comparison import mean_average_precision
+from trtdet.config import Where
 from trtdet.detector import Detector
 from trtdet.evaluation import evaluate_each
 
@@ -40,10 +41,16 @@ def test_fp32_scores_are_reproduced(shared_data: Path, name: str) -> None:
 
 
 @pytest.mark.slow
-def test_native_suppression_scores_the_same(shared_data: Path) -> None:
-    config = load_config("yolox").with_nms(candidates="all-classes")
-    detector = Detector.open(shared_data / "models" / "yolox_nano.onnx", config, "native")
-    assert evaluate(detector, dataset(shared_data, config)).result.map == pytest.approx(0.2831, abs=0.001)
+@pytest.mark.parametrize("name", KNOWN)
+def test_every_way_to_suppress_scores_the_same(shared_data: Path, name: str) -> None:
+    config = load_config(MODELS[name])
+    some = dataset(shared_data, config).first(24)
+    path = shared_data / "models" / f"{name}.onnx"
+    ways: tuple[Where, ...] = ("host", "native", "onnx", "efficient")
+    found = {where: evaluate(Detector.open(path, config, where), some).result for where in ways}
+    for where, result in found.items():
+        assert result.map == pytest.approx(found["host"].map, abs=0.0005), where
+        assert result.detections == found["host"].detections, where
 
 
 @pytest.mark.slow

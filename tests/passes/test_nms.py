@@ -271,9 +271,8 @@ def test_the_reference_of_nonmaxsuppression_is_what_onnxruntime_computes() -> No
     for wired in (4, 5):
         node = helper.make_node("NonMaxSuppression", names[:wired], ["kept"])
         inputs = [value(name, kind, [None] * 3) for name in names[:2]]
-        inputs += [value("most", TensorProto.INT64, [1]), value("iou", kind, [1]), value("floor", kind, [1])][
-            : given - 2
-        ]
+        limits = [value("most", TensorProto.INT64, [1]), value("iou", kind, [1]), value("floor", kind, [1])]
+        inputs += limits[: wired - 2]
         graph = helper.make_graph([node], "nms", inputs, [value("kept", TensorProto.INT64, [None, 3])])
         onnx_runner = OnnxRunner(helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 13)]))
         rng = np.random.default_rng(wired)

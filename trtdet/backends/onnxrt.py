@@ -29,7 +29,7 @@ class OnnxRuntime:
             makes_engine=False,
             lists_layers=False,
             needs_gpu=False,
-            in_graph_nms=("native", "onnx", "efficient"),
+            in_graph_nms=("onnx", "native", "efficient"),
         )
 
     def unsupported(self, model: onnx.ModelProto) -> dict[str, str]:
@@ -142,7 +142,7 @@ def _custom_operators() -> str:
         attrs=dict.fromkeys(names, kinds.dt_int64),
     )
     def efficient(boxes: NDArray[np.float32], scores: NDArray[np.float32], **attributes: Any) -> tuple[Any, ...]:
-        given = {
+        given: dict[str, Any] = {
             name: float(np.int32(value).view(np.float32)) if names[name] == "float" else value
             for name, value in attributes.items()
             if value is not None

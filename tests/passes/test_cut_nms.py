@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from trtdet.backends import OnnxRunner
+from trtdet.config import Config
+from trtdet.detections import EfficientNms, efficient_nms, non_max_suppression, sigmoid
+from trtdet.detector import Detector
+from trtdet.errors import ConfigError, ModelError
+from trtdet.passes import Options, load_model, own_nms, rewrite
+
+CLASSES = 3
+
+
+def configuration(**head: Any) -> Config:
+    return Config.model_validate(
+        {
+            "name": "own",
+            "classes": [f"c{index}" for index in range(CLASSES)],
+            "input": {"size": [16, 16], "scale": 0.01},
+            "head": {"decode": "yolov8", **head},
+        }
+    )
+
+
+def detector(kind: str, classes: int = CLASSES, centre: bool = False, **attributes: Any) -> onnx.ModelProto:
+    """A convolution that gives 25 boxes and their scores, with a suppression of its own after it."""
+    rng = np.random.default_rng(0)
+    weight = rng.normal(0, 0.4, (4 + classes, 3, 3, 3)).astype(np.float32)
+    nodes = [
+        helper.make_node("Conv", ["image", "weight"], ["features"], name="conv", strides=[3, 3]),  # (B, 4 + C, 5, 5)
+        helper.make_node("Reshape", ["features", "flat"], ["rows"], name="flatten"),
+        helper.make_node("Split", ["rows", "sizes"], ["raw_boxes", "class_rows"], name="split", axis=1),
+        helper.make_node("Transpose", ["raw_boxes"], ["moved"], name="turn", perm=[0, 2, 1]),
+        helper.make_node("Abs", ["moved"], ["found_boxes"], name="abs"),
+    ]
+    outputs = [("num", TensorProto.INT32), ("b", TensorProto.FLOAT), ("s", TensorProto.FLOAT), ("c", TensorProto.INT32)]
+    if kind == "efficient":
+        given = {"score_threshold": 0.3, "iou_threshold": 0.4, "max_output_boxes": 7, "background_class": -1}
+        given |= {"score_activation": 1, "box_coding": int(centre), **attributes}
+        nodes += [
+            helper.make_node("Transpose", ["class_rows"], ["logits"], name="turn_scores", perm=[0, 2, 1]),
+            helper.make_node(
+                "EfficientNMS_TRT", ["found_boxes", "logits"], [n for n, _ in outputs], name="nms", **given
+            ),
+        ]
+    else:
+        nodes += [
+            helper.make_node("Sigmoid", ["class_rows"], ["scores_first"], name="sigmoid"),
+            helper.make_node(
+                "NonMaxSuppression",
+                ["found_boxes", "scores_first", "most", "iou", "floor"][: attributes.get("wired", 5)],
+                ["kept"],
+                name="nms",
+                center_point_box=int(centre),
+            ),
+            helper.make_node("Gather", ["kept", "column"], ["index"], name="column_of", axis=1),
+        ]
+        outputs = [("index", TensorProto.INT64)]
+    constants = {
+        "weight": weight,
+        "flat": np.array([0, 4 + classes, 25]),
+        "sizes": np.array([4, classes]),
+        "most": np.array([50]),
+        "iou": np.array([0.4], np.float32),
+        "floor": np.array([0.3], np.float32),
+        "column": np.array([2]),
+    }
+    used = {name for node in nodes for name in node.input}
+    graph = helper.make_graph(
+        nodes,
+        "own",
+        [helper.make_tensor_value_info("image", TensorProto.FLOAT, ["B", 3, 16, 16])],
+        [helper.make_tensor_value_info(name, element, None) for name, element in outputs],
+        [onnx.numpy_helper.from_array(value, name) for name, value in constants.items() if name in used],
+    )
+    return helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 13)])
+
+
+IMAGES = np.random.default_rng(1).normal(0, 3, (2, 3, 16, 16)).astype(np.float32)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Any:
+    def save(model: onnx.ModelProto) -> Path:
+        onnx.save(model, tmp_path / "model.onnx")
+        return tmp_path / "model.onnx"
+
+    return save
+
+
+def fed(model: onnx.ModelProto) -> tuple[np.ndarray, np.ndarray]:
+    """Boxes xyxy and logits (B, N, C) that go into the suppression."""
+    graph = onnx.ModelProto()
+    graph.CopyFrom(model)
+    at = next(index for index, node in enumerate(graph.graph.node) if node.name == "abs")
+    del graph.graph.node[at + 1 :], graph.graph.output[:]
+    graph.graph.output.extend(
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("found_boxes", "class_rows")
+    )
+    found = OnnxRunner(graph).feed({"image": IMAGES})
+    return found["found_boxes"], found["class_rows"].transpose(0, 2, 1)
+
+
+@pytest.mark.parametrize("centre", [False, True])
+def test_an_efficient_nms_is_left_as_it_is_unless_another_is_asked_for(saved: Any, centre: bool) -> None:
+    model = detector("efficient", centre=centre)
+    path, config = saved(model), configuration()
+    own = own_nms(load_model(path), config)
+    assert own is not None and (own.kind, own.name) == ("efficient", "nms")
+    left = Detector.open(path, config)
+    boxes, logits = fed(model)
+    attributes = EfficientNms(0.3, 0.4, 7, score_activation=1, box_coding=int(centre))
+    wanted, got = efficient_nms(boxes, logits, attributes), left(IMAGES)
+    assert left.where == "efficient" and left.nms.iou_threshold == pytest.approx(0.4)
+    np.testing.assert_array_equal(got.num_dets, wanted.num_dets)
+    assert wanted.num_dets.min() > 0
+    for index in range(2):
+        for mine, theirs in zip(got.image(index), wanted.image(index), strict=True):
+            np.testing.assert_allclose(mine, theirs, atol=1e-6)
+    corners = np.concatenate([boxes[..., :2] - boxes[..., 2:] / 2, boxes[..., :2] + boxes[..., 2:] / 2], axis=2)
+    for where in ("host", "native", "onnx"):
+        replaced = Detector.open(path, config, where)
+        wanted = non_max_suppression(corners if centre else boxes, sigmoid(logits), config.nms)
+        got = replaced(IMAGES)
+        assert replaced.nms == config.nms
+        np.testing.assert_array_equal(got.num_dets, wanted.num_dets)
+        np.testing.assert_allclose(got.image(0)[0], wanted.image(0)[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("wired", [2, 4, 5])
+def test_a_nonmaxsuppression_keeps_its_constant_thresholds_or_is_replaced(saved: Any, wired: int) -> None:
+    model = detector("onnx", wired=wired)
+    path, config = saved(model), configuration()
+    left = Detector.open(path, config)
+    assert left.where == "onnx"
+    assert left.nms.iou_threshold == pytest.approx(0.4 if wired > 3 else config.nms.iou_threshold)
+    assert left.nms.score_threshold == pytest.approx(0.3 if wired > 4 else config.nms.score_threshold)
+    boxes, logits = fed(model)
+    for one in (left, Detector.open(path, config, "native"), Detector.open(path, config, "host")):
+        wanted, got = non_max_suppression(boxes, sigmoid(logits), one.nms), one(IMAGES)
+        np.testing.assert_array_equal(got.num_dets, wanted.num_dets)
+        assert wanted.num_dets.min() > 0
+        np.testing.assert_allclose(got.image(1)[1], wanted.image(1)[1], atol=1e-6)
+
+
+def test_outputs_named_in_the_configuration_cut_it_off_by_themselves() -> None:
+    model, config = detector("efficient"), configuration(outputs=["rows"])
+    assert own_nms(model, config) is None
+    assert [one.name for one in rewrite(model, Options(config)).model.graph.output] == ["boxes", "scores"]
+
+
+def test_what_cannot_be_cut_off_says_why_and_what_to_do() -> None:
+    config = configuration()
+    with pytest.raises(ModelError, match="its class 0 is background, which 'classes' does not know; name the raw"):
+        own_nms(detector("efficient", background_class=0), config)
+    with pytest.raises(ModelError, match="gets scores of 1 classes .the class is hidden in an offset.*lists 3"):
+        own_nms(onnx.shape_inference.infer_shapes(detector("onnx", classes=1)), config)
+    double = detector("onnx")
+    second = onnx.NodeProto()
+    second.CopyFrom(next(node for node in double.graph.node if node.name == "nms"))
+    second.name, second.output[0] = "again", "other"
+    double.graph.node.append(second)
+    double.graph.output.append(helper.make_tensor_value_info("other", TensorProto.INT64, None))
+    with pytest.raises(ModelError, match="suppressions of its own: nms, again; name the tensors before the last one"):
+        own_nms(double, config)
+
+
+def test_a_model_without_one_has_none(saved: Any) -> None:
+    model = detector("onnx")
+    assert own_nms(model, configuration()) is not None
+    del model.graph.node[-2:]
+    assert own_nms(model, configuration()) is None
+
+
+def test_its_thresholds_must_be_possible() -> None:
+    with pytest.raises(ConfigError, match=r"nms.max_detections|max_detections \(5000\)"):
+        rewrite(detector("efficient", max_output_boxes=5000), Options(configuration(), "efficient", keep_own=True))
