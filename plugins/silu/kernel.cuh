@@ -85,7 +85,7 @@ TRTDET_BOTH void from_word(unsigned word, Int8& x) { x = static_cast<Int8>(stati
 template <class T, unsigned kCount>
 struct alignas(sizeof(T) * kCount) Chunk {
     static constexpr unsigned kPerWord = 4 / sizeof(T);
-    unsigned words[kCount / kPerWord];
+    unsigned words[kCount / kPerWord] = {};
 
     TRTDET_BOTH static bool fits(const T* place) {
         return reinterpret_cast<unsigned long long>(place) % sizeof(Chunk) == 0;
@@ -113,10 +113,9 @@ struct alignas(sizeof(T) * kCount) Chunk {
         return value;
     }
 
-    // Each place is set once, in order.
+    // Each place of a new chunk is set once.
     TRTDET_BOTH void set(unsigned index, T value) {
-        const unsigned word = word_of(value) << (index % kPerWord * 8 * sizeof(T));
-        words[index / kPerWord] = index % kPerWord == 0 ? word : words[index / kPerWord] | word;
+        words[index / kPerWord] |= word_of(value) << (index % kPerWord * 8 * sizeof(T));
     }
 };
 
