@@ -8,7 +8,9 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 
@@ -185,12 +187,17 @@ nvinfer1::IPluginRegistry* registry() noexcept {
     return symbol == nullptr ? nullptr : reinterpret_cast<nvinfer1::IPluginRegistry* (*)()>(symbol)();
 }
 
+bool is_registered(nvinfer1::IPluginRegistry const& registry, nvinfer1::IPluginCreator const* creator) noexcept {
+    std::int32_t count = 0;
+    nvinfer1::IPluginCreator* const* const all = registry.getPluginCreatorList(&count);
+    return std::find(all, all + count, creator) != all + count;
+}
+
 bool register_creators() noexcept {
     nvinfer1::IPluginRegistry* const found = registry();
     bool done = found != nullptr;
     for (nvinfer1::IPluginCreator* creator : creators().all) {
-        done = done && (found->getPluginCreator(creator->getPluginName(), kVersion, kNamespace) != nullptr ||
-                        found->registerCreator(*creator, kNamespace));
+        done = done && (is_registered(*found, creator) || found->registerCreator(*creator, kNamespace));
     }
     return done;
 }
@@ -212,7 +219,9 @@ TRTDET_EXPORT bool initTrtdetPlugins() noexcept { return trtdet::register_creato
 TRTDET_EXPORT nvinfer1::IPluginCreator* const* getPluginCreators(std::int32_t& count) noexcept {
     if (nvinfer1::IPluginRegistry* const found = trtdet::registry()) {
         for (nvinfer1::IPluginCreator* creator : trtdet::creators().all) {
-            found->deregisterCreator(*creator);
+            if (trtdet::is_registered(*found, creator)) {
+                found->deregisterCreator(*creator);
+            }
         }
     }
     count = 2;
