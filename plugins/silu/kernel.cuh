@@ -95,6 +95,7 @@ struct alignas(sizeof(T) * kCount) Chunk {
 #ifdef __CUDA_ARCH__
         *this = *reinterpret_cast<const Chunk*>(place);
 #else
+        check(place);
         memcpy(words, place, sizeof words);
 #endif
     }
@@ -103,9 +104,19 @@ struct alignas(sizeof(T) * kCount) Chunk {
 #ifdef __CUDA_ARCH__
         *reinterpret_cast<Chunk*>(place) = *this;
 #else
+        check(place);
         memcpy(place, words, sizeof words);
 #endif
     }
+
+#ifndef __CUDA_ARCH__
+    // A GPU ends the kernel here; a CPU would not mind.
+    static void check(const T* place) {
+        if (!fits(place)) {
+            __builtin_trap();
+        }
+    }
+#endif
 
     TRTDET_BOTH T get(unsigned index) const {
         T value;

@@ -147,7 +147,11 @@ def test_the_library_compiles_without_a_warning_answers_tensorrt_and_links_none(
     plugin = "plugin_v2.cpp" if version == "8.6" else "plugin_v3.cpp"
     assert f"trtdet_plugins: TensorRT {version.split('.')[0]}, silu/{plugin}" in said
     built = subprocess.run(
-        ["cmake", "--build", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=900
+        ["cmake", "--build", str(tmp_path), "--target", "trtdet_plugins", "plugin_test"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=900,
     )
     assert built.returncode == 0, built.stdout[-4000:]
     assert "warning" not in built.stdout
