@@ -196,8 +196,8 @@ def _as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _folder(name: str) -> Path:
-    """A folder of shipped data: beside the package in a checkout, inside it when installed."""
+def shipped_folder(name: str) -> Path:
+    """A folder that comes with trtdet: beside the package in a checkout, inside it when installed."""
     package = Path(__file__).resolve().parent
     installed = package / name
     return installed if installed.is_dir() else package.parent / name
@@ -205,7 +205,8 @@ def _folder(name: str) -> Path:
 
 def shipped(kind: Literal["configs", "calib"]) -> dict[str, Path]:
     """The files that come with trtdet in ``configs/`` or ``calib/``, by stem."""
-    return {path.stem: path for path in sorted(_folder(kind).iterdir()) if path.is_file() and path.suffix != ".md"}
+    files = sorted(shipped_folder(kind).iterdir())
+    return {path.stem: path for path in files if path.is_file() and path.suffix != ".md"}
 
 
 def load_config(source: str | Path) -> Config:

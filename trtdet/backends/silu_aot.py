@@ -1,0 +1,275 @@
+"""``TRT_SiLU`` and ``TRT_HardSwish`` as Python plugins that are compiled ahead of time, for TensorRT 10.9 and later.
+
+The engine carries the kernel as PTX, so that the service that runs it needs neither Python nor a plugin library. The
+kernel is the one of ``plugins/silu``, compiled by NVRTC, with the constants of each node written into its source.
+
+The rules that this follows are in ``tensorrt/plugin`` of TensorRT's Python package (TensorRT on GitHub,
+``python/packaging/bindings_wheel/tensorrt/plugin``), named below by file:
+
+- ``_validate.py``: annotations must be types and not strings, attributes have no defaults, and an attribute that is a
+  list is a NumPy array. So is the single integer here: ``_lib.py`` makes a built-in ``int`` of an array of one element,
+  which NumPy 2.4 refuses.
+- ``_plugin_class.py``: ``aot_impl`` is called with every attribute by position, so a node must carry all of
+  :data:`ATTRIBUTES`; the C++ plugin alone knows defaults. The kernel takes the inputs, then the scalars, which are
+  32-bit integers, then the outputs.
+- ``_lib.py``: a creator that is asked for no kind of plugin makes one that runs in Python, which this is not; hence
+  :data:`NETWORK_FLAG`.
+
+The parser finds the creators by the node's ``plugin_namespace``, ``plugin_version`` and ``op_type``.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from trtdet.config import shipped_folder
+from trtdet.errors import BackendError, one_line
+
+PIP = "pip install 'trtdet[aot]'"
+
+NAMESPACE = "trtdet"
+NETWORK_FLAG = "PREFER_AOT_PYTHON_PLUGINS"
+"""The member of NetworkDefinitionCreationFlag that a network with these nodes is created with."""
+
+ATTRIBUTES = ("output_type", "input_scale", "factor", "offset")
+"""What every node must carry, in this order; their meaning is in ``plugins/README.md``."""
+
+Activation = Literal["silu", "hard_swish"]
+ElementType = Literal["float", "half", "int8"]
+
+OPS: dict[str, Activation] = {"TRT_SiLU": "silu", "TRT_HardSwish": "hard_swish"}
+
+LAYOUTS: dict[ElementType, dict[str, tuple[int, bool]]] = {
+    "float": {},
+    "half": {"CHW2": (2, False), "HWC8": (8, True), "HWC16": (16, True)},
+    "int8": {"CHW4": (4, False), "CHW32": (32, False), "HWC16": (16, True)},
+}
+"""By type of input and output, the TensorFormat members beside LINEAR, each as (channels a vector, channels last). They
+pack the dimension third to last, which is the channels for (N, C, H, W) only."""
+
+THREADS = 256
+"""A block, as ``kThreadsPerBlock`` in ``plugins/silu/kernel.cuh``."""
+
+_ARCHITECTURE = "compute_75"  # the oldest that NVRTC 13 knows; the driver compiles PTX for every later GPU
+_HEADERS = ("activation.h", "kernel.cuh")
+_CPP_ACTIVATIONS: dict[Activation, str] = {"silu": "kSiLU", "hard_swish": "kHardSwish"}
+_CPP_TYPES: dict[ElementType, str] = {"float": "float", "half": "trtdet::Half", "int8": "trtdet::Int8"}
+_BYTES: dict[ElementType, int] = {"float": 4, "half": 2, "int8": 1}
+_DTYPES: dict[ElementType, str] = {"float": "FLOAT", "half": "HALF", "int8": "INT8"}
+_AUTOTUNE: dict[ElementType, str] = {"float": "FP32", "half": "FP16", "int8": "INT8"}
+_OUTPUT_TYPES: dict[int, ElementType] = {0: "float", 1: "half", 2: "int8"}  # values of nvinfer1::DataType
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel with its constants.
+
+    Attributes:
+        activation: ``silu`` or ``hard_swish``.
+        input: type of x.
+        output: type of y.
+        vector: channels a vector of the layout, 1 for LINEAR.
+        channels: (input_scale, factor, offset) for each channel, or once for all.
+    """
+
+    activation: Activation
+    input: ElementType
+    output: ElementType
+    vector: int
+    channels: tuple[tuple[float, float, float], ...]
+
+    @property
+    def name(self) -> str:
+        """The entry in the PTX, such as ``trtdet_silu_int8_int8_32``."""
+        return f"trtdet_{self.activation}_{self.input}_{self.output}_{self.vector}"
+
+    @property
+    def elements_per_thread(self) -> int:
+        """What a thread moves at once: 16 bytes of the wider type."""
+        return 16 // max(_BYTES[self.input], _BYTES[self.output])
+
+    def source(self) -> str:
+        """CUDA C++ of the kernel ``(x, total, channels, span, y)``; the numbers are those of ``trtdet::Extent``."""
+        rows = ",\n".join(
+            "    {" + ", ".join(f"{value.hex()}f" for value in (*row, 0.0)) + "}" for row in self.channels
+        )
+        activation = f"trtdet::Activation::{_CPP_ACTIVATIONS[self.activation]}"
+        x, y = _CPP_TYPES[self.input], _CPP_TYPES[self.output]
+        return f"""\
+#include "kernel.cuh"
+
+static __device__ const trtdet::Channel entries[] = {{
+{rows}
+}};
+
+extern "C" __global__ void __launch_bounds__(trtdet::kThreadsPerBlock)
+{self.name}(const {x}* x, int total, int channels, int span, {y}* y) {{
+    trtdet::process<{activation}, {x}, {y}, {self.vector}>(
+        blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x, x, y,
+        trtdet::Table{{entries, {len(self.channels)}}},
+        trtdet::Extent{{unsigned(total), unsigned(channels), unsigned(span)}}, trtdet::Steps{{0.0f, 0.0f}});
+}}
+"""
+
+
+@functools.lru_cache(maxsize=256)
+def compile_ptx(kernel: Kernel) -> bytes:
+    """PTX of the kernel, for compute capability 7.5 and later; needs no GPU.
+
+    Raises:
+        BackendError: NVRTC is not installed or refused the source; the message holds its own words.
+    """
+    nvrtc = _import_nvrtc()
+    folder = shipped_folder("plugins") / "silu"
+    headers = [(folder / name).read_bytes() for name in _HEADERS]
+    names = [name.encode() for name in _HEADERS]
+    program = _done(
+        nvrtc,
+        nvrtc.nvrtcCreateProgram(kernel.source().encode(), f"{kernel.name}.cu".encode(), len(names), headers, names),
+    )
+    try:
+        options = [b"--std=c++17", f"--gpu-architecture={_ARCHITECTURE}".encode()]
+        (result,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+        if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            log = b" " * int(_done(nvrtc, nvrtc.nvrtcGetProgramLogSize(program)))
+            nvrtc.nvrtcGetProgramLog(program, log)
+            raise BackendError(f"NVRTC cannot compile {kernel.name}: {one_line(log.decode(errors='replace'))}")
+        ptx = b" " * int(_done(nvrtc, nvrtc.nvrtcGetPTXSize(program)))
+        _done(nvrtc, nvrtc.nvrtcGetPTX(program, ptx))
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+    return ptx.rstrip(b"\0")
+
+
+def register(trt: Any) -> None:
+    """Registers both ops with ``tensorrt.plugin``, once however often it is called.
+
+    Args:
+        trt: the imported module ``tensorrt``, 10.9 or later.
+
+    Raises:
+        BackendError: TensorRT-RTX is given or loaded, whose parser ends the process when it meets an op with a
+            registered creator; TensorRT is too old; or NVRTC is not installed.
+    """
+    if trt.__name__ == "tensorrt_rtx" or "tensorrt_rtx" in sys.modules:
+        raise BackendError(
+            "plugins cannot be registered in a process that holds TensorRT-RTX, which would end when it parses such a "
+            "node; build with TensorRT in a process of its own, or leave the plugin out: TensorRT-RTX fuses SiLU itself"
+        )
+    if not hasattr(trt, "QuickPluginCreationRequest"):
+        raise BackendError(
+            f"plugins compiled ahead of time need TensorRT 10.9 or later, got {trt.__version__}; update it, or build "
+            "and load the plugin library (plugins/README.md)"
+        )
+    _import_nvrtc()
+    trtp = importlib.import_module(f"{trt.__name__}.plugin")
+    known = getattr(trtp.op, NAMESPACE, None)
+    for op, activation in OPS.items():
+        if not hasattr(known, op):
+            _register(trt, trtp, f"{NAMESPACE}::{op}", activation)
+
+
+def _register(trt: Any, trtp: Any, plugin: str, activation: Activation) -> None:
+    types: dict[Any, ElementType] = {getattr(trt.DataType, dtype): name for name, dtype in _DTYPES.items()}
+
+    def describe(x: Any, output_type: Any, input_scale: Any, factor: Any, offset: Any) -> Any:
+        wanted = int(output_type[0])
+        if wanted not in (-1, *_OUTPUT_TYPES):
+            raise BackendError(f"{plugin}: output_type is {wanted}; allowed: -1 (as the input), 0, 1, 2")
+        y = x.like()
+        if wanted != -1:
+            y.dtype = getattr(trt.DataType, _DTYPES[_OUTPUT_TYPES[wanted]])
+        return y
+
+    # Set by hand, because under `annotations` they are strings, which _validate.py cannot read.
+    describe.__annotations__ = {
+        "x": trtp.TensorDesc,
+        "output_type": npt.NDArray[np.int32],
+        **dict.fromkeys(("input_scale", "factor", "offset"), npt.NDArray[np.float32]),
+        "return": trtp.TensorDesc,
+    }
+
+    def tune(x: Any, outputs: Any) -> Any:
+        source, target = types[x.dtype], types[outputs[0].dtype]
+        layouts = ["LINEAR", *(LAYOUTS[source] if source == target and x.ndim == 4 else ())]
+        io_types = f"{_AUTOTUNE[source]}, {_AUTOTUNE[target]}"
+        return [trtp.AutoTuneCombination(io_types, f"{layout}, {layout}") for layout in layouts]
+
+    tune.__annotations__ = {"return": list[trtp.AutoTuneCombination]}
+
+    def implement(
+        x: Any, output_type: Any, input_scale: Any, factor: Any, offset: Any, outputs: Any, tactic: Any
+    ) -> Any:
+        source = types[x.dtype]
+        vector, channels_last = LAYOUTS[source].get(x.format.name, (1, False))
+        table = channel_table(input_scale, factor, offset)
+        shape = x.shape_expr
+        count = tuple(x.shape)[1]
+        if len(table) > 1 and count not in (-1, len(table)):
+            raise BackendError(f"{plugin}: the input has {count} channels and the attributes {len(table)}; give 1 or C")
+        kernel = Kernel(activation, source, types[outputs[0].dtype], vector, table)
+        span, total = trtp.ShapeExpr(1), shape[0] * (trtp.cdiv(shape[1], vector) * vector)
+        for axis in range(2, x.ndim):
+            span, total = span * shape[axis], total * shape[axis]
+        launch = trtp.KernelLaunchParams()
+        launch.grid_x = trtp.cdiv(total, THREADS * kernel.elements_per_thread)
+        launch.block_x = THREADS
+        scalars = trtp.SymIntExprs(3)
+        for index, value in enumerate((total, shape[1], trtp.ShapeExpr(1) if channels_last else span)):
+            scalars[index] = trtp.SymInt32(value)
+        return kernel.name, compile_ptx(kernel), launch, scalars
+
+    implement.__annotations__ = {"return": tuple[str, bytes, trtp.KernelLaunchParams, trtp.SymIntExprs]}
+
+    decorated: list[tuple[Callable[[str], Callable[[Any], Any]], Any]] = [
+        (trtp.register, describe),
+        (trtp.autotune, tune),
+        (trtp.aot_impl, implement),
+    ]
+    for decorator, function in decorated:
+        decorator(plugin)(function)
+
+
+def channel_table(
+    input_scale: npt.NDArray[np.float32], factor: npt.NDArray[np.float32], offset: npt.NDArray[np.float32]
+) -> tuple[tuple[float, float, float], ...]:
+    """The attributes side by side, each of length 1 or C: (input_scale, factor, offset) for each channel, or once.
+
+    Raises:
+        BackendError: lengths that do not fit, a value that is not finite, or an input_scale not above 0.
+    """
+    given = {"input_scale": input_scale, "factor": factor, "offset": offset}
+    count = max(len(values) for values in given.values())
+    for name, values in given.items():
+        if len(values) not in (1, count):
+            raise BackendError(f"{name} has {len(values)} values; give 1, or one for each of the {count} channels")
+        if not np.isfinite(values).all() or (name == "input_scale" and (values <= 0).any()):
+            positive = " and above 0" if name == "input_scale" else ""
+            raise BackendError(f"{name} holds a value that is not finite{positive}; every value must be")
+    columns = [np.broadcast_to(values, count).tolist() for values in given.values()]
+    return tuple(zip(*columns, strict=True))
+
+
+def _import_nvrtc() -> Any:
+    try:
+        nvrtc = importlib.import_module("cuda.bindings.nvrtc")
+        _done(nvrtc, nvrtc.nvrtcVersion())
+    except (ImportError, RuntimeError) as error:
+        raise BackendError(f"NVRTC, which compiles the kernel, is not installed ({one_line(error)}); {PIP}") from None
+    return nvrtc
+
+
+def _done(nvrtc: Any, answer: tuple[Any, ...]) -> Any:
+    """The result behind a status of success: none, one, or a tuple of several."""
+    status, *rest = answer
+    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        raise BackendError(f"NVRTC: {nvrtc.nvrtcGetErrorString(status)[1].decode()}")
+    return rest[0] if len(rest) == 1 else tuple(rest)
