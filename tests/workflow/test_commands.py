@@ -260,7 +260,7 @@ def test_eval_against_a_model_and_against_its_bundle_say_the_same(bundles, run, 
     assert against["difference"] == pytest.approx(done.json["map"] - against["map"], abs=1e-12)
     assert against["low"] < against["difference"] < against["high"]
     assert (against["images"], against["resamples"], against["confidence"]) == (16, 200, 0.9)
-    assert against["nms"] == done.json["nms"] == "native"
+    assert against["nms"] == done.json["nms"] == "onnx"
     bundle = run("eval", int8, "--against", fp32, *data, "--json").json["against"]
     for key in ("map", "difference", "low", "high"):
         assert bundle[key] == pytest.approx(against[key], abs=1e-9)
