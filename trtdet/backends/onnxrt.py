@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from trtdet.backends.base import BuildRequest, Built, Capabilities
 from trtdet.errors import BackendError, one_line
+from trtdet.passes import plugin_ops
 
 
 class OnnxRuntime:
@@ -31,8 +32,17 @@ class OnnxRuntime:
         return Built(b"", (), (), 0.0)
 
 
+def _plain(model: onnx.ModelProto | bytes) -> bytes:
+    """The model with standard operators alone; what is no model is left for onnxruntime to refuse."""
+    if isinstance(model, bytes):
+        if plugin_ops.DOMAIN.encode() not in model:
+            return model
+        model = onnx.load_model_from_string(model)
+    return plugin_ops.plain(model).SerializeToString()
+
+
 class OnnxRunner:
-    """Runs a model on the CPU.
+    """Runs a model on the CPU; the operators of trtdet's plugin library by what they are defined to compute.
 
     Args:
         model: the model or its bytes.
@@ -43,7 +53,7 @@ class OnnxRunner:
     """
 
     def __init__(self, model: onnx.ModelProto | bytes, *, alone: bool = False) -> None:
-        data = model if isinstance(model, bytes) else model.SerializeToString()
+        data = _plain(model)
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
         if alone:

@@ -7,12 +7,12 @@ from types import ModuleType
 
 import onnx
 
-from trtdet.passes import batchnorm, clean, decode, nms, opset
+from trtdet.passes import batchnorm, clean, decode, nms, opset, silu
 from trtdet.passes.base import Options, PassResult
 from trtdet.passes.model import load_model, save_model, to_graph, to_model
 from trtdet.passes.nms import decoded
 
-PASSES: tuple[ModuleType, ...] = (clean, batchnorm, opset, decode, nms)
+PASSES: tuple[ModuleType, ...] = (clean, batchnorm, opset, silu, decode, nms)
 """Every rewrite, in the order they run."""
 
 __all__ = ["PASSES", "Options", "PassResult", "Rewritten", "decoded", "load_model", "rewrite", "save_model"]

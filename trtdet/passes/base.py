@@ -21,12 +21,15 @@ class Options:
         nms: ``native`` writes the suppression into the graph with plain ops; ``host`` leaves it to the consumer.
         batch: freezes a dynamic batch to this size; None keeps the model's own.
         max_topk: the largest K that the backend's TopK takes; None for any.
+        silu: what SiLU and HardSwish are written as: ``keep`` as the model has them, ``swish`` as ONNX operators,
+            ``plugin`` as those of trtdet's plugin library.
     """
 
     config: Config
     nms: Literal["native", "host"] = "host"
     batch: int | None = None
     max_topk: int | None = None
+    silu: Literal["keep", "swish", "plugin"] = "keep"
 
 
 @dataclass(frozen=True)
