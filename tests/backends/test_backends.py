@@ -253,6 +253,8 @@ def test_a_weakly_typed_network_is_told_layer_by_layer(
         "sms": [],
         "batch": None,
         "precisions": precisions,
+        "plugins": [],
+        "plugin_loading": "process",
     }
     assert build(fake, request, None) == (b"engine", "")
     told = {layer.name: layer.precision for layer in fake.layers if layer.precision}

@@ -21,7 +21,12 @@ class OnnxRuntime:
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(
-            name="onnxruntime", version=onnxruntime.__version__, makes_engine=False, lists_layers=False, needs_gpu=False
+            name="onnxruntime",
+            version=onnxruntime.__version__,
+            makes_engine=False,
+            lists_layers=False,
+            needs_gpu=False,
+            silu=("keep", "swish", "plugin"),
         )
 
     def unsupported(self, model: onnx.ModelProto) -> dict[str, str]:

@@ -1,7 +1,7 @@
-"""TRT_SiLU(x) -> standard operators: the operators of trtdet's plugin library, as ONNX knows them and as a CPU runs them.
+"""TRT_SiLU(x) -> standard operators: the operators of trtdet's plugin library, for ONNX to know and for a CPU to run.
 
-``TRT_SiLU`` (``x * sigmoid(x)``) and ``TRT_HardSwish`` (``x * clip(x / 6 + 1/2, 0, 1)``) take one tensor (N, C, ...) and
-give one of the same shape. A parser of TensorRT finds the plugin by the operator's name and by ``plugin_version`` and
+``TRT_SiLU`` (``x * sigmoid(x)``) and ``TRT_HardSwish`` (``x * clip(x / 6 + 1/2, 0, 1)``) take one tensor (N, C, ...)
+and give one of the same shape. A parser of TensorRT finds the plugin by the operator's name, ``plugin_version`` and
 ``plugin_namespace``. The other attributes:
 
 - ``output_type``: -1 the input's, 0 float32, 1 float16, 2 int8 (the values of ``nvinfer1::DataType``);
@@ -39,7 +39,7 @@ _TYPES = {0: _FLOAT, 1: _HALF, INT8: _BYTE}
 
 
 def attributes(**changed: Any) -> dict[str, Any]:
-    """The attributes of a plugin node: those that find the plugin, and ``changed``; what is left out has its default."""
+    """The attributes of a plugin node: those that find the plugin, and ``changed``; others have their defaults."""
     return {"plugin_version": "1", "plugin_namespace": NAMESPACE, "output_type": SAME, **changed}
 
 

@@ -1,8 +1,8 @@
 """x * Sigmoid(x) -> SiLU(x)
 
-and ``x * clip(x + 3, 0, 6) / 6 -> HardSwish(x)``, however an exporter wrote it: the clip as Clip, HardSigmoid or a Min and
-a Max, the factors before the product or after it. ``Options.silu`` says what stands there afterwards: ``swish`` the ONNX
-operators Swish (opset 24) and HardSwish (opset 14), ``plugin`` those of trtdet's plugin library.
+and ``x * clip(x + 3, 0, 6) / 6 -> HardSwish(x)``, however an exporter wrote it: the clip as Clip, HardSigmoid or a Min
+and a Max, the factors before the product or after it. ``Options.silu`` says what stands there afterwards: ``swish`` the
+ONNX operators Swish (opset 24) and HardSwish (opset 14), ``plugin`` those of trtdet's plugin library.
 
 A Cast in between is looked through where every value survives it; one that rounds is part of what the model computes.
 """
@@ -30,7 +30,7 @@ _TOLERANCE = 1e-3
 
 
 def apply(graph: gs.Graph, options: Options) -> PassResult:
-    """Rewrites every activation of the two kinds that nothing else looks into; ``keep`` only says what it would leave."""
+    """Rewrites the activations that nothing else looks into; ``keep`` only says what it would leave, and why."""
     found, skipped = _search(graph)
     if options.silu == "keep":
         return PassResult(0, skipped)
