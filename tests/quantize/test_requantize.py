@@ -206,6 +206,36 @@ def test_a_side_that_others_need_in_float_stays_so_and_says_why(
     assert np.abs(got - expected).mean() < 0.05 * np.abs(expected).mean()
 
 
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_join_of_channels_joins_int8(net: Any, normal: Any, measured: Any, mapped: bool) -> None:
+    text = """(float[1,3,8,8] x) => (float[1,4,8,8] y) {
+        a = Conv(x, w1) p = Neg(a) b = Conv(x, w2) q = Relu(b) j = Concat<axis = 1>(p, q, x) y = Conv(j, w3) }"""
+    shapes = {"w1": (4, 3, 1, 1), "w2": (2, 3, 1, 1), "w3": (4, 9, 1, 1)}
+    model = plugged(
+        net(text, **{name: normal(*shape, seed=index) for index, (name, shape) in enumerate(shapes.items())})
+    )
+    x = normal(1, 3, 8, 8)
+    placement, ranges = measured(model, x)
+    maps, changed = {}, {}
+    if mapped:
+        maps["j"] = ChannelMap(3.0, np.linspace(0.5, 1.5, 9), np.linspace(-0.2, 0.2, 9))
+        weight = weights(model)["w3"] / maps["j"].scale.reshape(1, -1, 1, 1).astype(F)
+        scales = weight_scales(weight)
+        integers = nearest(weight.reshape(4, -1), scales).reshape(weight.shape)
+        changed["Conv_5"] = Rounded(
+            integers, scales, (weights(model)["w3"][:, :, 0, 0] @ maps["j"].shift * 1.0).astype(F)
+        )
+    explicit = insert_qdq(model, placement, ranges, Corrections(maps, changed))
+    done = requantize(explicit, {"a": ChannelRange((3.0, 4.0, 5.0, 6.0), 0.0)})
+    assert (done.read, done.written, done.skipped) == (1, 1, ())
+    (concat,) = nodes(done.model, "Concat")
+    assert [one.inputs[0].op for one in concat.inputs] == ["TRT_SiLU", "QuantizeLinear", "QuantizeLinear"]
+    assert [one.op for one in concat.outputs[0].outputs] == ["DequantizeLinear"]
+    assert lint(done.model) == ()
+    kept = requantize(explicit, {})
+    agree(OnnxRunner(kept.model)(x)["y"], OnnxRunner(explicit)(x)["y"])
+
+
 def test_noisy_and_unknown_ranges_leave_the_input_in_float(model: onnx.ModelProto, measured: Any, normal: Any) -> None:
     explicit = insert_qdq(model, *measured(model, normal(1, 3, 8, 8)))
     done = requantize(explicit, {"a": ChannelRange((1.0,) * 4, 0.002)})

@@ -195,7 +195,9 @@ def _gate(tensor: gs.Tensor) -> _Gate | None:
         if node is None or line.offset != 0:
             continue
         if node.op == "Sigmoid":
-            return _Gate(True, _Line(node.inputs[0], through=(*line.through, node), rounds=False), line.factor)
+            # A gate that is computed in a wider type and then cast to the product's is that of the product's type.
+            rounds = line.rounds and tensor.dtype == node.outputs[0].dtype
+            return _Gate(True, _Line(node.inputs[0], through=(*line.through, node), rounds=rounds), line.factor)
         if node.op == "HardSigmoid":
             slope, middle = node.attrs.get("alpha", 0.2), node.attrs.get("beta", 0.5)
             return _Gate(False, _Line(node.inputs[0], slope, middle, (*line.through, node), line.rounds), line.factor)

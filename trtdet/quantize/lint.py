@@ -81,7 +81,9 @@ def _convolution_problems(node: gs.Node) -> list[str]:
 def _activation_problems(node: gs.Node) -> list[str]:
     problems = []
     if node.outputs[0].dtype == np.int8:
-        strangers = [one for one in node.outputs[0].outputs if one.op != "DequantizeLinear"]
+        readers = node.outputs[0].outputs
+        readers = [after for one in readers for after in (one.outputs[0].outputs if one.op == "Concat" else [one])]
+        strangers = [one for one in readers if one.op != "DequantizeLinear"]
         problems += [f"{one.op} '{one.name}' reads its INT8 output: only DequantizeLinear may" for one in strangers]
     scale = np.array(node.attrs.get("input_scale", [1.0]))
     if not np.all(np.isfinite(scale) & (scale > 0)):

@@ -7,7 +7,8 @@ In a graph with Q/DQ pairs an activation of the plugin library takes over what s
   scales and bias, exactly, so that its output needs one step, and ``input_scale`` gives the channels back.
 
 Nothing else may need the float tensors: an activation whose output a sum reads writes float, with the reason. A Pad
-with zeros on the way to Q comes before the activation instead, which is the same because both give 0 for 0.
+with zeros on the way to Q comes before the activation instead, which is the same because both give 0 for 0. A Concat on
+the way joins INT8: each of its inputs is mapped and quantised by itself, which is the same as well.
 """
 
 from __future__ import annotations
@@ -74,6 +75,8 @@ def requantize(model: onnx.ModelProto, inputs: Mapping[str, ChannelRange]) -> Re
     graph = to_graph(model)
     write = Writer(graph, "trtdet/requantize")
     nodes = [node for node in graph.nodes if node.op in ACTIVATIONS]
+    for concat in [node for node in graph.nodes if node.op == "Concat"]:
+        _quantize_inputs(write, concat)
     read = written = 0
     skipped: list[str] = []
     for node in nodes:
@@ -123,7 +126,7 @@ def reach(
             for x in values:
                 extremes[name].update(x)
                 flat = x.reshape(len(x), -1)
-                samples[name].append(flat[:, :: max(1, flat.shape[1] // places)][:, :places])
+                samples[name].append(flat[:, :: max(1, flat.shape[1] // places)][:, :places].copy())
         done += len(batch)
         progress("ranges of activations", done, len(images))
     found = {}
@@ -148,8 +151,37 @@ def _noise(kind: str, x: NDArray[np.float64], amax: NDArray[np.float64]) -> floa
 
 
 def _activation(kind: str, x: NDArray[np.float64]) -> NDArray[np.float64]:
-    gate = 1 / (1 + np.exp(-x)) if kind == SILU else np.clip(x / 6 + 0.5, 0, 1)
+    gate = 1 / (1 + np.exp(-np.maximum(x, -80.0))) if kind == SILU else np.clip(x / 6 + 0.5, 0, 1)
     return x * gate
+
+
+def _quantize_inputs(write: Writer, concat: gs.Node) -> None:
+    """Moves what is quantised of a join of channels before it, if that lets an activation write INT8."""
+    made = concat.outputs[0]
+    rank = len(made.shape or ())
+    sizes = [int(one.shape[1]) for one in concat.inputs if one.shape is not None and isinstance(one.shape[1], int)]
+    alone = [tensor for tensor in concat.inputs if len(tensor.outputs) == 1 and tensor.inputs]
+    if concat.attrs["axis"] not in (1, 1 - rank) or len(sizes) < len(concat.inputs):
+        return
+    if len(made.outputs) != 1 or any(made is one for one in write.graph.outputs):
+        return
+    end = _quantized(write.graph, made, made.outputs[0])
+    if not any(tensor.inputs[0].op in ACTIVATIONS for tensor in alone) or isinstance(end, str) or end.pads is not None:
+        return
+    channels, start = sum(sizes), 0
+    factor, offset = (np.broadcast_to(one, channels) for one in (end.factor, end.offset))
+    for index, (tensor, size) in enumerate(zip(concat.inputs, sizes, strict=True)):
+        part = slice(start, start + size)
+        start += size
+        if tensor.dtype == np.float16:
+            tensor = write("Cast", tensor, to=onnx.TensorProto.FLOAT)
+        for op, values, neutral in (("Mul", factor[part], 1), ("Add", offset[part], 0)):
+            if np.any(values != neutral):
+                tensor = write(op, tensor, write.const(values.reshape(1, -1, *[1] * (rank - 2)), np.float32))
+        concat.inputs[index] = write("QuantizeLinear", tensor, *end.node.inputs[1:])
+    concat.outputs = [end.node.outputs[0]]
+    end.node.outputs.clear()
+    concat.outputs[0].dtype = np.int8
 
 
 def _write_int8(write: Writer, node: gs.Node) -> str:
