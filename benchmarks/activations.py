@@ -1,6 +1,6 @@
 """What the form of SiLU costs INT8: mAP of the Q/DQ models by ``--silu``, and the convolutions that stay in INT8.
 
-    python benchmarks/activations.py --data DIR [--models NAME ...] [--rules RULE ...]
+    python benchmarks/activations.py --data DIR [--models NAME ...]
 
 DIR is as for ``corrections.py``. The plugin is scored by its definition, on the CPU, in three ways: as it is built,
 with every activation reading float, and with every one reading INT8. Engines are built for TensorRT-RTX, which takes

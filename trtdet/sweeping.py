@@ -1,8 +1,8 @@
 """The matrix of variants of one model: SiLU, rules, corrections, kept layers and suppression, one row each.
 
 What rows share is done once: the images are run through the float model once for all, ranges, corrections and ranking
-are made once for each form of SiLU, rule and set of corrections, and one pass over the annotated
-images serves every suppression. Engines are built without suppression in the graph, so that one serves all of them.
+are made once for each form of SiLU, rule and set of corrections, and one pass over the annotated images serves every
+suppression. Engines are built without suppression in the graph, so that one serves all of them.
 """
 
 from __future__ import annotations

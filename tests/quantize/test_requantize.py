@@ -185,6 +185,7 @@ def test_a_channel_map_goes_into_the_activation_and_its_padding_before_it(
     [
         ("p = Neg(a) c = Conv(p, w2) y = Sub(c, p)", 1, "it writes float: Sub 'Sub_3' reads it as it is"),
         ("p = Neg(a) y = Conv(p, w2)", 2, "it writes float: its output is an output of the model"),
+        ("d = Pad(a, one, one_f) p = Neg(d) y = Conv(p, w4)", 1, "it reads float: its input comes from Pad, not Conv"),
         ("r = Relu(a) p = Neg(r) y = Conv(p, w2)", 1, "it reads float: its input comes from Relu, not Conv"),
         ("p = Neg(a) c = Conv(p, w2) y = Sub(c, a)", 1, "it reads float: 'a' is read elsewhere as well"),
         ("p = Neg(a) m = MaxPool<kernel_shape = [1,1]>(p) y = Conv(m, w2)", 1, "it writes float: MaxPool"),
@@ -195,7 +196,12 @@ def test_a_side_that_others_need_in_float_stays_so_and_says_why(
 ) -> None:
     listed = ", ".join(f"float[1,4,8,8] {name}" for name in ("y", "p")[:outputs])
     model = net(
-        f"(float[1,3,8,8] x) => ({listed}) {{ a = Conv(x, w1) {text} }}", w1=normal(4, 3, 1, 1), w2=normal(4, 4, 1, 1)
+        f"(float[1,3,8,8] x) => ({listed}) {{ a = Conv(x, w1) {text} }}",
+        w1=normal(4, 3, 1, 1),
+        w2=normal(4, 4, 1, 1),
+        w4=normal(4, 4, 3, 3),
+        one=np.array([0, 0, 1, 1, 0, 0, 1, 1]),
+        one_f=F(1),
     )
     model, x = plugged(model), normal(1, 3, 8, 8)
     explicit = insert_qdq(model, *measured(model, x))

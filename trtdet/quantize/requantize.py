@@ -159,11 +159,12 @@ def _quantize_inputs(write: Writer, concat: gs.Node) -> None:
     """Moves what is quantised of a join of channels before it, if that lets an activation write INT8."""
     made = concat.outputs[0]
     rank = len(made.shape or ())
-    sizes = [int(one.shape[1]) for one in concat.inputs if one.shape is not None and isinstance(one.shape[1], int)]
     alone = [tensor for tensor in concat.inputs if len(tensor.outputs) == 1 and tensor.inputs]
-    if concat.attrs["axis"] not in (1, 1 - rank) or len(sizes) < len(concat.inputs):
+    if rank < 3 or concat.attrs["axis"] not in (1, 1 - rank):
         return
-    if len(made.outputs) != 1 or any(made is one for one in write.graph.outputs):
+    sizes = [int(one.shape[1]) for one in concat.inputs if one.shape and isinstance(one.shape[1], int)]
+    final = any(made is one for one in write.graph.outputs)
+    if len(sizes) < len(concat.inputs) or len(made.outputs) != 1 or final:
         return
     end = _quantized(write.graph, made, made.outputs[0])
     if not any(tensor.inputs[0].op in ACTIVATIONS for tensor in alone) or isinstance(end, str) or end.pads is not None:
@@ -257,8 +258,10 @@ def _pads_zeros(pad: gs.Node) -> bool:
 
 def _read_int8(write: Writer, node: gs.Node, inputs: Mapping[str, ChannelRange]) -> str:
     """Makes an activation read what its INT8 convolution gives; the reason where it cannot."""
-    pad = node.inputs[0].inputs[0] if node.inputs[0].inputs and node.inputs[0].inputs[0].op == "Pad" else None
-    source = node.inputs[0] if pad is None else pad.inputs[0]
+    source = node.inputs[0]
+    pad = source.inputs[0] if source.inputs and source.inputs[0].op == "Pad" else None
+    if pad is not None and len(source.outputs) == 1 and _pads_zeros(pad):
+        source = pad.inputs[0]
     conv = source.inputs[0] if source.inputs else None
     if conv is None or conv.op != "Conv":
         return f"its input comes from {conv.op if conv else 'the graph input'}, not Conv"
