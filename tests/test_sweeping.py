@@ -72,7 +72,7 @@ def test_the_files_hold_what_was_given(done: Any) -> None:
     table = (done.folder / "sweep.md").read_text()
     assert table == done.table() + "\n"
     assert len(table.splitlines()) == 2 + len(done.rows)
-    assert "| INT8 | minmax | bias | depthwise | 0.001 / 0.5 / 300 |" in table
+    assert "| INT8 | keep | minmax | bias | depthwise | 0.001 / 0.5 / 300 |" in table
 
 
 def test_more_values_on_an_axis_do_only_what_is_new(done: Any, options: SweepOptions) -> None:

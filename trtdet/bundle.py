@@ -96,6 +96,22 @@ class QuantizationPart(_Part):
     corrections: tuple[str, ...] = ()
 
 
+class SiluPart(_Part):
+    """What became of SiLU and HardSwish.
+
+    ``asked`` and ``done`` are values of ``--silu``; ``rewritten`` counts the nodes that were written anew,
+    ``read_int8`` and ``write_int8`` the plugin's that read and write INT8; ``skipped`` has the reason for each that
+    could not be.
+    """
+
+    asked: str
+    done: str
+    rewritten: int
+    read_int8: int = 0
+    write_int8: int = 0
+    skipped: tuple[str, ...] = ()
+
+
 class CountsPart(_Part):
     int8: int
     fp16: int
@@ -128,6 +144,7 @@ class Manifest(_Part):
     audit: AuditPart | None
     files: dict[str, str]
     command: dict[str, Any]
+    silu: SiluPart | None = None
     content_hash: str
     """SHA-256 over everything the engine was made from; equal hashes mean there is nothing to build."""
 

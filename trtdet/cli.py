@@ -15,12 +15,13 @@ from trtdet.progress import Console
 
 if TYPE_CHECKING:
     from trtdet.audit import Audit
-    from trtdet.bundle import Bundle
+    from trtdet.bundle import Bundle, SiluPart
     from trtdet.config import Config
     from trtdet.pipeline import CalibrationOptions
 
 RULES = ("minmax", "entropy", "percentile", "mse", "auto")
 CORRECTIONS = ("smooth", "shift", "round", "bias")
+SILU = ("auto", "keep", "swish", "plugin")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -100,6 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     _validation_options(build, "for --max-map-drop")
     _ranking_options(build)
     _nms_options(build)
+    build.add_argument("--silu", default="auto", choices=SILU, help="what SiLU and HardSwish become (default: auto)")
     _backend_options(build)
     build.add_argument("--batch", type=_batch, metavar="MIN:OPT:MAX", help="for a model with a dynamic batch")
 
@@ -146,6 +148,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     for name, kind in (("score-threshold", float), ("iou-threshold", float), ("max-detections", int)):
         sweep.add_argument(f"--{name}", nargs="+", type=kind, default=[], help="default: the configuration's")
+    sweep.add_argument("--silu", nargs="+", default=["auto"], choices=SILU, help="forms of SiLU (default: auto)")
     _validation_options(sweep, "to score on", required=True)
     _backend_options(sweep)
     _ray_option(sweep)
@@ -195,6 +198,9 @@ def _backend_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--sm", type=int, nargs="+", default=[], metavar="SM", help="compute capabilities, such as 86 89"
+    )
+    parser.add_argument(
+        "--plugin-library", type=Path, nargs="+", default=[], metavar="PATH", help="TensorRT plugins, for --silu plugin"
     )
 
 
@@ -429,6 +435,8 @@ def _build(options: argparse.Namespace, console: Console) -> dict[str, Any]:
                 options.rank_images,
                 options.ray,
             ),
+            silu=options.silu,
+            plugins=tuple(options.plugin_library),
         ),
         console.progress,
     )
@@ -461,8 +469,16 @@ def _summary(bundle: Bundle, options: argparse.Namespace, up_to_date: bool) -> s
     if manifest.backend.sms:
         target += f" for compute capability {', '.join(str(sm / 10) for sm in manifest.backend.sms)}"
     state = "up to date" if up_to_date else "wrote"
-    asked = f"asked --backend {options.backend} --nms {options.nms} --{options.precision}"
-    return f"{state} {bundle.path}: {made}, {target}, NMS {manifest.nms.where}, {done} ({asked})"
+    asked = f"asked --backend {options.backend} --nms {options.nms} --silu {options.silu} --{options.precision}"
+    silu = _silu(manifest.silu)
+    return f"{state} {bundle.path}: {made}, {target}, NMS {manifest.nms.where}, {silu}, {done} ({asked})"
+
+
+def _silu(part: SiluPart | None) -> str:
+    if part is None:
+        return "SiLU as it was"
+    flow = f", {part.read_int8} read and {part.write_int8} write INT8" if part.done == "plugin" else ""
+    return f"SiLU {part.done} ({part.rewritten} rewritten{flow})"
 
 
 def _sensitivity(options: argparse.Namespace, console: Console) -> dict[str, Any]:
@@ -526,6 +542,8 @@ def _sweep(options: argparse.Namespace, console: Console) -> dict[str, Any]:
             options.backend,
             tuple(options.sm),
             options.ray,
+            tuple(options.silu),
+            tuple(options.plugin_library),
         ),
         console.progress,
     )

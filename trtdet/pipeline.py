@@ -29,8 +29,10 @@ from trtdet.bundle import (
     ModelPart,
     NmsPart,
     OutputPart,
+    PluginPart,
     QuantizationPart,
     ShapePart,
+    SiluPart,
     sha256_file,
 )
 from trtdet.calibration import RULES, Collection, Ranges, collect, collection_key, expose
@@ -40,7 +42,8 @@ from trtdet.data import CocoDataset, ImageStream, content_hash, evenly, find_ima
 from trtdet.detector import Detector
 from trtdet.errors import BackendError, BundleError, CalibrationError, ConfigError, ModelError, TrtdetWarning
 from trtdet.evaluation import Evaluation, evaluate
-from trtdet.passes import Options, OwnNms, Rewritten, decoded, load_model, own_nms, rewrite
+from trtdet.passes import Options, OwnNms, PassResult, Rewritten, decoded, load_model, own_nms, rewrite
+from trtdet.passes.plugin_ops import ACTIVATIONS
 from trtdet.planning import Score, TradeOff, keeping, most_sensitive, named, reasons, smallest, within_budget
 from trtdet.quantize import (
     CORRECTIONS,
@@ -50,12 +53,15 @@ from trtdet.quantize import (
     Entry,
     Placement,
     PrecisionPlan,
+    Requantized,
     Sources,
     correct,
     insert_qdq,
     lint,
     place,
+    reach,
     region_of,
+    requantize,
     to_half,
 )
 from trtdet.ranking import DEPTHWISE, Method, Sensitivity, Subject, multiply_adds, rank, subject_key
@@ -68,6 +74,8 @@ RANKING = "sensitivity.json"
 TRADE_OFF = "tradeoff.json"
 RANKED_IMAGES = 32
 DEFAULT_IMAGES = 128
+SiluForm = Literal["keep", "swish", "plugin"]
+FORMS: tuple[SiluForm, ...] = ("keep", "swish", "plugin")
 AUTO = "auto"
 """The rule that takes, tensor by tensor, the threshold of least error on held-back images."""
 
@@ -141,6 +149,8 @@ class BuildOptions:
         sms: compute capabilities to build for, such as 86; empty for the backend's default.
         batch: (min, opt, max) for a model with a dynamic batch; None freezes it to 1.
         keep: what stays in FP16 with ``int8``.
+        silu: what SiLU and HardSwish are written as, see :class:`trtdet.passes.Options`; ``auto`` asks the backend.
+        plugins: libraries with the plugins, for a backend that loads them; they are copied into the bundle.
     """
 
     precision: Literal["int8", "fp16", "fp32"] = "int8"
@@ -151,6 +161,8 @@ class BuildOptions:
     sms: tuple[int, ...] = ()
     batch: tuple[int, int, int] | None = None
     keep: KeepOptions = KeepOptions()
+    silu: Literal["auto", "keep", "swish", "plugin"] = "auto"
+    plugins: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -277,17 +289,18 @@ class Prepared:
     summary: tuple[str, ...]
     _largest: dict[str, float] = field(default_factory=dict)
 
-    def explicit(self, plan: PrecisionPlan) -> onnx.ModelProto:
+    def explicit(self, plan: PrecisionPlan) -> Requantized:
         """The Q/DQ model of a plan, checked for everything that would make INT8 run in float.
 
         Raises:
             ConfigError: the plan does not fit the model.
         """
         explicit = insert_qdq(self.model, self.placement.following(plan), self.ranges, self.corrections)
-        findings = lint(explicit)
+        made = requantize(to_half(explicit, plan.names("fp16")), self.ranges.inputs)
+        findings = lint(made.model)
         if findings:
             raise ModelError(f"the INT8 graph would lose INT8 in {len(findings)} places, the first: {findings[0]}")
-        return to_half(explicit, plan.names("fp16"))
+        return made
 
     def subject(self, count: int, dataset: CocoDataset | None = None) -> Subject:
         """What is ranked, on so many of the calibration images or on annotated ones."""
@@ -348,10 +361,10 @@ class Prepared:
         return {name: known[name] for name in tensors if name in known}
 
 
-def rewritten(model: Path, config: Config) -> Rewritten:
+def rewritten(model: Path, config: Config, silu: SiluForm = "keep") -> Rewritten:
     """A float ONNX model as the passes leave it, with decoded boxes and scores and a batch of 1 where it is dynamic."""
     source = load_model(model)
-    return rewrite(source, Options(config, batch=_frozen(source, config.input.name, None)))
+    return rewrite(source, Options(config, batch=_frozen(source, config.input.name, None), silu=silu))
 
 
 def prepare(
@@ -362,6 +375,7 @@ def prepare(
     *,
     where: Where = "host",
     graph: onnx.ModelProto | None = None,
+    counted: onnx.ModelProto | None = None,
     selected: Selection | None = None,
     previous: Bundle | None = None,
     progress: Progress = _silent,
@@ -375,6 +389,8 @@ def prepare(
         correct: the corrections that may be used; empty for the textbook form.
         where: what does the suppression.
         graph: the model as it is rewritten, where that is done already; the configuration is then that of the result.
+        counted: the same with every activation function as the model has it, where ``graph`` has others: histograms
+            are collected from this one, so that they serve every ``--silu``.
         selected: the images, where they are chosen already.
         previous: a bundle that may lend its histograms.
         progress: told of every image.
@@ -384,10 +400,12 @@ def prepare(
         graph, config = fresh.model, fresh.config
     placement = _placement(graph)
     selected = selected or select_images(calibration)
-    calibrated = _calibrated(graph, placement, config, selected, calibration, previous, progress)
+    calibrated = _calibrated(counted or graph, placement, config, selected, calibration, previous, progress)
     # Unreadable images were named when they were met first.
     skipped = set(calibrated.collection.skipped)
     paths = tuple(path for path in selected.paths if path.name not in skipped)
+    inputs = reach(graph, paths, config.input, OnnxRunner, progress) if paths else {}
+    calibrated = replace(calibrated, ranges=replace(calibrated.ranges, inputs=inputs))
     ranges, corrections, plan, summary = calibrated.ranges, Corrections(), placement.plan, tuple[str, ...]()
     if correct or calibration.rule == AUTO:
         done = _corrected(graph, placement, config, where, paths, calibration, correct, calibrated, progress)
@@ -428,12 +446,14 @@ def build(
     if kept is not None:
         _warn_of(kept, config.nms)
     batch = _frozen(source, config.input.name, options.batch)
-    done = rewrite(source, Options(config, where, batch, caps.max_topk, kept is not None))
-    graph, config = done.model, done.config
+    silu, plugins = silu_form(options.silu, options.plugins, caps), plugin_parts(options.plugins, caps)
+    passed = Options(config, where, batch, caps.max_topk, silu, kept is not None)
+    done = rewrite(source, passed)
+    graph, config, counted = done.model, done.config, None
     _check_operators(graph, backend)
     placement = _placement(graph)
     selected = select_images(options.calibration) if options.precision == "int8" else _NOTHING
-    content = _content_hash(graph, config, options, caps, selected)
+    content = _content_hash(graph, config, options, caps, selected, plugins)
     previous = _previous(output)
     if previous is not None and previous.manifest.content_hash == content:
         return BuildResult(previous, None, True)
@@ -443,7 +463,10 @@ def build(
         prepared: Prepared | None = None
         ranking: Sensitivity | None = None
         trade_off: TradeOff | None = None
+        activations = Requantized(graph, 0, 0, 0, ())
         if options.precision == "int8":
+            if silu != "keep":
+                counted = rewrite(source, replace(passed, silu="keep")).model
             prepared = prepare(
                 model,
                 config,
@@ -451,6 +474,7 @@ def build(
                 options.correct,
                 where=where,
                 graph=graph,
+                counted=counted,
                 selected=selected,
                 previous=previous,
                 progress=progress,
@@ -459,18 +483,21 @@ def build(
                 prepared, options.keep, partial(_ranking, prepared, options.keep, previous, progress), progress
             )
             plan, ranking, trade_off = planned.plan, planned.ranking, planned.trade_off
-            explicit = prepared.explicit(plan)
+            activations = prepared.explicit(plan)
+            explicit = activations.model
         else:
             plan = _float_plan(graph, placement.plan, options.precision)
             explicit = to_half(graph, plan.names("fp16"))
         progress(f"building the engine with {caps.name} {caps.version}", 0, 1)
         built = backend.build(
-            BuildRequest(explicit, options.sms, options.batch if batch is None else None, plan.kept())
+            BuildRequest(explicit, options.sms, options.batch if batch is None else None, plan.kept(), options.plugins)
         )
         found = _audited(built, plan) if caps.lists_layers else None
 
         if built.engine:
             writer.add("model.engine", built.engine)
+        for path in options.plugins:
+            writer.add(path.name, path.read_bytes())
         writer.add(f"{options.precision}.onnx", explicit.SerializeToString(deterministic=True))
         writer.add("plan.json", plan.to_json().encode())
         if found is not None:
@@ -494,11 +521,12 @@ def build(
                 own=kept is not None,
                 **config.nms.model_dump(),
             ),
-            "backend": BackendPart(name=caps.name, version=caps.version, sms=built.sms),
+            "backend": BackendPart(name=caps.name, version=caps.version, sms=built.sms, plugins=plugins),
             "quantization": _quantization_part(prepared),
             "precision": CountsPart(**plan.counts()),
             "audit": _audit_part(found),
             "command": _command(options, config),
+            "silu": _silu_part(options.silu, silu, done.results["silu"], activations),
             "content_hash": content,
         }
         return BuildResult(writer.commit(fields), found, False, trade_off)
@@ -659,7 +687,7 @@ def _trade_off(
 
     def measure(names: tuple[str, ...]) -> Score:
         plan = keeping(prepared.plan, dict.fromkeys(names, "tried"))
-        got = scored(prepared.explicit(plan))
+        got = scored(prepared.explicit(plan).model)
         found = compare(got, reference)
         return Score(got.result.map, found.difference, found.low, found.high)
 
@@ -703,6 +731,61 @@ def _warn_of(own: OwnNms, nms: NmsConfig) -> None:
             TrtdetWarning,
             stacklevel=3,
         )
+
+
+def silu_form(asked: str, plugins: tuple[Path, ...], caps: Capabilities) -> SiluForm:
+    """What SiLU is written as; ``auto`` takes the first of the backend's that needs nothing that was not given.
+
+    Raises:
+        BackendError: the backend lacks what was asked for, or the plugin library for it was not given.
+    """
+    # onnxruntime runs a plugin's operators by their definition, and so needs no library.
+    library = bool(plugins) or not caps.makes_engine
+    usable: list[SiluForm] = [one for one in FORMS if one in caps.silu and (one != "plugin" or library)]
+    if asked == "auto":
+        return min(usable, key=caps.silu.index)
+    for one in usable:
+        if one == asked:
+            return one
+    if asked in caps.silu:
+        raise BackendError(
+            f"--silu plugin with {caps.name} needs the library that has the plugin: give it with --plugin-library "
+            f"PATH, or choose --silu {' or '.join(usable)}"
+        )
+    operator = {"plugin": ACTIVATIONS[0], "swish": "Swish"}.get(asked, "")
+    reason = f": {caps.missing_ops[operator]}" if operator in caps.missing_ops else ""
+    raise BackendError(
+        f"{caps.name} {caps.version} cannot take --silu {asked}{reason}; allowed: auto, {', '.join(caps.silu)}"
+    )
+
+
+def plugin_parts(plugins: tuple[Path, ...], caps: Capabilities) -> tuple[PluginPart, ...]:
+    """The libraries that were given, checked: the one place that another source of plugins is added to."""
+    if plugins and not caps.plugin_loading:
+        raise BackendError(
+            f"{caps.name} {caps.version} loads no plugin libraries; leave --plugin-library out, or use --backend "
+            "tensorrt"
+        )
+    for path in plugins:
+        if not path.is_file():
+            raise BackendError(f"plugin library '{path}' does not exist; build it in plugins/ and give its path")
+    names = [path.name for path in plugins]
+    if len(set(names)) < len(names):
+        raise BackendError(
+            f"plugin libraries have the same file name ({', '.join(names)}): the bundle keeps them by it"
+        )
+    return tuple(PluginPart(file=path.name, sha256=sha256_file(path)) for path in plugins)
+
+
+def _silu_part(asked: str, done: str, result: PassResult, found: Requantized) -> SiluPart:
+    return SiluPart(
+        asked=asked,
+        done=done,
+        rewritten=result.count,
+        read_int8=found.read,
+        write_int8=found.written,
+        skipped=(*result.skipped, *found.skipped),
+    )
 
 
 def _previous(output: Path) -> Bundle | None:
@@ -845,7 +928,12 @@ def _command(options: BuildOptions, config: Config) -> dict[str, Any]:
 
 
 def _content_hash(
-    model: onnx.ModelProto, config: Config, options: BuildOptions, caps: Capabilities, selected: Selection
+    model: onnx.ModelProto,
+    config: Config,
+    options: BuildOptions,
+    caps: Capabilities,
+    selected: Selection,
+    plugins: tuple[PluginPart, ...],
 ) -> str:
     calibration = options.calibration
     # Images say it all; without them the collection that was given does.
@@ -862,6 +950,8 @@ def _content_hash(
         "histograms": given,
         "sms": options.sms,
         "batch": options.batch,
+        "silu": options.silu,
+        "plugins": [part.sha256 for part in plugins],
     }
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     digest.update(model.SerializeToString(deterministic=True))

@@ -1,8 +1,8 @@
-"""The matrix of variants of one model: rules, corrections, kept layers and suppression, one row each.
+"""The matrix of variants of one model: SiLU, rules, corrections, kept layers and suppression, one row each.
 
 What rows share is done once: the images are run through the float model once for all, ranges, corrections and ranking
-are made once for each rule and set of corrections, and one pass over the annotated images serves every suppression.
-Engines are built without suppression in the graph, so that one serves all of them.
+are made once for each form of SiLU, rule and set of corrections, and one pass over the annotated images serves every
+suppression. Engines are built without suppression in the graph, so that one serves all of them.
 """
 
 from __future__ import annotations
@@ -30,14 +30,18 @@ from trtdet.errors import ConfigError
 from trtdet.evaluation import Evaluation, evaluate_each
 from trtdet.passes import Rewritten
 from trtdet.pipeline import (
+    FORMS,
     RANKED_IMAGES,
     CalibrationOptions,
     KeepOptions,
     Selection,
+    SiluForm,
     choose_plan,
+    plugin_parts,
     prepare,
     rewritten,
     select_images,
+    silu_form,
 )
 from trtdet.quantize import CORRECTIONS, PrecisionPlan
 from trtdet.ranking import Sensitivity, multiply_adds, rank
@@ -67,6 +71,8 @@ class SweepOptions:
         backend: builds the engines; see :class:`trtdet.BuildOptions`.
         sms: compute capabilities to build for.
         ray: None, ``local`` or the address of a Ray cluster.
+        silus: what SiLU is written as in the INT8 models, see :class:`trtdet.BuildOptions`.
+        plugins: libraries with the plugins.
     """
 
     calibration: CalibrationOptions
@@ -79,6 +85,8 @@ class SweepOptions:
     backend: str = "auto"
     sms: tuple[int, ...] = ()
     ray: str | None = None
+    silus: tuple[str, ...] = ("auto",)
+    plugins: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -96,16 +104,17 @@ class Sweep:
     def table(self) -> str:
         """Markdown; mAP in points, intervals of 90 %."""
         lines = [
-            "| precision | calibration | corrected | kept in FP16 | NMS | mAP | AP50 | against FP32 | 90 % interval | "
-            "INT8 / FP16 / FP32 convs | build s | engine MB | latency ms |",
-            "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+            "| precision | SiLU | calibration | corrected | kept in FP16 | NMS | mAP | AP50 | against FP32 | "
+            "90 % interval | INT8 / FP16 / FP32 convs | build s | engine MB | latency ms |",
+            "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
         ]
         for row in self.rows:
             nms = row["nms"]
             suppression = f"{nms['score_threshold']:g} / {nms['iou_threshold']:g} / {nms['max_detections']}"
             interval = "" if row["low"] is None else f"{100 * row['low']:+.2f} .. {100 * row['high']:+.2f}"
             lines.append(
-                f"| {row['precision']} | {row['calibration'] or ''} | {', '.join(row['corrections'] or ())} | "
+                f"| {row['precision']} | {row['silu']} | {row['calibration'] or ''} | "
+                f"{', '.join(row['corrections'] or ())} | "
                 f"{row['kept'] if row['kept'] is not None else ''} | {suppression} | {100 * row['map']:.2f} | "
                 f"{100 * row['map50']:.2f} | {100 * row['difference']:+.2f} | {interval} | "
                 f"{row['int8']} / {row['fp16']} / {row['fp32']} | {_number(row['build_seconds'])} | "
@@ -146,7 +155,10 @@ def sweep(
     """
     if not options.suppressions:
         options = replace(options, suppressions=(config.nms,))
-    choose(options.backend)  # a missing one is said now
+    caps = choose(options.backend).capabilities  # a missing one is said now
+    plugin_parts(options.plugins, caps)
+    forms = tuple(dict.fromkeys(silu_form(asked, options.plugins, caps) for asked in options.silus))
+    options = replace(options, silus=forms)
     dataset = CocoDataset.load(options.annotations, options.images, config.classes)
     selected = select_images(options.calibration)
     if not selected.paths:
@@ -185,6 +197,7 @@ class _Group:
 
     rule: str | None = None
     corrections: tuple[str, ...] = ()
+    silu: SiluForm = "keep"
 
 
 @dataclass(frozen=True)
@@ -197,8 +210,9 @@ class _Job:
     dataset: CocoDataset
 
     def groups(self) -> list[_Group]:
-        axes = itertools.product(self.options.rules, self.options.corrections)
-        return [_Group(), *(_Group(rule, corrections) for rule, corrections in axes)]
+        axes = itertools.product(FORMS, self.options.rules, self.options.corrections)
+        quantized = (_Group(rule, corrections, silu) for silu, rule, corrections in axes if silu in self.options.silus)
+        return [_Group(), *quantized]
 
     def keeps(self, group: _Group) -> tuple[Keep | None, ...]:
         return (None,) if group.rule is None else self.options.keeps
@@ -207,7 +221,9 @@ class _Job:
         settings = [nms.model_dump(mode="json"), self.options.backend, self.options.sms]
         if group.rule is None:
             return json.dumps(["fp32", *settings])
-        return json.dumps([group.rule, self.options.calibration.percentile, group.corrections, keep, *settings])
+        libraries = [sha256_file(path) for path in self.options.plugins] if group.silu == "plugin" else []
+        calibration = [group.rule, self.options.calibration.percentile, group.corrections, keep]
+        return json.dumps([*calibration, group.silu, *libraries, *settings])
 
     def names(self, group: _Group) -> list[str]:
         return [self.name(group, keep, nms) for keep in self.keeps(group) for nms in self.options.suppressions]
@@ -253,6 +269,9 @@ class _Worker:
     def _rewritten(self) -> Rewritten:
         return rewritten(self._job.model, self._job.config)
 
+    def _with(self, silu: SiluForm) -> onnx.ModelProto:
+        return self._model if silu == "keep" else rewritten(self._job.model, self._job.config, silu).model
+
     @cached_property
     def _references(self) -> list[Evaluation]:
         return self._evaluated(self._model, "scoring FP32")
@@ -277,14 +296,15 @@ class _Worker:
             self._rewritten.config,
             replace(options.calibration, rule=rule, histograms=job.folder / HISTOGRAMS),
             group.corrections,
-            graph=self._model,
+            graph=self._with(group.silu),
+            counted=self._model,
             selected=job.selected,
             progress=self._progress,
         )
 
         @cache
         def ranked() -> Sensitivity:
-            rows = job.folder / f"ranking-{rule}-{'-'.join(group.corrections) or 'none'}.jsonl"
+            rows = job.folder / f"ranking-{group.silu}-{rule}-{'-'.join(group.corrections) or 'none'}.jsonl"
             return rank(prepared.subject(RANKED_IMAGES), rows=rows, progress=self._progress)
 
         for keep in options.keeps:
@@ -293,7 +313,7 @@ class _Worker:
                 continue
             asked = KeepOptions(keep if isinstance(keep, int) else (keep,))
             plan = choose_plan(prepared, asked, ranked, self._progress).plan
-            explicit = prepared.explicit(plan)
+            explicit = prepared.explicit(plan).model
             facts: dict[str, Any] = {
                 "kept": keep,
                 "kept_names": list(plan.names("fp16")),
@@ -311,7 +331,8 @@ class _Worker:
         """Counts of convolutions as built, or as planned where no layers are listed; time and size of the engine."""
         backend = choose(self._job.options.backend)
         self._progress(f"building with {backend.capabilities.name}", 0, 1)
-        built = backend.build(BuildRequest(explicit, self._job.options.sms, precisions=plan.kept()))
+        options = self._job.options
+        built = backend.build(BuildRequest(explicit, options.sms, precisions=plan.kept(), plugins=options.plugins))
         counts = plan.counts()
         if backend.capabilities.lists_layers:
             found = audit(built, plan)
@@ -331,7 +352,8 @@ class _Worker:
 
 
 def _origin(group: _Group) -> dict[str, Any]:
-    return {"calibration": group.rule, "corrections": list(group.corrections) if group.rule else None}
+    corrections = list(group.corrections) if group.rule else None
+    return {"silu": group.silu, "calibration": group.rule, "corrections": corrections}
 
 
 def _scores(nms: NmsConfig, got: Evaluation, reference: Evaluation | None) -> dict[str, Any]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import shutil
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,10 +16,11 @@ import onnx
 import onnx.parser
 import pytest
 
-from trtdet.backends import BACKENDS, BuildRequest, OnnxRunner, choose, cuda, tensorrt, tensorrt_rtx
+from trtdet.backends import BACKENDS, BuildRequest, Capabilities, OnnxRunner, choose, cuda, tensorrt, tensorrt_rtx
 from trtdet.config import load_config
 from trtdet.errors import BackendError
 from trtdet.passes import Options, load_model, rewrite
+from trtdet.pipeline import plugin_parts, silu_form
 from trtdet.zoo import SHAPES_MODEL
 
 needs_rtx = pytest.mark.skipif(
@@ -225,14 +228,24 @@ class FakeTensorRT:
     def __init__(self, layers: list[str]) -> None:
         self.layers = [SimpleNamespace(name=name, precision=None) for name in layers]
         self.flags: list[str] = []
+        self.told: list[str] = []
+
+    def init_libnvinfer_plugins(self, logger: object, namespace: str) -> None:
+        self.told.append("creators registered")
 
     def Builder(self, logger: object) -> SimpleNamespace:
+        self.told.append("builder")
         network = SimpleNamespace(num_layers=len(self.layers), get_layer=self.layers.__getitem__)
         return SimpleNamespace(
             create_network=lambda flags: network,
+            get_plugin_registry=lambda: SimpleNamespace(load_library=self.load),
             create_builder_config=lambda: SimpleNamespace(set_flag=self.flags.append),
             build_serialized_network=lambda network, config: b"engine",
         )
+
+    def load(self, path: str) -> object:
+        self.told.append(f"loaded {path}")
+        return None if "empty" in path else object()
 
     def OnnxParser(self, network: object, logger: object) -> SimpleNamespace:
         return SimpleNamespace(parse=lambda data: True)
@@ -253,8 +266,135 @@ def test_a_weakly_typed_network_is_told_layer_by_layer(
         "sms": [],
         "batch": None,
         "precisions": precisions,
+        "plugins": [],
+        "plugin_loading": "process",
     }
     assert build(fake, request, None) == (b"engine", "")
     told = {layer.name: layer.precision for layer in fake.layers if layer.precision}
     assert told == ({"Conv_1": "half", "Conv_3": "float"} if precisions else {})
     assert fake.flags == ["INT8", "FP16", *(["OBEY"] if precisions else [])]
+
+
+# plugins and the forms of SiLU
+
+
+def library(folder: Path) -> Path:
+    """A shared library that says when it is loaded: it sets an environment variable of its process."""
+    source, made = folder / "plugin.c", folder / "libplugin.so"
+    source.write_text(
+        '#include <stdlib.h>\n__attribute__((constructor)) static void l(void) { setenv("PLUGIN", "in", 1); }\n'
+    )
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(made), str(source)], check=True)
+    return made
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler to make a library")
+def test_a_plugin_library_is_in_the_process_before_the_creators_are_registered(tmp_path: Path) -> None:
+    from trtdet.backends import build_process
+
+    program = (
+        "import ctypes, runpy, sys\n"
+        "getenv = ctypes.CDLL(None).getenv\n"
+        "getenv.restype = ctypes.c_char_p\n"
+        "class Trt:\n"
+        "    @staticmethod\n"
+        "    def init_libnvinfer_plugins(logger, namespace): print('creators', getenv(b'PLUGIN'), namespace == '')\n"
+        "    @staticmethod\n"
+        "    def Builder(logger): print('builder')\n"
+        f"scope = runpy.run_path({str(build_process.__file__)!r})\n"
+        f"scope['builder_with'](Trt, None, [{str(library(tmp_path))!r}], 'process')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.splitlines() == ["creators b'in' True", "builder"]
+
+
+def test_a_registry_loads_libraries_itself_and_says_when_one_is_empty() -> None:
+    from trtdet.backends.build_process import builder_with
+
+    fake = FakeTensorRT([])
+    builder_with(fake, None, ["a.so", "b.so"], "registry")
+    assert fake.told == ["builder", "loaded a.so", "loaded b.so"]
+    fake.__version__ = "10.9"  # type: ignore[attr-defined]
+    with pytest.raises(OSError, match="'empty.so' has no plugins for TensorRT 10.9"):
+        builder_with(fake, None, ["empty.so"], "registry")
+
+
+@needs_rtx
+@pytest.mark.tensorrt
+def test_tensorrt_rtx_refuses_plugins_before_it_is_imported(tmp_path: Path) -> None:
+    """With a creator registered there the process would end while parsing, with no word."""
+    backend = choose("tensorrt-rtx")
+    with pytest.raises(BackendError, match="takes no plugin libraries; leave them out or use --backend tensorrt"):
+        backend.build(BuildRequest(conv(), (86,), plugins=(tmp_path / "no-such-library.so",)))
+    model = net("(float[1,3,4,4] x) => (float[1,3,4,4] y) { y = trt.plugins.TRT_SiLU(x) }")
+    assert "ends its process" in backend.unsupported(model)["TRT_SiLU"]
+
+
+@pytest.mark.parametrize(
+    ("version", "forms", "loading", "swish"),
+    [
+        ("8.6.0", ("plugin", "keep"), "process", False),
+        ("10.4.0", ("keep", "plugin"), "registry", False),
+        ("11.0.0", ("swish", "keep", "plugin"), "registry", True),
+    ],
+)
+def test_what_each_tensorrt_may_write_silu_as(
+    monkeypatch: pytest.MonkeyPatch, version: str, forms: tuple[str, ...], loading: str, swish: bool
+) -> None:
+    known = type("library", (), {"__version__": version})
+    monkeypatch.setattr(tensorrt, "import_or_explain", lambda module, title, pip: known)
+    monkeypatch.setattr(cuda, "devices", lambda: (cuda.Device("a GPU", 90),))
+    backend = choose("tensorrt")
+    assert (backend.capabilities.silu, backend.capabilities.plugin_loading) == (forms, loading)
+    model = net("(float[1,3] x) => (float[1,3] y) { y = Swish(x) }")
+    assert ("Swish" not in backend.unsupported(model)) == swish
+
+
+@pytest.mark.parametrize(
+    ("forms", "engine", "given", "asked", "expected"),
+    [
+        (("plugin", "keep"), True, False, "auto", "keep"),
+        (("plugin", "keep"), True, True, "auto", "plugin"),
+        (("keep", "plugin"), True, True, "auto", "keep"),
+        (("swish", "keep", "plugin"), True, False, "auto", "swish"),
+        (("keep", "swish", "plugin"), False, False, "plugin", "plugin"),
+        (("swish", "keep", "plugin"), True, True, "plugin", "plugin"),
+    ],
+)
+def test_auto_never_needs_a_library_that_was_not_given(
+    forms: tuple[str, ...], engine: bool, given: bool, asked: str, expected: str
+) -> None:
+    caps = Capabilities("test", "1", engine, False, False, silu=forms, plugin_loading="registry")
+    assert silu_form(asked, (Path("a.so"),) if given else (), caps) == expected
+
+
+@pytest.mark.parametrize(
+    ("forms", "asked", "message"),
+    [
+        (("keep", "plugin"), "plugin", "--silu plugin with test needs the library.*--plugin-library PATH.*--silu keep"),
+        (("keep", "swish"), "plugin", "test 1 cannot take --silu plugin: it ends; allowed: auto, keep, swish"),
+        (("plugin", "keep"), "swish", "test 1 cannot take --silu swish; allowed: auto, plugin, keep"),
+    ],
+)
+def test_a_form_that_a_backend_lacks_is_an_error_that_says_what_to_do(
+    forms: tuple[str, ...], asked: str, message: str
+) -> None:
+    caps = Capabilities("test", "1", True, False, False, silu=forms, missing_ops={"TRT_SiLU": "it ends"})
+    with pytest.raises(BackendError, match=message):
+        silu_form(asked, (), caps)
+
+
+def test_plugin_libraries_are_checked_before_anything_is_done(tmp_path: Path) -> None:
+    caps = Capabilities("test", "1", True, False, True, plugin_loading="registry")
+    (tmp_path / "other").mkdir()
+    one, other = tmp_path / "a.so", tmp_path / "other" / "a.so"
+    one.write_bytes(b"one")
+    with pytest.raises(BackendError, match="plugin library '.*other/a.so' does not exist"):
+        plugin_parts((one, other), caps)
+    other.write_bytes(b"other")
+    with pytest.raises(BackendError, match="the same file name"):
+        plugin_parts((one, other), caps)
+    (part,) = plugin_parts((one,), caps)
+    assert (part.file, part.sha256) == ("a.so", hashlib.sha256(b"one").hexdigest())
+    with pytest.raises(BackendError, match="test 1 loads no plugin libraries; leave --plugin-library out"):
+        plugin_parts((one,), Capabilities("test", "1", True, False, True))

@@ -45,7 +45,14 @@ def config(configure: Any) -> Any:
 
 
 def test_the_order_of_the_passes_is_fixed() -> None:
-    assert [one.__name__.rpartition(".")[2] for one in PASSES] == ["clean", "batchnorm", "opset", "decode", "nms"]
+    assert [one.__name__.rpartition(".")[2] for one in PASSES] == [
+        "clean",
+        "batchnorm",
+        "opset",
+        "silu",
+        "decode",
+        "nms",
+    ]
 
 
 @pytest.mark.parametrize("where", ["native", "host"])
@@ -60,6 +67,7 @@ def test_all_passes_keep_the_meaning_and_do_not_change_the_model_given(
         "clean": 1,
         "batchnorm": 1,
         "opset": 1,
+        "silu": 0,
         "decode": 1,
         "nms": int(where == "native"),
     }

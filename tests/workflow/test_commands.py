@@ -128,7 +128,7 @@ def test_the_last_line_says_what_was_asked_and_what_was_done(run, model, tmp_pat
     assert "tensorrt-rtx" in last
     assert "NMS host" in last
     assert "0 convs INT8" in last
-    assert "asked --backend auto --nms host --fp32" in last
+    assert "asked --backend auto --nms host --silu auto --fp32" in last
 
 
 def test_eval_of_model_and_bundle_agree_where_both_are_float(run, model, validation, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 import onnx
@@ -30,6 +31,9 @@ class Capabilities:
         network_flags: names of the network creation flags an explicit INT8 network needs.
         precision_flags: names of the builder flags an explicit INT8 network needs.
         layer_precisions: its networks are weakly typed: what stays out of INT8 is said layer by layer as well.
+        silu: what ``--silu`` may write SiLU as, the best first.
+        plugin_loading: how a library of plugins gets into its builder: ``process`` is loaded before the creators are
+            registered, ``registry`` by the builder itself; empty where it takes none.
     """
 
     name: str
@@ -46,6 +50,8 @@ class Capabilities:
     network_flags: tuple[str, ...] = ()
     precision_flags: tuple[str, ...] = ()
     layer_precisions: bool = False
+    silu: tuple[str, ...] = ("keep", "swish")
+    plugin_loading: str = ""
 
 
 @dataclass(frozen=True)
@@ -57,12 +63,14 @@ class BuildRequest:
         sms: compute capabilities; empty for the backend's default.
         batch: (min, opt, max) where the model's batch is dynamic, else None.
         precisions: ``fp16`` or ``fp32`` by name of the convolutions that the plan keeps out of INT8.
+        plugins: libraries with the plugins of the model's operators.
     """
 
     model: onnx.ModelProto
     sms: tuple[int, ...] = ()
     batch: tuple[int, int, int] | None = None
     precisions: Mapping[str, str] = field(default_factory=dict)
+    plugins: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,10 @@ def main() -> None:
     # A script's own folder comes first on the path, and there this package's tensorrt.py would hide the library.
     sys.path.pop(0)
     request = json.loads(Path("request.json").read_text())
+    if request["plugins"] and not request["plugin_loading"]:
+        # Once a creator is registered there, parsing its operator ends the process with no word.
+        Path("error.txt").write_text("it takes no plugin libraries; leave them out or use --backend tensorrt")
+        return
     with Path("log.txt").open("w") as log:
         engine, error = build(__import__(request["module"]), request, log)
     if error:
@@ -59,7 +63,10 @@ def build(trt: Any, request: dict[str, Any], log: Any) -> tuple[bytes, str]:
                 log.flush()
 
     logger = Logger()
-    builder = trt.Builder(logger)
+    try:
+        builder = builder_with(trt, logger, request["plugins"], request["plugin_loading"])
+    except OSError as error:
+        return b"", f"a plugin library cannot be loaded: {error}"
     flags = 0
     for name in request["network_flags"]:
         flags |= 1 << int(getattr(trt.NetworkDefinitionCreationFlag, name))
@@ -97,6 +104,24 @@ def build(trt: Any, request: dict[str, Any], log: Any) -> tuple[bytes, str]:
     if engine is None:
         return b"", "the builder gave no engine: " + (errors[0] if errors else "it gave no reason")
     return bytes(engine), ""
+
+
+def builder_with(trt: Any, logger: Any, plugins: list[str], how: str) -> Any:
+    """A builder that knows the plugins of the libraries.
+
+    Raises:
+        OSError: a library cannot be loaded.
+    """
+    if plugins and how == "process":
+        for path in plugins:
+            ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+        trt.init_libnvinfer_plugins(logger, "")
+        return trt.Builder(logger)
+    builder = trt.Builder(logger)
+    for path in plugins:
+        if builder.get_plugin_registry().load_library(path) is None:
+            raise OSError(f"'{path}' has no plugins for TensorRT {trt.__version__}")
+    return builder
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from trtdet.backends.base import BuildRequest, Built, Capabilities
 from trtdet.detections import EfficientNms, efficient_nms
 from trtdet.errors import BackendError, one_line
 from trtdet.passes.base import PLUGIN_DOMAIN
+from trtdet.passes.plugin_ops import plain
 
 
 class OnnxRuntime:
@@ -30,6 +31,7 @@ class OnnxRuntime:
             lists_layers=False,
             needs_gpu=False,
             in_graph_nms=("onnx", "native", "efficient"),
+            silu=("keep", "swish", "plugin"),
         )
 
     def unsupported(self, model: onnx.ModelProto) -> dict[str, str]:
@@ -41,7 +43,7 @@ class OnnxRuntime:
 
 
 class OnnxRunner:
-    """Runs a model on the CPU.
+    """Runs a model on the CPU; the operators of trtdet's plugin library by what they are defined to compute.
 
     Args:
         model: the model or its bytes.
@@ -105,26 +107,24 @@ _CUSTOM_DOMAIN = "ai.onnx.contrib"
 
 
 def _runnable(model: onnx.ModelProto | bytes) -> tuple[bytes, bool]:
-    """The model as onnxruntime can load it, and whether it has plugins among its operators."""
-    data = model if isinstance(model, bytes) else None
-    # Most models have none; a search of the bytes is cheaper than parsing them.
-    if data is not None and PLUGIN_DOMAIN.encode() not in data:
-        return data, False
-    parsed = onnx.load_from_string(data) if data is not None else model
-    assert isinstance(parsed, onnx.ModelProto)
-    if not any(node.domain == PLUGIN_DOMAIN for node in parsed.graph.node):
-        return data or parsed.SerializeToString(), False
+    """The model as onnxruntime can load it, and whether it has operators that are computed in Python."""
+    # Most models have no plugins; a search of the bytes is cheaper than parsing them.
+    if isinstance(model, bytes):
+        if PLUGIN_DOMAIN.encode() not in model:
+            return model, False
+        model = onnx.load_from_string(model)
     changed = onnx.ModelProto()
-    changed.CopyFrom(parsed)
-    for node in changed.graph.node:
-        if node.domain == PLUGIN_DOMAIN:
-            node.domain = _CUSTOM_DOMAIN
-            # The extensions hand floats over as text of six digits.
-            for one in [one for one in node.attribute if one.type == onnx.AttributeProto.FLOAT]:
-                one.i, one.type = int(np.float32(one.f).view(np.int32)), onnx.AttributeProto.INT
-                one.ClearField("f")
-    changed.opset_import.append(onnx.helper.make_opsetid(_CUSTOM_DOMAIN, 1))
-    return changed.SerializeToString(), True
+    changed.CopyFrom(plain(model))
+    foreign = [node for node in changed.graph.node if node.domain == PLUGIN_DOMAIN]
+    for node in foreign:
+        node.domain = _CUSTOM_DOMAIN
+        # The extensions hand floats over as text of six digits.
+        for one in [one for one in node.attribute if one.type == onnx.AttributeProto.FLOAT]:
+            one.i, one.type = int(np.float32(one.f).view(np.int32)), onnx.AttributeProto.INT
+            one.ClearField("f")
+    if foreign:
+        changed.opset_import.append(onnx.helper.make_opsetid(_CUSTOM_DOMAIN, 1))
+    return changed.SerializeToString(), bool(foreign)
 
 
 @cache

@@ -60,10 +60,16 @@ class TensorRT:
             network_flags={8: ("EXPLICIT_BATCH",), 9: ("EXPLICIT_BATCH",), 10: ("STRONGLY_TYPED",)}.get(major, ()),
             precision_flags=("INT8", "FP16") if major < 10 else (),
             layer_precisions=major < 10,
+            missing_ops={} if major >= 11 else {"Swish": "its parser knows the operator from TensorRT 11 on"},
+            silu={8: ("plugin", "keep"), 9: ("plugin", "keep"), 10: ("keep", "plugin")}.get(
+                major, ("swish", "keep", "plugin")
+            ),
+            plugin_loading="process" if major < 10 else "registry",
         )
 
     def unsupported(self, model: onnx.ModelProto) -> dict[str, str]:
-        return {}
+        missing = self.capabilities.missing_ops
+        return {node.op_type: missing[node.op_type] for node in model.graph.node if node.op_type in missing}
 
     def build(self, request: BuildRequest) -> Built:
         if request.sms and request.sms != (self._device.sm,):
@@ -104,6 +110,8 @@ def build_engine(module: str, caps: Capabilities, request: BuildRequest, sms: tu
             "sms": sms,
             "batch": request.batch,
             "precisions": dict(request.precisions) if caps.layer_precisions else {},
+            "plugins": [str(path.resolve()) for path in request.plugins],
+            "plugin_loading": caps.plugin_loading,
         }
         (folder / "request.json").write_text(json.dumps(facts))
         (folder / "model.onnx").write_bytes(request.model.SerializeToString())

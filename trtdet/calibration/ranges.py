@@ -7,7 +7,7 @@ import struct
 import warnings
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,19 @@ class Range:
 
 
 @dataclass(frozen=True)
+class ChannelRange:
+    """The range of each channel of a tensor.
+
+    Attributes:
+        amax: by channel; its step is ``amax / 127``.
+        noise: what these steps do to the activation of the tensor: mean square over variance, averaged over channels.
+    """
+
+    amax: tuple[float, ...]
+    noise: float
+
+
+@dataclass(frozen=True)
 class Ranges:
     """The ranges of a model's activations and what they were made from.
 
@@ -45,6 +58,7 @@ class Ranges:
         key: of the collection, see :func:`trtdet.calibration.collector.collection_key`.
         images: how many images were used.
         images_sha256: hash of their names and contents.
+        inputs: by name of a tensor that an activation of the plugin library reads, its range in each channel.
     """
 
     rule: str
@@ -53,6 +67,7 @@ class Ranges:
     key: str
     images: int
     images_sha256: str
+    inputs: Mapping[str, ChannelRange] = field(default_factory=dict)
 
     @staticmethod
     def choose(collection: Collection, rule: str, percent: float = 99.99) -> Ranges:
@@ -118,6 +133,8 @@ class Ranges:
             if data.pop("schema") != _SCHEMA:
                 raise CalibrationError(f"ranges '{path}' are of another schema; calibrate again")
             data["tensors"] = {name: Range(**entry) for name, entry in data["tensors"].items()}
+            inputs = data.get("inputs", {}).items()
+            data["inputs"] = {name: ChannelRange(tuple(one["amax"]), one["noise"]) for name, one in inputs}
             ranges = Ranges(**data)
         except (KeyError, TypeError, AttributeError) as error:
             raise CalibrationError(f"ranges '{path}' lack or misname a key ({error}); calibrate again") from None

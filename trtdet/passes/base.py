@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -25,6 +25,8 @@ class Options:
             consumer.
         batch: freezes a dynamic batch to this size; None keeps the model's own.
         max_topk: the largest K that the backend's TopK takes; None for any.
+        silu: what SiLU and HardSwish are written as: ``keep`` as the model has them, ``swish`` as ONNX operators,
+            ``plugin`` as those of trtdet's plugin library.
         keep_own: where the model has an NMS of its own, keep its thresholds instead of the configuration's.
     """
 
@@ -32,6 +34,7 @@ class Options:
     nms: Where = "host"
     batch: int | None = None
     max_topk: int | None = None
+    silu: Literal["keep", "swish", "plugin"] = "keep"
     keep_own: bool = False
 
 

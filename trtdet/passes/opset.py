@@ -23,12 +23,22 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
     """
     if graph.opset >= MINIMUM:
         return PassResult(0)
+    upgrade(graph, MINIMUM)
+    return PassResult(1)
+
+
+def upgrade(graph: gs.Graph, version: int) -> None:
+    """Converts a graph, in place, to a newer opset.
+
+    Raises:
+        ModelError: an operator has no conversion.
+    """
     try:
-        converted = onnx.version_converter.convert_version(to_model(graph), MINIMUM)
+        converted = onnx.version_converter.convert_version(to_model(graph), version)
     except RuntimeError as error:
         raise ModelError(
-            f"the model's opset {graph.opset} cannot be upgraded to {MINIMUM}: {one_line(error)}; export it with opset "
-            f"{MINIMUM} or newer"
+            f"the model's opset {graph.opset} cannot be upgraded to {version}: {one_line(error)}; export it with opset "
+            f"{version} or newer"
         ) from None
     upgraded = to_graph(converted)
     for attribute in ("nodes", "inputs", "outputs", "import_domains", "opset"):
@@ -36,4 +46,3 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
     # The converter turns attributes into Constant nodes; later passes look for constants.
     fold(graph)
     graph.cleanup().toposort()
-    return PassResult(1)

@@ -7,6 +7,7 @@ from trtdet.quantize.lint import Finding, lint
 from trtdet.quantize.placement import Placement, place
 from trtdet.quantize.precision import Entry, Precision, PrecisionPlan, Step
 from trtdet.quantize.qdq import Corrections, insert_qdq
+from trtdet.quantize.requantize import Requantized, reach, requantize
 from trtdet.quantize.switch import Switch
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Placement",
     "Precision",
     "PrecisionPlan",
+    "Requantized",
     "Sources",
     "Step",
     "Switch",
@@ -27,6 +29,8 @@ __all__ = [
     "insert_qdq",
     "lint",
     "place",
+    "reach",
     "region_of",
+    "requantize",
     "to_half",
 ]

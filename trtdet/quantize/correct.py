@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,6 +36,7 @@ from trtdet.quantize.head import HeadError
 from trtdet.quantize.placement import Placement
 from trtdet.quantize.precision import Entry, PrecisionPlan, Step
 from trtdet.quantize.qdq import Corrections, insert_qdq
+from trtdet.quantize.requantize import requantize
 from trtdet.quantize.rounding import MOST_COLUMNS, Rounded, compensated, nearest, weight_scales
 from trtdet.quantize.smooth import QMAX, ChannelMap, Extremes, Reader, choose_scale
 from trtdet.quantize.windows import Window
@@ -524,7 +525,7 @@ def _chosen_ranges(candidates: Mapping[str, Ranges], sites: Sequence[_Site]) -> 
         return first
     best = {site.tensor: candidates[site.rule.name].tensors[site.tensor] for site in sites}
     tensors: dict[str, Range] = {**first.tensors, **best}
-    return Ranges("auto", None, tensors, first.key, first.images, first.images_sha256)
+    return replace(first, rule="auto", percent=None, tensors=tensors)
 
 
 _POLICIES = {
@@ -547,11 +548,12 @@ def _judged(
 ) -> Corrected:
     """The last gate: the whole of it must lower the error of the decoded detections on the held-back images."""
     first = next(iter(candidates.values()))
-    variants = [insert_qdq(model, placement, first)]
+    # The activations of the plugin library round as well, and more than the pairs alone: they are part of the judging.
+    variants = [requantize(insert_qdq(model, placement, first), first.inputs).model]
     policies = list(_POLICIES) if names else ["layers"]
     for policy in policies:
         ranges, found = _together(sites, candidates, policy, names)
-        variants.append(insert_qdq(model, placement, ranges, found))
+        variants.append(requantize(insert_qdq(model, placement, ranges, found), ranges.inputs).model)
     before, *errors = _head_errors(model, variants, held, sources)
     after = min(errors)
     figures = f"error at the head {before:.4f} -> {after:.4f} on {len(held)} images held back"

@@ -19,6 +19,7 @@ import onnx_graphsurgeon as gs
 
 from trtdet.passes.base import Writer
 from trtdet.passes.model import to_graph, to_model
+from trtdet.passes.plugin_ops import ACTIVATIONS
 from trtdet.quantize.placement import CONVOLUTIONS
 
 LARGEST = 65504.0
@@ -29,6 +30,7 @@ _FLOAT, _HALF = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16
 _ACTIVATIONS = (
     *("Sigmoid", "HardSigmoid", "HardSwish", "Relu", "LeakyRelu", "PRelu", "Clip", "Tanh", "Elu", "Selu", "Softplus"),
     *("Mish", "Swish", "Gelu", "Erf"),
+    *ACTIVATIONS,
 )
 _ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Min", "Max", "Neg")
 _MOVES = (

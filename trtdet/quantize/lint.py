@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
+from trtdet.passes.plugin_ops import ACTIVATIONS
 from trtdet.quantize.placement import CONVOLUTIONS
 
 
@@ -31,6 +32,8 @@ def lint(model: onnx.ModelProto) -> tuple[Finding, ...]:
             findings += [Finding(node.name, problem) for problem in _pair_problems(node)]
         elif node.op in CONVOLUTIONS:
             findings += [Finding(node.name, problem) for problem in _convolution_problems(node)]
+        elif node.op in ACTIVATIONS:
+            findings += [Finding(node.name, problem) for problem in _activation_problems(node)]
     return tuple(findings)
 
 
@@ -72,6 +75,21 @@ def _convolution_problems(node: gs.Node) -> list[str]:
             problems.append(f"its weights are quantised on axis {axis}: it would run in float; use axis 0")
     if len(node.inputs) > 2 and _dequantizer(node.inputs[2]) is not None:
         problems.append("its bias is quantised: keep the bias in float")
+    return problems
+
+
+def _activation_problems(node: gs.Node) -> list[str]:
+    problems = []
+    if node.outputs[0].dtype == np.int8:
+        readers = node.outputs[0].outputs
+        readers = [after for one in readers for after in (one.outputs[0].outputs if one.op == "Concat" else [one])]
+        strangers = [one for one in readers if one.op != "DequantizeLinear"]
+        problems += [f"{one.op} '{one.name}' reads its INT8 output: only DequantizeLinear may" for one in strangers]
+    scale = np.array(node.attrs.get("input_scale", [1.0]))
+    if not np.all(np.isfinite(scale) & (scale > 0)):
+        problems.append("its input_scale must be over 0 and finite in every channel")
+    if not all(np.all(np.isfinite(node.attrs.get(key, [0.0]))) for key in ("factor", "offset")):
+        problems.append("its factor and offset must be finite in every channel")
     return problems
 
 

@@ -19,7 +19,7 @@ QMAX = 127.0
 DOUBLINGS = 2
 """Ranges are stretched to what so many doublings of the number of images would show."""
 
-_SMALLEST = 1e-4
+SMALLEST = 1e-4
 """A channel counts as at least this share of the widest one: one that was silent must not swallow the weights."""
 
 _STEPS = 120
@@ -139,7 +139,7 @@ def choose_scale(
     Returns:
         float64 (C,), geometric mean 1, the amax of what is scaled so, and the noise that is left.
     """
-    reach = np.maximum(reach, _SMALLEST * reach.max())
+    reach = np.maximum(reach, SMALLEST * reach.max())
     log_reach = np.log(reach)
     # Where every output reads one channel, that channel's scale is its weights' too and costs them nothing.
     depthwise = all(one.squares.shape[2] == 1 for one in readers)

@@ -1,0 +1,84 @@
+"""What the form of SiLU costs INT8: mAP of the Q/DQ models by ``--silu``, and the convolutions that stay in INT8.
+
+    python benchmarks/activations.py --data DIR [--models NAME ...]
+
+DIR is as for ``corrections.py``. The plugin is scored by its definition, on the CPU, in three ways: as it is built,
+with every activation reading float, and with every one reading INT8. Engines are built for TensorRT-RTX, which takes
+no plugins. Prints Markdown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+from corrections import MODELS
+
+import trtdet
+from trtdet.audit import audit
+from trtdet.backends import BuildRequest, choose
+from trtdet.detector import Detector
+from trtdet.evaluation import Evaluation
+from trtdet.pipeline import FORMS, CalibrationOptions, prepare, rewritten
+from trtdet.quantize import CORRECTIONS
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--num-images", type=int, default=64)
+    options = parser.parse_args()
+    coco = options.data / "coco"
+    print("| model | SiLU | nodes | read INT8 | write INT8 | mAP | difference, 90 % interval | convs INT8 | s |")
+    print("|---|---|---|---|---|---|---|---|---|", flush=True)
+    for name in options.models:
+        family, candidates = MODELS[name]
+        config = trtdet.load_config(family).with_nms(candidates=candidates)
+        path = options.data / "models" / f"{name}.onnx"
+        annotations = coco / "annotations" / "instances_val2017.json"
+
+        def score(
+            model: onnx.ModelProto, config: trtdet.Config = config, annotations: Path = annotations
+        ) -> Evaluation:
+            detector = Detector.running(model, config, "host")
+            return trtdet.evaluate(detector, trtdet.CocoDataset.load(annotations, coco / "val2017", detector.classes))
+
+        keep = rewritten(path, config)
+        reference = score(keep)
+        print(f"| {name} | FP32 | | | | {100 * reference.result.map:.2f} | | | |", flush=True)
+        for form in FORMS:
+            graph = rewritten(path, config, form)
+            started = time.perf_counter()
+            calibration = CalibrationOptions(images=coco / "train2017", num_images=options.num_images)
+            prepared = prepare(path, config, calibration, CORRECTIONS, graph=graph, counted=keep)
+            seconds = time.perf_counter() - started
+            inputs = prepared.ranges.inputs
+            variants = {form: inputs}
+            if form == "plugin":
+                variants["plugin, all read float"] = {}
+                variants["plugin, all read INT8"] = {key: replace(one, noise=0.0) for key, one in inputs.items()}
+            for title, ranges in variants.items():
+                made = replace(prepared, ranges=replace(prepared.ranges, inputs=ranges)).explicit(prepared.plan)
+                convs = ""
+                if form != "plugin":
+                    built = choose("tensorrt-rtx").build(BuildRequest(made.model, (86,)))
+                    convs = str(audit(built, prepared.plan).int8)
+                rewrites = sum(node.op_type in OPERATORS for node in made.model.graph.node)
+                got = score(made.model)
+                found = trtdet.compare(got, reference)
+                print(
+                    f"| {name} | {title} | {rewrites or ''} | {made.read or ''} | {made.written or ''} | "
+                    f"{100 * got.result.map:.2f} | {100 * found.difference:+.2f} ({100 * found.low:+.2f} .. "
+                    f"{100 * found.high:+.2f}) | {convs} | {seconds:.0f} |",
+                    flush=True,
+                )
+
+
+OPERATORS = ("Swish", "HardSwish", "TRT_SiLU", "TRT_HardSwish")
+
+if __name__ == "__main__":
+    main()

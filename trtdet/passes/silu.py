@@ -1,0 +1,288 @@
+"""x * Sigmoid(x) -> SiLU(x)
+
+and ``x * clip(x + 3, 0, 6) / 6 -> HardSwish(x)``, however an exporter wrote it: the clip as Clip, HardSigmoid or a Min
+and a Max, the factors before the product or after it. ``Options.silu`` says what stands there afterwards: ``swish`` the
+ONNX operators Swish (opset 24) and HardSwish (opset 14), ``plugin`` those of trtdet's plugin library.
+
+A Cast in between is looked through where every value survives it; one that rounds is part of what the model computes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+
+from trtdet.passes.base import PLUGIN_DOMAIN, Options, PassResult
+from trtdet.passes.opset import upgrade
+from trtdet.passes.plugin_ops import ACTIVATIONS, HARD_SWISH, SILU, attributes
+
+_OPERATORS = {"swish": ("Swish", "HardSwish"), "plugin": (SILU, HARD_SWISH)}
+"""By ``Options.silu``, what SiLU and HardSwish become."""
+
+_OPSETS = {"Swish": 24, "HardSwish": 14}
+_TOLERANCE = 1e-3
+"""Of a constant: exporters write 1/6 in float16 or with four digits."""
+
+
+def apply(graph: gs.Graph, options: Options) -> PassResult:
+    """Rewrites the activations that nothing else looks into; ``keep`` only says what it would leave, and why."""
+    found, skipped = _search(graph)
+    if options.silu == "keep":
+        return PassResult(0, skipped)
+    silu, hard_swish = _OPERATORS[options.silu]
+    wanted = [silu if one.silu else hard_swish for one in found]
+    minimum = max((_OPSETS.get(op, 0) for op in wanted), default=0)
+    if graph.opset < minimum:
+        upgrade(graph, minimum)
+        found, skipped = _search(graph)
+    count = 0
+    for one in found:
+        op = silu if one.silu else hard_swish
+        if one.last.op != op:
+            _write(graph, one, op)
+            count += 1
+    graph.cleanup().toposort()
+    return PassResult(count, skipped)
+
+
+@dataclass(frozen=True, eq=False)
+class _Found:
+    """An activation: which, of what, and the node whose output it is."""
+
+    silu: bool
+    source: gs.Tensor
+    last: gs.Node
+
+
+def _write(graph: gs.Graph, found: _Found, op: str) -> None:
+    last, plugin = found.last, op in ACTIVATIONS
+    made = last.outputs[0]
+    last.outputs.clear()
+    if made.dtype is None or made.shape is None:
+        made.dtype, made.shape = made.dtype or found.source.dtype, made.shape or found.source.shape
+    graph.nodes.append(
+        gs.Node(
+            op=op,
+            name=f"{last.name}/{op}",
+            attrs=attributes() if plugin else {},
+            inputs=[found.source],
+            outputs=[made],
+            domain=PLUGIN_DOMAIN if plugin else None,
+        )
+    )
+
+
+def _search(graph: gs.Graph) -> tuple[list[_Found], tuple[str, ...]]:
+    """The activations of a graph and, for each near-match, why it is none."""
+    found: list[_Found] = []
+    skipped: list[str] = []
+    for node in graph.nodes:
+        one: _Found | str | None = None
+        if node.op in ("Swish", "HardSwish", *ACTIVATIONS):
+            one = _whole(node)
+        elif node.op == "Mul" and not any(isinstance(tensor, gs.Constant) for tensor in node.inputs):
+            one = _product(graph, node)
+        if isinstance(one, str):
+            skipped.append(f"{node.name}: {one}")
+        elif one is not None:
+            found.append(one)
+    return found, tuple(skipped)
+
+
+def _whole(node: gs.Node) -> _Found | str:
+    """A node that is an activation by itself."""
+    if node.attrs.get("alpha", 1.0) != 1.0:
+        return f"it is x * Sigmoid({node.attrs['alpha']:g} x), not SiLU"
+    neutral = {"output_type": [-1], "factor": [1.0], "offset": [0.0]}
+    if node.op in ACTIVATIONS and any(
+        np.any(node.attrs.get(key, one) != np.array(one)) for key, one in neutral.items()
+    ):
+        return "it does more than the activation: it scales its output, or changes its type"
+    return _Found(node.op in ("Swish", SILU), node.inputs[0], node)
+
+
+@dataclass(frozen=True, eq=False)
+class _Line:
+    """What a tensor is of one before it: ``factor * tensor + offset``.
+
+    Attributes:
+        through: the nodes in between.
+        rounds: a Cast in between does not keep every value.
+    """
+
+    tensor: gs.Tensor
+    factor: float = 1.0
+    offset: float = 0.0
+    through: tuple[gs.Node, ...] = ()
+    rounds: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class _Gate:
+    """``factor * Sigmoid(of)``, or ``factor * clip(of, low, high)``."""
+
+    silu: bool
+    of: _Line
+    factor: float = 1.0
+    low: float = 0.0
+    high: float = 1.0
+
+
+def _product(graph: gs.Graph, product: gs.Node) -> _Found | str | None:
+    for position in (0, 1):
+        gate = _gate(product.inputs[position])
+        if gate is None:
+            continue
+        others = {id(line.tensor): line for line in _lines(_Line(product.inputs[1 - position]))}
+        for line in _lines(gate.of):
+            other = others.get(id(line.tensor))
+            if other is not None and other.offset == 0 and other.factor != 0:
+                return _checked(graph, product, gate, line, other)
+        if gate.silu and not isinstance(product.inputs[1 - position], gs.Constant):
+            return "its Sigmoid is of another tensor than the one that it multiplies"
+    return None
+
+
+def _checked(graph: gs.Graph, product: gs.Node, gate: _Gate, line: _Line, other: _Line) -> _Found | str:
+    """The activation if the constants are right and nothing else needs what is in between; the reason otherwise."""
+    last, through = product, (product, *line.through, *other.through)
+    factor = gate.factor * other.factor
+    if gate.silu:
+        if (line.factor, line.offset, factor) != (1.0, 0.0, 1.0):
+            return f"it is {factor:g} x * Sigmoid({line.factor:g} x + {line.offset:g}), not SiLU"
+    else:
+        after: list[gs.Node] = []
+        while not _is_hard_swish(factor, gate, line):
+            readers = last.outputs[0].outputs
+            scale = _scale(readers[0]) if len(readers) == 1 else None
+            if scale is None:
+                bounds = f"{factor:g} x * clip({line.factor:g} x + {line.offset:g}, {gate.low:g}, {gate.high:g})"
+                return f"it is {bounds}, not HardSwish"
+            factor *= scale
+            last = readers[0]
+            after.append(last)
+        through = (*through, *after)
+    if line.rounds or other.rounds:
+        return "a Cast in between rounds"
+    for node in through:
+        if node is last:
+            continue
+        tensor = node.outputs[0]
+        if any(tensor is one for one in graph.outputs):
+            return f"'{tensor.name}' in between is an output of the model"
+        stranger = next((one for one in tensor.outputs if not any(one is inner for inner in through)), None)
+        if stranger is not None:
+            return f"'{tensor.name}' in between is read by '{stranger.name}' as well"
+    return _Found(gate.silu, other.tensor if not other.through else line.tensor, last)
+
+
+def _is_hard_swish(factor: float, gate: _Gate, line: _Line) -> bool:
+    found = (factor * line.factor, factor * line.offset, factor * gate.low, factor * gate.high)
+    return all(
+        math.isclose(one, right, abs_tol=_TOLERANCE) for one, right in zip(found, (1 / 6, 0.5, 0, 1), strict=True)
+    )
+
+
+def _gate(tensor: gs.Tensor) -> _Gate | None:
+    """What a factor of a product is, if it is a gate."""
+    for line in _lines(_Line(tensor)):
+        node = _maker(line.tensor)
+        if node is None or line.offset != 0:
+            continue
+        if node.op == "Sigmoid":
+            # A gate that is computed in a wider type and then cast to the product's is that of the product's type.
+            rounds = line.rounds and tensor.dtype == node.outputs[0].dtype
+            return _Gate(True, _Line(node.inputs[0], through=(*line.through, node), rounds=rounds), line.factor)
+        if node.op == "HardSigmoid":
+            slope, middle = node.attrs.get("alpha", 0.2), node.attrs.get("beta", 0.5)
+            return _Gate(False, _Line(node.inputs[0], slope, middle, (*line.through, node), line.rounds), line.factor)
+        clipped = _clipped(_Line(line.tensor, through=line.through, rounds=line.rounds))
+        if clipped is not None:
+            return _Gate(False, clipped[0], line.factor, clipped[1], clipped[2])
+    return None
+
+
+def _clipped(line: _Line) -> tuple[_Line, float, float] | None:
+    """What is clipped, and the bounds: Clip alone, or Min, Max and Relu in a row."""
+    low, high = -math.inf, math.inf
+    while (node := _maker(line.tensor)) is not None and not (math.isfinite(low) and math.isfinite(high)):
+        values = [_value(one) for one in node.inputs]
+        if node.op == "Clip":
+            below, above = (*values[1:], None, None)[:2]
+            if any(not one.is_empty() and _value(one) is None for one in node.inputs[1:]):
+                return None
+            below = node.attrs.get("min", below)
+            above = node.attrs.get("max", above)
+        elif node.op == "Relu":
+            below, above = 0.0, None
+        elif node.op in ("Min", "Max") and len(values) == 2 and values.count(None) == 1:
+            bound = values[0] if values[1] is None else values[1]
+            below, above = (None, bound) if node.op == "Min" else (bound, None)
+        else:
+            return None
+        low = low if below is None else max(low, below)
+        high = high if above is None else min(high, above)
+        source = next(one for one in node.inputs if not isinstance(one, gs.Constant))
+        line = _Line(source, through=(*line.through, node), rounds=line.rounds)
+    return (line, low, high) if low < high and math.isfinite(low) and math.isfinite(high) else None
+
+
+def _lines(line: _Line) -> Iterator[_Line]:
+    """The line itself and those through the tensors before it, as far as they are a factor and an offset away."""
+    while True:
+        yield line
+        node = _maker(line.tensor)
+        if node is None:
+            return
+        factor, offset, rounds = line.factor, line.offset, line.rounds
+        if node.op == "Cast":
+            if not _is_float(node.inputs[0]) or not _is_float(node.outputs[0]):
+                return
+            rounds = rounds or not np.can_cast(node.inputs[0].dtype, node.outputs[0].dtype)
+        elif node.op in ("Add", "Sub"):
+            values = [_value(one) for one in node.inputs]
+            if values.count(None) != 1:
+                return
+            value = values[0] if values[1] is None else values[1]
+            assert value is not None
+            if node.op == "Sub" and values[0] is not None:
+                factor, offset = -factor, offset + line.factor * value
+            else:
+                offset += factor * (value if node.op == "Add" else -value)
+        elif node.op != "Identity":
+            scale = _scale(node)
+            if scale is None:
+                return
+            factor *= scale
+        source = next(one for one in node.inputs if not isinstance(one, gs.Constant))
+        line = _Line(source, factor, offset, (*line.through, node), rounds)
+
+
+def _scale(node: gs.Node) -> float | None:
+    """What a node multiplies by, if that is one number."""
+    if node.op == "Mul":
+        values = [_value(one) for one in node.inputs]
+        return values[0] if values[1] is None else values[1] if values[0] is None else None
+    divisor = _value(node.inputs[1]) if node.op == "Div" and not isinstance(node.inputs[0], gs.Constant) else None
+    return 1 / divisor if divisor else None
+
+
+def _maker(tensor: gs.Tensor) -> gs.Node | None:
+    return tensor.inputs[0] if tensor.inputs else None
+
+
+def _value(tensor: gs.Tensor) -> float | None:
+    """The number that a constant is, None for what is no constant of one element."""
+    return float(tensor.values.reshape(-1)[0]) if isinstance(tensor, gs.Constant) and tensor.values.size == 1 else None
+
+
+def _is_float(tensor: gs.Tensor) -> bool:
+    dtype = tensor.dtype
+    if isinstance(dtype, int):  # graph-surgeon leaves types that NumPy lacks as ONNX numbers them
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(dtype)
+    return dtype is not None and np.issubdtype(dtype, np.floating)
