@@ -741,7 +741,8 @@ def silu_form(asked: str, plugins: tuple[Path, ...], caps: Capabilities) -> Silu
     """
     # onnxruntime runs a plugin's operators by their definition, and so needs no library.
     library = bool(plugins) or not caps.makes_engine
-    usable: list[SiluForm] = [one for one in FORMS if one in caps.silu and (one != "plugin" or library)]
+    compiled = caps.compiles_plugins and asked == "plugin"
+    usable: list[SiluForm] = [one for one in FORMS if one in caps.silu and (one != "plugin" or library or compiled)]
     if asked == "auto":
         return min(usable, key=caps.silu.index)
     for one in usable:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -268,6 +270,7 @@ def test_a_weakly_typed_network_is_told_layer_by_layer(
         "precisions": precisions,
         "plugins": [],
         "plugin_loading": "process",
+        "compiled_plugins": False,
     }
     assert build(fake, request, None) == (b"engine", "")
     told = {layer.name: layer.precision for layer in fake.layers if layer.precision}
@@ -313,10 +316,57 @@ def test_a_registry_loads_libraries_itself_and_says_when_one_is_empty() -> None:
 
     fake = FakeTensorRT([])
     builder_with(fake, None, ["a.so", "b.so"], "registry")
-    assert fake.told == ["builder", "loaded a.so", "loaded b.so"]
+    assert fake.told == ["creators registered", "builder", "loaded a.so", "loaded b.so"]
     fake.__version__ = "10.9"  # type: ignore[attr-defined]
     with pytest.raises(OSError, match="'empty.so' has no plugins for TensorRT 10.9"):
         builder_with(fake, None, ["empty.so"], "registry")
+
+
+@pytest.mark.parametrize("how", ["process", "registry", ""])
+def test_only_the_full_tensorrt_is_given_creators(how: str) -> None:
+    from trtdet.backends.build_process import builder_with
+
+    fake = FakeTensorRT([])
+    builder_with(fake, None, [], how)
+    assert fake.told == (["creators registered", "builder"] if how else ["builder"])
+
+
+def test_plugins_without_a_library_are_compiled_into_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that builds is told so; there it is said what is missing, should anything be."""
+    from trtdet.backends import build_process, silu_aot, tensorrt
+
+    told: list[Any] = []
+    monkeypatch.setattr(silu_aot, "register", told.append)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.onnx").write_bytes(b"")
+    fake = FakeTensorRT([])
+    request = {"network_flags": [], "precision_flags": [], "sms": [], "batch": None, "precisions": {}, "plugins": []}
+    request |= {"plugin_loading": "registry", "compiled_plugins": True}
+    assert build_process.build(fake, request, None) == (b"engine", "")
+    assert told == [fake]
+
+    def refuse(trt: object) -> None:
+        raise BackendError("NVRTC is not installed")
+
+    monkeypatch.setattr(silu_aot, "register", refuse)
+    assert build_process.build(fake, request, None) == (b"", "NVRTC is not installed")
+
+    facts: dict[str, Any] = {}
+
+    def stop(arguments: list[str], cwd: Path, **others: Any) -> None:
+        facts.update(json.loads((cwd / "request.json").read_text()))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tensorrt.subprocess, "Popen", stop)
+    model = net("(float[1,3,4,4] x) => (float[1,3,4,4] y) { y = trt.plugins.TRT_SiLU(x) }")
+    caps = Capabilities("test", "1", True, False, True, plugin_loading="registry", compiles_plugins=True)
+    for plugins, compiled in (((), True), ((tmp_path / "some.so",), False)):
+        with pytest.raises(KeyboardInterrupt):
+            tensorrt.build_engine("tensorrt", caps, BuildRequest(model, plugins=plugins))
+        assert facts["compiled_plugins"] == compiled
+        assert ("PREFER_AOT_PYTHON_PLUGINS" in facts["network_flags"]) == compiled
 
 
 @needs_rtx

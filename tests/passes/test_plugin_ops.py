@@ -10,6 +10,7 @@ import onnx
 import pytest
 
 from trtdet.backends import OnnxRunner
+from trtdet.backends.silu_aot import ATTRIBUTES
 from trtdet.errors import ModelError
 from trtdet.passes import load_model, plugin_ops
 from trtdet.passes.base import PLUGIN_DOMAIN
@@ -163,3 +164,8 @@ def test_attributes_that_do_not_fit_are_an_error_that_names_the_node(attributes:
         node.attribute.append(onnx.helper.make_attribute(name, value))
     with pytest.raises(ModelError, match=rf"node 'node' \(TRT_SiLU\).*{words}"):
         plugin_ops.plain(model)
+
+
+def test_a_node_has_all_its_attributes_in_the_order_in_which_a_compiled_plugin_takes_them() -> None:
+    names = list(plugin_ops.attributes(offset=[1.0], output_type=plugin_ops.INT8))
+    assert names == ["plugin_version", "plugin_namespace", *ATTRIBUTES]

@@ -34,6 +34,7 @@ class Capabilities:
         silu: what ``--silu`` may write SiLU as, the best first.
         plugin_loading: how a library of plugins gets into its builder: ``process`` is loaded before the creators are
             registered, ``registry`` by the builder itself; empty where it takes none.
+        compiles_plugins: it takes trtdet's plugins without a library, as kernels that the engine carries.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Capabilities:
     layer_precisions: bool = False
     silu: tuple[str, ...] = ("keep", "swish")
     plugin_loading: str = ""
+    compiles_plugins: bool = False
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,9 @@ def build(trt: Any, request: dict[str, Any], log: Any) -> tuple[bytes, str]:
         builder = builder_with(trt, logger, request["plugins"], request["plugin_loading"])
     except OSError as error:
         return b"", f"a plugin library cannot be loaded: {error}"
+    refused = register_compiled(trt) if request["compiled_plugins"] else ""
+    if refused:
+        return b"", refused
     flags = 0
     for name in request["network_flags"]:
         flags |= 1 << int(getattr(trt.NetworkDefinitionCreationFlag, name))
@@ -112,16 +115,29 @@ def builder_with(trt: Any, logger: Any, plugins: list[str], how: str) -> Any:
     Raises:
         OSError: a library cannot be loaded.
     """
-    if plugins and how == "process":
+    if how == "process":
         for path in plugins:
             ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+    if how:
+        # TensorRT's own plugins, EfficientNMS among them. TensorRT-RTX must have no creators at all.
         trt.init_libnvinfer_plugins(logger, "")
-        return trt.Builder(logger)
     builder = trt.Builder(logger)
-    for path in plugins:
+    for path in plugins if how == "registry" else ():
         if builder.get_plugin_registry().load_library(path) is None:
             raise OSError(f"'{path}' has no plugins for TensorRT {trt.__version__}")
     return builder
+
+
+def register_compiled(trt: Any) -> str:
+    """Makes trtdet's plugins known as kernels that go into the engine; says why where that cannot be."""
+    from trtdet.backends import silu_aot
+    from trtdet.errors import BackendError
+
+    try:
+        silu_aot.register(trt)
+    except BackendError as error:
+        return str(error)
+    return ""
 
 
 if __name__ == "__main__":

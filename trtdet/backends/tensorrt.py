@@ -18,7 +18,9 @@ import onnx
 
 from trtdet.backends import cuda
 from trtdet.backends.base import BuildRequest, Built, Capabilities
+from trtdet.backends.silu_aot import NETWORK_FLAG
 from trtdet.errors import BackendError, one_line
+from trtdet.passes.plugin_ops import plugin_nodes
 
 PIP = "pip install 'trtdet[trt]'"
 
@@ -65,6 +67,7 @@ class TensorRT:
                 major, ("swish", "keep", "plugin")
             ),
             plugin_loading="process" if major < 10 else "registry",
+            compiles_plugins=(major, minor) >= (10, 9),
         )
 
     def unsupported(self, model: onnx.ModelProto) -> dict[str, str]:
@@ -101,17 +104,19 @@ def build_engine(module: str, caps: Capabilities, request: BuildRequest, sms: tu
         BackendError: the parser or the builder refused, or the process ended; the message holds its own words.
     """
     started = time.perf_counter()
+    compiled = caps.compiles_plugins and not request.plugins and any(plugin_nodes(request.model.graph))
     with tempfile.TemporaryDirectory(prefix="trtdet-") as name:
         folder = Path(name)
         facts = {
             "module": module,
-            "network_flags": caps.network_flags,
+            "network_flags": (*caps.network_flags, *((NETWORK_FLAG,) if compiled else ())),
             "precision_flags": caps.precision_flags,
             "sms": sms,
             "batch": request.batch,
             "precisions": dict(request.precisions) if caps.layer_precisions else {},
             "plugins": [str(path.resolve()) for path in request.plugins],
             "plugin_loading": caps.plugin_loading,
+            "compiled_plugins": compiled,
         }
         (folder / "request.json").write_text(json.dumps(facts))
         (folder / "model.onnx").write_bytes(request.model.SerializeToString())

@@ -10,6 +10,7 @@ import onnx
 from trtdet.backends.base import BuildRequest, Built, Capabilities
 from trtdet.backends.tensorrt import build_engine, import_or_explain
 from trtdet.errors import BackendError
+from trtdet.passes.nms import EFFICIENT
 from trtdet.passes.plugin_ops import ACTIVATIONS
 
 PIP = "pip install 'trtdet[rtx]'"
@@ -43,7 +44,7 @@ class TensorRTRTX:
                 "NonMaxSuppression": "it parses but has no implementation on any GPU",
                 "NonZero": "its import fails",
                 "RoiAlign": "its import needs a CUDA driver",
-                **dict.fromkeys(ACTIVATIONS, "parsing an operator of a plugin ends its process"),
+                **dict.fromkeys((*ACTIVATIONS, EFFICIENT), "parsing an operator of a plugin ends its process"),
             },
         )
 

@@ -39,8 +39,10 @@ _TYPES = {0: _FLOAT, 1: _HALF, INT8: _BYTE}
 
 
 def attributes(**changed: Any) -> dict[str, Any]:
-    """The attributes of a plugin node: those that find the plugin, and ``changed``; others have their defaults."""
-    return {"plugin_version": "1", "plugin_namespace": NAMESPACE, "output_type": SAME, **changed}
+    """All attributes of a plugin node, ``changed`` or at their defaults, in the order that the plugin has them: one
+    that is compiled ahead of time takes them by position."""
+    found = {"plugin_version": "1", "plugin_namespace": NAMESPACE}
+    return {**found, "output_type": SAME, "input_scale": [1.0], "factor": [1.0], "offset": [0.0], **changed}
 
 
 def plugin_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
