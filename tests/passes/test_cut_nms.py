@@ -182,3 +182,19 @@ def test_a_model_without_one_has_none(saved: Any) -> None:
 def test_its_thresholds_must_be_possible() -> None:
     with pytest.raises(ConfigError, match=r"nms.max_detections|max_detections \(5000\)"):
         rewrite(detector("efficient", max_output_boxes=5000), Options(configuration(), "efficient", keep_own=True))
+
+
+@pytest.mark.parametrize("where", ["efficient", "onnx"])
+def test_a_model_that_was_rewritten_before_is_taken_like_any_other(saved: Any, where: Any) -> None:
+    config = configuration()
+    once = rewrite(detector("onnx", centre=True), Options(config, where)).model
+    for node in once.graph.node:
+        node.domain = "" if node.op_type == "EfficientNMS_TRT" else node.domain
+    path = saved(once)
+    first = Detector.running(rewrite(detector("onnx", centre=True), Options(config, "host")).model, config, "host")(
+        IMAGES
+    )
+    for ways in ("auto", "host", "native", "onnx", "efficient"):
+        again = Detector.open(path, config, ways)(IMAGES)
+        np.testing.assert_array_equal(again.num_dets, first.num_dets)
+        np.testing.assert_allclose(again.image(0)[0], first.image(0)[0], atol=1e-5)

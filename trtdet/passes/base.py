@@ -47,10 +47,14 @@ class PassResult:
 
 
 class Writer:
-    """Appends nodes to a graph; every node and tensor it makes is named ``prefix/op_number``."""
+    """Appends nodes to a graph; every node and tensor it makes is named ``prefix/op_number``. Where the graph has names
+    of that prefix, being made by trtdet before, the prefix is made longer."""
 
     def __init__(self, graph: gs.Graph, prefix: str) -> None:
         self.graph = graph
+        taken = {node.name for node in graph.nodes} | set(graph.tensors())
+        while any(name.startswith(f"{prefix}/") for name in taken):
+            prefix += "+"
         self.prefix = prefix
         self._count = 0
 

@@ -22,6 +22,9 @@ CLASSES = "classes"
 CONTRACT = (NUM_DETS, BOXES, SCORES, CLASSES)
 """Names of the outputs of every engine; a model's own tensors give way to them."""
 
+ALL_BOXES, ALL_SCORES = f"{BOXES}_all", f"{SCORES}_all"
+"""What the decoded tensors are called where others are the outputs."""
+
 
 @dataclass(frozen=True)
 class Decoded:
@@ -59,9 +62,7 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
     raw = {tensor.name: tensor for tensor in graph.outputs}
     first, distances = match_outputs({name: _shape(tensor) for name, tensor in raw.items()}, config)
     write = Writer(graph, "trtdet/decode")
-    for name, tensor in graph.tensors().items():
-        if name in CONTRACT:
-            tensor.name = f"{name}_raw"
+    _give_way(graph)
     joined = _joined(write, [raw[name] for name in first])
     rule = {"yolox": _yolox, "yolov5": _yolov5, "yolov8": _yolov8}
     if config.head.decode == "boxes":
@@ -80,6 +81,17 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
     graph.outputs = [boxes, scores]
     graph.cleanup().toposort()
     return PassResult(1)
+
+
+def _give_way(graph: gs.Graph) -> None:
+    """Renames tensors of the model that are called what the decoded ones will be."""
+    tensors = graph.tensors()
+    for name in (*CONTRACT, ALL_BOXES, ALL_SCORES):
+        if name in tensors:
+            free = f"{name}_raw"
+            while free in tensors:
+                free += "_"
+            tensors[name].name = free
 
 
 def _shape(tensor: gs.Tensor) -> Shape:

@@ -13,7 +13,7 @@ from trtdet.config import Config
 from trtdet.detections import EfficientNms, score_bound
 from trtdet.errors import ConfigError, ModelError
 from trtdet.passes.base import PLUGIN_DOMAIN, Options, PassResult, Writer
-from trtdet.passes.decode import BOXES, CONTRACT, SCORES, Decoded
+from trtdet.passes.decode import ALL_BOXES, ALL_SCORES, BOXES, CONTRACT, SCORES, Decoded
 
 EFFICIENT = "EfficientNMS_TRT"
 
@@ -71,7 +71,7 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
 
 def decoded(where: str, config: Config) -> Decoded:
     """Where all decoded boxes and scores are, in a model that was rewritten for ``where``."""
-    names = (BOXES, SCORES) if where == "host" else (f"{BOXES}_all", f"{SCORES}_all")
+    names = (BOXES, SCORES) if where == "host" else (ALL_BOXES, ALL_SCORES)
     return Decoded(*names, config.suppresses_logits)
 
 
