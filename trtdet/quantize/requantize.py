@@ -34,7 +34,7 @@ from trtdet.quantize.smooth import QMAX, SMALLEST, Extremes
 _FLOAT32 = 0
 """``output_type`` of an activation that reads INT8 and writes float."""
 
-MOST_NOISE = 1e-3
+MOST_NOISE = 5e-4
 """An activation whose input's rounding would add more than this share of its variance reads float."""
 
 _FLOORS = {SILU: 8.0, HARD_SWISH: 3.0}
