@@ -551,7 +551,7 @@ def _check(options: BuildOptions, caps: Capabilities) -> None:
 
 def _check_sources(calibration: CalibrationOptions, correct: tuple[str, ...]) -> None:
     if calibration.images is None and calibration.histograms is None:
-        raise ConfigError("--int8 needs calibration images: a folder or a list of file names with --images")
+        raise ConfigError("INT8 needs calibration images: a folder or a list of file names with --images")
     unknown = [name for name in correct if name not in CORRECTIONS]
     if unknown:
         raise ConfigError(f"no correction '{unknown[0]}'; allowed: auto, none, or some of {','.join(CORRECTIONS)}")
