@@ -311,6 +311,29 @@ def test_every_nonmaxsuppression_has_its_five_inputs_and_the_last_survives_fp16(
         assert np.isfinite(half).all() and not empty > half
 
 
+@pytest.mark.parametrize("logits", [False, True])
+@pytest.mark.parametrize("candidates", ["all-classes", "best-class"])
+def test_a_thousand_classes(candidates: str, logits: bool) -> None:
+    rng = np.random.default_rng(1)
+    boxes, scores = clustered(rng, 2, 12, 1000, False)
+    config = configuration(1000, logits=logits, candidates=candidates, pre_nms_topk=500, max_detections=100)
+    found = check(boxes, scores * 8 - 4 if logits else scores, config)
+    assert len(np.unique(found.image(1)[2])) > 3
+    efficient_check(boxes, scores * 8 - 4 if logits else scores, config)
+
+
+@pytest.mark.parametrize("logits", [False, True])
+def test_more_boxes_than_any_limit(logits: bool) -> None:
+    rng = np.random.default_rng(2)
+    corner = rng.uniform(0, 500, (2, 9000, 2))
+    boxes = np.concatenate([corner, corner + rng.uniform(5, 60, (2, 9000, 2))], axis=2)
+    scores = rng.uniform(0, 1, (2, 9000, 2))
+    config = configuration(2, logits=logits, score_threshold=0.3, pre_nms_topk=1000, max_detections=50)
+    found = check(boxes, scores * 8 - 4 if logits else scores, config)
+    assert found.num_dets.ravel().tolist() == [50, 50]
+    efficient_check(boxes, scores * 8 - 4 if logits else scores, config)
+
+
 # EfficientNMS
 
 
