@@ -47,11 +47,11 @@ def main() -> None:
             detector = Detector.running(model, config, "host")
             return trtdet.evaluate(detector, trtdet.CocoDataset.load(annotations, coco / "val2017", detector.classes))
 
-        keep = rewritten(path, config)
+        keep = rewritten(path, config).model
         reference = score(keep)
         print(f"| {name} | FP32 | | | | {100 * reference.result.map:.2f} | | | |", flush=True)
         for form in FORMS:
-            graph = rewritten(path, config, form)
+            graph = rewritten(path, config, form).model
             started = time.perf_counter()
             calibration = CalibrationOptions(images=coco / "train2017", num_images=options.num_images)
             prepared = prepare(path, config, calibration, CORRECTIONS, graph=graph, counted=keep)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -7,12 +8,14 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
+from PIL import Image
 
+from trtdet import BuildOptions, CalibrationOptions, build
 from trtdet.backends import OnnxRunner
 from trtdet.config import Config
 from trtdet.detections import EfficientNms, efficient_nms, non_max_suppression, sigmoid
 from trtdet.detector import Detector
-from trtdet.errors import ConfigError, ModelError
+from trtdet.errors import BackendError, ConfigError, ModelError, TrtdetWarning
 from trtdet.passes import Options, load_model, own_nms, rewrite
 
 CLASSES = 3
@@ -198,3 +201,29 @@ def test_a_model_that_was_rewritten_before_is_taken_like_any_other(saved: Any, w
         again = Detector.open(path, config, ways)(IMAGES)
         np.testing.assert_array_equal(again.num_dets, first.num_dets)
         np.testing.assert_allclose(again.image(0)[0], first.image(0)[0], atol=1e-5)
+
+
+def test_int8_bundles_of_logits_give_the_same_detections_whatever_suppresses(saved: Any, tmp_path: Path) -> None:
+    path = saved(detector("efficient", centre=True))
+    (tmp_path / "images").mkdir()
+    rng = np.random.default_rng(2)
+    for number in range(4):
+        Image.fromarray(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(tmp_path / "images" / f"{number}.png")
+    calibration = CalibrationOptions(images=tmp_path / "images")
+    found = {}
+    for where in ("host", "native", "onnx", "efficient"):
+        options = BuildOptions("int8", calibration, nms=where, backend="onnxruntime")  # type: ignore[arg-type]
+        bundle = build(path, configuration(), tmp_path / where, options).bundle
+        assert bundle.manifest.nms.scores == ("logits" if where == "host" else "probabilities")
+        found[where] = Detector.open(bundle.path)(IMAGES[:1])
+        assert found[where].num_dets.min() > 10
+        np.testing.assert_array_equal(found[where].num_dets, found["host"].num_dets)
+        np.testing.assert_allclose(found[where].image(0)[1], found["host"].image(0)[1], atol=1e-6)
+    with pytest.warns(TrtdetWarning, match="own suppression 'nms' is left as it is: score_threshold 0.3.*not 0.001"):
+        options = BuildOptions("int8", calibration, backend="onnxruntime")
+        manifest = build(path, configuration(), tmp_path / "own", options).bundle.manifest
+    assert (manifest.nms.where, manifest.nms.own, manifest.nms.max_detections) == ("efficient", True, 7)
+    if importlib.util.find_spec("tensorrt_rtx") is None:
+        pytest.skip("TensorRT-RTX is not installed: that it refuses EfficientNMS was not seen")
+    with pytest.raises(BackendError, match="cannot take the model's own suppression 'nms'; allowed: --nms native or"):
+        build(path, configuration(), tmp_path / "rtx", BuildOptions("fp32", backend="tensorrt-rtx"))
