@@ -15,7 +15,7 @@ demo: $(VENV)/.demo
 	$(BIN)/trtdet demo -o demo
 
 test: $(VENV)/.dev lint
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

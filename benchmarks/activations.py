@@ -14,14 +14,12 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import onnx
-from corrections import MODELS
+from corrections import MODELS, scored
 
 import trtdet
 from trtdet.audit import audit
 from trtdet.backends import BuildRequest, choose
 from trtdet.detector import Detector
-from trtdet.evaluation import Evaluation
 from trtdet.pipeline import FORMS, CalibrationOptions, prepare, rewritten
 from trtdet.quantize import CORRECTIONS
 
@@ -39,16 +37,8 @@ def main() -> None:
         family, candidates = MODELS[name]
         config = trtdet.load_config(family).with_nms(candidates=candidates)
         path = options.data / "models" / f"{name}.onnx"
-        annotations = coco / "annotations" / "instances_val2017.json"
-
-        def score(
-            model: onnx.ModelProto, config: trtdet.Config = config, annotations: Path = annotations
-        ) -> Evaluation:
-            detector = Detector.running(model, config, "host")
-            return trtdet.evaluate(detector, trtdet.CocoDataset.load(annotations, coco / "val2017", detector.classes))
-
         keep = rewritten(path, config).model
-        reference = score(keep)
+        reference = scored(Detector.running(keep, config, "host"), coco)
         print(f"| {name} | FP32 | | | | {100 * reference.result.map:.2f} | | | |", flush=True)
         for form in FORMS:
             graph = rewritten(path, config, form).model
@@ -68,7 +58,7 @@ def main() -> None:
                     built = choose("tensorrt-rtx").build(BuildRequest(made.model, (86,)))
                     convs = str(audit(built, prepared.plan).int8)
                 rewrites = sum(node.op_type in OPERATORS for node in made.model.graph.node)
-                got = score(made.model)
+                got = scored(Detector.running(made.model, config, "host"), coco)
                 found = trtdet.compare(got, reference)
                 print(
                     f"| {name} | {title} | {rewrites or ''} | {made.read or ''} | {made.written or ''} | "

@@ -24,6 +24,12 @@ MODELS = {
 }
 
 
+def scored(detector: Detector, coco: Path) -> Evaluation:
+    """On the annotated images of ``coco``."""
+    annotations = coco / "annotations" / "instances_val2017.json"
+    return trtdet.evaluate(detector, trtdet.CocoDataset.load(annotations, coco / "val2017", detector.classes))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
@@ -34,25 +40,20 @@ def main() -> None:
     options = parser.parse_args()
     coco = options.data / "coco"
 
-    def score(target: Path, config: trtdet.Config | None) -> Evaluation:
-        detector = Detector.open(target, config)
-        annotations = coco / "annotations" / "instances_val2017.json"
-        return trtdet.evaluate(detector, trtdet.CocoDataset.load(annotations, coco / "val2017", detector.classes))
-
     print("| model | rule | FP32 | INT8 | difference, 90 % interval | convs INT8 / float as built | build s |")
     print("|---|---|---|---|---|---|---|", flush=True)
     for name in options.models:
         family, candidates = MODELS[name]
         config = trtdet.load_config(family).with_nms(candidates=candidates)
         model = options.data / "models" / f"{name}.onnx"
-        reference = score(model, config)
+        reference = scored(Detector.open(model, config), coco)
         for rule in options.rules:
             place = options.output / f"{name}-{rule}"
             calibration = trtdet.CalibrationOptions(rule, images=coco / "train2017", num_images=options.num_images)
             started = time.perf_counter()
             built = trtdet.build(model, config, place, trtdet.BuildOptions(calibration=calibration)).bundle
             seconds = time.perf_counter() - started
-            got = score(place, None)
+            got = scored(Detector.open(place), coco)
             found = trtdet.compare(got, reference)
             audit = built.manifest.audit
             assert audit is not None

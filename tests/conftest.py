@@ -5,13 +5,6 @@ from pathlib import Path
 
 import pytest
 
-LONGEST = ("test_documents.py", "test_keeping.py", "test_commands.py", "test_ranking.py", "test_sweeping.py")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The files that take longest go first: spread over the cores by file, the last one would be waited for alone."""
-    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
-
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:

@@ -33,6 +33,9 @@ COCO_CLASSES: tuple[str, ...] = (
 Where = Literal["native", "onnx", "efficient", "host"]
 """What suppresses: plain operators, NonMaxSuppression or EfficientNMS_TRT in the graph, or the reader of outputs."""
 
+SiluForm = Literal["keep", "swish", "plugin"]
+"""What SiLU is written as: as the model has it, as an ONNX operator, or as one of trtdet's plugin library."""
+
 Positive = Annotated[int, Field(gt=0)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]

@@ -109,6 +109,12 @@ def sigmoid(logits: Float) -> Float:
     return probabilities
 
 
+def corners_of(centre: Float, size: Float) -> Float:
+    """Boxes (..., 4), x1 y1 x2 y2, of centres (..., 2) and widths and heights (..., 2)."""
+    half = size * np.float32(0.5)
+    return np.concatenate([centre - half, centre + half], axis=-1)
+
+
 def torchvision_nms(
     boxes: NDArray[Any], scores: NDArray[Any], groups: NDArray[Any] | None, iou_threshold: float
 ) -> NDArray[np.intp]:
@@ -165,7 +171,6 @@ def nms_layer(
     Returns:
         int64 (n, 3): image, class and box; by image, then class, then falling score.
     """
-    floor = np.float32(-np.inf) if score_threshold is None else np.float32(score_threshold)
     rows: list[tuple[int, int, int]] = []
     for image, (one_boxes, one_scores) in enumerate(
         zip(np.asarray(boxes, np.float32), np.asarray(scores, np.float32), strict=True)
@@ -173,7 +178,7 @@ def nms_layer(
         low, high = np.minimum(one_boxes[:, :2], one_boxes[:, 2:]), np.maximum(one_boxes[:, :2], one_boxes[:, 2:])
         corners = np.concatenate([low, high], axis=1)
         flat = one_scores.reshape(-1)
-        eligible = ~np.isnan(flat) if score_threshold is None else flat > floor
+        eligible = ~np.isnan(flat) if score_threshold is None else flat > np.float32(score_threshold)
         order = np.flatnonzero(eligible)
         order = order[np.argsort(-flat[order], kind="stable")][:candidates]
         classes, index = order // one_scores.shape[1], order % one_scores.shape[1]
@@ -255,7 +260,9 @@ def efficient_nms(boxes: NDArray[Any], scores: NDArray[Any], attributes: Efficie
         falling = np.argsort(np.where(np.isnan(flat[order]), -np.inf, -flat[order]), kind="stable")
         order = order[falling][: EfficientNms.CANDIDATES]
         score, label, index = flat[order], labels[order], order // one_scores.shape[1]
-        corners = _as_corners(one_boxes[index, label if per_class else 0], attributes.box_coding)
+        corners = one_boxes[index, label if per_class else 0]
+        if attributes.box_coding:
+            corners = corners_of(corners[:, :2], corners[:, 2:])
         groups = np.zeros_like(label) if attributes.class_agnostic else label
         overlaps = partial(_plugin_overlaps, _turned(corners), score, groups, np.float32(attributes.iou_threshold))
         kept = _greedy(len(order), overlaps, attributes.max_output_boxes)
@@ -273,13 +280,6 @@ def _plugin_thresholds(attributes: EfficientNms) -> tuple[np.float32, np.float32
     with np.errstate(divide="ignore", invalid="ignore"):
         inverse = np.log(threshold / (one - threshold)) if threshold > 0 else np.float32(EfficientNms.EMPTY)
     return np.float32(inverse), np.float32(np.log(dense_from / (one - dense_from)))
-
-
-def _as_corners(boxes: Float, coding: int) -> Float:
-    if coding == 0:
-        return boxes
-    half = boxes[:, 2:] * np.float32(0.5)
-    return np.concatenate([boxes[:, :2] - half, boxes[:, :2] + half], axis=1)
 
 
 def _turned(corners: Float) -> Float:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtdet.config import Config, HeadConfig
-from trtdet.detections import sigmoid
+from trtdet.detections import corners_of, sigmoid
 from trtdet.errors import ModelError
 
 Float = NDArray[np.float32]
@@ -227,32 +227,27 @@ def _hint(shape: Shape, extra: int, config: Config) -> str:
     return f"; does 'classes' list the model's classes{given}?"
 
 
-def _corners(centre: Float, size: Float) -> Float:
-    half = size * np.float32(0.5)
-    return np.concatenate([centre - half, centre + half], axis=-1)
-
-
 def _decode_yolox(array: Float, config: Config) -> tuple[Float, Float]:
     points, strides = anchor_points(config, 0.0)
     with np.errstate(over="ignore", invalid="ignore"):
-        boxes = _corners(array[..., :2] * strides + points, np.exp(array[..., 2:4]) * strides)
+        boxes = corners_of(array[..., :2] * strides + points, np.exp(array[..., 2:4]) * strides)
     scores = sigmoid(array[..., 4:]) if config.head.scores == "logits" else array[..., 4:]
     return boxes, scores[..., :1] * scores[..., 1:]
 
 
 def _decode_yolov5(array: Float, config: Config) -> tuple[Float, Float]:
     scores = sigmoid(array[..., 4:]) if config.head.scores == "logits" else array[..., 4:]
-    return _corners(array[..., :2], array[..., 2:4]), scores[..., :1] * scores[..., 1:]
+    return corners_of(array[..., :2], array[..., 2:4]), scores[..., :1] * scores[..., 1:]
 
 
 def _decode_yolov8(array: Float, config: Config) -> tuple[Float, Float]:
     rows = np.ascontiguousarray(array.transpose(0, 2, 1))
-    return _corners(rows[..., :2], rows[..., 2:4]), np.ascontiguousarray(rows[..., 4:])
+    return corners_of(rows[..., :2], rows[..., 2:4]), np.ascontiguousarray(rows[..., 4:])
 
 
 def _decode_boxes(boxes: Float, config: Config) -> Float:
     if config.head.boxes == "cxcywh":
-        return _corners(boxes[..., :2], boxes[..., 2:])
+        return corners_of(boxes[..., :2], boxes[..., 2:])
     return boxes if config.head.boxes == "xyxy" else boxes[..., [1, 0, 3, 2]]
 
 

@@ -37,7 +37,7 @@ from trtdet.bundle import (
 )
 from trtdet.calibration import RULES, Collection, Ranges, collect, collection_key, expose
 from trtdet.comparison import compare
-from trtdet.config import Config, InputConfig, NmsConfig, Where
+from trtdet.config import Config, InputConfig, NmsConfig, SiluForm, Where
 from trtdet.data import CocoDataset, ImageStream, content_hash, evenly, find_images
 from trtdet.detector import Detector
 from trtdet.errors import BackendError, BundleError, CalibrationError, ConfigError, ModelError, TrtdetWarning
@@ -74,7 +74,6 @@ RANKING = "sensitivity.json"
 TRADE_OFF = "tradeoff.json"
 RANKED_IMAGES = 32
 DEFAULT_IMAGES = 128
-SiluForm = Literal["keep", "swish", "plugin"]
 FORMS: tuple[SiluForm, ...] = ("keep", "swish", "plugin")
 AUTO = "auto"
 """The rule that takes, tensor by tensor, the threshold of least error on held-back images."""
@@ -161,7 +160,7 @@ class BuildOptions:
     sms: tuple[int, ...] = ()
     batch: tuple[int, int, int] | None = None
     keep: KeepOptions = KeepOptions()
-    silu: Literal["auto", "keep", "swish", "plugin"] = "auto"
+    silu: SiluForm | Literal["auto"] = "auto"
     plugins: tuple[Path, ...] = ()
 
 
@@ -449,7 +448,7 @@ def build(
     silu, plugins = silu_form(options.silu, options.plugins, caps), plugin_parts(options.plugins, caps)
     passed = Options(config, where, batch, caps.max_topk, silu, kept is not None)
     done = rewrite(source, passed)
-    graph, config, counted = done.model, done.config, None
+    graph, config = done.model, done.config
     _check_operators(graph, backend)
     placement = _placement(graph)
     selected = select_images(options.calibration) if options.precision == "int8" else _NOTHING
@@ -465,8 +464,7 @@ def build(
         trade_off: TradeOff | None = None
         activations = Requantized(graph, 0, 0, 0, ())
         if options.precision == "int8":
-            if silu != "keep":
-                counted = rewrite(source, replace(passed, silu="keep")).model
+            counted = graph if silu == "keep" else rewrite(source, replace(passed, silu="keep")).model
             prepared = prepare(
                 model,
                 config,
@@ -742,11 +740,9 @@ def silu_form(asked: str, plugins: tuple[Path, ...], caps: Capabilities) -> Silu
     # onnxruntime runs a plugin's operators by their definition, and so needs no library.
     library = bool(plugins) or not caps.makes_engine
     compiled = caps.compiles_plugins and asked == "plugin"
-    usable: list[SiluForm] = [one for one in FORMS if one in caps.silu and (one != "plugin" or library or compiled)]
-    if asked == "auto":
-        return min(usable, key=caps.silu.index)
+    usable = [one for one in caps.silu if one != "plugin" or library or compiled]
     for one in usable:
-        if one == asked:
+        if asked in ("auto", one):
             return one
     if asked in caps.silu:
         raise BackendError(

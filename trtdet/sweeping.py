@@ -23,7 +23,7 @@ from trtdet.audit import audit
 from trtdet.backends import BuildRequest, choose
 from trtdet.bundle import sha256_file, write_atomically, writing
 from trtdet.comparison import compare
-from trtdet.config import Config, NmsConfig
+from trtdet.config import Config, NmsConfig, SiluForm
 from trtdet.data import CocoDataset, content_hash
 from trtdet.detector import Detector
 from trtdet.errors import ConfigError
@@ -35,7 +35,6 @@ from trtdet.pipeline import (
     CalibrationOptions,
     KeepOptions,
     Selection,
-    SiluForm,
     choose_plan,
     plugin_parts,
     prepare,

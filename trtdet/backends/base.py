@@ -9,7 +9,7 @@ from typing import Protocol
 
 import onnx
 
-from trtdet.config import Where
+from trtdet.config import SiluForm, Where
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Capabilities:
     network_flags: tuple[str, ...] = ()
     precision_flags: tuple[str, ...] = ()
     layer_precisions: bool = False
-    silu: tuple[str, ...] = ("keep", "swish")
+    silu: tuple[SiluForm, ...] = ("keep", "swish")
     plugin_loading: str = ""
     compiles_plugins: bool = False
 

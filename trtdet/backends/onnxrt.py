@@ -16,6 +16,7 @@ from trtdet.backends.base import BuildRequest, Built, Capabilities
 from trtdet.detections import EfficientNms, efficient_nms
 from trtdet.errors import BackendError, one_line
 from trtdet.passes.base import PLUGIN_DOMAIN
+from trtdet.passes.nms import EFFICIENT
 from trtdet.passes.plugin_ops import plain
 
 
@@ -136,7 +137,7 @@ def _custom_operators() -> str:
     names = {field.name: field.type for field in fields(EfficientNms)}
 
     @extensions.onnx_op(  # type: ignore[untyped-decorator]
-        op_type="EfficientNMS_TRT",
+        op_type=EFFICIENT,
         inputs=[kinds.dt_float, kinds.dt_float],
         outputs=[kinds.dt_int32, kinds.dt_float, kinds.dt_float, kinds.dt_int32],
         attrs=dict.fromkeys(names, kinds.dt_int64),

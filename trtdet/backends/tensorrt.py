@@ -63,9 +63,11 @@ class TensorRT:
             precision_flags=("INT8", "FP16") if major < 10 else (),
             layer_precisions=major < 10,
             missing_ops={} if major >= 11 else {"Swish": "its parser knows the operator from TensorRT 11 on"},
-            silu={8: ("plugin", "keep"), 9: ("plugin", "keep"), 10: ("keep", "plugin")}.get(
-                major, ("swish", "keep", "plugin")
-            ),
+            silu=("plugin", "keep")
+            if major < 10
+            else ("keep", "plugin")
+            if major == 10
+            else ("swish", "keep", "plugin"),
             plugin_loading="process" if major < 10 else "registry",
             compiles_plugins=(major, minor) >= (10, 9),
         )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import onnx_graphsurgeon as gs
 from numpy.typing import ArrayLike
 
-from trtdet.config import Config, Where
+from trtdet.config import Config, SiluForm, Where
 
 PLUGIN_DOMAIN = "trt.plugins"
 """ONNX domain of operators that are TensorRT plugins; TensorRT's parser goes by the operator's name alone."""
@@ -34,7 +34,7 @@ class Options:
     nms: Where = "host"
     batch: int | None = None
     max_topk: int | None = None
-    silu: Literal["keep", "swish", "plugin"] = "keep"
+    silu: SiluForm = "keep"
     keep_own: bool = False
 
 

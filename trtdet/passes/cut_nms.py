@@ -18,8 +18,9 @@ from trtdet.config import Config
 from trtdet.detections import EfficientNms, sigmoid
 from trtdet.errors import ModelError
 from trtdet.passes.base import Options, Writer
+from trtdet.passes.nms import EFFICIENT
 
-_KINDS: dict[str, Literal["efficient", "onnx"]] = {"EfficientNMS_TRT": "efficient", "NonMaxSuppression": "onnx"}
+_KINDS: dict[str, Literal["efficient", "onnx"]] = {EFFICIENT: "efficient", "NonMaxSuppression": "onnx"}
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,8 @@ def own_nms(model: onnx.ModelProto, config: Config) -> OwnNms | None:
     Raises:
         ModelError: there are several, or one that cannot be cut off: the message says what to do.
     """
+    if all(node.op_type not in _KINDS for node in model.graph.node):
+        return None  # most models: the whole of one need not be read to know it
     return _found(gs.import_onnx(model), config)[0]
 
 
@@ -83,11 +86,11 @@ def cut(graph: gs.Graph, options: Options) -> Options:
 
 
 def _found(graph: gs.Graph, config: Config) -> tuple[OwnNms | None, gs.Node | None]:
-    tensors = graph.tensors()
-    if config.head.outputs is not None and all(name in tensors for name in config.head.outputs):
-        return None, None
     nodes = [node for node in graph.nodes if node.op in _KINDS]
     if not nodes:
+        return None, None
+    tensors = graph.tensors()
+    if config.head.outputs is not None and all(name in tensors for name in config.head.outputs):
         return None, None
     if len(nodes) > 1:
         raise ModelError(
@@ -96,7 +99,7 @@ def _found(graph: gs.Graph, config: Config) -> tuple[OwnNms | None, gs.Node | No
         )
     (node,) = nodes
     name = node.name or node.op
-    thresholds = _efficient_thresholds(node) if node.op == "EfficientNMS_TRT" else _onnx_thresholds(node, config)
+    thresholds = _efficient_thresholds(node) if node.op == EFFICIENT else _onnx_thresholds(node, config)
     obstacle = _obstacle(node, config)
     if obstacle:
         raise ModelError(
@@ -108,7 +111,7 @@ def _found(graph: gs.Graph, config: Config) -> tuple[OwnNms | None, gs.Node | No
 
 def _obstacle(node: gs.Node, config: Config) -> str:
     boxes, scores = (list(tensor.shape or ()) for tensor in node.inputs[:2])
-    efficient = node.op == "EfficientNMS_TRT"
+    efficient = node.op == EFFICIENT
     if efficient and len(node.inputs) > 2:
         return "it decodes boxes from anchors"
     if efficient and node.attrs.get("background_class", -1) >= 0:

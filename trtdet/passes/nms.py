@@ -110,7 +110,7 @@ def _box_count(boxes: gs.Variable, scores: gs.Variable) -> int:
 
 
 def _efficient(write: Writer, boxes: gs.Variable, scores: gs.Variable, pool: int, topk: int, options: Options) -> None:
-    config, graph = options.config, write.graph
+    config, batch = options.config, scores.shape[0]
     if topk > EfficientNms.CANDIDATES:
         raise ConfigError(
             f"key 'nms.pre_nms_topk' is {config.nms.pre_nms_topk} but EfficientNMS takes at most "
@@ -126,13 +126,12 @@ def _efficient(write: Writer, boxes: gs.Variable, scores: gs.Variable, pool: int
     for tensor in (boxes, scores):
         tensor.dtype = np.float32
     attributes = _attributes(config, exact=options.keep_own)
-    batch, room = scores.shape[0] if scores.shape else None, config.nms.max_detections
     outputs = write.plugin(EFFICIENT, [boxes, scores], 4, {"plugin_version": "1", **asdict(attributes)})
     if attributes.score_threshold < EfficientNms.DENSE:
         real = write("Greater", outputs[2], write.const(config.nms.score_threshold, np.float32))
         total = write("ReduceSum", _as_float(write, real), write.const([1], np.int64), keepdims=1)
         outputs[0] = write("Cast", total, to=6)
-    graph.outputs = _named(outputs, batch if batch is not None else "batch", room)
+    write.graph.outputs = _named(outputs, batch, config.nms.max_detections)
 
 
 def _attributes(config: Config, exact: bool) -> EfficientNms:
