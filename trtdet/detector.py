@@ -26,7 +26,6 @@ class Detector:
     Attributes:
         file: the ONNX file that is run.
         runner: runs it.
-        ran_on: where it runs, in words.
         where: what does the suppression.
         input: the pre-processing.
         nms: the thresholds.
@@ -36,7 +35,6 @@ class Detector:
 
     file: Path
     runner: OnnxRunner
-    ran_on: str
     where: Where
     input: InputConfig
     nms: NmsConfig
@@ -84,7 +82,7 @@ class Detector:
             file: what it is called.
         """
         runner, logits = OnnxRunner(model), config.suppresses_logits
-        return Detector(file, runner, _RAN_ON, where, config.input, config.nms, logits, config.classes)
+        return Detector(file, runner, where, config.input, config.nms, logits, config.classes)
 
     def __call__(self, images: NDArray[np.float32]) -> Detections:
         """Detects on one batch.
@@ -101,9 +99,6 @@ class Detector:
         return Detections(outputs["num_dets"], outputs["boxes"], outputs["scores"], outputs["classes"])
 
 
-_RAN_ON = "onnxruntime (CPU)"
-
-
 def _open_bundle(bundle: Bundle, nms: str) -> Detector:
     manifest = bundle.manifest
     where = manifest.nms.where
@@ -116,7 +111,6 @@ def _open_bundle(bundle: Bundle, nms: str) -> Detector:
     return Detector(
         file,
         OnnxRunner(file.read_bytes()),
-        _RAN_ON,
         where,
         manifest.input.preprocess,
         NmsConfig.model_validate(thresholds),

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 import onnx
+from numpy.typing import NDArray
 
 from trtdet.config import SiluForm, Where
 
@@ -90,6 +92,79 @@ class Built:
     sms: tuple[int, ...]
     log: tuple[str, ...]
     seconds: float
+
+
+@dataclass(frozen=True)
+class LayerTime:
+    """What one layer took.
+
+    Attributes:
+        name: as the library that ran it calls it.
+        type: its kind: an ONNX operator where nothing was fused, else the library's kind of kernel.
+        onnx: names of the ONNX nodes it came from; empty where that is not known.
+        ms: for each run in turn, in milliseconds; of a layer that ran several times in one run, the sum.
+        count: how often it ran in one run.
+    """
+
+    name: str
+    type: str
+    onnx: tuple[str, ...]
+    ms: tuple[float, ...]
+    count: int = 1
+
+
+class Lane(Protocol):
+    """One stream of work with buffers of its own, filled with one batch; several lanes may run side by side in
+    threads."""
+
+    def run(self, transfers: bool = True) -> float:
+        """Runs the batch once and waits for it.
+
+        Args:
+            transfers: whether the input is copied to the device and the outputs back.
+
+        Returns:
+            Milliseconds: by the device's own events where it has them, else by the clock.
+        """
+        ...
+
+
+class Runner(Protocol):
+    """A model or an engine, loaded and ready.
+
+    Attributes:
+        input: name of the images' input.
+        batch: the fixed batch; None where it is dynamic.
+        largest_batch: the most images it takes at once; None for any number.
+        outputs: names.
+        ran_on: where it runs, in words, such as ``onnxruntime (CPU)`` or ``TensorRT 8.6.0 (NVIDIA H200)``.
+    """
+
+    input: str
+    batch: int | None
+    largest_batch: int | None
+    outputs: tuple[str, ...]
+    ran_on: str
+
+    def __call__(self, images: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
+        """Runs float32 (B, 3, H, W); one smaller than a fixed batch is filled up and the filling left out again.
+
+        Raises:
+            BackendError: more images than it takes, or the device failed.
+        """
+        ...
+
+    def lane(self, images: NDArray[np.float32]) -> Lane:
+        """A new lane for exactly this batch, warmed up once.
+
+        Raises:
+            BackendError: a batch it does not take, or no memory on the device.
+        """
+        ...
+
+    def profile(self, images: NDArray[np.float32], runs: int, warm_up: int) -> tuple[LayerTime, ...]:
+        """Times every layer over so many runs of one batch, in the order of execution, after ``warm_up`` others."""
+        ...
 
 
 class Backend(Protocol):

@@ -78,6 +78,8 @@ class OnnxRunner:
         self.input: str = source.name
         self.batch: int | None = source.shape[0] if isinstance(source.shape[0], int) else None
         """The model's fixed batch, None where it is dynamic."""
+        self.largest_batch = self.batch
+        self.ran_on = "onnxruntime (CPU)"
         self.inputs: tuple[str, ...] = tuple(one.name for one in self._session.get_inputs())
         self.outputs: tuple[str, ...] = tuple(output.name for output in self._session.get_outputs())
 
