@@ -119,7 +119,13 @@ def evaluate_each(
         progress(done, len(dataset.images))
     return [
         Evaluation(
-            metric.compute(), metric, 1000 * spent / done, str(detector.file), detector.runner.ran_on, detector.where, nms
+            metric.compute(),
+            metric,
+            1000 * spent / done,
+            str(detector.file),
+            detector.runner.ran_on,
+            detector.where,
+            nms,
         )
         for metric, nms, spent in zip(metrics, thresholds, seconds, strict=True)
     ]
