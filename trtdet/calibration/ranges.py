@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import struct
 import warnings
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trtdet.bundle import write_atomically
+from trtdet.calibration import cache
 from trtdet.calibration.collector import Collection
 from trtdet.calibration.thresholds import RULES, percentile
 from trtdet.errors import CalibrationError, ConfigError, TrtdetWarning
@@ -145,15 +145,14 @@ class Ranges:
                 )
         return ranges
 
-    def to_calibration_cache(self, version: int = 8600) -> str:
-        """The text that TensorRT up to 10 reads as a calibration cache.
-
-        The first line names the version and the algorithm; then each line is a tensor and the big-endian float32 scale
-        in hexadecimal digits.
+    def to_calibration_cache(self, version: int = 8600, algorithm: str = "EntropyCalibration2") -> str:
+        """The text that TensorRT up to 10 reads as a calibration cache, see :mod:`trtdet.calibration.cache`.
 
         Args:
             version: TensorRT's version as in ``NV_TENSORRT_VERSION``, 8600 for 8.6.0.
+            algorithm: of the calibrator that hands it to TensorRT.
+
+        Raises:
+            CalibrationError: an unknown algorithm, or a range that is too large for a float32 scale.
         """
-        lines = [f"TRT-{version}-EntropyCalibration2"]
-        lines += [f"{name}: {struct.pack('>f', entry.scale).hex()}" for name, entry in self.tensors.items()]
-        return "\n".join(lines) + "\n"
+        return cache.write({name: entry.scale for name, entry in self.tensors.items()}, version, algorithm)

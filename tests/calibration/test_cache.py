@@ -1,0 +1,218 @@
+"""TensorRT's calibration cache: what is written, what is read, and what is refused."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trtdet.calibration import Range, Ranges, cache
+from trtdet.calibration.cache import ALGORITHMS, matched, read, version_number, write
+from trtdet.errors import CalibrationError
+
+# Any name of an ONNX tensor but one with a line break: colons, spaces and other separators of lines included.
+NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n"), min_size=1)
+SCALES = st.floats(np.finfo(np.float32).tiny.item(), np.finfo(np.float32).max.item(), width=32)
+
+# As TensorRT 7.2.3 and 10.13.3 wrote them for published networks.
+OWN_7 = (
+    "TRT-7203-EntropyCalibration2\ninput_image: 400054a6\nssd_300_vgg/conv_init/Conv2D__176:0: 400054a6\n"
+    "(Unnamed Layer* 37) [Constant]_output: 280de15b\n"
+)
+OWN_10 = (
+    "TRT-101303-MinMaxCalibration\n/Sub_output_0: 0\n/Constant_3_output_0_output: 7c010204\n"
+    "/encoder/Log_output_0: 7f800000\nlast_hidden_state: 3bc633ee\n"
+)
+
+
+def text(*lines: str) -> str:
+    return "\n".join(("TRT-8600-EntropyCalibration2", *lines)) + "\n"
+
+
+@given(st.dictionaries(NAMES, SCALES), st.integers(0, 10**6), st.sampled_from(ALGORITHMS))
+def test_what_is_written_is_read(scales: dict[str, float], version: int, algorithm: str) -> None:
+    written = write(scales, version, algorithm)
+    assert list(read(written, version=version, algorithm=algorithm).items()) == list(scales.items())
+
+
+@given(st.floats(1e-30, 1e30))
+def test_a_scale_is_rounded_to_float32_and_written_big_endian(scale: float) -> None:
+    digits = write({"x": scale}, 8600).splitlines()[1].removeprefix("x: ")
+    assert digits == f"{np.float32(scale).view(np.uint32):08x}"
+    assert read(text(f"x: {digits}"))["x"] == np.float32(scale)
+
+
+def test_the_text_of_a_known_cache() -> None:
+    assert write({"data": 1 / 127, "a b: c:0": 2.0}, 8601, "MinMaxCalibration") == (
+        "TRT-8601-MinMaxCalibration\ndata: 3c010204\na b: c:0: 40000000\n"
+    )
+
+
+def test_ranges_are_written_for_the_version_and_the_algorithm_asked_for() -> None:
+    ranges = Ranges("minmax", None, {"images": Range(127.0, 0.0, 127.0)}, "", 1, "")
+    assert (
+        ranges.to_calibration_cache(100900, "MinMaxCalibration") == "TRT-100900-MinMaxCalibration\nimages: 3f800000\n"
+    )
+
+
+def test_a_cache_that_tensorrt_wrote_is_read_at_the_last_colon() -> None:
+    scales = read(OWN_7, version=7203, algorithm="EntropyCalibration2")
+    assert list(scales) == [
+        "input_image",
+        "ssd_300_vgg/conv_init/Conv2D__176:0",
+        "(Unnamed Layer* 37) [Constant]_output",
+    ]
+    assert scales["input_image"] == np.array([0x400054A6], np.uint32).view(np.float32)[0]
+
+
+def test_tensors_that_tensorrt_found_no_range_for_are_refused_or_left_out() -> None:
+    with pytest.raises(
+        CalibrationError, match="cache: the scale of 2 of 4 tensors is not over 0.*'/Sub_output_0' with 0"
+    ):
+        read(OWN_10)
+    assert list(read(OWN_10, skip_unusable=True)) == ["/Constant_3_output_0_output", "last_hidden_state"]
+
+
+def test_leading_zeros_may_be_left_out_as_tensorrt_does() -> None:
+    assert read(text("x: 1000001"))["x"] == np.array([0x01000001], np.uint32).view(np.float32)[0]
+
+
+def test_a_cache_may_have_no_tensor_and_no_last_line_break() -> None:
+    assert read("TRT-8600-EntropyCalibration2") == {}
+    assert read("TRT-8600-EntropyCalibration2\nx: 3f800000") == {"x": 1.0}
+
+
+# the heading
+
+
+@pytest.mark.parametrize(
+    "heading", ["", "8600", "TRT-8600", "TRT-x-EntropyCalibration2", " TRT-8600-EntropyCalibration2"]
+)
+def test_what_is_no_cache_says_what_its_first_line_is(heading: str) -> None:
+    with pytest.raises(
+        CalibrationError, match="'c.cache' is no calibration cache of TensorRT: its first line is '.*'TRT-"
+    ):
+        read(heading + "\nx: 3f800000\n", "'c.cache'")
+
+
+def test_a_long_first_line_is_cut() -> None:
+    with pytest.raises(CalibrationError) as caught:
+        read("x" * 10000)
+    assert len(str(caught.value)) < 300
+
+
+def test_another_version_is_refused_and_both_are_named() -> None:
+    with pytest.raises(CalibrationError, match="is of TensorRT 8600, and 100900 is what will read it.*calibrate again"):
+        read(text("x: 3f800000"), version=100900)
+
+
+def test_another_algorithm_is_refused_and_both_are_named() -> None:
+    with pytest.raises(
+        CalibrationError, match="algorithm EntropyCalibration2, and MinMaxCalibration is what will read"
+    ):
+        read(text("x: 3f800000"), version=8600, algorithm="MinMaxCalibration")
+
+
+@pytest.mark.parametrize(
+    ("version", "number"),
+    [
+        ("8.5.3.1", 8503),
+        ("8.6.0", 8600),
+        ("8.6.1.6", 8601),
+        ("9.3.0", 9300),
+        ("10.0.0b6", 100000),
+        ("10.13.3.9", 101303),
+    ],
+)
+def test_version_numbers_are_nvidias(version: str, number: int) -> None:
+    assert version_number(version) == number
+
+
+@pytest.mark.parametrize("version", ["", "8.6", "main"])
+def test_what_is_no_version_is_refused(version: str) -> None:
+    with pytest.raises(CalibrationError, match=f"'{version}' is no version of TensorRT"):
+        version_number(version)
+
+
+# lines
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "x",
+        "x:3f800000",
+        ": 3f800000",
+        "x: ",
+        "x: 3f80000g",
+        "x: 3f8000000",
+        "x: 1.0",
+        "x: -3f80000",
+        "x: 3f800000\r",
+    ],
+)
+def test_a_malformed_line_is_named_by_its_number(line: str) -> None:
+    with pytest.raises(CalibrationError, match="line 3 is '.*', expected the name of a tensor, ': ' and up to 8"):
+        read(text("good: 3f800000", line, "also: 3f800000"))
+
+
+def test_a_name_that_stands_twice_is_refused() -> None:
+    with pytest.raises(CalibrationError, match="line 4: tensor 'x' stands there twice"):
+        read(text("x: 3f800000", "y: 3f800000", "x: 3f800001"))
+
+
+@pytest.mark.parametrize("digits", ["0", "00000000", "80000000", "bf800000", "7f800000", "ff800000", "7fc00000"])
+def test_a_scale_that_is_not_over_0_and_finite_is_refused(digits: str) -> None:
+    with pytest.raises(CalibrationError, match="scale of 1 of 2 tensors is not over 0 and finite, the first is 'bad'"):
+        read(text("good: 3f800000", f"bad: {digits}"))
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, math.nan, math.inf, -math.inf, 1e39, 1e-60])
+def test_a_scale_that_float32_does_not_hold_is_not_written(scale: float) -> None:
+    with pytest.raises(CalibrationError, match="scale of tensor 'bad' is .*; it must be a float32 over 0 and finite"):
+        write({"good": 1.0, "bad": scale}, 8600)
+
+
+def test_an_unknown_algorithm_is_not_written() -> None:
+    with pytest.raises(CalibrationError, match="no calibration algorithm 'Entropy'; allowed: MinMaxCalibration, Ent"):
+        write({}, 8600, "Entropy")
+
+
+@pytest.mark.parametrize("name", ["", "a\nb"])
+def test_a_name_that_no_line_holds_is_not_written(name: str) -> None:
+    with pytest.raises(
+        CalibrationError, match=r"no cache holds a tensor named '(a\\nb)?': empty, or with a line break"
+    ):
+        write({name: 1.0}, 8600)
+
+
+# a network's tensors
+
+
+def test_scales_come_in_the_order_of_the_network() -> None:
+    assert list(matched({"b": 1.0, "a": 2.0}, ["a", "other", "b"], ["b"]).items()) == [("a", 2.0), ("b", 1.0)]
+
+
+def test_needed_tensors_without_a_scale_are_counted_and_the_first_is_named() -> None:
+    with pytest.raises(
+        CalibrationError, match="'r' is of another model: 2 of the 3 tensors that need .* none, first 'b'; cal"
+    ):
+        matched({"a": 1.0}, ["a", "b", "c"], ["a", "b", "c"], "'r'")
+
+
+def test_unknown_tensors_are_counted_and_the_first_is_named() -> None:
+    with pytest.raises(
+        CalibrationError, match="another model: 2 of its 3 tensors are not in the network, first 'x'; cal"
+    ):
+        matched({"a": 1.0, "x": 1.0, "y": 1.0}, ["a"], ["a"])
+
+
+def test_the_cache_of_another_model_says_both() -> None:
+    with pytest.raises(
+        CalibrationError, match="1 of the 1 tensors .* 'a'; 1 of its 1 tensors .* 'x'; calibrate the model"
+    ):
+        matched(cache.read(text("x: 3f800000")), ["a"], ["a"])

@@ -1,0 +1,180 @@
+"""TensorRT's calibration cache: the text in which TensorRT up to 10 keeps a network's ranges for implicit quantisation.
+
+The first line is ``TRT-<version>-<algorithm>``, the version being ``NV_TENSORRT_VERSION``. Every other line is
+``<tensor>: <scale>``, the scale (amax / 127) being the bits of a float32 as a hexadecimal number. Names are written as
+they are: they may hold colons and spaces.
+
+TensorRT takes a cache only where version and algorithm are its calibrator's own; of one that it does not take it says
+``Calibration table does not match calibrator algorithm type.`` and calibrates anew, on images that may not be there.
+What is checked here is checked before that.
+
+Sources: ``samples/opensource/sampleINT8/README.md`` of NVIDIA/TensorRT, release/7.0; the algorithms' names and the
+messages are those in libnvinfer 8.6.0; that leading zeros are left out, and what stands for a tensor of zeros, is as in
+caches that TensorRT 10.9 and 10.13 wrote.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections.abc import Collection, Iterator, Mapping
+
+from trtdet.errors import CalibrationError
+
+ALGORITHMS = ("MinMaxCalibration", "EntropyCalibration2", "EntropyCalibration", "LegacyCalibration")
+"""What TensorRT calls the algorithms of its calibrators."""
+
+_HEADING = re.compile(r"TRT-(\d+)-(\w+)")
+_DIGITS = re.compile(r"[0-9a-fA-F]{1,8}")
+
+
+def version_number(version: str) -> int:
+    """``NV_TENSORRT_VERSION`` of a version: 8600 for ``8.6.0``, 100900 for ``10.9.0.34``.
+
+    Up to TensorRT 9 it is ``major * 1000 + minor * 100 + patch``, from 10 on ``major * 10000 + minor * 100 + patch``
+    (``NvInferRuntimeBase.h``).
+
+    Raises:
+        CalibrationError: the text does not start with three numbers.
+    """
+    found = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
+    if found is None:
+        raise CalibrationError(f"'{version}' is no version of TensorRT; expected one like 8.6.0")
+    major, minor, patch = (int(part) for part in found.groups())
+    return major * (10000 if major >= 10 else 1000) + minor * 100 + patch
+
+
+def write(scales: Mapping[str, float], version: int, algorithm: str = "EntropyCalibration2") -> str:
+    """The text of a cache.
+
+    Args:
+        scales: by name of a tensor, amax / 127.
+        version: of the TensorRT that will read it, see :func:`version_number`.
+        algorithm: of the calibrator that will hand it over, one of ``ALGORITHMS``.
+
+    Raises:
+        CalibrationError: an unknown algorithm, a scale that is no finite float32 over 0, or a name that is empty or has a line
+            break.
+    """
+    if algorithm not in ALGORITHMS:
+        raise CalibrationError(f"TensorRT has no calibration algorithm '{algorithm}'; allowed: {', '.join(ALGORITHMS)}")
+    lines = [f"TRT-{version}-{algorithm}"]
+    for name, scale in scales.items():
+        if not name or "\n" in name:
+            raise CalibrationError(f"no cache holds a tensor named {name!r}: empty, or with a line break; rename it")
+        lines.append(f"{name}: {_float32(name, scale).hex()}")
+    return "\n".join(lines) + "\n"
+
+
+def _float32(name: str, scale: float) -> bytes:
+    try:
+        bits = struct.pack(">f", scale)
+    except OverflowError:
+        bits = struct.pack(">f", math.inf)
+    if not _usable(struct.unpack(">f", bits)[0]):
+        raise CalibrationError(f"the scale of tensor '{name}' is {scale}; it must be a float32 over 0 and finite")
+    return bits
+
+
+def _usable(scale: float) -> bool:
+    return 0 < scale < math.inf
+
+
+def read(
+    text: str,
+    where: str = "the calibration cache",
+    *,
+    version: int | None = None,
+    algorithm: str | None = None,
+    skip_unusable: bool = False,
+) -> dict[str, float]:
+    """The scales of a cache, by name of the tensor and in its order.
+
+    Args:
+        text: of the cache.
+        where: what an error calls it.
+        version: that it must be of; None for any.
+        algorithm: that it must be of; None for any.
+        skip_unusable: leaves tensors without a usable scale out instead of refusing the cache. TensorRT itself writes 0
+            for one that was zero on every image and infinity for one that overflowed.
+
+    Raises:
+        CalibrationError: the text is no cache, or of another version or algorithm; a line is not ``name: digits``; a
+            name stands there twice; a scale is not over 0 and finite.
+    """
+    heading, *lines = text.removesuffix("\n").split("\n")
+    found = _HEADING.fullmatch(heading)
+    if found is None:
+        raise CalibrationError(
+            f"{where} is no calibration cache of TensorRT: its first line is {_shown(heading)}, expected one like "
+            "'TRT-8600-EntropyCalibration2'; make one with 'trtdet calibrate'"
+        )
+    if algorithm is not None and found[2] != algorithm:
+        raise CalibrationError(
+            f"{where} is of the algorithm {found[2]}, and {algorithm} is what will read it: TensorRT takes no other; "
+            "calibrate again"
+        )
+    if version is not None and int(found[1]) != version:
+        raise CalibrationError(
+            f"{where} is of TensorRT {found[1]}, and {version} is what will read it: TensorRT takes no other; "
+            "calibrate again"
+        )
+    scales: dict[str, float] = {}
+    for number, name, scale in _entries(lines, where):
+        if name in scales:
+            raise CalibrationError(f"{where}, line {number}: tensor '{name}' stands there twice; calibrate again")
+        scales[name] = scale
+    unusable = [name for name, scale in scales.items() if not _usable(scale)]
+    if unusable and not skip_unusable:
+        raise CalibrationError(
+            f"{where}: the scale of {len(unusable)} of {len(scales)} tensors is not over 0 and finite, the first is "
+            f"'{unusable[0]}' with {scales[unusable[0]]}; calibrate again"
+        )
+    return {name: scale for name, scale in scales.items() if _usable(scale)}
+
+
+def _entries(lines: list[str], where: str) -> Iterator[tuple[int, str, float]]:
+    """Number of the line, name and scale of each; the name ends at the last colon."""
+    for number, line in enumerate(lines, start=2):
+        name, _, digits = line.rpartition(": ")
+        if not name or _DIGITS.fullmatch(digits) is None:
+            raise CalibrationError(
+                f"{where}, line {number} is {_shown(line)}, expected the name of a tensor, ': ' and up to 8 "
+                "hexadecimal digits; calibrate again"
+            )
+        yield number, name, struct.unpack(">f", int(digits, 16).to_bytes(4, "big"))[0]
+
+
+def _shown(line: str, limit: int = 80) -> str:
+    return repr(line if len(line) <= limit else line[: limit - 3] + "...")
+
+
+def matched(
+    scales: Mapping[str, float], network: Collection[str], needed: Collection[str], where: str = "the calibration cache"
+) -> dict[str, float]:
+    """The scales for a network, in the order of its tensors.
+
+    TensorRT passes over scales of tensors that it does not have, and runs what reads or gives a tensor without one in
+    float, with no more than a warning for each: the cache of another model would become an engine without INT8.
+
+    Args:
+        scales: by name of a tensor.
+        network: names of all tensors of the network that will be built.
+        needed: names of those that must have a scale.
+        where: what an error calls the scales.
+
+    Raises:
+        CalibrationError: scales of tensors that the network does not have, or needed tensors without one.
+    """
+    known = set(network)
+    unknown = [name for name in scales if name not in known]
+    missing = [name for name in needed if name not in scales]
+    said = []
+    if missing:
+        said.append(f"{len(missing)} of the {len(needed)} tensors that need a range have none, first '{missing[0]}'")
+    if unknown:
+        said.append(f"{len(unknown)} of its {len(scales)} tensors are not in the network, first '{unknown[0]}'")
+    if said:
+        raise CalibrationError(f"{where} is of another model: {'; '.join(said)}; calibrate the model that is built")
+    return {name: scales[name] for name in network if name in scales}
