@@ -54,8 +54,8 @@ def write(scales: Mapping[str, float], version: int, algorithm: str = "EntropyCa
         algorithm: of the calibrator that will hand it over, one of ``ALGORITHMS``.
 
     Raises:
-        CalibrationError: an unknown algorithm, a scale that is no finite float32 over 0, or a name that is empty or has a line
-            break.
+        CalibrationError: an unknown algorithm, a scale that is no finite float32 over 0, or a name that is empty or has
+            a line break.
     """
     if algorithm not in ALGORITHMS:
         raise CalibrationError(f"TensorRT has no calibration algorithm '{algorithm}'; allowed: {', '.join(ALGORITHMS)}")

@@ -1,0 +1,255 @@
+"""The calibrators of implicit quantisation, which TensorRT has up to version 10: ranges that trtdet chose, or images
+for TensorRT to choose them from.
+
+They are made and used in the building process, beside the builder that asks them. TensorRT's bindings take an
+exception in a calibrator for the end of the images, and TensorRT goes on without INT8 where it has no range: what went
+wrong is kept here, and :meth:`Calibration.check` says it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtdet.errors import BackendError, CalibrationError, ConfigError, TrtdetError, one_line
+
+CALIBRATORS = {
+    "minmax": "IInt8MinMaxCalibrator",
+    "entropy": "IInt8EntropyCalibrator2",
+    "percentile": "IInt8LegacyCalibrator",
+}
+"""TensorRT's own calibrators, by the rule that they follow."""
+
+_CUTOFF = 1.0
+"""Where the percentile calibrator would start to extrapolate, as a share of the largest value: nowhere. It and the
+quantile of 0.9999 are those of NVIDIA's BERT demonstration (NVIDIA/TensorRT, release/8.6,
+``demo/BERT/helpers/calibrator.py``)."""
+
+_WORDS = (
+    "Calibration table does not match",
+    "Could not parse the following line from the calibration cache",
+    "Calibrator won't be used in explicit precision mode",
+    "Calibration skipped",
+    "Calibration failure occurred",
+    "Init calibration params failed",
+    "Building FP32 calibration engine failed",
+)
+"""What TensorRT 8.6 says where it cannot or does not calibrate."""
+
+
+class Calibration(Protocol):
+    """A calibrator and what came of it.
+
+    Attributes:
+        calibrator: for ``IBuilderConfig.int8_calibrator``; this object must outlive the build.
+        written: the cache that TensorRT wrote, None while it has not.
+    """
+
+    calibrator: Any
+
+    @property
+    def written(self) -> str | None: ...
+
+    def check(self, built: bool, said: Sequence[str]) -> None:
+        """To be called when the builder is done, whether or not with an engine.
+
+        Args:
+            built: the builder gave an engine; without one its own words count, unless the calibration is to blame.
+            said: its messages, oldest first.
+
+        Raises:
+            CalibrationError: TensorRT did not calibrate as it was told to; the message holds its own words.
+            TrtdetError: of the images, whatever ended them.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images for a network to be calibrated on.
+
+    Attributes:
+        input: name of the network's input.
+        shape: its (B, 3, H, W); where the batch is dynamic, with the B that the calibration profile has as optimum.
+        batches: float32 (b, 3, H, W) with b up to B; read once, and one at a time.
+        upload: copies a batch (B, 3, H, W) to the device and gives its address there. It may use the same memory each
+            time: TensorRT is done with a batch before it asks for the next.
+    """
+
+    input: str
+    shape: tuple[int, int, int, int]
+    batches: Iterable[NDArray[np.float32]]
+    upload: Callable[[NDArray[np.float32]], int]
+
+
+def from_cache(trt: Any, text: str) -> Calibration:
+    """A calibrator that hands over a cache and has no images.
+
+    Args:
+        trt: the module ``tensorrt``.
+        text: as :func:`trtdet.calibration.cache.write` gives it for this version and ``EntropyCalibration2``.
+
+    Raises:
+        BackendError: this version has no calibrators.
+    """
+    return _FromCache(_base(trt, "entropy"), text)
+
+
+def from_images(trt: Any, rule: str, images: Images, quantile: float = 0.9999) -> Calibration:
+    """One of TensorRT's own calibrators, fed with images through Polygraphy.
+
+    A batch that is smaller than the network's, as the last one may be, is filled up with its own images again: TensorRT
+    takes one size alone, and an image that were left out may be the one with the largest activation, while one that
+    counts twice moves a histogram by little.
+
+    Args:
+        trt: the module ``tensorrt``.
+        rule: ``minmax``, ``entropy`` or ``percentile``.
+        images: what it is calibrated on; the first batch is read at once.
+        quantile: of ``percentile``, the share of the magnitudes that the range covers, over 0 and up to 1.
+
+    Raises:
+        BackendError: this version has no calibrators, or Polygraphy is not installed.
+        CalibrationError: there are no images, or they do not fit the network.
+        ConfigError: TensorRT has no calibrator of that rule.
+    """
+    if rule not in CALIBRATORS:
+        raise ConfigError(
+            f"TensorRT has no calibrator for the rule '{rule}'; allowed: {', '.join(CALIBRATORS)}; "
+            "--calibrator trtdet takes every rule"
+        )
+    base = _base(trt, rule)
+    try:
+        from polygraphy.backend.trt import Calibrator
+    except ImportError as error:
+        raise BackendError(
+            f"TensorRT's own calibrators are fed through Polygraphy, which is not installed here ({error}); "
+            "pip install 'trtdet[trt]', or use --calibrator trtdet, which needs none"
+        ) from None
+    feed = _Feed(images)
+    calibrator = Calibrator(
+        feed, BaseClass=base, batch_size=images.shape[0], quantile=quantile, regression_cutoff=_CUTOFF
+    )
+    return _FromImages(calibrator, feed)
+
+
+def _base(trt: Any, rule: str) -> Any:
+    try:
+        return getattr(trt, CALIBRATORS[rule])
+    except AttributeError:
+        title = "TensorRT-RTX" if trt.__name__ == "tensorrt_rtx" else "TensorRT"
+        raise BackendError(
+            f"implicit quantisation is gone in {title} {trt.__version__}, it has no {CALIBRATORS[rule]}; use "
+            "--quantization explicit, which writes the ranges into the model and works with every version"
+        ) from None
+
+
+def _reason(said: Sequence[str]) -> str:
+    found = [line for line in said if any(words in line for words in _WORDS)]
+    return one_line(" ".join(dict.fromkeys(found))) if found else "it gave no reason"
+
+
+class _FromCache:
+    def __init__(self, base: Any, text: str) -> None:
+        self.written: str | None = None
+        self.read = self.asked = False
+        kept = self
+
+        class Calibrator(base):  # type: ignore[misc]  # the base is known only at run time
+            def __init__(self) -> None:
+                # Not super(): the bindings find their own part of the object through the base alone.
+                base.__init__(self)
+
+            def get_batch_size(self) -> int:
+                return 1
+
+            def get_batch(self, names: list[str]) -> None:
+                kept.asked = True
+
+            def read_calibration_cache(self) -> bytes:
+                kept.read = True
+                return text.encode()
+
+            def write_calibration_cache(self, cache: Any) -> None:
+                kept.written = bytes(cache).decode()
+
+        self.calibrator = Calibrator()
+
+    def check(self, built: bool, said: Sequence[str]) -> None:
+        if self.asked:
+            raise CalibrationError(
+                f"TensorRT refused the ranges that it was given and asked for images instead: {_reason(said)}; "
+                "calibrate again, or use --quantization explicit"
+            )
+        if built and not self.read:
+            raise CalibrationError(
+                f"TensorRT built an engine without the ranges that it was given: {_reason(said)}; a network with Q/DQ "
+                "nodes needs --quantization explicit"
+            )
+
+
+class _Feed:
+    """What Polygraphy's calibrator reads: for each batch, the address of its copy on the device."""
+
+    def __init__(self, images: Images) -> None:
+        self.batches = 0
+        self.ended = False
+        self.failure: Exception | None = None
+        self._images = images
+        batches = iter(images.batches)
+        first = next(batches, None)
+        if first is None:
+            raise CalibrationError("there is no image to calibrate on; give a folder of images or a list of file names")
+        self._batches = chain([self._whole(first)], map(self._whole, batches))
+
+    def __iter__(self) -> Iterator[dict[str, int]]:
+        try:
+            for batch in self._batches:
+                address = int(self._images.upload(batch))
+                self.batches += 1
+                yield {self._images.input: address}
+            self.ended = True
+        except Exception as error:
+            # TensorRT's bindings would print it and go on as if there were no more images.
+            self.failure = error
+
+    def _whole(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
+        shape = self._images.shape
+        if not 0 < len(batch) <= shape[0] or batch.shape[1:] != shape[1:]:
+            raise CalibrationError(
+                f"a calibration batch has the shape {batch.shape}, the network takes {shape} and fewer images"
+            )
+        return np.ascontiguousarray(batch if len(batch) == shape[0] else np.resize(batch, shape), np.float32)
+
+
+class _FromImages:
+    def __init__(self, calibrator: Any, feed: _Feed) -> None:
+        self.calibrator = calibrator
+        self._feed = feed
+
+    @property
+    def written(self) -> str | None:
+        cache: bytes | None = self.calibrator.cache_contents
+        return None if cache is None else cache.decode()
+
+    def check(self, built: bool, said: Sequence[str]) -> None:
+        feed = self._feed
+        if isinstance(feed.failure, TrtdetError):
+            raise feed.failure
+        if feed.failure is not None:
+            raise CalibrationError(
+                f"after {feed.batches} batches the calibration images could not be given to TensorRT: "
+                f"{type(feed.failure).__name__}: {one_line(feed.failure)}; free device memory and build again"
+            ) from feed.failure
+        if not built:
+            return
+        if not feed.ended or self.written is None:
+            raise CalibrationError(
+                f"TensorRT built an engine without calibrating it on all images, it asked for {feed.batches} batches: "
+                f"{_reason(said)}; a network with Q/DQ nodes needs --quantization explicit"
+            )
