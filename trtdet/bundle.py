@@ -72,6 +72,8 @@ class NmsPart(_Part):
 class PluginPart(_Part):
     file: str
     sha256: str
+    embedded: bool = False
+    """The engine carries the library; a service need not load the file."""
 
 
 class BackendPart(_Part):
@@ -79,6 +81,10 @@ class BackendPart(_Part):
     version: str
     sms: tuple[int, ...]
     plugins: tuple[PluginPart, ...] = ()
+    version_compatible: bool = False
+    """The engine runs on later versions of the library as well."""
+    hardware_compatible: bool = False
+    """The engine runs on compute capability 8.0 and every later one, not on those of ``sms`` alone."""
 
 
 class ImagesPart(_Part):
@@ -88,7 +94,9 @@ class ImagesPart(_Part):
 
 
 class QuantizationPart(_Part):
-    mode: Literal["explicit", "none"]
+    mode: Literal["explicit", "implicit", "none"]
+    source: Literal["trtdet", "tensorrt", "cache"] = "trtdet"
+    """Who chose the ranges: trtdet, TensorRT's own calibrator, or whoever made the calibration cache that was given."""
     calibrator: str | None = None
     percentile: float | None = None
     histograms_key: str | None = None
@@ -227,7 +235,8 @@ class Bundle:
 
     @property
     def model(self) -> Path:
-        """The ONNX model that the engine was built from, Q/DQ and casts included."""
+        """The ONNX model that the engine was built from, Q/DQ and casts included; float where ``quantization.mode`` is
+        ``implicit``, since INT8 is then in the engine alone."""
         return next(self.path / name for name in self.manifest.files if name.endswith(".onnx"))
 
     @property

@@ -102,7 +102,26 @@ def _parser() -> argparse.ArgumentParser:
     _ranking_options(build)
     _nms_options(build)
     build.add_argument("--silu", default="auto", choices=SILU, help="what SiLU and HardSwish become (default: auto)")
+    build.add_argument(
+        "--quantization",
+        default="explicit",
+        choices=("explicit", "implicit"),
+        help="Q/DQ nodes in the model, or a float model and a calibrator, for TensorRT up to 10 (default: explicit)",
+    )
+    build.add_argument(
+        "--calibrator",
+        default="trtdet",
+        choices=("trtdet", "tensorrt"),
+        help="whose ranges implicit quantisation takes: trtdet's, or those of TensorRT's own calibrator of --calib",
+    )
+    build.add_argument(
+        "--calibration-cache",
+        type=Path,
+        metavar="FILE",
+        help="implicit quantisation with these ranges",
+    )
     _backend_options(build)
+    _engine_options(build)
     build.add_argument("--batch", type=_batch, metavar="MIN:OPT:MAX", help="for a model with a dynamic batch")
 
     sensitivity = _command(commands, "sensitivity", _sensitivity, "what INT8 costs at each convolution, ranked")
@@ -201,6 +220,17 @@ def _backend_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--plugin-library", type=Path, nargs="+", default=[], metavar="PATH", help="TensorRT plugins, for --silu plugin"
+    )
+
+
+def _engine_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--workspace", type=float, metavar="MIB", help="scratch memory that a kernel may use")
+    parser.add_argument("--version-compatible", action="store_true", help="for later TensorRT versions as well")
+    parser.add_argument("--hardware-compatible", action="store_true", help="for every GPU since Ampere")
+    parser.add_argument("--embed-plugins", action="store_true", help="the engine carries the plugin libraries")
+    parser.add_argument("--tactic-sources", nargs="*", metavar="NAME", help="kernel libraries that TensorRT may use")
+    parser.add_argument(
+        "--timing-cache", type=Path, metavar="FILE", help="what is known of the device's kernels (default: beside -o)"
     )
 
 
@@ -412,6 +442,7 @@ def _calibrate(options: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 
 def _build(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    from trtdet.backends import EngineOptions
     from trtdet.pipeline import BuildOptions, KeepOptions, build
 
     result = build(
@@ -437,6 +468,17 @@ def _build(options: argparse.Namespace, console: Console) -> dict[str, Any]:
             ),
             silu=options.silu,
             plugins=tuple(options.plugin_library),
+            quantization=options.quantization,
+            calibrator=options.calibrator,
+            cache=options.calibration_cache,
+            engine=EngineOptions(
+                None if options.workspace is None else int(options.workspace * 2**20),
+                options.version_compatible,
+                options.hardware_compatible,
+                options.embed_plugins,
+                None if options.tactic_sources is None else tuple(options.tactic_sources),
+            ),
+            timing_cache=options.timing_cache,
         ),
         console.progress,
     )
@@ -470,6 +512,9 @@ def _summary(bundle: Bundle, options: argparse.Namespace, up_to_date: bool) -> s
         target += f" for compute capability {', '.join(str(sm / 10) for sm in manifest.backend.sms)}"
     state = "up to date" if up_to_date else "wrote"
     asked = f"asked --backend {options.backend} --nms {options.nms} --silu {options.silu} --{options.precision}"
+    if manifest.quantization.mode == "implicit":
+        whose = {"trtdet": "trtdet's ranges", "tensorrt": "TensorRT's calibrator", "cache": "the ranges of a cache"}
+        done = f"quantised by TensorRT with {whose[manifest.quantization.source]}: {done}"
     silu = _silu(manifest.silu)
     return f"{state} {bundle.path}: {made}, {target}, NMS {manifest.nms.where}, {silu}, {done} ({asked})"
 

@@ -15,7 +15,8 @@ from trtdet.data import CocoDataset
 from trtdet.detector import Detector
 from trtdet.evaluation import Evaluation, evaluate
 from trtdet.pictures import Pictures, infer
-from trtdet.pipeline import HISTOGRAMS, BuildOptions, CalibrationOptions, Progress, build
+from trtdet.pipeline import HISTOGRAMS, BuildOptions, CalibrationOptions, build
+from trtdet.progress import Progress, silent
 from trtdet.zoo import SHAPES_MODEL
 
 CALIBRATION_IMAGES = 64
@@ -93,7 +94,7 @@ class Demo:
         )
 
 
-def run_demo(folder: Path, progress: Progress = lambda stage, done, total: None) -> Demo:
+def run_demo(folder: Path, progress: Progress = silent) -> Demo:
     """Generates the data, builds FP32, INT8, and INT8 by each rule alone, scores all of them, draws a few pictures.
 
     Args:

@@ -5,18 +5,28 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache, partial
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import onnx
 
 from trtdet import __version__
 from trtdet.audit import Audit, audit
-from trtdet.backends import Backend, BuildRequest, Built, Capabilities, OnnxRunner, choose
+from trtdet.backends import (
+    Backend,
+    BuildRequest,
+    Built,
+    Capabilities,
+    EngineOptions,
+    Implicit,
+    OnnxRunner,
+    OwnCalibrator,
+    choose,
+)
 from trtdet.bundle import (
     AuditPart,
     BackendPart,
@@ -34,8 +44,9 @@ from trtdet.bundle import (
     ShapePart,
     SiluPart,
     sha256_file,
+    write_atomically,
 )
-from trtdet.calibration import RULES, Collection, Ranges, collect, collection_key, expose
+from trtdet.calibration import RULES, Collection, Ranges, cache, collect, collection_key, expose
 from trtdet.comparison import compare
 from trtdet.config import Config, InputConfig, NmsConfig, SiluForm, Where
 from trtdet.data import CocoDataset, ImageStream, content_hash, evenly, find_images
@@ -45,6 +56,7 @@ from trtdet.evaluation import Evaluation, evaluate
 from trtdet.passes import Options, OwnNms, PassResult, Rewritten, decoded, load_model, own_nms, rewrite
 from trtdet.passes.plugin_ops import ACTIVATIONS
 from trtdet.planning import Score, TradeOff, keeping, most_sensitive, named, reasons, smallest, within_budget
+from trtdet.progress import Progress, silent
 from trtdet.quantize import (
     CORRECTIONS,
     LARGEST,
@@ -52,6 +64,7 @@ from trtdet.quantize import (
     Corrections,
     Entry,
     Placement,
+    Precision,
     PrecisionPlan,
     Requantized,
     Sources,
@@ -59,15 +72,13 @@ from trtdet.quantize import (
     insert_qdq,
     lint,
     place,
+    quantizable,
     reach,
     region_of,
     requantize,
     to_half,
 )
 from trtdet.ranking import DEPTHWISE, Method, Sensitivity, Subject, multiply_adds, rank, subject_key
-
-Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is done and how much there is."""
 
 HISTOGRAMS = "histograms.npz"
 RANKING = "sensitivity.json"
@@ -77,10 +88,6 @@ DEFAULT_IMAGES = 128
 FORMS: tuple[SiluForm, ...] = ("keep", "swish", "plugin")
 AUTO = "auto"
 """The rule that takes, tensor by tensor, the threshold of least error on held-back images."""
-
-
-def _silent(stage: str, done: int, total: int) -> None:
-    return None
 
 
 @dataclass(frozen=True)
@@ -150,9 +157,17 @@ class BuildOptions:
         keep: what stays in FP16 with ``int8``.
         silu: what SiLU and HardSwish are written as, see :class:`trtdet.passes.Options`; ``auto`` asks the backend.
         plugins: libraries with the plugins, for a backend that loads them; they are copied into the bundle.
+        quantization: ``explicit`` writes Q/DQ nodes into the model, for every backend; ``implicit`` leaves a float
+            model and gives TensorRT up to 10 a calibrator.
+        calibrator: for ``implicit``, who chooses the ranges: ``trtdet``, handed over as a calibration cache, or
+            ``tensorrt``, by its own calibrator of the rule's name.
+        cache: for ``implicit``, a calibration cache that is there already.
+        engine: what else the builder is told.
+        timing_cache: the file that keeps what TensorRT learns about the device's kernels; None for one beside the
+            bundle. It is read and written where engines are timed on the device.
     """
 
-    precision: Literal["int8", "fp16", "fp32"] = "int8"
+    precision: Precision = "int8"
     calibration: CalibrationOptions = CalibrationOptions()
     correct: tuple[str, ...] = CORRECTIONS
     nms: Where | Literal["auto"] = "auto"
@@ -162,6 +177,11 @@ class BuildOptions:
     keep: KeepOptions = KeepOptions()
     silu: SiluForm | Literal["auto"] = "auto"
     plugins: tuple[Path, ...] = ()
+    quantization: Literal["explicit", "implicit"] = "explicit"
+    calibrator: Literal["trtdet", "tensorrt"] = "trtdet"
+    cache: Path | None = None
+    engine: EngineOptions = EngineOptions()
+    timing_cache: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -215,7 +235,7 @@ class BuildResult:
     trade_off: TradeOff | None = None
 
 
-def calibrate(model: Path, config: Config, options: CalibrationOptions, progress: Progress = _silent) -> Calibrated:
+def calibrate(model: Path, config: Config, options: CalibrationOptions, progress: Progress = silent) -> Calibrated:
     """Runs calibration images through a model and chooses the range of every activation that INT8 needs.
 
     Args:
@@ -235,7 +255,7 @@ def calibrate(model: Path, config: Config, options: CalibrationOptions, progress
 
 
 def sensitivity(
-    model: Path, config: Config, options: SensitivityOptions, rows: Path | None = None, progress: Progress = _silent
+    model: Path, config: Config, options: SensitivityOptions, rows: Path | None = None, progress: Progress = silent
 ) -> Sensitivity:
     """Ranks the convolutions of a model by what INT8 costs at each.
 
@@ -363,7 +383,7 @@ class Prepared:
 def rewritten(model: Path, config: Config, silu: SiluForm = "keep") -> Rewritten:
     """A float ONNX model as the passes leave it, with decoded boxes and scores and a batch of 1 where it is dynamic."""
     source = load_model(model)
-    return rewrite(source, Options(config, batch=_frozen(source, config.input.name, None), silu=silu))
+    return rewrite(source, Options(config, batch=_batch(source, config.input.name, None), silu=silu))
 
 
 def prepare(
@@ -375,9 +395,10 @@ def prepare(
     where: Where = "host",
     graph: onnx.ModelProto | None = None,
     counted: onnx.ModelProto | None = None,
+    tensors: tuple[str, ...] | None = None,
     selected: Selection | None = None,
     previous: Bundle | None = None,
-    progress: Progress = _silent,
+    progress: Progress = silent,
 ) -> Prepared:
     """Rewrites, calibrates and corrects.
 
@@ -390,6 +411,7 @@ def prepare(
         graph: the model as it is rewritten, where that is done already; the configuration is then that of the result.
         counted: the same with every activation function as the model has it, where ``graph`` has others: histograms
             are collected from this one, so that they serve every ``--silu``.
+        tensors: what gets a range; None for what the Q/DQ pairs need.
         selected: the images, where they are chosen already.
         previous: a bundle that may lend its histograms.
         progress: told of every image.
@@ -399,7 +421,8 @@ def prepare(
         graph, config = fresh.model, fresh.config
     placement = _placement(graph)
     selected = selected or select_images(calibration)
-    calibrated = _calibrated(counted or graph, placement, config, selected, calibration, previous, progress)
+    tensors = placement.activations if tensors is None else tensors
+    calibrated = _calibrated(counted or graph, tensors, config, selected, calibration, previous, progress)
     # Unreadable images were named when they were met first.
     skipped = set(calibrated.collection.skipped)
     paths = tuple(path for path in selected.paths if path.name not in skipped)
@@ -417,7 +440,7 @@ def build(
     config: Config,
     output: Path,
     options: BuildOptions = BuildOptions(),
-    progress: Progress = _silent,
+    progress: Progress = silent,
 ) -> BuildResult:
     """Builds a bundle from a float ONNX model.
 
@@ -440,18 +463,20 @@ def build(
     progress("rewriting the graph", 0, 1)
     source = load_model(model)
     own = own_nms(source, config)
-    where = _suppression(options.nms, caps, own)
+    where = suppression(options.nms, caps, own, config.nms.class_agnostic)
     kept = own if options.nms == "auto" else None
     if kept is not None:
         _warn_of(kept, config.nms)
-    batch = _frozen(source, config.input.name, options.batch)
-    silu, plugins = silu_form(options.silu, options.plugins, caps), plugin_parts(options.plugins, caps)
+    batch = _batch(source, config.input.name, options.batch)
+    implicit = options.quantization == "implicit"
+    silu = silu_form(options.silu, options.plugins, caps)
+    plugins = plugin_parts(options.plugins, caps, options.engine.embed_plugins)
     passed = Options(config, where, batch, caps.max_topk, silu, kept is not None)
     done = rewrite(source, passed)
     graph, config = done.model, done.config
     _check_operators(graph, backend)
     placement = _placement(graph)
-    selected = select_images(options.calibration) if options.precision == "int8" else _NOTHING
+    selected = select_images(options.calibration) if options.precision == "int8" and not options.cache else _NOTHING
     content = _content_hash(graph, config, options, caps, selected, plugins)
     previous = _previous(output)
     if previous is not None and previous.manifest.content_hash == content:
@@ -459,20 +484,19 @@ def build(
 
     # Opened before the work is done: a place that cannot be written is found out now, not after it.
     with BundleWriter(output) as writer:
-        prepared: Prepared | None = None
-        ranking: Sensitivity | None = None
-        trade_off: TradeOff | None = None
-        activations = Requantized(graph, 0, 0, 0, ())
-        if options.precision == "int8":
+        if options.cache is not None:
+            network = _given(source, graph, placement.plan, options.cache, caps)
+        elif options.precision == "int8":
             counted = graph if silu == "keep" else rewrite(source, replace(passed, silu="keep")).model
             prepared = prepare(
                 model,
                 config,
                 options.calibration,
-                options.correct,
+                () if implicit else options.correct,
                 where=where,
                 graph=graph,
                 counted=counted,
+                tensors=quantizable(graph, placement.plan).tensors if implicit else None,
                 selected=selected,
                 previous=previous,
                 progress=progress,
@@ -480,61 +504,172 @@ def build(
             planned = choose_plan(
                 prepared, options.keep, partial(_ranking, prepared, options.keep, previous, progress), progress
             )
-            plan, ranking, trade_off = planned.plan, planned.ranking, planned.trade_off
-            activations = prepared.explicit(plan)
-            explicit = activations.model
+            network = _implicit(prepared, planned, options, caps) if implicit else _explicit(prepared, planned)
         else:
-            plan = _float_plan(graph, placement.plan, options.precision)
-            explicit = to_half(graph, plan.names("fp16"))
+            plan = _float_plan(placement.plan, options.precision)
+            network = _Network(to_half(graph, plan.names("fp16")), plan, Requantized(graph, 0, 0, 0, ()))
         progress(f"building the engine with {caps.name} {caps.version}", 0, 1)
+        timings = options.timing_cache or output.with_name(f"{output.name}.timing-cache")
         built = backend.build(
-            BuildRequest(explicit, options.sms, options.batch if batch is None else None, plan.kept(), options.plugins)
+            BuildRequest(
+                network.model,
+                options.sms,
+                options.batch if isinstance(batch, str) else None,
+                network.precisions,
+                options.plugins,
+                options.precision,
+                network.implicit,
+                options.engine,
+                timings.read_bytes() if caps.needs_gpu and timings.is_file() else b"",
+            ),
+            progress,
         )
-        found = _audited(built, plan) if caps.lists_layers else None
-
+        if built.timing_cache:
+            write_atomically(timings, built.timing_cache)
+        found = _audited(built, network.plan) if caps.lists_layers else None
         if built.engine:
             writer.add("model.engine", built.engine)
         for path in options.plugins:
             writer.add(path.name, path.read_bytes())
-        writer.add(f"{options.precision}.onnx", explicit.SerializeToString(deterministic=True))
-        writer.add("plan.json", plan.to_json().encode())
+        writer.add("float.onnx" if implicit else f"{options.precision}.onnx", _bytes(network.model))
+        writer.add("plan.json", network.plan.to_json().encode())
         if found is not None:
             writer.add("audit.json", found.to_json().encode())
-        if prepared is not None:
-            writer.add("ranges.json", prepared.ranges.to_json().encode())
-            writer.add("calibration.cache", prepared.ranges.to_calibration_cache().encode())
-            writer.add(HISTOGRAMS, prepared.calibrated.collection.to_bytes())
-        if ranking is not None:
-            writer.add(RANKING, ranking.to_json().encode())
-        if trade_off is not None:
-            writer.add(TRADE_OFF, trade_off.to_json().encode())
+        if network.cache or built.calibration_cache:
+            writer.add("calibration.cache", (built.calibration_cache or network.cache).encode())
+        if network.prepared is not None:
+            writer.add("ranges.json", network.prepared.ranges.to_json().encode())
+            writer.add(HISTOGRAMS, network.prepared.calibrated.collection.to_bytes())
+        if network.ranking is not None:
+            writer.add(RANKING, network.ranking.to_json().encode())
+        if network.trade_off is not None:
+            writer.add(TRADE_OFF, network.trade_off.to_json().encode())
         fields = {
             "trtdet_version": __version__,
             "model": ModelPart(sha256=sha256_file(model), name=config.name, classes=config.classes),
-            "input": _input_part(explicit, config.input, options.batch),
-            "outputs": _output_parts(explicit),
+            "input": _input_part(network.model, config.input, options.batch),
+            "outputs": _output_parts(network.model),
             "nms": NmsPart(
                 where=where,
                 scores="logits" if where == "host" and config.suppresses_logits else "probabilities",
                 own=kept is not None,
                 **config.nms.model_dump(),
             ),
-            "backend": BackendPart(name=caps.name, version=caps.version, sms=built.sms, plugins=plugins),
-            "quantization": _quantization_part(prepared),
-            "precision": CountsPart(**plan.counts()),
+            "backend": BackendPart(
+                name=caps.name,
+                version=caps.version,
+                sms=built.sms,
+                plugins=plugins,
+                version_compatible=options.engine.version_compatible,
+                hardware_compatible=options.engine.hardware_compatible,
+            ),
+            "quantization": _quantization_part(network.prepared, options),
+            "precision": CountsPart(**network.plan.counts()),
             "audit": _audit_part(found),
             "command": _command(options, config),
-            "silu": _silu_part(options.silu, silu, done.results["silu"], activations),
+            "silu": _silu_part(options.silu, silu, done.results["silu"], network.activations),
             "content_hash": content,
         }
-        return BuildResult(writer.commit(fields), found, False, trade_off)
+        return BuildResult(writer.commit(fields), found, False, network.trade_off)
+
+
+@dataclass(frozen=True)
+class _Network:
+    """What is handed to the builder, and how it came about.
+
+    Attributes:
+        model: with Q/DQ nodes and casts; float where the ranges are handed over beside it.
+        plan: what each convolution is to run in.
+        activations: what became of the plugin's activations.
+        precisions: by name of the nodes that are to stay out of INT8, for a weakly typed network.
+        implicit: the ranges, where the model has no Q/DQ nodes.
+        cache: the ranges as a calibration cache.
+        prepared, ranking, trade_off: what the plan was found by.
+    """
+
+    model: onnx.ModelProto
+    plan: PrecisionPlan
+    activations: Requantized
+    precisions: Mapping[str, str] = field(default_factory=dict)
+    implicit: Implicit | None = None
+    cache: str = ""
+    prepared: Prepared | None = None
+    ranking: Sensitivity | None = None
+    trade_off: TradeOff | None = None
+
+
+def _explicit(prepared: Prepared, planned: Planned) -> _Network:
+    made = prepared.explicit(planned.plan)
+    return _Network(
+        made.model,
+        planned.plan,
+        made,
+        planned.plan.kept(),
+        cache=prepared.ranges.to_calibration_cache(),
+        prepared=prepared,
+        ranking=planned.ranking,
+        trade_off=planned.trade_off,
+    )
+
+
+def _implicit(prepared: Prepared, planned: Planned, options: BuildOptions, caps: Capabilities) -> _Network:
+    """The float network, and its ranges beside it."""
+    cache = prepared.ranges.to_calibration_cache(caps.cache_version)
+    ranges = Implicit("cache", cache)
+    if options.calibrator == "tensorrt":
+        batch = _dimensions(prepared.model.graph.input[0])[0]
+        ranges = Implicit(
+            cast(OwnCalibrator, options.calibration.rule),
+            images=prepared.paths,
+            preprocess=prepared.config.input,
+            batch=batch if isinstance(batch, int) else (options.batch or (1, 1, 1))[1],
+            percentile=options.calibration.percentile,
+        )
+    return _Network(
+        prepared.model,
+        planned.plan,
+        Requantized(prepared.model, 0, 0, 0, ()),
+        quantizable(prepared.model, prepared.placement.plan).precisions(planned.plan),
+        ranges,
+        cache,
+        prepared,
+        planned.ranking,
+        planned.trade_off,
+    )
+
+
+def _given(
+    source: onnx.ModelProto, graph: onnx.ModelProto, plan: PrecisionPlan, path: Path, caps: Capabilities
+) -> _Network:
+    """The float network, and the ranges of a calibration cache that was made elsewhere, for the model as it was."""
+    part = quantizable(graph, plan)
+    where = f"the calibration cache '{path}'"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise CalibrationError(f"{where} cannot be read: {error}; give another") from None
+    given = cache.read(text, where, version=caps.cache_version, algorithm=cache.OURS, skip_unusable=True)
+    known = dict.fromkeys(name for model in (graph, source) for name in _tensors(model))
+    scales = cache.matched(given, known, part.tensors, where)
+    text = cache.write({name: scales[name] for name in part.tensors}, caps.cache_version, cache.OURS)
+    return _Network(graph, plan, Requantized(graph, 0, 0, 0, ()), part.precisions(plan), Implicit("cache", text), text)
+
+
+def _tensors(model: onnx.ModelProto) -> list[str]:
+    made = [name for node in model.graph.node for name in node.output]
+    return [*(value.name for value in model.graph.input), *made]
 
 
 def _check(options: BuildOptions, caps: Capabilities) -> None:
     """Refuses what cannot give what was asked for."""
+    _check_engine(options, caps)
     if options.precision != "int8":
         if options.keep != KeepOptions():
             raise ConfigError(f"--{options.precision} leaves nothing in INT8 to keep out of it; leave --keep-fp16 out")
+        return
+    if options.quantization == "implicit":
+        _check_implicit(options, caps)
+    if options.cache is not None:
         return
     lost = [sm for sm in options.sms if sm in caps.sms_without_int8]
     if lost:
@@ -543,8 +678,57 @@ def _check(options: BuildOptions, caps: Capabilities) -> None:
             f"{caps.name} {caps.version} runs every convolution in float without saying so; leave {lost[0]} out, "
             "or build for it alone with --fp32"
         )
-    _check_sources(options.calibration, options.correct)
+    _check_sources(options.calibration, () if options.quantization == "implicit" else options.correct)
     _check_keep(options)
+
+
+def _check_engine(options: BuildOptions, caps: Capabilities) -> None:
+    engine, said = options.engine, f"{caps.name} {caps.version}"
+    if engine.version_compatible and not caps.version_compatible:
+        raise BackendError(f"{said} cannot make version-compatible engines; leave --version-compatible out")
+    if engine.hardware_compatible and not caps.hardware_compatible:
+        raise BackendError(
+            f"{said} cannot make engines for GPUs later than those it builds for; leave --hardware-compatible out"
+            + (" and name them with --sm" if caps.sms else "")
+        )
+    if engine.embed_plugins and not options.plugins:
+        raise ConfigError("--embed-plugins needs the libraries: give them with --plugin-library")
+    if engine.tactic_sources is not None and not caps.needs_gpu:
+        raise BackendError(f"{said} chooses kernels without timing them; leave --tactic-sources out")
+    if engine.workspace is not None and engine.workspace <= 0:
+        raise ConfigError(f"--workspace must be over 0 MiB, got {engine.workspace / 2**20:g}")
+    if options.quantization != "implicit":
+        for name, given in (("--calibrator", options.calibrator != "trtdet"), ("--calibration-cache", options.cache)):
+            if given:
+                raise ConfigError(f"{name} belongs to --quantization implicit; Q/DQ nodes hold trtdet's own ranges")
+    elif options.precision != "int8":
+        raise ConfigError(f"--quantization implicit is about INT8; leave it out with --{options.precision}")
+
+
+def _check_implicit(options: BuildOptions, caps: Capabilities) -> None:
+    if caps.implicit is None:
+        raise BackendError(
+            f"{caps.name} {caps.version} has no calibrators, so it cannot quantise implicitly; use --quantization "
+            "explicit, which writes the same ranges into the model as Q/DQ nodes"
+        )
+    if options.correct not in ((), CORRECTIONS):
+        raise ConfigError(
+            "corrections are made in the Q/DQ model, which --quantization implicit has not; leave --correct out"
+        )
+    rule = options.calibration.rule
+    if rule == AUTO:
+        raise ConfigError("--calib auto compares rules in the Q/DQ model; with --quantization implicit name one rule")
+    if options.calibrator == "tensorrt" and rule not in get_args(OwnCalibrator):
+        raise ConfigError(
+            f"TensorRT has no calibrator for --calib {rule}; allowed with --calibrator tensorrt: "
+            f"{', '.join(get_args(OwnCalibrator))}"
+        )
+    if options.calibrator == "tensorrt" and options.calibration.images is None:
+        raise ConfigError("TensorRT's own calibrators look at images: give them with --images")
+    if options.keep.max_map_drop is not None:
+        raise ConfigError("--max-map-drop scores Q/DQ models; with --quantization implicit give --keep-fp16")
+    if options.cache is not None and options.keep != KeepOptions():
+        raise ConfigError("what stays in FP16 is found on images; with --calibration-cache leave it out")
 
 
 def _check_sources(calibration: CalibrationOptions, correct: tuple[str, ...]) -> None:
@@ -605,7 +789,7 @@ class Planned:
 
 
 def choose_plan(
-    prepared: Prepared, keep: KeepOptions, ranked: Callable[[], Sensitivity], progress: Progress = _silent
+    prepared: Prepared, keep: KeepOptions, ranked: Callable[[], Sensitivity], progress: Progress = silent
 ) -> Planned:
     """The plan that the options ask for.
 
@@ -629,7 +813,7 @@ def choose_plan(
         return Planned(prepared.checked(keeping(plan, said)))
     if not keep.ranked or keep.keep == 0:
         return Planned(plan)
-    once = cache(ranked)
+    once = lru_cache(maxsize=1)(ranked)
     trade_off = None
     if keep.max_map_drop is not None:
         trade_off = _trade_off(prepared, once, keep, progress)
@@ -692,7 +876,7 @@ def _trade_off(
     return smallest(ranked, keep.max_map_drop, reference.result.map, measure)
 
 
-def _float_plan(model: onnx.ModelProto, plan: PrecisionPlan, precision: Literal["fp16", "fp32"]) -> PrecisionPlan:
+def _float_plan(plan: PrecisionPlan, precision: Precision) -> PrecisionPlan:
     """Everything in one precision; what decodes boxes stays in FP32."""
     entries = {}
     for name, entry in plan.entries.items():
@@ -708,15 +892,18 @@ def _audited(built: Built, plan: PrecisionPlan) -> Audit:
     return found
 
 
-def _suppression(asked: Where | Literal["auto"], caps: Capabilities, own: OwnNms | None) -> Where:
+def suppression(asked: Where | Literal["auto"], caps: Capabilities, own: OwnNms | None, across_classes: bool) -> Where:
     """What suppresses; with ``auto`` the model's own kind, if it has one."""
-    wanted: Where = asked if asked != "auto" else own.kind if own else (*caps.in_graph_nms, "host")[0]
-    if wanted == "host" or wanted in caps.in_graph_nms:
+    allowed = caps.in_graph_nms
+    if across_classes and not caps.nms_across_classes:
+        allowed = tuple(one for one in allowed if one != "efficient")
+    wanted: Where = asked if asked != "auto" else own.kind if own else (*allowed, "host")[0]
+    if wanted == "host" or wanted in allowed:
         return wanted
     said = f"--nms {asked}" if asked != "auto" or own is None else f"the model's own suppression '{own.name}'"
-    raise BackendError(
-        f"{caps.name} {caps.version} cannot take {said}; allowed: --nms {', '.join(caps.in_graph_nms)} or host"
-    )
+    if wanted in caps.in_graph_nms:
+        said += " with key 'nms.class_agnostic', which its EfficientNMS ignores"
+    raise BackendError(f"{caps.name} {caps.version} cannot take {said}; allowed: --nms {', '.join(allowed)} or host")
 
 
 def _warn_of(own: OwnNms, nms: NmsConfig) -> None:
@@ -756,9 +943,9 @@ def silu_form(asked: str, plugins: tuple[Path, ...], caps: Capabilities) -> Silu
     )
 
 
-def plugin_parts(plugins: tuple[Path, ...], caps: Capabilities) -> tuple[PluginPart, ...]:
+def plugin_parts(plugins: tuple[Path, ...], caps: Capabilities, embedded: bool = False) -> tuple[PluginPart, ...]:
     """The libraries that were given, checked: the one place that another source of plugins is added to."""
-    if plugins and not caps.plugin_loading:
+    if plugins and not caps.loads_plugins:
         raise BackendError(
             f"{caps.name} {caps.version} loads no plugin libraries; leave --plugin-library out, or use --backend "
             "tensorrt"
@@ -771,7 +958,7 @@ def plugin_parts(plugins: tuple[Path, ...], caps: Capabilities) -> tuple[PluginP
         raise BackendError(
             f"plugin libraries have the same file name ({', '.join(names)}): the bundle keeps them by it"
         )
-    return tuple(PluginPart(file=path.name, sha256=sha256_file(path)) for path in plugins)
+    return tuple(PluginPart(file=path.name, sha256=sha256_file(path), embedded=embedded) for path in plugins)
 
 
 def _silu_part(asked: str, done: str, result: PassResult, found: Requantized) -> SiluPart:
@@ -793,23 +980,15 @@ def _previous(output: Path) -> Bundle | None:
         return None
 
 
-def _frozen(model: onnx.ModelProto, name: str | None, asked: tuple[int, int, int] | None) -> int | None:
-    """The batch to freeze a dynamic model to; None keeps the model's batch as it is."""
+def _batch(model: onnx.ModelProto, name: str | None, asked: tuple[int, int, int] | None) -> int | str | None:
+    """The batch that the model is to have: a size, a name for a dynamic one, None to keep it as it is."""
+    if asked is not None:
+        return asked[0] if asked[0] == asked[2] else "batch"
     initializers = {tensor.name for tensor in model.graph.initializer}
     inputs = [tensor for tensor in model.graph.input if tensor.name not in initializers and name in (None, tensor.name)]
     if not inputs or not inputs[0].type.tensor_type.shape.dim:
         return None  # the passes say what is wrong with it
-    fixed = int(inputs[0].type.tensor_type.shape.dim[0].dim_value)
-    if fixed:
-        if asked is not None and asked != (fixed, fixed, fixed):
-            raise ConfigError(
-                f"the model's batch is fixed to {fixed}, --batch asks for {':'.join(map(str, asked))}; export it "
-                "with a dynamic batch ('trtdet export --dynamic-batch') or leave --batch out"
-            )
-        return None
-    if asked is None:
-        return 1
-    return asked[0] if asked[0] == asked[2] else None
+    return None if inputs[0].type.tensor_type.shape.dim[0].dim_value else 1
 
 
 def _placement(model: onnx.ModelProto) -> Placement:
@@ -850,14 +1029,13 @@ _NOTHING = Selection((), content_hash(()))
 
 def _calibrated(
     model: onnx.ModelProto,
-    placement: Placement,
+    tensors: tuple[str, ...],
     config: Config,
     selected: Selection,
     options: CalibrationOptions,
     previous: Bundle | None,
     progress: Progress,
 ) -> Calibrated:
-    tensors = placement.activations
     exposed = expose(model, tensors)
     key = collection_key(exposed, tensors, selected.sha256, config.input.model_dump_json())
     collection = _kept(options, previous, key, tensors, bool(selected.paths))
@@ -949,9 +1127,12 @@ def _content_hash(
         "batch": options.batch,
         "silu": options.silu,
         "plugins": [part.sha256 for part in plugins],
+        "quantization": [options.quantization, options.calibrator] if options.precision == "int8" else None,
+        "cache": sha256_file(options.cache) if options.cache else None,
+        "engine": asdict(options.engine),
     }
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
-    digest.update(model.SerializeToString(deterministic=True))
+    digest.update(_bytes(model))
     return digest.hexdigest()
 
 
@@ -964,6 +1145,10 @@ def _keep_facts(keep: KeepOptions) -> list[Any]:
     if keep.max_map_drop is not None and keep.images is not None and keep.annotations is not None:
         measured = [sha256_file(keep.annotations), content_hash(find_images(keep.images))]
     return [listed, keep.budget, keep.max_map_drop, measured, keep.num_images if keep.ranked else None]
+
+
+def _bytes(model: onnx.ModelProto) -> bytes:
+    return model.SerializeToString(deterministic=True)
 
 
 def _dimensions(value: onnx.ValueInfoProto) -> tuple[int | str, ...]:
@@ -995,12 +1180,13 @@ def _output_parts(model: onnx.ModelProto) -> tuple[OutputPart, ...]:
     )
 
 
-def _quantization_part(prepared: Prepared | None) -> QuantizationPart:
+def _quantization_part(prepared: Prepared | None, options: BuildOptions) -> QuantizationPart:
     if prepared is None:
-        return QuantizationPart(mode="none")
+        return QuantizationPart(mode="implicit", source="cache") if options.cache else QuantizationPart(mode="none")
     collection, ranges = prepared.calibrated.collection, prepared.ranges
     return QuantizationPart(
-        mode="explicit",
+        mode=options.quantization,
+        source=options.calibrator,
         calibrator=ranges.rule,
         percentile=ranges.percent,
         histograms_key=collection.key,

@@ -5,8 +5,16 @@ from __future__ import annotations
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how much of it is done and how much there is."""
+
+
+def silent(stage: str, done: int, total: int) -> None:
+    """Nobody is told."""
 
 
 class Console:

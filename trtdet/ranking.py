@@ -40,6 +40,7 @@ from trtdet.errors import ConfigError
 from trtdet.evaluation import record
 from trtdet.metrics import CocoMetric
 from trtdet.passes import Decoded
+from trtdet.progress import Progress, silent
 from trtdet.quantize import Corrections, HeadError, Placement, Switch
 from trtdet.rows import Rows
 
@@ -56,8 +57,6 @@ _WEIGHT = 0.85
 """The fast method takes the images that hold so much of what is detected."""
 
 _SCHEMA = 1
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -215,7 +214,7 @@ def rank(
     method: Method = Method(),
     rows: Path | None = None,
     ray: str | None = None,
-    progress: Progress = lambda stage, done, total: None,
+    progress: Progress = silent,
 ) -> Sensitivity:
     """Measures every INT8 convolution, and the depthwise ones as a group.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -42,6 +42,7 @@ from trtdet.pipeline import (
     select_images,
     silu_form,
 )
+from trtdet.progress import Progress, silent
 from trtdet.quantize import CORRECTIONS, PrecisionPlan
 from trtdet.ranking import Sensitivity, multiply_adds, rank
 from trtdet.rows import Rows
@@ -51,7 +52,6 @@ TABLE = "sweep.md"
 RESULT = "sweep.json"
 HISTOGRAMS = "histograms.npz"
 
-Progress = Callable[[str, int, int], None]
 Keep = int | Literal["depthwise"]
 
 
@@ -135,7 +135,7 @@ def sweep(
     config: Config,
     output: Path,
     options: SweepOptions,
-    progress: Progress = lambda stage, done, total: None,
+    progress: Progress = silent,
 ) -> Sweep:
     """Builds and scores every variant.
 
@@ -250,7 +250,7 @@ def _collected(job: _Job, progress: Progress) -> None:
 
 
 def _listed(job: _Job, group: _Group) -> list[dict[str, Any]]:
-    return list(_Worker(job, lambda stage, done, total: None).rows(group, frozenset()))
+    return list(_Worker(job, silent).rows(group, frozenset()))
 
 
 class _Worker:

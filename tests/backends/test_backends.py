@@ -5,24 +5,36 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-import shutil
+import re
 import signal
-import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx
 import onnx.parser
 import pytest
 
-from trtdet.backends import BACKENDS, BuildRequest, Capabilities, OnnxRunner, choose, cuda, tensorrt, tensorrt_rtx
+from trtdet.backends import (
+    BACKENDS,
+    BuildRequest,
+    Capabilities,
+    EngineOptions,
+    OnnxRunner,
+    choose,
+    cuda,
+    tensorrt,
+    tensorrt_rtx,
+)
+from trtdet.backends.base import Typing
 from trtdet.config import load_config
 from trtdet.errors import BackendError
 from trtdet.passes import Options, load_model, rewrite
-from trtdet.pipeline import plugin_parts, silu_form
+from trtdet.pipeline import plugin_parts, silu_form, suppression
+from trtdet.progress import silent
 from trtdet.zoo import SHAPES_MODEL
 
 needs_rtx = pytest.mark.skipif(
@@ -79,22 +91,21 @@ def test_tensorrt_without_a_device_points_to_what_needs_none(monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    ("version", "network", "precision"),
+    ("version", "explicit", "implicit", "number"),
     [
-        ("8.6.0", ("EXPLICIT_BATCH",), ("INT8", "FP16")),
-        ("10.4.0", ("STRONGLY_TYPED",), ()),
-        ("11.0.0", (), ()),
+        ("8.6.0", Typing(("EXPLICIT_BATCH",), weak=True), Typing(("EXPLICIT_BATCH",), weak=True), 8600),
+        ("10.4.0", Typing(("STRONGLY_TYPED",)), Typing(weak=True), 100400),
+        ("11.0.0", Typing(), None, 0),
     ],
 )
 def test_capabilities_of_each_tensorrt(
-    monkeypatch: pytest.MonkeyPatch, version: str, network: tuple[str, ...], precision: tuple[str, ...]
+    monkeypatch: pytest.MonkeyPatch, version: str, explicit: Typing, implicit: Typing | None, number: int
 ) -> None:
     library = type("library", (), {"__version__": version})
     monkeypatch.setattr(tensorrt, "import_or_explain", lambda module, title, pip: library)
     monkeypatch.setattr(cuda, "devices", lambda: (cuda.Device("a GPU", 90),))
     caps = choose("tensorrt").capabilities
-    assert (caps.network_flags, caps.precision_flags) == (network, precision)
-    assert caps.layer_precisions == (version == "8.6.0")
+    assert (caps.explicit, caps.implicit, caps.cache_version) == (explicit, implicit, number)
     with pytest.raises(BackendError, match="compute capability 90, not 86; leave --sm out"):
         choose("tensorrt").build(BuildRequest(conv(), (86,)))
 
@@ -213,24 +224,54 @@ class FakeTensorRT:
     """As much of a weakly typed TensorRT as a build touches; without a device the real one stops at its Builder."""
 
     float16, float32 = "half", "float"
+    __version__ = "8.6.0"
 
     class ILogger:
         class Severity:
-            ERROR, INTERNAL_ERROR = 1, 0
+            ERROR, INTERNAL_ERROR, INFO = 1, 0, 3
 
     class ProfilingVerbosity:
         DETAILED = 2
 
     class BuilderFlag:
-        INT8, FP16, OBEY_PRECISION_CONSTRAINTS = "INT8", "FP16", "OBEY"
+        INT8, FP16, OBEY_PRECISION_CONSTRAINTS, VERSION_COMPATIBLE = "INT8", "FP16", "OBEY", "VERSION"
 
     class NetworkDefinitionCreationFlag:
         EXPLICIT_BATCH = 0
 
-    def __init__(self, layers: list[str]) -> None:
-        self.layers = [SimpleNamespace(name=name, precision=None) for name in layers]
+    class MemoryPoolType:
+        WORKSPACE = "workspace"
+
+    class HardwareCompatibilityLevel:
+        AMPERE_PLUS = "ampere"
+
+    class TacticSource:
+        __members__: ClassVar = {"CUBLAS": 0, "CUBLAS_LT": 1, "JIT_CONVOLUTIONS": 4}
+
+    def __init__(self, layers: list[str], others: list[str] | None = None) -> None:
+        kinds = {**dict.fromkeys(layers, "float"), **dict.fromkeys(others or (), "int64")}
+        self.layers = [
+            SimpleNamespace(name=name, precision=None, get_output=lambda _, dtype=dtype: SimpleNamespace(dtype=dtype))
+            for name, dtype in kinds.items()
+        ]
         self.flags: list[str] = []
         self.told: list[str] = []
+        self.config = SimpleNamespace(
+            set_flag=self.flags.append,
+            set_memory_pool_limit=lambda pool, size: self.told.append(f"{pool} {size}"),
+            set_tactic_sources=lambda mask: self.told.append(f"tactics {mask:b}"),
+            create_timing_cache=bytes,
+            set_timing_cache=self.take,
+            get_timing_cache=lambda: SimpleNamespace(serialize=lambda: self.timings + b"+"),
+        )
+        self.timings = b""
+
+    def take(self, timings: bytes, ignore_mismatch: bool) -> bool:
+        assert not ignore_mismatch
+        good = timings in (b"", b"known")
+        if good:
+            self.timings = timings
+        return good
 
     def init_libnvinfer_plugins(self, logger: object, namespace: str) -> None:
         self.told.append("creators registered")
@@ -241,7 +282,7 @@ class FakeTensorRT:
         return SimpleNamespace(
             create_network=lambda flags: network,
             get_plugin_registry=lambda: SimpleNamespace(load_library=self.load),
-            create_builder_config=lambda: SimpleNamespace(set_flag=self.flags.append),
+            create_builder_config=lambda: self.config,
             build_serialized_network=lambda network, config: b"engine",
         )
 
@@ -252,106 +293,157 @@ class FakeTensorRT:
     def OnnxParser(self, network: object, logger: object) -> SimpleNamespace:
         return SimpleNamespace(parse=lambda data: True)
 
+    def made(self, **changes: Any) -> Any:
+        """What a build by this library gives, with an empty model."""
+        from trtdet.backends import build_process
 
-@pytest.mark.parametrize("precisions", [{}, {"Conv_1": "fp16", "Conv_3": "fp32", "gone": "fp16"}])
-def test_a_weakly_typed_network_is_told_layer_by_layer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precisions: dict[str, str]
-) -> None:
-    from trtdet.backends.build_process import build
+        Path("model.onnx").write_bytes(b"")
+        request = {
+            "network_flags": [],
+            "builder_flags": [],
+            "sms": [],
+            "batch": None,
+            "precisions": {},
+            "plugins": [],
+            "loads_plugins": True,
+            "compiled_plugins": False,
+            "implicit": None,
+            "options": asdict(EngineOptions()),
+            "keep_timings": False,
+            "inspect": False,
+        }
+        logger = SimpleNamespace(errors=[], first=lambda: "it gave no reason")
+        return build_process.build(self, {**request, **changes}, logger, lambda stage, done, total: None)
 
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory of its own, as a building process has."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "model.onnx").write_bytes(b"")
-    fake = FakeTensorRT(["Conv_0", "Conv_1", "Sigmoid_2", "Conv_3"])
-    request = {
-        "network_flags": ["EXPLICIT_BATCH"],
-        "precision_flags": ["INT8", "FP16"],
-        "sms": [],
-        "batch": None,
-        "precisions": precisions,
-        "plugins": [],
-        "plugin_loading": "process",
-        "compiled_plugins": False,
-    }
-    assert build(fake, request, None) == (b"engine", "")
+    return tmp_path
+
+
+@pytest.mark.parametrize("precisions", [{}, {"Conv_1": "fp16", "Conv_3": "fp32", "gone": "fp16", "Shape_4": "fp32"}])
+def test_a_weakly_typed_network_is_told_layer_by_layer(elsewhere: Path, precisions: dict[str, str]) -> None:
+    fake = FakeTensorRT(["Conv_0", "Conv_1", "Sigmoid_2", "Conv_3"], ["Shape_4"])
+    made = fake.made(network_flags=["EXPLICIT_BATCH"], builder_flags=["INT8", "FP16"], precisions=precisions)
+    assert (made.engine, made.error) == (b"engine", "")
     told = {layer.name: layer.precision for layer in fake.layers if layer.precision}
     assert told == ({"Conv_1": "half", "Conv_3": "float"} if precisions else {})
     assert fake.flags == ["INT8", "FP16", *(["OBEY"] if precisions else [])]
 
 
-# plugins and the forms of SiLU
+def test_the_builder_is_told_of_every_option(elsewhere: Path) -> None:
+    fake = FakeTensorRT([])
+    options = EngineOptions(1 << 20, True, True, True, ("CUBLAS_LT", "JIT_CONVOLUTIONS"))
+    assert fake.made(options=asdict(options), plugins=[]).engine == b"engine"
+    assert fake.flags == ["VERSION"]
+    assert fake.config.hardware_compatibility_level == "ampere"
+    assert fake.config.plugins_to_serialize == []
+    assert fake.told[-2:] == ["workspace 1048576", "tactics 10010"]
+    made = fake.made(options=asdict(EngineOptions(tactic_sources=("CUDNN",))))
+    assert made.error == "no tactic source 'CUDNN'; allowed: CUBLAS, CUBLAS_LT, JIT_CONVOLUTIONS"
+    fake.made(options=asdict(EngineOptions(tactic_sources=())))
+    assert fake.told[-1] == "tactics 0"
 
 
-def library(folder: Path) -> Path:
-    """A shared library that says when it is loaded: it sets an environment variable of its process."""
-    source, made = folder / "plugin.c", folder / "libplugin.so"
-    source.write_text(
-        '#include <stdlib.h>\n__attribute__((constructor)) static void l(void) { setenv("PLUGIN", "in", 1); }\n'
-    )
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(made), str(source)], check=True)
-    return made
+@pytest.mark.parametrize(("given", "used"), [(b"", b""), (b"known", b"known"), (b"of another device", b"")])
+def test_what_is_known_of_kernels_is_taken_or_started_afresh(elsewhere: Path, given: bytes, used: bytes) -> None:
+    (elsewhere / "timings").write_bytes(given)
+    assert FakeTensorRT([]).made(keep_timings=True).timing_cache == used + b"+"
+    assert FakeTensorRT([]).made().timing_cache == b""
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler to make a library")
-def test_a_plugin_library_is_in_the_process_before_the_creators_are_registered(tmp_path: Path) -> None:
+@needs_rtx
+@pytest.mark.tensorrt
+def test_a_build_says_how_far_it_is() -> None:
+    said: list[tuple[str, int, int]] = []
+    built = choose("tensorrt-rtx").build(BuildRequest(conv(), (86,)), lambda *one: said.append(one))
+    assert built.engine
+    assert {(stage, total) for stage, _, total in said} == {
+        (f"building the engine with tensorrt-rtx {choose('tensorrt-rtx').capabilities.version}", 100)
+    }
+    percents = [done for _, done, _ in said]
+    assert len(percents) > 3
+    assert percents == sorted(set(percents))
+    assert percents[-1] <= 99
+
+
+def test_phases_within_phases_are_parts_of_a_step() -> None:
     from trtdet.backends import build_process
 
-    program = (
-        "import ctypes, runpy, sys\n"
-        "getenv = ctypes.CDLL(None).getenv\n"
-        "getenv.restype = ctypes.c_char_p\n"
-        "class Trt:\n"
-        "    @staticmethod\n"
-        "    def init_libnvinfer_plugins(logger, namespace): print('creators', getenv(b'PLUGIN'), namespace == '')\n"
-        "    @staticmethod\n"
-        "    def Builder(logger): print('builder')\n"
-        f"scope = runpy.run_path({str(build_process.__file__)!r})\n"
-        f"scope['builder_with'](Trt, None, [{str(library(tmp_path))!r}], 'process')\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.splitlines() == ["creators b'in' True", "builder"]
+    said: list[int] = []
+    library = SimpleNamespace(IProgressMonitor=object)
+    monitor = build_process.progress_monitor(library, lambda stage, done, total: said.append(done))
+    monitor.phase_start("all", None, 2)
+    assert monitor.step_complete("all", 0)
+    monitor.phase_start("part", "all", 4)
+    for step in range(4):
+        monitor.step_complete("part", step)
+    monitor.phase_finish("part")
+    monitor.step_complete("all", 1)
+    assert said == [50, 62, 75, 87, 99]
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        ("Error Code 2: OutOfMemory (no further information)", "smaller --batch or --workspace"),
+        ("CUDA driver version is insufficient for CUDA runtime version", "update the driver"),
+        ("getPluginCreator could not find plugin: TRT_SiLU version: 1", "--plugin-library"),
+        ("something nobody has seen", None),
+    ],
+)
+def test_words_that_are_known_come_with_advice(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: str, advice: str | None
+) -> None:
+    (tmp_path / "build_process.py").write_text(f"open('error.txt', 'w').write({words!r})\n")
+    monkeypatch.setattr(tensorrt, "__file__", str(tmp_path / "tensorrt.py"))
+    caps = Capabilities("test", "1", True, True, True)
+    with pytest.raises(BackendError, match=f"^test 1: {re.escape(words)}.*{advice or '$'}"):
+        tensorrt.build_engine("tensorrt", caps, BuildRequest(conv()), silent)
+
+
+# plugins and the forms of SiLU
 
 
 def test_a_registry_loads_libraries_itself_and_says_when_one_is_empty() -> None:
     from trtdet.backends.build_process import builder_with
 
     fake = FakeTensorRT([])
-    builder_with(fake, None, ["a.so", "b.so"], "registry")
+    builder_with(fake, None, ["a.so", "b.so"], True)
     assert fake.told == ["creators registered", "builder", "loaded a.so", "loaded b.so"]
-    fake.__version__ = "10.9"  # type: ignore[attr-defined]
-    with pytest.raises(OSError, match="'empty.so' has no plugins for TensorRT 10.9"):
-        builder_with(fake, None, ["empty.so"], "registry")
+    with pytest.raises(OSError, match="'empty.so' has no plugins for TensorRT 8.6.0"):
+        builder_with(fake, None, ["empty.so"], True)
 
 
-@pytest.mark.parametrize("how", ["process", "registry", ""])
-def test_only_the_full_tensorrt_is_given_creators(how: str) -> None:
+@pytest.mark.parametrize("takes_plugins", [True, False])
+def test_only_the_full_tensorrt_is_given_creators(takes_plugins: bool) -> None:
     from trtdet.backends.build_process import builder_with
 
     fake = FakeTensorRT([])
-    builder_with(fake, None, [], how)
-    assert fake.told == (["creators registered", "builder"] if how else ["builder"])
+    builder_with(fake, None, [], takes_plugins)
+    assert fake.told == (["creators registered", "builder"] if takes_plugins else ["builder"])
 
 
 def test_plugins_without_a_library_are_compiled_into_the_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process that builds is told so; there it is said what is missing, should anything be."""
-    from trtdet.backends import build_process, silu_aot, tensorrt
+    from trtdet.backends import silu_aot
 
     told: list[Any] = []
     monkeypatch.setattr(silu_aot, "register", told.append)
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "model.onnx").write_bytes(b"")
     fake = FakeTensorRT([])
-    request = {"network_flags": [], "precision_flags": [], "sms": [], "batch": None, "precisions": {}, "plugins": []}
-    request |= {"plugin_loading": "registry", "compiled_plugins": True}
-    assert build_process.build(fake, request, None) == (b"engine", "")
+    assert fake.made(compiled_plugins=True).engine == b"engine"
     assert told == [fake]
 
     def refuse(trt: object) -> None:
         raise BackendError("NVRTC is not installed")
 
     monkeypatch.setattr(silu_aot, "register", refuse)
-    assert build_process.build(fake, request, None) == (b"", "NVRTC is not installed")
+    assert fake.made(compiled_plugins=True).error == "NVRTC is not installed"
 
     facts: dict[str, Any] = {}
 
@@ -361,10 +453,10 @@ def test_plugins_without_a_library_are_compiled_into_the_engine(
 
     monkeypatch.setattr(tensorrt.subprocess, "Popen", stop)
     model = net("(float[1,3,4,4] x) => (float[1,3,4,4] y) { y = trt.plugins.TRT_SiLU(x) }")
-    caps = Capabilities("test", "1", True, False, True, plugin_loading="registry", compiles_plugins=True)
+    caps = Capabilities("test", "1", True, False, True, loads_plugins=True, compiles_plugins=True)
     for plugins, compiled in (((), True), ((tmp_path / "some.so",), False)):
         with pytest.raises(KeyboardInterrupt):
-            tensorrt.build_engine("tensorrt", caps, BuildRequest(model, plugins=plugins))
+            tensorrt.build_engine("tensorrt", caps, BuildRequest(model, plugins=plugins), silent)
         assert facts["compiled_plugins"] == compiled
         assert ("PREFER_AOT_PYTHON_PLUGINS" in facts["network_flags"]) == compiled
 
@@ -381,21 +473,21 @@ def test_tensorrt_rtx_refuses_plugins_before_it_is_imported(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("version", "forms", "loading", "swish"),
+    ("version", "forms", "swish"),
     [
-        ("8.6.0", ("plugin", "keep"), "process", False),
-        ("10.4.0", ("keep", "plugin"), "registry", False),
-        ("11.0.0", ("swish", "keep", "plugin"), "registry", True),
+        ("8.6.0", ("plugin", "keep"), False),
+        ("10.4.0", ("keep", "plugin"), False),
+        ("11.0.0", ("swish", "keep", "plugin"), True),
     ],
 )
 def test_what_each_tensorrt_may_write_silu_as(
-    monkeypatch: pytest.MonkeyPatch, version: str, forms: tuple[str, ...], loading: str, swish: bool
+    monkeypatch: pytest.MonkeyPatch, version: str, forms: tuple[str, ...], swish: bool
 ) -> None:
     known = type("library", (), {"__version__": version})
     monkeypatch.setattr(tensorrt, "import_or_explain", lambda module, title, pip: known)
     monkeypatch.setattr(cuda, "devices", lambda: (cuda.Device("a GPU", 90),))
     backend = choose("tensorrt")
-    assert (backend.capabilities.silu, backend.capabilities.plugin_loading) == (forms, loading)
+    assert (backend.capabilities.silu, backend.capabilities.loads_plugins) == (forms, True)
     model = net("(float[1,3] x) => (float[1,3] y) { y = Swish(x) }")
     assert ("Swish" not in backend.unsupported(model)) == swish
 
@@ -414,7 +506,7 @@ def test_what_each_tensorrt_may_write_silu_as(
 def test_auto_never_needs_a_library_that_was_not_given(
     forms: tuple[str, ...], engine: bool, given: bool, asked: str, expected: str
 ) -> None:
-    caps = Capabilities("test", "1", engine, False, False, silu=forms, plugin_loading="registry")
+    caps = Capabilities("test", "1", engine, False, False, silu=forms, loads_plugins=True)
     assert silu_form(asked, (Path("a.so"),) if given else (), caps) == expected
 
 
@@ -435,7 +527,7 @@ def test_a_form_that_a_backend_lacks_is_an_error_that_says_what_to_do(
 
 
 def test_plugin_libraries_are_checked_before_anything_is_done(tmp_path: Path) -> None:
-    caps = Capabilities("test", "1", True, False, True, plugin_loading="registry")
+    caps = Capabilities("test", "1", True, False, True, loads_plugins=True)
     (tmp_path / "other").mkdir()
     one, other = tmp_path / "a.so", tmp_path / "other" / "a.so"
     one.write_bytes(b"one")
@@ -448,3 +540,23 @@ def test_plugin_libraries_are_checked_before_anything_is_done(tmp_path: Path) ->
     assert (part.file, part.sha256) == ("a.so", hashlib.sha256(b"one").hexdigest())
     with pytest.raises(BackendError, match="test 1 loads no plugin libraries; leave --plugin-library out"):
         plugin_parts((one,), Capabilities("test", "1", True, False, True))
+
+
+# suppression
+
+
+@pytest.mark.parametrize(("version", "heeds"), [("8.6.0", False), ("8.6.1", True), ("10.4.0", True)])
+def test_a_suppression_that_would_ignore_a_key_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch, version: str, heeds: bool
+) -> None:
+    known = type("library", (), {"__version__": version})
+    monkeypatch.setattr(tensorrt, "import_or_explain", lambda module, title, pip: known)
+    monkeypatch.setattr(cuda, "devices", lambda: (cuda.Device("a GPU", 90),))
+    caps = choose("tensorrt").capabilities
+    assert suppression("auto", caps, None, False) == suppression("efficient", caps, None, False) == "efficient"
+    if heeds:
+        assert suppression("auto", caps, None, True) == "efficient"
+        return
+    assert suppression("auto", caps, None, True) == "onnx"
+    with pytest.raises(BackendError, match="class_agnostic', which its EfficientNMS ignores; allowed: --nms onnx, nat"):
+        suppression("efficient", caps, None, True)

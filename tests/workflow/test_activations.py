@@ -127,13 +127,13 @@ class Fake:
     """A backend that takes plugin libraries, as TensorRT does on a machine with a GPU."""
 
     capabilities = Capabilities(
-        "tensorrt", "10.9", True, False, True, silu=("keep", "plugin"), plugin_loading="registry", max_topk=3840
+        "tensorrt", "10.9", True, False, True, silu=("keep", "plugin"), loads_plugins=True, max_topk=3840
     )
 
     def unsupported(self, model: onnx.ModelProto) -> dict[str, str]:
         return {}
 
-    def build(self, request: Any) -> Built:
+    def build(self, request: Any, progress: Any) -> Built:
         assert [path.name for path in request.plugins] == ["libtrtdet_plugins.so"]
         assert "TRT_SiLU" in [node.op_type for node in request.model.graph.node]
         return Built(b"engine", (90,), (), 0.0)

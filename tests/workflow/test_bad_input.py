@@ -204,10 +204,19 @@ def test_a_wrong_class_count(run, model, images, tmp_path):
     assert "classes" in done.message
 
 
-def test_a_batch_profile_for_a_fixed_batch(run, model, images, tmp_path):
-    done = build(run, model, images, tmp_path / "b", "--batch", "1:4:8")
+def test_a_batch_that_the_model_cannot_have(run, model, images, tmp_path):
+    mixing = onnx.load(str(model))
+    (first,) = [value.name for value in mixing.graph.input]
+    for node in mixing.graph.node:
+        node.input[:] = [f"{name}/shared" if name == first else name for name in node.input]
+    mean = onnx.helper.make_node("ReduceMean", [first], ["mean"], axes=[0], keepdims=1)
+    mixing.graph.node.insert(0, mean)
+    mixing.graph.node.insert(1, onnx.helper.make_node("Add", [first, "mean"], [f"{first}/shared"]))
+    onnx.save(mixing, str(tmp_path / "m.onnx"))
+    done = build(run, tmp_path / "m.onnx", images, tmp_path / "b", "--batch", "1:4:8")
     assert done.code == 1
-    assert "fixed to 1" in done.message
+    assert "fixed to 1 and cannot be changed: an image's outputs depend on the others" in done.message
+    assert "--dynamic-batch" in done.message
 
 
 def test_a_truncated_model(run, model, images, tmp_path):

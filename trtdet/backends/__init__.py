@@ -5,7 +5,15 @@ from __future__ import annotations
 import importlib.util
 
 from trtdet.backends import cuda
-from trtdet.backends.base import Backend, BuildRequest, Built, Capabilities
+from trtdet.backends.base import (
+    Backend,
+    BuildRequest,
+    Built,
+    Capabilities,
+    EngineOptions,
+    Implicit,
+    OwnCalibrator,
+)
 from trtdet.backends.onnxrt import OnnxRunner, OnnxRuntime
 from trtdet.backends.tensorrt import PIP as TENSORRT_PIP
 from trtdet.backends.tensorrt import TensorRT
@@ -26,7 +34,10 @@ __all__ = [
     "BuildRequest",
     "Built",
     "Capabilities",
+    "EngineOptions",
+    "Implicit",
     "OnnxRunner",
+    "OwnCalibrator",
     "choose",
     "cuda",
 ]

@@ -5,13 +5,32 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from trtdet.config import SiluForm, Where
+from trtdet.config import InputConfig, SiluForm, Where
+from trtdet.progress import Progress, silent
+from trtdet.quantize import Precision
+
+OwnCalibrator = Literal["minmax", "entropy", "percentile"]
+"""The calibration rules that TensorRT has a calibrator of its own for."""
+
+
+@dataclass(frozen=True)
+class Typing:
+    """How a network gets its precisions.
+
+    Attributes:
+        network_flags: names of the flags it is created with.
+        weak: the builder chooses among the precisions that its flags allow, and what a layer must not run in is said
+            layer by layer; else the model's Q/DQ nodes and casts say all of it.
+    """
+
+    network_flags: tuple[str, ...] = ()
+    weak: bool = False
 
 
 @dataclass(frozen=True)
@@ -22,20 +41,22 @@ class Capabilities:
         name: as ``--backend`` takes it.
         version: of the installed library.
         makes_engine: False where the Q/DQ model itself is what runs.
-        lists_layers: its builder's messages list the layers of the engine in the form that the audit reads.
-        needs_gpu: an engine can be built only on a machine with a CUDA device.
+        lists_layers: what its builder says or its inspector gives lists the layers of the engine for the audit.
+        needs_gpu: an engine is built on a CUDA device, whose kernels are timed, and runs there.
         sms: compute capabilities it can build for ahead of time; empty means the machine's own.
         default_sms: those it builds for when none is asked for.
         sms_without_int8: targets that make every INT8 convolution run in float.
         in_graph_nms: what ``--nms`` may put into the graph, the one that ``auto`` takes first.
+        nms_across_classes: its EfficientNMS heeds ``class_agnostic``.
         max_topk: the largest K of TopK, None for any.
         missing_ops: ONNX operators that it cannot build, each with what happens instead.
-        network_flags: names of the network creation flags an explicit INT8 network needs.
-        precision_flags: names of the builder flags an explicit INT8 network needs.
-        layer_precisions: its networks are weakly typed: what stays out of INT8 is said layer by layer as well.
+        explicit: how a network with Q/DQ nodes gets its precisions.
+        implicit: how one without them does, whose ranges come from a calibrator; None where calibrators are gone.
+        version_compatible: an engine can be made to run on later versions of the library.
+        hardware_compatible: an engine can be made to run on later GPUs than the one it is built on.
+        cache_version: the library's version as a calibration cache names it; 0 where it reads none.
         silu: what ``--silu`` may write SiLU as, the best first.
-        plugin_loading: how a library of plugins gets into its builder: ``process`` is loaded before the creators are
-            registered, ``registry`` by the builder itself; empty where it takes none.
+        loads_plugins: its builder takes libraries of plugins.
         compiles_plugins: it takes trtdet's plugins without a library, as kernels that the engine carries.
     """
 
@@ -48,14 +69,57 @@ class Capabilities:
     default_sms: tuple[int, ...] = ()
     sms_without_int8: tuple[int, ...] = ()
     in_graph_nms: tuple[Where, ...] = ("native",)
+    nms_across_classes: bool = True
     max_topk: int | None = None
     missing_ops: Mapping[str, str] = field(default_factory=dict)
-    network_flags: tuple[str, ...] = ()
-    precision_flags: tuple[str, ...] = ()
-    layer_precisions: bool = False
+    explicit: Typing = Typing()
+    implicit: Typing | None = None
+    version_compatible: bool = False
+    hardware_compatible: bool = False
+    cache_version: int = 0
     silu: tuple[SiluForm, ...] = ("keep", "swish")
-    plugin_loading: str = ""
+    loads_plugins: bool = False
     compiles_plugins: bool = False
+
+
+@dataclass(frozen=True)
+class Implicit:
+    """Where an implicitly quantised network's ranges come from.
+
+    Attributes:
+        calibrator: ``cache``, or TensorRT's own ``minmax``, ``entropy`` or ``percentile``.
+        cache: for ``cache``, the text of a calibration cache for the network's tensors.
+        images: for the others, what they look at, in full batches.
+        preprocess: how the images become the network's input.
+        batch: images at a time.
+        percentile: for ``percentile``, in percent.
+    """
+
+    calibrator: OwnCalibrator | Literal["cache"]
+    cache: str = ""
+    images: tuple[Path, ...] = ()
+    preprocess: InputConfig | None = None
+    batch: int = 1
+    percentile: float = 99.99
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What a builder is told beside the model.
+
+    Attributes:
+        workspace: bytes of device memory that a kernel may use for scratch; None for the library's own limit.
+        version_compatible: the engine runs on later versions of the library as well.
+        hardware_compatible: the engine runs on later GPUs as well, Ampere and newer.
+        embed_plugins: the engine carries the plugin libraries, so that no service has to load them.
+        tactic_sources: names of the kernel libraries that may be used; None for the library's own choice.
+    """
+
+    workspace: int | None = None
+    version_compatible: bool = False
+    hardware_compatible: bool = False
+    embed_plugins: bool = False
+    tactic_sources: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -63,11 +127,15 @@ class BuildRequest:
     """What an engine is built for.
 
     Attributes:
-        model: strongly typed ONNX: its Q/DQ nodes and casts say every precision.
+        model: ONNX; strongly typed unless ``implicit``: its Q/DQ nodes and casts say every precision.
         sms: compute capabilities; empty for the backend's default.
         batch: (min, opt, max) where the model's batch is dynamic, else None.
-        precisions: ``fp16`` or ``fp32`` by name of the convolutions that the plan keeps out of INT8.
+        precisions: ``fp16`` or ``fp32`` by name of the nodes that stay out of INT8; said to weakly typed networks.
         plugins: libraries with the plugins of the model's operators.
+        precision: the lowest that the engine may use.
+        implicit: where the ranges come from when the model has no Q/DQ nodes.
+        options: what else the builder is told.
+        timing_cache: what an earlier build learnt about the device's kernels; empty for nothing.
     """
 
     model: onnx.ModelProto
@@ -75,6 +143,10 @@ class BuildRequest:
     batch: tuple[int, int, int] | None = None
     precisions: Mapping[str, str] = field(default_factory=dict)
     plugins: tuple[Path, ...] = ()
+    precision: Precision = "int8"
+    implicit: Implicit | None = None
+    options: EngineOptions = EngineOptions()
+    timing_cache: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -86,12 +158,18 @@ class Built:
         sms: compute capabilities it runs on.
         log: the builder's messages, oldest first.
         seconds: how long the build took.
+        layers: what the engine's inspector says, JSON; empty where there is none.
+        timing_cache: what this build and those before it learnt; empty where nothing is kept.
+        calibration_cache: the ranges of an implicitly quantised engine, as TensorRT wrote them.
     """
 
     engine: bytes
     sms: tuple[int, ...]
     log: tuple[str, ...]
     seconds: float
+    layers: str = ""
+    timing_cache: bytes = b""
+    calibration_cache: str = ""
 
 
 @dataclass(frozen=True)
@@ -177,8 +255,12 @@ class Backend(Protocol):
         """Operators of the model that the backend cannot build, each with the reason."""
         ...
 
-    def build(self, request: BuildRequest) -> Built:
+    def build(self, request: BuildRequest, progress: Progress = silent) -> Built:
         """Builds the engine.
+
+        Args:
+            request: what to build.
+            progress: told of the builder's phases, where it tells them.
 
         Raises:
             BackendError: the backend refused the model or a target; the message holds its own words.

@@ -18,6 +18,7 @@ from trtdet.errors import BackendError, one_line
 from trtdet.passes.base import PLUGIN_DOMAIN
 from trtdet.passes.nms import EFFICIENT
 from trtdet.passes.plugin_ops import plain
+from trtdet.progress import Progress, silent
 
 
 class OnnxRuntime:
@@ -38,7 +39,7 @@ class OnnxRuntime:
     def unsupported(self, model: onnx.ModelProto) -> dict[str, str]:
         return {}
 
-    def build(self, request: BuildRequest) -> Built:
+    def build(self, request: BuildRequest, progress: Progress = silent) -> Built:
         OnnxRunner(request.model)
         return Built(b"", (), (), 0.0)
 

@@ -6,23 +6,46 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import onnx
 
 from trtdet.backends import cuda
-from trtdet.backends.base import BuildRequest, Built, Capabilities
+from trtdet.backends.base import BuildRequest, Built, Capabilities, Implicit, Typing
 from trtdet.backends.silu_aot import NETWORK_FLAG
+from trtdet.calibration.cache import version_number
 from trtdet.errors import BackendError, one_line
 from trtdet.passes.plugin_ops import plugin_nodes
+from trtdet.progress import Progress, silent
 
 PIP = "pip install 'trtdet[trt]'"
+
+_BUILDER_FLAGS: dict[str, tuple[str, ...]] = {"int8": ("INT8", "FP16"), "fp16": ("FP16",), "fp32": ()}
+"""By the lowest precision of an engine, what the builder of a weakly typed network may choose."""
+
+_ADVICE = (
+    (
+        r"out of memory|OutOfMemory|cudaErrorMemoryAllocation",
+        "the device has too little free memory: end what else uses it, or build with a smaller --batch or --workspace",
+    ),
+    (
+        r"driver version is insufficient|cudaErrorInsufficientDriver|system has unsupported display driver",
+        "the CUDA driver is too old for this TensorRT: update the driver, or install an older TensorRT",
+    ),
+    (
+        r"getPluginCreator could not find|Plugin not found|plugin creator",
+        "an operator of the model is a plugin that no library has: give it with --plugin-library",
+    ),
+)
+"""What is known of the builder's words, by a pattern, and what to do then."""
 
 _KEPT = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "CUDA_", "NVIDIA_", "VIRTUAL_ENV")
 """Beginnings of the environment variables that the building process is given."""
@@ -55,20 +78,26 @@ class TensorRT:
             name="tensorrt",
             version=self._trt.__version__,
             makes_engine=True,
-            lists_layers=False,
+            lists_layers=True,
             needs_gpu=True,
             in_graph_nms=("onnx", "efficient", "native") if deprecated else ("efficient", "onnx", "native"),
+            # The plugin of the 8.6.0 wheel takes the field and computes as if it were not there.
+            nms_across_classes=not self._trt.__version__.startswith("8.6.0"),
             max_topk=3840,
-            network_flags={8: ("EXPLICIT_BATCH",), 9: ("EXPLICIT_BATCH",), 10: ("STRONGLY_TYPED",)}.get(major, ()),
-            precision_flags=("INT8", "FP16") if major < 10 else (),
-            layer_precisions=major < 10,
+            explicit=Typing(("EXPLICIT_BATCH",), weak=True)
+            if major < 10
+            else Typing(("STRONGLY_TYPED",) if major == 10 else ()),
+            implicit=Typing(("EXPLICIT_BATCH",) if major < 10 else (), weak=True) if major < 11 else None,
+            version_compatible=(major, minor) >= (8, 6),
+            hardware_compatible=(major, minor) >= (8, 6),
+            cache_version=version_number(self._trt.__version__) if major < 11 else 0,
             missing_ops={} if major >= 11 else {"Swish": "its parser knows the operator from TensorRT 11 on"},
             silu=("plugin", "keep")
             if major < 10
             else ("keep", "plugin")
             if major == 10
             else ("swish", "keep", "plugin"),
-            plugin_loading="process" if major < 10 else "registry",
+            loads_plugins=True,
             compiles_plugins=(major, minor) >= (10, 9),
         )
 
@@ -76,13 +105,13 @@ class TensorRT:
         missing = self.capabilities.missing_ops
         return {node.op_type: missing[node.op_type] for node in model.graph.node if node.op_type in missing}
 
-    def build(self, request: BuildRequest) -> Built:
+    def build(self, request: BuildRequest, progress: Progress = silent) -> Built:
         if request.sms and request.sms != (self._device.sm,):
             raise BackendError(
                 f"TensorRT builds for the GPU it runs on, which is compute capability {self._device.sm}, not "
                 f"{' '.join(map(str, request.sms))}; leave --sm out or use --backend tensorrt-rtx"
             )
-        return replace(build_engine("tensorrt", self.capabilities, request), sms=(self._device.sm,))
+        return replace(build_engine("tensorrt", self.capabilities, request, progress), sms=(self._device.sm,))
 
 
 def import_or_explain(module: str, title: str, pip: str) -> Any:
@@ -93,59 +122,110 @@ def import_or_explain(module: str, title: str, pip: str) -> Any:
         raise BackendError(f"{title} is not installed here ({error}); {pip}") from None
 
 
-def build_engine(module: str, caps: Capabilities, request: BuildRequest, sms: tuple[int, ...] = ()) -> Built:
+def build_engine(
+    module: str, caps: Capabilities, request: BuildRequest, progress: Progress, sms: tuple[int, ...] = ()
+) -> Built:
     """Builds an engine in a process of its own, with detailed layer messages.
 
     Args:
         module: ``tensorrt`` or ``tensorrt_rtx``.
         caps: its row.
         request: what to build.
+        progress: told of the builder's phases.
         sms: compute capabilities to build for ahead of time; empty for the machine's own.
 
     Raises:
         BackendError: the parser or the builder refused, or the process ended; the message holds its own words.
     """
     started = time.perf_counter()
-    compiled = caps.compiles_plugins and not request.plugins and any(plugin_nodes(request.model.graph))
     with tempfile.TemporaryDirectory(prefix="trtdet-") as name:
         folder = Path(name)
-        facts = {
-            "module": module,
-            "network_flags": (*caps.network_flags, *((NETWORK_FLAG,) if compiled else ())),
-            "precision_flags": caps.precision_flags,
-            "sms": sms,
-            "batch": request.batch,
-            "precisions": dict(request.precisions) if caps.layer_precisions else {},
-            "plugins": [str(path.resolve()) for path in request.plugins],
-            "plugin_loading": caps.plugin_loading,
-            "compiled_plugins": compiled,
-        }
-        (folder / "request.json").write_text(json.dumps(facts))
+        (folder / "request.json").write_text(json.dumps(_facts(module, caps, request, sms)))
         (folder / "model.onnx").write_bytes(request.model.SerializeToString())
+        (folder / "timings").write_bytes(request.timing_cache)
         # What the environment holds shifts the heap, and with it the order of what the builder sorts by address.
         kept = {key: value for key, value in os.environ.items() if key.startswith(_KEPT)}
-        process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("build_process.py"))],
-            cwd=folder,
-            env={**kept, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            # Ctrl-C reaches this process alone, which then ends the other one.
-            start_new_session=True,
-        )
+        with (folder / "stderr.txt").open("w") as errors:
+            process = subprocess.Popen(
+                [sys.executable, str(Path(__file__).with_name("build_process.py"))],
+                cwd=folder,
+                env={**kept, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                # Ctrl-C reaches this process alone, which then ends the other one.
+                start_new_session=True,
+            )
         try:
-            _, said = process.communicate()
+            assert process.stdout is not None
+            for line in process.stdout:
+                stage, done, total = json.loads(line)
+                progress(stage or f"building the engine with {caps.name} {caps.version}", done, total)
+            process.wait()
         finally:
             process.kill()
-            process.wait()
-        log = folder / "log.txt"
-        lines = tuple(log.read_text(errors="replace").splitlines()) if log.is_file() else ()
-        if (folder / "error.txt").is_file():
-            raise BackendError(f"{caps.name} {caps.version}: {one_line((folder / 'error.txt').read_text())}")
-        if process.returncode != 0 or not (folder / "engine").is_file():
-            how = f"signal {-process.returncode}" if process.returncode < 0 else f"exit code {process.returncode}"
-            last = said.strip().splitlines()[-1:] or lines[-1:] or ("no word",)
-            raise BackendError(f"{caps.name} {caps.version} ended while building, with {how}: {one_line(last[0])}")
-        return Built((folder / "engine").read_bytes(), sms, lines, time.perf_counter() - started)
+            process.communicate()
+        return _built(folder, process.returncode, caps, sms, started)
+
+
+def _facts(module: str, caps: Capabilities, request: BuildRequest, sms: tuple[int, ...]) -> dict[str, Any]:
+    """The request as the building process reads it."""
+    typing = caps.explicit if request.implicit is None else caps.implicit
+    if typing is None:
+        raise BackendError(f"{caps.name} {caps.version} has no calibrators; quantise explicitly")
+    compiled = caps.compiles_plugins and not request.plugins and any(plugin_nodes(request.model.graph))
+    return {
+        "module": module,
+        "network_flags": (*typing.network_flags, *((NETWORK_FLAG,) if compiled else ())),
+        "builder_flags": _BUILDER_FLAGS[request.precision] if typing.weak else (),
+        "sms": sms,
+        "batch": request.batch,
+        "precisions": dict(request.precisions) if typing.weak else {},
+        "plugins": [str(path.resolve()) for path in request.plugins],
+        "loads_plugins": caps.loads_plugins,
+        "compiled_plugins": compiled,
+        "implicit": _implicit_facts(request.implicit) if request.implicit is not None else None,
+        "options": asdict(request.options),
+        # TensorRT-RTX takes a timing cache and ignores it.
+        "keep_timings": caps.needs_gpu,
+        "inspect": caps.needs_gpu,
+    }
+
+
+def _implicit_facts(implicit: Implicit) -> dict[str, Any]:
+    preprocess = implicit.preprocess.model_dump(mode="json") if implicit.preprocess is not None else None
+    images = [str(path.resolve()) for path in implicit.images]
+    return {**asdict(replace(implicit, preprocess=None)), "images": images, "preprocess": preprocess}
+
+
+def _built(folder: Path, code: int, caps: Capabilities, sms: tuple[int, ...], started: float) -> Built:
+    """What the building process left, or the reason why it left nothing."""
+
+    def text(name: str) -> str:
+        return (folder / name).read_text(errors="replace") if (folder / name).is_file() else ""
+
+    lines = tuple(text("log.txt").splitlines())
+    said = text("error.txt")
+    if not said and not (folder / "engine").is_file():
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        last = text("stderr.txt").strip().splitlines()[-1:] or lines[-1:] or ("no word",)
+        said = f"ended while building, with {how}: {last[0]}"
+    if said:
+        raise BackendError(f"{caps.name} {caps.version}: {one_line(said)}{_advice((said, *lines[-5:]))}")
+    timings = folder / "timing.cache"
+    return Built(
+        (folder / "engine").read_bytes(),
+        sms,
+        lines,
+        time.perf_counter() - started,
+        text("layers.json"),
+        timings.read_bytes() if timings.is_file() else b"",
+        text("calibration.cache"),
+    )
+
+
+def _advice(lines: Sequence[str]) -> str:
+    """What to do, where the builder's words are those of a kind that is known."""
+    words = "\n".join(lines)
+    return next((f"; {advice}" for pattern, advice in _ADVICE if re.search(pattern, words, re.IGNORECASE)), "")

@@ -12,6 +12,7 @@ from trtdet.backends.tensorrt import build_engine, import_or_explain
 from trtdet.errors import BackendError
 from trtdet.passes.nms import EFFICIENT
 from trtdet.passes.plugin_ops import ACTIVATIONS
+from trtdet.progress import Progress, silent
 
 PIP = "pip install 'trtdet[rtx]'"
 
@@ -53,7 +54,7 @@ class TensorRTRTX:
         missing = dict(self.capabilities.missing_ops)
         return {node.op_type: missing[node.op_type] for node in model.graph.node if node.op_type in missing}
 
-    def build(self, request: BuildRequest) -> Built:
+    def build(self, request: BuildRequest, progress: Progress = silent) -> Built:
         caps = self.capabilities
         unknown = [sm for sm in request.sms if sm not in caps.sms]
         if unknown:
@@ -61,7 +62,7 @@ class TensorRTRTX:
                 f"TensorRT-RTX {caps.version} cannot build for compute capability {unknown[0]}; "
                 f"allowed: {', '.join(map(str, caps.sms))}"
             )
-        built = build_engine("tensorrt_rtx", caps, request, request.sms or caps.default_sms)
+        built = build_engine("tensorrt_rtx", caps, request, progress, request.sms or caps.default_sms)
         _check_header(built.engine, caps)
         return built
 

@@ -25,6 +25,10 @@ from trtdet.errors import CalibrationError
 ALGORITHMS = ("MinMaxCalibration", "EntropyCalibration2", "EntropyCalibration", "LegacyCalibration")
 """What TensorRT calls the algorithms of its calibrators."""
 
+OURS = "EntropyCalibration2"
+"""The algorithm in whose name trtdet hands ranges over: its calibrator takes them before layers are fused, by the names
+that the model has (NVIDIA, TensorRT 8.6 documentation, "Post-Training Quantization Using Calibration")."""
+
 _HEADING = re.compile(r"TRT-(\d+)-(\w+)")
 _DIGITS = re.compile(r"[0-9a-fA-F]{1,8}")
 
@@ -45,7 +49,7 @@ def version_number(version: str) -> int:
     return major * (10000 if major >= 10 else 1000) + minor * 100 + patch
 
 
-def write(scales: Mapping[str, float], version: int, algorithm: str = "EntropyCalibration2") -> str:
+def write(scales: Mapping[str, float], version: int, algorithm: str = OURS) -> str:
     """The text of a cache.
 
     Args:

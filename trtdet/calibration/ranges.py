@@ -145,7 +145,7 @@ class Ranges:
                 )
         return ranges
 
-    def to_calibration_cache(self, version: int = 8600, algorithm: str = "EntropyCalibration2") -> str:
+    def to_calibration_cache(self, version: int = 8600, algorithm: str = cache.OURS) -> str:
         """The text that TensorRT up to 10 reads as a calibration cache, see :mod:`trtdet.calibration.cache`.
 
         Args:

@@ -8,14 +8,14 @@ from types import ModuleType
 import onnx
 
 from trtdet.config import Config
-from trtdet.passes import batchnorm, clean, cut_nms, decode, nms, opset, silu
+from trtdet.passes import batch, batchnorm, clean, cut_nms, decode, nms, opset, silu
 from trtdet.passes.base import Options, PassResult
 from trtdet.passes.cut_nms import OwnNms, own_nms
 from trtdet.passes.decode import Decoded
 from trtdet.passes.model import load_model, save_model, to_graph, to_model
 from trtdet.passes.nms import decoded
 
-PASSES: tuple[ModuleType, ...] = (clean, batchnorm, opset, silu, decode, nms)
+PASSES: tuple[ModuleType, ...] = (clean, batchnorm, opset, batch, silu, decode, nms)
 """Every rewrite, in the order they run."""
 
 __all__ = [

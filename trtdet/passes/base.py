@@ -23,7 +23,8 @@ class Options:
         config: the detector.
         nms: what writes the suppression into the graph, see :mod:`trtdet.passes.nms`; ``host`` leaves it to the
             consumer.
-        batch: freezes a dynamic batch to this size; None keeps the model's own.
+        batch: a size, to which a dynamic batch is frozen and a fixed one changed; a name, for a dynamic one; None
+            keeps the model's own.
         max_topk: the largest K that the backend's TopK takes; None for any.
         silu: what SiLU and HardSwish are written as: ``keep`` as the model has them, ``swish`` as ONNX operators,
             ``plugin`` as those of trtdet's plugin library.
@@ -32,7 +33,7 @@ class Options:
 
     config: Config
     nms: Where = "host"
-    batch: int | None = None
+    batch: int | str | None = None
     max_topk: int | None = None
     silu: SiluForm = "keep"
     keep_own: bool = False

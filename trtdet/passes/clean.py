@@ -25,12 +25,13 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
     before = len(graph.nodes)
     _cut(graph, options.config.head.outputs)
     _check_input(graph, options)
-    if options.batch is not None:
+    if isinstance(options.batch, int):
         _freeze_batch(graph, options.batch)
     _name_nodes(graph)
     _unify_constants(graph)
     _drop_no_ops(graph)
     fold(graph)
+    _name_kernels(graph)
     graph.cleanup(remove_unused_graph_inputs=True).toposort()
     return PassResult(before - len(graph.nodes))
 
@@ -97,14 +98,8 @@ def _check_input(graph: gs.Graph, options: Options) -> None:
 
 def _freeze_batch(graph: gs.Graph, batch: int) -> None:
     tensor = graph.inputs[0]
-    size = tensor.shape[0]
-    if isinstance(size, int) and size > 0:
-        if size != batch:
-            raise ModelError(
-                f"input '{tensor.name}' has a fixed batch of {size}, {batch} was asked for; "
-                f"export with a dynamic batch or build with --batch {size}"
-            )
-        return
+    if isinstance(tensor.shape[0], int) and tensor.shape[0] > 0:
+        return  # another pass changes it, once the shapes in the graph are constants
     tensor.shape = [batch, *tensor.shape[1:]]
     # Shapes downstream were inferred for the old batch; they are inferred again on export.
     for other in graph.tensors().values():
@@ -130,6 +125,13 @@ def _unify_constants(graph: gs.Graph) -> None:
                     value = np.array(node.attrs[key], dtype=dtype)
                     node.attrs = {"value": gs.Constant(f"{node.name}/value", value)}
                     break
+
+
+def _name_kernels(graph: gs.Graph) -> None:
+    """Gives every convolution its kernel's shape: TensorRT 8.6's parser cannot read it from weights in INT8."""
+    for node in graph.nodes:
+        if node.op in ("Conv", "ConvTranspose") and isinstance(node.inputs[1], gs.Constant):
+            node.attrs.setdefault("kernel_shape", list(node.inputs[1].shape[2:]))
 
 
 def _drop_no_ops(graph: gs.Graph) -> None:

@@ -1,8 +1,9 @@
-"""Explicit quantisation: where Q/DQ pairs go, in which precision each convolution runs, and what is corrected."""
+"""Quantisation: where Q/DQ pairs go, in which precision each convolution runs, and what is corrected."""
 
 from trtdet.quantize.correct import CORRECTIONS, Corrected, Sources, correct
 from trtdet.quantize.half import LARGEST, region_of, to_half
 from trtdet.quantize.head import HeadError
+from trtdet.quantize.implicit import Quantizable, quantizable
 from trtdet.quantize.lint import Finding, lint
 from trtdet.quantize.placement import Placement, place
 from trtdet.quantize.precision import Entry, Precision, PrecisionPlan, Step
@@ -21,6 +22,7 @@ __all__ = [
     "Placement",
     "Precision",
     "PrecisionPlan",
+    "Quantizable",
     "Requantized",
     "Sources",
     "Step",
@@ -29,6 +31,7 @@ __all__ = [
     "insert_qdq",
     "lint",
     "place",
+    "quantizable",
     "reach",
     "region_of",
     "requantize",

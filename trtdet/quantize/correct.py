@@ -32,6 +32,7 @@ from trtdet.config import InputConfig
 from trtdet.data import ImageStream
 from trtdet.errors import ConfigError, TrtdetWarning
 from trtdet.passes import Decoded
+from trtdet.progress import Progress, silent
 from trtdet.quantize.head import HeadError
 from trtdet.quantize.placement import Placement
 from trtdet.quantize.precision import Entry, PrecisionPlan, Step
@@ -43,8 +44,6 @@ from trtdet.quantize.windows import Window
 
 CORRECTIONS = ("smooth", "shift", "round", "bias")
 """Every correction by the name that ``--correct`` takes."""
-
-Progress = Callable[[str, int, int], None]
 
 _HELD_BACK = 4
 _PLACES = 256
@@ -88,7 +87,7 @@ class Sources:
     preprocess: InputConfig
     load: Callable[[onnx.ModelProto], Runner]
     head: Decoded
-    progress: Progress = lambda stage, done, total: None
+    progress: Progress = silent
 
     def split(self) -> tuple[list[Path], list[Path]]:
         """The images that corrections are computed from, and those that judge them.

@@ -1,0 +1,102 @@
+"""A batch that was fixed at export becomes the one that is asked for."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+from trtdet.backends import OnnxRunner
+from trtdet.config import load_config
+from trtdet.errors import ModelError
+from trtdet.passes import Options, batch, load_model, rewrite, to_graph, to_model
+from trtdet.zoo import SHAPES_MODEL
+
+CONFIG = load_config("shapes")
+
+
+def net(text: str, **weights: np.ndarray) -> onnx.ModelProto:
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 13]>\nnet {text}')
+    for name, value in weights.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    return model
+
+
+def changed(model: onnx.ModelProto, wanted: int | str) -> onnx.ModelProto:
+    graph = to_graph(onnx.shape_inference.infer_shapes(model))
+    batch.apply(graph, Options(CONFIG, batch=wanted))
+    return to_model(graph)
+
+
+SHAPED = net(
+    "(float[2,3,4,4] x) => (float[2,48] flat, float[2,3,8,8] large, float[2,3,4,4] whole, float[2,5] wide) {\n"
+    'flat = Reshape(x, f)\n large = Resize<mode = "nearest">(x, , , s)\n'
+    "ones = Reshape(flat, w)\n whole = Mul(ones, half)\n mean = ReduceMean<axes = [1, 2, 3], keepdims = 1>(x)\n"
+    "row = Reshape(mean, r)\n wide = Expand(row, e)\n}",
+    f=np.array([2, -1]),
+    s=np.array([2, 3, 8, 8]),
+    w=np.array([2, 3, 4, 4]),
+    half=np.array(0.5, np.float32),
+    r=np.array([2, 1]),
+    e=np.array([2, 5]),
+)
+
+
+@pytest.mark.parametrize("wanted", [1, 3, 5, "batch"])
+def test_shapes_that_hold_the_batch_are_written_anew(wanted: int | str) -> None:
+    made = OnnxRunner(changed(SHAPED, wanted))
+    assert made.batch == (wanted if isinstance(wanted, int) else None)
+    images = np.random.default_rng(0).normal(size=(wanted if isinstance(wanted, int) else 7, 3, 4, 4))
+    images = images.astype(np.float32)
+    expected = OnnxRunner(SHAPED)
+    for start in range(len(images)):
+        one = expected(images[start : start + 1])
+        for name, value in made(images).items():
+            np.testing.assert_array_equal(value[start], one[name][0])
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ("y = Softmax<axis = 0>(x)", "an image's outputs depend on the others of its batch"),
+        ("m = ReduceMax<axes = [0], keepdims = 1>(x)\n y = Sub(x, m)", "depend on the others"),
+        ("t = Transpose<perm = [1, 0, 2, 3]>(x)\n y = Reshape(t, s)", "with a batch of 5 .*running Reshape"),
+        ("y = Add(x, c)", "with a batch of"),
+    ],
+)
+def test_what_mixes_the_images_is_refused_with_the_reason(body: str, why: str) -> None:
+    constants = {"s": np.array([2, 3, 4, 4]), "c": np.ones((2, 3, 4, 4), np.float32)}
+    used = {name: value for name, value in constants.items() if f" {name})" in body}
+    model = net(f"(float[2,3,4,4] x) => (float[2,3,4,4] y) {{ {body} }}", **used)
+    with pytest.raises(ModelError, match=f"fixed to 2 and cannot be changed: .*({why}).*--dynamic-batch"):
+        changed(model, "batch")
+
+
+def test_a_model_whose_batch_is_right_or_open_is_left_alone() -> None:
+    for model, wanted in ((SHAPED, 2), (SHAPED, None)):
+        graph = to_graph(onnx.shape_inference.infer_shapes(model))
+        names = [node.name for node in graph.nodes]
+        assert batch.apply(graph, Options(CONFIG, batch=wanted)).count == 0
+        assert [node.name for node in graph.nodes] == names
+
+
+@pytest.mark.parametrize("nms", ["host", "native", "onnx"])
+def test_a_detector_gives_every_image_what_it_gave_it_alone(nms: str) -> None:
+    model = load_model(SHAPES_MODEL)
+    fixed = rewrite(model, Options(CONFIG, nms, batch=1)).model  # type: ignore[arg-type]
+    again = OnnxRunner(rewrite(fixed_host(), Options(CONFIG, nms, batch="batch")).model)  # type: ignore[arg-type]
+    images = np.random.default_rng(0).uniform(0, 1, (3, 3, CONFIG.input.height, CONFIG.input.width))
+    images = images.astype(np.float32)
+    together = again(images)
+    alone = OnnxRunner(fixed)
+    for index in range(3):
+        for name, value in alone(images[index : index + 1]).items():
+            np.testing.assert_allclose(together[name][index], value[0], rtol=1e-5, atol=1e-5)
+
+
+def fixed_host() -> onnx.ModelProto:
+    """The shipped detector as an exporter with one image would have written it."""
+    model = load_model(SHAPES_MODEL)
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
+    return model

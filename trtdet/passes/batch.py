@@ -1,0 +1,122 @@
+"""batch of B fixed at export -> the batch asked for
+
+Exporters write the batch into the shapes that Reshape, Resize and Expand are given, so that a model that was traced
+with one image takes one image. Those shapes are written anew; that no image then sees another is tried out, on random
+images, against the model as it was.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+import onnxruntime
+from numpy.typing import NDArray
+
+from trtdet.config import InputConfig
+from trtdet.errors import ModelError, one_line
+from trtdet.passes.base import Options, PassResult, Writer
+from trtdet.passes.clean import fold
+from trtdet.passes.model import to_graph, to_model
+from trtdet.passes.plugin_ops import plain
+
+_SHAPES = {"Reshape": 1, "Resize": 3, "Expand": 1}
+"""By operator, the input that holds the shape of the output."""
+
+_BLOCK = 16
+"""Pixels along the side of a block of one colour: noise of single pixels looks the same to a network everywhere."""
+
+_TOLERANCE = 1e-2
+"""Of an image's outputs, as a share of what it differs from the others by; kernels sum in another order for another
+batch."""
+
+
+def apply(graph: gs.Graph, options: Options) -> PassResult:
+    """Changes the batch in place, where another one than the model's fixed one is asked for.
+
+    Raises:
+        ModelError: the model's operators mix the images of a batch, or depend on how many there are.
+    """
+    source = graph.inputs[0]
+    fixed, wanted = source.shape[0], options.batch
+    if wanted is None or not isinstance(fixed, int) or fixed == wanted:
+        return PassResult(0)
+    before = to_model(graph.copy())
+    source.shape = [wanted, *source.shape[1:]]
+    for tensor in graph.tensors().values():
+        if isinstance(tensor, gs.Variable) and tensor is not source:
+            tensor.shape = None
+    write = Writer(graph, "trtdet/batch")
+    count = sum(_rewritten(write, node, fixed) for node in list(graph.nodes))
+    fold(graph)
+    graph.cleanup().toposort()
+    after = to_model(graph.copy())
+    images = _images(wanted if isinstance(wanted, int) else 2 * fixed + 1, source.shape, options.config.input)
+    obstacle = _obstacle(before, after, fixed, images)
+    if obstacle:
+        raise ModelError(
+            f"the model's batch is fixed to {fixed} and cannot be changed: {obstacle}; export it with a dynamic batch "
+            "('trtdet export --dynamic-batch') or leave --batch out"
+        )
+    changed = to_graph(after)
+    for attribute in ("nodes", "inputs", "outputs"):
+        setattr(graph, attribute, getattr(changed, attribute))
+    return PassResult(count)
+
+
+def _rewritten(write: Writer, node: gs.Node, fixed: int) -> bool:
+    """Writes the shape that a node is given anew, if it begins with the batch."""
+    position = _SHAPES.get(node.op)
+    if position is None or len(node.inputs) <= position or not isinstance(node.inputs[position], gs.Constant):
+        return False
+    shape = node.inputs[position].values
+    if not len(shape) or shape[0] != fixed or (node.op == "Expand" and fixed == 1) or node.attrs.get("axes"):
+        return False
+    if node.op == "Reshape" and not node.attrs.get("allowzero"):
+        # 0 copies the dimension of the input.
+        node.inputs[position] = write.const(np.concatenate([[0], shape[1:]]), np.int64)
+    else:
+        read = write("Shape", node.inputs[0])
+        first = write("Gather", read, write.const([0], np.int64), axis=0)
+        node.inputs[position] = write("Concat", first, write.const(shape[1:], np.int64), axis=0)
+    return True
+
+
+def _obstacle(before: onnx.ModelProto, after: onnx.ModelProto, fixed: int, images: NDArray[np.float32]) -> str:
+    """Why the new model does not give each image what the old one gave it, or nothing."""
+    size, name = len(images), after.graph.input[0].name
+    try:
+        got = _session(after).run(None, {name: images})
+    except Exception as error:  # onnxruntime raises a class of its own for each status, with no common base
+        return f"with a batch of {size} {one_line(error)}"
+    padded = np.concatenate([images, np.repeat(images[-1:], -size % fixed, axis=0)])
+    session = _session(before)
+    pieces = [session.run(None, {name: padded[start : start + fixed]}) for start in range(0, size, fixed)]
+    for index, output in enumerate(got):
+        every = np.concatenate([piece[index] for piece in pieces])
+        expected = every[: len(output)]
+        if output.shape != expected.shape:
+            return f"a batch of {size} gives an output of shape {output.shape} where {expected.shape} is expected"
+        between = float(np.abs(every - every[:1]).max(initial=0))
+        rounding = 1e-5 * float(np.abs(expected).max(initial=0))
+        if float(np.abs(output - expected).max(initial=0)) > max(_TOLERANCE * between, rounding):
+            return "an image's outputs depend on the others of its batch"
+    return ""
+
+
+def _images(count: int, shape: list[int], config: InputConfig) -> NDArray[np.float32]:
+    """Images of coloured blocks, each of another brightness, as the network is fed: float32 (count, 3, H, W)."""
+    draw = np.random.default_rng(0)
+    height, width = shape[2:]
+    blocks = draw.uniform(0, 255, (count, 3, -(-height // _BLOCK), -(-width // _BLOCK)))
+    blocks *= np.linspace(0.2, 1, count).reshape(-1, 1, 1, 1)
+    pixels = blocks.repeat(_BLOCK, axis=2).repeat(_BLOCK, axis=3)[:, :, :height, :width]
+    mean, std = (np.reshape(one, (1, 3, 1, 1)) for one in (config.mean, config.std))
+    images: NDArray[np.float32] = ((pixels * config.scale - mean) / std).astype(np.float32)
+    return images
+
+
+def _session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # what goes wrong is said in the error
+    return onnxruntime.InferenceSession(plain(model).SerializeToString(), options, providers=["CPUExecutionProvider"])
