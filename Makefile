@@ -1,21 +1,32 @@
 # make demo   the whole way on the shipped detector and generated images
 # make test   style, types and tests
 # Both set up .venv first; nothing else has to be installed.
+# make test-tensorrt86   what can be asked of TensorRT 8.6.0 without a GPU, in .venv86; needs Python 3.10, cc and 4 GB
 
 PYTHON ?= python3
 VENV   ?= .venv
+# TensorRT 8.6.0 is made for Python 3.6 to 3.10, trtdet for 3.10 and later.
+PYTHON310 ?= python3.10
+VENV86    ?= .venv86
 # The CPU build is enough for the tests; any torch that is there already will do.
 TORCH  ?= torch==2.13.0
 
 BIN := $(VENV)/bin
+BIN86 := $(VENV86)/bin
 
-.PHONY: demo test lint clean
+.PHONY: demo test test-tensorrt86 lint clean
 
 demo: $(VENV)/.demo
 	$(BIN)/trtdet demo -o demo
 
 test: $(VENV)/.dev lint
 	$(BIN)/python -m pytest -n auto --dist loadfile
+
+# Its plugins want cuBLAS and cuDNN at import; stand-ins are enough for what is asked here. With TRTDET_TENSORRT_HEADERS
+# and nvcc trtdet's own plugin library is compiled and asked too.
+test-tensorrt86: $(VENV86)/.dev
+	LD_LIBRARY_PATH="$(abspath $(VENV86))/stand_ins$${LD_LIBRARY_PATH:+:$$LD_LIBRARY_PATH}" \
+	  $(BIN86)/python -m pytest -m tensorrt86 tests
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -37,5 +48,23 @@ $(VENV)/.dev: $(VENV)/.demo
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[rtx,dev]'
 	touch $@
 
+# A python3.10 that is on the path but does not start is pyenv's, which wants to be told of a version.
+$(BIN86)/python:
+	@found=$$(pyenv versions --bare 2>/dev/null | grep '^3\.10\.' | tail -1); \
+	for python in "$(PYTHON310)" $${found:+"$$(pyenv prefix $$found)/bin/python3.10"}; do \
+	  "$$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 10))' 2>/dev/null || continue; \
+	  "$$python" -m venv $(VENV86) || { rm -rf $(VENV86); $(PYTHON) -m virtualenv --python "$$python" $(VENV86); }; \
+	  exit; \
+	done; \
+	echo "no Python 3.10 here, which TensorRT 8.6.0 needs: install it (python3.10 and python3.10-venv, or" \
+	  "'pyenv install 3.10') or name it with PYTHON310=/path/to/python3.10" >&2; exit 1
+
+# Without what it asks for: the newest cuDNN, which it would get, is one that it cannot be loaded with.
+$(VENV86)/.dev: $(BIN86)/python setup.cfg tests/tensorrt86/stand_ins.py
+	$(BIN86)/python -m pip install --quiet --disable-pip-version-check --no-deps tensorrt==8.6.0
+	$(BIN86)/python -m pip install --quiet --disable-pip-version-check -e . pytest hypothesis polygraphy
+	$(BIN86)/python tests/tensorrt86/stand_ins.py $(VENV86)/lib/python3.10/site-packages/tensorrt $(VENV86)/stand_ins
+	touch $@
+
 clean:
-	rm -rf $(VENV) demo build *.egg-info
+	rm -rf $(VENV) $(VENV86) demo build *.egg-info
