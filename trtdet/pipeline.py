@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 
 from trtdet import __version__
-from trtdet.audit import Audit, audit
+from trtdet.audit import Audit, audit, layers_of
 from trtdet.backends import Backend, BuildRequest, Built, Capabilities, OnnxRunner, choose
 from trtdet.bundle import (
     AuditPart,
@@ -490,7 +490,7 @@ def build(
         built = backend.build(
             BuildRequest(explicit, options.sms, options.batch if batch is None else None, plan.kept(), options.plugins)
         )
-        found = _audited(built, plan) if caps.lists_layers else None
+        found = _audited(built, plan, explicit, caps) if caps.lists_layers else None
 
         if built.engine:
             writer.add("model.engine", built.engine)
@@ -701,8 +701,8 @@ def _float_plan(model: onnx.ModelProto, plan: PrecisionPlan, precision: Literal[
     return PrecisionPlan(entries)
 
 
-def _audited(built: Built, plan: PrecisionPlan) -> Audit:
-    found = audit(built, plan)
+def _audited(built: Built, plan: PrecisionPlan, model: onnx.ModelProto, caps: Capabilities) -> Audit:
+    found = audit(layers_of(built), plan, model, silu=caps.silu)
     for warning in found.warnings:
         warnings.warn(warning, TrtdetWarning, stacklevel=3)
     return found
