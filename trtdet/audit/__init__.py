@@ -169,7 +169,9 @@ class Audit:
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
             if data.pop("schema") != _SCHEMA:
-                raise BundleError(f"'{path}' was written by another version of trtdet; build the bundle again")
+                raise BundleError(
+                    f"'{path}' was written by another version of trtdet; remove the bundle and build it again"
+                )
             return Audit(
                 layers=tuple(_layer(**one) for one in data.pop("layers")),
                 departures=tuple(Departure(**one) for one in data.pop("departures")),

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from trtdet.audit.findings import Finding, activations
+from trtdet.audit.fp16 import bytes_in_fp16
 from trtdet.audit.traffic import Flow
 from trtdet.config import SiluForm
 
@@ -67,22 +68,23 @@ def _precision(flow: Flow, got: Mapping[str, str], findings: Sequence[Finding]) 
             f"bytes in INT8 that they would in FP16{padded}",
             before - after,
         )
-    last = [name for name in _unquantised(flow, int8) if flow.in_fp16([name]) < flow.bytes]
+    last = [name for name in _unquantised(flow, int8) if bytes_in_fp16(flow, [name]) < flow.bytes]
     if last and len(last) < len(int8):
         these = "this convolution gives" if len(last) == 1 else f"these {len(last)} convolutions give"
         yield (
             _keeping(flow, last, kept),
             f"nothing quantises what {these}, so the INT8 kernels write 32-bit float, and FP16 halves that",
-            flow.bytes - flow.in_fp16(last),
+            flow.bytes - bytes_in_fp16(flow, last),
         )
     if int8:
+        half = bytes_in_fp16(flow, int8)
         alone = {node for one in findings if one.kind in ("activation", "element-wise") for node in one.nodes}
         yield (
             "--fp16",
-            f"all in all this engine moves {_ratio(flow.bytes, flow.in_fp16(int8))} the bytes of one in FP16, where "
-            f"{len(alone & set(int8))} of the {len(int8)} INT8 convolutions have what follows them in kernels of its "
-            "own; INT8 is the faster one only where its arithmetic wins that back, so time both",
-            flow.bytes - flow.in_fp16(int8),
+            f"all in all this engine moves {_ratio(flow.bytes, half)} the bytes of one in FP16: what follows "
+            f"{len(alone & set(int8))} of the {len(int8)} INT8 convolutions has kernels of its own. INT8 is the faster "
+            "one only where its arithmetic wins that back, so time both",
+            flow.bytes - half,
         )
 
 
@@ -103,7 +105,7 @@ def _around(flow: Flow, names: Collection[str]) -> tuple[int, int]:
         beside |= {index, *(one for tensor in flow.layers[index].inputs for one in flow.writers[tensor.name])}
         beside |= {one for tensor in flow.layers[index].outputs for one in flow.readers[tensor.name]}
     before = sum(flow.layers[index].bytes for index in beside)
-    return before, before - (flow.bytes - flow.in_fp16(names))
+    return before, before - (flow.bytes - bytes_in_fp16(flow, names))
 
 
 def _ratio(before: int, after: int) -> str:

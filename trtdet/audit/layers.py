@@ -172,8 +172,8 @@ def parse_inspector(text: str) -> tuple[Layer, ...]:
     ``Datatype`` and ``Format`` apart and lists ``Constants``.
 
     Sources: sample engines and texts of formats in NVIDIA/TensorRT, branch release/10.16, folder
-    ``tools/experimental/trt-engine-explorer``; branch release/11.1, ``analyze-data.schema.json`` among its skills; NVIDIA,
-    "Migrating IEngineInspector Usage from TensorRT 10.x to 11.x", TensorRT 11 documentation.
+    ``tools/experimental/trt-engine-explorer``; branch release/11.1, ``analyze-data.schema.json``; NVIDIA, "Migrating
+    IEngineInspector Usage from TensorRT 10.x to 11.x", TensorRT 11 documentation.
 
     Raises:
         BackendError: it is not JSON, holds names only, or is of another schema; the message quotes the keys met.
