@@ -281,10 +281,10 @@ def test_an_unknown_data_type_is_a_warning_and_not_counted() -> None:
 def test_measured_times_replace_the_estimated_shares() -> None:
     times = {"QuantizeLinear_0": 0.3, f"w + {FIRST}": 0.1, ACTIVATION: 0.5, "of another thing": 9.0}
     found = seen(*unfused(), times=times)
-    assert (found.cost, found.ms) == ("measured", pytest.approx(0.9))
+    assert (found.cost, found.ms) == ("measured time", pytest.approx(0.9))
     assert [(one.layer, one.ms) for one in found.findings[:2]] == [(ACTIVATION, 0.5), ("QuantizeLinear_0", 0.3)]
     assert found.findings[0].share == pytest.approx(5 / 9)
-    assert "by measured (0.900 ms in all)" in found.report()
+    assert "by measured time (0.900 ms in all)" in found.report()
 
 
 def test_times_of_another_engine_are_an_error() -> None:

@@ -82,7 +82,7 @@ class Audit:
     @property
     def cost(self) -> str:
         """What the shares of the findings are of."""
-        return "estimated memory traffic" if self.ms is None else "measured"
+        return "estimated memory traffic" if self.ms is None else "measured time"
 
     @property
     def summary(self) -> str:
