@@ -268,6 +268,13 @@ def test_a_quadratic_suppression_is_advised_against() -> None:
     assert [(one.option, one.bytes) for one in found.advice] == [("--pre-nms-topk 500", 3_000_000)]
 
 
+def test_weights_that_are_not_constant_are_no_obstacle() -> None:
+    model = qdq_model()
+    del model.graph.initializer[:]
+    found = audit(parse_inspector(json.dumps({"Layers": list(unfused())})), PLAN, model)
+    assert (found.int8, found.departures) == (2, ())
+
+
 def test_an_unknown_data_type_is_a_warning_and_not_counted() -> None:
     odd = Layer("a", "kgen", (Tensor("x", "Posit8", (1, 8, 4, 4)),), (), (Tensor("y", "Half", (1, 8, 4, 4)),), ())
     found = audit([odd], PrecisionPlan({}), qdq_model())

@@ -77,13 +77,15 @@ class Flow:
 
     @cached_property
     def convolutions(self) -> Mapping[str, Convolution]:
-        """Those that a layer of their own runs, by name."""
+        """Those with constant weights that a layer of their own runs, by name."""
         found = {}
         for name, index in self.kernels.items():
-            node = self.nodes.get(name)
-            if node is None or self.layers[index].type in POINTWISE:
+            node, layer = self.nodes.get(name), self.layers[index]
+            if node is None or layer.type in POINTWISE or not layer.inputs:
                 continue
             shape = self._weight_shape(node.input[1])
+            if not shape:
+                continue
             groups = next((one.i for one in node.attribute if one.name == "group"), 1)
             inputs = shape[0] if node.op_type == "ConvTranspose" else shape[1] * groups
             found[name] = Convolution(name, index, inputs, groups > 1 and groups == inputs)
@@ -122,8 +124,7 @@ class Flow:
         return sum(one.bytes for one in layer.constants if padding > 1 and math.isclose(one.elements, filling))
 
     def _weight_shape(self, tensor: str) -> tuple[int, ...]:
-        node = self.maker.get(tensor)
-        while node is not None and tensor not in self._shapes:
-            tensor = node.input[0]
-            node = self.maker.get(tensor)
-        return self._shapes[tensor]
+        """The shape of the constant that weights are made of; empty where there is none."""
+        while tensor not in self._shapes and tensor in self.maker and self.maker[tensor].input:
+            tensor = self.maker[tensor].input[0]
+        return self._shapes.get(tensor, ())
