@@ -286,17 +286,20 @@ def test_an_unknown_data_type_is_a_warning_and_not_counted() -> None:
 
 
 def test_measured_times_replace_the_estimated_shares() -> None:
-    times = {"QuantizeLinear_0": 0.3, f"w + {FIRST}": 0.1, ACTIVATION: 0.5, "of another thing": 9.0}
+    times = {one["Name"]: 0.0 for one in unfused()[:-1]}
+    times |= {"QuantizeLinear_0": 0.3, f"w + {FIRST}": 0.1, ACTIVATION: 0.5, "of another thing": 9.0}
     found = seen(*unfused(), times=times)
     assert (found.cost, found.ms) == ("measured time", pytest.approx(0.9))
     assert [(one.layer, one.ms) for one in found.findings[:2]] == [(ACTIVATION, 0.5), ("QuantizeLinear_0", 0.3)]
     assert found.findings[0].share == pytest.approx(5 / 9)
-    assert "by measured time (0.900 ms in all)" in found.report()
+    assert found.warnings == ("1 layers have no measured time, such as 'Softmax_11'",)
+    assert "by measured time (0.900 ms in all)" in found.report() and found.warnings[0] in found.report()
 
 
-def test_times_of_another_engine_are_an_error() -> None:
-    with pytest.raises(ConfigError, match="of another engine: 'elsewhere' is not one of its layers"):
-        seen(*unfused(), times={"elsewhere": 1.0})
+@pytest.mark.parametrize("times", [{}, {"elsewhere": 1.0}, {"QuantizeLinear_0": 1.0, "elsewhere": 1.0}])
+def test_times_of_another_engine_are_an_error(times: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=r"of another engine: [67] of this one's 7 layers have none, such as"):
+        seen(*unfused(), times=times)
 
 
 # The report
