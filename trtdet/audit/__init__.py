@@ -108,7 +108,7 @@ class Audit:
         if 2 * len(untimed) > len(working):
             raise ConfigError(
                 f"the measured times are of another engine: {len(untimed)} of this one's {len(working)} layers have "
-                f"none, such as '{untimed[0]}'; profile the bundle's own engine, built with detailed profiling verbosity"
+                f"none, such as '{untimed[0]}'; profile the bundle's own engine"
             )
         left = (f"{len(untimed)} layers have no measured time, such as '{untimed[0]}'",) if untimed else ()
         total = sum(ms for name, ms in times.items() if name in layers)
