@@ -17,7 +17,7 @@ from pathlib import Path
 from corrections import MODELS, scored
 
 import trtdet
-from trtdet.audit import audit
+from trtdet.audit import audit, layers_of
 from trtdet.backends import BuildRequest, choose
 from trtdet.detector import Detector
 from trtdet.pipeline import FORMS, CalibrationOptions, prepare, rewritten
@@ -56,7 +56,7 @@ def main() -> None:
                 convs = ""
                 if form != "plugin":
                     built = choose("tensorrt-rtx").build(BuildRequest(made.model, (86,)))
-                    convs = str(audit(built, prepared.plan).int8)
+                    convs = str(audit(layers_of(built), prepared.plan, made.model).int8)
                 rewrites = sum(node.op_type in OPERATORS for node in made.model.graph.node)
                 got = scored(Detector.running(made.model, config, "host"), coco)
                 found = trtdet.compare(got, reference)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import onnx
 import onnx.parser
 import pytest
 
-from trtdet.audit import Audit, Departure, Layer, audit, parse_layers
+from trtdet.audit import Advice, Audit, Departure, Finding, Layer, Tensor, audit, layers_of, parse_layers
 from trtdet.backends import Backend, BuildRequest, Built, choose
 from trtdet.calibration import Range, Ranges
 from trtdet.errors import BackendError, BundleError
@@ -38,6 +39,10 @@ def int8_model() -> tuple[onnx.ModelProto, Placement]:
     placement = place(model)
     tensors = {name: Range(4.0, -4.0, 4.0) for name in placement.activations}
     return insert_qdq(model, placement, Ranges("minmax", None, tensors, "", 1, "")), placement
+
+
+def audited(built: Built, planned: PrecisionPlan, model: onnx.ModelProto | None = None) -> Audit:
+    return audit(layers_of(built), planned, model or float_model())
 
 
 def plan(precision: Any) -> PrecisionPlan:
@@ -76,14 +81,14 @@ def test_every_layer_of_a_built_engine_is_read_with_its_types(built_int8: Built)
 
 @pytest.mark.tensorrt
 def test_an_int8_engine_runs_its_convolutions_in_int8(built_int8: Built) -> None:
-    found = audit(built_int8, int8_model()[1].plan)
+    found = audited(built_int8, int8_model()[1].plan, int8_model()[0])
     assert (found.int8, found.fp16, found.fp32) == (3, 0, 0)
     assert found.departures == () and found.warnings == ()
 
 
 @pytest.mark.tensorrt
 def test_a_float_engine_runs_its_convolutions_in_float(built_fp32: Built) -> None:
-    found = audit(built_fp32, plan("fp32"))
+    found = audited(built_fp32, plan("fp32"))
     assert (found.int8, found.fp16, found.fp32) == (0, 0, 3)
     assert found.departures == ()
 
@@ -91,28 +96,31 @@ def test_a_float_engine_runs_its_convolutions_in_float(built_fp32: Built) -> Non
 @pytest.mark.tensorrt
 def test_a_plan_that_the_engine_does_not_keep_gives_departures(built_fp32: Built) -> None:
     mixed = PrecisionPlan({**plan("int8").entries, "Conv_3": Entry("fp32", "test")})
-    found = audit(built_fp32, mixed)
+    found = audited(built_fp32, mixed)
     assert [(one.name, one.planned, one.got) for one in found.departures] == [
         ("Conv_0", "int8", "fp32"),
         ("Conv_5", "int8", "fp32"),
     ]
     assert all(one.reason.startswith("the builder chose a kernel of type ") for one in found.departures)
+    assert all(one.reason.endswith("; the model has no Q/DQ pair on its input") for one in found.departures)
     assert found.warnings[0] == "'Conv_0' was planned as int8 and runs in fp32"
 
 
 @pytest.mark.tensorrt
 def test_compute_capability_75_takes_int8_from_every_convolution(rtx: Backend) -> None:
     model, placement = int8_model()
-    found = audit(rtx.build(BuildRequest(model, sms=(75, 86))), placement.plan)
+    found = audited(rtx.build(BuildRequest(model, sms=(75, 86))), placement.plan, model)
     assert found.int8 == 0
     assert {one.name for one in found.departures} == set(NAMES)
+    assert all(one.reason.endswith(", though its input and weights are quantised") for one in found.departures)
+    assert {one.nodes[0] for one in found.findings if one.kind == "float"} == set(NAMES)
     assert 75 in rtx.capabilities.sms_without_int8
 
 
 @pytest.mark.tensorrt
 def test_a_planned_convolution_that_is_not_in_the_engine_is_a_departure(built_fp32: Built) -> None:
     absent = PrecisionPlan({**plan("fp32").entries, "Conv_9": Entry("fp32", "test")})
-    found = audit(built_fp32, absent)
+    found = audited(built_fp32, absent)
     (one,) = found.departures
     assert (one.name, one.planned, one.got) == ("Conv_9", "fp32", "unknown")
     assert "folded away or merged" in one.reason
@@ -135,6 +143,10 @@ def line(name: str, kind: str, inputs: str, constants: str, outputs: str, *nodes
     )
 
 
+def tensor(kind: str, *dims: int, name: str = "t") -> Tensor:
+    return Tensor(name, kind, dims or (1, 16, 32, 32), "(NHWC) Channel major format")
+
+
 def built(*lines: str) -> Built:
     return Built(b"", (86,), lines, 0.0)
 
@@ -143,11 +155,16 @@ def built(*lines: str) -> Built:
 def test_a_line_becomes_a_layer_and_other_messages_do_not(separator: str) -> None:
     text = line("conv", "conv", "Int8", "Int8", "Float", "Conv_0", "Q_1", separator=separator)
     log = ["Parsing ONNX", f"Layers:\n{text}", "Name: odd"]
-    assert parse_layers(log) == (Layer("conv", "conv", "Int8", "Int8", "Float", ("Conv_0", "Q_1")),)
+    (layer,) = parse_layers(log)
+    assert (layer.name, layer.type, layer.onnx) == ("conv", "conv", ("Conv_0", "Q_1"))
+    assert (layer.input, layer.weights, layer.output) == ("Int8", "Int8", "Float")
+    assert layer.inputs == (tensor("Int8"),)
 
 
 def test_a_layer_without_inputs_or_constants_has_empty_types() -> None:
-    assert parse_layers([line("a", "constant", "", "", "Half")]) == (Layer("a", "constant", "", "", "Half", ()),)
+    (layer,) = parse_layers([line("a", "constant", "", "", "Half")])
+    assert (layer.inputs, layer.constants, layer.onnx) == ((), (), ())
+    assert (layer.input, layer.weights, layer.output) == ("", "", "Half")
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -156,19 +173,19 @@ def test_the_pointwise_kernel_beside_a_convolution_does_not_speak_for_it(order: 
         line("pointwise", "kgen", "Float", "Float", "Int8", "Conv_0", "Sigmoid_1"),
         line("conv", "cutlass", "Int8", "Int8", "Float", "Conv_0"),
     ]
-    found = audit(built(*lines[::order]), PrecisionPlan({"Conv_0": Entry("int8", "")}))
+    found = audited(built(*lines[::order]), PrecisionPlan({"Conv_0": Entry("int8", "")}))
     assert (found.int8, found.fp32) == (1, 0)
 
 
 def test_a_half_convolution_counts_as_fp16() -> None:
     planned = PrecisionPlan({"Conv_0": Entry("fp16", "")})
-    found = audit(built(line("c", "conv", "Half", "Half", "Half", "Conv_0")), planned)
+    found = audited(built(line("c", "conv", "Half", "Half", "Half", "Conv_0")), planned)
     assert (found.int8, found.fp16, found.fp32, found.departures) == (0, 1, 0, ())
 
 
 def test_a_log_without_layers_is_an_error() -> None:
     with pytest.raises(BackendError, match="the builder listed no layers; is the logger at VERBOSE"):
-        audit(built("nothing here"), plan("int8"))
+        audited(built("nothing here"), plan("int8"))
 
 
 # As a file
@@ -177,9 +194,14 @@ AUDIT = Audit(
     1,
     0,
     1,
-    (Layer("a", "conv", "Int8", "Int8", "Float", ("Conv_0",)), Layer("b", "conv", "Float", "", "Float", ())),
+    (
+        Layer("a", "conv", (tensor("Int8"),), (tensor("Int8", 16, 16, 3, 3),), (tensor("Float"),), ("Conv_0",)),
+        Layer("b", "kgen", (tensor("Float"),), (), (tensor("Int8"), tensor("Float")), ()),
+    ),
     (Departure("Conv_3", "int8", "fp32", "why"),),
     ("look",),
+    (Finding("copy", "b", ("Conv_0",), "because", 65536, 0.3, None, {"b": 65536}),),
+    (Advice("--fp16", "do it", 1000, 0.1),),
 )
 
 
@@ -191,11 +213,17 @@ def test_an_audit_survives_its_file(tmp_path: Path) -> None:
 
 def test_an_audit_as_plain_values_has_the_keys_of_the_contract() -> None:
     data = AUDIT.as_dict()
-    assert {"int8", "fp16", "fp32", "layers", "warnings"} <= set(data)
-    assert set(data["layers"][0]) == {"name", "type", "input", "weights", "output", "onnx"}
+    assert {"int8", "fp16", "fp32", "layers", "departures", "warnings", "findings", "advice"} <= set(data)
+    assert {"name", "type", "input", "weights", "output", "onnx"} <= set(data["layers"][0])
+    assert (data["layers"][0]["input"], data["layers"][0]["weights"], data["layers"][0]["output"]) == (
+        "Int8",
+        "Int8",
+        "Float",
+    )
+    assert json.loads(json.dumps(data))["cost"] == "estimated memory traffic"
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 1}', '{"schema": 1, "layers": [3]}'])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 2}', '{"schema": 2, "layers": [3]}'])
 def test_what_is_not_an_audit_is_an_error(tmp_path: Path, text: str) -> None:
     path = tmp_path / "audit.json"
     path.write_text(text)
@@ -205,7 +233,7 @@ def test_what_is_not_an_audit_is_an_error(tmp_path: Path, text: str) -> None:
 
 def test_an_audit_of_another_schema_or_none_at_all_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "audit.json"
-    path.write_text(AUDIT.to_json().replace('"schema": 1', '"schema": 2'))
+    path.write_text(AUDIT.to_json().replace('"schema": 2', '"schema": 1'))
     with pytest.raises(BundleError, match="was written by another version of trtdet"):
         Audit.load(path)
     with pytest.raises(BundleError, match="cannot be read"):

@@ -185,8 +185,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     _nms_options(evaluate)
 
-    audit = _command(commands, "audit", _audit, "what precision each convolution got")
+    audit = _command(commands, "audit", _audit, "what precision each convolution got, and what got in the way")
     audit.add_argument("bundle", type=Path, metavar="BUNDLE")
+    audit.add_argument("--all", action="store_true", help="every finding, not the costliest three of each kind")
+    audit.add_argument(
+        "--times",
+        type=Path,
+        metavar="JSON",
+        help="measured times of its layers, as trtexec --exportProfile writes them",
+    )
 
     infer = _command(commands, "infer", _infer, "pictures with boxes, and JSON")
     infer.add_argument("target", type=Path, metavar="BUNDLE|MODEL")
@@ -635,22 +642,20 @@ def _eval(options: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 
 def _audit(options: argparse.Namespace, console: Console) -> dict[str, Any]:
-    from trtdet.audit import Audit
+    from trtdet.audit import Audit, load_times
     from trtdet.bundle import Bundle
 
     found = Audit.load(Bundle(options.bundle).file("audit.json"))
-    _say_audit(options, found)
-    for one in found.departures:
-        _say(options, f"  {one.name}: planned {one.planned}, got {one.got}: {one.reason}")
+    if options.times is not None:
+        found = found.timed(load_times(options.times))
+    _say(options, f"{found.summary}\n{found.report(options.all)}")
     return found.as_dict()
 
 
 def _say_audit(options: argparse.Namespace, found: Audit) -> None:
-    _say(
-        options,
-        f"as built: {found.int8} convs in INT8, {found.fp16} in FP16, {found.fp32} in FP32; "
-        f"{len(found.departures)} not as planned; {len(found.layers)} layers in all",
-    )
+    _say(options, found.summary)
+    if found.advice:
+        _say(options, f"to try, of {len(found.advice)} that 'trtdet audit' lists: {found.advice[0]}")
 
 
 def _infer(options: argparse.Namespace, console: Console) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 
 from trtdet import __version__
-from trtdet.audit import Audit, audit
+from trtdet.audit import Audit, audit, layers_of
 from trtdet.backends import (
     Backend,
     BuildRequest,
@@ -526,7 +526,7 @@ def build(
         )
         if built.timing_cache:
             write_atomically(timings, built.timing_cache)
-        found = _audited(built, network.plan) if caps.lists_layers else None
+        found = _audited(built, network.plan, network.model, caps) if caps.lists_layers else None
         if built.engine:
             writer.add("model.engine", built.engine)
         for path in options.plugins:
@@ -885,8 +885,15 @@ def _float_plan(plan: PrecisionPlan, precision: Precision) -> PrecisionPlan:
     return PrecisionPlan(entries)
 
 
-def _audited(built: Built, plan: PrecisionPlan) -> Audit:
-    found = audit(built, plan)
+def _audited(built: Built, plan: PrecisionPlan, model: onnx.ModelProto, caps: Capabilities) -> Audit | None:
+    if caps.needs_gpu and not built.layers:
+        warnings.warn(
+            f"{caps.name} {caps.version} built the engine and its inspector gave nothing: it is not audited",
+            TrtdetWarning,
+            stacklevel=3,
+        )
+        return None
+    found = audit(layers_of(built), plan, model, silu=caps.silu)
     for warning in found.warnings:
         warnings.warn(warning, TrtdetWarning, stacklevel=3)
     return found

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import onnx
 
 from trtdet import cluster
-from trtdet.audit import audit
+from trtdet.audit import audit, layers_of
 from trtdet.backends import BuildRequest, choose
 from trtdet.bundle import sha256_file, write_atomically, writing
 from trtdet.comparison import compare
@@ -334,7 +334,7 @@ class _Worker:
         built = backend.build(BuildRequest(explicit, options.sms, precisions=plan.kept(), plugins=options.plugins))
         counts = plan.counts()
         if backend.capabilities.lists_layers:
-            found = audit(built, plan)
+            found = audit(layers_of(built), plan, explicit)
             counts = {"int8": found.int8, "fp16": found.fp16, "fp32": found.fp32}
         if not built.engine:
             return {**counts, "build_seconds": None, "engine_mb": None}

@@ -38,7 +38,7 @@ import onnx
 from process import Failed, Measured, environment_of, measure, requirements_of
 
 import trtdet
-from trtdet.audit import audit
+from trtdet.audit import audit, layers_of
 from trtdet.backends import BuildRequest, OnnxRunner, choose
 from trtdet.bundle import Bundle
 from trtdet.data import ImageStream, content_hash, find_images
@@ -177,7 +177,7 @@ def judge(file: Path) -> Verdict:
     findings = Counter(finding.problem for finding in lint(model))
     try:
         built = choose("tensorrt-rtx").build(BuildRequest(model))
-        found = audit(built, plan)
+        found = audit(layers_of(built), plan, model)
     except BackendError as error:
         return Verdict(f"no: {as_cell(error)}", "-", "-", findings)
     return Verdict("yes", f"{found.int8} of {len(convolutions)}", f"{built.seconds:.1f}", findings)

@@ -1,0 +1,82 @@
+"""What engines move in INT8, in INT8 with their depthwise convolutions in FP16, and in FP16; and how close the audit's
+advice comes to what an engine that follows it moves.
+
+    python benchmarks/audit.py --data DIR -o OUT
+
+DIR holds ``models/`` and ``coco/train2017``; each bundle is left in OUT. Prints Markdown. Builds with TensorRT-RTX and
+eight calibration images: what an engine moves does not depend on its ranges.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import trtdet
+from trtdet.audit import Audit
+from trtdet.pipeline import KeepOptions
+
+MODELS = {"yolox_nano": "yolox", "yolov5n": "yolov5", "picodet_s": "dfl"}
+PARTS = ("suppression", "activation", "padding", "quantise", "cast", "copy", "reformat")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    options = parser.parse_args()
+
+    def audited(name: str, variant: str, changes: Sequence[str]) -> Audit:
+        """Builds one variant by the options that the audit gives its advice in."""
+        config, keep, precision = trtdet.load_config(MODELS[name]), KeepOptions(), "int8"
+        for option, value in itertools.zip_longest(changes, changes[1:], fillvalue=""):
+            if option == "--fp16":
+                precision = "fp16"
+            elif option == "--keep-fp16":
+                keep = KeepOptions(tuple(value.split(",")))
+            elif option == "--pre-nms-topk":
+                config = config.with_nms(pre_nms_topk=int(value))
+        calibration = trtdet.CalibrationOptions(images=options.data / "coco" / "train2017", num_images=8)
+        asked = trtdet.BuildOptions(
+            precision=precision, calibration=calibration, correct=(), keep=keep, backend="tensorrt-rtx", sms=(86,)
+        )
+        place = options.output / f"{name}-{variant}"
+        built = trtdet.build(options.data / "models" / f"{name}.onnx", config, place, asked)
+        print(f"built {place}", file=sys.stderr)
+        return Audit.load(built.bundle.file("audit.json"))
+
+    print("| model | precision | layers | MB | against FP16 | " + " | ".join(PARTS) + " |")
+    print("|" + "---|" * (5 + len(PARTS)), flush=True)
+    checks = []
+    for name in MODELS:
+        variants = {
+            title: audited(name, title.replace(" ", "-"), changes)
+            for title, changes in (("fp16", ["--fp16"]), ("int8", []), ("int8 depthwise", ["--keep-fp16", "depthwise"]))
+        }
+        half = variants["fp16"].bytes
+        for title, found in variants.items():
+            sums = [sum(one.bytes for one in found.findings if one.kind == kind) for kind in PARTS]
+            parts = " | ".join(f"{moved / 1e6:.1f}" if moved else "" for moved in sums)
+            ratio = found.bytes / half
+            print(
+                f"| {name} | {title} | {len(found.layers)} | {found.bytes / 1e6:.1f} | {ratio:.2f} | {parts} |",
+                flush=True,
+            )
+        before = variants["int8"]
+        for index, one in enumerate(before.advice):
+            after = audited(name, f"advice-{index}", one.option.split())
+            checks.append((name, one, before.bytes - one.bytes, after.bytes))
+
+    print("\n| model | advice | saves, MB | expected, MB | as built, MB | error |\n" + "|---|" + "---|" * 5)
+    for name, one, expected, got in checks:
+        option = one.option if len(one.option) < 60 else f"{one.option[:45]}... ({one.option.count(',') + 1})"
+        error = expected / got - 1
+        figures = f"{one.bytes / 1e6:.1f} | {expected / 1e6:.1f} | {got / 1e6:.1f} | {error:+.1%}"
+        print(f"| {name} | `{option}` | {figures} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""What can be done about it: options of the command line whose condition is met in the engine, with what they save."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from trtdet.audit.findings import Finding, activations
+from trtdet.audit.fp16 import bytes_in_fp16
+from trtdet.audit.traffic import Flow
+from trtdet.config import SiluForm
+
+_WORTH = 0.01
+"""What saves less than this share of all bytes is not mentioned."""
+
+_SQUARE = 256
+"""A matrix of at least so many rows and as many columns in the suppression is the one of candidates by candidates."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Something to try.
+
+    Attributes:
+        option: of ``trtdet build``, with its value.
+        text: what it does and why here.
+        bytes: how many fewer the engine would move, a run; an estimate from its layers as they are.
+        share: of all bytes, 0..1. The shares of several pieces of advice do not add up.
+    """
+
+    option: str
+    text: str
+    bytes: int
+    share: float
+
+    def __str__(self) -> str:
+        return f"{self.option} (about {self.bytes / 1e6:.1f} MB less, {self.share:.0%}): {self.text}"
+
+
+def advise(
+    flow: Flow, got: Mapping[str, str], findings: Sequence[Finding], silu: Collection[SiluForm]
+) -> tuple[Advice, ...]:
+    """Advice for an engine, the largest saving first.
+
+    Args:
+        flow: the engine.
+        got: the precision of each convolution as built, by name.
+        findings: what gets in its way.
+        silu: what ``--silu`` may write on its backend.
+    """
+    found = [*_precision(flow, got, findings), *_plugin(flow, findings, silu), *_suppression(flow, findings)]
+    total = max(flow.bytes, 1)
+    worth = [Advice(option, text, saved, saved / total) for option, text, saved in found if saved >= _WORTH * total]
+    return tuple(sorted(worth, key=lambda one: -one.bytes))
+
+
+def _precision(flow: Flow, got: Mapping[str, str], findings: Sequence[Finding]) -> Iterator[tuple[str, str, int]]:
+    int8 = [name for name in flow.convolutions if got.get(name) == "int8"]
+    depthwise = [name for name in int8 if flow.convolutions[name].depthwise]
+    kept = [name for name in flow.convolutions if got[name] == "fp16"]
+    if depthwise and len(depthwise) < len(int8):
+        before, after = _around(flow, depthwise)
+        most = max(flow.padding(flow.convolutions[name]) for name in depthwise)
+        padded = f"; in INT8 their channels are padded up to {most:.0f} times" if most > 1 else ""
+        yield (
+            _keeping(flow, ["depthwise"], kept),
+            f"the {len(depthwise)} depthwise convolutions and the layers beside them move {_ratio(before, after)} the "
+            f"bytes in INT8 that they would in FP16{padded}",
+            before - after,
+        )
+    last = [name for name in _unquantised(flow, int8) if bytes_in_fp16(flow, [name]) < flow.bytes]
+    if last and len(last) < len(int8):
+        these = "this convolution gives" if len(last) == 1 else f"these {len(last)} convolutions give"
+        yield (
+            _keeping(flow, last, kept),
+            f"nothing quantises what {these}, so the INT8 kernels write 32-bit float, and FP16 halves that",
+            flow.bytes - bytes_in_fp16(flow, last),
+        )
+    if int8:
+        half = bytes_in_fp16(flow, int8)
+        alone = {node for one in findings if one.kind in ("activation", "element-wise") for node in one.nodes}
+        yield (
+            "--fp16",
+            f"all in all this engine moves {_ratio(flow.bytes, half)} the bytes of one in FP16: what follows "
+            f"{len(alone & set(int8))} of the {len(int8)} INT8 convolutions has kernels of its own. INT8 is the faster "
+            "one only where its arithmetic wins that back, so time both",
+            flow.bytes - half,
+        )
+
+
+def _keeping(flow: Flow, names: Sequence[str], kept: Sequence[str]) -> str:
+    """The option that keeps these in FP16, and those that are there already."""
+    all_depthwise = {name for name, one in flow.convolutions.items() if one.depthwise}
+    before = [name for name in kept if name not in all_depthwise or "depthwise" not in names]
+    if all_depthwise and all_depthwise <= set(before):
+        before = ["depthwise", *(name for name in before if name not in all_depthwise)]
+    return f"--keep-fp16 {','.join((*before, *names))}"
+
+
+def _around(flow: Flow, names: Collection[str]) -> tuple[int, int]:
+    """Bytes of these convolutions and the layers that read or write their tensors: as built, and in FP16."""
+    beside = set()
+    for name in names:
+        index = flow.convolutions[name].layer
+        beside |= {index, *(one for tensor in flow.layers[index].inputs for one in flow.writers[tensor.name])}
+        beside |= {one for tensor in flow.layers[index].outputs for one in flow.readers[tensor.name]}
+    before = sum(flow.layers[index].bytes for index in beside)
+    return before, before - (flow.bytes - bytes_in_fp16(flow, names))
+
+
+def _ratio(before: int, after: int) -> str:
+    return f"{before / max(after, 1):.1f} times"
+
+
+def _unquantised(flow: Flow, names: Collection[str]) -> list[str]:
+    """INT8 convolutions that write float for readers of which none gives INT8."""
+    found = []
+    for name in names:
+        layer = flow.layers[flow.convolutions[name].layer]
+        after = [flow.layers[one] for tensor in layer.outputs for one in flow.readers[tensor.name]]
+        outputs = {tensor.type for one in after for tensor in one.outputs}
+        if layer.output == "Float" and "Int8" not in outputs:
+            found.append(name)
+    return found
+
+
+def _plugin(flow: Flow, findings: Sequence[Finding], silu: Collection[SiluForm]) -> Iterator[tuple[str, str, int]]:
+    """Where the backend takes the plugin, it reads and writes INT8 between INT8 convolutions."""
+    if "plugin" not in silu:
+        return
+    layers = {layer.name: layer for layer in flow.layers}
+    saved, count = 0, 0
+    for one in findings:
+        layer = layers[one.layer]
+        if one.kind != "activation" or not set(activations(flow, layer).values()) <= {"SiLU", "HardSwish"}:
+            continue
+        inputs = [tensor for tensor in layer.inputs if tensor.type in ("Float", "Half")]
+        makers = {index for tensor in inputs for index in flow.writers[tensor.name]}
+        if makers and all(index in flow.runs and flow.layers[index].input == "Int8" for index in makers):
+            saved += sum(2 * (tensor.bytes - tensor.elements) for tensor in inputs)
+            count += len(one.nodes)
+    if count:
+        yield (
+            "--silu plugin",
+            f"{count} activations after INT8 convolutions read float in kernels of their own; between INT8 "
+            "convolutions the plugin reads and writes INT8",
+            saved,
+        )
+
+
+def _suppression(flow: Flow, findings: Sequence[Finding]) -> Iterator[tuple[str, str, int]]:
+    parts = {name for one in findings if one.kind == "suppression" for name in one.parts}
+    squares = [
+        tensor
+        for layer in flow.layers
+        if layer.name in parts
+        for tensor in (*layer.inputs, *layer.outputs)
+        if len(tensor.dims) >= 2 and tensor.dims[-1] == tensor.dims[-2] >= _SQUARE
+    ]
+    if squares:
+        rows = max(tensor.dims[-1] for tensor in squares)
+        moved = sum(tensor.bytes for tensor in squares if tensor.dims[-1] == rows)
+        yield (
+            f"--pre-nms-topk {rows // 2}",
+            f"the suppression compares {rows} candidates with one another, {moved / 1e6:.0f} MB; half as many are a "
+            "quarter of it. Score what that costs with 'trtdet eval', or suppress outside with --nms host",
+            moved * 3 // 4,
+        )

@@ -1,0 +1,248 @@
+"""The layers of an engine, read from what the builder or the engine inspector says of them."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trtdet.backends import Built
+from trtdet.errors import BackendError
+
+BITS: Mapping[str, int] = {
+    **dict.fromkeys(("FP4", "Int4"), 4),
+    **dict.fromkeys(("Bool", "FP8", "Int8", "UInt8"), 8),
+    **dict.fromkeys(("BFloat16", "Half"), 16),
+    **dict.fromkeys(("Float", "Int32"), 32),
+    **dict.fromkeys(("Double", "Int64"), 64),
+}
+"""Bits of one value of each data type whose size is known, by the names that the builder uses."""
+
+NO_KERNEL = ("Constant", "NoOp", "signal", "wait")
+"""Layer types that start no work of their own: constants, copies that became views, and events between streams."""
+
+_LINE = re.compile(
+    r"Name: (?P<name>.*?), LayerType: (?P<type>\w+), Inputs: \[(?P<inputs>.*?)\], Constants: \[(?P<constants>.*?)\], "
+    r"Outputs: \[(?P<outputs>.*?)\], TacticName: .*?(?P<metadata>Metadata: .*)?$"
+)
+_TENSOR = re.compile(
+    r"\{ Name: (?P<name>.*?), Dimensions: \[(?P<dims>[-\d,]*)\], .*?Datatype: (?P<type>\w+), Format: (?P<format>.*?) \}"
+)
+_ONNX = re.compile(r"\[ONNX Layer: ([^\]]*)\]")
+_OTHER_PROFILE = re.compile(r"\[profile [1-9]\d*\]")
+_TYPE_WORDS = {
+    **{word.lower(): word for word in BITS},
+    "fp16": "Half",
+    "fp32": "Float",
+    "fp4e2m1": "FP4",
+}
+_WIDTHS = {"two": 2, "four": 4, "eight": 8, "sixteen": 16, "thirty-two": 32}
+_WIDE = re.compile(r"\b(two|four|eight|sixteen|thirty-two) wide channel vectorized", re.IGNORECASE)
+_MULTIPLE = re.compile(r"channel % (\d+) == 0")
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """What a layer reads or writes.
+
+    Attributes:
+        name: the builder's; the same name in two layers is the same memory.
+        type: data type, such as ``Int8``, ``Half`` or ``Float``.
+        dims: the part that the layer touches, (N, C, H, W) for pictures of features; -1 where it is open.
+        format: layout in the builder's words; empty where it says none.
+    """
+
+    name: str
+    type: str
+    dims: tuple[int, ...] = ()
+    format: str = ""
+
+    @property
+    def step(self) -> int:
+        """What the format pads the channels to a multiple of; 1 where it pads nothing."""
+        wide, multiple = _WIDE.search(self.format), _MULTIPLE.search(self.format)
+        if wide:
+            return _WIDTHS[wide[1].lower()]
+        return int(multiple[1]) if multiple else 1
+
+    @property
+    def elements(self) -> int:
+        """How many values lie in memory, padding of channels counted; an open dimension counts as 1."""
+        dims = [max(one, 1) for one in self.dims]
+        if len(dims) > 2:
+            dims[1] = -(-dims[1] // self.step) * self.step
+        return math.prod(dims)
+
+    @property
+    def bytes(self) -> int:
+        """What reading or writing it once moves; 0 for a data type whose size is not known."""
+        return -(-self.elements * BITS.get(self.type, 0) // 8)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer of a built engine.
+
+    Attributes:
+        name: the builder's.
+        type: the builder's kind of kernel.
+        inputs: activations that it reads.
+        constants: weights, scales and the like that it reads.
+        outputs: what it writes.
+        onnx: names of the ONNX nodes it came from, as far as the builder tells.
+    """
+
+    name: str
+    type: str
+    inputs: tuple[Tensor, ...]
+    constants: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    onnx: tuple[str, ...]
+
+    @property
+    def input(self) -> str:
+        """Data type of its first input; empty where it has none."""
+        return self.inputs[0].type if self.inputs else ""
+
+    @property
+    def weights(self) -> str:
+        """Data type of its first constant; empty where it has none."""
+        return self.constants[0].type if self.constants else ""
+
+    @property
+    def output(self) -> str:
+        """Data type of its first output; empty where it has none."""
+        return self.outputs[0].type if self.outputs else ""
+
+    @property
+    def bytes(self) -> int:
+        """What one run of it reads and writes; the same part of a tensor listed twice is read once."""
+        if self.type in NO_KERNEL:
+            return 0
+        return sum(
+            tensor.bytes for part in (self.inputs, self.constants, self.outputs) for tensor in dict.fromkeys(part)
+        )
+
+
+def layers_of(built: Built) -> tuple[Layer, ...]:
+    """The layers of an engine: as its inspector tells them, or, where none was asked, as the builder's log does.
+
+    Raises:
+        BackendError: nothing lists them, or the inspector's text is of a schema that is not known.
+    """
+    layers = parse_inspector(built.layers) if built.layers else parse_layers(built.log)
+    if not layers:
+        raise BackendError("the builder listed no layers; is the logger at VERBOSE and profiling verbosity DETAILED?")
+    return layers
+
+
+def parse_layers(log: Sequence[str]) -> tuple[Layer, ...]:
+    """The layers that the builder of TensorRT-RTX lists at verbose level.
+
+    Args:
+        log: messages of the builder, which may hold several lines each.
+    """
+    layers = []
+    # Not splitlines(): TensorRT parts the names of one layer with control characters that would count as line ends.
+    for line in "\n".join(log).split("\n"):
+        found = _LINE.match(line.strip())
+        if found is None:
+            continue
+        inputs, constants, outputs = (
+            tuple(
+                Tensor(one["name"], one["type"], tuple(map(int, filter(None, one["dims"].split(",")))), one["format"])
+                for one in _TENSOR.finditer(found[part])
+            )
+            for part in ("inputs", "constants", "outputs")
+        )
+        onnx = tuple(_ONNX.findall(found["metadata"] or ""))
+        layers.append(Layer(found["name"], found["type"], inputs, constants, outputs, onnx))
+    return tuple(layers)
+
+
+def parse_inspector(text: str) -> tuple[Layer, ...]:
+    """The layers in the JSON of ``EngineInspector.get_engine_information``; of several profiles those of the first.
+
+    Two schemas are read. TensorRT 8.6 and 10 say ``Format/Datatype`` in one text, such as ``Thirty-two wide channel
+    vectorized row major Int8 format``, or a bare ``Half`` for layers that their compiler generated. TensorRT 11 has
+    ``Datatype`` and ``Format`` apart and lists ``Constants``.
+
+    Sources: sample engines and texts of formats in NVIDIA/TensorRT, branch release/10.16, folder
+    ``tools/experimental/trt-engine-explorer``; branch release/11.1, ``analyze-data.schema.json``; NVIDIA, "Migrating
+    IEngineInspector Usage from TensorRT 10.x to 11.x", TensorRT 11 documentation.
+
+    Raises:
+        BackendError: it is not JSON, holds names only, or is of another schema; the message quotes the keys met.
+    """
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise BackendError(
+            f"the engine inspector's text is not JSON ({error}); ask it for LayerInformationFormat.JSON"
+        ) from None
+    listed = data.get("Layers") if isinstance(data, dict) else None
+    if not isinstance(listed, list):
+        met = ", ".join(sorted(data)) if isinstance(data, dict) else type(data).__name__
+        raise BackendError(f"the engine inspector's text has no list 'Layers', but: {met or 'nothing'}")
+    if any(isinstance(one, str) for one in listed):
+        raise BackendError("the engine holds names of layers only; build it with profiling verbosity DETAILED")
+    return tuple(_inspected(one) for one in listed if not _OTHER_PROFILE.search(str(_get(one, "Name"))))
+
+
+def _inspected(one: Any) -> Layer:
+    name, kind = str(_get(one, "Name")), str(_get(one, "LayerType"))
+    inputs, outputs = (tuple(_tensor(tensor) for tensor in _get(one, key)) for key in ("Inputs", "Outputs"))
+    constants = tuple(_tensor(tensor) for tensor in one.get("Constants", ()))
+    for key in ("Weights", "Bias"):  # TensorRT 8.6 and 10 count them instead of listing constants
+        counted = one.get(key)
+        if isinstance(counted, dict) and counted.get("Count"):
+            constants += (Tensor(key, _type_in(str(_get(counted, "Type"))), (int(counted["Count"]),)),)
+    nodes = _ONNX.findall(str(one.get("Metadata") or "")) or _nodes_in(name, kind)
+    return Layer(name, kind, inputs, constants, outputs, tuple(nodes))
+
+
+def _tensor(one: Any) -> Tensor:
+    name, dims = str(_get(one, "Name")), tuple(int(size) for size in _get(one, "Dimensions"))
+    if "Format/Datatype" in one:
+        both = str(one["Format/Datatype"])
+        return Tensor(name, _type_in(both), dims, both)
+    kind = one.get("Datatype", one.get("DataType"))
+    if kind is None:
+        raise _unknown("a tensor", one)
+    return Tensor(name, _type_in(str(kind)), dims, str(one.get("Format") or ""))
+
+
+def _get(one: Any, key: str) -> Any:
+    if not isinstance(one, dict) or key not in one:
+        raise _unknown("an entry", one)
+    return one[key]
+
+
+def _unknown(what: str, one: Any) -> BackendError:
+    met = ", ".join(one) if isinstance(one, dict) else repr(one)
+    return BackendError(
+        f"the engine inspector's text is of a schema that is not known: {what} has {met or 'no keys'}; known are those "
+        "of TensorRT 8.6 and 10 (Format/Datatype) and 11 (Datatype, Format)"
+    )
+
+
+def _type_in(text: str) -> str:
+    """The data type in a text of type and format, as the builder's log spells it; the text itself if there is none."""
+    for word in re.findall(r"\w+", text):
+        if word.lower() in _TYPE_WORDS:
+            return _TYPE_WORDS[word.lower()]
+    return text
+
+
+def _nodes_in(name: str, kind: str) -> Iterable[str]:
+    """Node names in a layer's name, which joins them: ``weight + QuantizeLinear_8 + Conv_12 + PWN(Clip_16)``.
+
+    A layer that only reformats is named after the layer that it serves.
+    """
+    if kind == "Reformat" and name.startswith("Reformatting CopyNode"):
+        return ()
+    bare = name.replace("PWN(", "").replace(")", "")
+    return (part for part in re.split(r" \+ | \|\| |, ", bare) if part)

@@ -1,0 +1,130 @@
+"""The layers of an engine joined by the tensors between them, and what they move through memory."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import onnx
+
+from trtdet.audit.layers import Layer, Tensor
+from trtdet.passes.plugin_ops import ACTIVATIONS as PLUGIN_ACTIVATIONS
+from trtdet.quantize import PrecisionPlan
+
+POINTWISE = ("kgen", "PointWise", "PointWiseV2", "Reformat", "Scale", "NoOp", "Constant", "ElementWise", "Cast")
+"""Layer types that are never a convolution, though they may name the convolutions around them."""
+
+ACTIVATIONS = (
+    *("Clip", "Elu", "HardSigmoid", "HardSwish", "LeakyRelu", "PRelu", "Relu", "Sigmoid", "Softplus", "Swish", "Tanh"),
+    *PLUGIN_ACTIVATIONS,
+)
+TYPE_CHANGES = ("QuantizeLinear", "DequantizeLinear", "Cast")
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution of the plan and the layer that runs it.
+
+    Attributes:
+        name: of the ONNX node.
+        layer: index of its layer.
+        channels: that it reads, by the shape of its weights.
+        depthwise: each of its channels is a group of its own.
+    """
+
+    name: str
+    layer: int
+    channels: int
+    depthwise: bool
+
+
+class Flow:
+    """The layers of an engine joined by the tensors between them.
+
+    Args:
+        layers: in the order of the builder.
+        plan: its entries are the convolutions.
+        model: that the engine was built from: what its node names are.
+    """
+
+    def __init__(self, layers: Sequence[Layer], plan: PrecisionPlan, model: onnx.ModelProto) -> None:
+        self.layers = tuple(layers)
+        self.nodes: dict[str, onnx.NodeProto] = {node.name: node for node in model.graph.node}
+        self.maker: dict[str, onnx.NodeProto] = {name: node for node in model.graph.node for name in node.output}
+        self._shapes = {one.name: tuple(one.dims) for one in model.graph.initializer}
+        self.writers: dict[str, list[int]] = defaultdict(list)
+        self.readers: dict[str, list[int]] = defaultdict(list)
+        for index, layer in enumerate(self.layers):
+            for tensor in layer.outputs:
+                self.writers[tensor.name].append(index)
+            for tensor in layer.inputs:
+                self.readers[tensor.name].append(index)
+        kernels: dict[str, int] = {}
+        for index, layer in enumerate(self.layers):
+            for node in layer.onnx:
+                # A pointwise kernel also names the convolutions around it; the convolution itself is never one.
+                if node in plan.entries and (node not in kernels or self.layers[kernels[node]].type in POINTWISE):
+                    kernels[node] = index
+        self.kernels: Mapping[str, int] = kernels
+
+    @property
+    def bytes(self) -> int:
+        """What one run of every layer moves; what a loop repeats is counted once."""
+        return sum(layer.bytes for layer in self.layers)
+
+    @cached_property
+    def convolutions(self) -> Mapping[str, Convolution]:
+        """Those with constant weights that a layer of their own runs, by name."""
+        found = {}
+        for name, index in self.kernels.items():
+            node, layer = self.nodes.get(name), self.layers[index]
+            if node is None or layer.type in POINTWISE or not layer.inputs:
+                continue
+            shape = self._weight_shape(node.input[1])
+            if not shape:
+                continue
+            groups = next((one.i for one in node.attribute if one.name == "group"), 1)
+            inputs = shape[0] if node.op_type == "ConvTranspose" else shape[1] * groups
+            found[name] = Convolution(name, index, inputs, groups > 1 and groups == inputs)
+        return found
+
+    @cached_property
+    def runs(self) -> Mapping[int, tuple[Convolution, ...]]:
+        """The convolutions by index of their layer: full TensorRT runs some side by side in one."""
+        found: dict[int, tuple[Convolution, ...]] = {}
+        for one in self.convolutions.values():
+            found[one.layer] = (*found.get(one.layer, ()), one)
+        return found
+
+    def operators(self, layer: Layer) -> frozenset[str]:
+        """The operators that a layer computes, as far as the builder names them and the model has them."""
+        return frozenset(self.nodes[name].op_type for name in layer.onnx if name in self.nodes)
+
+    def before(self, tensor: str) -> onnx.NodeProto | None:
+        """What makes an ONNX tensor, Q/DQ pairs, casts and identities looked through."""
+        node = self.maker.get(tensor)
+        while node is not None and node.op_type in (*TYPE_CHANGES, "Identity"):
+            node = self.maker.get(node.input[0])
+        return node
+
+    def padding(self, convolution: Convolution) -> float:
+        """How many channels the layer of a convolution reads for each that there is, 1 or more."""
+        data = self.layers[convolution.layer].inputs[0]
+        if len(data.dims) < 3 or not data.elements:
+            return 1.0
+        there = math.prod(max(one, 1) for one in (data.dims[0], *data.dims[2:])) * convolution.channels
+        return max(1.0, data.elements / there)
+
+    def filling(self, layer: Layer, tensor: Tensor, padding: float) -> int:
+        """Bytes of the constant that fills the channels of an output up, where the layer reads one."""
+        filling = tensor.elements * (1 - 1 / padding)
+        return sum(one.bytes for one in layer.constants if padding > 1 and math.isclose(one.elements, filling))
+
+    def _weight_shape(self, tensor: str) -> tuple[int, ...]:
+        """The shape of the constant that weights are made of; empty where there is none."""
+        while tensor not in self._shapes and tensor in self.maker and self.maker[tensor].input:
+            tensor = self.maker[tensor].input[0]
+        return self._shapes.get(tensor, ())
