@@ -179,10 +179,8 @@ def test_another_schema_is_an_error_with_the_keys_met(text: str, message: str) -
 
 
 def test_the_inspector_is_believed_before_the_log() -> None:
-    class Inspected(Built):
-        layers = json.dumps({"Layers": [entry()]})
-
-    assert [one.type for one in layers_of(Inspected(b"", (90,), (LINE,), 0.0))] == ["CaskConvolution"]
+    inspected = json.dumps({"Layers": [entry()]})
+    assert [one.type for one in layers_of(Built(b"", (90,), (LINE,), 0.0, inspected))] == ["CaskConvolution"]
     assert [one.type for one in layers_of(Built(b"", (86,), (LINE,), 0.0))] == ["kgen"]
 
 
