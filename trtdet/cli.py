@@ -15,9 +15,11 @@ from trtdet.progress import Console
 
 if TYPE_CHECKING:
     from trtdet.audit import Audit
+    from trtdet.benching import Bench
     from trtdet.bundle import Bundle, SiluPart
     from trtdet.config import Config
     from trtdet.pipeline import CalibrationOptions
+    from trtdet.profiling import Profiling
 
 RULES = ("minmax", "entropy", "percentile", "mse", "auto")
 CORRECTIONS = ("smooth", "shift", "round", "bias")
@@ -175,6 +177,43 @@ def _parser() -> argparse.ArgumentParser:
     infer.add_argument("-o", "--output", type=Path, required=True, metavar="DIR")
     infer.add_argument("--config", help="YAML file or shipped name; needed for a MODEL")
     infer.add_argument("--score-threshold", type=float, default=0.3, help="default: %(default)s")
+
+    bench = _command(commands, "bench", _bench, "latency and throughput, of several targets side by side")
+    bench.add_argument("targets", type=Path, nargs="+", metavar="BUNDLE|MODEL")
+    bench.add_argument("--config", help="YAML file or shipped name; needed for a MODEL")
+    bench.add_argument(
+        "--batch",
+        type=int,
+        nargs="+",
+        default=[],
+        metavar="N",
+        help="images at once (default: the fixed batch, else 1)",
+    )
+    bench.add_argument(
+        "--streams", type=int, nargs="+", default=[1], metavar="N", help="lanes side by side (default: 1)"
+    )
+    bench.add_argument("--seconds", type=float, default=3.0, help="of each target at each point (default: %(default)s)")
+    bench.add_argument("--warm-up", type=float, default=1.0, help="seconds, or until steady (default: %(default)s)")
+    bench.add_argument("--min-runs", type=int, default=50, metavar="N", help="of each point (default: %(default)s)")
+    bench.add_argument(
+        "--baseline", type=Path, metavar="BUNDLE|MODEL", help="what the others are compared with (default: the first)"
+    )
+    bench.add_argument("--no-transfers", action="store_true", help="leave the copies to and from the device out")
+    bench.add_argument("--images", type=Path, metavar="DIR|LIST", help="what to run (default: noise)")
+    bench.add_argument("-o", "--output", type=Path, metavar="bench.json")
+
+    profile = _command(commands, "profile", _profile, "time by kind of operator and by layer")
+    profile.add_argument("target", type=Path, metavar="BUNDLE|MODEL")
+    profile.add_argument("--config", help="YAML file or shipped name; needed for a MODEL")
+    profile.add_argument("--batch", type=int, metavar="N", help="images at once (default: the fixed batch, else 1)")
+    profile.add_argument("--runs", type=int, default=50, metavar="N", help="default: %(default)s")
+    profile.add_argument("--warm-up", type=int, default=5, metavar="N", help="runs before them (default: %(default)s)")
+    profile.add_argument("--images", type=Path, metavar="DIR|LIST", help="what to run (default: noise)")
+    profile.add_argument(
+        "--against", type=Path, metavar="BUNDLE|MODEL", help="which layers are slower than in this one"
+    )
+    profile.add_argument("--top", type=int, default=20, metavar="N", help="layers to list (default: %(default)s)")
+    profile.add_argument("-o", "--output", type=Path, metavar="profile.json|profile.html")
 
     demo = _command(commands, "demo", _demo, "the whole way on the shipped detector and generated images")
     demo.add_argument("-o", "--output", type=Path, default=Path("demo"), metavar="DIR", help="default: %(default)s")
@@ -623,6 +662,63 @@ def _infer(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     total = sum(len(row["detections"]) for row in done.detections)
     _say(options, f"{total} detections in {len(done.pictures)} images; wrote {done.folder}, {done.json}")
     return {"folder": str(done.folder), "images": list(done.detections)}
+
+
+def _bench(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    from trtdet.benching import BenchOptions, bench
+
+    _check_suffix(options.output, ".json")
+    done = bench(
+        options.targets,
+        _config(options) if options.config else None,
+        BenchOptions(
+            tuple(options.batch),
+            tuple(options.streams),
+            options.seconds,
+            options.warm_up,
+            options.min_runs,
+            not options.no_transfers,
+            options.images,
+        ),
+        options.baseline,
+        console.progress,
+    )
+    _say(options, done.table())
+    _keep_result(options, console, done)
+    return done.as_dict()
+
+
+def _profile(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    from trtdet.profiling import ProfileOptions, profile
+
+    _check_suffix(options.output, ".json", ".html")
+    done = profile(
+        options.target,
+        _config(options) if options.config else None,
+        ProfileOptions(options.batch, options.runs, options.warm_up, options.images),
+        options.against,
+        console.progress,
+    )
+    _say(options, done.table(options.top))
+    _keep_result(options, console, done)
+    return done.as_dict()
+
+
+def _check_suffix(output: Path | None, *allowed: str) -> None:
+    """Before anything is measured."""
+    if output is not None and output.suffix not in allowed:
+        raise ConfigError(f"-o {output} must end in {' or '.join(allowed)}")
+
+
+def _keep_result(options: argparse.Namespace, console: Console, done: Bench | Profiling) -> None:
+    from trtdet.bundle import write_atomically
+
+    for warning in done.warnings:
+        console.line(f"warning: {warning}")
+    if options.output is not None:
+        page = done.html(options.top) if options.output.suffix == ".html" else json.dumps(done.as_dict(), indent=1)
+        write_atomically(options.output, (page + "\n").encode())
+        _say(options, f"wrote {options.output}")
 
 
 def _demo(options: argparse.Namespace, console: Console) -> dict[str, Any]:
