@@ -325,9 +325,14 @@ class Machine:
         return Machine(_cpu(), cores, os.cpu_count() or cores, os.getloadavg(), _clocks())
 
     @property
-    def busy(self) -> bool:
-        """Whether others kept half of the cores or more busy over the last minute."""
-        return self.load[0] >= self.cores_in_all / 2
+    def warnings(self) -> tuple[str, ...]:
+        """One where others kept half of the cores or more busy over the last minute."""
+        if self.load[0] < self.cores_in_all / 2:
+            return ()
+        return (
+            f"the machine was busy before it began: load {self.load[0]:.2f} on {self.cores_in_all} cores; the times "
+            "are longer and scatter more than on an idle one",
+        )
 
 
 def _cpu() -> str:
@@ -426,16 +431,24 @@ class Bench:
         for target in self.targets:
             apart_from = "; suppression on the host comes on top" if target.nms == "host" else ""
             lines.append(f"{target.name}: {target.file} on {target.ran_on}, NMS {target.nms}{apart_from}")
-        before, after = self.before, self.after
-        lines += [
-            f"{ROUNDS} rounds in turn; images: {self.images}",
-            f"{before.cpu}, {before.cores} of {before.cores_in_all} cores, load {before.load[0]:.2f} before and "
-            f"{after.load[0]:.2f} after",
-            f"clocks: {_in_words(before.clocks)} before, {_in_words(after.clocks)} after"
-            if before.clocks or after.clocks
-            else "clocks not known",
-        ]
+        lines.append(f"{ROUNDS} rounds in turn; images: {self.images}")
+        lines += circumstances(self.before, self.after)
         return "\n".join(lines)
+
+
+def circumstances(before: Machine, after: Machine) -> list[str]:
+    """The machine before and after, in two lines."""
+    known = before.clocks or after.clocks
+    return [
+        f"{before.cpu}, {before.cores} of {before.cores_in_all} cores, load {before.load[0]:.2f} before and "
+        f"{after.load[0]:.2f} after",
+        f"clocks: {_in_words(before.clocks)} before, {_in_words(after.clocks)} after" if known else "clocks not known",
+    ]
+
+
+def pixels_in_words(images: Path | None, seed: int) -> str:
+    """What :meth:`Target.pixels` takes."""
+    return f"noise of 8-bit pixels, seed {seed}" if images is None else f"from '{images}'"
 
 
 def _in_words(clocks: dict[str, Any] | None) -> str:
@@ -522,11 +535,10 @@ def measure(
         )
         for target, points in zip(targets, found, strict=True)
     )
-    what = f"noise of 8-bit pixels, seed {options.seed}" if options.images is None else f"from '{options.images}'"
     return Bench(
         results,
         targets[baseline].name if len(targets) > 1 else None,
-        what,
+        pixels_in_words(options.images, options.seed),
         options,
         before,
         Machine.now(),
@@ -540,12 +552,7 @@ def _common_batch(targets: Sequence[Target]) -> int:
 
 
 def _warnings(results: Sequence[Measured], before: Machine, options: BenchOptions) -> tuple[str, ...]:
-    found = []
-    if before.busy:
-        found.append(
-            f"the machine was busy before it began: load {before.load[0]:.2f} on {before.cores_in_all} cores; the "
-            "times are longer and scatter more than on an idle one"
-        )
+    found = [*before.warnings]
     for one in results:
         restless = [str(point.batch) for point in one.points if not point.warm_up.settled]
         if restless and options.warm_up:

@@ -15,11 +15,9 @@ from trtdet.progress import Console
 
 if TYPE_CHECKING:
     from trtdet.audit import Audit
-    from trtdet.benching import Bench
     from trtdet.bundle import Bundle, SiluPart
     from trtdet.config import Config
     from trtdet.pipeline import CalibrationOptions
-    from trtdet.profiling import Profiling
 
 RULES = ("minmax", "entropy", "percentile", "mse", "auto")
 CORRECTIONS = ("smooth", "shift", "round", "bias")
@@ -684,8 +682,9 @@ def _bench(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         console.progress,
     )
     _say(options, done.table())
-    _keep_result(options, console, done)
-    return done.as_dict()
+    result = done.as_dict()
+    _finish(options, console, done.warnings, json.dumps(result, indent=1))
+    return result
 
 
 def _profile(options: argparse.Namespace, console: Console) -> dict[str, Any]:
@@ -700,8 +699,9 @@ def _profile(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         console.progress,
     )
     _say(options, done.table(options.top))
-    _keep_result(options, console, done)
-    return done.as_dict()
+    result, page = done.as_dict(), options.output is not None and options.output.suffix == ".html"
+    _finish(options, console, done.warnings, done.html(options.top) if page else json.dumps(result, indent=1))
+    return result
 
 
 def _check_suffix(output: Path | None, *allowed: str) -> None:
@@ -710,14 +710,14 @@ def _check_suffix(output: Path | None, *allowed: str) -> None:
         raise ConfigError(f"-o {output} must end in {' or '.join(allowed)}")
 
 
-def _keep_result(options: argparse.Namespace, console: Console, done: Bench | Profiling) -> None:
+def _finish(options: argparse.Namespace, console: Console, warnings: Sequence[str], text: str) -> None:
+    """Says what to know before a measurement is believed, and writes it where it is wanted."""
     from trtdet.bundle import write_atomically
 
-    for warning in done.warnings:
+    for warning in warnings:
         console.line(f"warning: {warning}")
     if options.output is not None:
-        page = done.html(options.top) if options.output.suffix == ".html" else json.dumps(done.as_dict(), indent=1)
-        write_atomically(options.output, (page + "\n").encode())
+        write_atomically(options.output, (text + "\n").encode())
         _say(options, f"wrote {options.output}")
 
 

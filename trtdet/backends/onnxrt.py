@@ -63,7 +63,8 @@ class OnnxRunner:
         # The session refers to the same bytes, so that keeping them for a profile costs nothing.
         self._data, self._plugins = _runnable(model)
         self._alone = alone
-        self._session = self._load(self._options())
+        self._optimised: bytes | None = None
+        self._session = self._load(self._data, self._options())
         source = self._session.get_inputs()[0]
         self.input: str = source.name
         self.batch: int | None = source.shape[0] if isinstance(source.shape[0], int) else None
@@ -126,10 +127,17 @@ class OnnxRunner:
         if self.batch not in (None, len(images)):
             raise BackendError(f"the model takes batches of exactly {self.batch}, got one of {len(images)} images")
         with tempfile.TemporaryDirectory(prefix="trtdet-profile-") as folder:
+            # Each session orders and names what it optimises anew, so all profiles run what one of them made.
+            if self._optimised is None:
+                options = self._options()
+                options.optimized_model_filepath = str(Path(folder) / "optimised.onnx")
+                self._load(self._data, options)
+                self._optimised = Path(options.optimized_model_filepath).read_bytes()
             options = self._options()
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
             options.enable_profiling = True
             options.profile_file_prefix = str(Path(folder) / "trace")
-            session = self._load(options)
+            session = self._load(self._optimised, options)
             try:
                 for _ in range(warm_up + runs):
                     session.run(None, {self.input: images})
@@ -153,9 +161,9 @@ class OnnxRunner:
         options.add_session_config_entry("session.disable_quant_qdq", "1")
         return options
 
-    def _load(self, options: Any) -> Any:
+    def _load(self, model: bytes, options: Any) -> Any:
         try:
-            return onnxruntime.InferenceSession(self._data, options, providers=["CPUExecutionProvider"])
+            return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime raises a class of its own for each status, with no common base
             raise BackendError(
                 f"onnxruntime {onnxruntime.__version__} cannot load the model: {one_line(error)}"
