@@ -21,6 +21,9 @@ from trtdet.config import Config
 from trtdet.errors import BackendError, ConfigError
 from trtdet.passes import load_model
 
+_BESIDE = ("trtdet/decode", "trtdet/nms", "trtdet/own")
+"""Parts that follow the convolutions and belong to none."""
+
 _TURNS = 5
 """The runs are cut into so many parts, between which profiled and plain runs, and the two targets, take turns."""
 
@@ -168,7 +171,7 @@ class Profile:
                 f"{statistics.fmean(layer.ms):.4f}",
                 f"{statistics.stdev(layer.ms):.4f}",
                 f"{statistics.fmean(layer.ms) / total:.1%}",
-                _named(layer.onnx),
+                _named(_theirs_first(layer.onnx)),
                 part(layer),
             )
             for place, layer in longest
@@ -209,16 +212,21 @@ def part(layer: LayerTime) -> str:
     """The part of the network a layer belongs to, as far as the names of its ONNX nodes hold a path.
 
     The first two modules of the first node's path, so that ``/backbone/backbone/dark2/conv/Conv`` is ``backbone/dark2``
-    and ``model.24.m.0/Conv`` is ``model.24``; what trtdet wrote into the graph is ``trtdet/decode`` and ``trtdet/nms``.
-    Empty where no node is known or its name is no path, such as ``Conv_41``.
+    and ``model.24.m.0/Conv`` is ``model.24``. What trtdet wrote into the graph, such as ``trtdet/nms``, is told where
+    the layer holds nothing else. Empty where no node is known or its name is no path, such as ``Conv_41``.
     """
-    for name in layer.onnx:
+    for name in _theirs_first(layer.onnx):
         modules = [piece for module in name.split("/")[:-1] for piece in module.split(".") if piece]
         # Exporters write a module inside another of the same name as the name twice.
         path = [piece for index, piece in enumerate(modules) if index == 0 or piece != modules[index - 1]]
         if path:
             return ("." if "." in name.split("/")[0] else "/").join(path[:2])
     return ""
+
+
+def _theirs_first(names: Sequence[str]) -> list[str]:
+    """The model's own nodes, then those that trtdet wrote."""
+    return sorted(names, key=lambda name: name.startswith("trtdet/"))
 
 
 # comparing
@@ -230,7 +238,8 @@ class Difference:
 
     Attributes:
         convs: names in the ONNX model; several where either ran them as one layer; none for what comes before the first
-            convolution.
+            convolution, and for the decoding and suppression that trtdet wrote.
+        part: ``trtdet/decode`` and the like where there are no ``convs``; empty before the first convolution.
         first_ms, second_ms: mean time of a run.
         gain_ms: ``first_ms - second_ms``: what a run would gain if these were as in the second; below 0 it would lose.
         low_ms, high_ms: the 90 % interval of the gain, by the scatter over the runs.
@@ -238,6 +247,7 @@ class Difference:
     """
 
     convs: tuple[str, ...]
+    part: str
     first_ms: float
     second_ms: float
     gain_ms: float
@@ -253,11 +263,12 @@ def differences(first: Profile, second: Profile) -> list[Difference]:
     Layers differ between engines, the ONNX nodes they come from do not. A convolution's kernel is the layer that names
     it and is of a kind of convolution, or else names the fewest. Any other layer belongs to the convolution that ran
     last before it, of those that it names if it names any: the pointwise kernels, the copies between layouts and
-    precisions. A layer that names ONNX nodes belongs where they did in the second profile, so that another order of
-    execution moves nothing. Convolutions that one kernel of either profile computes together stay together.
+    precisions. What trtdet wrote to decode and suppress belongs to none. A layer that names ONNX nodes belongs where
+    they did in the second profile, so that another order of execution moves nothing. Convolutions that one kernel of
+    either profile computes together stay together.
 
     Returns:
-        In the order of the ONNX model; what comes before the first convolution at first, if anything does.
+        What comes before the first convolution, the convolutions in the order of the ONNX model, and the rest.
 
     Raises:
         ConfigError: the two have no convolution in common.
@@ -276,20 +287,16 @@ def differences(first: Profile, second: Profile) -> list[Difference]:
         sums.append(_by_owner(profile.layers, own, together, owners))
     found = []
     normal = statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
-    for convs in sorted(
-        sums[0].keys() | sums[1].keys(), key=lambda one: min((order[name] for name in one), default=-1)
-    ):
-        (mine, mine_layers), (other, other_layers) = (
-            (np.sum([one.ms for one in layers], axis=0), tuple(one.name for one in layers))
-            if (layers := one.get(convs))
-            else (np.zeros(2), ())
-            for one in (sums[1], sums[0])
-        )
+    places = {owner: min((order.get(name, len(order)) for name in owner), default=-1) for one in sums for owner in one}
+    for owner in sorted(places, key=lambda one: (places[one], one)):
+        (mine, mine_layers), (other, other_layers) = (_summed(one.get(owner, [])) for one in (sums[1], sums[0]))
+        beside = places[owner] == len(order)
         gain = float(mine.mean() - other.mean())
         error = normal * float(np.sqrt(mine.var(ddof=1) / len(mine) + other.var(ddof=1) / len(other)))
         found.append(
             Difference(
-                convs,
+                () if beside else owner,
+                owner[0] if beside else "",
                 float(mine.mean()),
                 float(other.mean()),
                 gain,
@@ -300,6 +307,13 @@ def differences(first: Profile, second: Profile) -> list[Difference]:
             )
         )
     return found
+
+
+def _summed(layers: Sequence[LayerTime]) -> tuple[Times, tuple[str, ...]]:
+    """Milliseconds by run of all of them, and their names."""
+    if not layers:
+        return np.zeros(2), ()
+    return np.sum([one.ms for one in layers], axis=0), tuple(one.name for one in layers)
 
 
 def slower(first: Profile, second: Profile) -> list[Difference]:
@@ -347,9 +361,11 @@ def _by_owner(
     together: dict[str, tuple[str, ...]],
     owners: dict[str, tuple[str, ...]],
 ) -> dict[tuple[str, ...], list[LayerTime]]:
-    """The layers by the convolutions that they belong to; notes in ``owners`` where each ONNX node went."""
+    """The layers by the convolutions, or the part beside them, that they belong to; notes in ``owners`` where each ONNX
+    node went."""
     found: dict[tuple[str, ...], list[LayerTime]] = defaultdict(list)
     latest: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
     for index, layer in enumerate(layers):
         named = [name for name in layer.onnx if name in kernels]
         computed = [name for name in named if kernels[name] == index]
@@ -359,8 +375,13 @@ def _by_owner(
         elif named:
             ran = [name for name in named if kernels[name] < index]
             owner = together[max(ran, key=kernels.__getitem__) if ran else min(named, key=kernels.__getitem__)]
+        elif known is not None:
+            owner = known
+        elif part(layer) in _BESIDE:
+            owner = (part(layer),)
         else:
-            owner = latest if known is None else known
+            owner = latest if layer.onnx else before
+        before = owner
         for name in layer.onnx:
             if name not in kernels:
                 owners.setdefault(name, owner)
@@ -462,7 +483,7 @@ class Profiling:
                 _columns(one),
             ]
             if one.by_part:
-                body += ["<h2>By part of the network</h2>", _bars(one.by_part)]
+                body += ["<h2>By part of the network</h2>", _bars(one.by_part, [_GREY])]
             body += ["<h2>Tables</h2>", _html(one.table(top))]
         if self.against is not None:
             body += ["<h1>First against second</h1>", _html("\n".join(self._compared(top)))]
@@ -636,32 +657,38 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
 def _html(table: str) -> str:
     """The Markdown of a profile as HTML: its tables as tables, its other lines as paragraphs."""
     parts: list[str] = []
-    inside = False
+    head: list[str] = []
     for line in table.splitlines():
-        row = line.startswith("|")
-        if inside and not row:
+        cells = _split(line) if line.startswith("|") else []
+        if head and not cells:
             parts.append("</tbody></table>")
-        if row and not inside:
-            cells = "".join(f"<th>{escape(cell)}</th>" for cell in _split(line))
-            parts.append(f"<table><thead><tr>{cells}</tr></thead><tbody>")
-        elif row and not line.startswith("|---") and not line.startswith("| ---"):
-            parts.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in _split(line)) + "</tr>")
-        elif line and not row:
+            head = []
+        if cells and not head:
+            head = cells
+            parts.append(f"<table><thead><tr>{_row('th', cells, head)}</tr></thead><tbody>")
+        elif cells and not set("".join(cells)) <= set("-:"):
+            parts.append(f"<tr>{_row('td', cells, head)}</tr>")
+        elif line and not cells:
             parts.append(f"<p>{escape(line)}</p>")
-        inside = row
-    return "\n".join([*parts, "</tbody></table>"] if inside else parts)
+    return "\n".join([*parts, "</tbody></table>"] if head else parts)
+
+
+def _row(tag: str, cells: Sequence[str], head: Sequence[str]) -> str:
+    marks = ("" if name in _TEXT_COLUMNS else ' class="n"' for name in head)
+    return "".join(f"<{tag}{mark}>{escape(cell)}</{tag}>" for mark, cell in zip(marks, cells, strict=True))
 
 
 def _split(line: str) -> list[str]:
-    return [cell.strip() for cell in line.strip("| ").split(" | ")]
+    return [cell.strip() for cell in line.removeprefix("|").removesuffix("|").split("|")]
 
 
 _STYLE = (
     "body{font:15px/1.45 system-ui,sans-serif;color:#1c2430;max-width:1120px;margin:2em auto;padding:0 1em}"
     "h1{font-size:1.5em;margin-top:1.6em;overflow-wrap:anywhere}h2{font-size:1.1em;margin:1.6em 0 .4em}"
     "table{border-collapse:collapse;font-size:13px;margin:.6em 0 1.4em}"
-    "th,td{padding:3px 10px;border-bottom:1px solid #dde2e8;text-align:left;vertical-align:top;overflow-wrap:anywhere}"
-    "th{border-bottom:2px solid #9aa5b1}td{font-variant-numeric:tabular-nums}"
+    "th,td{padding:3px 10px;border-bottom:1px solid #dde2e8;text-align:left;vertical-align:top}"
+    "th{border-bottom:2px solid #9aa5b1}td{overflow-wrap:anywhere}"
+    ".n{text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums}"
     "svg{max-width:100%;height:auto;display:block}svg text{font:12px system-ui,sans-serif;fill:#1c2430}"
     ".key{display:flex;flex-wrap:wrap;gap:.2em 1.2em;font-size:13px;margin:.4em 0}"
     ".key i{display:inline-block;width:.8em;height:.8em;margin-right:.4em}"
@@ -671,7 +698,7 @@ _COLOURS = ("#2f6db5", "#d9822b", "#3a9d5d", "#b5446e", "#7b5ea7", "#a08032", "#
 _GREY = "#a9b2bc"
 
 
-def _bars(shares: Sequence[Share], most: int = 16) -> str:
+def _bars(shares: Sequence[Share], colours: Sequence[str] = _COLOURS, most: int = 16) -> str:
     """Horizontal bars of means with a whisker of one standard deviation either side; the rest in a last one."""
     shown = [*shares[:most]]
     if rest := shares[most:]:
@@ -684,7 +711,7 @@ def _bars(shares: Sequence[Share], most: int = 16) -> str:
         top, middle = row * index + 4, row * index + 4 + row // 2 - 2
         low, high = left + max(0.0, one.ms - one.stddev) * scale, left + (one.ms + one.stddev) * scale
         name = one.name or "not known"
-        bar = f'width="{max(one.ms * scale, 0.5):.1f}" height="{row - 8}" fill="{_colour(index)}"'
+        bar = f'width="{max(one.ms * scale, 0.5):.1f}" height="{row - 8}" fill="{_colour(index, colours)}"'
         parts.append(
             f"<g><title>{escape(name)}: {one.ms:.4f} ms, stddev {one.stddev:.4f}, {one.count} a run</title>"
             f'<text x="{left - 8}" y="{middle + 4}" text-anchor="end">{escape(_cut(name, 26))}</text>'
@@ -707,8 +734,8 @@ def _columns(profile: Profile) -> str:
     left, width, height = 60, 1010, 190
     step, scale = width / len(means), height / (max(means) or 1.0)
     parts = [f'<svg viewBox="0 0 1080 {height + 40}" width="1080" role="img">']
-    for line in range(5):
-        value, y = max(means) * line / 4, 10 + height - height * line / 4
+    for value in _ticks(max(means)):
+        y = 10 + height - value * scale
         parts.append(
             f'<path d="M{left} {y:.1f}h{width}" stroke="#dde2e8"/>'
             f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{value:.3g}</text>'
@@ -717,7 +744,7 @@ def _columns(profile: Profile) -> str:
         tall = mean * scale
         parts.append(
             f"<g><title>{index + 1}: {escape(layer.name)} ({escape(layer.type)}), {mean:.4f} ms"
-            f"{escape('; ' + _named(layer.onnx) if layer.onnx else '')}</title>"
+            f"{escape('; ' + _named(_theirs_first(layer.onnx)) if layer.onnx else '')}</title>"
             f'<rect x="{left + index * step:.2f}" y="{10 + height - tall:.2f}" width="{max(step * 0.85, 0.6):.2f}" '
             f'height="{tall:.2f}" fill="{colours[layer.type]}"/></g>'
         )
@@ -733,8 +760,15 @@ def _columns(profile: Profile) -> str:
     return "".join([*parts, '<div class="key">', *key, "</div>"])
 
 
-def _colour(index: int) -> str:
-    return _COLOURS[index] if index < len(_COLOURS) else _GREY
+def _colour(index: int, colours: Sequence[str] = _COLOURS) -> str:
+    return colours[index] if index < len(colours) else _GREY
+
+
+def _ticks(highest: float) -> list[float]:
+    """Up to six round numbers from 0 up to ``highest``, in steps of 1, 2 or 5 times a power of ten."""
+    power = 10.0 ** np.floor(np.log10(highest / 5)) if highest > 0 else 1.0
+    step = next(one * power for one in (1, 2, 5, 10) if one * power >= highest / 5)
+    return [index * step for index in range(int(highest / step + 1e-9) + 1)]
 
 
 def _cut(text: str, length: int) -> str:
