@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import statistics
 import threading
 import time
 from array import array
@@ -28,9 +27,8 @@ from trtdet.images import preprocess
 ROUNDS = 20
 """A measurement is cut into so many slices, between which the targets take turns."""
 
-RESAMPLES = 1000
 CONFIDENCE = 0.9
-"""The part of the resampled ratios that an interval holds."""
+"""How sure an interval is to hold the true ratio."""
 
 _STEADY = 0.02
 """A target is warm when the medians of both halves of the last ``warm_up`` seconds differ by no more."""
@@ -58,7 +56,7 @@ class BenchOptions:
         min_runs: at least so many runs each point has, 2 or more.
         transfers: also time the copies to the device and back, and run them for the throughput.
         images: a folder or list of images to run; None for noise.
-        seed: of the noise and of the resamples.
+        seed: of the noise.
 
     Raises:
         ConfigError: a value is out of range.
@@ -251,7 +249,7 @@ class Point:
         batch: images at once.
         latency_ms: with the transfers, unless they were left out or there are none.
         compute_ms: without the transfers; None where ``latency_ms`` is that already, or nothing is transferred.
-        ratio: of the medians of ``latency_ms``, below 1 is faster; None for the baseline itself.
+        ratio: of the medians of ``latency_ms`` round by round, below 1 is faster; None for the baseline itself.
         compute_ratio: likewise of ``compute_ms``.
         warm_up: what went before.
         throughput: for each number of streams.
@@ -617,7 +615,11 @@ def _measure(
 
         def against(mode: bool, index: int = index, alone: bool = alone) -> Ratio | None:
             other = times[baseline].get(mode) or times[baseline][modes[baseline][0]]
-            return None if alone else ratio_of_medians(times[index][mode], other, options.seed)
+            if alone:
+                return None
+            return paired_ratio(
+                *(np.array([np.median(one) for one in rounds]) for rounds in (times[index][mode], other))
+            )
 
         points.append(
             Point(
@@ -632,7 +634,7 @@ def _measure(
                         streams,
                         float(row.mean()),
                         float(row.std(ddof=1)),
-                        None if alone else ratio_of_means(row, other, options.seed),
+                        None if alone else paired_ratio(row, other),
                     )
                     for streams, row, other in zip(options.streams, rates[index], rates[baseline], strict=True)
                 ),
@@ -717,61 +719,25 @@ def _side_by_side(
 # ratios
 
 
-def ratio_of_medians(rounds: Sequence[Times], baseline: Sequence[Times], seed: int = 0) -> Ratio:
-    """The ratio of two targets' medians, with a 90 % interval.
+def paired_ratio(first: Times, second: Times) -> Ratio:
+    """The ratio of two targets' figures that were measured in the same rounds, with a 90 % interval.
 
-    A paired block bootstrap: whole rounds are drawn with replacement, the same for both, so that what hit both in a
-    round falls out and runs that follow each other need not be independent. The percentiles are widened as Hesterberg
-    2015 (What Teachers Should Know About the Bootstrap, The American Statistician 69) does for few blocks.
-
-    Args:
-        rounds: milliseconds of each round's runs; at least 2 rounds, none empty.
-        baseline: likewise, as many rounds.
-        seed: of the draws.
-    """
-    weights = _draws(len(rounds), seed)
-    value = float(np.median(np.concatenate(rounds)) / np.median(np.concatenate(baseline)))
-    return _interval(value, weighted_medians(rounds, weights) / weighted_medians(baseline, weights), len(rounds))
-
-
-def ratio_of_means(rounds: Times, baseline: Times, seed: int = 0) -> Ratio:
-    """The ratio of two targets' mean rates, each (R,) by round, with an interval as in :func:`ratio_of_medians`."""
-    weights = _draws(len(rounds), seed)
-    return _interval(float(rounds.mean() / baseline.mean()), (weights @ rounds) / (weights @ baseline), len(rounds))
-
-
-def weighted_medians(rounds: Sequence[Times], weights: NDArray[np.int64]) -> Times:
-    """Medians of the runs of drawn rounds.
+    Each round gives a ratio, in which what hit both targets in that round falls out. Over the rounds it is the
+    Hodges-Lehmann estimate of the logarithms, the median of all means of two, with Tukey's interval from the signed
+    ranks (Hollander and Wolfe 1999, Nonparametric Statistical Methods, chapter 3): a round in which a neighbour hit one
+    of the two moves neither far, and no shape of the scatter is assumed but symmetry.
 
     Args:
-        rounds: R rounds of at least one run each.
-        weights: (B, R), how often each of B draws holds each round; none holds nothing.
-
-    Returns:
-        (B,), each the median of the draw's runs as if they were written down so often.
+        first: (R,), a median time or a rate by round, above 0; at least 5 rounds.
+        second: (R,), the baseline's.
     """
-    values = np.concatenate(rounds)
-    order = np.argsort(values)
-    values, owner = values[order], np.repeat(np.arange(len(rounds)), [len(one) for one in rounds])[order]
-    medians = np.empty(len(weights))
-    for index, row in enumerate(weights):
-        reached = np.cumsum(row[owner])
-        # The two in the middle of 2k, the one in the middle of 2k + 1.
-        low, high = np.searchsorted(reached, [(reached[-1] + 1) // 2, reached[-1] // 2 + 1])
-        medians[index] = (values[low] + values[high]) / 2
-    return medians
-
-
-def _draws(rounds: int, seed: int) -> NDArray[np.int64]:
-    generator = np.random.default_rng(seed)
-    return generator.multinomial(rounds, np.full(rounds, 1 / rounds), size=RESAMPLES)
-
-
-def _interval(value: float, resampled: Times, rounds: int) -> Ratio:
-    normal = statistics.NormalDist()
-    z, freedom = normal.inv_cdf((1 + CONFIDENCE) / 2), rounds - 1
-    # Student's quantile by its expansion in the normal one (Abramowitz and Stegun 26.7.5).
-    t = z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
-    tail = 100 * normal.cdf(-t * (rounds / freedom) ** 0.5)
-    low, high = np.percentile(resampled, [tail, 100 - tail])
-    return Ratio(value, float(low), float(high))
+    logs = np.log(first / second)
+    rows, columns = np.triu_indices(len(logs))
+    means = np.sort((logs[rows] + logs[columns]) / 2)
+    # How many of the 2^R choices of signs give each sum of positive ranks: the product of all (1 + x^rank).
+    choices = np.ones(1)
+    for rank in range(1, len(logs) + 1):
+        choices = np.pad(choices, (0, rank)) + np.pad(choices, (rank, 0))
+    beyond = int(np.searchsorted(np.cumsum(choices) / choices.sum(), (1 - CONFIDENCE) / 2, side="right"))
+    value, low, high = np.exp([np.median(means), means[beyond - 1], means[-beyond]])
+    return Ratio(float(value), float(low), float(high))
