@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import _thread
 import json
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -367,6 +370,21 @@ def test_a_lane_that_fails_at_once_does_not_keep_the_others_waiting() -> None:
 
     with pytest.raises(BackendError, match="no memory on the device"):
         run([target(Scripted("a", takes, clock))], BenchOptions(streams=(2,), seconds=1.0, warm_up=0.0))
+
+
+def test_ctrl_c_ends_lanes_that_would_run_on() -> None:
+    clock = Clock()
+
+    def takes(lane: Script, transfers: bool) -> float:
+        if len(lane.owner.log) == 50:
+            _thread.interrupt_main()
+        return 1.0
+
+    runner = Scripted("a", takes, clock)
+    lanes = [runner.lane(np.zeros((1, 3, 8, 8), np.float32)) for _ in range(3)]
+    with pytest.raises(KeyboardInterrupt), ThreadPoolExecutor(3, thread_name_prefix="trtdet-lane") as pool:
+        benching._side_by_side(pool, lanes, True, 0.0, sys.maxsize, clock)
+    assert not [one for one in threading.enumerate() if one.name.startswith("trtdet-lane")]
 
 
 # what is refused before anything is measured
