@@ -105,18 +105,9 @@ def test_ctrl_c_ends_it_with_nothing_written(model, tmp_path, command):
     scratch, results = tmp_path / "scratch", tmp_path / "results"
     scratch.mkdir()
     results.mkdir()
+    measuring = [command[0], str(model), *command[1:], *CONFIG, "-o", str(results / "result.json")]
     with subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            STARTED,
-            command[0],
-            str(model),
-            *command[1:],
-            *CONFIG,
-            "-o",
-            str(results / "result.json"),
-        ],
+        [sys.executable, "-c", STARTED, *measuring],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
