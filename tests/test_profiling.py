@@ -95,6 +95,7 @@ def test_the_longest_layers_come_first_with_their_place() -> None:
         (["trtdet/nms/TopK_7"], "trtdet/nms"),
         (["trtdet/nms/step/MatMul_1"], "trtdet/nms"),
         (["Conv_41"], ""),
+        (["trtdet/qdq/QuantizeLinear_1", "Conv_41"], ""),
         (["Conv_41", "/neck/Conv"], "neck"),
         ([], ""),
     ],

@@ -21,6 +21,9 @@ from trtdet.config import Config
 from trtdet.errors import BackendError, ConfigError
 from trtdet.passes import load_model
 
+_OURS = "trtdet/"
+"""Begins the names of all nodes that trtdet writes into a graph."""
+
 _BESIDE = ("trtdet/decode", "trtdet/nms", "trtdet/own")
 """Parts that follow the convolutions and belong to none."""
 
@@ -215,7 +218,8 @@ def part(layer: LayerTime) -> str:
     and ``model.24.m.0/Conv`` is ``model.24``. What trtdet wrote into the graph, such as ``trtdet/nms``, is told where
     the layer holds nothing else. Empty where no node is known or its name is no path, such as ``Conv_41``.
     """
-    for name in _theirs_first(layer.onnx):
+    theirs = [name for name in layer.onnx if not name.startswith(_OURS)]
+    for name in theirs or layer.onnx:
         modules = [piece for module in name.split("/")[:-1] for piece in module.split(".") if piece]
         # Exporters write a module inside another of the same name as the name twice.
         path = [piece for index, piece in enumerate(modules) if index == 0 or piece != modules[index - 1]]
@@ -226,7 +230,7 @@ def part(layer: LayerTime) -> str:
 
 def _theirs_first(names: Sequence[str]) -> list[str]:
     """The model's own nodes, then those that trtdet wrote."""
-    return sorted(names, key=lambda name: name.startswith("trtdet/"))
+    return sorted(names, key=lambda name: name.startswith(_OURS))
 
 
 # comparing
