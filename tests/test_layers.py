@@ -19,7 +19,7 @@ LAYERS = {
     1: "images data metrics heads detections shapes",
     2: "calibration passes quantize exporter zoo",
     3: "backends",
-    4: "pipeline ranking planning evaluation comparison bench audit detector pictures doctor",
+    4: "pipeline ranking planning evaluation comparison benching profiling audit detector pictures doctor",
     5: "sweeping report demo",
     6: "cli __main__",
 }

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from trtdet.benching import BenchOptions, bench
     from trtdet.bundle import Bundle
     from trtdet.comparison import Bootstrap, compare
     from trtdet.config import Config, load_config
@@ -32,10 +33,12 @@ if TYPE_CHECKING:
         calibrate,
         sensitivity,
     )
+    from trtdet.profiling import ProfileOptions, profile
     from trtdet.sweeping import SweepOptions, sweep
 
 # No module may be called like one of these names: importing it would put the module in the function's place.
 _HOMES = {
+    "BenchOptions": "benching",
     "Bootstrap": "comparison",
     "BuildOptions": "pipeline",
     "Bundle": "bundle",
@@ -45,10 +48,12 @@ _HOMES = {
     "Detector": "detector",
     "ExportOptions": "exporter",
     "KeepOptions": "pipeline",
+    "ProfileOptions": "profiling",
     "SensitivityOptions": "pipeline",
     "SweepOptions": "sweeping",
     "TrtdetError": "errors",
     "TrtdetWarning": "errors",
+    "bench": "benching",
     "build": "pipeline",
     "calibrate": "pipeline",
     "compare": "comparison",
@@ -56,11 +61,13 @@ _HOMES = {
     "export": "exporter",
     "infer": "pictures",
     "load_config": "config",
+    "profile": "profiling",
     "sensitivity": "pipeline",
     "sweep": "sweeping",
 }
 
 __all__ = [
+    "BenchOptions",
     "Bootstrap",
     "BuildOptions",
     "Bundle",
@@ -70,11 +77,13 @@ __all__ = [
     "Detector",
     "ExportOptions",
     "KeepOptions",
+    "ProfileOptions",
     "SensitivityOptions",
     "SweepOptions",
     "TrtdetError",
     "TrtdetWarning",
     "__version__",
+    "bench",
     "build",
     "calibrate",
     "compare",
@@ -82,6 +91,7 @@ __all__ = [
     "export",
     "infer",
     "load_config",
+    "profile",
     "sensitivity",
     "sweep",
 ]

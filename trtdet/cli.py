@@ -202,6 +202,43 @@ def _parser() -> argparse.ArgumentParser:
     infer.add_argument("--config", help="YAML file or shipped name; needed for a MODEL")
     infer.add_argument("--score-threshold", type=float, default=0.3, help="default: %(default)s")
 
+    bench = _command(commands, "bench", _bench, "latency and throughput, of several targets side by side")
+    bench.add_argument("targets", type=Path, nargs="+", metavar="BUNDLE|MODEL")
+    bench.add_argument("--config", help="YAML file or shipped name; needed for a MODEL")
+    bench.add_argument(
+        "--batch",
+        type=int,
+        nargs="+",
+        default=[],
+        metavar="N",
+        help="images at once (default: the fixed batch, else 1)",
+    )
+    bench.add_argument(
+        "--streams", type=int, nargs="+", default=[1], metavar="N", help="lanes side by side (default: 1)"
+    )
+    bench.add_argument("--seconds", type=float, default=3.0, help="of each target at each point (default: %(default)s)")
+    bench.add_argument("--warm-up", type=float, default=1.0, help="seconds, or until steady (default: %(default)s)")
+    bench.add_argument("--min-runs", type=int, default=50, metavar="N", help="of each point (default: %(default)s)")
+    bench.add_argument(
+        "--baseline", type=Path, metavar="BUNDLE|MODEL", help="what the others are compared with (default: the first)"
+    )
+    bench.add_argument("--no-transfers", action="store_true", help="leave the copies to and from the device out")
+    bench.add_argument("--images", type=Path, metavar="DIR|LIST", help="what to run (default: noise)")
+    bench.add_argument("-o", "--output", type=Path, metavar="bench.json")
+
+    profile = _command(commands, "profile", _profile, "time by kind of operator and by layer")
+    profile.add_argument("target", type=Path, metavar="BUNDLE|MODEL")
+    profile.add_argument("--config", help="YAML file or shipped name; needed for a MODEL")
+    profile.add_argument("--batch", type=int, metavar="N", help="images at once (default: the fixed batch, else 1)")
+    profile.add_argument("--runs", type=int, default=50, metavar="N", help="default: %(default)s")
+    profile.add_argument("--warm-up", type=int, default=5, metavar="N", help="runs before them (default: %(default)s)")
+    profile.add_argument("--images", type=Path, metavar="DIR|LIST", help="what to run (default: noise)")
+    profile.add_argument(
+        "--against", type=Path, metavar="BUNDLE|MODEL", help="which layers are slower than in this one"
+    )
+    profile.add_argument("--top", type=int, default=20, metavar="N", help="layers to list (default: %(default)s)")
+    profile.add_argument("-o", "--output", type=Path, metavar="profile.json|profile.html")
+
     demo = _command(commands, "demo", _demo, "the whole way on the shipped detector and generated images")
     demo.add_argument("-o", "--output", type=Path, default=Path("demo"), metavar="DIR", help="default: %(default)s")
     return parser
@@ -673,6 +710,65 @@ def _infer(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     total = sum(len(row["detections"]) for row in done.detections)
     _say(options, f"{total} detections in {len(done.pictures)} images; wrote {done.folder}, {done.json}")
     return {"folder": str(done.folder), "images": list(done.detections)}
+
+
+def _bench(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    from trtdet.benching import BenchOptions, bench
+
+    _check_suffix(options.output, ".json")
+    done = bench(
+        options.targets,
+        _config(options) if options.config else None,
+        BenchOptions(
+            tuple(options.batch),
+            tuple(options.streams),
+            options.seconds,
+            options.warm_up,
+            options.min_runs,
+            not options.no_transfers,
+            options.images,
+        ),
+        options.baseline,
+        console.progress,
+    )
+    _say(options, done.table())
+    result = done.as_dict()
+    _finish(options, console, done.warnings, json.dumps(result, indent=1))
+    return result
+
+
+def _profile(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    from trtdet.profiling import ProfileOptions, profile
+
+    _check_suffix(options.output, ".json", ".html")
+    done = profile(
+        options.target,
+        _config(options) if options.config else None,
+        ProfileOptions(options.batch, options.runs, options.warm_up, options.images),
+        options.against,
+        console.progress,
+    )
+    _say(options, done.table(options.top))
+    result, page = done.as_dict(), options.output is not None and options.output.suffix == ".html"
+    _finish(options, console, done.warnings, done.html(options.top) if page else json.dumps(result, indent=1))
+    return result
+
+
+def _check_suffix(output: Path | None, *allowed: str) -> None:
+    """Before anything is measured."""
+    if output is not None and output.suffix not in allowed:
+        raise ConfigError(f"-o {output} must end in {' or '.join(allowed)}")
+
+
+def _finish(options: argparse.Namespace, console: Console, warnings: Sequence[str], text: str) -> None:
+    """Says what to know before a measurement is believed, and writes it where it is wanted."""
+    from trtdet.bundle import write_atomically
+
+    for warning in warnings:
+        console.line(f"warning: {warning}")
+    if options.output is not None:
+        write_atomically(options.output, (text + "\n").encode())
+        _say(options, f"wrote {options.output}")
 
 
 def _demo(options: argparse.Namespace, console: Console) -> dict[str, Any]:

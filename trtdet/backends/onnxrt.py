@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import tempfile
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import cache
+from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -12,7 +17,7 @@ import onnx
 import onnxruntime
 from numpy.typing import NDArray
 
-from trtdet.backends.base import BuildRequest, Built, Capabilities
+from trtdet.backends.base import BuildRequest, Built, Capabilities, LayerTime
 from trtdet.detections import EfficientNms, efficient_nms
 from trtdet.errors import BackendError, one_line
 from trtdet.passes.base import PLUGIN_DOMAIN
@@ -56,25 +61,11 @@ class OnnxRunner:
     """
 
     def __init__(self, model: onnx.ModelProto | bytes, *, alone: bool = False) -> None:
-        data, plugins = _runnable(model)
-        options = onnxruntime.SessionOptions()
-        if plugins:
-            options.register_custom_ops_library(_custom_operators())
-        options.log_severity_level = 3
-        if alone:
-            options.intra_op_num_threads = 1
-            # A pattern is laid out anew, in fresh memory, at the second run: more than it saves where runs are few.
-            options.enable_mem_pattern = False
-        # Threads that wait by spinning take the cores that decode, count and suppress meanwhile.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        # Q/DQ is computed as it is written: fused into integer kernels it saturates at 16 bits on CPUs without VNNI.
-        options.add_session_config_entry("session.disable_quant_qdq", "1")
-        try:
-            self._session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # onnxruntime raises a class of its own for each status, with no common base
-            raise BackendError(
-                f"onnxruntime {onnxruntime.__version__} cannot load the model: {one_line(error)}"
-            ) from None
+        # The session refers to the same bytes, so that keeping them for a profile costs nothing.
+        self._data, self._plugins = _runnable(model)
+        self._alone = alone
+        self._optimised: bytes | None = None
+        self._session = self._load(self._data, self._options())
         source = self._session.get_inputs()[0]
         self.input: str = source.name
         self.batch: int | None = source.shape[0] if isinstance(source.shape[0], int) else None
@@ -101,9 +92,203 @@ class OnnxRunner:
         missing = 0 if self.batch is None else max(0, self.batch - len(images))
         return np.concatenate([images, np.repeat(images[-1:], missing, axis=0)]) if missing else images
 
+    def lane(self, images: NDArray[np.float32]) -> OnnxLane:
+        """One stream of work with exactly this batch, warmed up once; lanes share the model and its threads.
+
+        Args:
+            images: float32 (B, 3, H, W), pre-processed.
+
+        Raises:
+            BackendError: the model's batch is fixed and another.
+        """
+        if self.batch not in (None, len(images)):
+            raise BackendError(f"the model takes batches of exactly {self.batch}, got one of {len(images)} images")
+        lane = OnnxLane(self._session, {self.input: images})
+        lane.run()
+        return lane
+
+    def profile(self, images: NDArray[np.float32], runs: int, warm_up: int) -> tuple[LayerTime, ...]:
+        """Times what onnxruntime made of the model's nodes, by its own profiler, in a session of the same options.
+
+        A kernel's time is that between its start and its end, to the microsecond, less that of the kernels inside it
+        where it is a Loop or an If.
+
+        Args:
+            images: float32 (B, 3, H, W), pre-processed.
+            runs: how many are measured.
+            warm_up: how many before them are not.
+
+        Returns:
+            One entry a kernel, in the order of the first run; ``onnx`` is empty for the copies into other memory
+            layouts that onnxruntime adds.
+
+        Raises:
+            BackendError: the batch is not the model's, or the profiler's events ended before the runs did.
+        """
+        if self.batch not in (None, len(images)):
+            raise BackendError(f"the model takes batches of exactly {self.batch}, got one of {len(images)} images")
+        with tempfile.TemporaryDirectory(prefix="trtdet-profile-") as folder:
+            # Each session orders and names what it optimises anew, so all profiles run what one of them made.
+            if self._optimised is None:
+                options = self._options()
+                options.optimized_model_filepath = str(Path(folder) / "optimised.onnx")
+                self._load(self._data, options)
+                self._optimised = Path(options.optimized_model_filepath).read_bytes()
+            options = self._options()
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+            options.enable_profiling = True
+            options.profile_file_prefix = str(Path(folder) / "trace")
+            session = self._load(self._optimised, options)
+            try:
+                for _ in range(warm_up + runs):
+                    session.run(None, {self.input: images})
+            finally:
+                trace = Path(session.end_profiling())
+            events = json.loads(trace.read_text(encoding="utf-8"))
+        return layer_times(events, onnx.load_from_string(self._data), warm_up + runs, warm_up)
+
+    def _options(self) -> Any:
+        options = onnxruntime.SessionOptions()
+        if self._plugins:
+            options.register_custom_ops_library(_custom_operators())
+        options.log_severity_level = 3
+        if self._alone:
+            options.intra_op_num_threads = 1
+            # A pattern is laid out anew, in fresh memory, at the second run: more than it saves where runs are few.
+            options.enable_mem_pattern = False
+        # Threads that wait by spinning take the cores that decode, count and suppress meanwhile.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        # Q/DQ is computed as it is written: fused into integer kernels it saturates at 16 bits on CPUs without VNNI.
+        options.add_session_config_entry("session.disable_quant_qdq", "1")
+        return options
+
+    def _load(self, model: bytes, options: Any) -> Any:
+        try:
+            return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime raises a class of its own for each status, with no common base
+            raise BackendError(
+                f"onnxruntime {onnxruntime.__version__} cannot load the model: {one_line(error)}"
+            ) from None
+
     def feed(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Runs a model of any inputs, given by name; whole batches only."""
         return dict(zip(self.outputs, self._session.run(None, dict(arrays)), strict=True))
+
+
+class OnnxLane:
+    """One batch, run again and again; see :class:`trtdet.backends.base.Lane`."""
+
+    def __init__(self, session: Any, feeds: Mapping[str, NDArray[np.float32]]) -> None:
+        self._session, self._feeds = session, dict(feeds)
+
+    def run(self, transfers: bool = True) -> float:
+        """Milliseconds of one run, by the clock; on the CPU nothing is transferred, with or without ``transfers``."""
+        started = perf_counter()
+        self._session.run(None, self._feeds)
+        return 1000 * (perf_counter() - started)
+
+
+def layer_times(
+    events: Sequence[Mapping[str, Any]], model: onnx.ModelProto, runs: int, warm_up: int
+) -> tuple[LayerTime, ...]:
+    """Reads onnxruntime's trace: events of category ``Session`` frame each run, those of ``Node`` are its kernels.
+
+    Args:
+        events: of the trace, in Chrome's format; times in microseconds.
+        model: that was run, to say which of its nodes became which kernel.
+        runs: how many there were.
+        warm_up: how many of them are left out.
+
+    Raises:
+        BackendError: the trace does not hold all runs: the profiler stops at a million events.
+    """
+    frames = sorted(float(one["ts"]) for one in events if one["cat"] == "Session" and one["name"] == "model_run")
+    if len(frames) != runs:
+        raise BackendError(
+            f"onnxruntime's profiler kept {len(frames)} of {runs} runs, as it stops at a million events; run fewer"
+        )
+    kernels = [one for one in events if one["cat"] == "Node" and str(one["name"]).endswith(_KERNEL)]
+    # Of two that start together the longer one is around the other.
+    kernels.sort(key=lambda one: (float(one["ts"]), -float(one["dur"])))
+    own = [float(one["dur"]) for one in kernels]
+    ends = [float(one["ts"]) + float(one["dur"]) for one in kernels]
+    around: list[int] = []
+    for index, one in enumerate(kernels):
+        while around and ends[around[-1]] <= float(one["ts"]):
+            around.pop()
+        if around and ends[index] <= ends[around[-1]]:
+            own[around[-1]] -= float(one["dur"])
+        around.append(index)
+    times: dict[tuple[str, str], NDArray[np.float64]] = defaultdict(lambda: np.zeros(runs))
+    counts: dict[tuple[str, str], int] = defaultdict(int)
+    rows = np.searchsorted(frames, [float(one["ts"]) for one in kernels], side="right") - 1
+    for one, row, microseconds in zip(kernels, rows, own, strict=True):
+        key = str(one["name"]).removesuffix(_KERNEL), str(one["args"]["op_name"])
+        times[key][row] += microseconds / 1000
+        counts[key] += 1
+    nodes = _origins(model, [name for name, _ in times])
+    return tuple(
+        LayerTime(
+            name,
+            kind,
+            nodes.get(name, ()),
+            tuple(map(float, taken[warm_up:])),
+            max(1, round(counts[name, kind] / runs)),
+        )
+        for (name, kind), taken in times.items()
+    )
+
+
+_KERNEL = "_kernel_time"
+_BLOCKED = "_nchwc"
+"""Ends the name of a kernel in onnxruntime's blocked memory layout, after the name of the tensor that it writes."""
+
+
+def _origins(model: onnx.ModelProto, kernels: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Which of the model's nodes each kernel came from.
+
+    A kernel is named as a node, or as the tensor of a node with ``_nchwc``, or as a node and the name of a fusion after
+    it. Any other node was drawn into the kernel of all that read it (the Sigmoid of a SiLU, the Q/DQ of weights), else
+    into that of what it reads (an activation that a convolution computes as well). What is left was computed when the
+    model was loaded, or cannot be told.
+    """
+    nodes = [node for node in model.graph.node if node.name]
+    named, writers = {node.name for node in nodes}, {name: node for node in nodes for name in node.output}
+    homes: dict[str, str] = {}
+    for kernel in kernels:
+        if kernel in named:
+            homes[kernel] = kernel
+        elif kernel.removesuffix(_BLOCKED) in writers:
+            homes[writers[kernel.removesuffix(_BLOCKED)].name] = kernel
+        else:
+            pieces = kernel.split("/")
+            starts = ("/".join(pieces[:count]) for count in range(len(pieces) - 1, 0, -1))
+            if found := next((start for start in starts if start in named), None):
+                homes[found] = kernel
+    readers: dict[str, list[str]] = defaultdict(list)
+    for node in nodes:
+        for name in node.input:
+            readers[name].append(node.name)
+    for node in reversed(nodes):
+        into = {homes.get(reader) for name in node.output for reader in readers[name]}
+        if node.name not in homes and len(into) == 1 and (home := into.pop()) is not None:
+            homes[node.name] = home
+    for node in nodes:
+        into = {homes.get(writers[name].name) for name in node.input if name in writers}
+        if node.name not in homes and len(into) == 1 and (home := into.pop()) is not None:
+            homes[node.name] = home
+    inner = _nested(model.graph)
+    found_in: dict[str, list[str]] = defaultdict(list, {kernel: [kernel] for kernel in kernels if kernel in inner})
+    for node in nodes:
+        if node.name in homes:
+            found_in[homes[node.name]].append(node.name)
+    return {kernel: tuple(names) for kernel, names in found_in.items()}
+
+
+def _nested(graph: onnx.GraphProto) -> set[str]:
+    """Names of the nodes in the bodies of a graph's loops and branches."""
+    bodies = [one.g for node in graph.node for one in node.attribute if one.type == onnx.AttributeProto.GRAPH]
+    return {name for body in bodies for name in ({node.name for node in body.node} | _nested(body))}
 
 
 _CUSTOM_DOMAIN = "ai.onnx.contrib"

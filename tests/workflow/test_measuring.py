@@ -1,0 +1,194 @@
+"""``trtdet bench`` and ``trtdet profile`` on the shipped detector: what they print, write and refuse."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CONFIG = ["--config", "shapes"]
+SHORT = ["--seconds", 0.02, "--warm-up", 0, "--min-runs", 20]
+FEW = ["--runs", 3, "--warm-up", 1]
+
+
+@pytest.fixture(scope="module")
+def bundle(model, calibration_images, tmp_path_factory):
+    """INT8 without an engine."""
+    from trtdet import BuildOptions, CalibrationOptions, build, load_config
+
+    options = BuildOptions(
+        calibration=CalibrationOptions(images=calibration_images, num_images=4),
+        backend="onnxruntime",
+        correct=(),
+    )
+    return build(model, load_config("shapes"), tmp_path_factory.mktemp("measured") / "bundle", options).bundle.path
+
+
+def leftovers(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+# bench
+
+
+def test_bench_of_a_model(run, model, tmp_path):
+    done = run("bench", model, *CONFIG, *SHORT, "--streams", 1, 2, "-o", tmp_path / "b.json", "--json")
+    assert done.code == 0, done.err
+    found = done.json
+    assert set(found["latency_ms"]) >= {"mean", "stddev", "p50", "p95", "p99"}
+    assert 0 < found["latency_ms"]["p50"] <= found["latency_ms"]["p95"] <= found["latency_ms"]["p99"]
+    assert found["throughput"] > 0
+    (one,) = found["targets"]
+    assert one["ran_on"] == "onnxruntime (CPU)"
+    assert one["transfers"] is None
+    (point,) = one["points"]
+    assert (point["compute_ms"], point["transfers_ms"], point["ratio"]) == (None, None, None)
+    assert point["latency_ms"]["runs"] >= 20
+    assert [rate["streams"] for rate in point["throughput"]] == [1, 2]
+    assert json.loads((tmp_path / "b.json").read_text()) == found
+    assert leftovers(tmp_path) == ["b.json"]
+    assert "| target | batch |" in done.err
+
+
+def test_bench_of_a_bundle_against_its_model(run, model, bundle, calibration_images):
+    done = run("bench", bundle, *CONFIG, *SHORT, "--baseline", model, "--images", calibration_images)
+    assert done.code == 0, done.err
+    rows = [line for line in done.out.splitlines() if line.startswith(f"| {bundle} ")]
+    assert len(rows) == 2
+    assert f"of {model} (90% interval)" in done.out
+    assert f"images: from '{calibration_images}'" in done.out
+    assert "clocks not known" in done.out
+    assert "warning: there was no warm-up" in done.err
+
+
+def test_bench_refuses_a_batch_before_it_measures(run, model, tmp_path):
+    done = run("bench", model, *CONFIG, "--batch", 1, 8, "--seconds", 1000, "-o", tmp_path / "b.json")
+    assert done.code == 1
+    assert done.message.startswith(f"'{model}' takes batches of exactly 1, got --batch 8")
+    assert leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--config", "shapes", "--seconds", "0"], "--seconds must be above 0"),
+        (["--config", "shapes", "-o", "bench.txt"], "-o bench.txt must end in .json"),
+        ([], "is a model, which needs --config"),
+        (["--config", "shapes", "--images", "nowhere"], "image source 'nowhere' does not exist"),
+    ],
+)
+def test_bench_says_what_is_wrong(run, model, arguments, said):
+    done = run("bench", model, *arguments)
+    assert done.code == 1
+    assert said in done.message
+
+
+def test_bench_refuses_a_configuration_for_bundles_alone(run, bundle):
+    done = run("bench", bundle, *CONFIG)
+    assert (done.code, done.message.split(",")[0]) == (1, "--config is for models")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["bench", "--seconds", "600", "--warm-up", "0", "--streams", "2"],
+        ["bench", "--seconds", "0.02", "--warm-up", "600"],
+        ["profile", "--runs", "100000"],
+    ],
+)
+def test_ctrl_c_ends_it_with_nothing_written(model, tmp_path, command):
+    scratch, results = tmp_path / "scratch", tmp_path / "results"
+    scratch.mkdir()
+    results.mkdir()
+    measuring = [command[0], str(model), *command[1:], *CONFIG, "-o", str(results / "result.json")]
+    with subprocess.Popen(
+        [sys.executable, "-c", STARTED, *measuring],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(scratch)},
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "measuring\n"
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 130, said
+    assert "stopped; nothing was left half-written" in said
+    assert "Traceback" not in said
+    assert leftovers(results) == []
+    assert [name for name in leftovers(scratch) if "trtdet" in name] == []
+
+
+STARTED = """
+import signal, sys
+from trtdet.backends import OnnxRunner
+from trtdet.cli import main
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+load = OnnxRunner.lane
+
+def lane(*arguments):
+    made = load(*arguments)
+    print("measuring", flush=True)
+    return made
+
+OnnxRunner.lane = lane
+sys.exit(main(sys.argv[1:]))
+"""
+"""Says when the first lane is there, so that the signal meets the measurement."""
+
+
+# profile
+
+
+def test_profile_of_a_model(run, model, tmp_path):
+    done = run("profile", model, *CONFIG, *FEW, "-o", tmp_path / "p.json", "--json")
+    assert done.code == 0, done.err
+    found = done.json
+    assert found == json.loads((tmp_path / "p.json").read_text())
+    assert leftovers(tmp_path) == ["p.json"]
+    kinds = {one["name"]: one for one in found["types"]}
+    assert kinds["Conv"]["count"] == 95
+    assert sum(one["share"] for one in found["types"]) == pytest.approx(1)
+    assert sum(one["ms"] for one in found["layers"]) == pytest.approx(found["sum_ms"])
+    assert found["overhead"] == pytest.approx(found["sum_ms"] / found["latency_ms"]["mean"] - 1)
+    assert {"backbone/stem", "head/stems", "trtdet/decode"} <= {one["name"] for one in found["parts"]}
+    assert found["runs"] == 3
+
+
+def test_profile_of_a_bundle_against_its_model(run, model, bundle, tmp_path):
+    page = tmp_path / "p.html"
+    done = run("profile", bundle, "--against", model, *CONFIG, *FEW, "--top", 4, "-o", page, "--json")
+    assert done.code == 0, done.err
+    kinds = {one["name"] for one in done.json["types"]}
+    assert "QuantizeLinear" in kinds
+    assert "QuantizeLinear" not in {one["name"] for one in done.json["against"]["types"]}
+    convs = [name for one in done.json["against"]["differences"] for name in one["convs"]]
+    assert len(set(convs)) == len(convs) == 95
+    assert all(one["low_ms"] > 0 for one in done.json["against"]["slower"])
+    text = page.read_text()
+    assert text.startswith("<!doctype html>")
+    assert text.rstrip().endswith("</html>")
+    assert "The 4 longest of" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--runs", "1"], "--runs must be at least 2, got 1"),
+        (["--batch", "2"], "takes batches of exactly 1, got --batch 2"),
+        (["-o", "profile.md"], "-o profile.md must end in .json or .html"),
+    ],
+)
+def test_profile_says_what_is_wrong(run, model, arguments, said):
+    done = run("profile", model, *CONFIG, *arguments)
+    assert done.code == 1
+    assert said in done.message
