@@ -3,14 +3,14 @@
  * call, with the names and the order of arguments of cuda.h.
  *
  * Its faults are set by environment variables:
- *   STANDIN_CUDA_INIT      what cuInit answers, such as 803
- *   STANDIN_CUDA_DEVICES   how many devices there are (1); with 0, cuInit answers 100, as drivers do
- *   STANDIN_CUDA_SM        compute capability (89)
- *   STANDIN_CUDA_MEMORY    bytes of memory of the device (1 GiB)
- *   STANDIN_CUDA_PINNED    bytes that the host can lock (1 GiB)
- *   STANDIN_CUDA_FAULT     the code that every wait answers once a host function ran: a kernel that went wrong
- *   STANDIN_CUDA_UNCAPTURABLE  set: a host function cannot be captured, as work that needs the host cannot
- *   STANDIN_CUDA_OLD       set: entry points of graphs are missing, as in an old driver
+ *   CUDA_STANDIN_INIT      what cuInit answers, such as 803
+ *   CUDA_STANDIN_DEVICES   how many devices there are (1); with 0, cuInit answers 100, as drivers do
+ *   CUDA_STANDIN_SM        compute capability (89)
+ *   CUDA_STANDIN_MEMORY    bytes of memory of the device (1 GiB)
+ *   CUDA_STANDIN_PINNED    bytes that the host can lock (1 GiB)
+ *   CUDA_STANDIN_FAULT     the code that every wait answers once a host function ran: a kernel that went wrong
+ *   CUDA_STANDIN_UNCAPTURABLE  set: a host function cannot be captured, as work that needs the host cannot
+ *   CUDA_STANDIN_OLD       set: entry points of graphs are missing, as in an old driver
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -84,9 +84,9 @@ static CUresult unsafe(void)
 CUresult cuInit(unsigned flags)
 {
     (void)flags;
-    long code = setting("STANDIN_CUDA_INIT", 0);
+    long code = setting("CUDA_STANDIN_INIT", 0);
     if (code) return (CUresult)code;
-    if (setting("STANDIN_CUDA_DEVICES", 1) == 0) return NO_DEVICE;
+    if (setting("CUDA_STANDIN_DEVICES", 1) == 0) return NO_DEVICE;
     started = 1;
     return SUCCESS;
 }
@@ -109,12 +109,12 @@ CUresult cuGetErrorString(CUresult code, const char **text)
     return INVALID_VALUE;
 }
 
-CUresult cuDeviceGetCount(int *n) { *n = (int)setting("STANDIN_CUDA_DEVICES", 1); return started ? SUCCESS : NOT_INITIALIZED; }
+CUresult cuDeviceGetCount(int *n) { *n = (int)setting("CUDA_STANDIN_DEVICES", 1); return started ? SUCCESS : NOT_INITIALIZED; }
 
 CUresult cuDeviceGet(int *device, int index)
 {
     if (!started) return NOT_INITIALIZED;
-    if (index < 0 || index >= setting("STANDIN_CUDA_DEVICES", 1)) return INVALID_DEVICE;
+    if (index < 0 || index >= setting("CUDA_STANDIN_DEVICES", 1)) return INVALID_DEVICE;
     *device = index;
     return SUCCESS;
 }
@@ -129,7 +129,7 @@ CUresult cuDeviceGetName(char *name, int size, int device)
 CUresult cuDeviceGetAttribute(int *value, int attribute, int device)
 {
     (void)device;
-    long sm = setting("STANDIN_CUDA_SM", 89);
+    long sm = setting("CUDA_STANDIN_SM", 89);
     if (attribute != 75 && attribute != 76) return INVALID_VALUE;
     *value = (int)(attribute == 75 ? sm / 10 : sm % 10);
     return SUCCESS;
@@ -138,7 +138,7 @@ CUresult cuDeviceGetAttribute(int *value, int attribute, int device)
 CUresult cuDeviceTotalMem_v2(size_t *bytes, int device)
 {
     (void)device;
-    *bytes = (size_t)setting("STANDIN_CUDA_MEMORY", 1L << 30);
+    *bytes = (size_t)setting("CUDA_STANDIN_MEMORY", 1L << 30);
     return SUCCESS;
 }
 
@@ -185,7 +185,7 @@ static CUresult reserve(void **address, size_t size, int pinned)
 {
     CUresult code = unsafe();
     if (code) return code;
-    size_t limit = (size_t)setting(pinned ? "STANDIN_CUDA_PINNED" : "STANDIN_CUDA_MEMORY", 1L << 30);
+    size_t limit = (size_t)setting(pinned ? "CUDA_STANDIN_PINNED" : "CUDA_STANDIN_MEMORY", 1L << 30);
     pthread_mutex_lock(&guard);
     if (!size || used(pinned) + size > limit) {
         pthread_mutex_unlock(&guard);
@@ -243,7 +243,7 @@ CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
     CUresult code = ready();
     if (code) return code;
     pthread_mutex_lock(&guard);
-    *total = (size_t)setting("STANDIN_CUDA_MEMORY", 1L << 30);
+    *total = (size_t)setting("CUDA_STANDIN_MEMORY", 1L << 30);
     *free_bytes = *total - used(0);
     pthread_mutex_unlock(&guard);
     return SUCCESS;
@@ -254,7 +254,7 @@ static void perform(const Work *work)
     if (work->kind == COPY) memcpy(work->to, work->from, work->size);
     if (work->kind == CALL) {
         work->call(work->argument);
-        if (setting("STANDIN_CUDA_FAULT", 0)) failed = (int)setting("STANDIN_CUDA_FAULT", 0);
+        if (setting("CUDA_STANDIN_FAULT", 0)) failed = (int)setting("CUDA_STANDIN_FAULT", 0);
     }
     if (work->kind == LAUNCH)
         for (Work *one = work->graph->first; one; one = one->next) perform(one);
@@ -297,7 +297,7 @@ static CUresult enqueue(Stream *stream, Work work)
     if (code) return code;
     if (!stream) return INVALID_HANDLE;
     if (stream->capturing && stream->invalid) return CAPTURE_INVALIDATED;
-    if (stream->capturing && work.kind == CALL && getenv("STANDIN_CUDA_UNCAPTURABLE")) {
+    if (stream->capturing && work.kind == CALL && getenv("CUDA_STANDIN_UNCAPTURABLE")) {
         stream->invalid = 1;
         return CAPTURE_UNSUPPORTED;
     }
@@ -480,7 +480,7 @@ CUresult cuGetProcAddress_v2(const char *name, void **address, int version, uint
         ENTRY("cuGraphLaunch", cuGraphLaunch)};
     *address = NULL;
     for (size_t i = 0; i < sizeof entries / sizeof *entries; i++)
-        if (!strcmp(entries[i].name, name) && !(getenv("STANDIN_CUDA_OLD") && strstr(name, "Graph")))
+        if (!strcmp(entries[i].name, name) && !(getenv("CUDA_STANDIN_OLD") && strstr(name, "Graph")))
             *address = entries[i].function;
     if (status) *status = *address ? 0 : 1;
     return *address ? SUCCESS : NOT_FOUND;

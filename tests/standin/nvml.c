@@ -1,4 +1,4 @@
-/* As much of NVML as trtdet asks, with the names of nvml.h. STANDIN_NVML_NO_POWER set: it does not tell the power. */
+/* As much of NVML as trtdet asks, with the names of nvml.h. CUDA_STANDIN_NO_POWER set: it does not tell the power. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,7 +23,7 @@ int nvmlDeviceGetPowerUsage(void *handle, unsigned *milliwatts)
 {
     (void)handle;
     *milliwatts = 312500;
-    return getenv("STANDIN_NVML_NO_POWER") ? NOT_SUPPORTED : SUCCESS;
+    return getenv("CUDA_STANDIN_NO_POWER") ? NOT_SUPPORTED : SUCCESS;
 }
 
 int nvmlDeviceGetCurrentClocksThrottleReasons(void *handle, unsigned long long *reasons)
