@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib.util
 
 from trtdet.backends import cuda
-from trtdet.backends.base import Backend, BuildRequest, Built, Capabilities
+from trtdet.backends.base import Backend, BuildRequest, Built, Capabilities, Runner
+from trtdet.backends.engine import EngineFacts, EngineRunner, obstacle, open_engine
 from trtdet.backends.onnxrt import OnnxRunner, OnnxRuntime
 from trtdet.backends.tensorrt import PIP as TENSORRT_PIP
 from trtdet.backends.tensorrt import TensorRT
@@ -26,9 +27,14 @@ __all__ = [
     "BuildRequest",
     "Built",
     "Capabilities",
+    "EngineFacts",
+    "EngineRunner",
     "OnnxRunner",
+    "Runner",
     "choose",
     "cuda",
+    "obstacle",
+    "open_engine",
 ]
 
 

@@ -73,7 +73,7 @@ def obstacle(facts: EngineFacts) -> str:
     if not _fitting(facts):
         here = ", ".join(f"{device.name} with {device.sm / 10}" for device in cuda.devices())
         wanted = " or ".join(str(sm / 10) for sm in facts.sms) + (" and later" if facts.hardware_compatible else "")
-        return f"it was built for compute capability {wanted}, and this machine has {here}; build it again here"
+        return f"the engine was built for compute capability {wanted}, and this machine has {here}; build it again here"
     title, pip = _TITLES[facts.library]
     try:
         installed = import_or_explain(facts.library, title, pip).__version__
@@ -81,7 +81,7 @@ def obstacle(facts: EngineFacts) -> str:
         return str(error)
     if installed != facts.version and not facts.version_compatible:
         return (
-            f"it was built with {title} {facts.version}, and {installed} is installed here; build it again, or install "
+            f"the engine was built with {title} {facts.version}, and {installed} is installed here; build it again, or install "
             "that version"
         )
     return cuda.no_bindings()
