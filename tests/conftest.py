@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from standin.machine import Machine
 
 
 @pytest.fixture(scope="session")
@@ -28,3 +29,9 @@ def ray_workers() -> Iterator[None]:
     )
     yield
     ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    """A machine with a GPU and TensorRT, both stand-ins."""
+    return Machine.make(tmp_path_factory.mktemp("machine"))

@@ -184,6 +184,7 @@ def _parser() -> argparse.ArgumentParser:
         "--resamples", type=int, default=1000, metavar="N", help="of the images, for --against (default: %(default)s)"
     )
     _nms_options(evaluate)
+    _on_option(evaluate)
 
     audit = _command(commands, "audit", _audit, "what precision each convolution got, and what got in the way")
     audit.add_argument("bundle", type=Path, metavar="BUNDLE")
@@ -201,6 +202,7 @@ def _parser() -> argparse.ArgumentParser:
     infer.add_argument("-o", "--output", type=Path, required=True, metavar="DIR")
     infer.add_argument("--config", help="YAML file or shipped name; needed for a MODEL")
     infer.add_argument("--score-threshold", type=float, default=0.3, help="default: %(default)s")
+    _on_option(infer)
 
     bench = _command(commands, "bench", _bench, "latency and throughput, of several targets side by side")
     bench.add_argument("targets", type=Path, nargs="+", metavar="BUNDLE|MODEL")
@@ -334,6 +336,15 @@ def _nms_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pre-nms-topk", type=int)
 
 
+def _on_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--on",
+        default="auto",
+        choices=("auto", "engine", "onnxruntime"),
+        help="what of a bundle is run: its engine where that can be, only its engine, or its model (default: auto)",
+    )
+
+
 def _batch(text: str) -> tuple[int, int, int]:
     try:
         sizes = [int(part) for part in text.split(":")]
@@ -408,7 +419,7 @@ def _doctor(options: argparse.Namespace, console: Console) -> dict[str, Any]:
 
     found = diagnose()
     devices = ", ".join(found.devices) or "none: engines are built ahead of time with TensorRT-RTX"
-    _say(options, f"trtdet {found.trtdet}, Python {found.python}\nCUDA devices: {devices}")
+    _say(options, f"trtdet {found.trtdet}, Python {found.python}\nCUDA devices: {devices}\nCUDA driver: {found.driver}")
     for title, checks in (("backends", found.backends), ("extras", found.extras)):
         _say(options, f"{title}:")
         for check in checks:
@@ -656,9 +667,9 @@ def _eval(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         raise ConfigError("a bundle's NMS thresholds were chosen when it was built; build it again with others")
     bootstrap, reference = Bootstrap(options.resamples), None
     if options.against:
-        detector, reference = open_pair(options.target, options.against, config, options.nms)
+        detector, reference = open_pair(options.target, options.against, config, options.nms, options.on)
     else:
-        detector = Detector.open(options.target, config, options.nms)
+        detector = Detector.open(options.target, config, options.nms, options.on)
     done = scored("evaluating", detector)
     _say(options, str(done.result))
     _say(
@@ -699,7 +710,7 @@ def _infer(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     from trtdet.detector import Detector
     from trtdet.pictures import infer
 
-    detector = Detector.open(options.target, _config(options) if options.config else None)
+    detector = Detector.open(options.target, _config(options) if options.config else None, on=options.on)
     done = infer(
         detector,
         options.images,
@@ -708,8 +719,9 @@ def _infer(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         progress=lambda count, total: console.progress("detecting", count, total),
     )
     total = sum(len(row["detections"]) for row in done.detections)
-    _say(options, f"{total} detections in {len(done.pictures)} images; wrote {done.folder}, {done.json}")
-    return {"folder": str(done.folder), "images": list(done.detections)}
+    ran_on = detector.runner.ran_on
+    _say(options, f"{total} detections in {len(done.pictures)} images on {ran_on}; wrote {done.folder}, {done.json}")
+    return {"folder": str(done.folder), "images": list(done.detections), "ran_on": ran_on}
 
 
 def _bench(options: argparse.Namespace, console: Console) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from trtdet.bundle import Bundle
 from trtdet.config import Config, Where
-from trtdet.detector import Detector
+from trtdet.detector import Detector, On
 from trtdet.errors import ConfigError, DataError, TrtdetWarning
 from trtdet.evaluation import Evaluation
 from trtdet.metrics import ClassMatches
@@ -110,7 +110,11 @@ class Comparison:
 
 
 def open_pair(
-    target: Path, reference: Path, config: Config | None = None, nms: Where | Literal["auto"] = "auto"
+    target: Path,
+    reference: Path,
+    config: Config | None = None,
+    nms: Where | Literal["auto"] = "auto",
+    on: On = "auto",
 ) -> tuple[Detector, Detector]:
     """Opens two detectors that are to be compared.
 
@@ -120,14 +124,15 @@ def open_pair(
             that it was built with where it is a bundle.
         config: needed where ``target`` is an ONNX file.
         nms: as in :meth:`Detector.open`, for ``target``.
+        on: likewise; of a reference that is a bundle, the engine is run where it can be unless this is ``onnxruntime``.
 
     Raises:
         ConfigError: the two do not have the same classes, or a configuration is missing or too many.
         BundleError, ModelError, BackendError: one cannot be opened or run.
     """
-    detector = Detector.open(target, config, nms)
+    detector = Detector.open(target, config, nms, on)
     if reference.is_dir():
-        other = Detector.open(reference)
+        other = Detector.open(reference, on="auto" if on == "engine" else on)
     else:
         other = Detector.open(reference, config or Bundle(target, verify=False).config, detector.where)
     _check_classes((str(target), detector.classes), (str(reference), other.classes))

@@ -11,15 +11,17 @@ from trtdet import __version__
 from trtdet.backends import BACKENDS, cuda
 from trtdet.errors import BackendError
 
-_EXTRAS = {
-    "rtx": ("tensorrt-rtx", "engines without a GPU"),
-    "trt": ("tensorrt", "engines on the GPU of this machine"),
-    "export": ("torch", "trtdet export: torch to ONNX"),
-    "pycuda": ("pycuda", "device buffers through PyCUDA"),
-    "cuda": ("cuda-python", "device buffers through NVIDIA's wheels"),
-    "report": ("jinja2", "HTML reports"),
-    "ray": ("ray", "rankings and sweeps on a Ray cluster"),
-}
+_EXTRAS = (
+    ("rtx", "tensorrt-rtx", "engines without a GPU"),
+    ("trt", "tensorrt", "engines on the GPU of this machine"),
+    ("export", "torch", "trtdet export: torch to ONNX"),
+    ("pycuda", "pycuda", "device buffers through PyCUDA"),
+    ("cuda", "cuda-python", "device buffers through NVIDIA's wheels"),
+    ("cuda", "nvidia-ml-py", "clocks and temperature beside a measured time"),
+    ("report", "jinja2", "HTML reports"),
+    ("ray", "ray", "rankings and sweeps on a Ray cluster"),
+)
+"""Name of the extra, a package of it, and what that is for."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +36,19 @@ class Check:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """All checks, by kind."""
+    """All checks, by kind.
+
+    Attributes:
+        python, trtdet: versions.
+        devices: the CUDA devices, in words.
+        driver: the CUDA driver and whether it tells clocks, in words; why there is no device where there is none.
+        backends, extras: what works and what is missing.
+    """
 
     python: str
     trtdet: str
     devices: tuple[str, ...]
+    driver: str
     backends: tuple[Check, ...]
     extras: tuple[Check, ...]
 
@@ -53,10 +63,27 @@ def diagnose() -> Diagnosis:
     return Diagnosis(
         platform.python_version(),
         __version__,
-        tuple(f"{device.name}, compute capability {device.sm / 10}" for device in found),
+        tuple(
+            f"{device.name}, compute capability {device.sm / 10}, {device.memory / 2**30:.1f} GiB" for device in found
+        ),
+        _driver(),
         tuple(_backend(name) for name in BACKENDS),
-        tuple(_extra(extra, package, purpose) for extra, (package, purpose) in _EXTRAS.items()),
+        tuple(_extra(*row) for row in _EXTRAS),
     )
+
+
+def _driver() -> str:
+    missing = cuda.absence()
+    if missing:
+        return missing
+    said = f"CUDA {cuda.driver_version()}"
+    try:
+        gpu = cuda.open_device()
+    except BackendError as error:
+        return f"{said}; {error}"
+    clocks = gpu.no_clocks()
+    gpu.close()
+    return f"{said}, through {gpu.through}, " + (f"no clocks: {clocks}" if clocks else "clocks by NVML")
 
 
 def _backend(name: str) -> Check:

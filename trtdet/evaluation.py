@@ -102,7 +102,7 @@ def evaluate_each(
     stream = ImageStream(
         [image.path for image in dataset.images],
         detector.input,
-        batch_size=detector.runner.batch or 1,
+        batch_size=detector.batch,
         on_bad="raise",
     )
     seconds, done = [0.0] * len(metrics), 0

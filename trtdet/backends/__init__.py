@@ -13,7 +13,9 @@ from trtdet.backends.base import (
     EngineOptions,
     Implicit,
     OwnCalibrator,
+    Runner,
 )
+from trtdet.backends.engine import EngineFacts, EngineRunner, obstacle, open_engine
 from trtdet.backends.onnxrt import OnnxRunner, OnnxRuntime
 from trtdet.backends.tensorrt import PIP as TENSORRT_PIP
 from trtdet.backends.tensorrt import TensorRT
@@ -34,12 +36,17 @@ __all__ = [
     "BuildRequest",
     "Built",
     "Capabilities",
+    "EngineFacts",
     "EngineOptions",
+    "EngineRunner",
     "Implicit",
     "OnnxRunner",
     "OwnCalibrator",
+    "Runner",
     "choose",
     "cuda",
+    "obstacle",
+    "open_engine",
 ]
 
 

@@ -1,0 +1,1125 @@
+"""A stand-in for TensorRT: what trtdet calls of it, with the real names. An engine of it is a header and the ONNX
+model, which it runs with onnxruntime on memory of the stand-in driver of ``cuda.c``, as work of a stream.
+
+It is strict: what is not here raises AttributeError, to read and to set, and where the real library ends the process
+(a Runtime with no device), so does this. ``CUDA_STANDIN_TENSORRT`` says which version it is; names that TensorRT
+dropped are there only in the versions that had them. Building processes are handed variables whose names start with
+``CUDA_``. What it cannot show: kernels, precision and speed of a GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import functools
+import hashlib
+import json
+import os
+import re
+import struct
+import tempfile
+import weakref
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+
+__version__ = os.environ.get("CUDA_STANDIN_TENSORRT", "10.9.0")
+_MAJOR = int(__version__.split(".")[0])
+
+_MAGIC = b"standin\0"
+
+
+# Enumerations, with the values of the real ones where an integer is made of them.
+
+
+class DataType(enum.Enum):
+    FLOAT, HALF, INT8, INT32, BOOL, UINT8, FP8, BF16, INT64, INT4 = range(10)
+
+
+float32, float16, int8, int32, int64 = DataType.FLOAT, DataType.HALF, DataType.INT8, DataType.INT32, DataType.INT64
+bool = DataType.BOOL
+uint8 = DataType.UINT8
+
+
+class TensorIOMode(enum.Enum):
+    NONE, INPUT, OUTPUT = range(3)
+
+
+class TensorLocation(enum.Enum):
+    DEVICE, HOST = range(2)
+
+
+class LayerInformationFormat(enum.Enum):
+    ONELINE, JSON = range(2)
+
+
+class ProfilingVerbosity(enum.Enum):
+    LAYER_NAMES_ONLY, NONE, DETAILED = range(3)
+
+
+class HardwareCompatibilityLevel(enum.Enum):
+    NONE, AMPERE_PLUS = range(2)
+
+
+class MemoryPoolType(enum.Enum):
+    WORKSPACE, DLA_MANAGED_SRAM, DLA_LOCAL_DRAM, DLA_GLOBAL_DRAM, TACTIC_DRAM, TACTIC_SHARED_MEMORY = range(6)
+
+
+class EngineCapability(enum.Enum):
+    STANDARD, SAFETY, DLA_STANDALONE = range(3)
+
+
+class LayerType(enum.Enum):
+    CONVOLUTION, ACTIVATION, ELEMENTWISE, PLUGIN_V2, QUANTIZE, DEQUANTIZE, SHUFFLE = range(7)
+
+
+class TacticSource(enum.IntEnum):
+    EDGE_MASK_CONVOLUTIONS, JIT_CONVOLUTIONS = 3, 4
+
+
+def _versioned(name, rows):
+    """An enumeration of those names that this version has; a row is a name and the first and last major version."""
+    return enum.IntEnum(name, {row[0]: value for value, row in enumerate(rows) if row[1] <= _MAJOR <= row[2]})
+
+
+_NEWEST = 99
+BuilderFlag = _versioned(
+    "BuilderFlag",
+    (
+        ("FP16", 8, 10),
+        ("INT8", 8, 10),
+        ("DEBUG", 8, _NEWEST),
+        ("GPU_FALLBACK", 8, _NEWEST),
+        ("STRICT_TYPES", 8, 8),
+        ("REFIT", 8, _NEWEST),
+        ("DISABLE_TIMING_CACHE", 8, _NEWEST),
+        ("TF32", 8, _NEWEST),
+        ("SPARSE_WEIGHTS", 8, _NEWEST),
+        ("OBEY_PRECISION_CONSTRAINTS", 8, 10),
+        ("PREFER_PRECISION_CONSTRAINTS", 8, 10),
+        ("DIRECT_IO", 8, _NEWEST),
+        ("VERSION_COMPATIBLE", 8, _NEWEST),
+        ("EXCLUDE_LEAN_RUNTIME", 8, _NEWEST),
+        ("EDITABLE_TIMING_CACHE", 10, _NEWEST),
+        ("ERROR_ON_TIMING_CACHE_MISS", 10, _NEWEST),
+    ),
+)
+NetworkDefinitionCreationFlag = _versioned(
+    "NetworkDefinitionCreationFlag", (("EXPLICIT_BATCH", 8, 10), ("STRONGLY_TYPED", 10, _NEWEST))
+)
+PreviewFeature = _versioned(
+    "PreviewFeature", (("PROFILE_SHARING_0806", 8, 10), ("ALIASED_PLUGIN_IO_10_03", 10, _NEWEST))
+)
+
+
+# The driver.
+
+
+@functools.cache
+def _cuda():
+    driver = ctypes.CDLL("libcuda.so.1")
+    size = ctypes.c_size_t
+    driver.cuMemAlloc_v2.argtypes = [ctypes.POINTER(size), size]
+    driver.cuMemFree_v2.argtypes = [size]
+    driver.cuLaunchHostFunc.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+    return driver
+
+
+def _sm():
+    """The device's compute capability; without a device the real library takes the process along."""
+    driver, major, minor = _cuda(), ctypes.c_int(), ctypes.c_int()
+    if driver.cuInit(0) != 0:
+        os.abort()
+    driver.cuDeviceGetAttribute(ctypes.byref(major), 75, 0)
+    driver.cuDeviceGetAttribute(ctypes.byref(minor), 76, 0)
+    return 10 * major.value + minor.value
+
+
+class _DeviceMemory:
+    """Memory that the library takes for itself."""
+
+    def __init__(self, size, logger):
+        self._address = ctypes.c_size_t()
+        code = _cuda().cuMemAlloc_v2(ctypes.byref(self._address), max(1, size))
+        self.got = code == 0
+        if not self.got:
+            logger.log(
+                ILogger.Severity.ERROR,
+                f"[virtualMemoryBuffer.cpp::resizePhysical::140] Error Code 2: OutOfMemory (Requested size was {size} "
+                "bytes.)",
+            )
+
+    def __del__(self):
+        if getattr(self, "got", False):
+            _cuda().cuMemFree_v2(self._address)
+
+
+# Logging and profiling.
+
+
+class ILogger:
+    class Severity(enum.Enum):
+        INTERNAL_ERROR, ERROR, WARNING, INFO, VERBOSE = range(5)
+
+    INTERNAL_ERROR, ERROR, WARNING, INFO, VERBOSE = Severity
+
+    def __init__(self):
+        pass
+
+    def log(self, severity, msg):
+        raise NotImplementedError("ILogger.log must be overridden")
+
+
+class Logger(ILogger):
+    def __init__(self, min_severity=ILogger.Severity.WARNING):
+        super().__init__()
+        self.min_severity = min_severity
+
+    def log(self, severity, msg):
+        if severity.value <= self.min_severity.value:
+            print(f"[TRT] [{severity.name[0]}] {msg}")
+
+
+class IProfiler:
+    def __init__(self):
+        pass
+
+    def report_layer_time(self, layer_name, ms):
+        raise NotImplementedError("IProfiler.report_layer_time must be overridden")
+
+
+class IProgressMonitor:
+    def __init__(self):
+        pass
+
+    def phase_start(self, phase_name, parent_phase, num_steps):
+        raise NotImplementedError
+
+    def step_complete(self, phase_name, step):
+        raise NotImplementedError
+
+    def phase_finish(self, phase_name):
+        raise NotImplementedError
+
+
+_LOGGER = None
+
+
+def _take_logger(logger):
+    """The first logger of a process is the one that every message goes to."""
+    global _LOGGER
+    if not isinstance(logger, ILogger):
+        raise TypeError("incompatible function arguments: logger must be an ILogger")
+    if _LOGGER is None:
+        _LOGGER = logger
+    elif _LOGGER is not logger:
+        _LOGGER.log(
+            ILogger.Severity.WARNING, "The logger passed into createInferRuntime differs from one already registered"
+        )
+    return _LOGGER
+
+
+# Plugins: a library names its creators in standin_creators(), one a line; a real one registers them by itself.
+
+_GLOBAL_CREATORS = set()
+
+
+def _creators(library):
+    try:
+        function = library.standin_creators
+    except AttributeError:
+        return set()
+    function.restype = ctypes.c_char_p
+    return set(function().decode().split())
+
+
+def init_libnvinfer_plugins(logger, namespace):
+    _take_logger(logger)
+    _GLOBAL_CREATORS.update({"EfficientNMS_TRT", "ROIAlign_TRT"})
+    # What was loaded for the whole process registered itself.
+    _GLOBAL_CREATORS.update(_creators(ctypes.CDLL(None)))
+    return True
+
+
+class IPluginRegistry:
+    __slots__ = ("_local", "parent_search_enabled")
+
+    def __init__(self):
+        self._local = set()
+        self.parent_search_enabled = True
+
+    def load_library(self, plugin_path):
+        try:
+            found = _creators(ctypes.CDLL(plugin_path, mode=ctypes.RTLD_LOCAL))
+        except OSError as error:
+            _LOGGER.log(ILogger.Severity.ERROR, f"Could not load plugin library: {error}")
+            return None
+        if not found or found & self._local:
+            _LOGGER.log(ILogger.Severity.ERROR, f"Plugin library {plugin_path} has no creators that are new")
+            return None
+        self._local |= found
+        return object()
+
+    def _knows(self, name):
+        return name in self._local or (self.parent_search_enabled and name in _GLOBAL_CREATORS)
+
+
+def get_plugin_registry():
+    return _PROCESS_REGISTRY
+
+
+_PROCESS_REGISTRY = IPluginRegistry()
+
+
+# Networks.
+
+_ONNX_TYPES = {1: float32, 10: float16, 3: int8, 6: int32, 7: int64, 9: bool, 2: uint8}
+_NUMPY = {
+    float32: np.float32,
+    float16: np.float16,
+    int8: np.int8,
+    int32: np.int32,
+    int64: np.int64,
+    bool: np.bool_,
+    uint8: np.uint8,
+}
+
+
+class ITensor:
+    __slots__ = ("_range", "dtype", "is_network_input", "is_network_output", "name", "shape")
+
+    def __init__(self, value, is_input):
+        kind = value.type.tensor_type
+        self.name = value.name
+        self.dtype = _ONNX_TYPES[kind.elem_type]
+        self.shape = tuple(one.dim_value if one.HasField("dim_value") else -1 for one in kind.shape.dim)
+        self.is_network_input, self.is_network_output = is_input, not is_input
+        self._range = None
+
+    def set_dynamic_range(self, min, max):
+        self._range = (min, max)
+        return True
+
+    @property
+    def dynamic_range(self):
+        return self._range
+
+
+class ILayer:
+    __slots__ = ("_node", "_outputs", "_precision", "name", "type")
+
+    def __init__(self, node, outputs):
+        self._node = node
+        self._outputs = outputs
+        self.name = node.name
+        kinds = {
+            "Conv": LayerType.CONVOLUTION,
+            "QuantizeLinear": LayerType.QUANTIZE,
+            "DequantizeLinear": LayerType.DEQUANTIZE,
+        }
+        self.type = kinds.get(node.op_type, LayerType.ELEMENTWISE)
+        self._precision = None
+
+    @property
+    def metadata(self):
+        return f"[ONNX Layer: {self.name}]"
+
+    @property
+    def num_inputs(self):
+        return len(self._node.input)
+
+    @property
+    def num_outputs(self):
+        return len(self._outputs)
+
+    def get_output(self, index):
+        return self._outputs[index]
+
+    @property
+    def precision(self):
+        return self._precision or float32
+
+    @precision.setter
+    def precision(self, value):
+        self._precision = value
+
+    @property
+    def precision_is_set(self):
+        return self._precision is not None
+
+
+class INetworkDefinition:
+    __slots__ = ("_flags", "_inputs", "_layers", "_model", "_outputs", "_registry", "name")
+
+    def __init__(self, flags, registry):
+        self._flags, self._registry = flags, registry
+        self._model = None
+        self._inputs, self._outputs, self._layers = [], [], []
+        self.name = ""
+
+    num_layers = property(lambda self: len(self._layers))
+    num_inputs = property(lambda self: len(self._inputs))
+    num_outputs = property(lambda self: len(self._outputs))
+
+    def get_layer(self, index):
+        return self._layers[index]
+
+    def get_input(self, index):
+        return self._inputs[index]
+
+    def get_output(self, index):
+        return self._outputs[index]
+
+    def _take(self, model):
+        self._model = model
+        inner = onnx.shape_inference.infer_shapes(model).graph
+        values = {one.name: one for one in (*inner.value_info, *inner.output)}
+        constants = {one.name for one in model.graph.initializer}
+        self._inputs = [ITensor(one, True) for one in model.graph.input if one.name not in constants]
+        self._outputs = [ITensor(one, False) for one in model.graph.output]
+        for node in model.graph.node:
+            known = [values[name] for name in node.output if name in values]
+            kept = [one for one in known if one.type.tensor_type.elem_type in _ONNX_TYPES]
+            self._layers.append(ILayer(node, [ITensor(one, False) for one in kept]))
+
+
+class ParserError:
+    __slots__ = ("_desc", "_node")
+
+    def __init__(self, node, desc):
+        self._node, self._desc = node, desc
+
+    def node_name(self):
+        return self._node.name if self._node is not None else ""
+
+    def node_operator(self):
+        return self._node.op_type if self._node is not None else ""
+
+    def desc(self):
+        return self._desc
+
+    def node(self):
+        return 0 if self._node is not None else -1
+
+
+class OnnxParser:
+    __slots__ = ("_errors", "_network")
+
+    def __init__(self, network, logger):
+        _take_logger(logger)
+        self._network, self._errors = network, []
+
+    num_errors = property(lambda self: len(self._errors))
+
+    def get_error(self, index):
+        return self._errors[index]
+
+    def parse(self, model, path=None):
+        try:
+            parsed = onnx.load_from_string(model)
+        except Exception:
+            self._errors.append(ParserError(None, "Failed to parse the ONNX model."))
+            return False
+        for node in _nodes(parsed.graph):
+            if node.domain == "trt.plugins" and not self._network._registry._knows(node.op_type):
+                self._errors.append(
+                    ParserError(
+                        node,
+                        f"Assertion failed: creator: Plugin not found, are the plugin name {node.op_type}, "
+                        "version, and namespace correct?",
+                    )
+                )
+        if self._errors:
+            return False
+        self._network._take(parsed)
+        return True
+
+
+def _nodes(graph):
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _nodes(inner)
+
+
+# Building.
+
+
+class Dims(tuple):
+    __slots__ = ()
+
+
+class IOptimizationProfile:
+    __slots__ = ("_shapes", "extra_memory_target")
+
+    def __init__(self):
+        self._shapes = {}
+        self.extra_memory_target = 1.0
+
+    def set_shape(self, input, min, opt, max):
+        if not all(low <= mid <= high for low, mid, high in zip(min, opt, max, strict=True)):
+            raise ValueError("Shape provided for min is not at most opt, or opt not at most max")
+        self._shapes[input] = [list(min), list(opt), list(max)]
+
+    def get_shape(self, input):
+        return [Dims(one) for one in self._shapes[input]]
+
+
+class ITimingCache:
+    __slots__ = ("_data",)
+
+    def __init__(self, data):
+        self._data = data
+
+    def serialize(self):
+        return IHostMemory(self._data)
+
+    def combine(self, input_cache, ignore_mismatch):
+        self._data += input_cache._data
+        return True
+
+    def reset(self):
+        self._data = b""
+        return True
+
+
+class IHostMemory(bytes):
+    """Bytes, as the real one is a buffer of them."""
+
+    nbytes = property(len)
+
+
+class IBuilderConfig:
+    __slots__ = (
+        "_cache",
+        "_flags",
+        "_pools",
+        "_previews",
+        "_profiles",
+        "_tactics",
+        "avg_timing_iterations",
+        "builder_optimization_level",
+        "engine_capability",
+        "hardware_compatibility_level",
+        "int8_calibrator",
+        "max_aux_streams",
+        "plugins_to_serialize",
+        "profiling_verbosity",
+        "progress_monitor",
+    )
+
+    def __init__(self):
+        self._flags, self._previews, self._profiles = 0, 0, []
+        self._pools = {MemoryPoolType.WORKSPACE: 1 << 30}
+        self._cache, self._tactics = None, 0
+        self.avg_timing_iterations, self.builder_optimization_level, self.max_aux_streams = 1, 3, -1
+        self.engine_capability = EngineCapability.STANDARD
+        self.hardware_compatibility_level = HardwareCompatibilityLevel.NONE
+        self.progress_monitor = None
+        if _MAJOR < 11:
+            self.int8_calibrator = None
+        self.plugins_to_serialize = []
+        self.profiling_verbosity = ProfilingVerbosity.LAYER_NAMES_ONLY
+
+    flags = property(lambda self: self._flags)
+    num_optimization_profiles = property(lambda self: len(self._profiles))
+
+    def set_flag(self, flag):
+        self._flags |= 1 << BuilderFlag(flag)
+
+    def clear_flag(self, flag):
+        self._flags &= ~(1 << BuilderFlag(flag))
+
+    def get_flag(self, flag):
+        return self._flags >> BuilderFlag(flag) & 1 == 1
+
+    def set_preview_feature(self, feature, enable):
+        bit = 1 << PreviewFeature(feature)
+        self._previews = self._previews | bit if enable else self._previews & ~bit
+
+    def get_preview_feature(self, feature):
+        return self._previews >> PreviewFeature(feature) & 1 == 1
+
+    def set_memory_pool_limit(self, pool, pool_size):
+        self._pools[pool] = pool_size
+
+    def get_memory_pool_limit(self, pool):
+        return self._pools.get(pool, 0)
+
+    def set_tactic_sources(self, tactic_sources):
+        self._tactics = tactic_sources
+        return True
+
+    def get_tactic_sources(self):
+        return self._tactics
+
+    def add_optimization_profile(self, profile):
+        self._profiles.append(profile)
+        return len(self._profiles) - 1
+
+    def set_calibration_profile(self, profile):
+        return profile in self._profiles
+
+    def create_timing_cache(self, serialized_timing_cache):
+        return ITimingCache(bytes(serialized_timing_cache))
+
+    def set_timing_cache(self, cache, ignore_mismatch):
+        if cache._data and not ignore_mismatch and not cache._data.startswith(f"timings of {__version__}".encode()):
+            return False
+        self._cache = cache
+        return True
+
+    def get_timing_cache(self):
+        return self._cache
+
+
+class Builder:
+    __slots__ = ("_registry", "_sm", "logger", "max_threads")
+
+    def __init__(self, logger):
+        self.logger = _take_logger(logger)
+        if _cuda().cuInit(0) != 0:
+            raise TypeError("pybind11::init(): factory function returned nullptr")
+        self._sm, self._registry, self.max_threads = _sm(), IPluginRegistry(), 1
+
+    platform_has_fast_int8 = platform_has_fast_fp16 = property(lambda self: True)
+
+    def create_network(self, flags=0):
+        if flags >> (max(NetworkDefinitionCreationFlag) + 1):
+            raise ValueError(f"unknown network flags {flags:#x}")
+        return INetworkDefinition(flags, self._registry)
+
+    def create_builder_config(self):
+        return IBuilderConfig()
+
+    def create_optimization_profile(self):
+        return IOptimizationProfile()
+
+    def get_plugin_registry(self):
+        return self._registry
+
+    def build_serialized_network(self, network, config):
+        profiles = [one._shapes for one in config._profiles]
+        for tensor in network._inputs:
+            if -1 in tensor.shape and not (profiles and tensor.name in profiles[0]):
+                self.logger.log(
+                    ILogger.Severity.ERROR,
+                    "IBuilder::buildSerializedNetwork: Error Code 4: Internal Error (Network has dynamic or shape "
+                    "inputs, but no optimization profile has been defined.)",
+                )
+                return None
+        if not _watched(config.progress_monitor, len(network._layers)):
+            self.logger.log(ILogger.Severity.ERROR, "the build was cancelled by the progress monitor")
+            return None
+        flags = [one.name for one in BuilderFlag if config.get_flag(one)]
+        strong = "STRONGLY_TYPED" in NetworkDefinitionCreationFlag.__members__ and (
+            _MAJOR >= 11 or network._flags >> NetworkDefinitionCreationFlag.STRONGLY_TYPED & 1
+        )
+        if strong and {"FP16", "INT8"} & set(flags):
+            self.logger.log(ILogger.Severity.ERROR, "precision flags are not allowed in a strongly typed network")
+            return None
+        calibrator = getattr(config, "int8_calibrator", None)
+        calibrated = calibrator is not None and "INT8" in flags
+        if calibrated:
+            _calibrate(calibrator, network)
+        if config._cache is not None and "DISABLE_TIMING_CACHE" not in flags:
+            config._cache._data = f"timings of {__version__}: {len(network._layers)} layers".encode()
+        embedded = set()
+        for path in config.plugins_to_serialize:
+            embedded |= _creators(ctypes.CDLL(path))
+        model = network._model.SerializeToString()
+        precisions = {
+            one.name: one.precision.name for one in network._layers if getattr(one, "precision_is_set", False)
+        }
+        asked = {
+            "version": __version__,
+            "sm": self._sm,
+            "size": len(model),
+            "sha256": hashlib.sha256(model).hexdigest(),
+            "flags": flags,
+            "hardware": config.hardware_compatibility_level.name,
+            "verbosity": config.profiling_verbosity.name,
+            "profiles": profiles,
+            "sharing": _MAJOR >= 10 or config.get_preview_feature(PreviewFeature.PROFILE_SHARING_0806),
+            "pools": {one.name: size for one, size in config._pools.items()},
+            "level": config.builder_optimization_level,
+            "embedded": sorted(embedded),
+            "precisions": precisions,
+            "calibrated": calibrated,
+        }
+        header = json.dumps(asked).encode()
+        return IHostMemory(_MAGIC + struct.pack("<I", len(header)) + header + model)
+
+
+def _watched(monitor, layers):
+    """Tells a progress monitor of the build; False where it stopped that."""
+    if monitor is None:
+        return True
+    monitor.phase_start("Building engine", None, layers)
+    going = all(monitor.step_complete("Building engine", step) for step in range(layers))
+    monitor.phase_finish("Building engine")
+    return going
+
+
+class CalibrationAlgoType(enum.Enum):
+    LEGACY_CALIBRATION, ENTROPY_CALIBRATION, ENTROPY_CALIBRATION_2, MINMAX_CALIBRATION = range(4)
+
+
+class IInt8Calibrator:
+    def __init__(self):
+        pass
+
+    def get_batch_size(self):
+        raise NotImplementedError
+
+    def get_algorithm(self):
+        raise NotImplementedError
+
+    def get_batch(self, names):
+        raise NotImplementedError
+
+    def read_calibration_cache(self):
+        raise NotImplementedError
+
+    def write_calibration_cache(self, cache):
+        raise NotImplementedError
+
+
+class IInt8EntropyCalibrator2(IInt8Calibrator):
+    def get_algorithm(self):
+        return CalibrationAlgoType.ENTROPY_CALIBRATION_2
+
+
+class IInt8EntropyCalibrator(IInt8Calibrator):
+    def get_algorithm(self):
+        return CalibrationAlgoType.ENTROPY_CALIBRATION
+
+
+class IInt8MinMaxCalibrator(IInt8Calibrator):
+    def get_algorithm(self):
+        return CalibrationAlgoType.MINMAX_CALIBRATION
+
+
+class IInt8LegacyCalibrator(IInt8Calibrator):
+    def get_algorithm(self):
+        return CalibrationAlgoType.LEGACY_CALIBRATION
+
+
+def _calibrate(calibrator, network):
+    """Asks a calibrator for its cache, or for all its batches and then writes one: the largest values it was given. The
+    engine computes in float all the same."""
+    cache = calibrator.read_calibration_cache()
+    if cache:
+        first = bytes(cache).splitlines()[0].decode()
+        if not re.fullmatch(r"TRT-\d+-(Entropy|Entropy2|MinMax|Legacy)?Calibration2?", first):
+            raise RuntimeError(f"calibration cache starts with {first!r}")
+        return
+    size, largest = calibrator.get_batch_size(), {}
+    names = [one.name for one in network._inputs]
+    while given := calibrator.get_batch(names):
+        for tensor, address in zip(network._inputs, given, strict=True):
+            values = _view(int(address), (size, *tensor.shape[1:]), _NUMPY[tensor.dtype])
+            largest[tensor.name] = max(largest.get(tensor.name, 0.0), float(np.abs(values).max()))
+    lines = [f"{name}: {struct.pack('>f', value / 127).hex()}" for name, value in largest.items()]
+    calibrator.write_calibration_cache("\n".join(["TRT-8600-EntropyCalibration2", *lines, ""]).encode())
+
+
+# Running.
+
+
+def read(engine):
+    """The header and the model of an engine; for tests.
+
+    Raises:
+        ValueError: it is none, was cut short or altered; the message is what TensorRT says.
+    """
+    if engine[: len(_MAGIC)] != _MAGIC:
+        raise ValueError("Serialization assertion magicTagRead == kMAGIC_TAG failed.Magic tag does not match")
+    (length,) = struct.unpack_from("<I", engine, len(_MAGIC))
+    start = len(_MAGIC) + 4
+    try:
+        header = json.loads(engine[start : start + length])
+    except ValueError:
+        raise ValueError("Serialization assertion size == read failed.") from None
+    model = engine[start + length :]
+    if len(model) != header["size"] or hashlib.sha256(model).hexdigest() != header["sha256"]:
+        raise ValueError("Serialization assertion stdArchive checksum failed.Plan is corrupt")
+    return header, model
+
+
+class Runtime:
+    __slots__ = ("_registry", "_sm", "engine_host_code_allowed", "logger", "max_threads")
+
+    def __init__(self, logger):
+        self.logger = _take_logger(logger)
+        self._sm = _sm()
+        self._registry, self.engine_host_code_allowed, self.max_threads = IPluginRegistry(), False, 1
+
+    def get_plugin_registry(self):
+        return self._registry
+
+    def deserialize_cuda_engine(self, serialized_engine):
+        refused = self._refused(bytes(serialized_engine))
+        if refused:
+            self.logger.log(ILogger.Severity.ERROR, refused)
+            self.logger.log(
+                ILogger.Severity.ERROR,
+                "[runtime.cpp::deserializeCudaEngine] Error Code 4: Internal Error (Engine deserialization failed.)",
+            )
+            return None
+        header, model = read(bytes(serialized_engine))
+        engine = ICudaEngine(self, header, model)
+        return engine if engine._memory.got else None
+
+    def _refused(self, data):
+        try:
+            header, model = read(data)
+        except ValueError as error:
+            return f"[stdArchiveReader.cpp::StdArchiveReader::32] Error Code 1: Serialization ({error})"
+        compatible = "VERSION_COMPATIBLE" in header["flags"]
+        if compatible and not self.engine_host_code_allowed:
+            return "Cannot deserialize engine with lean runtime since IRuntime::getEngineHostCodeAllowed() is false."
+        if header["version"] != __version__ and not compatible:
+            return (
+                "[runtime.cpp::parsePlan::314] Error Code 6: The engine plan file is not compatible with this version "
+                f"of TensorRT, expecting library version {__version__} got {header['version']}, please rebuild."
+            )
+        if header["sm"] != self._sm and not (header["hardware"] == "AMPERE_PLUS" and self._sm >= 80):
+            return (
+                "[engine.cpp::deserializeEngine::951] Error Code 6: The engine plan file is generated on an "
+                f"incompatible device, expecting compute {self._sm / 10} got compute {header['sm'] / 10}."
+            )
+        if header["embedded"] and not self.engine_host_code_allowed:
+            return "deserializeCudaEngineEx: plugin libraries in the plan need IRuntime::getEngineHostCodeAllowed()."
+        for node in _nodes(onnx.load_from_string(model).graph):
+            known = node.op_type in header["embedded"] or self._registry._knows(node.op_type)
+            if node.domain == "trt.plugins" and not known:
+                return (
+                    f"IPluginRegistry::getCreator: Error Code 4: API Usage Error (Cannot find plugin: {node.op_type}, "
+                    "version: 1, namespace:trtdet.)"
+                )
+        return ""
+
+
+class ICudaEngine:
+    __slots__ = ("__weakref__", "_contexts", "_header", "_memory", "_model", "_runner", "_runtime", "_tensors", "name")
+
+    def __init__(self, runtime, header, model):
+        from trtdet.backends import OnnxRunner
+
+        self._runtime, self._header, self._model, self.name = runtime, header, onnx.load_from_string(model), ""
+        self._memory = _DeviceMemory(len(model), runtime.logger)
+        self._runner = OnnxRunner(model)
+        constants = {one.name for one in self._model.graph.initializer}
+        inputs = [ITensor(one, True) for one in self._model.graph.input if one.name not in constants]
+        outputs = [ITensor(one, False) for one in self._model.graph.output]
+        self._tensors = {one.name: one for one in (*inputs, *outputs)}
+        self._contexts = weakref.WeakSet()
+
+    num_io_tensors = property(lambda self: len(self._tensors))
+    num_layers = property(lambda self: len(_plan(self)))
+    num_optimization_profiles = property(lambda self: max(1, len(self._header["profiles"])))
+    profiling_verbosity = property(lambda self: ProfilingVerbosity[self._header["verbosity"]])
+    hardware_compatibility_level = property(lambda self: HardwareCompatibilityLevel[self._header["hardware"]])
+
+    def get_tensor_name(self, index):
+        return list(self._tensors)[index]
+
+    def get_tensor_mode(self, name):
+        return TensorIOMode.INPUT if self._tensors[name].is_network_input else TensorIOMode.OUTPUT
+
+    def get_tensor_shape(self, name):
+        return Dims(self._tensors[name].shape)
+
+    def get_tensor_dtype(self, name):
+        return self._tensors[name].dtype
+
+    def get_tensor_location(self, name):
+        return TensorLocation.DEVICE if name in self._tensors else TensorLocation.HOST
+
+    def get_tensor_profile_shape(self, name, profile_index):
+        return [Dims(one) for one in self._header["profiles"][profile_index][name]]
+
+    def create_execution_context(self):
+        context = IExecutionContext(self)
+        return context if context._memory.got else None
+
+    def create_engine_inspector(self):
+        return EngineInspector(self)
+
+    def serialize(self):
+        raise NotImplementedError("the stand-in keeps no serialised engine")
+
+    _dynamic = property(lambda self: any(-1 in one.shape for one in self._tensors.values() if one.is_network_input))
+
+
+class IExecutionContext:
+    __slots__ = (
+        "__weakref__",
+        "_active",
+        "_addresses",
+        "_calls",
+        "_memory",
+        "_shapes",
+        "engine",
+        "enqueue_emits_profile",
+        "profiler",
+    )
+
+    def __init__(self, engine):
+        self.engine, self.profiler, self.enqueue_emits_profile = engine, None, True
+        self._addresses, self._shapes, self._calls = {}, {}, []
+        taken = not engine._header["sharing"] and any(one._active == 0 for one in engine._contexts)
+        self._active = -1 if engine._dynamic and taken else 0
+        sizes = [_bytes(engine, one, one.shape[0]) for one in engine._tensors.values()]
+        self._memory = _DeviceMemory(4 * sum(sizes), engine._runtime.logger)
+        for tensor in engine._tensors.values():
+            if tensor.is_network_input and -1 not in tensor.shape:
+                self._shapes[tensor.name] = tensor.shape
+        engine._contexts.add(self)
+
+    active_optimization_profile = property(lambda self: self._active)
+
+    def set_optimization_profile_async(self, profile_index, stream_handle):
+        others = [one for one in self.engine._contexts if one is not self and one._active == profile_index]
+        if others and not self.engine._header["sharing"]:
+            self._say(f"Profile {profile_index} has been chosen for another IExecutionContext.")
+            return False
+        self._active = profile_index
+        return True
+
+    def set_input_shape(self, name, shape):
+        tensor, shape = self.engine._tensors[name], tuple(shape)
+        if self._active < 0:
+            self._say("IExecutionContext::setInputShape: Error Code 3: no optimization profile was set")
+            return False
+        profiles = self.engine._header["profiles"]
+        low, _, high = profiles[self._active][name] if profiles else (tensor.shape,) * 3
+        if len(shape) != len(low) or not all(a <= b <= c for a, b, c in zip(low, shape, high, strict=True)):
+            self._say(
+                f"IExecutionContext::setInputShape: Error Code 3: API Usage Error (Parameter check failed, condition: "
+                f"engineDims.d[i] == dims.d[i]. Static dimension mismatch or {shape} out of profile {low} to {high}.)"
+            )
+            return False
+        self._shapes[name] = shape
+        return True
+
+    def get_tensor_shape(self, name):
+        tensor = self.engine._tensors[name]
+        if name in self._shapes:
+            return Dims(self._shapes[name])
+        batch = next(iter(self._shapes.values()), (-1,))[0]
+        return Dims((batch if tensor.shape[0] < 0 else tensor.shape[0], *tensor.shape[1:]))
+
+    def set_tensor_address(self, name, memory):
+        if name not in self.engine._tensors:
+            self._say(f"IExecutionContext::setTensorAddress: given invalid tensor name: {name}")
+            return False
+        self._addresses[name] = memory
+        return True
+
+    def execute_async_v3(self, stream_handle):
+        missing = [name for name in self.engine._tensors if not self._addresses.get(name)]
+        inputs = [name for name, one in self.engine._tensors.items() if one.is_network_input]
+        if missing or any(name not in self._shapes for name in inputs):
+            self._say(
+                f"IExecutionContext::enqueueV3: Error Code 3: Address or shape is not set for {missing or inputs}"
+            )
+            return False
+        shapes = {name: tuple(self.get_tensor_shape(name)) for name in self.engine._tensors}
+        work = functools.partial(_execute, self.engine, shapes, dict(self._addresses))
+        call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: work())
+        self._calls.append(call)
+        code = _cuda().cuLaunchHostFunc(stream_handle, call, None)
+        if code != 0:
+            self._say(f"IExecutionContext::enqueueV3: Error Code 1: Cask (Cuda Runtime error {code})")
+            return False
+        if self.profiler is not None and self.enqueue_emits_profile:
+            _cuda().cuStreamSynchronize(ctypes.c_void_p(stream_handle))
+            for name, ms in _times(self.engine, shapes, self._addresses):
+                self.profiler.report_layer_time(name, ms)
+        return True
+
+    def _say(self, words):
+        self.engine._runtime.logger.log(ILogger.Severity.ERROR, words)
+
+
+def _bytes(engine, tensor, batch):
+    if tensor.shape[0] < 0:
+        name = next(one.name for one in engine._tensors.values() if one.is_network_input)
+        batch = engine._header["profiles"][0][name][2][0]
+    return abs(int(np.prod([batch, *tensor.shape[1:]]))) * np.dtype(_NUMPY[tensor.dtype]).itemsize
+
+
+def _view(address, shape, dtype):
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    return np.frombuffer((ctypes.c_char * size).from_address(address), dtype).reshape(shape)
+
+
+def _given(engine, shapes, addresses):
+    return {
+        name: _view(addresses[name], shapes[name], _NUMPY[one.dtype])
+        for name, one in engine._tensors.items()
+        if one.is_network_input
+    }
+
+
+def _execute(engine, shapes, addresses):
+    for name, value in engine._runner.feed(_given(engine, shapes, addresses)).items():
+        np.copyto(_view(addresses[name], value.shape, value.dtype), value)
+
+
+class EngineInspector:
+    __slots__ = ("_engine", "execution_context")
+
+    def __init__(self, engine):
+        self._engine, self.execution_context = engine, None
+
+    def get_engine_information(self, format):
+        layers = [self._layer(one) for one in _plan(self._engine)]
+        if format is LayerInformationFormat.ONELINE:
+            return "\n".join(str(one) for one in layers)
+        return json.dumps({"Layers": layers, "Bindings": list(self._engine._tensors)}, indent=1)
+
+    def get_layer_information(self, layer_index, format):
+        return json.dumps(self._layer(_plan(self._engine)[layer_index]))
+
+    def _layer(self, layer):
+        verbosity = self._engine.profiling_verbosity
+        if verbosity is ProfilingVerbosity.NONE:
+            return ""
+        return (
+            {key: value for key, value in layer.items() if key != "nodes"}
+            if (verbosity is ProfilingVerbosity.DETAILED)
+            else layer["Name"]
+        )
+
+
+_KINDS = {"Conv": "CaskConvolution", "MaxPool": "CaskPooling", "Concat": "Concatenation"}
+_FORMATS = {
+    "Int8": "Thirty-two wide channel vectorized row major Int8 format",
+    "Half": "Row major linear FP16 format",
+    "Float": "Row major linear FP32",
+}
+
+
+def _named(model):
+    """The model with a name for every node, as the parser gives them."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for node in copy.graph.node:
+        node.name = node.name or f"node_of_{node.output[0]}"
+    return copy
+
+
+def _plan(engine):
+    """The layers that the engine is said to have: a node each, with Q/DQ taken into what they feed, ``Conv + Relu`` as
+    one and ``x * sigmoid(x)`` as one. Keys are those of the inspector; ``nodes`` are the names that run in it."""
+    header, graph = engine._header, onnx.shape_inference.infer_shapes(_named(engine._model)).graph
+    types = {one.name: one.type.tensor_type.elem_type for one in (*graph.value_info, *graph.input, *graph.output)}
+    dims = {
+        one.name: [dim.dim_value if dim.HasField("dim_value") else -1 for dim in one.type.tensor_type.shape.dim]
+        for one in (*graph.value_info, *graph.input, *graph.output)
+    }
+    weights = {one.name: one for one in graph.initializer}
+    makers = {name: node for node in graph.node for name in node.output}
+    readers = {}
+    for node in graph.node:
+        for name in node.input:
+            readers.setdefault(name, []).append(node)
+
+    def before(name):
+        """What feeds a value, through Q and DQ, and whether it comes in INT8."""
+        found = name in makers and makers[name].op_type == "DequantizeLinear"
+        while name in makers and makers[name].op_type in ("QuantizeLinear", "DequantizeLinear"):
+            name = makers[name].input[0]
+        return name, found
+
+    def described(name, kind, node):
+        if node.op_type == "Conv" and kind == "Float" and "FP16" in header["flags"]:
+            kind = {"FLOAT": "Float", "HALF": "Half"}[header["precisions"].get(node.name, "HALF")]
+        if node.op_type == "Conv" and header["calibrated"] and node.name not in header["precisions"]:
+            kind = "Int8"
+        return {"Name": name, "Location": "Device", "Dimensions": dims.get(name, []), "Format/Datatype": _FORMATS[kind]}
+
+    done, layers = set(), []
+    for node in graph.node:
+        if node.op_type in ("QuantizeLinear", "DequantizeLinear", "Constant") or node.name in done:
+            continue
+        nodes, name = [node], node.name
+        following = readers.get(node.output[0], [])
+        if len(following) == 1 and node.op_type == "Conv" and following[0].op_type == "Relu":
+            nodes, name = [node, following[0]], f"{node.name} + {following[0].name}"
+        if (
+            len(following) == 1
+            and node.op_type == "Sigmoid"
+            and following[0].op_type == "Mul"
+            and (node.input[0] in following[0].input)
+        ):
+            nodes, name = [node, following[0]], f"PWN(PWN({node.name}), {following[0].name})"
+        done |= {one.name for one in nodes}
+        floating = "Half" if types.get(node.input[0] if node.input else "") == 10 else "Float"
+        inputs = []
+        for one in node.input:
+            source, quantized = before(one)
+            if source and source not in weights:
+                inputs.append(described(source, "Int8" if quantized else floating, node))
+        last = nodes[-1].output[0]
+        after = readers.get(last, [])
+        quantized = after and all(one.op_type == "QuantizeLinear" for one in after)
+        layer = {
+            "Name": name,
+            "LayerType": "PluginV2"
+            if node.domain == "trt.plugins"
+            else "PointWiseV2"
+            if name.startswith("PWN")
+            else _KINDS.get(node.op_type, node.op_type),
+            "Inputs": inputs,
+            "Outputs": [described(last, "Int8" if quantized else floating, node)],
+            "TacticName": f"standin_{node.op_type.lower()}",
+            "StreamId": 0,
+            "Metadata": "\x1e".join(f"[ONNX Layer: {one.name}]" for one in nodes),
+            "nodes": [one.name for one in nodes],
+        }
+        if node.op_type == "Conv":
+            source, quantized = before(node.input[1])
+            count = int(np.prod(weights[source].dims)) if source in weights else 0
+            layer["ParameterType"] = "Convolution"
+            layer["Weights"] = {"Type": "Int8" if quantized else floating, "Count": count}
+        layers.append(layer)
+    return layers
+
+
+def _times(engine, shapes, addresses):
+    """Name and milliseconds of each layer, from one run of onnxruntime with its own profile and no fusing."""
+    from trtdet.backends.onnxrt import _custom_operators, _runnable
+
+    data, custom = _runnable(_named(engine._model).SerializeToString())
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.enable_profiling, options.log_severity_level = True, 3
+    if custom:
+        options.register_custom_ops_library(_custom_operators())
+    with tempfile.TemporaryDirectory() as folder:
+        options.profile_file_prefix = str(Path(folder) / "run")
+        session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+        session.run(None, _given(engine, shapes, addresses))
+        events = json.loads(Path(session.end_profiling()).read_text())
+    spent = {}
+    for event in events:
+        if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
+            name = event["name"].removesuffix("_kernel_time")
+            spent[name] = spent.get(name, 0.0) + event["dur"] / 1000
+    return [(layer["Name"], sum(spent.get(name, 0.0) for name in layer["nodes"])) for layer in _plan(engine)]
+
+
+if _MAJOR >= 11:  # what TensorRT 11 no longer has
+    del Builder.platform_has_fast_int8, Builder.platform_has_fast_fp16
+    del ILayer.precision, ILayer.precision_is_set
+    del ITensor.set_dynamic_range, ITensor.dynamic_range
+    del IBuilderConfig.int8_calibrator, IBuilderConfig.set_calibration_profile
+    del CalibrationAlgoType, IInt8Calibrator
+    del IInt8EntropyCalibrator2, IInt8EntropyCalibrator, IInt8MinMaxCalibrator, IInt8LegacyCalibrator
