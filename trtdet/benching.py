@@ -9,14 +9,14 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trtdet.backends import OnnxRunner, cuda
+from trtdet.backends import EngineRunner, OnnxRunner
 from trtdet.backends.base import Lane, Runner
 from trtdet.config import Config, InputConfig
 from trtdet.data import ImageStream, evenly, find_images
@@ -317,10 +317,10 @@ class Machine:
     clocks: dict[str, Any] | None
 
     @staticmethod
-    def now() -> Machine:
-        """Looks."""
+    def now(targets: Sequence[Target]) -> Machine:
+        """Looks at it, and at the device that the targets run on."""
         cores = len(os.sched_getaffinity(0))
-        return Machine(_cpu(), cores, os.cpu_count() or cores, os.getloadavg(), _clocks())
+        return Machine(_cpu(), cores, os.cpu_count() or cores, os.getloadavg(), _clocks(targets))
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -342,10 +342,12 @@ def _cpu() -> str:
     return models[0] if models else platform.machine()
 
 
-def _clocks() -> dict[str, Any] | None:
-    ask = getattr(cuda, "clocks", None)
-    found = ask() if ask is not None else None
-    return asdict(found) if is_dataclass(found) and not isinstance(found, type) else None
+def _clocks(targets: Sequence[Target]) -> dict[str, Any] | None:
+    for target in targets:
+        if isinstance(target.runner, EngineRunner):
+            found = target.runner.clocks()
+            return None if found is None else asdict(found)
+    return None
 
 
 @dataclass(frozen=True)
@@ -516,7 +518,7 @@ def measure(
     for target in targets:
         for batch in batches:
             target.check_batch(batch)
-    before = Machine.now()
+    before = Machine.now(targets)
     found: list[list[Point]] = [[] for _ in targets]
     for batch in batches:
         images = [target.pixels(batch, options.images, options.seed) for target in targets]
@@ -539,7 +541,7 @@ def measure(
         pixels_in_words(options.images, options.seed),
         options,
         before,
-        Machine.now(),
+        Machine.now(targets),
         _warnings(results, before, options),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from trtdet.backends import BACKENDS, EngineFacts, OnnxRunner, Runner, obstacle, open_engine
+from trtdet.backends import EngineFacts, OnnxRunner, Runner, obstacle, open_engine
 from trtdet.bundle import Bundle
 from trtdet.config import Config, InputConfig, NmsConfig, Where
 from trtdet.detections import Detections, non_max_suppression
@@ -143,10 +143,15 @@ def _runner(bundle: Bundle, on: On) -> tuple[Path, Runner | OnnxRunner]:
         facts = _facts(bundle)
         reason = obstacle(facts)
         if not reason:
-            loading = BACKENDS[bundle.manifest.backend.name]().capabilities.plugin_loading
-            return engine, open_engine(engine.read_bytes(), replace(facts, plugin_loading=loading))
+            return engine, open_engine(engine.read_bytes(), facts)
         if on == "engine":
             raise BackendError(f"the engine of bundle '{bundle.path}' cannot be run here, as {reason}")
+    if bundle.manifest.quantization.mode == "implicit":
+        raise BackendError(
+            f"bundle '{bundle.path}' is quantised implicitly: INT8 is in its engine alone, which "
+            + (f"cannot be run here, as {reason}" if reason else "is what --on onnxruntime leaves out")
+            + "; with --quantization explicit the model has it too"
+        )
     runner = OnnxRunner(bundle.model.read_bytes())
     if reason:
         runner.ran_on += f", as {reason}"
@@ -155,14 +160,13 @@ def _runner(bundle: Bundle, on: On) -> tuple[Path, Runner | OnnxRunner]:
 
 def _facts(bundle: Bundle) -> EngineFacts:
     backend = bundle.manifest.backend
-    # Bundles of earlier versions know none of these.
-    embedded = [part for part in backend.plugins if getattr(part, "embedded", False)]
+    embedded = [part for part in backend.plugins if part.embedded]
     return EngineFacts(
         backend.name.replace("-", "_"),
         backend.version,
         backend.sms,
-        version_compatible=getattr(backend, "version_compatible", False),
-        hardware_compatible=getattr(backend, "hardware_compatible", False),
+        version_compatible=backend.version_compatible,
+        hardware_compatible=backend.hardware_compatible,
         plugins=tuple(bundle.file(part.file) for part in backend.plugins if part not in embedded),
         embedded=bool(embedded),
     )

@@ -295,17 +295,18 @@ def batches_of(implicit: dict[str, Any], tell: Tell) -> Iterator[Any]:
 
 
 def uploader() -> Callable[[Any], int]:
-    """Copies batches to the device, each over the one before."""
+    """Copies batches to the device, each over the one before; what it made there lasts as long as the process."""
     from trtdet.backends import cuda
 
     device = cuda.open_device()
-    held: list[Any] = []
+    stream, memory = device.stream(), list[cuda.Buffer]()
 
     def upload(batch: Any) -> int:
-        if not held:
-            held.append(device.buffer(batch.nbytes))
-        held[0].upload(batch)
-        return int(held[0].address)
+        if not memory:
+            memory.append(device.buffer(batch.nbytes))
+        stream.copy_in(memory[0], batch)
+        stream.wait()
+        return memory[0].address
 
     return upload
 

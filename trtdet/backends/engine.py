@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import json
 import math
@@ -48,7 +47,6 @@ class EngineFacts:
         version_compatible: later versions run it as well.
         hardware_compatible: every device from compute capability 8.0 on runs it.
         plugins: libraries with plugins that it needs.
-        plugin_loading: how they are loaded: ``process`` or ``registry``, as in ``Capabilities``.
         embedded: it carries its plugins, which are code of the host.
     """
 
@@ -58,7 +56,6 @@ class EngineFacts:
     version_compatible: bool = False
     hardware_compatible: bool = False
     plugins: tuple[Path, ...] = ()
-    plugin_loading: str = ""
     embedded: bool = False
 
 
@@ -81,8 +78,8 @@ def obstacle(facts: EngineFacts) -> str:
         return str(error)
     if installed != facts.version and not facts.version_compatible:
         return (
-            f"the engine was built with {title} {facts.version}, and {installed} is installed here; build it again, or install "
-            "that version"
+            f"the engine was built with {title} {facts.version}, and {installed} is installed here; build it again, or "
+            "install that version"
         )
     return cuda.no_bindings()
 
@@ -214,6 +211,10 @@ class EngineRunner:
                 raise BackendError("the engine has no information on its layers; build it with profiling verbosity")
             return str(told)
 
+    def clocks(self) -> cuda.Clocks | None:
+        """What the device runs at; None where NVML does not tell."""
+        return self._loaded.gpu.clocks()
+
     def close(self) -> None:
         """Gives everything back to the device, lanes first. A second time does nothing."""
         for lane in list(self._lanes):
@@ -302,18 +303,13 @@ class _Loaded:
         )
 
     def _runtime(self, facts: EngineFacts) -> Any:
-        if facts.plugins and not facts.plugin_loading:
+        full = facts.library == "tensorrt"
+        if facts.plugins and not full:
             raise BackendError(f"{self.title} {self.trt.__version__} takes no plugin libraries; build the engine again")
         missing = [path for path in facts.plugins if not path.is_file()]
         if missing:
             raise BackendError(f"the engine needs the plugin library '{missing[0]}', which is not there")
-        if facts.plugin_loading == "process":
-            for path in facts.plugins:
-                try:
-                    ctypes.CDLL(str(path.resolve()), mode=ctypes.RTLD_GLOBAL)
-                except OSError as error:
-                    raise BackendError(f"plugin library '{path}' cannot be loaded: {one_line(error)}") from None
-        if facts.plugin_loading:
+        if full:
             # TensorRT's own plugins, EfficientNMS among them. TensorRT-RTX must have no creators at all.
             self.trt.init_libnvinfer_plugins(self.logger, "")
         mark = self.logger.count
@@ -321,7 +317,7 @@ class _Loaded:
         if facts.embedded or facts.version_compatible:
             # Both carry code of the host, a plugin or a runtime of their version, which is run only when asked for.
             runtime.engine_host_code_allowed = True
-        for path in facts.plugins if facts.plugin_loading == "registry" else ():
+        for path in facts.plugins:
             if runtime.get_plugin_registry().load_library(str(path.resolve())) is None:
                 raise self.refused(f"loading the plugin library '{path}'", mark)
         return runtime
