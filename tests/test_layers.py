@@ -19,8 +19,8 @@ LAYERS = {
     1: "images data metrics heads detections shapes",
     2: "calibration passes quantize exporter zoo",
     3: "backends",
-    4: "pipeline ranking planning evaluation comparison benching profiling audit detector pictures doctor",
-    5: "sweeping report demo",
+    4: "pipeline ranking planning evaluation comparison benching profiling audit agreement detector pictures doctor",
+    5: "worth sweeping report demo",
     6: "cli __main__",
 }
 LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names.split()}

@@ -219,6 +219,22 @@ class Bundle:
             )
         return self.path / name
 
+    def add(self, name: str, data: bytes) -> None:
+        """Puts one more file into the bundle, or another in its place; the bundle is whole at every moment.
+
+        Raises:
+            OutputError: the folder cannot be written.
+        """
+        if name in self.manifest.files:
+            self._list({key: value for key, value in self.manifest.files.items() if key != name})
+        write_atomically(self.path / name, data)
+        self._list({**self.manifest.files, name: hashlib.sha256(data).hexdigest()})
+
+    def _list(self, files: dict[str, str]) -> None:
+        manifest = self.manifest.model_copy(update={"files": files})
+        write_atomically(self.path / MANIFEST, manifest.to_json().encode())
+        self.manifest = manifest
+
     @property
     def config(self) -> Config:
         """The configuration that the bundle was built with, thresholds of the command line included.

@@ -140,7 +140,7 @@ def _runner(bundle: Bundle, on: On) -> tuple[Path, Runner | OnnxRunner]:
         raise BackendError(f"bundle '{bundle.path}' has no engine; build it with --backend tensorrt or tensorrt-rtx")
     reason = ""
     if engine is not None and on != "onnxruntime":
-        facts = _facts(bundle)
+        facts = EngineFacts.of(bundle)
         reason = obstacle(facts)
         if not reason:
             return engine, open_engine(engine.read_bytes(), facts)
@@ -156,17 +156,3 @@ def _runner(bundle: Bundle, on: On) -> tuple[Path, Runner | OnnxRunner]:
     if reason:
         runner.ran_on += f", as {reason}"
     return bundle.model, runner
-
-
-def _facts(bundle: Bundle) -> EngineFacts:
-    backend = bundle.manifest.backend
-    embedded = [part for part in backend.plugins if part.embedded]
-    return EngineFacts(
-        backend.name.replace("-", "_"),
-        backend.version,
-        backend.sms,
-        version_compatible=backend.version_compatible,
-        hardware_compatible=backend.hardware_compatible,
-        plugins=tuple(bundle.file(part.file) for part in backend.plugins if part not in embedded),
-        embedded=bool(embedded),
-    )

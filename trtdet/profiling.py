@@ -554,7 +554,7 @@ def profile_targets(
     batch = options.batch or targets[0].runner.batch or 1
     for target in targets:
         target.check_batch(batch)
-    before = Machine.now()
+    before = Machine.now(targets)
     images = [target.pixels(batch, options.images, options.seed) for target in targets]
     lanes = [target.runner.lane(one) for target, one in zip(targets, images, strict=True)]
     parts = [len(one) for one in np.array_split(range(options.runs), min(_TURNS, options.runs))]
@@ -575,7 +575,7 @@ def profile_targets(
     ]
     what = pixels_in_words(options.images, options.seed)
     other = profiles[1] if len(profiles) > 1 else None
-    return Profiling(profiles[0], other, what, before, Machine.now(), before.warnings)
+    return Profiling(profiles[0], other, what, before, Machine.now(targets), before.warnings)
 
 
 def joined(name: str, parts: Iterable[tuple[LayerTime, ...]]) -> tuple[LayerTime, ...]:

@@ -26,6 +26,7 @@ from trtdet.backends.base import LayerTime
 from trtdet.backends.tensorrt import PIP as TENSORRT_PIP
 from trtdet.backends.tensorrt import import_or_explain
 from trtdet.backends.tensorrt_rtx import PIP as RTX_PIP
+from trtdet.bundle import Bundle
 from trtdet.errors import BackendError, one_line
 
 _TITLES = {"tensorrt": ("TensorRT", TENSORRT_PIP), "tensorrt_rtx": ("TensorRT-RTX", RTX_PIP)}
@@ -57,6 +58,21 @@ class EngineFacts:
     hardware_compatible: bool = False
     plugins: tuple[Path, ...] = ()
     embedded: bool = False
+
+    @staticmethod
+    def of(bundle: Bundle) -> EngineFacts:
+        """Those of a bundle's engine."""
+        backend = bundle.manifest.backend
+        embedded = [part for part in backend.plugins if part.embedded]
+        return EngineFacts(
+            backend.name.replace("-", "_"),
+            backend.version,
+            backend.sms,
+            version_compatible=backend.version_compatible,
+            hardware_compatible=backend.hardware_compatible,
+            plugins=tuple(bundle.file(part.file) for part in backend.plugins if part not in embedded),
+            embedded=bool(embedded),
+        )
 
 
 def obstacle(facts: EngineFacts) -> str:

@@ -5,13 +5,14 @@ from trtdet.quantize.half import LARGEST, region_of, to_half
 from trtdet.quantize.head import HeadError
 from trtdet.quantize.implicit import Quantizable, quantizable
 from trtdet.quantize.lint import Finding, lint
-from trtdet.quantize.placement import Placement, place
+from trtdet.quantize.placement import CONVOLUTIONS, Placement, place
 from trtdet.quantize.precision import Entry, Precision, PrecisionPlan, Step
 from trtdet.quantize.qdq import Corrections, insert_qdq
 from trtdet.quantize.requantize import Requantized, reach, requantize
 from trtdet.quantize.switch import Switch
 
 __all__ = [
+    "CONVOLUTIONS",
     "CORRECTIONS",
     "LARGEST",
     "Corrected",
