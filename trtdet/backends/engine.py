@@ -346,25 +346,26 @@ class _Loaded:
         return engine
 
     def _read_tensors(self) -> None:
-        trt, engine = self.trt, self.engine
+        # No local name holds the engine: one in the trace of an error would keep it alive beyond its device.
+        trt = self.trt
         inputs: list[_Tensor] = []
         outputs: list[_Tensor] = []
-        for index in range(engine.num_io_tensors):
-            name = engine.get_tensor_name(index)
-            kind = engine.get_tensor_dtype(name).name
+        for index in range(self.engine.num_io_tensors):
+            name = self.engine.get_tensor_name(index)
+            kind = self.engine.get_tensor_dtype(name).name
             if kind not in _DTYPES:
                 raise BackendError(f"tensor '{name}' of the engine is {kind}; allowed: {', '.join(_DTYPES)}")
-            if engine.get_tensor_location(name) != trt.TensorLocation.DEVICE:
+            if self.engine.get_tensor_location(name) != trt.TensorLocation.DEVICE:
                 raise BackendError(f"tensor '{name}' of the engine is a shape on the host; build it from another model")
-            tensor = _Tensor(name, np.dtype(_DTYPES[kind]), tuple(engine.get_tensor_shape(name)))
-            (inputs if engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT else outputs).append(tensor)
+            tensor = _Tensor(name, np.dtype(_DTYPES[kind]), tuple(self.engine.get_tensor_shape(name)))
+            (inputs if self.engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT else outputs).append(tensor)
         if len(inputs) != 1 or len(inputs[0].shape) != 4 or min(inputs[0].shape[1:]) < 1:
             found = ", ".join(f"{one.name} {'x'.join(map(str, one.shape))}" for one in inputs)
             raise BackendError(f"the engine takes {found}; allowed: one input, images of one size")
         self.input, self.outputs = inputs[0], tuple(outputs)
         self.dynamic = self.input.shape[0] < 0
         if self.dynamic:
-            smallest, usual, largest = (int(one[0]) for one in engine.get_tensor_profile_shape(self.input.name, 0))
+            smallest, usual, largest = (int(one[0]) for one in self.engine.get_tensor_profile_shape(self.input.name, 0))
         else:
             smallest = usual = largest = self.input.shape[0]
         self.batches = smallest, usual, largest
@@ -488,23 +489,24 @@ class _EngineLane:
 
     def _resize(self, batch: int) -> None:
         """Sets the batch and reads what shapes the outputs have with it."""
-        loaded, context, stream = self._loaded, self._context, self._stream
+        # No local name holds the context: one in the trace of an error would keep it alive beyond its device.
+        loaded, stream = self._loaded, self._stream
         mark = loaded.logger.count
         with loaded.doing(f"setting a batch of {batch}"):
             if loaded.dynamic:
                 # Of TensorRT 8.6, only the first context has a profile from the start.
-                if context.active_optimization_profile != 0:
-                    if not context.set_optimization_profile_async(0, stream.handle):
+                if self._context.active_optimization_profile != 0:
+                    if not self._context.set_optimization_profile_async(0, stream.handle):
                         raise BackendError(
                             f"{loaded.title} {loaded.trt.__version__} lets only one lane use this engine: it was built "
                             "for one (PreviewFeature.PROFILE_SHARING_0806 was off); build it again"
                         )
                     stream.wait()
-                if not context.set_input_shape(loaded.input.name, (batch, *loaded.input.shape[1:])):
+                if not self._context.set_input_shape(loaded.input.name, (batch, *loaded.input.shape[1:])):
                     raise loaded.refused(f"setting a batch of {batch}", mark)
             self._shapes = {loaded.input.name: (batch, *loaded.input.shape[1:])}
             for output in loaded.outputs:
-                shape = tuple(context.get_tensor_shape(output.name))
+                shape = tuple(self._context.get_tensor_shape(output.name))
                 if min(shape, default=0) < 0:
                     raise BackendError(
                         f"output '{output.name}' of the engine has a shape, {'x'.join(map(str, shape))}, that is known "
