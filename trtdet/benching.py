@@ -23,6 +23,7 @@ from trtdet.data import ImageStream, evenly, find_images
 from trtdet.detector import Detector
 from trtdet.errors import ConfigError
 from trtdet.images import preprocess
+from trtdet.progress import Progress, silent
 
 ROUNDS = 20
 """A measurement is cut into so many slices, between which the targets take turns."""
@@ -39,7 +40,6 @@ _PATIENCE = 3
 _FEWEST = 10
 """Two halves of fewer runs in all say nothing."""
 
-Progress = Callable[[str, int, int], None]
 Clock = Callable[[], float]
 Times = NDArray[np.float64]
 
@@ -463,7 +463,7 @@ def bench(
     config: Config | None = None,
     options: BenchOptions = BenchOptions(),
     baseline: Path | None = None,
-    progress: Progress = lambda stage, done, total: None,
+    progress: Progress = silent,
 ) -> Bench:
     """Measures bundles and models side by side.
 
@@ -492,7 +492,7 @@ def measure(
     targets: Sequence[Target],
     options: BenchOptions = BenchOptions(),
     baseline: int = 0,
-    progress: Progress = lambda stage, done, total: None,
+    progress: Progress = silent,
     clock: Clock = time.perf_counter,
 ) -> Bench:
     """Measures targets that are open.

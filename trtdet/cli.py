@@ -122,6 +122,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     _backend_options(build)
     _engine_options(build)
+    build.add_argument(
+        "--no-measure", action="store_true", help="do not measure, after the build, what INT8 cost and brought"
+    )
     build.add_argument("--batch", type=_batch, metavar="MIN:OPT:MAX", help="for a model with a dynamic batch")
 
     sensitivity = _command(commands, "sensitivity", _sensitivity, "what INT8 costs at each convolution, ranked")
@@ -195,6 +198,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="JSON",
         help="measured times of its layers, as trtexec --exportProfile writes them",
     )
+
+    audit.add_argument("--measure", action="store_true", help="measure these times here, where the engine can run")
+    audit.add_argument("--compare", action="store_true", help="name the first layer that departs from onnxruntime")
+    audit.add_argument("--images", type=Path, metavar="DIR|LIST", help="what is run for --compare")
+    audit.add_argument("--num-images", type=int, default=4, metavar="N", help="of them (default: %(default)s)")
+    audit.add_argument("--limit", type=float, metavar="DB", help="least signal-to-noise ratio (default: by precision)")
 
     infer = _command(commands, "infer", _infer, "pictures with boxes, and JSON")
     infer.add_argument("target", type=Path, metavar="BUNDLE|MODEL")
@@ -499,44 +508,41 @@ def _calibrate(options: argparse.Namespace, console: Console) -> dict[str, Any]:
 def _build(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     from trtdet.backends import EngineOptions
     from trtdet.pipeline import BuildOptions, KeepOptions, build
+    from trtdet.worth import weigh
 
-    result = build(
-        options.model,
-        _config(options),
-        options.output,
-        BuildOptions(
-            options.precision,
-            _calibration(options),
-            options.correct,
-            options.nms,
-            options.backend,
-            tuple(options.sm),
-            options.batch,
-            KeepOptions(
-                options.keep_fp16,
-                options.fp16_budget,
-                options.max_map_drop,
-                options.val_images,
-                options.annotations,
-                options.rank_images,
-                options.ray,
-            ),
-            silu=options.silu,
-            plugins=tuple(options.plugin_library),
-            quantization=options.quantization,
-            calibrator=options.calibrator,
-            cache=options.calibration_cache,
-            engine=EngineOptions(
-                None if options.workspace is None else int(options.workspace * 2**20),
-                options.version_compatible,
-                options.hardware_compatible,
-                options.embed_plugins,
-                None if options.tactic_sources is None else tuple(options.tactic_sources),
-            ),
-            timing_cache=options.timing_cache,
+    config = _config(options)
+    asked = BuildOptions(
+        options.precision,
+        _calibration(options),
+        options.correct,
+        options.nms,
+        options.backend,
+        tuple(options.sm),
+        options.batch,
+        KeepOptions(
+            options.keep_fp16,
+            options.fp16_budget,
+            options.max_map_drop,
+            options.val_images,
+            options.annotations,
+            options.rank_images,
+            options.ray,
         ),
-        console.progress,
+        silu=options.silu,
+        plugins=tuple(options.plugin_library),
+        quantization=options.quantization,
+        calibrator=options.calibrator,
+        cache=options.calibration_cache,
+        engine=EngineOptions(
+            None if options.workspace is None else int(options.workspace * 2**20),
+            options.version_compatible,
+            options.hardware_compatible,
+            options.embed_plugins,
+            None if options.tactic_sources is None else tuple(options.tactic_sources),
+        ),
+        timing_cache=options.timing_cache,
     )
+    result = build(options.model, config, options.output, asked, console.progress)
     manifest = result.bundle.manifest
     if result.audit is not None:
         _say_audit(options, result.audit)
@@ -545,11 +551,17 @@ def _build(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     if result.trade_off is not None:
         _say(options, result.trade_off.table())
         _say(options, f"{result.trade_off.evaluations} scores; FP32 mAP {100 * result.trade_off.reference:.2f}")
+    worth = None
+    if options.precision == "int8" and not options.no_measure and not result.up_to_date:
+        worth = weigh(options.model, config, result.bundle, asked, progress=console.progress)
+    if worth is not None:
+        _say(options, str(worth))
     _say(options, _summary(result.bundle, options, result.up_to_date))
     return {
         "bundle": str(result.bundle.path),
         "up_to_date": result.up_to_date,
-        "manifest": json.loads(manifest.to_json()),
+        "manifest": json.loads(result.bundle.manifest.to_json()),
+        "worth": worth.as_dict() if worth is not None else None,
         "trade_off": result.trade_off.as_dict() if result.trade_off else None,
     }
 
@@ -690,14 +702,27 @@ def _eval(options: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 
 def _audit(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    from trtdet.agreement import compare_layers
     from trtdet.audit import Audit, load_times
     from trtdet.bundle import Bundle
+    from trtdet.profiling import layer_means
 
-    found = Audit.load(Bundle(options.bundle).file("audit.json"))
+    if options.compare != (options.images is not None):
+        raise ConfigError("--compare and --images belong together: give both")
+    if options.measure and options.times is not None:
+        raise ConfigError("--measure and --times both say how long layers take: give one of them")
+    bundle = Bundle(options.bundle)
+    found = Audit.load(bundle.file("audit.json"))
     if options.times is not None:
         found = found.timed(load_times(options.times))
+    elif options.measure:
+        found = found.timed(layer_means(options.bundle, console.progress))
     _say(options, f"{found.summary}\n{found.report(options.all)}")
-    return found.as_dict()
+    if not options.compare:
+        return found.as_dict()
+    agreed = compare_layers(bundle, options.images, options.num_images, options.limit, console.progress)
+    _say(options, f"{agreed.table()}\n{agreed}")
+    return {**found.as_dict(), "compare": agreed.as_dict()}
 
 
 def _say_audit(options: argparse.Namespace, found: Audit) -> None:

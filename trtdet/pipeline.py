@@ -509,7 +509,7 @@ def build(
             plan = _float_plan(placement.plan, options.precision)
             network = _Network(to_half(graph, plan.names("fp16")), plan, Requantized(graph, 0, 0, 0, ()))
         progress(f"building the engine with {caps.name} {caps.version}", 0, 1)
-        timings = options.timing_cache or output.with_name(f"{output.name}.timing-cache")
+        timings = options.timing_cache or timing_cache_of(output)
         built = backend.build(
             BuildRequest(
                 network.model,
@@ -571,6 +571,11 @@ def build(
             "content_hash": content,
         }
         return BuildResult(writer.commit(fields), found, False, network.trade_off)
+
+
+def timing_cache_of(bundle: Path) -> Path:
+    """Where what TensorRT learnt about the device's kernels is kept, unless it is said: beside the bundle."""
+    return bundle.with_name(f"{bundle.name}.timing-cache")
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,10 @@ from trtdet.backends.base import LayerTime
 from trtdet.benching import CONFIDENCE, Machine, Target, circumstances, open_targets, pixels_in_words
 from trtdet.bundle import Bundle
 from trtdet.config import Config
+from trtdet.detector import Detector
 from trtdet.errors import BackendError, ConfigError
 from trtdet.passes import load_model
+from trtdet.progress import Progress, silent
 
 _OURS = "trtdet/"
 """Begins the names of all nodes that trtdet writes into a graph."""
@@ -30,7 +32,6 @@ _BESIDE = ("trtdet/decode", "trtdet/nms", "trtdet/own")
 _TURNS = 5
 """The runs are cut into so many parts, between which profiled and plain runs, and the two targets, take turns."""
 
-Progress = Callable[[str, int, int], None]
 Times = NDArray[np.float64]
 
 
@@ -505,7 +506,7 @@ def profile(
     config: Config | None = None,
     options: ProfileOptions = ProfileOptions(),
     against: Path | None = None,
-    progress: Progress = lambda stage, done, total: None,
+    progress: Progress = silent,
 ) -> Profiling:
     """Profiles a bundle or a model, and another in turns with it.
 
@@ -533,7 +534,7 @@ def profile_targets(
     targets: Sequence[Target],
     convs: Sequence[tuple[str, ...]],
     options: ProfileOptions = ProfileOptions(),
-    progress: Progress = lambda stage, done, total: None,
+    progress: Progress = silent,
 ) -> Profiling:
     """Profiles one or two targets that are open.
 
@@ -576,6 +577,22 @@ def profile_targets(
     what = pixels_in_words(options.images, options.seed)
     other = profiles[1] if len(profiles) > 1 else None
     return Profiling(profiles[0], other, what, before, Machine.now(targets), before.warnings)
+
+
+def layer_means(path: Path, progress: Progress = silent) -> dict[str, float]:
+    """Mean milliseconds of each layer of a bundle's engine, by its name.
+
+    Raises:
+        BackendError: the bundle has no engine, or it cannot be run here.
+    """
+    detector = Detector.open(path, on="engine")
+    target = Target(str(path), detector.runner, detector.input, str(detector.file), detector.where)
+    options = ProfileOptions()
+    images = target.pixels(detector.batch, None, options.seed)
+    progress("profiling", 0, 1)
+    layers = target.runner.profile(images, options.runs, options.warm_up)
+    progress("profiling", 1, 1)
+    return {layer.name: float(np.mean(layer.ms)) for layer in layers}
 
 
 def joined(name: str, parts: Iterable[tuple[LayerTime, ...]]) -> tuple[LayerTime, ...]:
