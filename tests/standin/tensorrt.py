@@ -31,16 +31,26 @@ _MAJOR = int(__version__.split(".")[0])
 _MAGIC = b"standin\0"
 
 
-# Enumerations, with the values of the real ones where an integer is made of them.
+# Enumerations.
 
 
-class DataType(enum.Enum):
-    FLOAT, HALF, INT8, INT32, BOOL, UINT8, FP8, BF16, INT64, INT4 = range(10)
+def _versioned(name, rows):
+    """An enumeration of those names that this version has; a row is a name and the first and last major version."""
+    return enum.IntEnum(name, {row[0]: value for value, row in enumerate(rows) if row[1] <= _MAJOR <= row[2]})
 
 
-float32, float16, int8, int32, int64 = DataType.FLOAT, DataType.HALF, DataType.INT8, DataType.INT32, DataType.INT64
-bool = DataType.BOOL
-uint8 = DataType.UINT8
+_NEWEST = 99
+DataType = _versioned(
+    "DataType",
+    (
+        *((name, 8, _NEWEST) for name in ("FLOAT", "HALF", "INT8", "INT32", "BOOL", "UINT8", "FP8")),
+        *((name, 10, _NEWEST) for name in ("BF16", "INT64", "INT4")),
+    ),
+)
+float32, float16, int8, int32 = DataType.FLOAT, DataType.HALF, DataType.INT8, DataType.INT32
+bool, uint8 = DataType.BOOL, DataType.UINT8
+if _MAJOR >= 10:
+    int64 = DataType.INT64
 
 
 class TensorIOMode(enum.Enum):
@@ -63,8 +73,14 @@ class HardwareCompatibilityLevel(enum.Enum):
     NONE, AMPERE_PLUS = range(2)
 
 
-class MemoryPoolType(enum.Enum):
-    WORKSPACE, DLA_MANAGED_SRAM, DLA_LOCAL_DRAM, DLA_GLOBAL_DRAM, TACTIC_DRAM, TACTIC_SHARED_MEMORY = range(6)
+MemoryPoolType = _versioned(
+    "MemoryPoolType",
+    (
+        *((f"DLA_{name}", 8, _NEWEST) for name in ("MANAGED_SRAM", "LOCAL_DRAM", "GLOBAL_DRAM")),
+        *((name, 8, _NEWEST) for name in ("WORKSPACE", "TACTIC_DRAM")),
+        ("TACTIC_SHARED_MEMORY", 10, _NEWEST),
+    ),
+)
 
 
 class EngineCapability(enum.Enum):
@@ -79,12 +95,6 @@ class TacticSource(enum.IntEnum):
     EDGE_MASK_CONVOLUTIONS, JIT_CONVOLUTIONS = 3, 4
 
 
-def _versioned(name, rows):
-    """An enumeration of those names that this version has; a row is a name and the first and last major version."""
-    return enum.IntEnum(name, {row[0]: value for value, row in enumerate(rows) if row[1] <= _MAJOR <= row[2]})
-
-
-_NEWEST = 99
 BuilderFlag = _versioned(
     "BuilderFlag",
     (
@@ -275,16 +285,10 @@ _PROCESS_REGISTRY = IPluginRegistry()
 
 # Networks.
 
-_ONNX_TYPES = {1: float32, 10: float16, 3: int8, 6: int32, 7: int64, 9: bool, 2: uint8}
-_NUMPY = {
-    float32: np.float32,
-    float16: np.float16,
-    int8: np.int8,
-    int32: np.int32,
-    int64: np.int64,
-    bool: np.bool_,
-    uint8: np.uint8,
-}
+_ONNX_TYPES = {1: float32, 10: float16, 3: int8, 6: int32, 9: bool, 2: uint8}
+if _MAJOR >= 10:
+    _ONNX_TYPES[7] = int64
+_NUMPY = {one: onnx.helper.tensor_dtype_to_np_dtype(number) for number, one in _ONNX_TYPES.items()}
 
 
 class ITensor:
@@ -518,7 +522,8 @@ class IBuilderConfig:
         self.avg_timing_iterations, self.builder_optimization_level, self.max_aux_streams = 1, 3, -1
         self.engine_capability = EngineCapability.STANDARD
         self.hardware_compatibility_level = HardwareCompatibilityLevel.NONE
-        self.progress_monitor = None
+        if _MAJOR >= 10:
+            self.progress_monitor = None
         if _MAJOR < 11:
             self.int8_calibrator = None
         self.plugins_to_serialize = []
@@ -611,7 +616,7 @@ class Builder:
                     "inputs, but no optimization profile has been defined.)",
                 )
                 return None
-        if not _watched(config.progress_monitor, len(network._layers)):
+        if not _watched(getattr(config, "progress_monitor", None), len(network._layers)):
             self.logger.log(ILogger.Severity.ERROR, "the build was cancelled by the progress monitor")
             return None
         flags = [one.name for one in BuilderFlag if config.get_flag(one)]
@@ -1116,6 +1121,9 @@ def _times(engine, shapes, addresses):
     return [(layer["Name"], sum(spent.get(name, 0.0) for name in layer["nodes"])) for layer in _plan(engine)]
 
 
+if _MAJOR < 10:  # what TensorRT 8 did not have yet
+    del IProgressMonitor, IBuilderConfig.progress_monitor
+    del ParserError.node_name, ParserError.node_operator
 if _MAJOR >= 11:  # what TensorRT 11 no longer has
     del Builder.platform_has_fast_int8, Builder.platform_has_fast_fp16
     del ILayer.precision, ILayer.precision_is_set
