@@ -30,6 +30,7 @@ class Capabilities:
         in_graph_nms: what ``--nms`` may put into the graph, the one that ``auto`` takes first.
         max_topk: the largest K of TopK, None for any.
         missing_ops: ONNX operators that it cannot build, each with what happens instead.
+        max_opset: the newest ONNX opset that it reads, None for any.
         network_flags: names of the network creation flags an explicit INT8 network needs.
         precision_flags: names of the builder flags an explicit INT8 network needs.
         layer_precisions: its networks are weakly typed: what stays out of INT8 is said layer by layer as well.
@@ -50,6 +51,7 @@ class Capabilities:
     in_graph_nms: tuple[Where, ...] = ("native",)
     max_topk: int | None = None
     missing_ops: Mapping[str, str] = field(default_factory=dict)
+    max_opset: int | None = None
     network_flags: tuple[str, ...] = ()
     precision_flags: tuple[str, ...] = ()
     layer_precisions: bool = False

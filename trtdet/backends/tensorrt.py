@@ -18,6 +18,7 @@ import onnx
 
 from trtdet.backends import cuda
 from trtdet.backends.base import BuildRequest, Built, Capabilities
+from trtdet.backends.opsets import missing_operators, newest_opset
 from trtdet.backends.silu_aot import NETWORK_FLAG
 from trtdet.errors import BackendError, one_line
 from trtdet.passes.plugin_ops import plugin_nodes
@@ -62,7 +63,8 @@ class TensorRT:
             network_flags={8: ("EXPLICIT_BATCH",), 9: ("EXPLICIT_BATCH",), 10: ("STRONGLY_TYPED",)}.get(major, ()),
             precision_flags=("INT8", "FP16") if major < 10 else (),
             layer_precisions=major < 10,
-            missing_ops={} if major >= 11 else {"Swish": "its parser knows the operator from TensorRT 11 on"},
+            missing_ops=missing_operators((major, minor)),
+            max_opset=newest_opset((major, minor)),
             silu=("plugin", "keep")
             if major < 10
             else ("keep", "plugin")
