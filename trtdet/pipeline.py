@@ -446,7 +446,8 @@ def build(
         _warn_of(kept, config.nms)
     batch = _frozen(source, config.input.name, options.batch)
     silu, plugins = silu_form(options.silu, options.plugins, caps), plugin_parts(options.plugins, caps)
-    passed = Options(config, where, batch, caps.max_topk, silu, kept is not None)
+    missing = frozenset(caps.missing_ops)
+    passed = Options(config, where, batch, caps.max_topk, silu, kept is not None, caps.max_opset, missing)
     done = rewrite(source, passed)
     graph, config = done.model, done.config
     _check_operators(graph, backend)
