@@ -121,7 +121,7 @@ def lower(model: onnx.ModelProto, version: int, missing: Collection[str] = ()) -
     Names of inputs, outputs, and of nodes and tensors that stay are kept; nodes of other domains are not touched.
 
     Args:
-        model: with inferred shapes and types, every node named; it is not changed.
+        model: every node named; it is not changed.
         version: the newest opset to use, 13 or newer.
         missing: operators to replace by their definition, where ONNX has one, whatever the opset.
 
@@ -131,10 +131,7 @@ def lower(model: onnx.ModelProto, version: int, missing: Collection[str] = ()) -
     Raises:
         ModelError: a node that cannot be said in that opset; the message names it and says what to do.
     """
-    changed: onnx.ModelProto = onnx.inliner.inline_local_functions(model) if model.functions else model
-    if changed is model:
-        changed = onnx.ModelProto()
-        changed.CopyFrom(model)
+    changed = _inferred(onnx.inliner.inline_local_functions(model) if model.functions else model)
     (entry,) = (one for one in changed.opset_import if one.domain in _ONNX)
     types, constants = _known(changed.graph)
     scope = _Scope(entry.version, min(version, entry.version), frozenset(missing), types, constants)
@@ -144,6 +141,23 @@ def lower(model: onnx.ModelProto, version: int, missing: Collection[str] = ()) -
     elif not count and not model.functions:
         return model, 0
     return changed, count
+
+
+def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy with the types and shapes of its tensors; ONNX 1.23 itself infers none past a GroupNormalization."""
+    while True:
+        made: onnx.ModelProto = onnx.shape_inference.infer_shapes(model, data_prop=True)
+        types, _ = _known(made.graph)
+        untyped = [
+            node
+            for node in made.graph.node
+            if node.op_type == "GroupNormalization" and node.output[0] not in types and node.input[0] in types
+        ]
+        if not untyped:
+            return made
+        for node in untyped:
+            made.graph.value_info.add(name=node.output[0]).type.tensor_type.CopyFrom(types[node.input[0]])
+        model = made
 
 
 def _known(graph: onnx.GraphProto) -> tuple[dict[str, onnx.TypeProto.Tensor], dict[str, onnx.TensorProto]]:
@@ -220,7 +234,7 @@ def _lowered(node: onnx.NodeProto, scope: _Scope) -> list[onnx.NodeProto]:
         if written is None:
             raise
         return written
-    return [_without_defaults(node, older)]
+    return [_without_no_reduction(node)]
 
 
 def _without_operator(node: onnx.NodeProto, schema: onnx.defs.OpSchema, scope: _Scope) -> list[onnx.NodeProto]:
@@ -247,8 +261,7 @@ def _older_form(
             raise _UnsayableError(f"the operator exists from opset {_first(node.op_type)} on")
         _drop_new_attributes(one, newer, older, scope)
         _check_tensors(one, older, scope)
-        one.CopyFrom(_without_defaults(one, older))
-    return made
+    return [_without_no_reduction(one) for one in made]
 
 
 def _schema(op: str, version: int) -> onnx.defs.OpSchema | None:
@@ -317,22 +330,14 @@ def _type_name(kind: int) -> str:
     return str(onnx.TensorProto.DataType.Name(kind)).lower()
 
 
-def _without_defaults(node: onnx.NodeProto, schema: onnx.defs.OpSchema | None) -> onnx.NodeProto:
-    """A node without the attributes that say nothing: those newer than opset 13 at their defaults. Parsers stumble over
-    them: TensorRT's refuses ScatterND with any ``reduction``, even ``none``, before 10.9."""
-    original = _schema(node.op_type, MINIMUM)
-    idle = [
-        one
-        for one in node.attribute
-        if (original is None or one.name not in original.attributes)
-        and _default(schema, one.name) == onnx.helper.get_attribute_value(one)
-    ]
-    if not idle:
+def _without_no_reduction(node: onnx.NodeProto) -> onnx.NodeProto:
+    """A scattering node without ``reduction = none``, which says nothing: TensorRT's parser before 10.9 refuses
+    ScatterND with it (its ``onnxOpImporters.cpp`` asks whether the attribute is there)."""
+    if node.op_type not in ("ScatterND", "ScatterElements") or _value(node, "reduction") != b"none":
         return node
-    made = _copy(node)
-    for attribute in idle:
-        made.attribute.remove(attribute)
-    return made
+    made = _Nodes(node)
+    made.drop("reduction")
+    return made.node
 
 
 def _copy(node: onnx.NodeProto) -> onnx.NodeProto:
@@ -524,14 +529,10 @@ def _pad(write: _Nodes, scope: _Scope) -> list[onnx.NodeProto]:
 
 
 def _resize(write: _Nodes, scope: _Scope) -> list[onnx.NodeProto]:
-    """18: ``axes`` says what the scales or sizes are of; ``keep_aspect_ratio_policy`` is about sizes alone."""
+    """18: ``axes`` says what the scales or sizes are of."""
     node = write.node
-    if not scope.crosses(18):
-        return write.before()
-    if not write.input(3):
-        write.drop("keep_aspect_ratio_policy")
     axes = _value(node, "axes")
-    if axes is None:
+    if not scope.crosses(18) or axes is None:
         return write.before()
     if write.input(1):
         raise _UnsayableError("it has a region of interest for some axes only, which exists from opset 18 on")
