@@ -17,7 +17,7 @@ reading the schemas of every version (https://onnx.ai/onnx/operators/):
 - GroupNormalization 21: scale and bias are those of a channel, not of a group;
 - AveragePool and MaxPool 22: with ``ceil_mode`` a window that would start in the padding is left out;
 - Cast and CastLike 24: infinity becomes the largest number of float8e4m3fnuz and float8e5m2fnuz, not NaN;
-- Attention 24: the mask is padded where the keys are longer;
+- Attention 24: which keys are hidden where there are more of them than queries;
 - Mod 28: ``fmod = 0`` takes floats.
 """
 
@@ -699,8 +699,18 @@ def _group_normalization(write: _Nodes, scope: _Scope) -> list[onnx.NodeProto]:
     return write.instead()
 
 
-def _redefined(write: _Nodes, scope: _Scope) -> list[onnx.NodeProto]:
-    raise _UnsayableError("no older version of it means the same")
+def _attention(write: _Nodes, scope: _Scope) -> list[onnx.NodeProto]:
+    """24: which keys a query sees where there are more keys than queries, or the mask is shorter."""
+    if scope.crosses(24):
+        raise _UnsayableError("it hides other keys from opset 24 on")
+    return write.before()
+
+
+def _dft(write: _Nodes, scope: _Scope) -> list[onnx.NodeProto]:
+    """20: the axis is an input, and another one where it is left out."""
+    if scope.crosses(20):
+        raise _UnsayableError("its axis is an input from opset 20 on")
+    return write.before()
 
 
 _FORMS: Mapping[str, Callable[[_Nodes, _Scope], list[onnx.NodeProto]]] = {
@@ -727,7 +737,7 @@ _FORMS: Mapping[str, Callable[[_Nodes, _Scope], list[onnx.NodeProto]]] = {
     "DequantizeLinear": _dequantize,
     "Swish": _swish,
     "GroupNormalization": _group_normalization,
-    "Attention": _redefined,
-    "DFT": _redefined,
+    "Attention": _attention,
+    "DFT": _dft,
 }
 """What says, in an older form, what the newer one says; only called where the operator's schema changed in between."""
