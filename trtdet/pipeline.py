@@ -471,7 +471,8 @@ def build(
     implicit = options.quantization == "implicit"
     silu = silu_form(options.silu, options.plugins, caps)
     plugins = plugin_parts(options.plugins, caps, options.engine.embed_plugins)
-    passed = Options(config, where, batch, caps.max_topk, silu, kept is not None)
+    missing = frozenset(caps.missing_ops)
+    passed = Options(config, where, batch, caps.max_topk, silu, kept is not None, caps.max_opset, missing)
     done = rewrite(source, passed)
     graph, config = done.model, done.config
     _check_operators(graph, backend)

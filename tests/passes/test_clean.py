@@ -229,3 +229,13 @@ def test_the_graph_is_cut_at_the_outputs_that_are_named(net: Any, run: Any, conf
 def test_a_named_output_that_is_missing_leaves_the_outputs_to_be_listed(net: Any, configure: Any) -> None:
     kept, _ = cleaned(net(PLAIN), configure(outputs=["nowhere"]))
     assert [value.name for value in kept.graph.output] == [value.name for value in net(PLAIN).graph.output]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "kept"), [("end = 2", [1, 3]), ("start = 1, end = -1", [3, 8]), ("start = 2", [8, 8])]
+)
+def test_a_part_of_a_shape_folds_to_that_part(net: Any, run: Any, configure: Any, bounds: str, kept: list[int]) -> None:
+    body = f"{{ s = Shape<{bounds}>(x) r = Concat<axis = 0>(s, k) y = Reshape(x, r) }}"
+    after, _ = cleaned(net(f"(float[1,3,8,8] x) => (float[a,b,c] y) {body}", opset=17, k=np.array([-1])), configure())
+    assert operators(after) == ["Reshape"]
+    assert run(after, x=np.zeros((1, 3, 8, 8), np.float32))["y"].shape[:2] == tuple(kept)

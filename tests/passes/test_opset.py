@@ -6,14 +6,15 @@ import numpy as np
 import onnx
 import pytest
 
-from trtdet.errors import ModelError
+from trtdet.errors import ConfigError, ModelError
 from trtdet.passes import Options, opset
 from trtdet.passes.base import PassResult
 from trtdet.passes.model import to_graph, to_model
 
 
 def test_the_arrow_stands_in_the_docstring() -> None:
-    assert (opset.__doc__ or "").splitlines()[0] == "opset < 13 -> opset 13"
+    said = "opset < 13 -> opset 13; opset > what the backend reads -> that opset"
+    assert (opset.__doc__ or "").splitlines()[0] == said
 
 
 @pytest.mark.parametrize("version", [13, 17, 21])
@@ -73,3 +74,75 @@ def test_an_operator_without_conversion_is_an_error_that_says_what_to_do(
         "the model's opset 11 cannot be upgraded to 13: adapter_lookup: No Adapter For Scan; export it with opset 13 "
         "or newer"
     )
+
+
+TORCH = """(float[1,3,8,8] x) => (float[1,3,4] y) {
+    c = Conv<pads = [1,1,1,1]>(x, w)
+    g = Gelu(c)
+    m = ReduceMean<keepdims = 0>(g, axes)
+    a, b = Split<axis = 2, num_outputs = 2>(m)
+    y = Identity(a) }"""
+
+
+def torch_like(net: Any, normal: Any) -> onnx.ModelProto:
+    return net(TORCH, opset=20, w=normal(3, 3, 3, 3), axes=np.array([2]))  # type: ignore[no-any-return]
+
+
+def test_a_newer_model_becomes_one_of_the_newest_opset_that_is_read(
+    net: Any, run: Any, configure: Any, normal: Any
+) -> None:
+    model = torch_like(net, normal)
+    graph = to_graph(onnx.shape_inference.infer_shapes(model))
+    result = opset.apply(graph, Options(configure(), max_opset=17))
+    after = to_model(graph)
+    assert result == PassResult(3)
+    assert [(entry.domain, entry.version) for entry in after.opset_import] == [("", 17)]
+    assert {"Conv_0", "ReduceMean_2"} <= {node.name for node in after.graph.node}
+    assert not {"Gelu", "CastLike", "Constant"} & {node.op_type for node in after.graph.node}
+    x = normal(1, 3, 8, 8, seed=1)
+    np.testing.assert_allclose(run(after, x=x)["y"], run(model, x=x)["y"], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("newest", [20, 24])
+def test_a_model_that_the_backend_reads_is_left(net: Any, configure: Any, normal: Any, newest: int) -> None:
+    graph = to_graph(onnx.shape_inference.infer_shapes(torch_like(net, normal)))
+    before = list(graph.nodes)
+    assert opset.apply(graph, Options(configure(), max_opset=newest)) == PassResult(0)
+    assert [id(node) for node in graph.nodes] == [id(node) for node in before]
+
+
+def test_an_operator_that_the_backend_lacks_is_written_by_others_in_any_opset(
+    net: Any, run: Any, configure: Any
+) -> None:
+    model = net("(float[1,3,8,8] x) => (float[1,3,8,8] y) { a = Mish(x) b = CastLike(a, x) y = Swish(b) }", opset=24)
+    graph = to_graph(onnx.shape_inference.infer_shapes(model))
+    missing = frozenset({"Swish", "CastLike", "NonZero"})
+    assert opset.apply(graph, Options(configure(), max_opset=24, missing_ops=missing)) == PassResult(2)
+    after = to_model(graph)
+    assert [node.op_type for node in after.graph.node] == ["Mish", "Cast", "Sigmoid", "Mul"]
+    assert after.opset_import[0].version == 24
+    x = np.linspace(-9, 9, 192, dtype=np.float32).reshape(1, 3, 8, 8)
+    np.testing.assert_allclose(run(after, x=x)["y"], run(model, x=x)["y"], rtol=1e-6)
+
+
+def test_an_operator_that_the_backend_lacks_and_nothing_defines_is_left_to_be_refused(net: Any, configure: Any) -> None:
+    graph = to_graph(onnx.shape_inference.infer_shapes(net("(float[9] x) => (int64[1,n] y) { y = NonZero(x) }")))
+    assert opset.apply(graph, Options(configure(), missing_ops=frozenset({"NonZero"}))) == PassResult(0)
+    assert [node.op for node in graph.nodes] == ["NonZero"]
+
+
+def test_a_node_that_the_older_opset_cannot_say_is_an_error_that_names_it(net: Any, configure: Any) -> None:
+    text = '(float[1,3,8,8] x) => (float[1,3,16,16] y) { y = Resize<mode = "linear", antialias = 1>(x, , s) }'
+    graph = to_graph(net(text, opset=18, s=np.array([1, 1, 2, 2], np.float32)))
+    with pytest.raises(ModelError) as caught:
+        opset.apply(graph, Options(configure(), max_opset=17))
+    assert str(caught.value) == (
+        "node 'Resize_0' (Resize) cannot be said in ONNX opset 17, the newest that the backend reads: its attribute "
+        "antialias = 1 exists from opset 18 on; export the model with opset 17 or older, or choose another --backend"
+    )
+
+
+def test_swish_is_not_written_into_an_opset_that_lacks_it(net: Any, configure: Any) -> None:
+    graph = to_graph(net("(float[1,3,8,8] x) => (float[1,3,8,8] y) {y = Relu(x)}"))
+    with pytest.raises(ConfigError, match=r"Swish of opset 24, the backend reads opsets up to 20; choose --silu keep$"):
+        opset.apply(graph, Options(configure(), max_opset=20, silu="swish"))

@@ -50,6 +50,7 @@ class Capabilities:
         nms_across_classes: its EfficientNMS heeds ``class_agnostic``.
         max_topk: the largest K of TopK, None for any.
         missing_ops: ONNX operators that it cannot build, each with what happens instead.
+        max_opset: the newest ONNX opset that it reads, None for any.
         explicit: how a network with Q/DQ nodes gets its precisions.
         implicit: how one without them does, whose ranges come from a calibrator; None where calibrators are gone.
         version_compatible: an engine can be made to run on later versions of the library.
@@ -72,6 +73,7 @@ class Capabilities:
     nms_across_classes: bool = True
     max_topk: int | None = None
     missing_ops: Mapping[str, str] = field(default_factory=dict)
+    max_opset: int | None = None
     explicit: Typing = Typing()
     implicit: Typing | None = None
     version_compatible: bool = False

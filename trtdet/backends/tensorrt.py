@@ -20,6 +20,7 @@ import onnx
 
 from trtdet.backends import cuda
 from trtdet.backends.base import BuildRequest, Built, Capabilities, Implicit, Typing
+from trtdet.backends.opsets import missing_operators, newest_opset
 from trtdet.backends.silu_aot import NETWORK_FLAG
 from trtdet.calibration.cache import version_number
 from trtdet.errors import BackendError, one_line
@@ -91,7 +92,8 @@ class TensorRT:
             version_compatible=(major, minor) >= (8, 6),
             hardware_compatible=(major, minor) >= (8, 6),
             cache_version=version_number(self._trt.__version__) if major < 11 else 0,
-            missing_ops={} if major >= 11 else {"Swish": "its parser knows the operator from TensorRT 11 on"},
+            missing_ops=missing_operators((major, minor)),
+            max_opset=newest_opset((major, minor)),
             silu=("plugin", "keep")
             if major < 10
             else ("keep", "plugin")

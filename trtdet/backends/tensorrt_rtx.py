@@ -8,6 +8,7 @@ from typing import Any
 import onnx
 
 from trtdet.backends.base import BuildRequest, Built, Capabilities
+from trtdet.backends.opsets import NEVER, NEWEST
 from trtdet.backends.tensorrt import build_engine, import_or_explain
 from trtdet.errors import BackendError
 from trtdet.passes.nms import EFFICIENT
@@ -41,7 +42,9 @@ class TensorRTRTX:
             default_sms=(80, 86, 89, 120),
             sms_without_int8=(75,),
             max_topk=3840,
+            max_opset=NEWEST,
             missing_ops={
+                **dict.fromkeys((*NEVER, "DeformConv"), "its parser does not know the operator"),
                 "NonMaxSuppression": "it parses but has no implementation on any GPU",
                 "NonZero": "its import fails",
                 "RoiAlign": "its import needs a CUDA driver",

@@ -38,11 +38,27 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
 
 def fold(graph: gs.Graph) -> None:
     """Replaces what depends on constants alone by its value; graph-surgeon asks onnxruntime for it."""
+    _write_out_parts_of_shapes(graph)
     G_LOGGER.severity = G_LOGGER.ERROR
     onnxruntime.set_default_logger_severity(3)  # its optimiser's notes would land on standard error
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         graph.fold_constants()
+
+
+def _write_out_parts_of_shapes(graph: gs.Graph) -> None:
+    """Shape<start, end>(x) -> Slice(Shape(x)): graph-surgeon 0.6 folds a Shape of opset 15 to the whole shape."""
+    for node in list(graph.nodes):
+        for value in node.attrs.values():
+            if isinstance(value, gs.Graph):
+                _write_out_parts_of_shapes(value)
+        if node.op == "Shape" and not {"start", "end"}.isdisjoint(node.attrs):
+            (part,) = node.outputs
+            whole = gs.Variable(f"{part.name}/whole", np.int64)
+            bounds = (node.attrs.pop("start", 0), node.attrs.pop("end", np.iinfo(np.int64).max), 0)
+            inputs = [gs.Constant(f"{whole.name}/{at}", np.array([one])) for at, one in enumerate(bounds)]
+            node.outputs = [whole]
+            graph.nodes.append(gs.Node("Slice", f"{node.name}/part", {}, [whole, *inputs], [part]))
 
 
 def _cut(graph: gs.Graph, names: tuple[str, ...] | None) -> None:

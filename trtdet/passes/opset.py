@@ -1,30 +1,44 @@
-"""opset < 13 -> opset 13"""
+"""opset < 13 -> opset 13; opset > what the backend reads -> that opset"""
 
 from __future__ import annotations
 
 import onnx
 import onnx_graphsurgeon as gs
 
-from trtdet.errors import ModelError, one_line
+from trtdet.errors import ConfigError, ModelError, one_line
 from trtdet.passes.base import Options, PassResult
 from trtdet.passes.clean import fold
+from trtdet.passes.lowering import MINIMUM, lower
 from trtdet.passes.model import to_graph, to_model
 
-MINIMUM = 13
-"""The first opset whose QuantizeLinear and DequantizeLinear have an axis: per-channel weights need it. Written into
-an older model the same nodes are invalid (https://onnx.ai/onnx/operators/onnx__DequantizeLinear.html)."""
+_SWISH = 24
+"""The opset that ONNX's Swish came with."""
 
 
 def apply(graph: gs.Graph, options: Options) -> PassResult:
-    """Upgrades an old model with ONNX's own version converter; newer ones keep their opset.
+    """Upgrades an old model with ONNX's own version converter, and lowers a new one to ``max_opset``, where there is
+    one. Operators among ``missing_ops`` that ONNX defines by others are replaced by that definition.
 
     Raises:
-        ModelError: an operator has no conversion.
+        ModelError: an operator has no conversion; the message names the node.
+        ConfigError: ``silu`` writes an operator that ``max_opset`` is too old for.
     """
-    if graph.opset >= MINIMUM:
-        return PassResult(0)
-    upgrade(graph, MINIMUM)
-    return PassResult(1)
+    upgraded = graph.opset < MINIMUM
+    if upgraded:
+        upgrade(graph, MINIMUM)
+    newest = options.max_opset
+    if newest is not None and newest < _SWISH and options.silu == "swish":
+        raise ConfigError(
+            f"--silu swish writes ONNX's Swish of opset {_SWISH}, the backend reads opsets up to {newest}; choose "
+            "--silu keep"
+        )
+    if newest is None and not options.missing_ops:
+        return PassResult(int(upgraded))
+    model = to_model(graph)
+    lowered, count = lower(model, graph.opset if newest is None else newest, options.missing_ops)
+    if lowered is not model:
+        _replace(graph, lowered)
+    return PassResult(upgraded + count)
 
 
 def upgrade(graph: gs.Graph, version: int) -> None:
@@ -40,9 +54,14 @@ def upgrade(graph: gs.Graph, version: int) -> None:
             f"the model's opset {graph.opset} cannot be upgraded to {version}: {one_line(error)}; export it with opset "
             f"{version} or newer"
         ) from None
-    upgraded = to_graph(converted)
-    for attribute in ("nodes", "inputs", "outputs", "import_domains", "opset"):
-        setattr(graph, attribute, getattr(upgraded, attribute))
-    # The converter turns attributes into Constant nodes; later passes look for constants.
+    _replace(graph, converted)
+
+
+def _replace(graph: gs.Graph, model: onnx.ModelProto) -> None:
+    """Puts a model's content in the place of a graph's."""
+    changed = to_graph(model)
+    for attribute in ("nodes", "inputs", "outputs", "import_domains", "opset", "functions"):
+        setattr(graph, attribute, getattr(changed, attribute))
+    # Conversion turns attributes into Constant nodes; later passes look for constants.
     fold(graph)
     graph.cleanup().toposort()
