@@ -173,6 +173,7 @@ def _parser() -> argparse.ArgumentParser:
     sweep.add_argument("--silu", nargs="+", default=["auto"], choices=SILU, help="forms of SiLU (default: auto)")
     _validation_options(sweep, "to score on", required=True)
     _backend_options(sweep)
+    _on_option(sweep)
     _ray_option(sweep)
 
     evaluate = _command(commands, "eval", _eval, "COCO mAP of a bundle or a model")
@@ -350,7 +351,7 @@ def _on_option(parser: argparse.ArgumentParser) -> None:
         "--on",
         default="auto",
         choices=("auto", "engine", "onnxruntime"),
-        help="what of a bundle is run: its engine where that can be, only its engine, or its model (default: auto)",
+        help="what is run: the engine where that can be, only the engine, or its ONNX model (default: auto)",
     )
 
 
@@ -656,6 +657,7 @@ def _sweep(options: argparse.Namespace, console: Console) -> dict[str, Any]:
             options.ray,
             tuple(options.silu),
             tuple(options.plugin_library),
+            options.on,
         ),
         console.progress,
     )

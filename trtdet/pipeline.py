@@ -380,10 +380,21 @@ class Prepared:
         return {name: known[name] for name in tensors if name in known}
 
 
-def rewritten(model: Path, config: Config, silu: SiluForm = "keep") -> Rewritten:
-    """A float ONNX model as the passes leave it, with decoded boxes and scores and a batch of 1 where it is dynamic."""
+def rewritten(
+    model: Path, config: Config, silu: SiluForm = "keep", caps: Capabilities = Capabilities("", "", False, False, False)
+) -> Rewritten:
+    """A float ONNX model as the passes leave it, with decoded boxes and scores and a batch of 1 where it is dynamic.
+
+    Args:
+        model: float ONNX model.
+        config: its configuration.
+        silu: what SiLU is written as.
+        caps: of the backend that is to read it; by default of one that reads everything.
+    """
     source = load_model(model)
-    return rewrite(source, Options(config, batch=_batch(source, config.input.name, None), silu=silu))
+    batch = _batch(source, config.input.name, None)
+    missing = frozenset(caps.missing_ops)
+    return rewrite(source, Options(config, batch=batch, silu=silu, max_opset=caps.max_opset, missing_ops=missing))
 
 
 def prepare(
@@ -507,7 +518,7 @@ def build(
             )
             network = _implicit(prepared, planned, options, caps) if implicit else _explicit(prepared, planned)
         else:
-            plan = _float_plan(placement.plan, options.precision)
+            plan = float_plan(placement.plan, options.precision)
             network = _Network(to_half(graph, plan.names("fp16")), plan, Requantized(graph, 0, 0, 0, ()))
         progress(f"building the engine with {caps.name} {caps.version}", 0, 1)
         timings = options.timing_cache or timing_cache_of(output)
@@ -882,7 +893,7 @@ def _trade_off(
     return smallest(ranked, keep.max_map_drop, reference.result.map, measure)
 
 
-def _float_plan(plan: PrecisionPlan, precision: Precision) -> PrecisionPlan:
+def float_plan(plan: PrecisionPlan, precision: Precision) -> PrecisionPlan:
     """Everything in one precision; what decodes boxes stays in FP32."""
     entries = {}
     for name, entry in plan.entries.items():

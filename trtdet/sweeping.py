@@ -2,7 +2,9 @@
 
 What rows share is done once: the images are run through the float model once for all, ranges, corrections and ranking
 are made once for each form of SiLU, rule and set of corrections, and one pass over the annotated images serves every
-suppression. Engines are built without suppression in the graph, so that one serves all of them.
+suppression. Engines are built without suppression in the graph, so that one serves all of them. Where they can be run
+they are what is scored and timed, and the float model has a row in FP16 as well; elsewhere their ONNX models are scored
+on the CPU.
 """
 
 from __future__ import annotations
@@ -20,13 +22,14 @@ import onnx
 
 from trtdet import cluster
 from trtdet.audit import audit, layers_of
-from trtdet.backends import BuildRequest, choose
+from trtdet.backends import Backend, BuildRequest, Built, Capabilities, EngineFacts, choose, cuda, obstacle, open_engine
+from trtdet.benching import BenchOptions, Target, measure
 from trtdet.bundle import sha256_file, write_atomically, writing
 from trtdet.comparison import compare
 from trtdet.config import Config, NmsConfig, SiluForm
 from trtdet.data import CocoDataset, content_hash
-from trtdet.detector import Detector
-from trtdet.errors import ConfigError
+from trtdet.detector import Detector, On
+from trtdet.errors import BackendError, ConfigError
 from trtdet.evaluation import Evaluation, evaluate_each
 from trtdet.passes import Rewritten
 from trtdet.pipeline import (
@@ -36,6 +39,7 @@ from trtdet.pipeline import (
     KeepOptions,
     Selection,
     choose_plan,
+    float_plan,
     plugin_parts,
     prepare,
     rewritten,
@@ -43,14 +47,15 @@ from trtdet.pipeline import (
     silu_form,
 )
 from trtdet.progress import Progress, silent
-from trtdet.quantize import CORRECTIONS, PrecisionPlan
-from trtdet.ranking import Sensitivity, multiply_adds, rank
+from trtdet.quantize import CORRECTIONS, Precision, PrecisionPlan, place, to_half
+from trtdet.ranking import Sensitivity, rank
 from trtdet.rows import Rows
 
 ROWS = "rows.jsonl"
 TABLE = "sweep.md"
 RESULT = "sweep.json"
 HISTOGRAMS = "histograms.npz"
+TIMINGS = "timing-cache"
 
 Keep = int | Literal["depthwise"]
 
@@ -72,6 +77,7 @@ class SweepOptions:
         ray: None, ``local`` or the address of a Ray cluster.
         silus: what SiLU is written as in the INT8 models, see :class:`trtdet.BuildOptions`.
         plugins: libraries with the plugins.
+        on: what is scored, see :meth:`trtdet.detector.Detector.open`.
     """
 
     calibration: CalibrationOptions
@@ -86,6 +92,7 @@ class SweepOptions:
     ray: str | None = None
     silus: tuple[str, ...] = ("auto",)
     plugins: tuple[Path, ...] = ()
+    on: On = "auto"
 
 
 @dataclass(frozen=True)
@@ -157,7 +164,7 @@ def sweep(
     caps = choose(options.backend).capabilities  # a missing one is said now
     plugin_parts(options.plugins, caps)
     forms = tuple(dict.fromkeys(silu_form(asked, options.plugins, caps) for asked in options.silus))
-    options = replace(options, silus=forms)
+    options = replace(options, silus=forms, on=_ran_on(options, caps))
     dataset = CocoDataset.load(options.annotations, options.images, config.classes)
     selected = select_images(options.calibration)
     if not selected.paths:
@@ -190,13 +197,27 @@ def sweep(
     return made
 
 
+def _ran_on(options: SweepOptions, caps: Capabilities) -> Literal["engine", "onnxruntime"]:
+    """Whether engines of this backend can be run here, as far as that shows before one is built."""
+    if options.on == "onnxruntime":
+        return options.on
+    reason = f"{caps.name} makes none"
+    if caps.makes_engine:
+        sms = options.sms or caps.default_sms or tuple(device.sm for device in cuda.devices())
+        reason = obstacle(EngineFacts.built(caps, sms, options.plugins))
+    if reason and options.on == "engine":
+        raise BackendError(f"engines cannot be run here, as {reason}")
+    return "onnxruntime" if reason else "engine"
+
+
 @dataclass(frozen=True)
 class _Group:
-    """Variants that share ranges, corrections and ranking; the float model by itself."""
+    """Variants that share ranges, corrections and ranking; the float model by itself, in each precision."""
 
     rule: str | None = None
     corrections: tuple[str, ...] = ()
     silu: SiluForm = "keep"
+    precision: Precision = "int8"
 
 
 @dataclass(frozen=True)
@@ -211,15 +232,16 @@ class _Job:
     def groups(self) -> list[_Group]:
         axes = itertools.product(FORMS, self.options.rules, self.options.corrections)
         quantized = (_Group(rule, corrections, silu) for silu, rule, corrections in axes if silu in self.options.silus)
-        return [_Group(), *quantized]
+        precisions: tuple[Precision, ...] = ("fp32", "fp16") if self.options.on == "engine" else ("fp32",)
+        return [*(_Group(precision=precision) for precision in precisions), *quantized]
 
     def keeps(self, group: _Group) -> tuple[Keep | None, ...]:
         return (None,) if group.rule is None else self.options.keeps
 
     def name(self, group: _Group, keep: Keep | None, nms: NmsConfig) -> str:
-        settings = [nms.model_dump(mode="json"), self.options.backend, self.options.sms]
+        settings = [nms.model_dump(mode="json"), self.options.backend, self.options.sms, self.options.on]
         if group.rule is None:
-            return json.dumps(["fp32", *settings])
+            return json.dumps([group.precision, *settings])
         libraries = [sha256_file(path) for path in self.options.plugins] if group.silu == "plugin" else []
         calibration = [group.rule, self.options.calibration.percentile, group.corrections, keep]
         return json.dumps([*calibration, group.silu, *libraries, *settings])
@@ -261,32 +283,42 @@ class _Worker:
         self._progress = progress
 
     @cached_property
-    def _model(self) -> onnx.ModelProto:
-        return self._rewritten.model
+    def _backend(self) -> Backend:
+        return choose(self._job.options.backend)
 
     @cached_property
     def _rewritten(self) -> Rewritten:
-        return rewritten(self._job.model, self._job.config)
+        return rewritten(self._job.model, self._job.config, caps=self._backend.capabilities)
+
+    @property
+    def _model(self) -> onnx.ModelProto:
+        return self._rewritten.model
 
     def _with(self, silu: SiluForm) -> onnx.ModelProto:
-        return self._model if silu == "keep" else rewritten(self._job.model, self._job.config, silu).model
+        if silu == "keep":
+            return self._model
+        return rewritten(self._job.model, self._job.config, silu, self._backend.capabilities).model
 
     @cached_property
-    def _references(self) -> list[Evaluation]:
-        return self._evaluated(self._model, "scoring FP32")
+    def _references(self) -> tuple[list[Evaluation], dict[str, Any]]:
+        return self._float("fp32")
 
     def rows(self, group: _Group, found: frozenset[str]) -> Iterator[dict[str, Any]]:
         """The rows of a group that are not there yet."""
         if group.rule is not None:
             yield from self._quantized(group, group.rule, found)
             return
-        counts = {"int8": 0, "fp16": 0, "fp32": len(multiply_adds(self._model))}
-        for nms, one in zip(self._job.options.suppressions, self._references, strict=True):
+        evaluations, built = self._references if group.precision == "fp32" else self._float(group.precision)
+        for nms, one, reference in zip(self._job.options.suppressions, evaluations, self._references[0], strict=True):
             name = self._job.name(group, None, nms)
             if name not in found:
-                facts: dict[str, Any] = {"kept": None, "kept_names": [], "build_seconds": None, "engine_mb": None}
-                facts |= counts
-                yield {"variant": name, "precision": "FP32", **_origin(group), **_scores(nms, one, None), **facts}
+                facts = {"kept": None, "kept_names": [], **built}
+                scores = _scores(nms, one, None if one is reference else reference)
+                yield {"variant": name, "precision": group.precision.upper(), **_origin(group), **scores, **facts}
+
+    def _float(self, precision: Precision) -> tuple[list[Evaluation], dict[str, Any]]:
+        plan = float_plan(place(self._model).plan, precision)
+        return self._scored(to_half(self._model, plan.names("fp16")), plan, precision, f"scoring {precision.upper()}")
 
     def _quantized(self, group: _Group, rule: str, found: frozenset[str]) -> Iterator[dict[str, Any]]:
         job, options = self._job, self._job.options
@@ -313,35 +345,63 @@ class _Worker:
             asked = KeepOptions(keep if isinstance(keep, int) else (keep,))
             plan = choose_plan(prepared, asked, ranked, self._progress).plan
             explicit = prepared.explicit(plan).model
-            facts: dict[str, Any] = {
-                "kept": keep,
-                "kept_names": list(plan.names("fp16")),
-                **self._built(explicit, plan),
-            }
-            evaluations = self._evaluated(explicit, f"scoring {rule}, {keep} in FP16")
+            stage = f"scoring {rule}, {keep} in FP16"
+            evaluations, built = self._scored(explicit, plan, "int8", stage)
+            facts: dict[str, Any] = {"kept": keep, "kept_names": list(plan.names("fp16")), **built}
             for name, nms, got, reference in zip(
-                names, options.suppressions, evaluations, self._references, strict=True
+                names, options.suppressions, evaluations, self._references[0], strict=True
             ):
                 if name not in found:
                     scores = _scores(nms, got, reference)
                     yield {"variant": name, "precision": "INT8", **_origin(group), **scores, **facts}
 
-    def _built(self, explicit: onnx.ModelProto, plan: PrecisionPlan) -> dict[str, Any]:
+    def _scored(
+        self, model: onnx.ModelProto, plan: PrecisionPlan, precision: Precision, stage: str
+    ) -> tuple[list[Evaluation], dict[str, Any]]:
+        """With each suppression, and what is known of the engine; the model where none is run."""
+        options, config = self._job.options, self._rewritten.config
+        if options.on == "onnxruntime" and precision != "int8":
+            # No engine of a float model is asked for where none can be run.
+            nothing = {"build_seconds": None, "engine_mb": None, "latency_ms": None}
+            return self._evaluated(Detector.running(model, config, "host"), stage), {**plan.counts(), **nothing}
+        built, facts = self._built(model, plan, precision)
+        if options.on == "onnxruntime":
+            return self._evaluated(Detector.running(model, config, "host"), stage), {**facts, "latency_ms": None}
+        with open_engine(
+            built.engine, EngineFacts.built(self._backend.capabilities, built.sms, options.plugins)
+        ) as run:
+            target = Target("engine", run, config.input, "engine", "host")
+            timed = measure([target], BenchOptions(seconds=1.0), progress=self._progress)
+            latency = timed.targets[0].points[0].latency_ms.p50
+            return self._evaluated(Detector.running(run, config, "host"), stage), {**facts, "latency_ms": latency}
+
+    def _built(self, model: onnx.ModelProto, plan: PrecisionPlan, precision: Precision) -> tuple[Built, dict[str, Any]]:
         """Counts of convolutions as built, or as planned where no layers are listed; time and size of the engine."""
-        backend = choose(self._job.options.backend)
-        self._progress(f"building with {backend.capabilities.name}", 0, 1)
-        options = self._job.options
-        built = backend.build(BuildRequest(explicit, options.sms, precisions=plan.kept(), plugins=options.plugins))
+        options, caps = self._job.options, self._backend.capabilities
+        timings = self._job.folder / TIMINGS
+        self._progress(f"building with {caps.name}", 0, 1)
+        built = self._backend.build(
+            BuildRequest(
+                model,
+                options.sms,
+                precisions=plan.kept(),
+                plugins=options.plugins,
+                precision=precision,
+                timing_cache=timings.read_bytes() if timings.is_file() else b"",
+            ),
+            self._progress,
+        )
+        if built.timing_cache:
+            write_atomically(timings, built.timing_cache)
         counts = plan.counts()
-        if backend.capabilities.lists_layers:
-            found = audit(layers_of(built), plan, explicit)
+        if built.layers or (caps.lists_layers and not caps.needs_gpu):
+            found = audit(layers_of(built), plan, model)
             counts = {"int8": found.int8, "fp16": found.fp16, "fp32": found.fp32}
         if not built.engine:
-            return {**counts, "build_seconds": None, "engine_mb": None}
-        return {**counts, "build_seconds": round(built.seconds, 2), "engine_mb": len(built.engine) / 1e6}
+            return built, {**counts, "build_seconds": None, "engine_mb": None}
+        return built, {**counts, "build_seconds": round(built.seconds, 2), "engine_mb": len(built.engine) / 1e6}
 
-    def _evaluated(self, model: onnx.ModelProto, stage: str) -> list[Evaluation]:
-        detector = Detector.running(model, self._rewritten.config, "host")
+    def _evaluated(self, detector: Detector, stage: str) -> list[Evaluation]:
         return evaluate_each(
             detector,
             self._job.dataset,
@@ -364,5 +424,4 @@ def _scores(nms: NmsConfig, got: Evaluation, reference: Evaluation | None) -> di
         "difference": found.difference if found else 0.0,
         "low": found.low if found else None,
         "high": found.high if found else None,
-        "latency_ms": None,
     }

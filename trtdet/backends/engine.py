@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtdet.backends import cuda
-from trtdet.backends.base import LayerTime
+from trtdet.backends.base import Capabilities, LayerTime
 from trtdet.backends.tensorrt import PIP as TENSORRT_PIP
 from trtdet.backends.tensorrt import import_or_explain
 from trtdet.backends.tensorrt_rtx import PIP as RTX_PIP
@@ -73,6 +73,11 @@ class EngineFacts:
             plugins=tuple(bundle.file(part.file) for part in backend.plugins if part not in embedded),
             embedded=bool(embedded),
         )
+
+    @staticmethod
+    def built(caps: Capabilities, sms: tuple[int, ...], plugins: tuple[Path, ...]) -> EngineFacts:
+        """Those of an engine that was built in this process, or will be."""
+        return EngineFacts(caps.name.replace("-", "_"), caps.version, sms, plugins=plugins)
 
 
 def obstacle(facts: EngineFacts) -> str:
