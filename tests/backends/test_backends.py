@@ -251,7 +251,9 @@ class FakeTensorRT:
     def __init__(self, layers: list[str], others: list[str] | None = None) -> None:
         kinds = {**dict.fromkeys(layers, "float"), **dict.fromkeys(others or (), "int64")}
         self.layers = [
-            SimpleNamespace(name=name, precision=None, get_output=lambda _, dtype=dtype: SimpleNamespace(dtype=dtype))
+            SimpleNamespace(
+                name=name, precision=None, num_outputs=1, get_output=lambda _, dtype=dtype: SimpleNamespace(dtype=dtype)
+            )
             for name, dtype in kinds.items()
         ]
         self.flags: list[str] = []
@@ -306,6 +308,7 @@ class FakeTensorRT:
             "precisions": {},
             "plugins": [],
             "loads_plugins": True,
+            "preview_features": [],
             "compiled_plugins": False,
             "implicit": None,
             "options": asdict(EngineOptions()),

@@ -153,6 +153,12 @@ class _DeviceMemory:
     def __init__(self, size, logger):
         self._address = ctypes.c_size_t()
         code = _cuda().cuMemAlloc_v2(ctypes.byref(self._address), max(1, size))
+        if code == 201:
+            # No context is current: as CUDA's runtime does, the primary one of the first device is made so.
+            context = ctypes.c_void_p()
+            _cuda().cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+            _cuda().cuCtxPushCurrent_v2(context)
+            code = _cuda().cuMemAlloc_v2(ctypes.byref(self._address), max(1, size))
         self.got = code == 0
         if not self.got:
             logger.log(
@@ -729,7 +735,7 @@ def _calibrate(calibrator, network):
             values = _view(int(address), (size, *tensor.shape[1:]), _NUMPY[tensor.dtype])
             largest[tensor.name] = max(largest.get(tensor.name, 0.0), float(np.abs(values).max()))
     lines = [f"{name}: {struct.pack('>f', value / 127).hex()}" for name, value in largest.items()]
-    calibrator.write_calibration_cache("\n".join(["TRT-8600-EntropyCalibration2", *lines, ""]).encode())
+    calibrator.write_calibration_cache(memoryview("\n".join(["TRT-8600-EntropyCalibration2", *lines, ""]).encode()))
 
 
 # Running.

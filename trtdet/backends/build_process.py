@@ -189,14 +189,17 @@ def say_precisions(trt: Any, network: Any, config: Any, request: dict[str, Any])
     computed = (trt.float16, trt.float32)
     for index in range(network.num_layers):
         layer = network.get_layer(index)
-        # Layers of shapes and indices have one type, and take no other.
-        if layer.name in request["precisions"] and layer.get_output(0).dtype in computed:
-            layer.precision = types[request["precisions"][layer.name]]
+        # Layers of shapes and indices have one type, and take no other; an assertion has no output at all.
+        asked = request["precisions"].get(layer.name)
+        if asked is not None and layer.num_outputs and layer.get_output(0).dtype in computed:
+            layer.precision = types[asked]
 
 
 def say_options(trt: Any, config: Any, request: dict[str, Any]) -> str:
     """Tells the builder all that is not of the model; what is wrong with it, else nothing."""
     options = request["options"]
+    for name in request["preview_features"]:
+        config.set_preview_feature(getattr(trt.PreviewFeature, name), True)
     if options["workspace"] is not None:
         config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options["workspace"])
     if options["version_compatible"]:

@@ -91,6 +91,8 @@ class TensorRT:
             implicit=Typing(("EXPLICIT_BATCH",) if major < 10 else (), weak=True) if major < 11 else None,
             version_compatible=(major, minor) >= (8, 6),
             hardware_compatible=(major, minor) >= (8, 6),
+            # Without it one context alone could use the batches of a dynamic engine; later versions always share them.
+            preview_features=("PROFILE_SHARING_0806",) if (major, minor) == (8, 6) else (),
             cache_version=version_number(self._trt.__version__) if major < 11 else 0,
             missing_ops=missing_operators((major, minor)),
             max_opset=newest_opset((major, minor)),
@@ -183,6 +185,7 @@ def _facts(module: str, caps: Capabilities, request: BuildRequest, sms: tuple[in
         "builder_flags": _BUILDER_FLAGS[request.precision] if typing.weak else (),
         "sms": sms,
         "batch": request.batch,
+        "preview_features": caps.preview_features,
         "precisions": dict(request.precisions) if typing.weak else {},
         "plugins": [str(path.resolve()) for path in request.plugins],
         "loads_plugins": caps.loads_plugins,
