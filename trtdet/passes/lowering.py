@@ -310,6 +310,7 @@ def _said(value: Any) -> str:
 
 def _check_tensors(node: onnx.NodeProto, older: onnx.defs.OpSchema, scope: _Scope) -> None:
     """Raises an error where the older schema does not take as many inputs or outputs, or not their types."""
+    allowed = {one.type_param_str: one.allowed_type_strs for one in older.type_constraints}
     sides = (
         ("input", node.input, older.inputs, older.min_input, older.max_input),
         ("output", node.output, older.outputs, older.min_output, older.max_output),
@@ -320,9 +321,9 @@ def _check_tensors(node: onnx.NodeProto, older: onnx.defs.OpSchema, scope: _Scop
         if not least <= len(names) <= most:
             raise _UnsayableError(f"it has {len(names)} {side}s, opset {scope.target} takes {least} to {most}")
         for index, name in enumerate(names):
-            parameter = parameters[min(index, len(parameters) - 1)]
+            written = parameters[min(index, len(parameters) - 1)].type_str
             kind = scope.type(name)
-            if kind and f"tensor({_type_name(kind)})" not in parameter.types:
+            if kind and f"tensor({_type_name(kind)})" not in allowed.get(written, [written]):
                 raise _UnsayableError(f"its {side} '{name}' is {_type_name(kind)}, which it took later only")
 
 
