@@ -710,8 +710,10 @@ def _check_engine(options: BuildOptions, caps: Capabilities) -> None:
         )
     if engine.embed_plugins and not options.plugins:
         raise ConfigError("--embed-plugins needs the libraries: give them with --plugin-library")
-    if engine.tactic_sources is not None and not caps.needs_gpu:
-        raise BackendError(f"{said} chooses kernels without timing them; leave --tactic-sources out")
+    unknown = [name for name in engine.tactic_sources or () if name not in caps.tactic_sources]
+    if unknown or (engine.tactic_sources is not None and not caps.tactic_sources):
+        allowed = f"allowed: {', '.join(caps.tactic_sources)}" if caps.tactic_sources else "leave --tactic-sources out"
+        raise BackendError(f"{said} has no tactic source{f' {unknown[0]!r}' if unknown else 's'}; {allowed}")
     if engine.workspace is not None and engine.workspace <= 0:
         raise ConfigError(f"--workspace must be over 0 MiB, got {engine.workspace / 2**20:g}")
     if options.quantization != "implicit":
@@ -744,6 +746,8 @@ def _check_implicit(options: BuildOptions, caps: Capabilities) -> None:
         raise ConfigError("TensorRT's own calibrators look at images: give them with --images")
     if options.keep.max_map_drop is not None:
         raise ConfigError("--max-map-drop scores Q/DQ models; with --quantization implicit give --keep-fp16")
+    if options.cache is not None and not options.cache.is_file():
+        raise CalibrationError(f"the calibration cache '{options.cache}' does not exist; give another")
     if options.cache is not None and options.keep != KeepOptions():
         raise ConfigError("what stays in FP16 is found on images; with --calibration-cache leave it out")
 

@@ -90,7 +90,8 @@ def weigh(
     config: Config,
     bundle: Bundle,
     options: BuildOptions,
-    measuring: BenchOptions = BenchOptions(seconds=2.0),
+    timing: BenchOptions = BenchOptions(seconds=2.0),
+    profiling: ProfileOptions = ProfileOptions(),
     progress: Progress = silent,
 ) -> Worth | None:
     """Builds the same model without INT8, runs both, and keeps the answer in the bundle.
@@ -103,7 +104,8 @@ def weigh(
         config: as it was built with.
         bundle: with INT8.
         options: as it was built with; ``keep.images`` and ``keep.annotations`` are the annotated images.
-        measuring: how the latency is measured.
+        timing: how the latency is measured; its batches are those that the engine was optimised for.
+        profiling: how the layers are; likewise.
         progress: told of every stage.
 
     Returns:
@@ -126,8 +128,10 @@ def weigh(
         found = Worth(without.precision, detector.runner.ran_on.partition(", as ")[0], comparison, unmeasured=reason)
         if not reason:
             batch = bundle.manifest.input.shape.opt[0]
-            timed = bench(pair, options=replace(measuring, batches=(batch,)), baseline=twin.path, progress=progress)
-            profiled = profile(bundle.path, options=ProfileOptions(batch=batch), against=twin.path, progress=progress)
+            timed = bench(pair, options=replace(timing, batches=(batch,)), baseline=twin.path, progress=progress)
+            profiled = profile(
+                bundle.path, options=replace(profiling, batch=batch), against=twin.path, progress=progress
+            )
             assert profiled.against is not None
             found = replace(
                 found,

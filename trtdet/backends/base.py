@@ -55,6 +55,7 @@ class Capabilities:
         implicit: how one without them does, whose ranges come from a calibrator; None where calibrators are gone.
         version_compatible: an engine can be made to run on later versions of the library.
         hardware_compatible: an engine can be made to run on later GPUs than the one it is built on.
+        tactic_sources: names of the kernel libraries that its builder can be held to.
         preview_features: names of those that its builder is asked for.
         cache_version: the library's version as a calibration cache names it; 0 where it reads none.
         silu: what ``--silu`` may write SiLU as, the best first.
@@ -79,6 +80,7 @@ class Capabilities:
     implicit: Typing | None = None
     version_compatible: bool = False
     hardware_compatible: bool = False
+    tactic_sources: tuple[str, ...] = ()
     preview_features: tuple[str, ...] = ()
     cache_version: int = 0
     silu: tuple[SiluForm, ...] = ("keep", "swish")

@@ -161,9 +161,7 @@ def build(trt: Any, request: dict[str, Any], logger: Any, tell: Tell) -> Made:
             rest = tuple(tensor.shape)[1:]
             profile.set_shape(tensor.name, *((size, *rest) for size in request["batch"]))
         config.add_optimization_profile(profile)
-    wrong = say_options(trt, config, request)
-    if wrong:
-        return Made(error=wrong)
+    say_options(trt, config, request)
     if hasattr(trt, "IProgressMonitor"):
         # Held here: the configuration keeps no reference of its own.
         monitor = progress_monitor(trt, tell)
@@ -195,8 +193,8 @@ def say_precisions(trt: Any, network: Any, config: Any, request: dict[str, Any])
             layer.precision = types[asked]
 
 
-def say_options(trt: Any, config: Any, request: dict[str, Any]) -> str:
-    """Tells the builder all that is not of the model; what is wrong with it, else nothing."""
+def say_options(trt: Any, config: Any, request: dict[str, Any]) -> None:
+    """Tells the builder all that is not of the model."""
     options = request["options"]
     for name in request["preview_features"]:
         config.set_preview_feature(getattr(trt.PreviewFeature, name), True)
@@ -209,17 +207,13 @@ def say_options(trt: Any, config: Any, request: dict[str, Any]) -> str:
     if options["embed_plugins"]:
         config.plugins_to_serialize = request["plugins"]
     if options["tactic_sources"] is not None:
-        known = trt.TacticSource.__members__
-        unknown = [name for name in options["tactic_sources"] if name not in known]
-        if unknown:
-            return f"no tactic source '{unknown[0]}'; allowed: {', '.join(known)}"
-        config.set_tactic_sources(sum(1 << int(known[name]) for name in options["tactic_sources"]))
+        sources = [getattr(trt.TacticSource, name) for name in options["tactic_sources"]]
+        config.set_tactic_sources(sum(1 << int(source) for source in sources))
     if request["keep_timings"]:
         given = Path("timings").read_bytes()
         if not config.set_timing_cache(config.create_timing_cache(given), ignore_mismatch=False):
             # Of another device or version, or spoilt: TensorRT has said so, and starts afresh.
             config.set_timing_cache(config.create_timing_cache(b""), ignore_mismatch=False)
-    return ""
 
 
 def progress_monitor(trt: Any, tell: Tell) -> Any:

@@ -91,6 +91,7 @@ class TensorRT:
             implicit=Typing(("EXPLICIT_BATCH",) if major < 10 else (), weak=True) if major < 11 else None,
             version_compatible=(major, minor) >= (8, 6),
             hardware_compatible=(major, minor) >= (8, 6),
+            tactic_sources=tuple(getattr(getattr(self._trt, "TacticSource", None), "__members__", ())),
             # Without it one context alone could use the batches of a dynamic engine; later versions always share them.
             preview_features=("PROFILE_SHARING_0806",) if (major, minor) == (8, 6) else (),
             cache_version=version_number(self._trt.__version__) if major < 11 else 0,

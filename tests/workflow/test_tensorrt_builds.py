@@ -1,0 +1,328 @@
+"""What is handed to TensorRT and kept of what it gives, with a stand-in for TensorRT and the driver: implicit
+quantisation, caches, limits, compatibility, and whether INT8 was worth it."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from standin.machine import Machine, plugin_library
+
+from trtdet.bundle import Bundle
+from trtdet.calibration import cache
+from trtdet.config import load_config
+from trtdet.data import ImageStream, evenly, find_images
+from trtdet.shapes import ShapesSplit
+
+QUICK = ["--config", "shapes", "--num-images", 6, "--correct", "none", "--silu", "keep", "--backend", "tensorrt"]
+OLD = "8.6.0"
+
+
+def build(machine: Machine, model: Path, images: Path, place: Path, *arguments: object, **settings: Any) -> Bundle:
+    done = machine.trtdet(
+        "build", model, *QUICK, "--images", images, "-o", place, "--no-measure", *arguments, **settings
+    )
+    assert done.code == 0, done.err
+    return Bundle(place)
+
+
+def told(bundle: Bundle) -> dict[str, Any]:
+    """What the stand-in was told of an engine when it built it."""
+    assert bundle.engine is not None
+    data = bundle.engine.read_bytes()
+    (length,) = struct.unpack_from("<I", data, 8)
+    found: dict[str, Any] = json.loads(data[12 : 12 + length])
+    return found
+
+
+# implicit quantisation
+
+
+@pytest.fixture(scope="module")
+def implicit(machine: Machine, model: Path, calibration_images: Path, tmp_path_factory: Any) -> Bundle:
+    """Quantised by TensorRT 8.6, with trtdet's ranges."""
+    place = tmp_path_factory.mktemp("implicit") / "b"
+    arguments = ["--quantization", "implicit", "--calib", "percentile"]
+    return build(machine, model, calibration_images, place, *arguments, version=OLD)
+
+
+def test_an_implicit_bundle_holds_a_float_model_and_ranges_beside_it(implicit: Bundle) -> None:
+    manifest = implicit.manifest
+    assert (manifest.quantization.mode, manifest.quantization.source) == ("implicit", "trtdet")
+    assert manifest.quantization.calibrator == "percentile"
+    assert manifest.precision.int8 > 80
+    graph = onnx.load(str(implicit.model)).graph
+    assert implicit.model.name == "float.onnx"
+    assert not [node.op_type for node in graph.node if "Quantize" in node.op_type]
+    facts = told(implicit)
+    assert facts["calibrated"]
+    assert {"INT8", "FP16", "OBEY_PRECISION_CONSTRAINTS"} <= set(facts["flags"])
+
+
+def test_every_tensor_before_a_convolution_has_a_range_and_the_rest_stays_in_float(implicit: Bundle) -> None:
+    text = implicit.file("calibration.cache").read_text()
+    scales = cache.read(text, version=8600, algorithm=cache.OURS)
+    graph = onnx.load(str(implicit.model)).graph
+    plan = json.loads(implicit.file("plan.json").read_text())["entries"]
+    inside = {name for node in graph.node if node.name in plan for name in (node.input[0], node.output[0])}
+    assert inside <= set(scales)
+    # The activation functions between them as well: without a range they would run in float.
+    sigmoids = [node.output[0] for node in graph.node if node.op_type == "Sigmoid"]
+    assert sum(name in scales for name in sigmoids) > 80
+    ranges = json.loads(implicit.file("ranges.json").read_text())["tensors"]
+    for name, scale in scales.items():
+        assert scale == pytest.approx(ranges[name]["amax"] / 127, rel=1e-6)
+    outside = [node.name for node in graph.node if not set(node.output) & set(scales)]
+    precisions = told(implicit)["precisions"]
+    decoding = [name for name in outside if name.startswith("trtdet/decode/Mul")]
+    assert decoding
+    assert all(precisions[name] == "FLOAT" for name in decoding)
+    assert not {name for name in precisions if name in plan and plan[name]["precision"] == "int8"}
+
+
+def test_what_is_implicit_can_be_scored_on_its_engine_alone(
+    implicit: Bundle, machine: Machine, validation: ShapesSplit
+) -> None:
+    data = ["--images", validation.images, "--annotations", validation.annotations]
+    refused = machine.trtdet("eval", implicit.path, *data, driver=False)
+    assert refused.code == 1
+    assert "INT8 is in its engine alone, which cannot be run here, as" in refused.message
+    assert "no CUDA driver" in refused.message
+    assert "--on onnxruntime leaves out" in machine.trtdet(
+        "eval", implicit.path, *data, "--on", "onnxruntime", version=OLD
+    ).message.replace("is what ", "")
+    scored = machine.trtdet("eval", implicit.path, *data, "--json", version=OLD)
+    assert scored.code == 0, scored.err
+    assert scored.json["ran_on"].startswith("TensorRT 8.6.0 (")
+
+
+def test_a_calibration_cache_is_taken_and_that_of_another_model_or_version_refused(
+    implicit: Bundle, machine: Machine, model: Path, calibration_images: Path, tmp_path: Path
+) -> None:
+    text = implicit.file("calibration.cache").read_text()
+    given = tmp_path / "given.cache"
+    given.write_text(text)
+    arguments = ["--quantization", "implicit", "--calibration-cache", given]
+    made = build(machine, model, calibration_images, tmp_path / "b", *arguments, version=OLD)
+    assert made.manifest.quantization.source == "cache"
+    assert made.file("calibration.cache").read_text() == text
+    assert "ranges.json" not in made.manifest.files
+
+    def refusal(version: str = OLD) -> str:
+        done = machine.trtdet("build", model, *QUICK, *arguments, "-o", tmp_path / "no", version=version)
+        assert done.code == 1
+        assert not (tmp_path / "no").exists()
+        return done.message
+
+    assert "is of TensorRT 8600, and 100900 is what will read it" in refusal("10.9.0")
+    lines = text.splitlines()
+    given.write_text("\n".join([lines[0], *lines[5:]]) + "\n")
+    assert "is of another model: 4 of the " in refusal()
+    given.write_text(text.replace("EntropyCalibration2", "MinMaxCalibration"))
+    assert "is of the algorithm MinMaxCalibration" in refusal()
+    given.unlink()
+    assert "does not exist" in refusal()
+
+
+@pytest.mark.parametrize("rule", ["minmax", "entropy", "percentile"])
+def test_tensorrts_own_calibrators_see_every_image_once(
+    machine: Machine, model: Path, calibration_images: Path, tmp_path: Path, rule: str
+) -> None:
+    pytest.importorskip("polygraphy", reason="Polygraphy is not installed: pip install 'trtdet[trt]'")
+    arguments = ["--quantization", "implicit", "--calibrator", "tensorrt", "--calib", rule, "--batch", 4]
+    made = build(machine, model, calibration_images, tmp_path / "b", *arguments, version=OLD)
+    assert (made.manifest.quantization.source, made.manifest.quantization.calibrator) == ("tensorrt", rule)
+    # The stand-in writes the largest value it was given for the network's input, over all batches.
+    paths = evenly(find_images(calibration_images), 6)
+    config = load_config("shapes")
+    largest = max(float(np.abs(batch.images).max()) for batch in ImageStream(paths, config.input, batch_size=1))
+    (scale,) = cache.read(made.file("calibration.cache").read_text()).values()
+    assert scale == pytest.approx(largest / 127)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "version", "message"),
+    [
+        (["--quantization", "implicit"], "11.0.0", "has no calibrators, so it cannot quantise implicitly; use --quant"),
+        (["--quantization", "implicit", "--calib", "auto"], OLD, "--calib auto compares rules in the Q/DQ model"),
+        (
+            ["--quantization", "implicit", "--calibrator", "tensorrt", "--calib", "mse"],
+            OLD,
+            "no calibrator for --calib mse; allowed with --calibrator tensorrt: minmax, entropy, percentile",
+        ),
+        (["--quantization", "implicit", "--fp16"], OLD, "--quantization implicit is about INT8"),
+        (["--calibrator", "tensorrt"], OLD, "--calibrator belongs to --quantization implicit"),
+        (["--quantization", "implicit", "--correct", "bias"], OLD, "corrections are made in the Q/DQ model"),
+        (["--workspace", "0"], OLD, "--workspace must be over 0 MiB"),
+        (["--embed-plugins"], OLD, "--embed-plugins needs the libraries"),
+        (["--tactic-sources", "CUDDN"], OLD, "has no tactic source 'CUDDN'; allowed: EDGE_MASK_CONV"),
+    ],
+)
+def test_what_does_not_go_together_is_said_before_anything_is_done(
+    machine: Machine, model: Path, calibration_images: Path, tmp_path: Path, arguments: Any, version: str, message: str
+) -> None:
+    place = tmp_path / "b"
+    done = machine.trtdet(
+        "build", model, *QUICK, "--images", calibration_images, "-o", place, *arguments, version=version
+    )
+    assert done.code == 1
+    assert re.search(message, done.message), done.message
+    assert not place.exists()
+
+
+# what else a builder is told
+
+
+def test_a_builder_is_told_of_limits_and_compatibility(
+    machine: Machine, model: Path, calibration_images: Path, tmp_path: Path
+) -> None:
+    library = plugin_library(tmp_path, "TRT_SiLU", "TRT_HardSwish")
+    arguments = ["--workspace", 64, "--version-compatible", "--hardware-compatible", "--tactic-sources"]
+    arguments += ["JIT_CONVOLUTIONS", "--plugin-library", library, "--embed-plugins", "--silu", "plugin"]
+    made = build(machine, model, calibration_images, tmp_path / "b", *arguments, version="10.9.0", sm=86)
+    facts = told(made)
+    assert facts["pools"]["WORKSPACE"] == 64 << 20
+    assert facts["hardware"] == "AMPERE_PLUS"
+    assert "VERSION_COMPATIBLE" in facts["flags"]
+    assert facts["embedded"] == ["TRT_HardSwish", "TRT_SiLU"]
+    backend = made.manifest.backend
+    assert (backend.version_compatible, backend.hardware_compatible) == (True, True)
+    (part,) = backend.plugins
+    assert part.embedded
+    # A service on a later GPU, with a later library and without the plugin's file, runs it.
+    assert made.manifest.files[part.file] == part.sha256
+    run = machine.trtdet("infer", made.path, find_images(calibration_images)[0], "-o", tmp_path / "seen", sm=120)
+    assert run.code == 0, run.err
+    assert "TensorRT 10.9.0" in run.out
+
+
+@pytest.mark.parametrize(("version", "flags"), [(OLD, {"FP16"}), ("10.9.0", set()), ("11.0.0", set())])
+def test_a_float_engine_is_allowed_no_lower_precision(
+    machine: Machine, model: Path, calibration_images: Path, tmp_path: Path, version: str, flags: set[str]
+) -> None:
+    half = build(machine, model, calibration_images, tmp_path / "half", "--fp16", version=version)
+    full = build(machine, model, calibration_images, tmp_path / "full", "--fp32", version=version)
+    assert {"INT8", "FP16"} & set(told(half)["flags"]) == flags
+    assert not {"INT8", "FP16"} & set(told(full)["flags"])
+
+
+def test_what_is_learnt_of_kernels_is_kept_beside_the_bundle(
+    machine: Machine, model: Path, calibration_images: Path, tmp_path: Path
+) -> None:
+    kept = tmp_path / "b.timing-cache"
+    build(machine, model, calibration_images, tmp_path / "b", "--fp32")
+    first = kept.read_bytes()
+    assert first.startswith(b"timings of 10.9.0")
+    build(machine, model, calibration_images, tmp_path / "b", "--fp16")
+    assert kept.read_bytes().startswith(b"timings of 10.9.0")
+    kept.write_bytes(b"spoilt")
+    build(machine, model, calibration_images, tmp_path / "b", "--fp32")
+    assert kept.read_bytes() == first
+    other = tmp_path / "elsewhere"
+    build(machine, model, calibration_images, tmp_path / "c", "--fp32", "--timing-cache", other)
+    assert other.read_bytes() == first
+    assert not (tmp_path / "c.timing-cache").exists()
+
+
+def test_a_dynamic_batch_shares_its_profile_among_lanes_in_every_version(
+    machine: Machine, model: Path, calibration_images: Path, tmp_path: Path
+) -> None:
+    for version in (OLD, "10.9.0"):
+        arguments = ["--fp32", "--batch", "1:2:3"]
+        made = build(machine, model, calibration_images, tmp_path / version, *arguments, version=version)
+        assert told(made)["sharing"]
+        shape = made.manifest.input.shape
+        assert (shape.min[0], shape.opt[0], shape.max[0]) == (1, 2, 3)
+        done = machine.trtdet(
+            "bench", made.path, "--batch", 1, 3, "--streams", 1, 2, "--seconds", 0.05, "--warm-up", 0, "--min-runs", 2,
+            "--json", version=version,
+        )  # fmt: skip
+        assert done.code == 0, done.err
+        assert [point["batch"] for point in done.json["targets"][0]["points"]] == [1, 3]
+
+
+# was it worth it
+
+
+WEIGH = """
+import json, sys
+from pathlib import Path
+import trtdet
+from trtdet.benching import BenchOptions
+from trtdet.pipeline import BuildOptions, CalibrationOptions, KeepOptions, build
+from trtdet.profiling import ProfileOptions
+from trtdet.worth import weigh
+
+model, images, val, annotations, place, backend = map(Path, sys.argv[1:])
+config = trtdet.load_config("shapes")
+keep = KeepOptions(images=val, annotations=annotations)
+calibration = CalibrationOptions(images=images, num_images=6)
+options = BuildOptions(calibration=calibration, correct=(), backend=str(backend), keep=keep, silu="keep")
+bundle = build(model, config, place, options).bundle
+timing = BenchOptions(seconds=0.05, warm_up=0, min_runs=20)
+found = weigh(model, config, bundle, options, timing, ProfileOptions(runs=10, warm_up=1))
+print(json.dumps({**found.as_dict(), "words": str(found)}))
+"""
+
+
+@pytest.fixture
+def weighed(machine: Machine, model: Path, calibration_images: Path, validation: ShapesSplit, tmp_path: Path) -> Any:
+    def call(backend: str, **settings: Any) -> tuple[dict[str, Any], Bundle]:
+        arguments = [model, calibration_images, validation.images, validation.annotations, tmp_path / "b", backend]
+        return machine.python(WEIGH, *arguments, **settings).json, Bundle(tmp_path / "b")
+
+    return call
+
+
+def test_an_int8_engine_is_weighed_against_fp16(weighed: Any) -> None:
+    found, bundle = weighed("tensorrt")
+    assert found["against"] == "fp16"
+    assert found["ran_on"] == "TensorRT 10.9.0 (Stand-in GPU)"
+    low, ratio, high = (found["latency"][key] for key in ("low", "value", "high"))
+    assert 0 < low <= ratio <= high
+    difference = found["comparison"]["difference"]
+    assert f"INT8 against FP16: mAP {100 * difference:+.2f} (" in found["words"]
+    assert f"latency {ratio:.2f}x of FP16 ({low:.2f} .. {high:.2f}) at batch 1" in found["words"]
+    assert ("INT8 is slower than FP16 here" in found["words"]) == (low > 1)
+    named = [name for one in found["slower"] for name in one["convs"]]
+    assert ("--keep-fp16" in found["words"]) == bool(named)
+    kept = json.loads(bundle.file("worth.json").read_text())
+    assert kept["latency"] == found["latency"]
+    assert [path.name for path in bundle.path.parent.iterdir() if path.name.startswith(".")] == []
+
+
+def test_without_a_gpu_the_models_are_weighed_by_map_alone(weighed: Any) -> None:
+    found, bundle = weighed("onnxruntime", driver=False)
+    assert (found["against"], found["latency"]) == ("fp32", None)
+    assert "latency not measured, as the bundle has no engine" in found["words"]
+    assert found["comparison"]["images"] == 16
+    assert "worth.json" in bundle.manifest.files
+
+
+# sweeps
+
+
+def test_a_sweep_scores_and_times_engines(
+    machine: Machine, model: Path, calibration_images: Path, validation: ShapesSplit, tmp_path: Path
+) -> None:
+    arguments = ["sweep", model, "--config", "shapes", "--images", calibration_images, "--num-images", 6, "--correct"]
+    arguments += ["none", "--val-images", validation.images, "--annotations", validation.annotations, "--silu", "keep"]
+    done = machine.trtdet(*arguments, "--backend", "tensorrt", "-o", tmp_path / "s", "--json")
+    assert done.code == 0, done.err
+    rows = done.json["rows"]
+    assert [row["precision"] for row in rows] == ["FP32", "FP16", "INT8"]
+    assert all(row["latency_ms"] > 0 and row["build_seconds"] > 0 for row in rows)
+    assert (rows[1]["fp16"], rows[2]["int8"]) == (rows[0]["fp32"], rows[0]["fp32"])
+    cpu = machine.trtdet(*arguments, "--backend", "tensorrt", "-o", tmp_path / "c", "--json", "--on", "onnxruntime")
+    assert cpu.code == 0, cpu.err
+    assert [row["precision"] for row in cpu.json["rows"]] == ["FP32", "INT8"]
+    assert [row["latency_ms"] for row in cpu.json["rows"]] == [None, None]
+    assert [row["map"] for row in cpu.json["rows"]] == pytest.approx([rows[0]["map"], rows[2]["map"]], abs=1e-9)
+    refused = machine.trtdet(*arguments, "--backend", "onnxruntime", "-o", tmp_path / "n", "--on", "engine")
+    assert "engines cannot be run here, as onnxruntime" in refused.message
