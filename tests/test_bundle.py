@@ -367,3 +367,35 @@ def test_a_file_over_a_folder_or_under_a_file_is_an_error(tmp_path: Path) -> Non
         with pytest.raises(OutputError, match="cannot be written"):
             write_atomically(path, b"data")
     assert contents(tmp_path) == {"file": b"x"}
+
+
+# Adding
+
+
+def test_a_file_is_added_and_replaced_and_verified(tmp_path: Path) -> None:
+    bundle = make(tmp_path / "b")
+    created = bundle.manifest.created
+    bundle.add("worth.json", b"one")
+    assert Bundle(tmp_path / "b").file("worth.json").read_bytes() == b"one"
+    bundle.add("worth.json", b"another")
+    read = Bundle(tmp_path / "b")
+    assert read.file("worth.json").read_bytes() == b"another"
+    assert (read.manifest, read.manifest.created) == (bundle.manifest, created)
+    assert sorted(read.manifest.files) == ["int8.onnx", "model.engine", "worth.json"]
+    (tmp_path / "b" / "worth.json").write_bytes(b"altered")
+    with pytest.raises(BundleError, match="'worth.json' was altered"):
+        Bundle(tmp_path / "b")
+
+
+def test_a_disk_that_is_full_leaves_the_bundle_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = make(tmp_path / "b")
+    before = contents(tmp_path)
+
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(module.os, "fsync", fail)
+    with pytest.raises(OutputError, match="No space left on device"):
+        bundle.add("worth.json", b"one")
+    assert contents(tmp_path) == before
+    assert Bundle(tmp_path / "b").manifest == bundle.manifest

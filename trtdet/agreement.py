@@ -90,7 +90,7 @@ class Agreement:
         return "\n".join(["| layer | tensor | dB | departs |", "|---|---|---|---|", *rows])
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; where a tensor is equal its ratio is null."""
+        """Plain values for JSON; a ratio that is infinite, since both are equal, or no number is null."""
         rows = [{**asdict(one), "snr": one.snr if np.isfinite(one.snr) else None} for one in self.tensors]
         first = self.first
         facts = {"limit": self.limit, "images": self.images, "ran_on": self.ran_on}
