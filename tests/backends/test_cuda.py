@@ -150,14 +150,16 @@ def test_a_capture_ends_where_it_fails_and_other_threads_may_allocate_meanwhile(
 gpu = cuda.open_device()
 def allocate():
     gpu.buffer(1).free()
+done = []
 def from_another_thread():
-    thread = threading.Thread(target=allocate)
+    thread = threading.Thread(target=lambda: done.append(allocate()))
     thread.start()
     thread.join()
 with gpu.stream() as stream:
     refused(stream.capture, allocate)
     stream.capture(from_another_thread).free()
     stream.wait()
+assert done == [None]
 gpu.close()
 print(alive())
 """

@@ -336,6 +336,27 @@ print(alive())
     assert machine.python(PRELUDE + program).out.splitlines() == ["the engine was closed", "[0, 0, 0, 0, 0, 0]"]
 
 
+@needs_cuda_python
+def test_work_under_way_is_waited_for_before_its_memory_goes(machine):
+    """As after Ctrl-C: the stand-in's device writes to that memory later."""
+    program = """
+from unittest import mock
+runner = open_engine(built(conv("64")), facts)
+lane = runner.lane(images(64))
+with mock.patch.object(cuda.Stream, "wait", side_effect=KeyboardInterrupt):
+    try:
+        lane.run()
+    except KeyboardInterrupt:
+        print("stopped")
+with mock.patch.object(cuda.Stream, "wait", autospec=True, side_effect=cuda.Stream.wait) as waited:
+    lane.close()
+    print(waited.call_count)
+runner.close()
+print(alive())
+"""
+    assert machine.python(PRELUDE + program).out.splitlines() == ["stopped", "1", "[0, 0, 0, 0, 0, 0]"]
+
+
 # layers
 
 

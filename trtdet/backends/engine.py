@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -406,7 +406,7 @@ class _EngineLane:
                 if not self._context.set_tensor_address(name, memory.address):
                     raise loaded.refused(f"taking memory for '{name}'", mark)
             self._kept = stack.pop_all()
-        self._finish = weakref.finalize(self, self._kept.close)
+        self._finish = weakref.finalize(self, _end_lane, self._stream, self._kept)
 
     @property
     def captured(self) -> bool:
@@ -532,6 +532,13 @@ def _drop(gpu: cuda.Gpu, held: list[Any]) -> None:
     with gpu.current():
         while held:
             held.pop()
+
+
+def _end_lane(stream: cuda.Stream, kept: ExitStack) -> None:
+    # After Ctrl-C there may be work under way, on memory that is about to go.
+    with suppress(BackendError):
+        stream.wait()
+    kept.close()
 
 
 def _give_back(gpu: cuda.Gpu, held: list[Any]) -> None:
