@@ -24,7 +24,7 @@ from trtdet.data import ImageStream, evenly, find_images
 from trtdet.errors import BackendError, ConfigError
 from trtdet.passes.decode import ALL_BOXES, ALL_SCORES, CONTRACT
 from trtdet.progress import Progress, silent
-from trtdet.quantize import CONVOLUTIONS, PrecisionPlan
+from trtdet.quantize import CONVOLUTIONS, PrecisionPlan, quantizable
 
 LIMITS = {"int8": 20.0, "fp16": 35.0, "fp32": 50.0}
 """The least signal-to-noise ratio, in decibels, by the lowest precision of the engine. Two INT8 computations of the
@@ -137,7 +137,7 @@ def compare_layers(
         exposed,
         facts.sms if choose(manifest.backend.name).capabilities.sms else (),
         (shape.min[0], shape.opt[0], shape.max[0]) if shape.min[0] != shape.max[0] else None,
-        plan.kept(),
+        quantizable(model, plan).precisions(plan) if precision != "fp32" else {},
         tuple(bundle.file(part.file) for part in manifest.backend.plugins),
         precision,
         options=options,

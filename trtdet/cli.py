@@ -74,6 +74,13 @@ def _parser() -> argparse.ArgumentParser:
     calibrate.add_argument("-o", "--output", type=Path, required=True, metavar="ranges.json")
     _model_options(calibrate)
     _calibration_options(calibrate)
+    calibrate.add_argument(
+        "--quantization",
+        default="explicit",
+        choices=("explicit", "implicit"),
+        help="implicit: ranges of every tensor that TensorRT may quantise by itself, for its cache (default: explicit)",
+    )
+    calibrate.add_argument("--tensorrt", default="8.6.0", metavar="VERSION", help="reads the cache (default: 8.6.0)")
 
     build = _command(commands, "build", _build, "a bundle with an engine, from a float ONNX model")
     build.add_argument("model", type=Path, metavar="MODEL")
@@ -471,6 +478,7 @@ def _calibrate(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     import time
 
     from trtdet.bundle import write_atomically, writing
+    from trtdet.calibration.cache import version_number
     from trtdet.pipeline import calibrate
 
     if options.output.suffix in (".npz", ".cache"):
@@ -478,13 +486,14 @@ def _calibrate(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     with writing(options.output):
         options.output.parent.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
-    done = calibrate(options.model, _config(options), _calibration(options), console.progress)
+    version = version_number(options.tensorrt)
+    done = calibrate(options.model, _config(options), _calibration(options), console.progress, options.quantization)
     histograms = options.histograms or options.output.with_suffix(".npz")
     cache = options.output.with_suffix(".cache")
     written = [options.output, cache] if done.reused else [options.output, histograms, cache]
     if not done.reused:
         done.collection.save(histograms)
-    write_atomically(cache, done.ranges.to_calibration_cache().encode())
+    write_atomically(cache, done.ranges.to_calibration_cache(version).encode())
     done.ranges.save(options.output)
     seconds = time.perf_counter() - started
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -85,6 +85,8 @@ RANKING = "sensitivity.json"
 TRADE_OFF = "tradeoff.json"
 RANKED_IMAGES = 32
 DEFAULT_IMAGES = 128
+OLDEST = 8600
+"""The TensorRT that a calibration cache is written for where the engine's own library reads none: 8.6.0."""
 FORMS: tuple[SiluForm, ...] = ("keep", "swish", "plugin")
 AUTO = "auto"
 """The rule that takes, tensor by tensor, the threshold of least error on held-back images."""
@@ -235,7 +237,13 @@ class BuildResult:
     trade_off: TradeOff | None = None
 
 
-def calibrate(model: Path, config: Config, options: CalibrationOptions, progress: Progress = silent) -> Calibrated:
+def calibrate(
+    model: Path,
+    config: Config,
+    options: CalibrationOptions,
+    progress: Progress = silent,
+    quantization: Literal["explicit", "implicit"] = "explicit",
+) -> Calibrated:
     """Runs calibration images through a model and chooses the range of every activation that INT8 needs.
 
     Args:
@@ -243,6 +251,8 @@ def calibrate(model: Path, config: Config, options: CalibrationOptions, progress
         config: its configuration.
         options: images and rule.
         progress: told of every image.
+        quantization: ``explicit`` for what Q/DQ nodes read; ``implicit`` for every tensor that TensorRT may run in
+            INT8 by itself, about four times as many.
 
     Raises:
         ModelError, DataError, CalibrationError, ConfigError: see the messages; nothing has been written.
@@ -250,7 +260,9 @@ def calibrate(model: Path, config: Config, options: CalibrationOptions, progress
     if options.images is None and options.histograms is None:
         raise ConfigError("calibration needs images: a folder or a list of file names with --images")
     _check_images(options, ())
-    prepared = prepare(model, config, options, (), progress=progress)
+    done = rewritten(model, config)
+    tensors = quantizable(done.model, _placement(done.model).plan).tensors if quantization == "implicit" else None
+    prepared = prepare(model, done.config, options, (), graph=done.model, tensors=tensors, progress=progress)
     return replace(prepared.calibrated, ranges=prepared.ranges)
 
 
@@ -516,10 +528,12 @@ def build(
             planned = choose_plan(
                 prepared, options.keep, partial(_ranking, prepared, options.keep, previous, progress), progress
             )
-            network = _implicit(prepared, planned, options, caps) if implicit else _explicit(prepared, planned)
+            network = _implicit(prepared, planned, options, caps) if implicit else _explicit(prepared, planned, caps)
         else:
             plan = float_plan(placement.plan, options.precision)
-            network = _Network(to_half(graph, plan.names("fp16")), plan, Requantized(graph, 0, 0, 0, ()))
+            half = to_half(graph, plan.names("fp16"))
+            told = quantizable(graph, placement.plan).precisions(plan) if options.precision == "fp16" else {}
+            network = _Network(half, plan, Requantized(graph, 0, 0, 0, ()), told)
         progress(f"building the engine with {caps.name} {caps.version}", 0, 1)
         timings = options.timing_cache or timing_cache_of(output)
         built = backend.build(
@@ -615,14 +629,14 @@ class _Network:
     trade_off: TradeOff | None = None
 
 
-def _explicit(prepared: Prepared, planned: Planned) -> _Network:
+def _explicit(prepared: Prepared, planned: Planned, caps: Capabilities) -> _Network:
     made = prepared.explicit(planned.plan)
     return _Network(
         made.model,
         planned.plan,
         made,
-        planned.plan.kept(),
-        cache=prepared.ranges.to_calibration_cache(),
+        quantizable(prepared.model, prepared.placement.plan).precisions(planned.plan),
+        cache=prepared.ranges.to_calibration_cache(caps.cache_version or OLDEST),
         prepared=prepared,
         ranking=planned.ranking,
         trade_off=planned.trade_off,

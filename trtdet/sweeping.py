@@ -47,7 +47,7 @@ from trtdet.pipeline import (
     silu_form,
 )
 from trtdet.progress import Progress, silent
-from trtdet.quantize import CORRECTIONS, Precision, PrecisionPlan, place, to_half
+from trtdet.quantize import CORRECTIONS, Precision, PrecisionPlan, Quantizable, place, quantizable, to_half
 from trtdet.ranking import Sensitivity, rank
 from trtdet.rows import Rows
 
@@ -294,6 +294,10 @@ class _Worker:
     def _model(self) -> onnx.ModelProto:
         return self._rewritten.model
 
+    @cached_property
+    def _quantizable(self) -> Quantizable:
+        return quantizable(self._model, place(self._model).plan)
+
     def _with(self, silu: SiluForm) -> onnx.ModelProto:
         if silu == "keep":
             return self._model
@@ -384,7 +388,7 @@ class _Worker:
             BuildRequest(
                 model,
                 options.sms,
-                precisions=plan.kept(),
+                precisions=self._quantizable.precisions(plan) if precision != "fp32" else {},
                 plugins=options.plugins,
                 precision=precision,
                 timing_cache=timings.read_bytes() if timings.is_file() else b"",

@@ -30,7 +30,10 @@ class Quantizable:
     outside: tuple[str, ...]
 
     def precisions(self, plan: PrecisionPlan) -> dict[str, str]:
-        """``fp16`` or ``fp32`` by name of each node that must not run in INT8."""
+        """What a weakly typed network is told: ``fp16`` or ``fp32`` by name of each node that must not run in INT8.
+
+        Boxes in pixels do not fit FP16, which such a network would else be free to compute them in.
+        """
         return {**dict.fromkeys(self.outside, "fp32"), **plan.kept()}
 
 
