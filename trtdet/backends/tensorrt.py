@@ -65,8 +65,8 @@ class TensorRT:
         found = cuda.devices()
         if not found:
             raise BackendError(
-                f"TensorRT {self._trt.__version__} builds only on a machine with a CUDA device: {cuda.absence()}; build "
-                "there, or use --backend tensorrt-rtx, which needs no GPU"
+                f"TensorRT {self._trt.__version__} builds only on a machine with a CUDA device, and {cuda.absence()}; "
+                "build on one that has, or use --backend tensorrt-rtx, which needs no GPU"
             )
         self._device = found[0]
 
