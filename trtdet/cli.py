@@ -74,12 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     calibrate.add_argument("-o", "--output", type=Path, required=True, metavar="ranges.json")
     _model_options(calibrate)
     _calibration_options(calibrate)
-    calibrate.add_argument(
-        "--quantization",
-        default="explicit",
-        choices=("explicit", "implicit"),
-        help="implicit: ranges of every tensor that TensorRT may quantise by itself, for its cache (default: explicit)",
-    )
+    _quantization_option(calibrate, "what Q/DQ nodes read, or every tensor that TensorRT may quantise by itself")
     calibrate.add_argument("--tensorrt", default="8.6.0", metavar="VERSION", help="reads the cache (default: 8.6.0)")
 
     build = _command(commands, "build", _build, "a bundle with an engine, from a float ONNX model")
@@ -109,12 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     _ranking_options(build)
     _nms_options(build)
     build.add_argument("--silu", default="auto", choices=SILU, help="what SiLU and HardSwish become (default: auto)")
-    build.add_argument(
-        "--quantization",
-        default="explicit",
-        choices=("explicit", "implicit"),
-        help="Q/DQ nodes in the model, or a float model and a calibrator, for TensorRT up to 10 (default: explicit)",
-    )
+    _quantization_option(build, "Q/DQ nodes in the model, or a float model and a calibrator for TensorRT up to 10")
     build.add_argument(
         "--calibrator",
         default="trtdet",
@@ -132,7 +122,9 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument(
         "--no-measure", action="store_true", help="do not measure, after the build, what INT8 cost and brought"
     )
-    build.add_argument("--batch", type=_batch, metavar="MIN:OPT:MAX", help="for a model with a dynamic batch")
+    build.add_argument(
+        "--batch", type=_batch, metavar="MIN:OPT:MAX", help="images at once; one number for a fixed batch"
+    )
 
     sensitivity = _command(commands, "sensitivity", _sensitivity, "what INT8 costs at each convolution, ranked")
     sensitivity.add_argument("model", type=Path, metavar="MODEL")
@@ -283,6 +275,12 @@ def _backend_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--plugin-library", type=Path, nargs="+", default=[], metavar="PATH", help="TensorRT plugins, for --silu plugin"
+    )
+
+
+def _quantization_option(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument(
+        "--quantization", default="explicit", choices=("explicit", "implicit"), help=f"{what} (default: explicit)"
     )
 
 

@@ -2,50 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
+from standin.machine import Finished
 
 from trtdet import shapes
 from trtdet.cli import main
 from trtdet.zoo import SHAPES_MODEL
 
 
-@dataclass(frozen=True)
-class Ran:
-    """What a command did: exit code, standard output and standard error."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> dict[str, Any]:
-        value: dict[str, Any] = json.loads(self.out)
-        return value
-
-    @property
-    def message(self) -> str:
-        """The one line that says what was wrong."""
-        lines = [line for line in self.err.splitlines() if line.startswith("trtdet: error: ")]
-        assert len(lines) == 1, self.err
-        return lines[0].removeprefix("trtdet: error: ")
-
-
 @pytest.fixture
-def run(capfd: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
+def run(capfd: pytest.CaptureFixture[str]) -> Callable[..., Finished]:
     """Runs a command in this process."""
 
-    def call(*arguments: object) -> Ran:
+    def call(*arguments: object) -> Finished:
         capfd.readouterr()
         code = main([str(argument) for argument in arguments])
         captured = capfd.readouterr()
-        return Ran(code, captured.out, captured.err)
+        return Finished(code, captured.out, captured.err)
 
     return call
 
