@@ -371,10 +371,13 @@ from dataclasses import asdict
 with open_engine(built(conv("2")), facts) as runner:
     found = runner.profile(images(2), runs=3, warm_up=1)
     assert all(ms > 0 for layer in found for ms in layer.ms)
+    refused(runner.profile, images(1), 1, 0)
     print(json.dumps([asdict(layer) for layer in found]))
     assert [layer["Name"] for layer in json.loads(runner.inspect())["Layers"]] == [layer.name for layer in found]
 """
-    layers = json.loads(machine.python(PRELUDE + program, version=version).out)
+    said, told = machine.python(PRELUDE + program, version=version).out.splitlines()
+    assert said == "the engine takes a batch of 2, not of 1; build it with --batch"
+    layers = json.loads(told)
     assert [(layer["name"], layer["type"], layer["onnx"], len(layer["ms"]), layer["count"]) for layer in layers] == [
         ("/Conv_c + /Relu_y", "CaskConvolution", ["/Conv_c", "/Relu_y"], 3, 1),
         ("PWN(PWN(/Sigmoid_s), /Mul_z)", "PointWiseV2", ["/Sigmoid_s", "/Mul_z"], 3, 1),
