@@ -91,6 +91,9 @@ def refused(function, *arguments, **named):
         print("NOT REFUSED")
 """
 
+RTX = PRELUDE.replace("import tensorrt as trt", "import tensorrt_rtx as trt").replace('"tensorrt"', '"tensorrt_rtx"')
+RTX = RTX.replace('    trt.init_libnvinfer_plugins(logger, "")\n', "")
+
 
 # names
 
@@ -368,10 +371,13 @@ from dataclasses import asdict
 with open_engine(built(conv("2")), facts) as runner:
     found = runner.profile(images(2), runs=3, warm_up=1)
     assert all(ms > 0 for layer in found for ms in layer.ms)
+    refused(runner.profile, images(1), 1, 0)
     print(json.dumps([asdict(layer) for layer in found]))
     assert [layer["Name"] for layer in json.loads(runner.inspect())["Layers"]] == [layer.name for layer in found]
 """
-    layers = json.loads(machine.python(PRELUDE + program, version=version).out)
+    said, told = machine.python(PRELUDE + program, version=version).out.splitlines()
+    assert said == "the engine takes a batch of 2, not of 1; build it with --batch"
+    layers = json.loads(told)
     assert [(layer["name"], layer["type"], layer["onnx"], len(layer["ms"]), layer["count"]) for layer in layers] == [
         ("/Conv_c + /Relu_y", "CaskConvolution", ["/Conv_c", "/Relu_y"], 3, 1),
         ("PWN(PWN(/Sigmoid_s), /Mul_z)", "PointWiseV2", ["/Sigmoid_s", "/Mul_z"], 3, 1),
@@ -501,6 +507,40 @@ refused(open_engine, data, replace(both, version_compatible=False))
     )
 
 
+@needs_cuda_python
+@pytest.mark.parametrize("batch", [None, (1, 2, 4)])
+def test_an_engine_of_rtx_runs_and_is_captured(machine, batch):
+    """Of a dynamic batch, only what was compiled for its shape at once may be captured."""
+    program = f"""
+model = conv("n" if {batch} else "2")
+with open_engine(built(model, {batch}), facts) as runner:
+    lane = runner.lane(images(2))
+    assert lane.captured
+    lane.run()
+    same(lane.results(), OnnxRunner(model)(images(2)))
+    same(runner(images(1)), OnnxRunner(model)(images(1)))
+    print(runner.ran_on)
+print(alive())
+"""
+    done = machine.python(RTX + program, rtx=True)
+    assert done.out.splitlines() == ["TensorRT-RTX 1.7.1.116 (Stand-in GPU)", "[0, 0, 0, 0, 0, 0]"]
+
+
+@needs_cuda_python
+def test_an_engine_of_rtx_that_cannot_be_captured_says_so(machine):
+    program = """
+with open_engine(built(conv()), facts) as runner:
+    same(runner(images(1)), OnnxRunner(conv())(images(1)))
+    print(runner.without_graphs)
+refused(open_engine, built(conv())[:-10], facts)
+refused(open_engine, built(conv()), replace(facts, plugins=(Path(sys.executable),)))
+"""
+    said = machine.python(RTX + program, rtx=True, uncapturable=1).out.splitlines()
+    assert said[0] == "TensorRT-RTX says that this engine cannot be captured"
+    assert said[1].startswith("the engine was cut short: ")
+    assert said[2] == "TensorRT-RTX 1.7.1.116 takes no plugin libraries; build the engine again"
+
+
 # plugins
 
 
@@ -608,18 +648,19 @@ def test_what_is_never_closed_ends_with_the_process(machine):
 
 
 def surface(version: str) -> dict[str, list[str]]:
-    """The public names on each public class of the stand-in."""
+    """The public names on each public class of the stand-in; with "rtx", as TensorRT-RTX."""
     program = """
-import json, sys
+import importlib, json, sys
 sys.path.insert(0, sys.argv[1])
-import tensorrt
-classes = {name: one for name, one in vars(tensorrt).items() if isinstance(one, type) and not name.startswith("_")}
+module = importlib.import_module(sys.argv[2])
+classes = {name: one for name, one in vars(module).items() if isinstance(one, type) and not name.startswith("_")}
 own = lambda one: [*vars(one), *getattr(one, "__members__", ())]
 print(json.dumps({name: sorted({key for key in own(one) if not key.startswith("_")}) for name, one in classes.items()
-                  if one.__module__ == "tensorrt"}))
+                  if one.__module__ == sys.argv[2]}))
 """
     environment = {**os.environ, "CUDA_STANDIN_TENSORRT": version}
-    command = [sys.executable, "-c", program, str(FOLDER)]
+    where = (FOLDER / "with_rtx", "tensorrt_rtx") if version == "rtx" else (FOLDER, "tensorrt")
+    command = [sys.executable, "-c", program, *map(str, where)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     found: dict[str, list[str]] = json.loads(done.stdout)
     return found
@@ -658,15 +699,17 @@ ONLY_BEFORE_11 = {
 
 @needs_rtx
 @pytest.mark.tensorrt
-@pytest.mark.parametrize("version", ["8.6.0", "10.9.0", "11.1.0"])
+@pytest.mark.parametrize("version", ["8.6.0", "10.9.0", "11.1.0", "rtx"])
 def test_the_stand_in_has_no_name_that_the_real_library_lacks(version):
     import tensorrt_rtx
 
+    found = surface(version)
+    assert {"Runtime", "ICudaEngine", "IExecutionContext", "IBuilderConfig"} < found.keys()
     names = {
         name if not hasattr(tensorrt_rtx, name) else f"{name}.{key}"
-        for name, keys in surface(version).items()
+        for name, keys in found.items()
         for key in keys
         if not hasattr(getattr(tensorrt_rtx, name, None), key)
     }
-    allowed = set() if version.startswith("11") else set().union(*ONLY_BEFORE_11.values())
+    allowed = set() if version in ("11.1.0", "rtx") else set().union(*ONLY_BEFORE_11.values())
     assert sorted(names - allowed) == []

@@ -45,6 +45,7 @@ class Machine:
 
     - ``version``: of TensorRT, ``10.9.0`` unless said;
     - ``pycuda``: whether PyCUDA is installed;
+    - ``rtx``: whether ``tensorrt_rtx`` is the stand-in, not what is installed;
     - ``driver``: False for a machine without the CUDA driver;
     - any other: what the heads of ``cuda.c`` and ``nvml.c`` list, such as ``sm=86, memory=1 << 20``.
     """
@@ -60,11 +61,18 @@ class Machine:
         return Machine(folder)
 
     def environment(
-        self, *, version: str = "10.9.0", pycuda: bool = False, driver: bool = True, **settings: object
+        self,
+        *,
+        version: str = "10.9.0",
+        pycuda: bool = False,
+        rtx: bool = False,
+        driver: bool = True,
+        **settings: object,
     ) -> dict[str, str]:
         """The environment of a process on this machine."""
         kept = {key: value for key, value in os.environ.items() if not key.startswith("CUDA_")}
-        paths = [str(FOLDER), *([str(FOLDER / "with_pycuda")] if pycuda else []), str(_ROOT)]
+        more = [folder for folder, wanted in (("with_pycuda", pycuda), ("with_rtx", rtx)) if wanted]
+        paths = [str(FOLDER), *(str(FOLDER / folder) for folder in more), str(_ROOT)]
         libraries = [str(self.libraries)] if driver else []
         return {
             **kept,

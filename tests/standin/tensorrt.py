@@ -25,10 +25,15 @@ import numpy as np
 import onnx
 import onnxruntime
 
-__version__ = os.environ.get("CUDA_STANDIN_TENSORRT", "10.9.0")
-_MAJOR = int(__version__.split(".")[0])
+_RTX = __name__ == "tensorrt_rtx"
+"""TensorRT-RTX has the interface of 11, plans of its own, no plugins, and compiles for a shape when it meets it."""
 
-_MAGIC = b"standin\0"
+__version__ = "1.7.1.116" if _RTX else os.environ.get("CUDA_STANDIN_TENSORRT", "10.9.0")
+_MAJOR = 11 if _RTX else int(__version__.split(".")[0])
+
+_MAGIC = b"vtrt" if _RTX else b"standin\0"
+_PAD = 24 if _RTX else len(_MAGIC)
+"""Where the header's length is."""
 
 
 # Enumerations.
@@ -252,6 +257,8 @@ def _creators(library):
 
 
 def init_libnvinfer_plugins(logger, namespace):
+    if _RTX:  # parsing an operator whose creator is registered ends the process
+        os.abort()
     _take_logger(logger)
     _GLOBAL_CREATORS.update({"EfficientNMS_TRT", "ROIAlign_TRT"})
     # What was loaded for the whole process registered itself.
@@ -662,7 +669,9 @@ class Builder:
             "calibrated": calibrated,
         }
         header = json.dumps(asked).encode()
-        return IHostMemory(_MAGIC + struct.pack("<I", len(header)) + header + model)
+        size = _PAD + 4 + len(header) + len(model)
+        start = struct.pack("<4s12xQ", _MAGIC, size) if _RTX else _MAGIC
+        return IHostMemory(start + struct.pack("<I", len(header)) + header + model)
 
 
 def _watched(monitor, layers):
@@ -749,8 +758,8 @@ def read(engine):
     """
     if engine[: len(_MAGIC)] != _MAGIC:
         raise ValueError("Serialization assertion magicTagRead == kMAGIC_TAG failed.Magic tag does not match")
-    (length,) = struct.unpack_from("<I", engine, len(_MAGIC))
-    start = len(_MAGIC) + 4
+    (length,) = struct.unpack_from("<I", engine, _PAD)
+    start = _PAD + 4
     try:
         header = json.loads(engine[start : start + length])
     except ValueError:
@@ -854,9 +863,14 @@ class ICudaEngine:
     def get_tensor_profile_shape(self, name, profile_index):
         return [Dims(one) for one in self._header["profiles"][profile_index][name]]
 
-    def create_execution_context(self):
-        context = IExecutionContext(self)
+    def create_execution_context(self, runtime_config=None):
+        if runtime_config is not None and not _RTX:
+            raise TypeError("create_execution_context(): incompatible function arguments")
+        context = IExecutionContext(self, runtime_config)
         return context if context._memory.got else None
+
+    def create_runtime_config(self):
+        return IRuntimeConfig()
 
     def create_engine_inspector(self):
         return EngineInspector(self)
@@ -867,12 +881,24 @@ class ICudaEngine:
     _dynamic = property(lambda self: any(-1 in one.shape for one in self._tensors.values() if one.is_network_input))
 
 
+class DynamicShapesKernelSpecializationStrategy(enum.Enum):
+    LAZY, EAGER, NONE = range(3)
+
+
+class IRuntimeConfig:
+    __slots__ = ("dynamic_shapes_kernel_specialization_strategy",)
+
+    def __init__(self):
+        self.dynamic_shapes_kernel_specialization_strategy = DynamicShapesKernelSpecializationStrategy.LAZY
+
+
 class IExecutionContext:
     __slots__ = (
         "__weakref__",
         "_active",
         "_addresses",
         "_calls",
+        "_eager",
         "_memory",
         "_shapes",
         "engine",
@@ -880,8 +906,10 @@ class IExecutionContext:
         "profiler",
     )
 
-    def __init__(self, engine):
+    def __init__(self, engine, config=None):
         self.engine, self.profiler, self.enqueue_emits_profile = engine, None, True
+        strategy = getattr(config, "dynamic_shapes_kernel_specialization_strategy", None)
+        self._eager = not engine._dynamic or (strategy is not None and strategy.name == "EAGER")
         self._addresses, self._shapes, self._calls = {}, {}, []
         taken = not engine._header["sharing"] and any(one._active == 0 for one in engine._contexts)
         self._active = -1 if engine._dynamic and taken else 0
@@ -953,6 +981,10 @@ class IExecutionContext:
             for name, ms in _times(self.engine, shapes, self._addresses):
                 self.profiler.report_layer_time(name, ms)
         return True
+
+    def is_stream_capturable(self, stream):
+        # Its compiler works in the background, and what is captured before it is done would stay what runs.
+        return self._eager and not os.environ.get("CUDA_STANDIN_UNCAPTURABLE")
 
     def _say(self, words):
         self.engine._runtime.logger.log(ILogger.Severity.ERROR, words)
@@ -1127,6 +1159,9 @@ def _times(engine, shapes, addresses):
     return [(layer["Name"], sum(spent.get(name, 0.0) for name in layer["nodes"])) for layer in _plan(engine)]
 
 
+if not _RTX:
+    del DynamicShapesKernelSpecializationStrategy, IRuntimeConfig
+    del ICudaEngine.create_runtime_config, IExecutionContext.is_stream_capturable
 if _MAJOR < 10:  # what TensorRT 8 did not have yet
     del IProgressMonitor, IBuilderConfig.progress_monitor
     del ParserError.node_name, ParserError.node_operator

@@ -191,13 +191,8 @@ class EngineRunner:
             return {name: value[: len(images)].copy() for name, value in lane.results().items()}
 
     def lane(self, images: NDArray[np.float32]) -> _EngineLane:
-        smallest, _, largest = self._loaded.batches
-        if not smallest <= len(images) <= largest:
-            allowed = str(largest) if smallest == largest else f"{smallest} to {largest}"
-            raise BackendError(f"the engine takes a batch of {allowed}, not of {len(images)}; build it with --batch")
         with self._lock:
-            lane = self._new_lane(len(images))
-            lane.fill(images)
+            lane = self._lane_of(images)
             # The first run also does what is done once; it must not be captured.
             lane.run()
             self._capture(lane)
@@ -207,8 +202,7 @@ class EngineRunner:
     def profile(self, images: NDArray[np.float32], runs: int, warm_up: int) -> tuple[LayerTime, ...]:
         profiler = _profiler(self._loaded.trt)
         with self._lock:
-            lane = self._new_lane(len(images), profiler)
-        lane.fill(images)
+            lane = self._lane_of(images, profiler)
         rows: list[list[tuple[str, float]]] = []
         for _ in range(warm_up + runs):
             profiler.times = []
@@ -249,6 +243,15 @@ class EngineRunner:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _lane_of(self, images: NDArray[np.float32], profiler: Any = None) -> _EngineLane:
+        smallest, _, largest = self._loaded.batches
+        if not smallest <= len(images) <= largest:
+            allowed = str(largest) if smallest == largest else f"{smallest} to {largest}"
+            raise BackendError(f"the engine takes a batch of {allowed}, not of {len(images)}; build it with --batch")
+        lane = self._new_lane(len(images), profiler)
+        lane.fill(images)
+        return lane
 
     def _new_lane(self, batch: int, profiler: Any = None) -> _EngineLane:
         lane = _EngineLane(self._loaded, batch, profiler)
