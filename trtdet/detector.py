@@ -38,7 +38,7 @@ class Detector:
     """
 
     file: Path
-    runner: Runner | OnnxRunner
+    runner: Runner
     where: Where
     input: InputConfig
     nms: NmsConfig
@@ -133,7 +133,7 @@ def _open_bundle(bundle: Bundle, nms: str, on: On) -> Detector:
     )
 
 
-def _runner(bundle: Bundle, on: On) -> tuple[Path, Runner | OnnxRunner]:
+def _runner(bundle: Bundle, on: On) -> tuple[Path, Runner]:
     """What runs a bundle, and the file of it that is run."""
     engine = bundle.engine
     if engine is None and on == "engine":

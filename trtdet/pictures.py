@@ -53,7 +53,7 @@ def infer(
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ConfigError(f"several images would be written as '{twice[0]}'; infer them into different folders with -o")
-    stream = ImageStream(images, detector.input, batch_size=detector.runner.batch or 1, on_bad="raise")
+    stream = ImageStream(images, detector.input, batch_size=detector.batch, on_bad="raise")
     rows: list[dict[str, Any]] = []
     pictures: list[Path] = []
     for batch in stream:

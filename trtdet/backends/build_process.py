@@ -143,9 +143,8 @@ def build(trt: Any, request: dict[str, Any], logger: Any, tell: Tell) -> Made:
     network = builder.create_network(flags)
     parser = trt.OnnxParser(network, logger)
     if not parser.parse(Path("model.onnx").read_bytes()):
-        found = [parser.get_error(index) for index in range(parser.num_errors)]
-        if found:
-            logger.errors.insert(0, f"node '{found[0].node_name()}' ({found[0].node_operator()}): {found[0].desc()}")
+        if parser.num_errors:
+            logger.errors.insert(0, words_of(parser.get_error(0)))
         return Made(error="the parser refused the model: " + logger.first())
     config = builder.create_builder_config()
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
@@ -174,6 +173,13 @@ def build(trt: Any, request: dict[str, Any], logger: Any, tell: Tell) -> Made:
         return Made(error="the builder gave no engine: " + logger.first())
     timings = bytes(config.get_timing_cache().serialize()) if request["keep_timings"] else b""
     return Made(bytes(engine), "", timings, (calibration.written or "") if calibration is not None else "")
+
+
+def words_of(error: Any) -> str:
+    """What a parser found wrong, and where; TensorRT 8.6 knows of the node its number alone."""
+    if hasattr(error, "node_name"):
+        return f"node '{error.node_name()}' ({error.node_operator()}): {error.desc()}"
+    return f"node {error.node()}: {error.desc()}"
 
 
 def say_precisions(trt: Any, network: Any, config: Any, request: dict[str, Any]) -> None:
