@@ -1172,5 +1172,3 @@ if _MAJOR >= 11:  # what TensorRT 11 no longer has
     del IBuilderConfig.int8_calibrator, IBuilderConfig.set_calibration_profile
     del CalibrationAlgoType, IInt8Calibrator
     del IInt8EntropyCalibrator2, IInt8EntropyCalibrator, IInt8MinMaxCalibrator, IInt8LegacyCalibrator
-if _MAJOR < 10:
-    del ParserError.node_name, ParserError.node_operator
