@@ -1,0 +1,251 @@
+"""The script that makes the table of engines, on a stand-in for TensorRT and the driver: what is measured against what,
+and that it goes on where it was stopped."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from standin.machine import Finished, Machine
+
+from trtdet.shapes import ShapesSplit
+
+SCRIPT = Path(__file__).resolve().parent.parent.parent / "benchmarks" / "engines.py"
+OLD = "8.6.0"
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("cuda") is None, reason="cuda-python is not installed: pip install 'trtdet[cuda]'"
+)
+
+Run = Callable[..., Finished]
+
+
+@pytest.fixture(scope="module")
+def given(model: Path, calibration_images: Path, validation: ShapesSplit) -> list[object]:
+    """The arguments of every run: batches of 1 and 2 in place of 1 and 32."""
+    return [
+        *("--model", model, "--config", "shapes", "--images", calibration_images, "--num-images", 4),
+        *("--val-images", validation.images, "--annotations", validation.annotations),
+        *("--batches", 1, 2, "--quick", "--seconds", 0.01),
+    ]
+
+
+@pytest.fixture(scope="module")
+def start(machine: Machine, given: list[object]) -> Callable[..., subprocess.Popen[str]]:
+    def call(output: Path, *arguments: object, **settings: Any) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, str(SCRIPT), *map(str, [*given, "-o", output, *arguments])],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=machine.environment(**{"version": OLD, **settings}),
+        )
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def run(start: Callable[..., subprocess.Popen[str]]) -> Run:
+    def call(output: Path, *arguments: object, **settings: Any) -> Finished:
+        process = start(output, *arguments, **settings)
+        out, err = process.communicate(timeout=600)
+        return Finished(process.returncode, out, err)
+
+    return call
+
+
+def steps(output: Path) -> list[dict[str, Any]]:
+    lines = (output / "rows.jsonl").read_text().splitlines()[1:]
+    return [one for one in map(json.loads, lines) if one["kind"] != "facts"]
+
+
+def table(output: Path) -> dict[str, dict[str, Any]]:
+    found = json.loads((output / "engines.json").read_text())
+    return {line["row"]: line for line in found["table"]}
+
+
+@pytest.fixture(scope="module")
+def made(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished table; its networks were made beforehand on a machine without a GPU."""
+    output = tmp_path_factory.mktemp("engines") / "out"
+    rows = ["--rows", "int8-none", "implicit", "int8-plugin"]
+    before = run(output, *rows, "--networks-for", OLD, driver=False)
+    assert before.code == 0, before.err
+    assert before.out == "left to do: nothing\n"
+    done = run(output, *rows, "--tactic-sources", "JIT_CONVOLUTIONS")
+    assert done.code == 0, done.err
+    assert (output / "engines.md").read_text() in done.out
+    return output
+
+
+def test_every_row_is_scored_timed_and_counted(made: Path) -> None:
+    found = table(made)
+    # What the others are compared with is there unasked.
+    assert list(found) == ["fp16", "fp32", "int8-none", "implicit"]
+    for name, line in found.items():
+        assert line["map"] > 0.3
+        assert (line["to_fp32"] is None) == (name == "fp32")
+        for at in line["batches"].values():
+            assert at["compute_ms"] > 0
+            assert at["build_seconds"] > 0
+            assert at["engine_mb"] > 0.5
+    assert found["int8-none"]["to_fp32"]["difference"] == pytest.approx(
+        found["int8-none"]["map"] - found["fp32"]["map"]
+    )
+    counts = {name: line["batches"]["2"]["audit"] for name, line in found.items()}
+    assert counts["fp16"]["fp16"] == counts["fp32"]["fp32"] == counts["int8-none"]["int8"] == counts["implicit"]["int8"]
+    assert [(one["kind"], one["rows"]) for one in steps(made)[:4]] == [
+        *[("network", [row]) for row in ("fp16", "fp32", "int8-none", "implicit")]
+    ]
+
+
+def test_a_row_is_what_trtdet_build_makes(
+    made: Path, machine: Machine, model: Path, calibration_images: Path, validation: ShapesSplit, tmp_path: Path
+) -> None:
+    line = table(made)["int8-none"]
+    command = line["command"].split()
+    assert command[:2] == ["trtdet", "build"]
+    built = machine.trtdet(*command[1:], "--no-measure", "-o", tmp_path / "b", version=OLD)
+    assert built.code == 0, built.err
+    data = ["--images", validation.images, "--annotations", validation.annotations]
+    scored = machine.trtdet("eval", tmp_path / "b", *data, "--json", version=OLD)
+    assert scored.json["map"] == line["map"]
+    assert (tmp_path / "b" / "plan.json").read_bytes() == (made / "shapes" / "int8-none" / "plan.json").read_bytes()
+
+
+def test_rows_are_timed_side_by_side_with_fp16_as_the_baseline(made: Path) -> None:
+    runs = [one for one in steps(made) if one["kind"] == "measure"]
+    # The rows that say most first, at every batch; then all of them.
+    first, everything = ["fp16", "fp32"], ["fp16", "fp32", "int8-none", "implicit"]
+    assert [(one["batch"], one["rows"]) for one in runs] == [(2, first), (1, first), (2, everything), (1, everything)]
+    assert all(one["bench"]["baseline"] == "fp16" for one in runs)
+    for batch, last in (("2", runs[2]), ("1", runs[3])):
+        points = {one["name"]: one["points"][0] for one in last["bench"]["targets"]}
+        for name, line in table(made).items():
+            at, point = line["batches"][batch], points[name]
+            assert at["side_by_side"] == everything
+            assert at["fp16_compute_ms"] == points["fp16"]["compute_ms"]["p50"]
+            assert at["images_per_second"] == pytest.approx(1000 * int(batch) / point["compute_ms"]["p50"])
+            if name == "fp16":
+                assert at["times_fp16"] is None
+                continue
+            ratio = at["times_fp16"]
+            assert ratio["low"] <= ratio["value"] <= ratio["high"]
+            assert ratio["value"] == pytest.approx(1 / point["compute_ratio"]["value"])
+            assert at["times_fp16_with_transfers"]["value"] == pytest.approx(1 / point["ratio"]["value"])
+
+
+def test_int8_that_is_not_faster_is_explained(made: Path) -> None:
+    text = (made / "engines.md").read_text()
+    for name, line in table(made).items():
+        slow = name in ("int8-none", "implicit") and line["batches"]["2"]["times_fp16"]["value"] < 1.3
+        assert (f"## shapes {name}: less than 1.3 times FP16" in text) == slow
+        assert bool(line["explained"]) == slow
+        if slow:
+            assert line["explained"]["audit"].startswith("as built: ")
+            assert line["explained"]["findings"]
+            assert line["explained"]["by_type"]
+
+
+def test_what_was_left_out_and_what_it_ran_on_is_said(made: Path) -> None:
+    text = (made / "engines.md").read_text()
+    assert "- int8-plugin: left out: the plugin's library was not given with --plugin-library" in text
+    facts = json.loads((made / "engines.json").read_text())["facts"]
+    assert (facts["tensorrt"], facts["device"]["name"]) == (OLD, "Stand-in GPU")
+    assert facts["clocks"][0]["before"]["clocks"]["sm_mhz"] == 1410
+    assert facts["numpy"] == np.__version__
+    assert facts["command"][0] == "engines.py"
+    assert facts["tactic_sources"] == ["JIT_CONVOLUTIONS"]
+    assert max(path.stat().st_size for path in made.iterdir() if path.is_file()) < 1 << 20
+
+
+def test_done_work_is_not_done_again_and_bundles_are_dropped_when_asked(made: Path, run: Run) -> None:
+    before = (made / "rows.jsonl").read_text()
+    done = run(made, "--rows", "int8-none", "implicit", "--tactic-sources", "JIT_CONVOLUTIONS", "--drop-bundles")
+    assert done.code == 0, done.err
+    assert (made / "rows.jsonl").read_text() == before
+    assert sorted(path.name for path in made.iterdir()) == ["engines.json", "engines.md", "rows.jsonl"]
+
+
+def test_a_table_of_another_machine_is_not_gone_on_with(run: Run, tmp_path: Path) -> None:
+    rows = ["--rows", "fp16", "--budget-seconds", 0]
+    assert run(tmp_path / "o", *rows).code == 0
+    other = run(tmp_path / "o", *rows, version="10.9.0")
+    assert other.code == 1
+    assert "is of another machine or other options: {'tensorrt': '8.6.0'" in other.err
+    assert "engines.py: error: " in other.err
+
+
+def test_nothing_is_begun_that_the_budget_would_cut_off(run: Run, tmp_path: Path) -> None:
+    output = tmp_path / "o"
+    done = run(output, "--rows", "fp16", "--budget-seconds", 20)
+    assert done.code == 0, done.err
+    assert steps(output) == []
+    assert "'network shapes: fp16' would take about 60 s" in done.err
+    left = done.out.splitlines()[-1]
+    assert left.startswith(
+        "left to do: score shapes: fp16; score shapes: fp32; measure shapes at batch 2: fp16, fp32; "
+    )
+    assert "- left to do: compare shapes: fp16" in (output / "engines.md").read_text()
+
+
+def test_a_run_that_was_killed_goes_on(start: Callable[..., subprocess.Popen[str]], run: Run, tmp_path: Path) -> None:
+    output = tmp_path / "o"
+    process = start(output, "--rows", "fp16")
+    while process.poll() is None:
+        lines = (output / "rows.jsonl").read_text().splitlines() if (output / "rows.jsonl").is_file() else []
+        if any('"kind": "engine"' in line for line in lines):
+            break
+        time.sleep(0.02)
+    process.kill()
+    process.communicate()
+    before = (output / "rows.jsonl").read_text().splitlines()
+    finished = [json.loads(line)["name"] for line in before[1:]]
+    # An engine that is gone, as on a machine that was given back, is built again where it is still needed.
+    (output / "shapes" / "fp16" / "batch-2.engine").unlink(missing_ok=True)
+    done = run(output, "--rows", "fp16")
+    assert done.code == 0, done.err
+    assert done.out.splitlines()[-1] == "left to do: nothing"
+    names = [one["name"] for one in steps(output)]
+    assert (output / "rows.jsonl").read_text().splitlines()[1 : len(before)] == before[1:]
+    again = [name for name in names if name.endswith("#2")]
+    assert again == ["engine shapes at batch 2: fp16 #2"]
+    assert len(set(names)) == len(names)
+    assert set(finished) - {"machine", "model shapes"} <= set(names)
+    assert table(output)["fp16"]["batches"]["2"]["side_by_side"] == ["fp16", "fp32"]
+
+
+def test_a_row_that_fails_costs_no_other(run: Run, tmp_path: Path) -> None:
+    output, given = tmp_path / "o", ["--rows", "implicit", "--batches", 2]
+    assert run(output, *given, "--networks-for", OLD, driver=False).code == 0
+    (output / "shapes" / "implicit" / "ranges.json").write_text("{")
+    done = run(output, *given)
+    assert done.code == 0, done.err
+    found = table(output)
+    assert "ranges.json' cannot be read" in found["implicit"]["not_made"]
+    assert found["implicit"]["batches"]["2"]["compute_ms"] is None
+    assert found["fp16"]["batches"]["2"]["side_by_side"] == ["fp16", "fp32"]
+    assert "- shapes implicit: not made: " in done.out
+    assert done.out.splitlines()[-1] == "left to do: nothing"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--data", "."], "give --data, or --model with --config"),
+        (["--batches", "0"], "--batches takes numbers from 1 up, got 0"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(run: Run, tmp_path: Path, arguments: list[str], message: str) -> None:
+    done = run(tmp_path / "o", *arguments)
+    assert done.code == 1
+    assert message in done.err
+    assert not (tmp_path / "o").exists()
