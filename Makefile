@@ -1,5 +1,5 @@
 # make demo   the whole way on the shipped detector and generated images
-# make test   style, types and tests
+# make test   style, types and tests; make test-benchmarks those of the scripts in benchmarks/
 # Both set up .venv first; nothing else has to be installed.
 # make test-tensorrt86   what can be asked of TensorRT 8.6.0 without a GPU, in .venv86; needs Python 3.10, cc and 4 GB
 
@@ -14,13 +14,16 @@ TORCH  ?= torch==2.13.0
 BIN := $(VENV)/bin
 BIN86 := $(VENV86)/bin
 
-.PHONY: demo test test-tensorrt86 lint clean
+.PHONY: demo test test-benchmarks test-tensorrt86 lint clean
 
 demo: $(VENV)/.demo
 	$(BIN)/trtdet demo -o demo
 
 test: $(VENV)/.dev lint
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "not benchmark"
+
+test-benchmarks: $(VENV)/.dev
+	$(BIN)/python -m pytest -m benchmark
 
 # Its plugins want cuBLAS and cuDNN at import; stand-ins are enough for what is asked here. With TRTDET_TENSORRT_HEADERS
 # and nvcc trtdet's own plugin library is compiled and asked too.

@@ -21,9 +21,12 @@ from trtdet.shapes import ShapesSplit
 SCRIPT = Path(__file__).resolve().parent.parent.parent / "benchmarks" / "engines.py"
 OLD = "8.6.0"
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("cuda") is None, reason="cuda-python is not installed: pip install 'trtdet[cuda]'"
-)
+pytestmark = [
+    pytest.mark.benchmark,
+    pytest.mark.skipif(
+        importlib.util.find_spec("cuda") is None, reason="cuda-python is not installed: pip install 'trtdet[cuda]'"
+    ),
+]
 
 Run = Callable[..., Finished]
 
