@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from trtdet import benching
-from trtdet.backends import OnnxRunner, cuda
+from trtdet.backends import OnnxRunner
 from trtdet.benching import (
     ROUNDS,
     BenchOptions,
@@ -507,14 +507,9 @@ def test_a_busy_machine_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_clocks_are_noted_before_and_after_or_said_not_to_be_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    @dataclass(frozen=True)
-    class Clocks:
-        sm_mhz: int
-
-    monkeypatch.setattr(cuda, "clocks", lambda: None, raising=False)
     assert "clocks not known" in run([constant("a", 1.0, Clock())]).table()
-    readings: Iterator[Clocks] = iter([Clocks(1980), Clocks(1200)])
-    monkeypatch.setattr(cuda, "clocks", lambda: next(readings), raising=False)
+    readings = iter([{"sm_mhz": 1980}, {"sm_mhz": 1200}])
+    monkeypatch.setattr("trtdet.benching._clocks", lambda targets: next(readings))
     done = run([constant("a", 1.0, Clock())])
     assert "clocks: sm_mhz 1980 before, sm_mhz 1200 after" in done.table()
     assert done.as_dict()["machine"]["after"]["clocks"] == {"sm_mhz": 1200}

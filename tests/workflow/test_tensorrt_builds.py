@@ -253,11 +253,12 @@ def test_a_dynamic_batch_shares_its_profile_among_lanes_in_every_version(
         shape = made.manifest.input.shape
         assert (shape.min[0], shape.opt[0], shape.max[0]) == (1, 2, 3)
         done = machine.trtdet(
-            "bench", made.path, "--batch", 1, 3, "--streams", 1, 2, "--seconds", 0.05, "--warm-up", 0, "--min-runs", 2,
+            "bench", made.path, "--batch", 1, 3, "--streams", 2, "--seconds", 0.01, "--warm-up", 0, "--min-runs", 2,
             "--json", version=version,
         )  # fmt: skip
         assert done.code == 0, done.err
         assert [point["batch"] for point in done.json["targets"][0]["points"]] == [1, 3]
+        assert done.json["machine"]["before"]["clocks"]["sm_mhz"] > 0
 
 
 # was it worth it
