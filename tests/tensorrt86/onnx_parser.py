@@ -60,7 +60,8 @@ class Parsed:
 
     Attributes:
         ok: it read all of it.
-        errors: where it did not: ``code``, ``node`` (index), ``function`` and ``words`` of each error.
+        errors: where it did not: ``code``, ``node`` (index), ``function`` and ``words`` of each error; of an exception
+            that it threw the words alone.
         messages: its warnings and errors as they go to a logger.
         findings: what the stand-in saw that a builder would not take, such as operands of different types.
         inputs, outputs, layers: the network; empty where the parser refused.
@@ -87,6 +88,9 @@ class Parser:
     Args:
         trt: the module ``tensorrt``.
         folder: where the program is compiled.
+
+    Attributes:
+        said: what the compiler had to say.
 
     Raises:
         UnavailableError: a compiler or a header is missing.

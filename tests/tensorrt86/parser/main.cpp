@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <exception>
 #include <fstream>
 #include <iostream>
 #include <iterator>
@@ -118,17 +119,22 @@ int report(std::string const& model) {
     Session session;
     auto& [log, network, parser] = session;
     initLibNvInferPlugins(&log, "");
-    bool const parsed = parser->parse(model.data(), model.size());
-
-    std::vector<nvonnxparser::IParserError const*> errors;
-    for (int index = 0; index < parser->getNbErrors(); ++index) {
-        errors.push_back(parser->getError(index));
+    bool parsed = false;
+    std::vector<std::string> errors;
+    try {
+        parsed = parser->parse(model.data(), model.size());
+        for (int index = 0; index < parser->getNbErrors(); ++index) {
+            errors.push_back(described(*parser->getError(index)));
+        }
+    } catch (std::exception const& thrown) {
+        // Where it wants a library that its package lacks, it throws instead.
+        errors.push_back("{\"words\": " + quoted(thrown.what()) + "}");
     }
     // A network that was left half made may have layers without their inputs.
     auto const findings = parsed ? network.findings() : std::set<std::string>{};
     auto const layer = [&](auto const& one) { return described(network, one); };
     std::cout << "{\"parsed\": " << (parsed ? "true" : "false")
-              << ", \"errors\": " << listed(errors, [](auto const* one) { return described(*one); })
+              << ", \"errors\": " << listed(errors, [](auto const& one) { return one; })
               << ", \"messages\": " << listed(log.messages, quoted) << ", \"findings\": " << listed(findings, quoted);
     if (parsed) {
         auto const tensor = [](auto const& one) { return described(one); };

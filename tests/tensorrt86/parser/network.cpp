@@ -3,13 +3,16 @@
 #include <algorithm>
 #include <cstdlib>
 #include <iostream>
-#include <optional>
+#include <numeric>
 #include <utility>
 
 namespace standin {
 namespace {
 
 std::int64_t revision = 0;
+
+// Of a constant: shapes are computed from few.
+constexpr std::int64_t most_numbers = 64;
 
 // How many elements a shape has; -1 where that is not known.
 std::int64_t volume(Dims const& shape) {
@@ -58,28 +61,49 @@ void same_types(Layer const& layer, std::size_t first, std::size_t second) {
 
 bool is_float(DataType type) { return type == DataType::kFLOAT || type == DataType::kHALF; }
 
-// Whole numbers that an input always has, where they are a constant of the network.
-std::optional<std::vector<int32_t>> whole_numbers(Layer const& layer, std::size_t input) {
-    Layer const* maker = layer.inputs[input]->maker();
-    if (maker == nullptr || maker->getType() != LayerType::kCONSTANT) {
-        return std::nullopt;
-    }
-    Weights const weights = static_cast<IConstantLayer*>(maker->face)->getWeights();
-    if (weights.type != DataType::kINT32) {
-        return std::nullopt;
-    }
-    auto const* first = static_cast<int32_t const*>(weights.values);
-    return std::vector<int32_t>(first, first + weights.count);
-}
-
 // A shape that an input holds, itself a tensor (rank).
 Dims held_shape(Layer const& layer, std::size_t input) {
     Dims const holder = layer.shape(input);
-    Dims shape = unknown(holder.nbDims > 0 ? holder.d[0] : 0);
-    if (auto const values = whole_numbers(layer, input)) {
-        std::copy(values->begin(), values->end(), shape.d);
+    Dims shape = unknown(holder.nbDims > 0 ? std::max(holder.d[0], 0) : 0);
+    if (auto const numbers = layer.held(input)) {
+        std::transform(numbers->begin(), numbers->end(), shape.d, [](auto one) { return one.value_or(-1); });
     }
     return shape;
+}
+
+Numbers as_numbers(Dims const& dims) { return {dims.d, dims.d + dims.nbDims}; }
+
+// What an operation on pairs gives for two whole numbers.
+std::optional<int32_t> paired(ElementWiseOperation operation, std::optional<int32_t> a, std::optional<int32_t> b) {
+    if (!a || !b) {
+        return std::nullopt;
+    }
+    switch (operation) {
+        case ElementWiseOperation::kSUM: return *a + *b;
+        case ElementWiseOperation::kPROD: return *a * *b;
+        case ElementWiseOperation::kMAX: return std::max(*a, *b);
+        case ElementWiseOperation::kMIN: return std::min(*a, *b);
+        case ElementWiseOperation::kSUB: return *a - *b;
+        case ElementWiseOperation::kDIV: return *b == 0 ? std::nullopt : std::optional(*a / *b);
+        case ElementWiseOperation::kFLOOR_DIV:
+            return *b == 0 ? std::nullopt : std::optional(*a / *b - (*a % *b != 0 && (*a < 0) != (*b < 0)));
+        case ElementWiseOperation::kEQUAL: return *a == *b;
+        case ElementWiseOperation::kLESS: return *a < *b;
+        case ElementWiseOperation::kGREATER: return *a > *b;
+        default: return std::nullopt;
+    }
+}
+
+// Numbers of the same count, or one that stands for all.
+std::optional<int32_t> at(Numbers const& numbers, std::size_t index) {
+    return numbers.size() == 1 ? numbers.front() : numbers[index];
+}
+
+// The same numbers in the same order.
+void hold_inputs(Layer& layer) {
+    if (auto numbers = layer.held(0)) {
+        layer.holds(std::move(*numbers));
+    }
 }
 
 void as_input(Layer& layer) { layer.gives(layer.shape(0), layer.type(0)); }
@@ -218,6 +242,13 @@ DataType Tensor::getType() const noexcept {
     return type;
 }
 
+std::optional<Numbers> const& Tensor::held() const {
+    if (maker_ != nullptr) {
+        maker_->update();
+    }
+    return numbers;
+}
+
 // Layers
 
 Layer::Layer(Network& network, LayerType kind, std::vector<Tensor*> given, int32_t count)
@@ -232,6 +263,9 @@ void Layer::update() {
         return;
     }
     seen_ = revision;
+    for (Tensor& output : outputs) {
+        output.numbers.reset();
+    }
     infer();
     for (auto const& [index, type] : asked_types_) {
         outputs[index].type = type;
@@ -242,6 +276,8 @@ void Layer::gives(Dims shape, DataType type, std::size_t output) {
     outputs[output].dimensions = shape;
     outputs[output].type = type;
 }
+
+void Layer::holds(Numbers numbers) { outputs.front().numbers = std::move(numbers); }
 
 void Layer::wrong(std::string const& what) const { network_.wrong(name + ": " + what); }
 
@@ -324,7 +360,10 @@ ICastLayer* Network::addCast(ITensor& input, DataType type) noexcept {
     auto const made = std::make_shared<Recorded<apiv::VCastLayer>>();
     made->toType = type;
     return add<ICastLayer>(LayerType::kCAST, {&input}, 1, made,
-                           [](Layer& layer, auto& cast) { layer.gives(layer.shape(0), cast.toType); });
+                           [](Layer& layer, auto& cast) {
+                               layer.gives(layer.shape(0), cast.toType);
+                               hold_inputs(layer);
+                           });
 }
 
 IConcatenationLayer* Network::addConcatenation(ITensor* const* inputs, int32_t count) noexcept {
@@ -347,6 +386,14 @@ IConcatenationLayer* Network::addConcatenation(ITensor* const* inputs, int32_t c
             size = size < 0 || next.d[join.axis] < 0 ? -1 : size + next.d[join.axis];
         }
         layer.gives(shape, layer.type(0));
+        Numbers joined;
+        for (Tensor const* input : layer.inputs) {
+            if (shape.nbDims != 1 || !input->held()) {
+                return;
+            }
+            joined.insert(joined.end(), input->held()->begin(), input->held()->end());
+        }
+        layer.holds(std::move(joined));
     };
     return add<IConcatenationLayer>(LayerType::kCONCATENATION, {inputs, inputs + count}, 1, made, infer);
 }
@@ -361,6 +408,10 @@ IConstantLayer* Network::addConstant(Dims dimensions, Weights weights) noexcept 
                         written(constant.dimensions));
         }
         layer.gives(constant.dimensions, constant.weights.type);
+        if (constant.weights.type == DataType::kINT32 && constant.weights.count <= most_numbers) {
+            auto const* const first = static_cast<int32_t const*>(constant.weights.values);
+            layer.holds({first, first + constant.weights.count});
+        }
     });
 }
 
@@ -401,6 +452,14 @@ IElementWiseLayer* Network::addElementWise(ITensor& first, ITensor& second, Elem
         bool const compares = does == ElementWiseOperation::kEQUAL || does == ElementWiseOperation::kLESS ||
                               does == ElementWiseOperation::kGREATER;
         layer.gives(broadcast(layer, layer.shape(0), layer.shape(1)), compares ? DataType::kBOOL : layer.type(0));
+        auto const first = layer.held(0), second = layer.held(1);
+        if (first && second && layer.shape(0).nbDims <= 1) {
+            Numbers numbers(first->size() == 1 ? second->size() : first->size());
+            for (std::size_t index = 0; index < numbers.size(); ++index) {
+                numbers[index] = paired(does, at(*first, index), at(*second, index));
+            }
+            layer.holds(std::move(numbers));
+        }
     };
     return add<IElementWiseLayer>(LayerType::kELEMENTWISE, {&first, &second}, 1, made, infer);
 }
@@ -441,6 +500,18 @@ IGatherLayer* Network::gather(ITensor& data, ITensor& indices, int32_t axis, Gat
                           [&](int32_t size) { append(shape, size); });
         }
         layer.gives(shape, layer.type(0));
+        auto const numbers = layer.held(0), places = layer.held(1);
+        bool const plain = gathering.mode == GatherMode::kDEFAULT && from.nbDims == 1;
+        if (plain && numbers && places) {
+            Numbers picked;
+            for (auto const place : *places) {
+                // A negative one counts from the end.
+                auto const count = static_cast<int32_t>(numbers->size());
+                bool const inside = place && *place >= -count && *place < count;
+                picked.push_back(inside ? (*numbers)[*place < 0 ? *place + count : *place] : std::nullopt);
+            }
+            layer.holds(std::move(picked));
+        }
     };
     return add<IGatherLayer>(LayerType::kGATHER, {&data, &indices}, 1, made, infer);
 }
@@ -455,7 +526,10 @@ IGatherLayer* Network::addGatherV2(ITensor& data, ITensor& indices, GatherMode m
 
 IIdentityLayer* Network::addIdentity(ITensor& input) noexcept {
     auto const made = std::make_shared<Recorded<apiv::VIdentityLayer>>();
-    return add<IIdentityLayer>(LayerType::kIDENTITY, {&input}, 1, made, [](Layer& layer, auto&) { as_input(layer); });
+    return add<IIdentityLayer>(LayerType::kIDENTITY, {&input}, 1, made, [](Layer& layer, auto&) {
+        as_input(layer);
+        hold_inputs(layer);
+    });
 }
 
 IMatrixMultiplyLayer* Network::addMatrixMultiply(ITensor& first, MatrixOperation first_operation, ITensor& second,
@@ -558,6 +632,12 @@ IReduceLayer* Network::addReduce(ITensor& input, ReduceOperation operation, uint
             }
         }
         layer.gives(shape, layer.type(0));
+        // How many elements a shape has.
+        if (auto const numbers = layer.held(0); numbers && from.nbDims == 1 && reduction.reduceAxes == 1 &&
+                                                reduction.operation == ReduceOperation::kPROD) {
+            auto const product = [](auto a, auto b) { return paired(ElementWiseOperation::kPROD, a, b); };
+            layer.holds({std::accumulate(numbers->begin(), numbers->end(), std::optional<int32_t>(1), product)});
+        }
     });
 }
 
@@ -616,6 +696,15 @@ ISelectLayer* Network::addSelect(ITensor& condition, ITensor& first, ITensor& se
         }
         same_types(layer, 1, 2);
         layer.gives(broadcast(layer, broadcast(layer, layer.shape(0), layer.shape(1)), layer.shape(2)), layer.type(1));
+        auto const chosen = layer.held(0), first = layer.held(1), second = layer.held(2);
+        if (chosen && first && second && layer.shape(0).nbDims <= 1) {
+            Numbers numbers(std::max({chosen->size(), first->size(), second->size()}));
+            for (std::size_t index = 0; index < numbers.size(); ++index) {
+                auto const which = at(*chosen, index);
+                numbers[index] = which ? at(*which != 0 ? *first : *second, index) : std::nullopt;
+            }
+            layer.holds(std::move(numbers));
+        }
     });
 }
 
@@ -623,8 +712,13 @@ IShapeLayer* Network::addShape(ITensor& input) noexcept {
     auto const made = std::make_shared<Recorded<apiv::VShapeLayer>>();
     return add<IShapeLayer>(LayerType::kSHAPE, {&input}, 1, made, [](Layer& layer, auto&) {
         Dims holder{};
-        append(holder, layer.shape(0).nbDims);
+        Dims const shape = layer.shape(0);
+        append(holder, shape.nbDims);
         layer.gives(holder, DataType::kINT32);
+        Numbers numbers = as_numbers(shape);
+        std::replace_if(
+            numbers.begin(), numbers.end(), [](auto one) { return one < 0; }, std::nullopt);
+        layer.holds(std::move(numbers));
     });
 }
 
@@ -647,26 +741,25 @@ IShuffleLayer* Network::addShuffle(ITensor& input) noexcept {
         };
         Dims shape = transposed(layer.shape(0), shuffle.firstTranspose);
         Dims asked = shuffle.reshapeDimensions;
-        bool const computed = layer.has(1) && !whole_numbers(layer, 1);
         if (layer.has(1)) {
             asked = held_shape(layer, 1);
         }
         if (asked.nbDims != no_reshape) {
             std::int64_t const count = volume(shape);
             std::int64_t others = 1;
-            int32_t open = -1;
-            for (int32_t axis = 0; axis < asked.nbDims && !computed; ++axis) {
+            std::vector<int32_t> open;
+            for (int32_t axis = 0; axis < asked.nbDims; ++axis) {
                 if (asked.d[axis] == 0 && shuffle.zeroIsPlaceholder) {
                     asked.d[axis] = shape.d[axis];
                 }
-                if (asked.d[axis] == -1) {
-                    open = axis;
+                if (asked.d[axis] < 0) {
+                    open.push_back(axis);
                 } else {
                     others *= asked.d[axis];
                 }
             }
-            if (open >= 0 && count >= 0 && others > 0) {
-                asked.d[open] = static_cast<int32_t>(count / others);
+            if (open.size() == 1 && count >= 0 && others > 0) {
+                asked.d[open.front()] = static_cast<int32_t>(count / others);
             }
             if (count >= 0 && volume(asked) >= 0 && volume(asked) != count) {
                 layer.wrong("cannot be reshaped: " + written(shape) + " to " + written(asked));
@@ -674,6 +767,9 @@ IShuffleLayer* Network::addShuffle(ITensor& input) noexcept {
             shape = asked;
         }
         layer.gives(transposed(shape, shuffle.secondTranspose), layer.type(0));
+        if (layer.shape(0).nbDims <= 1) {
+            hold_inputs(layer);
+        }
     };
     return add<IShuffleLayer>(LayerType::kSHUFFLE, {&input}, 1, made, infer);
 }
@@ -686,15 +782,28 @@ ISliceLayer* Network::addSlice(ITensor& input, Dims start, Dims size, Dims strid
     return add<ISliceLayer>(LayerType::kSLICE, {&input}, 1, made, [](Layer& layer, auto& slice) {
         Dims const from = layer.shape(0);
         Dims const shape = layer.has(2) ? held_shape(layer, 2) : slice.size;
-        bool const fixed = layer.inputs.size() == 1 && slice.mode == SliceMode::kDEFAULT;
-        for (int32_t axis = 0; fixed && axis < shape.nbDims; ++axis) {
-            int32_t const last = slice.start.d[axis] + (shape.d[axis] - 1) * slice.stride.d[axis];
-            int32_t const size = from.d[axis];
-            if (size >= 0 && shape.d[axis] > 0 && (slice.start.d[axis] < 0 || last < 0 || last >= size)) {
-                layer.wrong("slices " + written(shape) + " from " + written(slice.start) + " out of " + written(from));
+        auto const or_held = [&](std::size_t input, Dims const& given) {
+            return layer.has(input) ? layer.held(input).value_or(Numbers(from.nbDims)) : as_numbers(given);
+        };
+        Numbers const starts = or_held(1, slice.start), sizes = or_held(2, slice.size), strides = or_held(3, slice.stride);
+        auto const numbers = layer.held(0);
+        layer.gives(shape, layer.type(0));
+        for (int32_t axis = 0; axis < shape.nbDims && slice.mode == SliceMode::kDEFAULT; ++axis) {
+            auto const start = starts[axis], size = sizes[axis], stride = strides[axis];
+            if (!start || !size || !stride || *size <= 0 || from.d[axis] < 0) {
+                continue;
+            }
+            int32_t const last = *start + (*size - 1) * *stride;
+            if (*start < 0 || *start >= from.d[axis] || last < 0 || last >= from.d[axis]) {
+                layer.wrong("slices " + written(shape) + " out of " + written(from));
+            } else if (numbers && from.nbDims == 1) {
+                Numbers picked;
+                for (int32_t index = 0; index < *size; ++index) {
+                    picked.push_back((*numbers)[*start + index * *stride]);
+                }
+                layer.holds(std::move(picked));
             }
         }
-        layer.gives(shape, layer.type(0));
     });
 }
 
@@ -712,8 +821,8 @@ ITopKLayer* Network::addTopK(ITensor& input, TopKOperation operation, int32_t k,
     return add<ITopKLayer>(LayerType::kTOPK, {&input}, 2, made, [](Layer& layer, auto& best) {
         int32_t count = best.k;
         if (layer.has(1)) {
-            auto const values = whole_numbers(layer, 1);
-            count = values && !values->empty() ? values->front() : -1;
+            auto const numbers = layer.held(1);
+            count = numbers && !numbers->empty() ? numbers->front().value_or(-1) : -1;
         }
         Dims shape = layer.shape(0);
         for (int32_t axis = 0; axis < shape.nbDims; ++axis) {
@@ -792,8 +901,8 @@ public:
             if (one.output != LoopOutput::kLAST_VALUE) {
                 std::copy_backward(shape.d + one.axis, shape.d + shape.nbDims, shape.d + shape.nbDims + 1);
                 ++shape.nbDims;
-                auto const rounds = layer.has(1) ? whole_numbers(layer, 1) : std::nullopt;
-                shape.d[one.axis] = rounds && rounds->size() == 1 ? rounds->front() : -1;
+                auto const rounds = layer.held(1);
+                shape.d[one.axis] = rounds && rounds->size() == 1 ? rounds->front().value_or(-1) : -1;
             }
             layer.gives(shape, layer.type(0));
         });

@@ -12,6 +12,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <type_traits>
@@ -35,6 +36,10 @@ class Recorded;
 class Layer;
 class Network;
 
+// The whole numbers of a small tensor, as shapes are computed from; each may be open.
+using Numbers = std::vector<std::optional<int32_t>>;
+
+// A tensor, whose shape, type and numbers its layer works out when they are asked for.
 class Tensor final : public Recorded<apiv::VTensor> {
 public:
     // Without a layer that makes it, it is an input of the network.
@@ -59,7 +64,11 @@ public:
         return found == axis_names_.end() ? nullptr : found->second.c_str();
     }
 
+    // Its numbers, where they can be worked out.
+    std::optional<Numbers> const& held() const;
+
     bool is_output{};
+    std::optional<Numbers> numbers;
 
 private:
     struct Face final : ITensor {
@@ -84,8 +93,14 @@ public:
     DataType type(std::size_t input) const { return inputs[input]->getType(); }
     bool has(std::size_t input) const { return input < inputs.size() && inputs[input] != nullptr; }
 
+    // The numbers of an input, where there is one and they can be worked out.
+    std::optional<Numbers> held(std::size_t input) const { return has(input) ? inputs[input]->held() : std::nullopt; }
+
     // Says what an output is.
     void gives(Dims shape, DataType type, std::size_t output = 0);
+
+    // Says which numbers the first output holds.
+    void holds(Numbers numbers);
 
     // Notes what a builder would not take, in the stand-in's own words.
     void wrong(std::string const& what) const;
