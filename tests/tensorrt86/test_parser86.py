@@ -31,13 +31,13 @@ pytestmark = pytest.mark.tensorrt86
 CONFIGS = {"shapes": "shapes", "yolox_nano": "yolox", "yolov5n": "yolov5", "picodet_s": "dfl"}
 """Model by model, its configuration."""
 
-HOST = BuildOptions("int8", correct=(), nms="host", backend="tensorrt")
+NAMES = [pytest.param(name, marks=() if name == "shapes" else pytest.mark.slow) for name in CONFIGS]
+
+HOST = BuildOptions("int8", correct=(), nms="host", silu="keep", backend="tensorrt")
 DYNAMIC = replace(HOST, batch=(1, 4, 8))
 VARIANTS = {
     **{nms: replace(HOST, nms=nms) for nms in ("host", "efficient", "native", "onnx")},
     **{f"dynamic-{nms}": replace(DYNAMIC, nms=nms) for nms in ("host", "efficient", "native", "onnx")},
-    "auto": replace(HOST, nms="auto"),
-    "keep": replace(HOST, silu="keep"),
     "depthwise": replace(HOST, keep=KeepOptions(("depthwise",))),
     "implicit": replace(HOST, quantization="implicit"),
     "implicit-depthwise": replace(HOST, quantization="implicit", keep=KeepOptions(("depthwise",))),
@@ -160,7 +160,7 @@ def test_the_program_compiles_without_a_warning(parser: Parser) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_parser_reads_what_is_handed_over(
     trt: Any, parser: Parser, handed: Any, name: str, path: Path, variant: str
 ) -> None:
@@ -225,7 +225,7 @@ TYPES = {plugin_ops.SAME: "FLOAT", 0: "FLOAT", plugin_ops.INT8: "INT8"}
 """What a plugin writes, by ``output_type``; what reads and writes the same is float here."""
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_parser_makes_the_plugins_of_what_their_nodes_say(
     trt: Any, parser: Parser, library: Path, handed: Any, name: str, path: Path
 ) -> None:

@@ -4,8 +4,8 @@
 //     parse --unknown OPERATOR...
 //
 // One JSON object on standard output; the second form gives a list of those operators that the parser does not know.
-// Exit 0: it was read; 1: the parser refused it; 2: wrong usage, or a library that cannot be loaded; 3: the parser asked
-// the network for what is not written here, which "lacks" names.
+// Exit 0: it was read; 1: the parser refused it; 2: wrong usage, or a library that cannot be loaded; 3: the parser
+// asked the network for what is not written here, which "lacks" names.
 #include "network.h"
 
 #include <NvInferPlugin.h>
@@ -83,7 +83,8 @@ std::string described(IPluginV2& plugin) {
 std::string described(standin::Network const& network, standin::Layer const& layer) {
     auto const name = [](standin::Tensor const* tensor) { return tensor ? quoted(tensor->getName()) : "null"; };
     bool const plugin = layer.getType() == LayerType::kPLUGIN_V2;
-    return "{\"name\": " + quoted(layer.getName()) + ", \"type\": " + std::to_string(static_cast<int>(layer.getType())) +
+    return "{\"name\": " + quoted(layer.getName()) +
+           ", \"type\": " + std::to_string(static_cast<int>(layer.getType())) +
            ", \"inputs\": " + listed(layer.inputs, name) +
            ", \"outputs\": " + listed(layer.outputs, [](auto const& one) { return described(one); }) +
            ", \"plugin\": " + (plugin ? described(network.plugin(layer)) : "null") + "}";
@@ -99,8 +100,8 @@ std::string described(nvonnxparser::IParserError const& error) {
 struct Session {
     Log log;
     standin::Network network;
-    // The parser holds the weights that the network's constants point to, and so it lives as long. Its destructor is not
-    // where the header has it: the header's flags came after 8.6.0, and its destructor stands behind them.
+    // The parser holds the weights that the network's constants point to, and so it lives as long. Its destructor is
+    // not where the header has it: the header's flags came after 8.6.0, and its destructor stands behind them.
     static void destroy(nvonnxparser::IParser* parser) { parser->destroy(); }
     std::unique_ptr<nvonnxparser::IParser, decltype(&destroy)> parser{
         nvonnxparser::createParser(network.face(), log), destroy};

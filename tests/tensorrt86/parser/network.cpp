@@ -785,7 +785,9 @@ ISliceLayer* Network::addSlice(ITensor& input, Dims start, Dims size, Dims strid
         auto const or_held = [&](std::size_t input, Dims const& given) {
             return layer.has(input) ? layer.held(input).value_or(Numbers(from.nbDims)) : as_numbers(given);
         };
-        Numbers const starts = or_held(1, slice.start), sizes = or_held(2, slice.size), strides = or_held(3, slice.stride);
+        Numbers const starts = or_held(1, slice.start);
+        Numbers const sizes = or_held(2, slice.size);
+        Numbers const strides = or_held(3, slice.stride);
         auto const numbers = layer.held(0);
         layer.gives(shape, layer.type(0));
         for (int32_t axis = 0; axis < shape.nbDims && slice.mode == SliceMode::kDEFAULT; ++axis) {
@@ -896,7 +898,7 @@ public:
         auto const made = std::make_shared<Output>();
         made->output = output;
         made->axis = axis;
-        return network_.add<ILoopOutputLayer>(LayerType::kLOOP_OUTPUT, {&tensor}, 1, made, [](Layer& layer, Output& one) {
+        auto const infer = [](Layer& layer, Output& one) {
             Dims shape = layer.shape(0);
             if (one.output != LoopOutput::kLAST_VALUE) {
                 std::copy_backward(shape.d + one.axis, shape.d + shape.nbDims, shape.d + shape.nbDims + 1);
@@ -905,7 +907,8 @@ public:
                 shape.d[one.axis] = rounds && rounds->size() == 1 ? rounds->front().value_or(-1) : -1;
             }
             layer.gives(shape, layer.type(0));
-        });
+        };
+        return network_.add<ILoopOutputLayer>(LayerType::kLOOP_OUTPUT, {&tensor}, 1, made, infer);
     }
 
 private:

@@ -175,7 +175,8 @@ public:
     IConvolutionLayer* addConvolutionNd(ITensor& input, int32_t maps, Dims kernel, Weights weights,
                                         Weights bias) noexcept override;
     IDequantizeLayer* addDequantize(ITensor& input, ITensor& scale) noexcept override;
-    IElementWiseLayer* addElementWise(ITensor& first, ITensor& second, ElementWiseOperation operation) noexcept override;
+    IElementWiseLayer* addElementWise(ITensor& first, ITensor& second,
+                                      ElementWiseOperation operation) noexcept override;
     IFillLayer* addFill(Dims dimensions, FillOperation operation) noexcept override;
     IGatherLayer* addGather(ITensor& data, ITensor& indices, int32_t axis) noexcept override;
     IGatherLayer* addGatherV2(ITensor& data, ITensor& indices, GatherMode mode) noexcept override;
