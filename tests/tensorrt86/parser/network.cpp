@@ -94,9 +94,12 @@ std::optional<int32_t> paired(ElementWiseOperation operation, std::optional<int3
     }
 }
 
-// Numbers of the same count, or one that stands for all.
+// Of numbers of the same count, or of one that stands for all.
 std::optional<int32_t> at(Numbers const& numbers, std::size_t index) {
-    return numbers.size() == 1 ? numbers.front() : numbers[index];
+    if (numbers.size() == 1) {
+        return numbers.front();
+    }
+    return index < numbers.size() ? numbers[index] : std::nullopt;
 }
 
 // The same numbers in the same order.

@@ -49,8 +49,6 @@ public:
     ITensor& face() noexcept { return face_; }
     static Tensor& of(ITensor& face) { return static_cast<Face&>(face).tensor; }
 
-    Layer* maker() const { return maker_; }
-
     Dims getDimensions() const noexcept override;
     DataType getType() const noexcept override;
     bool isNetworkInput() const noexcept override { return maker_ == nullptr; }
@@ -143,7 +141,7 @@ private:
 
 class Network final : public Recorded<apiv::VNetworkDefinition> {
 public:
-    Network() : face_(*this), builder_(*this) {}
+    Network() : face_(*this) {}
 
     INetworkDefinition& face() { return face_; }
     std::deque<Layer> const& layers() const { return layers_; }
@@ -213,7 +211,7 @@ private:
 
     // The parser asks the builder for the plugins, and for nothing else.
     struct Builder final : Recorded<apiv::VBuilder> {
-        explicit Builder(Network&) : face(*this) {}
+        Builder() : face(*this) {}
         IPluginRegistry& getPluginRegistry() noexcept override { return *::getPluginRegistry(); }
 
         struct Face final : IBuilder {
