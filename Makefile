@@ -26,7 +26,8 @@ test-benchmarks: $(VENV)/.dev
 	$(BIN)/python -m pytest -m benchmark
 
 # Its plugins want cuBLAS and cuDNN at import; stand-ins are enough for what is asked here. With TRTDET_TENSORRT_HEADERS
-# and nvcc trtdet's own plugin library is compiled and asked too.
+# and nvcc trtdet's own plugin library is compiled and asked too, and the library's ONNX parser reads what trtdet writes;
+# NvOnnxParser.h is looked for with the other headers, or where TRTDET_ONNX_PARSER_HEADER names it.
 test-tensorrt86: $(VENV86)/.dev
 	LD_LIBRARY_PATH="$(abspath $(VENV86))/stand_ins$${LD_LIBRARY_PATH:+:$$LD_LIBRARY_PATH}" \
 	  $(BIN86)/python -m pytest -m tensorrt86 tests

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import trtdet.backends
-from trtdet.backends import BACKENDS, calibrators
+from trtdet.backends import BACKENDS, calibrators, tensorrt
 from trtdet.backends.tensorrt import TensorRT
 from trtdet.calibration.cache import ALGORITHMS, version_number
 
@@ -21,8 +21,8 @@ pytestmark = pytest.mark.tensorrt86
 BACKEND_FILES = [
     path
     for path in sorted(Path(trtdet.backends.__file__).parent.glob("*.py"))
-    # The first is TensorRT-RTX's alone, the second for TensorRT 10.9 and later.
-    if path.name not in ("tensorrt_rtx.py", "silu_aot.py")
+    # The first is TensorRT-RTX's alone, the second for TensorRT 10.9 and later; the contexts of the third are CUDA's.
+    if path.name not in ("tensorrt_rtx.py", "silu_aot.py", "cuda.py")
 ]
 
 CLASSES = {
@@ -44,6 +44,12 @@ ELSEWHERE = {
     "trt.ComputeCapability": "TensorRT-RTX",
     "config.num_compute_capabilities": "TensorRT-RTX",
     "config.set_compute_capability": "TensorRT-RTX",
+    "trt.DynamicShapesKernelSpecializationStrategy": "TensorRT-RTX",
+    "config.dynamic_shapes_kernel_specialization_strategy": "TensorRT-RTX",
+    "engine.create_runtime_config": "TensorRT-RTX",
+    "context.is_stream_capturable": "TensorRT-RTX",
+    "trt.IProgressMonitor": "TensorRT 10",
+    "config.progress_monitor": "TensorRT 10",
 }
 """Names that are used only with another version or library, which the code asks for first."""
 
@@ -160,8 +166,11 @@ def test_the_flags_that_the_capabilities_name_are_there(trt: Any, monkeypatch: p
     monkeypatch.setattr(made, "_trt", trt, raising=False)
     caps = made.capabilities
     assert caps.version == "8.6.0"
-    assert all(found(trt, f"NetworkDefinitionCreationFlag.{name}") for name in caps.network_flags)
-    assert caps.precision_flags and all(found(trt, f"BuilderFlag.{name}") for name in caps.precision_flags)
+    for typing in (caps.explicit, caps.implicit):
+        assert typing is not None and typing.weak and typing.network_flags
+        assert all(found(trt, f"NetworkDefinitionCreationFlag.{name}") for name in typing.network_flags)
+    assert all(found(trt, f"BuilderFlag.{name}") for names in tensorrt._BUILDER_FLAGS.values() for name in names)
+    assert caps.preview_features and all(found(trt, f"PreviewFeature.{name}") for name in caps.preview_features)
 
 
 def test_the_version_in_the_heading_of_a_cache_is_the_librarys(trt: Any) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import struct
 import subprocess
 import sys
@@ -23,8 +21,6 @@ from trtdet.passes.plugin_ops import ACTIVATIONS, INT8, NAMESPACE, attributes
 from trtdet.zoo import SHAPES_MODEL
 
 pytestmark = pytest.mark.tensorrt86
-
-PLUGINS = Path(__file__).resolve().parent.parent.parent / "plugins"
 
 
 def types(creator: Any) -> dict[str, str]:
@@ -109,26 +105,6 @@ def test_class_agnostic_changes_nothing_in_8_6_0(trt: Any, efficient: Any, writt
 
 
 # trtdet's own
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The plugin library for TensorRT 8.6, with PTX of one architecture."""
-    if "TRTDET_TENSORRT_HEADERS" not in os.environ:
-        pytest.skip("set TRTDET_TENSORRT_HEADERS to a folder that holds 8.6/include/NvInfer.h")
-    missing = [tool for tool in ("cmake", "g++", "nvcc") if shutil.which(tool) is None]
-    if missing:
-        pytest.skip(f"needs {missing[0]} to build the plugin, which is not on PATH")
-    folder = tmp_path_factory.mktemp("plugins")
-    headers = Path(os.environ["TRTDET_TENSORRT_HEADERS"]) / "8.6" / "include"
-    options = ("-DCMAKE_CXX_COMPILER=g++", f"-DTENSORRT_INCLUDE_DIR={headers}", "-DCMAKE_CUDA_ARCHITECTURES=90-virtual")
-    for command in (
-        ("cmake", "-S", PLUGINS, "-B", folder, *options),
-        ("cmake", "--build", folder, "--target", "trtdet_plugins"),
-    ):
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=900)
-        assert done.returncode == 0, done.stdout[-4000:]
-    return folder / "libtrtdet_plugins.so"
 
 
 @pytest.fixture(scope="module")

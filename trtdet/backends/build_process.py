@@ -142,9 +142,10 @@ def build(trt: Any, request: dict[str, Any], logger: Any, tell: Tell) -> Made:
         flags |= 1 << int(getattr(trt.NetworkDefinitionCreationFlag, name))
     network = builder.create_network(flags)
     parser = trt.OnnxParser(network, logger)
-    if not parser.parse(Path("model.onnx").read_bytes()):
+    model = Path("model.onnx").read_bytes()
+    if not parser.parse(model):
         if parser.num_errors:
-            logger.errors.insert(0, words_of(parser.get_error(0)))
+            logger.errors.insert(0, words_of(parser.get_error(0), model))
         return Made(error="the parser refused the model: " + logger.first())
     config = builder.create_builder_config()
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
@@ -175,11 +176,17 @@ def build(trt: Any, request: dict[str, Any], logger: Any, tell: Tell) -> Made:
     return Made(bytes(engine), "", timings, (calibration.written or "") if calibration is not None else "")
 
 
-def words_of(error: Any) -> str:
-    """What a parser found wrong, and where; TensorRT 8.6 knows of the node its number alone."""
+def words_of(error: Any, model: bytes) -> str:
+    """What a parser found wrong, and where; of the node TensorRT 8.6 gives the number alone."""
     if hasattr(error, "node_name"):
         return f"node '{error.node_name()}' ({error.node_operator()}): {error.desc()}"
-    return f"node {error.node()}: {error.desc()}"
+    import onnx
+
+    nodes = onnx.load_from_string(model).graph.node
+    if not 0 <= error.node() < len(nodes):
+        return str(error.desc())
+    node = nodes[error.node()]
+    return f"node '{node.name}' ({node.op_type}): {error.desc()}"
 
 
 def say_precisions(trt: Any, network: Any, config: Any, request: dict[str, Any]) -> None:

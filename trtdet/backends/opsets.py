@@ -54,4 +54,6 @@ def missing_operators(version: tuple[int, int]) -> Mapping[str, str]:
         for op, first in _SINCE.items()
         if version < first
     }
+    if version < (9, 0):
+        later["RoiAlign"] = "its parser wants libnvinfer_vc_plugin, which TensorRT's wheels lack"
     return {**dict.fromkeys(NEVER, "TensorRT's parser does not know the operator"), **later}

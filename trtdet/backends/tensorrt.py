@@ -43,7 +43,8 @@ _ADVICE = (
     ),
     (
         r"getPluginCreator could not find|Plugin not found|plugin creator",
-        "an operator of the model is a plugin that no library has: give it with --plugin-library",
+        "an operator of the model is unknown to this TensorRT: if it is a plugin, give the library that has it with "
+        "--plugin-library",
     ),
 )
 """What is known of the builder's words, by a pattern, and what to do then."""
