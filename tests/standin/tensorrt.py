@@ -403,10 +403,10 @@ class INetworkDefinition:
 
 
 class ParserError:
-    __slots__ = ("_desc", "_node")
+    __slots__ = ("_desc", "_index", "_node")
 
-    def __init__(self, node, desc):
-        self._node, self._desc = node, desc
+    def __init__(self, node, desc, index=-1):
+        self._node, self._desc, self._index = node, desc, index
 
     def node_name(self):
         return self._node.name if self._node is not None else ""
@@ -418,7 +418,7 @@ class ParserError:
         return self._desc
 
     def node(self):
-        return 0 if self._node is not None else -1
+        return self._index
 
 
 class OnnxParser:
@@ -439,13 +439,14 @@ class OnnxParser:
         except Exception:
             self._errors.append(ParserError(None, "Failed to parse the ONNX model."))
             return False
-        for node in _nodes(parsed.graph):
+        for index, node in enumerate(_nodes(parsed.graph)):
             if node.domain == "trt.plugins" and not self._network._registry._knows(node.op_type):
                 self._errors.append(
                     ParserError(
                         node,
                         f"Assertion failed: creator: Plugin not found, are the plugin name {node.op_type}, "
                         "version, and namespace correct?",
+                        index,
                     )
                 )
         if self._errors:
