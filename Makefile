@@ -20,7 +20,7 @@ demo: $(VENV)/.demo
 	$(BIN)/trtdet demo -o demo
 
 test: $(VENV)/.dev lint
-	$(BIN)/python -m pytest -n auto --dist loadfile -m "not benchmark"
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "not benchmark and not tensorrt86"
 
 test-benchmarks: $(VENV)/.dev
 	$(BIN)/python -m pytest -m benchmark

@@ -171,8 +171,9 @@ def test_a_model_of_a_newer_opset_is_built_from_end_to_end(tmp_path: Path) -> No
 @needs_rtx
 @pytest.mark.tensorrt
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "config"), [("yolox_nano", "yolox"), ("yolov5n", "yolov5"), ("picodet_s", "dfl")])
-@pytest.mark.parametrize("newest", [17, 20, 24])
+@pytest.mark.parametrize(
+    ("name", "config", "newest"), [("yolox_nano", "yolox", 24), ("yolov5n", "yolov5", 20), ("picodet_s", "dfl", 17)]
+)
 def test_real_models_build_after_they_are_lowered(
     shared_data: Path, tmp_path: Path, name: str, config: str, newest: int
 ) -> None:

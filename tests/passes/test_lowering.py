@@ -555,7 +555,7 @@ def test_onnx_own_cases_of_every_operator_give_the_same_or_are_refused() -> None
             before = compute(model, feeds)
         except Exception:  # onnxruntime lacks some operators and types, and has an exception for each of its reasons
             continue
-        for version in (13, 17, 20):
+        for version in (13, 17):
             if version >= newest:
                 continue
             try:
@@ -565,7 +565,7 @@ def test_onnx_own_cases_of_every_operator_give_the_same_or_are_refused() -> None
                 continue
             onnx.checker.check_model(after)
             counts[outcome_of(f"{name} in opset {version}", before, compute(after, feeds))] += 1
-    assert counts["equal"] > 1500, counts
+    assert counts["equal"] > 1000, counts
     assert counts["equal"] > 3 * counts["refused"], counts
 
 
