@@ -175,7 +175,8 @@ def test_the_parser_reads_what_is_handed_over(
     open_batch = parsed.inputs[0].shape[0] == -1
     assert open_batch == (given.request.batch is not None) == variant.startswith("dynamic")
     told = say_precisions(trt, parsed, given)
-    assert told == expected_precisions(given, parsed)
+    # A node may become several layers of its name, of which some compute floats although it gives none.
+    assert expected_precisions(given, parsed).items() <= told.items() <= given.request.precisions.items()
     if given.request.implicit is not None:
         tensors = [one.name for one in (*parsed.inputs, *(one for layer in parsed.layers for one in layer.outputs))]
         scales = calibration_cache.read(given.request.implicit.cache)

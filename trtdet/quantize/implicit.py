@@ -16,6 +16,8 @@ import onnx_graphsurgeon as gs
 
 from trtdet.quantize.precision import PrecisionPlan
 
+_CONTROL = ("Loop", "If", "Scan")
+
 
 @dataclass(frozen=True)
 class Quantizable:
@@ -23,7 +25,8 @@ class Quantizable:
 
     Attributes:
         tensors: what needs a range, in graph order, the network's input first.
-        outside: names of the nodes that stay in float.
+        outside: names of the nodes that stay in float; a loop and a condition are no layers of TensorRT, what is in them
+            is.
     """
 
     tensors: tuple[str, ...]
@@ -57,4 +60,5 @@ def quantizable(model: onnx.ModelProto, plan: PrecisionPlan) -> Quantizable:
         waiting.extend(maker for tensor in node.inputs for maker in tensor.inputs)
     made = (output for node in graph.nodes if id(node) in inside for output in node.outputs)
     tensors = [tensor.name for tensor in (*graph.inputs, *made) if tensor.dtype == "float32"]
-    return Quantizable(tuple(tensors), tuple(node.name for node in graph.nodes if id(node) not in inside))
+    outside = [node.name for node in graph.nodes if id(node) not in inside and node.op not in _CONTROL]
+    return Quantizable(tuple(tensors), tuple(outside))
