@@ -25,8 +25,7 @@ class Quantizable:
 
     Attributes:
         tensors: what needs a range, in graph order, the network's input first.
-        outside: names of the nodes that stay in float; a loop and a condition are no layers of TensorRT, what is in them
-            is.
+        outside: names of the nodes that stay in float; loops and conditions are left out, which are no layers.
     """
 
     tensors: tuple[str, ...]
