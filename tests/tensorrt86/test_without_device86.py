@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.skipif(bool(cuda.devices()), reason="this machine has a CUDA device"),
 ]
 
-SAID = "TensorRT 8.6.0 builds only on a machine with a CUDA device, which this one lacks"
+SAID = "TensorRT 8.6.0 builds only on a machine with a CUDA device, and this machine has no CUDA driver"
 
 
 def trtdet(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -33,7 +33,9 @@ def test_the_builder_itself_only_raises_a_type_error(trt: Any, log: Any) -> None
 
 
 def test_the_backend_says_what_to_do_instead() -> None:
-    with pytest.raises(BackendError, match=f"{SAID}; build there, or use --backend tensorrt-rtx, which needs no GPU"):
+    with pytest.raises(
+        BackendError, match=f"{SAID}; build on one that has, or use --backend tensorrt-rtx, which needs no GPU"
+    ):
         choose("tensorrt")
 
 
@@ -51,7 +53,10 @@ def test_a_build_ends_with_one_line_and_leaves_nothing(tmp_path: Path, precision
     images = ["--images", tmp_path] if precision == "--int8" else []
     done = trtdet("build", *arguments, *images)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == f"trtdet: error: {SAID}; build there, or use --backend tensorrt-rtx, which needs no GPU\n"
+    assert (
+        done.stderr
+        == f"trtdet: error: {SAID}; build on one that has, or use --backend tensorrt-rtx, which needs no GPU\n"
+    )
     assert not output.exists()
     said = json.loads(trtdet("build", *arguments, *images, "--json").stdout)
     assert said["error"]["type"] == "BackendError" and said["error"]["message"].startswith(SAID)
