@@ -61,6 +61,7 @@ from trtdet.backends import (
     EngineOptions,
     EngineRunner,
     Implicit,
+    build_remembering,
     choose,
     cuda,
     open_engine,
@@ -359,7 +360,8 @@ class Work:
             implicit = Implicit("cache", ranges.to_calibration_cache(caps.cache_version))
         timings = self.settings.output / "timing-cache"
         self.progress(f"building {step.name}", 0, 1)
-        built = self.backend.build(
+        built = build_remembering(
+            self.backend,
             BuildRequest(
                 graph,
                 precisions=network.precisions,
@@ -367,12 +369,10 @@ class Work:
                 precision=row.precision,
                 implicit=implicit,
                 options=self.settings.engine,
-                timing_cache=timings.read_bytes() if timings.is_file() else b"",
             ),
+            timings,
             self.progress,
         )
-        if built.timing_cache:
-            write_atomically(timings, built.timing_cache)
         facts: dict[str, Any] = {
             "build_seconds": round(built.seconds, 2),
             "engine_mb": len(built.engine) / 1e6,

@@ -133,16 +133,17 @@ def compare_layers(
     exposed = with_outputs(model, watched)
     shape, plan = manifest.input.shape, PrecisionPlan.load(bundle.file("plan.json"))
     options = EngineOptions(workspace=manifest.command["engine"]["workspace"])
+    backend = choose(manifest.backend.name)
     request = BuildRequest(
         exposed,
-        facts.sms if choose(manifest.backend.name).capabilities.sms else (),
+        facts.sms if backend.capabilities.sms else (),
         (shape.min[0], shape.opt[0], shape.max[0]) if shape.min[0] != shape.max[0] else None,
         quantizable(model, plan).precisions(plan) if precision != "fp32" else {},
         tuple(bundle.file(part.file) for part in manifest.backend.plugins),
         precision,
         options=options,
     )
-    built = choose(manifest.backend.name).build(request, progress)
+    built = backend.build(request, progress)
     stream = ImageStream(evenly(find_images(images), count), manifest.input.preprocess, batch_size=1)
     with open_engine(built.engine, facts) as runner:
         batches = (batch.images for batch in stream)

@@ -25,6 +25,7 @@ from trtdet.backends import (
     Implicit,
     OnnxRunner,
     OwnCalibrator,
+    build_remembering,
     choose,
 )
 from trtdet.bundle import (
@@ -44,7 +45,6 @@ from trtdet.bundle import (
     ShapePart,
     SiluPart,
     sha256_file,
-    write_atomically,
 )
 from trtdet.calibration import RULES, Collection, Ranges, cache, collect, collection_key, expose
 from trtdet.comparison import compare
@@ -66,6 +66,7 @@ from trtdet.quantize import (
     Placement,
     Precision,
     PrecisionPlan,
+    Quantizable,
     Requantized,
     Sources,
     correct,
@@ -500,6 +501,7 @@ def build(
     graph, config = done.model, done.config
     _check_operators(graph, backend)
     placement = _placement(graph)
+    part = quantizable(graph, placement.plan)
     selected = select_images(options.calibration) if options.precision == "int8" and not options.cache else _NOTHING
     content = _content_hash(graph, config, options, caps, selected, plugins)
     previous = _previous(output)
@@ -509,7 +511,7 @@ def build(
     # Opened before the work is done: a place that cannot be written is found out now, not after it.
     with BundleWriter(output) as writer:
         if options.cache is not None:
-            network = _given(source, graph, placement.plan, options.cache, caps)
+            network = _given(source, graph, placement.plan, part, options.cache, caps)
         elif options.precision == "int8":
             counted = graph if silu == "keep" else rewrite(source, replace(passed, silu="keep")).model
             prepared = prepare(
@@ -520,7 +522,7 @@ def build(
                 where=where,
                 graph=graph,
                 counted=counted,
-                tensors=quantizable(graph, placement.plan).tensors if implicit else None,
+                tensors=part.tensors if implicit else None,
                 selected=selected,
                 previous=previous,
                 progress=progress,
@@ -528,15 +530,18 @@ def build(
             planned = choose_plan(
                 prepared, options.keep, partial(_ranking, prepared, options.keep, previous, progress), progress
             )
-            network = _implicit(prepared, planned, options, caps) if implicit else _explicit(prepared, planned, caps)
+            if implicit:
+                network = _implicit(prepared, planned, part, options, caps)
+            else:
+                network = _explicit(prepared, planned, part, caps)
         else:
             plan = float_plan(placement.plan, options.precision)
             half = to_half(graph, plan.names("fp16"))
-            told = quantizable(graph, placement.plan).precisions(plan) if options.precision == "fp16" else {}
-            network = _Network(half, plan, Requantized(graph, 0, 0, 0, ()), told)
+            told = part.precisions(plan) if options.precision == "fp16" else {}
+            network = _Network(Requantized(half), plan, told)
         progress(f"building the engine with {caps.name} {caps.version}", 0, 1)
-        timings = options.timing_cache or timing_cache_of(output)
-        built = backend.build(
+        built = build_remembering(
+            backend,
             BuildRequest(
                 network.model,
                 options.sms,
@@ -546,12 +551,10 @@ def build(
                 options.precision,
                 network.implicit,
                 options.engine,
-                timings.read_bytes() if caps.needs_gpu and timings.is_file() else b"",
             ),
+            options.timing_cache or timing_cache_of(output),
             progress,
         )
-        if built.timing_cache:
-            write_atomically(timings, built.timing_cache)
         found = _audited(built, network.plan, network.model, caps) if caps.lists_layers else None
         if built.engine:
             writer.add("model.engine", built.engine)
@@ -609,18 +612,16 @@ class _Network:
     """What is handed to the builder, and how it came about.
 
     Attributes:
-        model: with Q/DQ nodes and casts; float where the ranges are handed over beside it.
+        activations: what became of the plugin's activations, in the model that is handed over.
         plan: what each convolution is to run in.
-        activations: what became of the plugin's activations.
         precisions: by name of the nodes that are to stay out of INT8, for a weakly typed network.
         implicit: the ranges, where the model has no Q/DQ nodes.
         cache: the ranges as a calibration cache.
         prepared, ranking, trade_off: what the plan was found by.
     """
 
-    model: onnx.ModelProto
-    plan: PrecisionPlan
     activations: Requantized
+    plan: PrecisionPlan
     precisions: Mapping[str, str] = field(default_factory=dict)
     implicit: Implicit | None = None
     cache: str = ""
@@ -628,14 +629,17 @@ class _Network:
     ranking: Sensitivity | None = None
     trade_off: TradeOff | None = None
 
+    @property
+    def model(self) -> onnx.ModelProto:
+        """With Q/DQ nodes and casts; float where the ranges are handed over beside it."""
+        return self.activations.model
 
-def _explicit(prepared: Prepared, planned: Planned, caps: Capabilities) -> _Network:
-    made = prepared.explicit(planned.plan)
+
+def _explicit(prepared: Prepared, planned: Planned, part: Quantizable, caps: Capabilities) -> _Network:
     return _Network(
-        made.model,
+        prepared.explicit(planned.plan),
         planned.plan,
-        made,
-        quantizable(prepared.model, prepared.placement.plan).precisions(planned.plan),
+        part.precisions(planned.plan),
         cache=prepared.ranges.to_calibration_cache(caps.cache_version or OLDEST),
         prepared=prepared,
         ranking=planned.ranking,
@@ -643,7 +647,9 @@ def _explicit(prepared: Prepared, planned: Planned, caps: Capabilities) -> _Netw
     )
 
 
-def _implicit(prepared: Prepared, planned: Planned, options: BuildOptions, caps: Capabilities) -> _Network:
+def _implicit(
+    prepared: Prepared, planned: Planned, part: Quantizable, options: BuildOptions, caps: Capabilities
+) -> _Network:
     """The float network, and its ranges beside it."""
     cache = prepared.ranges.to_calibration_cache(caps.cache_version)
     ranges = Implicit("cache", cache)
@@ -657,10 +663,9 @@ def _implicit(prepared: Prepared, planned: Planned, options: BuildOptions, caps:
             percentile=options.calibration.percentile,
         )
     return _Network(
-        prepared.model,
+        Requantized(prepared.model),
         planned.plan,
-        Requantized(prepared.model, 0, 0, 0, ()),
-        quantizable(prepared.model, prepared.placement.plan).precisions(planned.plan),
+        part.precisions(planned.plan),
         ranges,
         cache,
         prepared,
@@ -670,10 +675,14 @@ def _implicit(prepared: Prepared, planned: Planned, options: BuildOptions, caps:
 
 
 def _given(
-    source: onnx.ModelProto, graph: onnx.ModelProto, plan: PrecisionPlan, path: Path, caps: Capabilities
+    source: onnx.ModelProto,
+    graph: onnx.ModelProto,
+    plan: PrecisionPlan,
+    part: Quantizable,
+    path: Path,
+    caps: Capabilities,
 ) -> _Network:
     """The float network, and the ranges of a calibration cache that was made elsewhere, for the model as it was."""
-    part = quantizable(graph, plan)
     where = f"the calibration cache '{path}'"
     try:
         text = path.read_text(encoding="utf-8")
@@ -683,7 +692,7 @@ def _given(
     known = dict.fromkeys(name for model in (graph, source) for name in _tensors(model))
     scales = cache.matched(given, known, part.tensors, where)
     text = cache.write({name: scales[name] for name in part.tensors}, caps.cache_version, cache.OURS)
-    return _Network(graph, plan, Requantized(graph, 0, 0, 0, ()), part.precisions(plan), Implicit("cache", text), text)
+    return _Network(Requantized(graph), plan, part.precisions(plan), Implicit("cache", text), text)
 
 
 def _tensors(model: onnx.ModelProto) -> list[str]:

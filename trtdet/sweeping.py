@@ -22,7 +22,18 @@ import onnx
 
 from trtdet import cluster
 from trtdet.audit import audit, layers_of
-from trtdet.backends import Backend, BuildRequest, Built, Capabilities, EngineFacts, choose, cuda, obstacle, open_engine
+from trtdet.backends import (
+    Backend,
+    BuildRequest,
+    Built,
+    Capabilities,
+    EngineFacts,
+    build_remembering,
+    choose,
+    cuda,
+    obstacle,
+    open_engine,
+)
 from trtdet.benching import BenchOptions, Target, measure
 from trtdet.bundle import sha256_file, write_atomically, writing
 from trtdet.comparison import compare
@@ -382,21 +393,19 @@ class _Worker:
     def _built(self, model: onnx.ModelProto, plan: PrecisionPlan, precision: Precision) -> tuple[Built, dict[str, Any]]:
         """Counts of convolutions as built, or as planned where no layers are listed; time and size of the engine."""
         options, caps = self._job.options, self._backend.capabilities
-        timings = self._job.folder / TIMINGS
         self._progress(f"building with {caps.name}", 0, 1)
-        built = self._backend.build(
+        built = build_remembering(
+            self._backend,
             BuildRequest(
                 model,
                 options.sms,
                 precisions=self._quantizable.precisions(plan) if precision != "fp32" else {},
                 plugins=options.plugins,
                 precision=precision,
-                timing_cache=timings.read_bytes() if timings.is_file() else b"",
             ),
+            self._job.folder / TIMINGS,
             self._progress,
         )
-        if built.timing_cache:
-            write_atomically(timings, built.timing_cache)
         counts = plan.counts()
         if built.layers or (caps.lists_layers and not caps.needs_gpu):
             found = audit(layers_of(built), plan, model)

@@ -124,8 +124,8 @@ def weigh(
         twin = build(model, config, Path(folder) / without.precision, without, progress).bundle
         pair = (bundle.path, twin.path)
         comparison = _compared(pair, config, options.keep, progress) if annotated else None
-        detector = Detector.open(bundle.path)
-        found = Worth(without.precision, detector.runner.ran_on.partition(", as ")[0], comparison, unmeasured=reason)
+        ran_on = comparison.reference.ran_on if comparison is not None else ""
+        found = Worth(without.precision, ran_on, comparison, unmeasured=reason)
         if not reason:
             batch = bundle.manifest.input.shape.opt[0]
             timed = bench(pair, options=replace(timing, batches=(batch,)), baseline=twin.path, progress=progress)
@@ -135,6 +135,7 @@ def weigh(
             assert profiled.against is not None
             found = replace(
                 found,
+                ran_on=timed.targets[0].ran_on.partition(", as ")[0],
                 batch=batch,
                 latency=timed.targets[0].points[0].ratio,
                 slower=tuple(slower(profiled.profile, profiled.against)),

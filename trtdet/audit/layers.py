@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from trtdet.backends import Built
+from trtdet.backends.engine import onnx_nodes
 from trtdet.errors import BackendError
 
 BITS: Mapping[str, int] = {
@@ -200,8 +201,7 @@ def _inspected(one: Any) -> Layer:
         counted = one.get(key)
         if isinstance(counted, dict) and counted.get("Count"):
             constants += (Tensor(key, _type_in(str(_get(counted, "Type"))), (int(counted["Count"]),)),)
-    nodes = _ONNX.findall(str(one.get("Metadata") or "")) or _nodes_in(name, kind)
-    return Layer(name, kind, inputs, constants, outputs, tuple(nodes))
+    return Layer(name, kind, inputs, constants, outputs, onnx_nodes(name, str(one.get("Metadata") or "")))
 
 
 def _tensor(one: Any) -> Tensor:
@@ -235,14 +235,3 @@ def _type_in(text: str) -> str:
         if word.lower() in _TYPE_WORDS:
             return _TYPE_WORDS[word.lower()]
     return text
-
-
-def _nodes_in(name: str, kind: str) -> Iterable[str]:
-    """Node names in a layer's name, which joins them: ``weight + QuantizeLinear_8 + Conv_12 + PWN(Clip_16)``.
-
-    A layer that only reformats is named after the layer that it serves.
-    """
-    if kind == "Reformat" and name.startswith("Reformatting CopyNode"):
-        return ()
-    bare = name.replace("PWN(", "").replace(")", "")
-    return (part for part in re.split(r" \+ | \|\| |, ", bare) if part)

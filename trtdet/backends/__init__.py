@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
+from pathlib import Path
 
 from trtdet.backends import cuda
 from trtdet.backends.base import (
@@ -21,7 +23,9 @@ from trtdet.backends.tensorrt import PIP as TENSORRT_PIP
 from trtdet.backends.tensorrt import TensorRT
 from trtdet.backends.tensorrt_rtx import PIP as RTX_PIP
 from trtdet.backends.tensorrt_rtx import TensorRTRTX
+from trtdet.bundle import write_atomically
 from trtdet.errors import BackendError
+from trtdet.progress import Progress, silent
 
 BACKENDS: dict[str, type[Backend]] = {
     "tensorrt": TensorRT,
@@ -43,11 +47,28 @@ __all__ = [
     "OnnxRunner",
     "OwnCalibrator",
     "Runner",
+    "build_remembering",
     "choose",
     "cuda",
     "obstacle",
     "open_engine",
 ]
+
+
+def build_remembering(backend: Backend, request: BuildRequest, timings: Path, progress: Progress = silent) -> Built:
+    """Builds with what earlier builds learnt about the device's kernels, and keeps what this one learns.
+
+    Args:
+        backend: builds it.
+        request: what to build; its ``timing_cache`` is taken from the file.
+        timings: the file, which need not be there; only backends that time kernels write it.
+        progress: told of the builder's phases.
+    """
+    known = timings.read_bytes() if backend.capabilities.needs_gpu and timings.is_file() else b""
+    built = backend.build(replace(request, timing_cache=known), progress)
+    if built.timing_cache:
+        write_atomically(timings, built.timing_cache)
+    return built
 
 
 def choose(name: str) -> Backend:

@@ -48,7 +48,7 @@ def main() -> None:
         return
     with Path("log.txt").open("w") as log:
         trt = __import__(request["module"])
-        logger = Logger.of(trt, log)
+        logger = logger_of(trt, log)
         made = build_or_explain(trt, request, logger, tell)
         if made.error:
             Path("error.txt").write_text(made.error)
@@ -88,29 +88,27 @@ def fix_addresses() -> None:
         os.execv(sys.executable, [sys.executable, *sys.argv])
 
 
-class Logger:
-    """Makes the library's logger: every message goes to a file, and errors are kept to be quoted."""
+def logger_of(trt: Any, log: Any) -> Any:
+    """The library's logger: every message goes to a file, and errors are kept to be quoted."""
 
-    @staticmethod
-    def of(trt: Any, log: Any) -> Any:
-        class Writing(trt.ILogger):  # type: ignore[misc]  # the base is known only at run time
-            def __init__(self) -> None:
-                super().__init__()
-                self.errors: list[str] = []
-                self.messages: list[str] = []
+    class Logger(trt.ILogger):  # type: ignore[misc]  # the base is known only at run time
+        def __init__(self) -> None:
+            super().__init__()
+            self.errors: list[str] = []
+            self.messages: list[str] = []
 
-            def log(self, severity: Any, message: str) -> None:
-                log.write(message + "\n")
-                if severity not in (trt.ILogger.Severity.INFO, trt.ILogger.Severity.VERBOSE):
-                    self.messages.append(message)
-                if severity in (trt.ILogger.Severity.ERROR, trt.ILogger.Severity.INTERNAL_ERROR):
-                    self.errors.append(message)
-                    log.flush()
+        def log(self, severity: Any, message: str) -> None:
+            log.write(message + "\n")
+            if severity not in (trt.ILogger.Severity.INFO, trt.ILogger.Severity.VERBOSE):
+                self.messages.append(message)
+            if severity in (trt.ILogger.Severity.ERROR, trt.ILogger.Severity.INTERNAL_ERROR):
+                self.errors.append(message)
+                log.flush()
 
-            def first(self) -> str:
-                return self.errors[0] if self.errors else "it gave no reason"
+        def first(self) -> str:
+            return self.errors[0] if self.errors else "it gave no reason"
 
-        return Writing()
+    return Logger()
 
 
 def build_or_explain(trt: Any, request: dict[str, Any], logger: Any, tell: Tell) -> Made:
@@ -270,6 +268,7 @@ def calibration_of(trt: Any, builder: Any, network: Any, config: Any, request: d
     from trtdet.calibration import cache
 
     implicit, source = request["implicit"], network.get_input(0)
+    shape = (implicit["batch"], *tuple(source.shape)[1:])
     if implicit["calibrator"] == "cache":
         names = [network.get_input(index).name for index in range(network.num_inputs)]
         for index in range(network.num_layers):
@@ -278,14 +277,12 @@ def calibration_of(trt: Any, builder: Any, network: Any, config: Any, request: d
         cache.matched(cache.read(implicit["cache"]), names, (), "the ranges")
         calibration = calibrators.from_cache(trt, implicit["cache"])
     else:
-        shape = (implicit["batch"], *tuple(source.shape)[1:])
         images = calibrators.Images(source.name, shape, batches_of(implicit, tell), uploader())
         calibration = calibrators.from_images(trt, implicit["calibrator"], images, implicit["percentile"] / 100)
     config.int8_calibrator = calibration.calibrator
     if request["batch"]:
         # The network is calibrated at one shape, that of the images' batches.
         profile = builder.create_optimization_profile()
-        shape = (implicit["batch"], *tuple(source.shape)[1:])
         profile.set_shape(source.name, shape, shape, shape)
         config.set_calibration_profile(profile)
     return calibration

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from trtdet.backends import cuda
 from trtdet.backends.base import Capabilities, LayerTime
 from trtdet.backends.tensorrt import PIP as TENSORRT_PIP
-from trtdet.backends.tensorrt import import_or_explain
+from trtdet.backends.tensorrt import advised, import_or_explain
 from trtdet.backends.tensorrt_rtx import PIP as RTX_PIP
 from trtdet.bundle import Bundle
 from trtdet.errors import BackendError, one_line
@@ -133,8 +133,8 @@ def onnx_nodes(name: str, metadata: str = "") -> tuple[str, ...]:
     """The ONNX nodes that a layer of an engine came from.
 
     What TensorRT notes of them goes first: ``[ONNX Layer: Conv_41]``, several one after the other. Without that they
-    are read from the layer's name, in which ``+`` and ``PWN(...)`` join the names of nodes. A copy between two formats
-    came from no node, nor did a kernel that TensorRT gave a name of its own, ``__myl_...``.
+    are read from the layer's name, in which ``+``, ``||`` and ``PWN(...)`` join the names of nodes. A copy between two
+    formats came from no node, nor did a kernel that TensorRT gave a name of its own, ``__myl_...``.
     """
     noted = re.findall(r"\[ONNX Layer: ([^\]]*)\]", metadata)
     if noted:
@@ -142,7 +142,7 @@ def onnx_nodes(name: str, metadata: str = "") -> tuple[str, ...]:
     if name.startswith(("Reformatting CopyNode", "__myl")):
         return ()
     region = re.match(r"\{ForeignNode\[(.*)\]\}", name)
-    parts = region[1].split("...") if region else re.split(r" \+ |, ", re.sub(r"PWN\(|\)", "", name))
+    parts = region[1].split("...") if region else re.split(r" \+ | \|\| |, ", re.sub(r"PWN\(|\)", "", name))
     return tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
 
 
@@ -321,10 +321,7 @@ class _Loaded:
     def refused(self, what: str, mark: int, otherwise: str = "it gave no reason") -> BackendError:
         """The error for what TensorRT did not do, with what it logged since ``mark`` and what to do about it."""
         words = one_line("; ".join(self.logger.since(mark)) or otherwise)
-        advice = next((advice for pattern, advice in _ADVICE if re.search(pattern, words, re.IGNORECASE)), "")
-        return BackendError(
-            f"{self.title} {self.trt.__version__} failed at {what}: {words}" + (advice and f"; {advice}")
-        )
+        return BackendError(f"{self.title} {self.trt.__version__} failed at {what}: {advised(words, _ADVICE)}")
 
     def _runtime(self, facts: EngineFacts) -> Any:
         full = facts.library == "tensorrt"

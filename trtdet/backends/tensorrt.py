@@ -219,7 +219,7 @@ def _built(folder: Path, code: int, caps: Capabilities, sms: tuple[int, ...], st
         last = text("stderr.txt").strip().splitlines()[-1:] or lines[-1:] or ("no word",)
         said = f"ended while building, with {how}: {last[0]}"
     if said:
-        raise BackendError(f"{caps.name} {caps.version}: {one_line(said)}{_advice((said, *lines[-5:]))}")
+        raise BackendError(f"{caps.name} {caps.version}: {advised(one_line(said), _ADVICE, lines[-5:])}")
     timings = folder / "timing.cache"
     return Built(
         (folder / "engine").read_bytes(),
@@ -232,7 +232,13 @@ def _built(folder: Path, code: int, caps: Capabilities, sms: tuple[int, ...], st
     )
 
 
-def _advice(lines: Sequence[str]) -> str:
-    """What to do, where the builder's words are those of a kind that is known."""
-    words = "\n".join(lines)
-    return next((f"; {advice}" for pattern, advice in _ADVICE if re.search(pattern, words, re.IGNORECASE)), "")
+def advised(words: str, table: Sequence[tuple[str, str]], beside: Sequence[str] = ()) -> str:
+    """What a library said, and what to do about it where that is known.
+
+    Args:
+        words: the library's.
+        table: patterns and what to do where one is met, the more special first.
+        beside: what it said besides, which is searched and not quoted.
+    """
+    said = "\n".join((words, *beside))
+    return next((f"{words}; {advice}" for pattern, advice in table if re.search(pattern, said, re.IGNORECASE)), words)

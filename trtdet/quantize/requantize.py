@@ -57,10 +57,10 @@ class Requantized:
     """
 
     model: onnx.ModelProto
-    activations: int
-    read: int
-    written: int
-    skipped: tuple[str, ...]
+    activations: int = 0
+    read: int = 0
+    written: int = 0
+    skipped: tuple[str, ...] = ()
 
 
 def requantize(model: onnx.ModelProto, inputs: Mapping[str, ChannelRange]) -> Requantized:
@@ -71,7 +71,7 @@ def requantize(model: onnx.ModelProto, inputs: Mapping[str, ChannelRange]) -> Re
         inputs: ranges of what the activations read, see :func:`reach`.
     """
     if next(plugin_nodes(model.graph), None) is None:
-        return Requantized(model, 0, 0, 0, ())
+        return Requantized(model)
     graph = to_graph(model)
     write = Writer(graph, "trtdet/requantize")
     nodes = [node for node in graph.nodes if node.op in ACTIVATIONS]
