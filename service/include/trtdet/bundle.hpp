@@ -1,0 +1,135 @@
+// A bundle: the folder that 'trtdet build' makes, with an engine and everything that is known about it.
+//
+// manifest.json is the contract between trtdet in Python and this library. Keys are added within schema 1, never
+// removed or given another meaning, so unknown keys are left alone and missing ones are an error.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace trtdet {
+
+enum class Resize { letterbox_topleft, letterbox_centre, stretch };
+enum class Interpolation { nearest, linear, cubic, area };
+enum class Color { rgb, bgr };
+
+// How an image becomes the network's input: resize, reorder channels, then (x * scale - mean) / std for each channel.
+struct Preprocess {
+    int height = 0;  // of the network's input, in pixels
+    int width = 0;
+    Resize resize = Resize::letterbox_centre;
+    Interpolation interpolation = Interpolation::linear;
+    std::uint8_t pad_value = 114;  // grey level of the letterbox border, before scale and mean
+    Color color = Color::rgb;      // order of the channels, of mean and of std
+    double scale = 1;
+    std::array<double, 3> mean{};
+    std::array<double, 3> std{1, 1, 1};
+};
+
+// What suppresses overlapping boxes: something in the engine, or the reader of its outputs.
+enum class Suppression { native, onnx, efficient, host };
+
+struct Nms {
+    Suppression where = Suppression::host;
+    bool logits = false;          // with host: the engine's scores have no sigmoid yet
+    float score_threshold = 0;    // a score must exceed it, 0 to 1
+    float iou_threshold = 0;      // suppresses strictly above it, 0 to 1
+    int max_detections = 0;       // of an image
+    int pre_nms_topk = 0;         // at most so many candidates of an image enter, best first
+    bool class_agnostic = false;  // boxes of all classes suppress each other
+    bool best_class = false;      // a box is a candidate for its highest class only
+};
+
+enum class DType { float32, float16, int32, int64, int8, uint8, boolean };
+
+// Bytes of one element.
+std::size_t size_of(DType dtype);
+
+// An output of the engine. A dimension that is -1 is the batch.
+struct OutputSpec {
+    std::string name;
+    DType dtype = DType::float32;
+    std::vector<std::int64_t> shape;
+};
+
+// The input of the engine: float32, NCHW. The channels and the size are the same in all three.
+struct InputSpec {
+    std::string name;
+    int min_batch = 1;
+    int opt_batch = 1;  // what the engine was optimised for
+    int max_batch = 1;
+    Preprocess preprocess;
+};
+
+// A library with TensorRT plugins.
+struct Plugin {
+    std::string file;  // in the bundle
+    std::string sha256;
+    bool embedded = false;  // the engine carries it; the file need not be loaded
+};
+
+// What the engine was built with, and what it runs on.
+struct BackendSpec {
+    std::string name;      // "tensorrt", "tensorrt-rtx" or "onnxruntime", which has no engine
+    std::string version;   // of that library, such as "8.6.0"
+    std::vector<int> sms;  // compute capabilities, 86 for 8.6
+    std::vector<Plugin> plugins;
+    bool version_compatible = false;   // later versions of the library run it as well
+    bool hardware_compatible = false;  // so does every device from compute capability 8.0 on
+};
+
+struct Manifest {
+    std::string trtdet_version;
+    std::string created;
+    std::string model_name;
+    std::vector<std::string> classes;  // names by class index
+    InputSpec input;
+    std::vector<OutputSpec> outputs;
+    Nms nms;
+    BackendSpec backend;
+    std::map<std::string, std::string> files;  // SHA-256 of every file of the bundle by name
+    std::string content_hash;                  // equal where two bundles were made from the same things
+};
+
+// Reads a manifest.
+//
+// Throws BundleError: it is not JSON, has another schema, lacks a key, or a value is of the wrong type or out of range;
+// the message names the key path. A file name that leaves the bundle's folder is out of range.
+Manifest parse_manifest(std::string_view json);
+
+// A bundle on the disk, read and verified. Copies share nothing that changes: any thread may use any copy.
+class Bundle {
+public:
+    // Reads the manifest and compares every file with its SHA-256. Nothing of the bundle is loaded or run.
+    //
+    // Throws BundleError: there is no bundle, parse_manifest() throws, or a file is missing or altered.
+    static Bundle open(const std::filesystem::path& folder);
+
+    const Manifest& manifest() const { return manifest_; }
+    const std::filesystem::path& folder() const { return folder_; }
+
+    // The absolute path of one of the bundle's files. Throws BundleError: it has no such file.
+    std::filesystem::path file(const std::string& name) const;
+
+    // The bytes of one of the bundle's files, whose SHA-256 is compared once more while they are read: what is returned
+    // is what the manifest vouches for, even if the file was replaced since open().
+    //
+    // Throws BundleError: the bundle has no such file, or it was altered.
+    std::vector<char> read(const std::string& name) const;
+
+private:
+    Bundle(std::filesystem::path folder, Manifest manifest);
+
+    std::filesystem::path folder_;
+    Manifest manifest_;
+};
+
+// The SHA-256 of a file as hexadecimal digits. Throws BundleError: it cannot be read.
+std::string sha256_file(const std::filesystem::path& file);
+
+}  // namespace trtdet

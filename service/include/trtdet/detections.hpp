@@ -1,0 +1,43 @@
+// Non-maximum suppression, as trtdet.detections in Python defines it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "trtdet/bundle.hpp"
+
+namespace trtdet {
+
+// Two corners; what the pixels are of is said where it is used.
+struct Box {
+    float x1 = 0;
+    float y1 = 0;
+    float x2 = 0;
+    float y2 = 0;
+};
+
+struct Detection {
+    Box box;
+    float score = 0;  // 0 to 1
+    int class_index = 0;
+};
+
+// Greedy non-maximum suppression of one image, exact and deterministic.
+//
+// 1. Candidates are (box, class) pairs with a score strictly above the threshold; NaN never is. With best_class a box
+// is a
+//    candidate for its highest class only, the lowest index where classes tie.
+// 2. The best pre_nms_topk go on, in order of falling score; equal scores keep (box, class) order.
+// 3. In that order each is kept unless a kept one of its class (of any class when class_agnostic) overlaps it with an
+// IoU
+//    strictly above the threshold. The IoU is computed in float32; it is 0 for boxes without area, and NaN suppresses
+//    nothing.
+// 4. The first max_detections kept are the result, in that order.
+//
+// boxes: float32 (count, 4), x1 y1 x2 y2 in any unit.
+// scores: float32 (count, classes), 0 to 1, or any real number with nms.logits; results are probabilities all the same.
+std::vector<Detection> non_max_suppression(
+    const float* boxes, const float* scores, std::size_t count, std::size_t classes, const Nms& nms);
+
+}  // namespace trtdet

@@ -1,0 +1,86 @@
+// Images in, detections out: pre-processing, a queue that forms batches, an engine, suppression and the way back to the
+// image's own pixels.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <exception>
+#include <functional>
+#include <future>
+#include <memory>
+#include <vector>
+
+#include "trtdet/bundle.hpp"
+#include "trtdet/detections.hpp"
+#include "trtdet/engine.hpp"
+#include "trtdet/image.hpp"
+
+namespace trtdet {
+
+using Clock = std::chrono::steady_clock;
+
+// What was found in one image.
+struct Found {
+    std::vector<Detection> detections;  // best first; boxes in pixels of the image, clipped to it
+    int batch = 0;                      // how many images were run together
+    Clock::duration queued{};           // from submission to the start of the run
+    Clock::duration ran{};              // the run of the whole batch
+};
+
+// Either what was found or why not: an Error of errors.hpp, or what the system threw.
+struct Outcome {
+    Found found;
+    std::exception_ptr error;
+};
+
+struct DetectorOptions {
+    int lanes = 2;                              // batches at the same time, each in a thread of its own
+    int max_batch = 0;                          // 0 for the engine's largest
+    std::chrono::microseconds max_delay{1000};  // how long an image waits for others to make its batch larger
+    std::size_t queue_capacity = 256;           // images that wait; one more is refused
+    std::function<void(int batch, Clock::duration ran)> on_batch;  // told of every run, by the thread that ran it
+};
+
+// Runs a bundle. Any thread may call any member at any time, but for the destructor.
+class Detector {
+public:
+    // Checks the engine's outputs against the manifest and starts the lanes.
+    //
+    // Throws EngineError: the outputs are not what the manifest says, or there is no memory for the lanes.
+    Detector(Manifest manifest, std::shared_ptr<Engine> engine, DetectorOptions options = {});
+
+    // As stop().
+    ~Detector();
+
+    Detector(const Detector&) = delete;
+    Detector& operator=(const Detector&) = delete;
+
+    // Puts an image into the queue; its pre-processing is done in the caller's thread.
+    //
+    // deadline: from when on nobody wants the answer. An image that is still waiting then is not run.
+    //
+    // The future holds what was found, or throws DeadlineError or EngineError. It waits for no one when it is dropped.
+    //
+    // Throws ImageError: preprocess() does. OverloadedError: the queue is full. StoppedError: after stop().
+    std::future<Found> detect(const Image& image, Clock::time_point deadline = Clock::time_point::max());
+
+    // The same with a callback, which is called once, by a lane's thread, and must not throw or wait.
+    void detect(const Image& image, Clock::time_point deadline, std::function<void(Outcome)> done);
+
+    // How many images wait.
+    std::size_t queued() const;
+
+    const Manifest& manifest() const;
+
+    // What the engine runs on.
+    std::string ran_on() const;
+
+    // Takes no more images, runs those that wait, and returns when the last callback has. A second call waits as well.
+    void stop();
+
+private:
+    class Impl;
+    std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace trtdet

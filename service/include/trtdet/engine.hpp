@@ -1,0 +1,124 @@
+// What runs a network: a TensorRT engine on a GPU, or a recording of one.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "trtdet/bundle.hpp"
+
+namespace trtdet {
+
+// One execution context with a stream and memory of its own. One thread at a time uses it; several lanes of an engine
+// run at the same time. It keeps what it needs of its engine alive.
+class Lane {
+public:
+    virtual ~Lane() = default;
+    Lane(const Lane&) = delete;
+    Lane& operator=(const Lane&) = delete;
+
+    // float32 (max_batch, 3, H, W), to be filled before run(); pinned memory where there is a GPU.
+    virtual float* input() = 0;
+
+    // Runs the images 0 to batch - 1 and waits for the outputs. A batch below the engine's smallest is filled up with
+    // repetitions of its last image.
+    //
+    // Throws EngineError: batch is not in 1 to max_batch, or the engine failed; the message holds the library's own
+    // words.
+    virtual void run(int batch) = 0;
+
+    // The output at that place in Engine::outputs(): (max_batch, ...) of its dtype, of which the images of the last run
+    // are defined. The next run writes over it.
+    virtual const void* output(std::size_t index) const = 0;
+
+protected:
+    Lane() = default;
+};
+
+// A network that is ready to run. Any thread may use it.
+class Engine {
+public:
+    virtual ~Engine() = default;
+    Engine(const Engine&) = delete;
+    Engine& operator=(const Engine&) = delete;
+
+    // The outputs in the order of Lane::output(); the first dimension, the batch, is -1.
+    virtual const std::vector<OutputSpec>& outputs() const = 0;
+
+    virtual int min_batch() const = 0;
+    virtual int opt_batch() const = 0;  // what it was optimised for
+    virtual int max_batch() const = 0;
+
+    // What it runs on, for a log: "TensorRT 8.6.0 (NVIDIA H200)".
+    virtual std::string ran_on() const = 0;
+
+    // Makes one more lane. Throws EngineError: there is no memory for it.
+    virtual std::unique_ptr<Lane> new_lane() = 0;
+
+protected:
+    Engine() = default;
+};
+
+// What can run an engine here.
+struct Machine {
+    struct Device {
+        int index = 0;
+        std::string name;
+        int sm = 0;  // compute capability, 86 for 8.6
+    };
+
+    std::string library;  // "tensorrt" or "tensorrt-rtx"
+    std::string version;  // of it, such as "8.6.0"
+    std::vector<Device> devices;
+};
+
+// The index of the first device that can run an engine.
+//
+// Throws EngineError: the machine has no such device, or another library or version of it than the engine needs. The
+// message says what was built for and what is here.
+int fitting_device(const BackendSpec& backend, const Machine& machine);
+
+struct RecordingOptions {
+    // How long a run takes, whatever its batch, so that a queue can be seen to work.
+    std::chrono::microseconds run_time{0};
+};
+
+// Opens what 'trtdet record' wrote: the raw outputs of a bundle for certain images. A run looks up each image by the
+// mean of its pixels in 16 x 16 cells, and gives the recorded outputs of the nearest one.
+//
+// The lanes throw EngineError for an image that differs from each recorded one by more than a grey level in some cell.
+//
+// Throws EngineError: the file is missing, damaged, or was recorded from another bundle.
+std::shared_ptr<Engine> open_recording(
+    const std::filesystem::path& file, const Manifest& manifest, const RecordingOptions& options = {});
+
+struct TensorRtOptions {
+    // Launch the work as a CUDA graph, captured once for each batch size that is run.
+    bool cuda_graphs = true;
+
+    // Folders in which libnvinfer is looked for before the system's own; empty for those alone.
+    std::vector<std::filesystem::path> library_folders;
+
+    // Told what TensorRT reports: severity 0 internal error, 1 error, 2 warning, 3 information, 4 verbose.
+    std::function<void(int severity, std::string_view message)> log;
+};
+
+// Opens a bundle's engine on the first device that fits. The library and the driver are loaded now, not when the
+// program starts; version, compute capability and the hash of each plugin library are checked before anything is
+// deserialised.
+//
+// Throws EngineError: this libtrtdet was built without TensorRT's headers; the bundle has no engine; there is no
+// driver, device or library that fits; a plugin library cannot be loaded; the engine cannot be deserialised.
+// BundleError: a file was altered.
+std::shared_ptr<Engine> open_tensorrt(const Bundle& bundle, const TensorRtOptions& options = {});
+
+// The version of TensorRT whose headers this libtrtdet was built with, such as "10.9.0"; empty where it was built
+// without.
+std::string built_for_tensorrt();
+
+}  // namespace trtdet

@@ -1,0 +1,61 @@
+// What libtrtdet throws on purpose.
+//
+//     Error                     every error a caller can cause or meet
+//     ├── BundleError           a bundle that is incomplete, altered, of another schema, or not what it says
+//     ├── ImageError            bytes that are no image, or a damaged one
+//     │   └── ImageTooLargeError    an image with more pixels than are allowed
+//     ├── EngineError           an engine that cannot be opened or run here
+//     ├── OverloadedError       the queue is full; trying again later may help
+//     ├── DeadlineError         the time that was given for an answer is over
+//     └── StoppedError          the detector takes no more images
+//
+// Each message is one line: what was wrong, what was got, what is allowed, what to do next. Beside these, only
+// std::bad_alloc and std::system_error (no thread to be had) leave the library.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+namespace trtdet {
+
+class Error : public std::runtime_error {
+public:
+    using std::runtime_error::runtime_error;
+};
+
+class BundleError : public Error {
+public:
+    using Error::Error;
+};
+
+class ImageError : public Error {
+public:
+    using Error::Error;
+};
+
+class ImageTooLargeError : public ImageError {
+public:
+    using ImageError::ImageError;
+};
+
+class EngineError : public Error {
+public:
+    using Error::Error;
+};
+
+class OverloadedError : public Error {
+public:
+    using Error::Error;
+};
+
+class DeadlineError : public Error {
+public:
+    using Error::Error;
+};
+
+class StoppedError : public Error {
+public:
+    using Error::Error;
+};
+
+}  // namespace trtdet

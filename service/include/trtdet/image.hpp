@@ -1,0 +1,62 @@
+// Pixels in and boxes out: decode an image, place it in the network's input, and map boxes back.
+//
+// Equal to trtdet.images in Python, which calibration and evaluation use: decoding bit by bit, resizing to one grey
+// level.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "trtdet/bundle.hpp"
+#include "trtdet/detections.hpp"
+
+namespace trtdet {
+
+// 8-bit RGB, rows from the top, no padding between rows: 3 * width * height bytes.
+struct Image {
+    int width = 0;
+    int height = 0;
+    std::vector<std::uint8_t> pixels;
+};
+
+// What is refused before it is decoded. The number of pixels is what a small file can claim many of.
+struct ImageLimits {
+    std::int64_t max_pixels = 50'000'000;
+    int max_side = 32'768;
+};
+
+// Decodes a JPEG or PNG file.
+//
+// Grey, palette, CMYK and images with alpha are converted; alpha is dropped, not blended. 16-bit grey is divided by
+// 257, so that 65535 becomes 255; of other 16-bit channels the high byte is taken. EXIF orientation is not applied:
+// COCO's annotations, and most tools' labels, count pixels as they are stored.
+//
+// bytes: the whole file.
+//
+// Throws ImageError: neither JPEG nor PNG, truncated or damaged. ImageTooLargeError: the header names more than the
+// limits allow; nothing was decoded then.
+Image decode_image(std::string_view bytes, const ImageLimits& limits = {});
+
+// Where an image lies in the network's input: network = image * scale + pad on each axis, in pixels. The scale is the
+// one the pixels really underwent, resized size / original size.
+struct Placement {
+    float scale_x = 1;
+    float scale_y = 1;
+    float pad_x = 0;
+    float pad_y = 0;
+    int width = 0;  // of the original image, in pixels
+    int height = 0;
+
+    // Maps a box from pixels of the network's input to pixels of the original image, clipped to it.
+    Box to_image(const Box& box) const;
+};
+
+// Makes the network's input of an image.
+//
+// output: float32 (3, preprocess.height, preprocess.width), channels in preprocess.color order; written in full.
+//
+// Throws ImageError: the image is empty, or its pixels are not 3 * width * height bytes.
+Placement preprocess(const Image& image, const Preprocess& preprocess, float* output);
+
+}  // namespace trtdet
