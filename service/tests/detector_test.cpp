@@ -14,12 +14,14 @@ using namespace std::chrono_literals;
 
 namespace {
 
+float score_of(int grey) {
+    return 0.2f + static_cast<float>(grey) / 1000;
+}
+
 // What the recorded network finds in an image of a grey level: one cat, whose score tells the image.
 Recorded recorded(int grey) {
     const std::vector<float> boxes{1, 1, 9, 5, 0, 0, 0, 0, 0, 0, 0, 0};
-    return {
-        static_cast<float>(grey),
-        {bytes_of(boxes), bytes_of(std::vector<float>{0.2f + float(grey) / 1000, 0, 0, 0, 0, 0})}};
+    return {static_cast<float>(grey), {bytes_of(boxes), bytes_of(std::vector<float>{score_of(grey), 0, 0, 0, 0, 0})}};
 }
 
 Image image(int grey, int width = 16, int height = 8) {
@@ -103,7 +105,7 @@ TEST_CASE("an image gets its own answer, in its own pixels") {
     // Twice as large in each direction as the network's input.
     const Found found = detector.detect(image(50, 32, 16)).get();
     REQUIRE(found.detections.size() == 1);
-    CHECK(found.detections[0].score == 0.25f);
+    CHECK(found.detections[0].score == score_of(50));
     CHECK(found.detections[0].class_index == 0);
     CHECK(found.detections[0].box.x1 == 2);
     CHECK(found.detections[0].box.y2 == 10);
@@ -134,8 +136,8 @@ TEST_CASE("many threads each get their own answers, in batches") {
             }
             for (auto& [grey, answer] : asked) {
                 const Found found = answer.get();
-                const bool right = found.detections.size() == 1 && found.batch <= 4 &&
-                                   found.detections[0].score == 0.2f + float(grey) / 1000;
+                const bool right =
+                    found.detections.size() == 1 && found.batch <= 4 && found.detections[0].score == score_of(grey);
                 wrong += right ? 0 : 1;
             }
         });
@@ -168,7 +170,7 @@ TEST_CASE("the queue has an end, and stopping finishes what it holds") {
     std::thread stopping([&] { detector.stop(); });
     gate.open();
     for (std::size_t index = 0; index < answers.size(); ++index) {
-        CHECK(answers[index].get().detections.at(0).score == 0.2f + float(index) / 100);
+        CHECK(answers[index].get().detections.at(0).score == score_of(10 * static_cast<int>(index)));
     }
     stopping.join();
     CHECK_THROWS_AS(detector.detect(image(0)), StoppedError);
@@ -208,9 +210,9 @@ TEST_CASE("an image that the engine cannot take is not its neighbours' loss") {
     auto also_good = detector.detect(image(20));
     gate.open();
     CHECK(first.get().batch == 1);
-    CHECK(good.get().detections.at(0).score == 0.21f);
+    CHECK(good.get().detections.at(0).score == score_of(10));
     CHECK_THROWS_AS(bad.get(), EngineError);
-    CHECK(also_good.get().detections.at(0).score == 0.22f);
+    CHECK(also_good.get().detections.at(0).score == score_of(20));
 }
 
 TEST_CASE("an engine whose last run failed is failing") {
