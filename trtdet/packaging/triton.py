@@ -235,6 +235,9 @@ def _engine(manifest: Manifest, name: str, batch: _Batch, options: TritonOptions
     # A loop over the suppressed boxes and outputs whose size the data decides cannot be captured.
     if engine and manifest.nms.where in ("efficient", "host"):
         config["optimization"] = {"cuda": {"graphs": True}}
+    if not engine and manifest.quantization.mode != "none":
+        # Only what is always exact: fused into integer kernels, Q/DQ saturates at 16 bits on CPUs without VNNI.
+        config["optimization"] = {"graph": {"level": -1}}
     zeros = {"data_type": _Word(_type(manifest.input.dtype)), "dims": _network_input(manifest, batch, "")["dims"]}
     if not batch.shared:
         zeros["dims"] = [batch.most, *manifest.input.shape.max[1:]]
@@ -365,6 +368,9 @@ The two python models import trtdet, and of it only what pre-processes and suppr
 pip install --no-deps trtdet=={__version__}
 pip install numpy opencv-python-headless pillow pydantic pyyaml
 ```
+
+Triton's releases up to 24.10 read image files through NumPy 1 only: `'numpy<2' 'opencv-python-headless<4.12'`. The
+python backend takes the packages of the `python3` that is first on its `PATH`.
 
 {_version_lines(bundle)}
 ## Start
