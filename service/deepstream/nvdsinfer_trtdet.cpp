@@ -18,7 +18,6 @@
 #include <exception>
 #include <iostream>
 #include <limits>
-#include <numeric>
 #include <string>
 #include <vector>
 
