@@ -274,7 +274,7 @@ cmake --build build && cp build/lib{_PARSER}.so .
 
 ```text
 {preload}gst-launch-1.0 filesrc location=video.h264 ! h264parse ! nvv4l2decoder ! m.sink_0 nvstreammux name=m \\
-    batch-size={manifest.input.shape.max[0]} width=1920 height=1080 ! nvinfer config-file-path=$PWD/{_CONFIG} ! \\
+    batch-size=1 width=1920 height=1080 ! nvinfer config-file-path=$PWD/{_CONFIG} ! \\
     nvvideoconvert ! nvdsosd ! fakesink
 ```
 
