@@ -131,10 +131,12 @@ def crowd(seed: int, classes: int = 5, count: int = 400, logits: bool = False) -
     half = rng.uniform(4, 60, (count, 2))
     boxes = np.concatenate([centres - half, centres + half], axis=1).astype(np.float32)
     boxes[rng.integers(0, count, 6)] = np.float32(40.0)
+    boxes[:2] = [[100, 100, 120, 130], [100, 100, 120, 115]]  # an IoU of exactly one half
     boxes[rng.integers(0, count, 3), rng.integers(0, 4, 3)] = np.nan
     boxes[rng.integers(0, count, 3), rng.integers(0, 4, 3)] = np.inf
     scores = (np.round(rng.beta(0.3, 2, (count, classes)) * 64) / 64).astype(np.float32)
     scores[rng.integers(0, count, 5), rng.integers(0, classes, 5)] = np.nan
+    scores[0], scores[1] = 1.0, 0.96875
     return boxes, scores * 12 - 6 if logits else scores
 
 
@@ -160,10 +162,10 @@ def hold(parsed: Parsed, found: Detections) -> int:
 @pytest.mark.parametrize(
     ("nms", "release"),
     [
-        ({"score_threshold": 0.02, "iou_threshold": 0.45}, 6),
-        ({"score_threshold": 0.3, "class_agnostic": True, "max_detections": 7}, 9),
+        ({"score_threshold": 0.03125, "iou_threshold": 0.5, "candidates": "all-classes"}, 6),
+        ({"score_threshold": 0.3, "class_agnostic": True, "max_detections": 7, "candidates": "all-classes"}, 9),
         ({"score_threshold": 0.0, "candidates": "best-class", "pre_nms_topk": 50, "max_detections": 50}, 6),
-        ({"score_threshold": 0.4, "scores": "logits", "max_detections": 40}, 6),
+        ({"score_threshold": 0.4, "scores": "logits", "max_detections": 40, "candidates": "all-classes"}, 6),
         ({"score_threshold": 1.0}, 6),
     ],
 )
@@ -194,6 +196,18 @@ def test_a_bundles_own_outputs_on_pictures(made: Bundle, parser: Parser, tmp_pat
         found = non_max_suppression(outputs["boxes"], outputs["scores"], config)
         total += hold(parser({name: array[0] for name, array in outputs.items()}, 10), found)
     assert total > 20
+
+
+@pytest.mark.parametrize("candidates", ["all-classes", "best-class"])
+def test_a_score_must_exceed_the_threshold(made: Bundle, tmp_path: Path, candidates: str) -> None:
+    parser = packaged(made, tmp_path, candidates=candidates)
+    threshold = np.float32(made.manifest.nms.score_threshold)
+    boxes = np.array([[10, 10, 20, 20], [50, 50, 70, 70]], np.float32)
+    scores = np.zeros((2, 10), np.float32)
+    scores[0, 3], scores[1, 4] = threshold, np.nextafter(threshold, np.float32(1))
+    parsed = parser({"boxes": boxes, "scores": scores}, 10)
+    assert parsed.classes.tolist() == [4]
+    assert parsed.boxes.tolist() == [[50, 50, 20, 20]]
 
 
 def suppressed(seed: int, count: int, room: int = 30) -> dict[str, NDArray[Any]]:

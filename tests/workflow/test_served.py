@@ -55,6 +55,7 @@ KINDS = {
     "at least two": {"batch": (2, 3, 4)},
     "host": {"nms": "host", "batch": (1, 2, 4)},
     "native": {"nms": "native", "batch": (1, 2, 4)},
+    "border on all sides": {},
 }
 NAMES = ("num_dets", "boxes", "scores", "classes")
 Answer = dict[str, NDArray[Any]]
@@ -76,7 +77,11 @@ def bundles(model: Path, calibration_images: Path, tmp_path_factory: pytest.Temp
                 **KINDS[kind],  # type: ignore[arg-type]
             )
             given = source if "batch" in KINDS[kind] and KINDS[kind]["batch"] != (4, 4, 4) else model
-            done[kind] = build(given, load_config("shapes"), place / kind, options).bundle
+            config = load_config("shapes")
+            if kind == "border on all sides":
+                centred = config.input.model_copy(update={"resize": "letterbox-centre"})
+                config = config.model_copy(update={"input": centred})
+            done[kind] = build(given, config, place / kind, options).bundle
         return done[kind]
 
     return make
