@@ -11,7 +11,6 @@ The server wants NumPy 1, so it has an environment of its own, in which these te
 from __future__ import annotations
 
 import importlib.util
-import io
 import os
 import re
 import shutil
@@ -403,6 +402,19 @@ def test_triton_takes_pixels(
         hold(server(read_image(path)[None]), 0, detector, path)
 
 
+@pytest.mark.triton
+def test_the_client_that_the_readme_shows_runs(
+    bundles: Callable[[str], Bundle], pictures: list[Path], triton: Callable[..., Server], tmp_path: Path
+) -> None:
+    server = triton(bundles("dynamic"))
+    (shown,) = re.findall(r"^```python\n(.*?)^```", (tmp_path / "models" / "README.md").read_text(), re.M | re.S)
+    shutil.copy(pictures[1], tmp_path / "street.jpg")
+    command = [sys.executable, "-c", shown.replace("localhost:8001", f"127.0.0.1:{server.ports[1]}")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"\d+\.\d+", done.stdout)) > 10
+
+
 def real_model(shared_data: Path, place: Path, **options: Any) -> tuple[Bundle, list[Path]]:
     """A published model on photographs, each of another size."""
     bundle = build(
@@ -432,17 +444,3 @@ def test_triton_with_a_published_model_on_photographs(
         answers = list(pool.map(lambda path: server(encoded(path.read_bytes())), photographs[:40]))
     total = sum(hold(answer, 0, detector, path) for answer, path in zip(answers, photographs, strict=False))
     assert total > 400
-
-
-def test_a_truncated_file_is_told_as_by_its_path(pictures: list[Path]) -> None:
-    from trtdet.errors import DataError
-    from trtdet.images import decode_image
-
-    data = pictures[1].read_bytes()
-    np.testing.assert_array_equal(decode_image(data), read_image(pictures[1]))
-    with pytest.raises(DataError, match="^the image cannot be decoded: image file is truncated"):
-        decode_image(data[: len(data) // 2])
-    buffer = io.BytesIO()
-    Image.fromarray(np.zeros((2, 2), np.float32)).save(buffer, "TIFF")
-    with pytest.raises(DataError, match="^the image has floating-point pixels"):
-        decode_image(buffer.getvalue())
