@@ -76,7 +76,8 @@ public:
     // Makes the answer, in whatever thread wants it; it is called at most once.
     using Answer = std::function<Response()>;
 
-    // current: what detects, never empty; asked once for each request. Log and metrics must live longer than this.
+    // current: what detects, never empty; asked once for each request. A request may let go of it last, in one of its own
+    // threads: it must then be destroyed by another one. Log and metrics must live longer than this.
     Service(ServiceOptions options, std::function<std::shared_ptr<Detector>()> current, Log& log, Metrics& metrics);
 
     // Waits for the threads; handle() must not be called any more.

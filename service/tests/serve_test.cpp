@@ -1,16 +1,15 @@
 // The parts of trtdet-serve that need no socket.
 #define CATCH_CONFIG_MAIN
 #include <catch2/catch.hpp>
-#include <condition_variable>
-#include <cstring>
+#include <atomic>
 #include <future>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "bundles.hpp"
 #include "log.hpp"
 #include "metrics.hpp"
-#include "model.hpp"
 #include "multipart.hpp"
 #include "service.hpp"
 #include "trtdet/errors.hpp"
@@ -81,6 +80,7 @@ public:
     std::unique_ptr<Lane> new_lane() override { return std::make_unique<FakeLane>(*this); }
 
     std::atomic<bool> fails{false};
+    std::atomic<bool> running{false};  // or was
     std::mutex gate;  // a run waits for it
 
 private:
@@ -89,6 +89,7 @@ private:
         explicit FakeLane(FakeEngine& engine) : engine_(engine), input_(3 * 8 * 16) {}
         float* input() override { return input_.data(); }
         void run(int /*batch*/) override {
+            engine_.running = true;
             const std::lock_guard wait(engine_.gate);
             if (engine_.fails) {
                 throw EngineError("device 3 at /dev/secret is lost");
@@ -116,7 +117,8 @@ struct Serving {
 
     ~Serving() {
         service.reset();
-        detector.reset();
+        // A lane may hold the detector still, and cannot be the one to destroy it.
+        detector->stop();
     }
 
     Response call(Request request) {
@@ -139,11 +141,11 @@ struct Serving {
     }
 
     Response detect(const std::string& body, const std::string& query = "", const std::string& type = "image/png") {
-        return call({{"POST", "/v1/detect" + query, type, "", {}, false}, body});
+        return call({{"POST", "/v1/detect" + query, type, "", {}, false}, body, {}, nullptr, nullptr});
     }
 
     Response get(const std::string& target, const std::string& method = "GET") {
-        return call({{method, target, "", "", {}, false}, ""});
+        return call({{method, target, "", "", {}, false}, "", {}, nullptr, nullptr});
     }
 
     Manifest manifest = parse_manifest(manifest_json().dump());
@@ -240,7 +242,11 @@ TEST_CASE("the boundary is read from the Content-Type", "[multipart]") {
 TEST_CASE("a query is decoded", "[service]") {
     using Words = std::vector<std::pair<std::string, std::string>>;
     CHECK(parse_query("").empty());
-    CHECK(parse_query("a=1&&b=%41%2b+%zz&c").size() == 0);
+    CHECK(parse_query("a=1&&b=%41%2b+%e4&c&=") == Words{{"a", "1"}, {"b", "A+ \xe4"}, {"c", ""}, {"", ""}});
+    for (const std::string bad : {"a=%", "a=%4", "%zz=1", "a=1&%61=2"}) {
+        CAPTURE(bad);
+        CHECK_THROWS_AS(parse_query(bad), BadQuery);
+    }
 }
 
 TEST_CASE("an image is answered with what was found", "[service]") {
@@ -264,4 +270,234 @@ TEST_CASE("an image is answered with what was found", "[service]") {
     for (const auto* time : {"decode", "queue", "run"}) {
         CHECK(image["ms"][time].get<double>() >= 0);
     }
+}
+
+TEST_CASE("a query narrows what is answered", "[service]") {
+    Serving serving;
+    const auto count = [&](const std::string& query) {
+        const auto response = serving.detect(png(4, 4, 0), query);
+        REQUIRE(response.status == 200);
+        return Json::parse(response.body)["images"][0]["detections"].size();
+    };
+    CHECK(count("?score_threshold=0.1") == 2);
+    CHECK(count("?score_threshold=0.1234567") == 1);  // a score must exceed it
+    CHECK(count("?max_detections=1") == 1);
+    CHECK(count("?max_detections=3&score_threshold=1") == 0);
+    const std::vector<std::pair<std::string, std::string>> cases = {
+        {"?score_threshold=0.09", "score_threshold is \"0.09\", allowed is 0.1"},
+        {"?score_threshold=1.5", "to 1"},
+        {"?score_threshold=nan", "score_threshold is"},
+        {"?score_threshold=", "score_threshold is \"\""},
+        {"?score_threshold=0.5x", "score_threshold is"},
+        {"?max_detections=0", "allowed is 1 to 3"},
+        {"?max_detections=4", "allowed is 1 to 3"},
+        {"?max_detections=1.0", "allowed is 1 to 3"},
+        {"?treshold=0.5", "the key \"treshold\"; allowed are score_threshold and max_detections"},
+        {"?max_detections=1&max_detections=2", "twice"},
+        {"?%ff%0a=1", "the key \"\\ufffd\\n\""},
+        {"?a=%", "hexadecimal"},
+    };
+    for (const auto& [query, words] : cases) {
+        CAPTURE(query);
+        const auto response = serving.detect(png(4, 4, 0), query);
+        CHECK(response.status == 400);
+        CHECK(error_type(response) == "bad-query");
+        CHECK_THAT(message(response), Contains(words));
+    }
+}
+
+TEST_CASE("several images are answered in their order", "[service]") {
+    Serving serving;
+    std::string body;
+    for (std::uint32_t i = 1; i <= 4; ++i) {
+        body += part("b", "Content-Disposition: form-data; name=n" + std::to_string(i), png(i, 1, 9));
+    }
+    const auto response = serving.detect(body + "--b--", "", "multipart/form-data; boundary=b");
+    REQUIRE(response.status == 200);
+    const auto images = Json::parse(response.body)["images"];
+    REQUIRE(images.size() == 4);
+    for (int i = 0; i < 4; ++i) {
+        CHECK(images[static_cast<std::size_t>(i)]["name"] == "n" + std::to_string(i + 1));
+        CHECK(images[static_cast<std::size_t>(i)]["width"] == i + 1);
+    }
+}
+
+TEST_CASE("the first bad image of several is named, with nothing of the client unescaped", "[service]") {
+    Serving serving;
+    const auto good = part("b", file_header, png(4, 4, 0));
+    const auto bad = part("b", "Content-Disposition: form-data; name=x; filename=\"\x01\xff.png\"", "no image");
+    for (int i = 0; i < 20; ++i) {
+        const auto response = serving.detect(good + bad + bad + "--b--", "", "multipart/form-data; boundary=b");
+        CHECK(response.status == 400);
+        CHECK(error_type(response) == "bad-image");
+        CHECK_THAT(message(response), Contains("image 1 (\"\\u0001\\ufffd.png\"): "));
+    }
+    const auto wrong = serving.detect(
+        part("b", file_header + "\r\nContent-Type: image/gif", "x") + "--b--", "", "multipart/form-data; boundary=b");
+    CHECK(wrong.status == 415);
+    CHECK_THAT(message(wrong), Contains("image 0 (\"a.jpg\"): ") && Contains("image/gif"));
+}
+
+TEST_CASE("what cannot be taken is refused before its body is read", "[service]") {
+    ServiceOptions options;
+    options.max_body = 100;
+    Serving serving(options);
+    struct Case {
+        Head head;
+        int status;
+        std::string type;
+    };
+    const std::vector<Case> cases = {
+        {{"GET", "/nothing", "", "", {}, false}, 404, "not-found"},
+        {{"GET", "", "", "", {}, false}, 404, "not-found"},
+        {{"GET", "/v1/detect", "", "", {}, false}, 405, "method-not-allowed"},
+        {{"POST", "/metrics", "", "", 1, false}, 405, "method-not-allowed"},
+        {{"get", "/metrics", "", "", {}, false}, 405, "method-not-allowed"},
+        {{"GET", "/healthz", "", "", 1, false}, 413, "body-too-large"},
+        {{"POST", "/v1/detect", "image/png", "", {}, false}, 411, "length-required"},
+        {{"POST", "/v1/detect", "image/png", "", 101, false}, 413, "body-too-large"},
+        {{"POST", "/v1/detect", "image/gif", "", 100, false}, 415, "unsupported-media-type"},
+        {{"POST", "/v1/detect", "", "", 100, false}, 415, "unsupported-media-type"},
+        {{"POST", "/v1/detect", "image/png", "gzip", 100, false}, 415, "unsupported-media-type"},
+        {{"POST", "/v1/detect", "multipart/form-data", "", 100, false}, 400, "bad-multipart"},
+        {{"POST", "/v1/detect?x=1", "image/png", "", 100, false}, 400, "bad-query"},
+    };
+    for (const auto& one : cases) {
+        CAPTURE(one.head.target);
+        const auto response = serving.service->refuse(one.head);
+        REQUIRE(response);
+        CHECK(response->status == one.status);
+        CHECK(response->error == one.type);
+        CHECK(error_type(*response) == one.type);
+    }
+    const auto refused = serving.service->refuse({"DELETE", "/v1/detect", "", "", {}, false});
+    CHECK(refused->headers == std::vector<std::pair<std::string, std::string>>{{"Allow", "POST"}});
+    CHECK_FALSE(serving.service->refuse({"POST", "http://host/v1/detect", "image/PNG; x", "", 100, false}));
+    CHECK_FALSE(serving.service->refuse({"POST", "/v1/detect", "image/jpeg", "identity", {}, true}));
+    CHECK_FALSE(serving.service->refuse({"HEAD", "/metrics?collect=all", "", "", {}, false}));
+}
+
+TEST_CASE("a bad body has an error of its own kind", "[service]") {
+    ServiceOptions options;
+    options.limits.max_pixels = 100;
+    options.max_images = 1;
+    Serving serving(options);
+    CHECK(serving.detect("").error == "empty-body");
+    CHECK(serving.detect("no image").error == "bad-image");
+    CHECK(serving.detect(png(10, 10, 0)).status == 200);
+    const auto large = serving.detect(png(10, 11, 0));
+    CHECK(large.status == 413);
+    CHECK(large.error == "image-too-large");
+    const auto two = part("b", file_header, "x") + part("b", file_header, "x") + "--b--";
+    const auto many = serving.detect(two, "", "multipart/form-data; boundary=b");
+    CHECK(many.status == 413);
+    CHECK(many.error == "too-many-images");
+    CHECK(serving.detect(two, "", "multipart/form-data; boundary=c").error == "bad-multipart");
+}
+
+TEST_CASE("an engine that fails is told of in the log, not to the client, and to /healthz in the end", "[service]") {
+    ServiceOptions options;
+    options.unhealthy_after = 3;
+    Serving serving(options);
+    serving.engine->fails = true;
+    for (int i = 0; i < 3; ++i) {
+        CHECK(serving.get("/healthz").status == 200);
+        const auto response = serving.detect(png(4, 4, 0));
+        CHECK(response.status == 500);
+        CHECK(response.error == "engine-failed");
+        CHECK_THAT(response.body, !Contains("secret"));
+    }
+    CHECK(serving.detect("no image").status == 400);  // says nothing of the engine
+    CHECK(serving.get("/healthz").status == 503);
+    CHECK(serving.get("/readyz").status == 503);
+    serving.engine->fails = false;
+    CHECK(serving.detect(png(4, 4, 0)).status == 200);
+    CHECK(serving.get("/healthz").status == 200);
+    CHECK(serving.get("/readyz").status == 200);
+}
+
+TEST_CASE("a queue that is full and too many requests are refused at once, until there is room", "[service]") {
+    ServiceOptions options;
+    options.max_requests = GENERATE(2, 3);
+    CAPTURE(options.max_requests);
+    DetectorOptions detecting;
+    detecting.lanes = 1;
+    detecting.queue_capacity = 1;
+    Serving serving(options, detecting);
+    const auto image = png(4, 4, 0);
+    const auto request = [&] {
+        return Request{{"POST", "/v1/detect", "image/png", "", image.size(), false}, image, {}, nullptr, nullptr};
+    };
+    std::unique_lock closed(serving.engine->gate);
+    auto running = serving.send(request());
+    while (!serving.engine->running) {
+        std::this_thread::yield();
+    }
+    auto waiting = serving.send(request());
+    while (serving.detector->queued() == 0) {
+        std::this_thread::yield();
+    }
+    const auto refused = serving.send(request()).get();
+    CHECK(refused.status == 503);
+    CHECK(refused.error == "overloaded");
+    CHECK_THAT(message(refused), Contains(options.max_requests == 2 ? "all 2 requests" : "images wait"));
+    CHECK(refused.headers == std::vector<std::pair<std::string, std::string>>{{"Retry-After", "1"}});
+    CHECK(serving.service->refuse(request().head).has_value() == (options.max_requests == 2));
+    closed.unlock();
+    CHECK(running.get().status == 200);
+    CHECK(waiting.get().status == 200);
+    CHECK(serving.call(request()).status == 200);
+    CHECK_THAT(serving.metrics.text(0), Contains("trtdet_requests_in_flight 0"));
+}
+
+TEST_CASE("an image whose time is over is not decoded", "[service]") {
+    Serving serving;
+    Request request{{"POST", "/v1/detect", "image/png", "", 8, false}, "no image", Clock::now() - 1h, nullptr, nullptr};
+    CHECK(serving.send(request).get().error == "deadline-exceeded");
+    request.arrived = Clock::now();
+    request.abandoned = std::make_shared<std::atomic<bool>>(true);
+    CHECK(serving.send(request).get().status == 504);
+}
+
+TEST_CASE("the other endpoints say what runs", "[service]") {
+    Serving serving;
+    const auto model = Json::parse(serving.get("/v1/model").body);
+    CHECK(model["name"] == "small");
+    CHECK(model["runs_on"] == "nothing");
+    CHECK(model["score_threshold"].dump() == "0.1");
+    CHECK(model["classes"] == Json({"cat", "dog"}));
+    CHECK(Json::parse(serving.get("/").body)["endpoints"].size() == 6);
+    CHECK(Json::parse(serving.get("/readyz").body) == Json({{"status", "ready"}}));
+    serving.service->leave();
+    const auto leaving = serving.get("/readyz");
+    CHECK(leaving.status == 503);
+    CHECK(error_type(leaving) == "stopping");
+    CHECK(serving.get("/healthz").status == 200);
+    CHECK(serving.detect(png(4, 4, 0)).status == 200);
+}
+
+TEST_CASE("answers are counted, and unknown paths under one name", "[metrics]") {
+    Serving serving;
+    for (const auto* path : {"/a", "/b", "/v1/detect"}) {
+        const Head head{"GET", path, "", "", {}, false};
+        serving.service->answered(head, *serving.service->refuse(head), 1ms);
+    }
+    serving.service->answered({"POST", "/v1/detect?x", "", "", {}, false}, {}, 3ms);
+    serving.metrics.bundle({"a", "1", "x", "0"});
+    serving.metrics.bundle({"b", "2", "x", "0"});
+    const auto response = serving.get("/metrics");
+    CHECK(response.content_type == "text/plain; version=0.0.4; charset=utf-8");
+    for (const auto* line :
+         {"trtdet_requests_total{code=\"404\",path=\"other\"} 2", "trtdet_requests_total{code=\"405\",path=\"/v1/detect\"} 1",
+          "trtdet_errors_total{type=\"not-found\"} 2", "trtdet_detect_seconds_count 1",
+          "trtdet_detect_seconds_bucket{le=\"0.0025\"} 0", "trtdet_detect_seconds_bucket{le=\"0.005\"} 1",
+          "trtdet_bundle_info{content_hash=\"2\""}) {
+        CHECK_THAT(response.body, Contains(line));
+    }
+    CHECK_THAT(response.body, !Contains("content_hash=\"1\""));
+}
+
+TEST_CASE("what a client sent cannot forge a line of the log", "[log]") {
+    CHECK(quote("a\nb\xff\"") == "\"a\\nb\\ufffd\\\"\"");
+    CHECK(quote(std::string(300, 'x')) == "\"" + std::string(200, 'x') + "...\"");
 }
