@@ -99,6 +99,7 @@ class HttpServer::Impl {
 public:
     Impl(HttpOptions wanted, Service& what, Log& where, Metrics& counts);
 
+    void listen();
     std::string url() const;
     bool run();
     void stop();
@@ -106,7 +107,8 @@ public:
 private:
     class Connection;
 
-    void listen();
+    void bind();
+    void check(const error_code& error) const;
     void accept();
     void accepted(tcp::socket socket);
     void accept_what_waits();
@@ -188,6 +190,7 @@ private:
     void expect_request(std::chrono::milliseconds patience) {
         state_ = State::header;
         begun_ = false;
+        header_size_ = 0;
         parser_.emplace();
         parser_->header_limit(static_cast<std::uint32_t>(max_header));
         parser_->body_limit(boost::none);  // refuse() says what is wrong with a Content-Length
@@ -303,12 +306,16 @@ private:
         }
         error_code error;
         if (!buffer_.empty()) {
-            buffer_.erase(0, parser_->put(asio::buffer(buffer_), error));
+            const auto used = parser_->put(asio::buffer(buffer_), error);
+            header_size_ += used;
+            buffer_.erase(0, used);
         }
         if (error == http::error::need_more) {
             error = {};
         }
-        if (!error && !parser_->is_header_done() && buffer_.size() > max_header) {
+        // The parser's own limit is for what is parsed at a time.
+        const auto size = header_size_ + (parser_->is_header_done() ? 0 : buffer_.size());
+        if (!error && size > max_header) {
             error = http::error::header_limit;
         }
         if (error) {
@@ -328,7 +335,7 @@ private:
 
     void refuse_header(error_code error) {
         if (error == http::error::header_limit) {
-            if (buffer_.find("\r\n") == std::string::npos) {
+            if (header_size_ == 0 && buffer_.find("\r\n") == std::string::npos) {
                 return respond(error_response(414, "uri-too-long", "the request's first line is too long"), false);
             }
             return respond(
@@ -531,6 +538,7 @@ private:
     bool ended_ = false;  // the client sends nothing more
     bool reset_ = false;  // and is gone
     bool begun_ = false;  // a byte of the request has arrived
+    std::size_t header_size_ = 0;  // what was taken of the header
     bool refused_ = false;  // the connection is one too many
     std::optional<Parser> parser_;
     Head head_;
@@ -547,37 +555,37 @@ private:
 
 HttpServer::Impl::Impl(HttpOptions wanted, Service& what, Log& where, Metrics& counts)
     : options_(std::move(wanted)), service_(what), log_(where), metrics_(counts), context_(options_.threads) {
-    listen();
+    bind();
 }
 
-void HttpServer::Impl::listen() {
-    const auto fail = [this](const error_code& error) {
+void HttpServer::Impl::check(const error_code& error) const {
+    if (error) {
         throw Error(
             "cannot listen on " + options_.host + " port " + std::to_string(options_.port) + ": " + error.message() +
             "; choose another with --host and --port");
-    };
+    }
+}
+
+void HttpServer::Impl::bind() {
     error_code error;
     tcp::resolver resolver(context_);
     const auto found = resolver.resolve(
         options_.host, std::to_string(options_.port), tcp::resolver::passive | tcp::resolver::numeric_service, error);
-    if (error || found.empty()) {
-        fail(error);
-    }
+    check(error);
     const auto endpoint = found.begin()->endpoint();
     acceptor_.open(endpoint.protocol(), error);
+    check(error);
     // A service that is started again must not wait for the old one's connections to time out.
-    if (!error) {
-        acceptor_.set_option(tcp::acceptor::reuse_address(true), error);
-    }
-    if (!error) {
-        acceptor_.bind(endpoint, error);
-    }
-    if (!error) {
-        acceptor_.listen(asio::socket_base::max_listen_connections, error);
-    }
-    if (error) {
-        fail(error);
-    }
+    acceptor_.set_option(tcp::acceptor::reuse_address(true), error);
+    check(error);
+    acceptor_.bind(endpoint, error);
+    check(error);
+}
+
+void HttpServer::Impl::listen() {
+    error_code error;
+    acceptor_.listen(asio::socket_base::max_listen_connections, error);
+    check(error);
 }
 
 std::string HttpServer::Impl::url() const {
@@ -726,6 +734,8 @@ HttpServer::HttpServer(HttpOptions options, Service& service, Log& log, Metrics&
     : impl_(std::make_unique<Impl>(std::move(options), service, log, metrics)) {}
 
 HttpServer::~HttpServer() = default;
+
+void HttpServer::listen() { impl_->listen(); }
 
 std::string HttpServer::url() const { return impl_->url(); }
 

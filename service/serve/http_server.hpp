@@ -32,7 +32,7 @@ struct HttpOptions {
 // Any thread may call any member at any time, but for the destructor.
 class HttpServer {
 public:
-    // Binds the address; connections wait until run(). The service, log and metrics must live longer than this.
+    // Takes the address, without listening. The service, log and metrics must live longer than this.
     //
     // Throws Error: the address is unknown, taken or not allowed.
     HttpServer(HttpOptions options, Service& service, Log& log, Metrics& metrics);
@@ -41,10 +41,13 @@ public:
     HttpServer(const HttpServer&) = delete;
     HttpServer& operator=(const HttpServer&) = delete;
 
+    // Lets clients connect; they are served from run() on. Throws Error: another process was faster.
+    void listen();
+
     // What it listens on, with the port that was chosen: "http://127.0.0.1:8080".
     std::string url() const;
 
-    // Serves until stop(), then finishes every request that has begun. Called once.
+    // Serves from listen() until stop(), then finishes every request that has begun. Called once.
     //
     // Returns whether all of them were finished within the stop timeout; what was not is cut.
     bool run();

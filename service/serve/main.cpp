@@ -194,11 +194,13 @@ int serve_until_stopped(Options options) {
     Metrics metrics;
     allow_descriptors(options.http.max_connections, log);
     options.model.detector.on_batch = [&metrics](int batch, Clock::duration ran) { metrics.batch(batch, ran); };
-    Model model(options.model, log, metrics);
-    std::optional<Service> service;
-    service.emplace(options.service, [&model] { return model.current(); }, log, metrics);
-    HttpServer server(options.http, *service, log, metrics);
-    const Signals signals([&model] { model.reload(); }, [&server] { server.stop(); });
+    std::optional<Model> model;
+    Service service(options.service, [&model] { return model->current(); }, log, metrics);
+    // The address first: that it is taken should not be found out after minutes of loading.
+    HttpServer server(options.http, service, log, metrics);
+    model.emplace(options.model, log, metrics);
+    server.listen();
+    const Signals signals([&model] { model->reload(); }, [&server] { server.stop(); });
     std::cout << "trtdet-serve: " << server.url() << std::endl;
     if (!server.run()) {
         // What was cut may hang in the engine for ever.
