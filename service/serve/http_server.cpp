@@ -75,8 +75,12 @@ std::string head_of(const Response& response, bool keep_alive) {
 // The bytes of bodies that are held at this moment, by connections and by work.
 class Held {
 public:
-    explicit Held(std::shared_ptr<std::atomic<std::uint64_t>> total) : total_(std::move(total)) {}
-    ~Held() { *total_ -= mine_; }
+    Held(std::shared_ptr<std::atomic<std::uint64_t>> total, Metrics& metrics)
+        : total_(std::move(total)), metrics_(metrics) {}
+    ~Held() {
+        *total_ -= mine_;
+        metrics_.bodies(-static_cast<double>(mine_));
+    }
 
     Held(const Held&) = delete;
     Held& operator=(const Held&) = delete;
@@ -85,11 +89,13 @@ public:
     bool grow_to(std::uint64_t bytes, std::uint64_t limit) {
         const auto more = bytes - mine_;
         mine_ = bytes;
+        metrics_.bodies(static_cast<double>(more));
         return (*total_ += more) <= limit;
     }
 
 private:
     const std::shared_ptr<std::atomic<std::uint64_t>> total_;
+    Metrics& metrics_;
     std::uint64_t mine_ = 0;
 };
 
@@ -381,7 +387,7 @@ private:
             return work();
         }
         state_ = State::body;
-        held_ = std::make_shared<Held>(server_.held_);
+        held_ = std::make_shared<Held>(server_.held_, server_.metrics_);
         parser_->body_limit(server_.service_.options().max_body);
         parser_->eager(true);
         arm(server_.options_.body_timeout);

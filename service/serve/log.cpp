@@ -75,6 +75,9 @@ void Log::write(Level level, std::string_view message, std::initializer_list<Fie
         }
     } else {
         line = message;
+        // Such as TensorRT's, which may have several lines.
+        std::replace_if(
+            line.begin(), line.end(), [](char letter) { return letter >= 0 && letter < ' '; }, ' ');
         for (const auto& [name, value] : fields) {
             line += " " + std::string(name) + "=" + (is_plain(value) ? value : as_json(value));
         }

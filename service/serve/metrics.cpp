@@ -83,6 +83,7 @@ public:
     prometheus::Counter& left = counter("trtdet_clients_left_total", "Clients that left before their answer was sent");
     prometheus::Gauge& queue = gauge("trtdet_queue_images", "Images that wait for a batch");
     prometheus::Gauge& flying = gauge("trtdet_requests_in_flight", "Requests to /v1/detect that are worked on");
+    prometheus::Gauge& held = gauge("trtdet_body_bytes", "Bytes of the bodies that are held");
     prometheus::Gauge& open = gauge("trtdet_connections", "Open connections");
     prometheus::Histogram& detect = histogram(
         "trtdet_detect_seconds", "From the last byte of a request to /v1/detect to its answer; of status 200",
@@ -144,6 +145,8 @@ void Metrics::bundle(const BundleInfo& info) {
 void Metrics::connections(int change) { impl_->open.Increment(change); }
 
 void Metrics::in_flight(int change) { impl_->flying.Increment(change); }
+
+void Metrics::bodies(double change) { impl_->held.Increment(change); }
 
 std::string Metrics::text(std::size_t queued) {
     impl_->queue.Set(static_cast<double>(queued));

@@ -49,6 +49,7 @@ public:
     void bundle(const BundleInfo& info);
     void connections(int change);
     void in_flight(int change);
+    void bodies(double change);  // in bytes
 
     // Everything as text, version 0.0.4. queued: images that wait at this moment.
     std::string text(std::size_t queued);

@@ -30,6 +30,12 @@ std::string state_of(const fs::path& file) {
            std::to_string(facts.st_mtim.tv_sec) + "." + std::to_string(facts.st_mtim.tv_nsec);
 }
 
+// Not std::filesystem's own, which throws where a folder above may not be read.
+bool is_folder(const fs::path& path) {
+    std::error_code error;
+    return fs::is_directory(path, error);
+}
+
 // The states of all files in a folder, so that a bundle that was half there is tried again when the rest has come.
 std::string states_in(const fs::path& folder) {
     std::vector<std::string> lines;
@@ -110,8 +116,7 @@ private:
     Seen look() const {
         Seen seen{states_in(options_.bundle), {}};
         if (options_.recording) {
-            seen.recording =
-                fs::is_directory(*options_.recording) ? states_in(*options_.recording) : state_of(*options_.recording);
+            seen.recording = is_folder(*options_.recording) ? states_in(*options_.recording) : state_of(*options_.recording);
         }
         return seen;
     }
@@ -134,7 +139,7 @@ private:
     std::shared_ptr<Engine> open_engine(const Bundle& bundle) {
         if (options_.recording) {
             auto file = *options_.recording;
-            if (fs::is_directory(file)) {
+            if (is_folder(file)) {
                 file /= bundle.manifest().content_hash + ".recording";
             }
             return open_recording(file, bundle.manifest(), {options_.recording_time});

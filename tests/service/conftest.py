@@ -44,11 +44,11 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     folder = tmp_path_factory.mktemp("serving")
     data = ROOT.parent / "shared" / "data"
     if (data / "coco").is_dir():
-        files = sorted((data / "coco" / "val2017").glob("*.jpg"))[:40]
+        files = sorted((data / "coco" / "val2017").glob("*.jpg"))[:20]
         model, config = data / "models" / "yolox_nano.onnx", load_config("yolox")
     else:
         files = []
-        for index in range(40):
+        for index in range(20):
             files.append(folder / f"{index}.jpg")
             Image.fromarray(shapes.render(shapes.DEFAULT_SEED, "serving", index)[0]).save(files[-1], quality=95)
         model, config = SHAPES_MODEL, load_config("shapes")

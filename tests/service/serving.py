@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -143,6 +142,11 @@ class Server:
             self.signal()
         return self.process.wait(PATIENCE)
 
+    @property
+    def sanitized(self) -> bool:
+        """Whether the program was built with a sanitizer, which keeps memory for itself."""
+        return any(name in self.program.read_bytes() for name in (b"__asan_init", b"__tsan_init"))
+
     def peak_memory(self) -> int:
         """The most memory that the process ever had, in bytes."""
         text = Path(f"/proc/{self.process.pid}/status").read_text()
@@ -280,8 +284,3 @@ def total(metrics: Mapping[str, float], name: str, *labels: str) -> float:
     return sum(
         value for key, value in metrics.items() if key.partition("{")[0] == name and all(one in key for one in labels)
     )
-
-
-def sanitized() -> bool:
-    """Whether the programs were built with a sanitizer, which has memory of its own."""
-    return "san" in os.environ.get("TRTDET_SERVICE_BUILD", "")
