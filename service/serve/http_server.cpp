@@ -148,14 +148,7 @@ private:
 class HttpServer::Impl::Connection : public std::enable_shared_from_this<HttpServer::Impl::Connection> {
 public:
     Connection(Impl& server, tcp::socket socket)
-        : server_(server), socket_(std::move(socket)), timer_(socket_.get_executor()) {
-        server_.metrics_.connections(+1);
-    }
-
-    ~Connection() {
-        server_.metrics_.connections(-1);
-        server_.forget(this);
-    }
+        : presence_(server, this), server_(server), socket_(std::move(socket)), timer_(socket_.get_executor()) {}
 
     Connection(const Connection&) = delete;
     Connection& operator=(const Connection&) = delete;
@@ -533,6 +526,25 @@ private:
         socket_.close(ignored);
     }
 
+    // As long as one is there, the server does not end.
+    class Presence {
+    public:
+        Presence(Impl& server, const Connection* connection) : server_(server), connection_(connection) {
+            server_.metrics_.connections(+1);
+        }
+        ~Presence() {
+            server_.metrics_.connections(-1);
+            server_.forget(connection_);
+        }
+        Presence(const Presence&) = delete;
+        Presence& operator=(const Presence&) = delete;
+
+    private:
+        Impl& server_;
+        const Connection* connection_;
+    };
+
+    const Presence presence_;  // the first, so that it goes when all others are gone, which need the server
     Impl& server_;
     tcp::socket socket_;
     asio::steady_timer timer_;
