@@ -72,7 +72,7 @@ def _ending_with(model: onnx.ModelProto, outputs: dict[str, tuple[int, ...]]) ->
 
 @dataclass(frozen=True)
 class Family:
-    """A real model, as it is or with its outputs in another form, and how its configuration differs from a shipped one."""
+    """A real model, as it is or in another form, and how its configuration differs from a shipped one."""
 
     model: str
     config: str
