@@ -29,8 +29,8 @@ def as_yolov8(model: onnx.ModelProto) -> onnx.ModelProto:
     """YOLOv5's (B, N, 5 + C) as YOLOv8 has it, (B, 4 + C, N)."""
     _split(model)
     _add(model, "Concat", ["own_boxes", "own_scores"], "rows", axis=2)
-    _add(model, "Transpose", ["rows"], "output0", perm=[0, 2, 1])
-    return _ending_with(model, {"output0": (1, 84, 25200)})
+    _add(model, "Transpose", ["rows"], "transposed", perm=[0, 2, 1])
+    return _ending_with(model, {"transposed": (1, 84, 25200)})
 
 
 def as_boxes(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -47,10 +47,9 @@ def as_boxes(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _split(model: onnx.ModelProto) -> None:
     source = model.graph.output[0].name
-    _constant(model, "sizes", [4, 1, 80], TensorProto.INT64)
-    model.graph.node.append(
-        helper.make_node("Split", [source, "sizes"], ["own_boxes", "objectness", "classes"], axis=2)
-    )
+    _constant(model, "sizes", np.array([4, 1, 80]))
+    parts = ["own_boxes", "objectness", "classes"]
+    model.graph.node.append(helper.make_node("Split", [source, "sizes"], parts, axis=2))
     _add(model, "Mul", ["classes", "objectness"], "own_scores")
 
 
