@@ -134,6 +134,17 @@ def test_an_unknown_operator_is_named_with_its_node(net: Any, tmp_path: Path) ->
     assert "operators that ONNX opset 13 does not define: ai.onnx::Frobnicate (node 'Frobnicate_0')" in text
 
 
+def test_a_name_that_two_tensors_have_is_named(net: Any, tmp_path: Path) -> None:
+    path = tmp_path / "odd.onnx"
+    model = net("(float[4] x) => (float[4] y) {y = Relu(x)}")
+    model.graph.node.append(onnx.helper.make_node("Relu", ["x"], ["y"], "again"))
+    save_model(model, path)
+    assert "is not valid ONNX: node 'again' gives a tensor 'y', which another node gives" in refused(path)
+    model.graph.node[-1].output[0] = "x"
+    save_model(model, path)
+    assert "node 'again' gives a tensor 'x'" in refused(path)
+
+
 def test_an_operator_newer_than_the_opset_is_named(net: Any, tmp_path: Path) -> None:
     path = tmp_path / "odd.onnx"
     save_model(net("(float[4] x) => (float[4] y) {y = Mish(x)}", opset=11), path)

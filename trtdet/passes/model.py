@@ -24,7 +24,7 @@ def load_model(path: Path, *, allow_quantized: bool = False) -> onnx.ModelProto:
 
     Raises:
         ModelError: the file is missing, empty, truncated, not ONNX, lacks its external data, holds an operator that
-            no ONNX opset defines, or (unless ``allow_quantized``) is quantised already.
+            no ONNX opset defines, names two tensors alike, or (unless ``allow_quantized``) is quantised already.
     """
     try:
         model = onnx.load(str(path), format="protobuf", load_external_data=False)
@@ -48,6 +48,7 @@ def load_model(path: Path, *, allow_quantized: bool = False) -> onnx.ModelProto:
             f"model '{path}' keeps its weights in files beside it and one is missing or cut ({one_line(error)}); "
             f"copy them to '{path.parent}'"
         ) from None
+    _check_names(model, path)
     _place_plugins(model)
     _check_operators(model, path)
     quantized = [node for node in model.graph.node if node.op_type in _QUANTIZED]
@@ -57,6 +58,19 @@ def load_model(path: Path, *, allow_quantized: bool = False) -> onnx.ModelProto:
             f"'{quantized[0].name}'; give the float model it was made from"
         )
     return model
+
+
+def _check_names(model: onnx.ModelProto, path: Path) -> None:
+    """A tensor that two nodes give is none that a reader could tell apart."""
+    seen = {value.name for value in model.graph.input}
+    for node in model.graph.node:
+        for name in filter(None, node.output):
+            if name in seen:
+                raise ModelError(
+                    f"model '{path}' is not valid ONNX: node '{node.name or node.op_type}' gives a tensor '{name}', "
+                    "which another node gives or which is an input; export it again with names of their own"
+                )
+            seen.add(name)
 
 
 def _place_plugins(model: onnx.ModelProto) -> None:
