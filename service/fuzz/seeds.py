@@ -68,7 +68,8 @@ def recordings() -> dict[str, bytes]:
 def multiparts() -> dict[str, bytes]:
     head = b'Content-Disposition: form-data; name="image"; filename="a.jpg"\r\nContent-Type: image/jpeg'
     part = b"--x\r\n" + head + b"\r\n\r\ndata\r\n"
-    return {"one": part + b"--x--\r\n", "two": part + part + b"--x--\r\n", "cut": part}
+    first = b'multipart/form-data; boundary="x"\n'
+    return {"one": first + part + b"--x--\r\n", "two": first + part + part + b"--x--\r\n", "cut": first + part}
 
 
 def main(folder: Path) -> None:
