@@ -197,13 +197,6 @@ struct TensorRt {
                 " " + std::to_string(header_major) + ", or build libtrtdet with the headers of " +
                 std::to_string(major));
         }
-        // Manifests name the build as well where the library's package in Python does: 10.9.0.34.
-        if (std::count(backend.version.begin(), backend.version.end(), '.') == 3) {
-            const auto build = library.function<int()>("getInferLibBuildVersion");
-            if (build != nullptr) {
-                version += "." + std::to_string(build());
-            }
-        }
         log = &log_of(library);
         if (has_plugins) {
             const Library plugins("libnvinfer_plugin.so." + std::to_string(header_major), folders);
@@ -867,18 +860,6 @@ void check_plan(const std::vector<char>& bytes) {
     }
 }
 
-// The device to run on, and TensorRT's library, whose version fits.
-int choose_device(const Manifest& manifest, const TensorRt& tensorrt, const cuda::Driver& driver) {
-    BackendSpec wanted = manifest.backend;
-    const Machine machine{backend_name, tensorrt.version, driver.devices()};
-    // Libraries before 10 do not tell the fourth number of their version.
-    if (std::count(wanted.version.begin(), wanted.version.end(), '.') == 3 &&
-        std::count(machine.version.begin(), machine.version.end(), '.') == 2) {
-        wanted.version.erase(wanted.version.rfind('.'));
-    }
-    return fitting_device(wanted, machine);
-}
-
 }  // namespace
 
 std::string built_for_tensorrt() {
@@ -890,7 +871,8 @@ std::shared_ptr<Engine> open_tensorrt(const Bundle& bundle, const TensorRtOption
     check_backend(manifest);
     auto driver = std::make_shared<const cuda::Driver>(options.library_folders);
     TensorRt tensorrt(manifest.backend, options.library_folders);
-    const int index = choose_device(manifest, tensorrt, *driver);
+    const auto devices = driver->devices();
+    const int index = fitting_device(manifest.backend, {backend_name, tensorrt.version, devices});
     for (const Plugin& plugin : manifest.backend.plugins) {
         if (!plugin.embedded && sha256_file(bundle.file(plugin.file)) != plugin.sha256) {
             throw BundleError(
@@ -900,7 +882,6 @@ std::shared_ptr<Engine> open_tensorrt(const Bundle& bundle, const TensorRtOption
     }
     const std::vector<char> bytes = bundle.read("model.engine");
     check_plan(bytes);
-    const auto devices = driver->devices();
     const auto device = std::find_if(
         devices.begin(), devices.end(), [index](const Machine::Device& one) { return one.index == index; });
     auto gpu = std::make_shared<const cuda::Gpu>(std::move(driver), *device);

@@ -124,6 +124,8 @@ public:
 
 private:
     Bundle(std::filesystem::path folder, Manifest manifest);
+    const std::string& hash_of(const std::string& name) const;
+    void check(const std::string& name, const std::string& expected, const std::string& got) const;
 
     std::filesystem::path folder_;
     Manifest manifest_;

@@ -64,11 +64,16 @@ public:
     // Throws ImageError: preprocess() does. OverloadedError: the queue is full. StoppedError: after stop().
     std::future<Found> detect(const Image& image, Clock::time_point deadline = Clock::time_point::max());
 
-    // The same with a callback, which is called once, by a lane's thread, and must not throw or wait.
+    // The same with a callback, which is called once, by a lane's thread. It must not wait or call stop(); what it
+    // throws is dropped.
     void detect(const Image& image, Clock::time_point deadline, std::function<void(Outcome)> done);
 
     // How many images wait.
     std::size_t queued() const;
+
+    // Whether the last run failed. Of an engine whose device is lost, every later one does, so that a service should be
+    // started again.
+    bool failing() const;
 
     const Manifest& manifest() const;
 

@@ -1,0 +1,121 @@
+#include "trtdet/detections.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace trtdet {
+
+namespace {
+
+// A (box, class) pair that may become a detection.
+struct Candidate {
+    float score;
+    std::size_t flat;  // box * classes + class
+};
+
+// The better first; of equal scores the one that comes first.
+bool better(const Candidate& one, const Candidate& other) {
+    return one.score > other.score || (one.score == other.score && one.flat < other.flat);
+}
+
+// NumPy's minimum and maximum: NaN where either is.
+float least(float one, float other) {
+    return one <= other || std::isnan(one) ? one : other;
+}
+float most(float one, float other) {
+    return one >= other || std::isnan(one) ? one : other;
+}
+
+float area(const Box& box) {
+    return most(box.x2 - box.x1, 0) * most(box.y2 - box.y1, 0);
+}
+
+bool overlap(const Box& one, float one_area, const Box& other, float other_area, float threshold) {
+    const float width = most(least(one.x2, other.x2) - most(one.x1, other.x1), 0);
+    const float height = most(least(one.y2, other.y2) - most(one.y1, other.y1), 0);
+    const float shared = width * height;
+    return shared / (one_area + other_area - shared) > threshold;
+}
+
+// What a score must exceed: the threshold itself, or the logit of it.
+float score_bound(float threshold, bool logits) {
+    if (!logits) {
+        return threshold;
+    }
+    if (threshold >= 1) {
+        return std::numeric_limits<float>::infinity();
+    }
+    // Below the smallest normal number a probability counts as 0, which exceeds no threshold.
+    const double probability = std::max(double{threshold}, double{std::numeric_limits<float>::min()});
+    return static_cast<float>(std::log(probability / (1 - probability)));
+}
+
+std::vector<Candidate> candidates_of(const float* scores, std::size_t count, std::size_t classes, const Nms& nms) {
+    const float bound = score_bound(nms.score_threshold, nms.logits);
+    std::vector<Candidate> found;
+    for (std::size_t box = 0; box < count; ++box) {
+        const float* const row = scores + box * classes;
+        if (nms.best_class) {
+            std::size_t best = 0;
+            float value = -std::numeric_limits<float>::infinity();
+            for (std::size_t index = 0; index < classes; ++index) {
+                if (row[index] > value) {
+                    best = index;
+                    value = row[index];
+                }
+            }
+            if (classes > 0 && value > bound) {
+                found.push_back({value, box * classes + best});
+            }
+        } else {
+            for (std::size_t index = 0; index < classes; ++index) {
+                if (row[index] > bound) {
+                    found.push_back({row[index], box * classes + index});
+                }
+            }
+        }
+    }
+    const auto limit = static_cast<std::size_t>(nms.pre_nms_topk);
+    if (found.size() > limit) {
+        std::nth_element(found.begin(), found.begin() + static_cast<std::ptrdiff_t>(limit), found.end(), better);
+        found.resize(limit);
+    }
+    std::sort(found.begin(), found.end(), better);
+    return found;
+}
+
+}  // namespace
+
+std::vector<Detection> non_max_suppression(
+    const float* boxes, const float* scores, std::size_t count, std::size_t classes, const Nms& nms) {
+    std::vector<Detection> kept;
+    std::vector<float> areas;
+    const auto limit = static_cast<std::size_t>(nms.max_detections);
+    for (const Candidate& candidate : candidates_of(scores, count, classes, nms)) {
+        if (kept.size() == limit) {
+            break;
+        }
+        const float* const corners = boxes + candidate.flat / classes * 4;
+        const Box box{corners[0], corners[1], corners[2], corners[3]};
+        const float size = area(box);
+        const int class_index = static_cast<int>(candidate.flat % classes);
+        bool suppressed = false;
+        for (std::size_t index = 0; index < kept.size() && !suppressed; ++index) {
+            suppressed = (nms.class_agnostic || kept[index].class_index == class_index) &&
+                         overlap(kept[index].box, areas[index], box, size, nms.iou_threshold);
+        }
+        if (!suppressed) {
+            kept.push_back({box, candidate.score, class_index});
+            areas.push_back(size);
+        }
+    }
+    if (nms.logits) {
+        for (Detection& detection : kept) {
+            detection.score = 1 / (1 + std::exp(-detection.score));
+        }
+    }
+    return kept;
+}
+
+}  // namespace trtdet

@@ -1,0 +1,360 @@
+#include "trtdet/detector.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "text.hpp"
+#include "trtdet/errors.hpp"
+
+namespace trtdet {
+
+namespace {
+
+std::string shown(const std::vector<std::int64_t>& shape) {
+    std::string found;
+    for (const std::int64_t size : shape) {
+        found += (found.empty() ? "" : "x") + (size < 0 ? std::string("B") : std::to_string(size));
+    }
+    return found;
+}
+
+// Where the outputs are that detections are read from, and how large they are.
+struct Layout {
+    bool host = false;
+    std::size_t boxes = 0;
+    std::size_t scores = 0;
+    std::size_t counts = 0;   // not with host
+    std::size_t classes = 0;  // not with host
+    std::size_t rows = 0;     // boxes of an image: candidates with host, else the room for detections
+    std::size_t columns = 0;  // classes of an image's scores, with host
+};
+
+// The place of an output that is as it has to be.
+std::size_t place_of(
+    const Engine& engine, const std::string& name, DType dtype, const std::vector<std::int64_t>& shape) {
+    const auto& outputs = engine.outputs();
+    const auto found =
+        std::find_if(outputs.begin(), outputs.end(), [&](const OutputSpec& output) { return output.name == name; });
+    if (found == outputs.end()) {
+        throw EngineError("the engine has no output '" + name + "'; build the bundle again");
+    }
+    // 0 stands for any size.
+    bool same = found->dtype == dtype && found->shape.size() == shape.size();
+    for (std::size_t axis = 0; same && axis < shape.size(); ++axis) {
+        same = shape[axis] == 0 ? found->shape[axis] > 0 : found->shape[axis] == shape[axis];
+    }
+    if (!same) {
+        throw EngineError(
+            "the engine's output '" + name + "' has shape " + shown(found->shape) +
+            " or a type that is not what the manifest " + "needs, " + shown(shape) + "; build the bundle again");
+    }
+    return static_cast<std::size_t>(found - outputs.begin());
+}
+
+Layout layout_of(const Manifest& manifest, const Engine& engine) {
+    Layout found;
+    found.host = manifest.nms.where == Suppression::host;
+    found.boxes = place_of(engine, "boxes", DType::float32, {-1, 0, 4});
+    const std::int64_t rows = engine.outputs()[found.boxes].shape[1];
+    found.rows = static_cast<std::size_t>(rows);
+    if (found.host) {
+        found.columns = manifest.classes.size();
+        found.scores = place_of(engine, "scores", DType::float32, {-1, rows, static_cast<std::int64_t>(found.columns)});
+        return found;
+    }
+    found.counts = place_of(engine, "num_dets", DType::int32, {-1, 1});
+    found.scores = place_of(engine, "scores", DType::float32, {-1, rows});
+    found.classes = place_of(engine, "classes", DType::int32, {-1, rows});
+    return found;
+}
+
+struct Job {
+    std::vector<float> input;
+    Placement placement;
+    Clock::time_point arrived;
+    Clock::time_point deadline;
+    std::function<void(Outcome)> done;
+};
+
+void answer(Job& job, Outcome outcome) {
+    try {
+        job.done(std::move(outcome));
+    } catch (...) {
+        // A callback must not throw; the others of the batch must get their answer all the same.
+    }
+}
+
+void refuse(Job& job, std::exception_ptr error) {
+    Outcome outcome;
+    outcome.error = std::move(error);
+    answer(job, std::move(outcome));
+}
+
+}  // namespace
+
+class Detector::Impl {
+public:
+    Impl(Manifest manifest, std::shared_ptr<Engine> engine, DetectorOptions options)
+        : manifest_(std::move(manifest)),
+          engine_(std::move(engine)),
+          options_(std::move(options)),
+          layout_(layout_of(manifest_, *engine_)),
+          pixels_(
+              3 * static_cast<std::size_t>(manifest_.input.preprocess.height) *
+              static_cast<std::size_t>(manifest_.input.preprocess.width)) {
+        const int most = engine_->max_batch();
+        max_batch_ = static_cast<std::size_t>(options_.max_batch > 0 ? std::min(options_.max_batch, most) : most);
+        std::vector<std::unique_ptr<Lane>> lanes;
+        for (int index = 0; index < std::max(1, options_.lanes); ++index) {
+            lanes.push_back(engine_->new_lane());
+        }
+        try {
+            for (auto& lane : lanes) {
+                threads_.emplace_back([this, owned = std::move(lane)] { serve(*owned); });
+            }
+        } catch (...) {
+            stop();
+            throw;
+        }
+    }
+
+    void detect(const Image& image, Clock::time_point deadline, std::function<void(Outcome)> done) {
+        {
+            // Before the work, which is for nothing otherwise.
+            const std::lock_guard lock(mutex_);
+            check_room();
+        }
+        Job job;
+        job.input.resize(pixels_);
+        job.placement = preprocess(image, manifest_.input.preprocess, job.input.data());
+        job.deadline = deadline;
+        job.done = std::move(done);
+        {
+            const std::lock_guard lock(mutex_);
+            check_room();
+            job.arrived = Clock::now();
+            queue_.push_back(std::move(job));
+        }
+        // All: one may wait for work, another one for more of it.
+        changed_.notify_all();
+    }
+
+    std::size_t queued() const {
+        const std::lock_guard lock(mutex_);
+        return queue_.size();
+    }
+
+    bool failing() const { return failing_; }
+
+    void stop() {
+        {
+            const std::lock_guard lock(mutex_);
+            stopping_ = true;
+        }
+        changed_.notify_all();
+        const std::lock_guard lock(joining_);
+        for (std::thread& thread : threads_) {
+            if (thread.joinable()) {
+                thread.join();
+            }
+        }
+    }
+
+    const Manifest& manifest() const { return manifest_; }
+    const Engine& engine() const { return *engine_; }
+
+private:
+    void check_room() const {
+        if (stopping_) {
+            throw StoppedError("the detector was stopped and takes no more images; open the bundle again");
+        }
+        if (queue_.size() >= options_.queue_capacity) {
+            throw OverloadedError(
+                std::to_string(queue_.size()) +
+                " images wait, and no more are taken; try again later, or give the queue more room");
+        }
+    }
+
+    // The next images to run together, oldest first; none when there will be no more.
+    std::vector<Job> next() {
+        std::vector<Job> batch;
+        std::unique_lock lock(mutex_);
+        // One lane at a time waits for a batch to fill; the others would take it apart.
+        changed_.wait(lock, [&] { return (stopping_ && queue_.empty()) || (!queue_.empty() && !forming_); });
+        if (queue_.empty()) {
+            return batch;
+        }
+        forming_ = true;
+        changed_.wait_until(lock, queue_.front().arrived + options_.max_delay, [&] {
+            return stopping_ || queue_.size() >= max_batch_;
+        });
+        const std::size_t count = std::min(max_batch_, queue_.size());
+        const auto end = queue_.begin() + static_cast<std::ptrdiff_t>(count);
+        batch.assign(std::make_move_iterator(queue_.begin()), std::make_move_iterator(end));
+        queue_.erase(queue_.begin(), end);
+        forming_ = false;
+        lock.unlock();
+        changed_.notify_all();
+        return batch;
+    }
+
+    void serve(Lane& lane) {
+        for (std::vector<Job> batch = next(); !batch.empty(); batch = next()) {
+            const auto now = Clock::now();
+            const auto late =
+                std::stable_partition(batch.begin(), batch.end(), [&](const Job& job) { return job.deadline > now; });
+            for (auto job = late; job != batch.end(); ++job) {
+                refuse(
+                    *job, std::make_exception_ptr(
+                              DeadlineError("the image waited until its deadline; give it more time, or send fewer")));
+            }
+            batch.erase(late, batch.end());
+            if (batch.empty()) {
+                continue;
+            }
+            if (const std::exception_ptr error = run(lane, batch.data(), batch.size())) {
+                if (batch.size() == 1) {
+                    refuse(batch[0], error);
+                    continue;
+                }
+                // An image that the engine cannot take must not be the others' loss.
+                for (Job& job : batch) {
+                    if (const std::exception_ptr its_own = run(lane, &job, 1)) {
+                        refuse(job, its_own);
+                    }
+                }
+            }
+        }
+    }
+
+    // Runs images and answers each, or tells why none was.
+    std::exception_ptr run(Lane& lane, Job* jobs, std::size_t count) {
+        std::vector<Found> found(count);
+        try {
+            for (std::size_t index = 0; index < count; ++index) {
+                std::copy(jobs[index].input.begin(), jobs[index].input.end(), lane.input() + index * pixels_);
+            }
+            const auto start = Clock::now();
+            lane.run(static_cast<int>(count));
+            const auto ran = Clock::now() - start;
+            if (options_.on_batch) {
+                options_.on_batch(static_cast<int>(count), ran);
+            }
+            for (std::size_t index = 0; index < count; ++index) {
+                found[index] = {
+                    read(lane, index, jobs[index].placement), static_cast<int>(count), start - jobs[index].arrived,
+                    ran};
+            }
+        } catch (...) {
+            failing_ = true;
+            return std::current_exception();
+        }
+        failing_ = false;
+        for (std::size_t index = 0; index < count; ++index) {
+            answer(jobs[index], {std::move(found[index]), nullptr});
+        }
+        return nullptr;
+    }
+
+    std::vector<Detection> read(const Lane& lane, std::size_t image, const Placement& placement) const {
+        const auto* const boxes = static_cast<const float*>(lane.output(layout_.boxes)) + image * layout_.rows * 4;
+        const auto* const scores = static_cast<const float*>(lane.output(layout_.scores));
+        std::vector<Detection> found;
+        if (layout_.host) {
+            found = non_max_suppression(
+                boxes, scores + image * layout_.rows * layout_.columns, layout_.rows, layout_.columns, manifest_.nms);
+        } else {
+            const int count = static_cast<const std::int32_t*>(lane.output(layout_.counts))[image];
+            const auto* const classes =
+                static_cast<const std::int32_t*>(lane.output(layout_.classes)) + image * layout_.rows;
+            if (count < 0 || static_cast<std::size_t>(count) > layout_.rows) {
+                throw EngineError(
+                    "the engine tells of " + std::to_string(count) + " detections, and has room for " +
+                    std::to_string(layout_.rows) + "; build the bundle again");
+            }
+            for (std::size_t index = 0; index < static_cast<std::size_t>(count); ++index) {
+                if (classes[index] < 0 || static_cast<std::size_t>(classes[index]) >= manifest_.classes.size()) {
+                    throw EngineError(
+                        "the engine tells of class " + std::to_string(classes[index]) + ", and there are " +
+                        std::to_string(manifest_.classes.size()) + "; build the bundle again");
+                }
+                const float* const box = boxes + 4 * index;
+                found.push_back(
+                    {{box[0], box[1], box[2], box[3]}, scores[image * layout_.rows + index], classes[index]});
+            }
+        }
+        for (Detection& detection : found) {
+            detection.box = placement.to_image(detection.box);
+        }
+        return found;
+    }
+
+    const Manifest manifest_;
+    const std::shared_ptr<Engine> engine_;
+    const DetectorOptions options_;
+    const Layout layout_;
+    const std::size_t pixels_;  // numbers of one image
+    std::size_t max_batch_ = 1;
+
+    mutable std::mutex mutex_;
+    std::condition_variable changed_;
+    std::deque<Job> queue_;
+    bool forming_ = false;
+    bool stopping_ = false;
+    std::atomic<bool> failing_{false};
+
+    std::mutex joining_;
+    std::vector<std::thread> threads_;
+};
+
+Detector::Detector(Manifest manifest, std::shared_ptr<Engine> engine, DetectorOptions options)
+    : impl_(std::make_unique<Impl>(std::move(manifest), std::move(engine), std::move(options))) {}
+
+Detector::~Detector() {
+    stop();
+}
+
+std::future<Found> Detector::detect(const Image& image, Clock::time_point deadline) {
+    auto promise = std::make_shared<std::promise<Found>>();
+    std::future<Found> found = promise->get_future();
+    impl_->detect(image, deadline, [promise](Outcome outcome) {
+        if (outcome.error) {
+            promise->set_exception(outcome.error);
+        } else {
+            promise->set_value(std::move(outcome.found));
+        }
+    });
+    return found;
+}
+
+void Detector::detect(const Image& image, Clock::time_point deadline, std::function<void(Outcome)> done) {
+    impl_->detect(image, deadline, std::move(done));
+}
+
+std::size_t Detector::queued() const {
+    return impl_->queued();
+}
+
+bool Detector::failing() const {
+    return impl_->failing();
+}
+
+const Manifest& Detector::manifest() const {
+    return impl_->manifest();
+}
+
+std::string Detector::ran_on() const {
+    return impl_->engine().ran_on();
+}
+
+void Detector::stop() {
+    impl_->stop();
+}
+
+}  // namespace trtdet

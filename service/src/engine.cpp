@@ -1,0 +1,65 @@
+#include "trtdet/engine.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+
+#include "text.hpp"
+#include "trtdet/errors.hpp"
+
+namespace trtdet {
+
+namespace {
+
+constexpr int ampere = 80;
+
+// "10.9.0.34" as 10, 9, 0; what follows is the number of the build, which TensorRT's own check leaves out.
+std::array<int, 3> numbers(const std::string& version) {
+    std::array<int, 3> found{};
+    std::sscanf(version.c_str(), "%d.%d.%d", &found[0], &found[1], &found[2]);
+    return found;
+}
+
+std::string as_capability(int sm) {
+    return std::to_string(sm / 10) + "." + std::to_string(sm % 10);
+}
+
+bool fits(const BackendSpec& backend, int sm) {
+    return std::find(backend.sms.begin(), backend.sms.end(), sm) != backend.sms.end() ||
+           (backend.hardware_compatible && sm >= ampere);
+}
+
+}  // namespace
+
+int fitting_device(const BackendSpec& backend, const Machine& machine) {
+    if (backend.name != machine.library) {
+        throw EngineError(
+            "the engine cannot be run here, as it was built with " + printable(backend.name) + ", and " +
+            machine.library + " is what is here; build it again with --backend " + machine.library);
+    }
+    const auto built = numbers(backend.version);
+    const auto here = numbers(machine.version);
+    if (backend.version_compatible ? here < built : here != built) {
+        throw EngineError(
+            "the engine cannot be run here, as it was built with " + backend.name + " " + printable(backend.version) +
+            (backend.version_compatible ? " for that version and later" : "") + ", and " + machine.version +
+            " is installed here; build it again, or install that version");
+    }
+    std::string devices;
+    for (const Machine::Device& device : machine.devices) {
+        if (fits(backend, device.sm)) {
+            return device.index;
+        }
+        devices += (devices.empty() ? "" : ", ") + device.name + " with " + as_capability(device.sm);
+    }
+    std::string wanted;
+    for (const int sm : backend.sms) {
+        wanted += (wanted.empty() ? "" : " or ") + as_capability(sm);
+    }
+    throw EngineError(
+        "the engine cannot be run here, as it was built for compute capability " + wanted +
+        (backend.hardware_compatible ? " and later" : "") + ", and this machine has " +
+        (devices.empty() ? "no CUDA device" : devices) + "; build it again here");
+}
+
+}  // namespace trtdet

@@ -1,0 +1,380 @@
+#include "trtdet/image.hpp"
+
+#include <csetjmp>
+#include <cstddef>
+#include <cstdio>
+
+#include <jpeglib.h>
+#include <png.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <opencv2/core.hpp>
+#include <opencv2/imgproc.hpp>
+#include <string>
+
+#include "text.hpp"
+#include "trtdet/errors.hpp"
+
+namespace trtdet {
+
+namespace {
+
+// A JPEG file with more is not made by anyone but to cost time: each scan goes over the whole image.
+constexpr int most_scans = 100;
+
+[[noreturn]] void refuse(const std::string& what) {
+    throw ImageError("the image cannot be decoded: " + what + "; send another file");
+}
+
+void check_size(std::int64_t width, std::int64_t height, const ImageLimits& limits) {
+    if (width < 1 || height < 1) {
+        refuse("it has no pixels");
+    }
+    if (width > limits.max_side || height > limits.max_side || width * height > limits.max_pixels) {
+        throw ImageTooLargeError(
+            "the image has " + std::to_string(width) + " x " + std::to_string(height) +
+            " pixels, allowed are sides of " + std::to_string(limits.max_side) + " and " +
+            std::to_string(limits.max_pixels) + " in all; make it smaller before it is sent");
+    }
+}
+
+// Both decoders report errors by longjmp. What has a destructor therefore lives in a job, outside of the function that
+// is jumped back to; nothing that has one is made between the library's frames and that function.
+
+struct JpegJob {
+    jpeg_decompress_struct info;
+    jpeg_error_mgr errors;
+    jpeg_source_mgr source;
+    jpeg_progress_mgr progress;
+    std::jmp_buf back;
+    char message[JMSG_LENGTH_MAX];
+    std::string_view bytes;
+    const ImageLimits* limits;
+    Image image;
+    std::vector<std::uint8_t> row;
+
+    JpegJob() = default;
+    JpegJob(const JpegJob&) = delete;
+    JpegJob& operator=(const JpegJob&) = delete;
+    ~JpegJob() { jpeg_destroy_decompress(&info); }
+};
+
+void jpeg_fail(JpegJob& job, const char* message) {
+    std::snprintf(job.message, sizeof job.message, "%s", message);
+    std::longjmp(job.back, 1);
+}
+
+// As Pillow has it: 255 - k scales what is left of the light.
+std::uint8_t from_cmyk(int ink, int light) {
+    const int product = ink * light + 128;
+    return static_cast<std::uint8_t>(std::max(0, light - (((product >> 8) + product) >> 8)));
+}
+
+void jpeg_rows(JpegJob& job) {
+    jpeg_decompress_struct& info = job.info;
+    while (info.output_scanline < info.output_height) {
+        std::uint8_t* const target =
+            job.image.pixels.data() + std::size_t{info.output_scanline} * info.output_width * 3;
+        JSAMPROW rows[] = {info.out_color_space == JCS_RGB ? target : job.row.data()};
+        if (jpeg_read_scanlines(&info, rows, 1) != 1) {
+            jpeg_fail(job, "the JPEG file is truncated");
+        }
+        const std::uint8_t* const row = job.row.data();
+        for (std::size_t x = 0; x < info.output_width && rows[0] == row; ++x) {
+            if (info.out_color_space == JCS_GRAYSCALE) {
+                std::memset(target + 3 * x, row[x], 3);
+            } else {  // Adobe's convention, which is everyone's: inks are stored inverted
+                for (std::size_t channel = 0; channel < 3; ++channel) {
+                    target[3 * x + channel] = from_cmyk(255 - row[4 * x + channel], row[4 * x + 3]);
+                }
+            }
+        }
+    }
+}
+
+void start_jpeg(JpegJob& job) {
+    jpeg_decompress_struct& info = job.info;
+    info.err = jpeg_std_error(&job.errors);
+    job.errors.error_exit = [](j_common_ptr common) {
+        auto& failed = *static_cast<JpegJob*>(common->client_data);
+        common->err->format_message(common, failed.message);
+        std::longjmp(failed.back, 1);
+    };
+    job.errors.emit_message = [](j_common_ptr, int) {};
+    info.client_data = &job;
+    jpeg_create_decompress(&info);
+    job.source.init_source = [](j_decompress_ptr) {};
+    job.source.term_source = [](j_decompress_ptr) {};
+    // False: there is no more, and whoever asked returns as far as it came.
+    job.source.fill_input_buffer = [](j_decompress_ptr) -> boolean { return FALSE; };
+    job.source.skip_input_data = [](j_decompress_ptr reader, long count) {
+        if (count > 0 && static_cast<std::size_t>(count) > reader->src->bytes_in_buffer) {
+            jpeg_fail(*static_cast<JpegJob*>(reader->client_data), "the JPEG file is truncated");
+        } else if (count > 0) {
+            reader->src->next_input_byte += count;
+            reader->src->bytes_in_buffer -= static_cast<std::size_t>(count);
+        }
+    };
+    job.source.resync_to_restart = jpeg_resync_to_restart;
+    job.source.next_input_byte = reinterpret_cast<const JOCTET*>(job.bytes.data());
+    job.source.bytes_in_buffer = job.bytes.size();
+    info.src = &job.source;
+    job.progress.progress_monitor = [](j_common_ptr common) {
+        if (reinterpret_cast<j_decompress_ptr>(common)->input_scan_number > most_scans) {
+            jpeg_fail(*static_cast<JpegJob*>(common->client_data), "the JPEG file has more than 100 scans");
+        }
+    };
+    info.progress = &job.progress;
+}
+
+bool run_jpeg(JpegJob& job) {
+    jpeg_decompress_struct& info = job.info;
+    std::memset(&info, 0, sizeof info);
+    if (setjmp(job.back) != 0) {
+        return false;
+    }
+    start_jpeg(job);
+    if (jpeg_read_header(&info, TRUE) != JPEG_HEADER_OK) {
+        jpeg_fail(job, "the JPEG file is truncated");
+    }
+    check_size(info.image_width, info.image_height, *job.limits);
+    switch (info.num_components) {
+        case 1:
+            info.out_color_space = JCS_GRAYSCALE;
+            break;
+        case 3:
+            info.out_color_space = JCS_RGB;
+            break;
+        case 4:
+            info.out_color_space = JCS_CMYK;
+            break;
+        default:
+            jpeg_fail(job, "the JPEG file has a number of channels other than 1, 3 or 4");
+    }
+    if (jpeg_start_decompress(&info) == FALSE) {
+        jpeg_fail(job, "the JPEG file is truncated");
+    }
+    job.image.width = static_cast<int>(info.output_width);
+    job.image.height = static_cast<int>(info.output_height);
+    job.image.pixels.resize(std::size_t{info.output_width} * info.output_height * 3);
+    job.row.resize(std::size_t{info.output_width} * 4);
+    jpeg_rows(job);
+    return true;
+}
+
+Image decode_jpeg(std::string_view bytes, const ImageLimits& limits) {
+    JpegJob job;
+    job.bytes = bytes;
+    job.limits = &limits;
+    if (!run_jpeg(job)) {
+        refuse(printable(job.message));
+    }
+    return std::move(job.image);
+}
+
+struct PngJob {
+    png_structp png = nullptr;
+    png_infop info = nullptr;
+    std::jmp_buf back;
+    char message[256];
+    std::string_view bytes;
+    const ImageLimits* limits;
+    Image image;
+    std::vector<std::uint8_t> samples;  // of 16-bit grey, two bytes each
+    std::vector<png_bytep> rows;
+
+    PngJob() = default;
+    PngJob(const PngJob&) = delete;
+    PngJob& operator=(const PngJob&) = delete;
+    ~PngJob() { png_destroy_read_struct(&png, &info, nullptr); }
+};
+
+void png_rows(PngJob& job, std::uint8_t* first, std::size_t stride) {
+    job.rows.resize(static_cast<std::size_t>(job.image.height));
+    for (std::size_t y = 0; y < job.rows.size(); ++y) {
+        job.rows[y] = first + y * stride;
+    }
+    png_read_image(job.png, job.rows.data());
+}
+
+bool run_png(PngJob& job) {
+    job.png = png_create_read_struct(
+        PNG_LIBPNG_VER_STRING, &job,
+        [](png_structp png, png_const_charp message) {
+            auto& failed = *static_cast<PngJob*>(png_get_error_ptr(png));
+            std::snprintf(failed.message, sizeof failed.message, "%s", message);
+            std::longjmp(failed.back, 1);
+        },
+        [](png_structp, png_const_charp) {});
+    if (job.png == nullptr) {
+        throw std::bad_alloc();
+    }
+    if (setjmp(job.back) != 0) {
+        return false;
+    }
+    job.info = png_create_info_struct(job.png);
+    if (job.info == nullptr) {
+        throw std::bad_alloc();
+    }
+    png_set_read_fn(job.png, &job, [](png_structp png, png_bytep target, std::size_t count) {
+        auto& reading = *static_cast<PngJob*>(png_get_io_ptr(png));
+        if (count > reading.bytes.size()) {
+            png_error(png, "the PNG file is truncated");
+        }
+        std::memcpy(target, reading.bytes.data(), count);
+        reading.bytes.remove_prefix(count);
+    });
+    // What is beside the pixels is not wanted: a profile or a text can be packed as densely as pixels are.
+    png_set_keep_unknown_chunks(job.png, PNG_HANDLE_CHUNK_NEVER, nullptr, -1);
+    png_read_info(job.png, job.info);
+    const png_uint_32 width = png_get_image_width(job.png, job.info);
+    const png_uint_32 height = png_get_image_height(job.png, job.info);
+    check_size(width, height, *job.limits);
+    const bool wide_grey =
+        png_get_bit_depth(job.png, job.info) == 16 && png_get_color_type(job.png, job.info) == PNG_COLOR_TYPE_GRAY;
+    if (!wide_grey) {
+        png_set_strip_16(job.png);
+        png_set_palette_to_rgb(job.png);
+        png_set_expand_gray_1_2_4_to_8(job.png);
+        png_set_strip_alpha(job.png);
+        png_set_gray_to_rgb(job.png);
+    }
+    png_set_interlace_handling(job.png);
+    png_read_update_info(job.png, job.info);
+    if (png_get_rowbytes(job.png, job.info) != std::size_t{width} * (wide_grey ? 2 : 3)) {
+        png_error(job.png, "the PNG file has rows of a length of its own");
+    }
+    job.image.width = static_cast<int>(width);
+    job.image.height = static_cast<int>(height);
+    job.image.pixels.resize(std::size_t{width} * height * 3);
+    if (!wide_grey) {
+        png_rows(job, job.image.pixels.data(), std::size_t{width} * 3);
+        return true;
+    }
+    job.samples.resize(std::size_t{width} * height * 2);
+    png_rows(job, job.samples.data(), std::size_t{width} * 2);
+    for (std::size_t index = 0; index < std::size_t{width} * height; ++index) {
+        const int level = job.samples[2 * index] * 256 + job.samples[2 * index + 1];
+        std::memset(job.image.pixels.data() + 3 * index, (level + 128) / 257, 3);
+    }
+    return true;
+}
+
+Image decode_png(std::string_view bytes, const ImageLimits& limits) {
+    PngJob job;
+    job.bytes = bytes;
+    job.limits = &limits;
+    if (!run_png(job)) {
+        refuse(printable(job.message));
+    }
+    return std::move(job.image);
+}
+
+cv::InterpolationFlags flag_of(Interpolation interpolation) {
+    switch (interpolation) {
+        case Interpolation::nearest:
+            return cv::INTER_NEAREST;
+        case Interpolation::linear:
+            return cv::INTER_LINEAR;
+        case Interpolation::cubic:
+            return cv::INTER_CUBIC;
+        case Interpolation::area:
+            return cv::INTER_AREA;
+    }
+    return cv::INTER_LINEAR;
+}
+
+// The size after resizing, and the columns and rows of border before the image.
+cv::Rect layout(const Image& image, const Preprocess& to) {
+    if (to.resize == Resize::stretch) {
+        return {0, 0, to.width, to.height};
+    }
+    const double ratio = std::min(double(to.height) / image.height, double(to.width) / image.width);
+    // Halves go to the even number, as in Python.
+    const int width = std::max(1, static_cast<int>(std::nearbyint(image.width * ratio)));
+    const int height = std::max(1, static_cast<int>(std::nearbyint(image.height * ratio)));
+    if (to.resize == Resize::letterbox_topleft) {
+        return {0, 0, width, height};
+    }
+    return {(to.width - width) / 2, (to.height - height) / 2, width, height};
+}
+
+}  // namespace
+
+Image decode_image(std::string_view bytes, const ImageLimits& limits) {
+    if (bytes.substr(0, 3) == "\xff\xd8\xff") {
+        return decode_jpeg(bytes, limits);
+    }
+    if (bytes.substr(0, 8) == "\x89PNG\r\n\x1a\n") {
+        return decode_png(bytes, limits);
+    }
+    refuse(bytes.empty() ? "it is empty" : "it is neither JPEG nor PNG");
+}
+
+Box Placement::to_image(const Box& box) const {
+    const auto clipped = [](float value, int size) {
+        return std::min(std::max(value, 0.0f), static_cast<float>(size));
+    };
+    return {
+        clipped((box.x1 - pad_x) / scale_x, width),
+        clipped((box.y1 - pad_y) / scale_y, height),
+        clipped((box.x2 - pad_x) / scale_x, width),
+        clipped((box.y2 - pad_y) / scale_y, height),
+    };
+}
+
+Placement preprocess(const Image& image, const Preprocess& to, float* output) {
+    const auto expected =
+        static_cast<std::size_t>(std::max(image.width, 0)) * static_cast<std::size_t>(std::max(image.height, 0)) * 3;
+    if (expected == 0 || image.pixels.size() != expected) {
+        throw ImageError(
+            "an image of " + std::to_string(image.width) + " x " + std::to_string(image.height) + " with " +
+            std::to_string(image.pixels.size()) +
+            " bytes, expected 3 for each pixel and at least one pixel; read it with decode_image");
+    }
+    const cv::Rect place = layout(image, to);
+    cv::Mat pixels(image.height, image.width, CV_8UC3, const_cast<std::uint8_t*>(image.pixels.data()));
+    if (place.size() != pixels.size()) {
+        try {
+            cv::Mat resized;
+            cv::resize(pixels, resized, place.size(), 0, 0, flag_of(to.interpolation));
+            pixels = std::move(resized);
+        } catch (const cv::Exception& error) {
+            throw ImageError("the image cannot be resized: " + printable(error.err) + "; send another one");
+        }
+    }
+    for (std::size_t channel = 0; channel < 3; ++channel) {
+        // A table of the 256 possible values makes the normalisation exact and cheap.
+        float table[256];
+        for (int value = 0; value < 256; ++value) {
+            table[value] = static_cast<float>((value * to.scale - to.mean[channel]) / to.std[channel]);
+        }
+        const std::size_t source = to.color == Color::rgb ? channel : 2 - channel;
+        float* const plane =
+            output + channel * static_cast<std::size_t>(to.height) * static_cast<std::size_t>(to.width);
+        if (place.width != to.width || place.height != to.height) {
+            std::fill_n(
+                plane, static_cast<std::size_t>(to.height) * static_cast<std::size_t>(to.width), table[to.pad_value]);
+        }
+        for (int y = 0; y < place.height; ++y) {
+            const std::uint8_t* const from = pixels.ptr(y) + source;
+            float* const target =
+                plane + static_cast<std::size_t>(place.y + y) * static_cast<std::size_t>(to.width) + place.x;
+            for (int x = 0; x < place.width; ++x) {
+                target[x] = table[from[3 * x]];
+            }
+        }
+    }
+    return {
+        static_cast<float>(double(place.width) / image.width),
+        static_cast<float>(double(place.height) / image.height),
+        static_cast<float>(place.x),
+        static_cast<float>(place.y),
+        image.width,
+        image.height,
+    };
+}
+
+}  // namespace trtdet

@@ -1,0 +1,168 @@
+#include "trtdet/bundle.hpp"
+
+#include <catch2/catch.hpp>
+
+#include "bundles.hpp"
+#include "trtdet/errors.hpp"
+
+using namespace trtdet;
+using namespace trtdet::tests;
+using Catch::Matchers::Contains;
+
+namespace {
+
+// The manifest with something at a JSON pointer replaced.
+std::string with(const std::string& pointer, const Json& value) {
+    Json manifest = manifest_json();
+    manifest[Json::json_pointer(pointer)] = value;
+    return manifest.dump();
+}
+
+std::string without(const std::string& pointer, const std::string& key) {
+    Json manifest = manifest_json();
+    manifest[Json::json_pointer(pointer)].erase(key);
+    return manifest.dump();
+}
+
+std::string refusal(const std::string& manifest) {
+    try {
+        parse_manifest(manifest);
+    } catch (const BundleError& error) {
+        return error.what();
+    }
+    return "it was taken";
+}
+
+const std::string hash(64, 'a');
+
+}  // namespace
+
+TEST_CASE("a manifest is read") {
+    const Manifest manifest = parse_manifest(manifest_json().dump());
+    CHECK(manifest.model_name == "small");
+    CHECK(manifest.classes == std::vector<std::string>{"cat", "dog"});
+    CHECK(manifest.input.name == "images");
+    CHECK(manifest.input.min_batch == 1);
+    CHECK(manifest.input.opt_batch == 2);
+    CHECK(manifest.input.max_batch == 4);
+    CHECK(manifest.input.preprocess.height == 8);
+    CHECK(manifest.input.preprocess.width == 16);
+    CHECK(manifest.input.preprocess.resize == Resize::stretch);
+    CHECK(manifest.outputs.at(1).shape == std::vector<std::int64_t>{-1, 3, 2});
+    CHECK(manifest.nms.score_threshold == 0.1f);
+    CHECK_FALSE(manifest.nms.logits);
+    CHECK(manifest.backend.sms == std::vector<int>{86});
+    CHECK_FALSE(manifest.backend.hardware_compatible);
+}
+
+TEST_CASE("keys that came later may be missing or unknown") {
+    Json manifest = manifest_json();
+    manifest["nms"].erase("scores");
+    manifest["later"] = {{"than", "this"}};
+    manifest["input"]["also"] = 1;
+    CHECK_FALSE(parse_manifest(manifest.dump()).nms.logits);
+    manifest["nms"]["scores"] = "logits";
+    manifest["backend"]["hardware_compatible"] = true;
+    CHECK(parse_manifest(manifest.dump()).nms.logits);
+    CHECK(parse_manifest(manifest.dump()).backend.hardware_compatible);
+}
+
+TEST_CASE("a fixed batch is the batch all the same") {
+    CHECK(
+        parse_manifest(with("/outputs/0/shape", {1, 3, 4})).outputs.at(0).shape == std::vector<std::int64_t>{-1, 3, 4});
+}
+
+TEST_CASE("what a manifest cannot be is named by its key") {
+    CHECK_THAT(refusal("{"), Contains("manifest.json is not JSON"));
+    CHECK_THAT(refusal("[]"), Contains("is a array, expected an object"));
+    CHECK_THAT(refusal(without("", "schema")), Contains("'schema' is missing"));
+    CHECK_THAT(refusal(with("/schema", 2)), Contains("'schema' is 2, and this libtrtdet reads 1"));
+    CHECK_THAT(refusal(with("/schema", 4294967297)), Contains("'schema' is 4294967297"));
+    CHECK_THAT(refusal(with("/schema", 1e300)), Contains("'schema' is 1e+300"));
+    CHECK_THAT(refusal(without("/input", "shape")), Contains("'input.shape' is missing"));
+    CHECK_THAT(refusal(with("/input/shape/min", {1, 3, 8})), Contains("'input.shape.min' has 3 entries, expected 4"));
+    CHECK_THAT(
+        refusal(with("/input/shape/min/0", 5)), Contains("'input.shape.opt.0' is 2, expected an integer from 5"));
+    CHECK_THAT(
+        refusal(with("/input/shape/max/1", 4)), Contains("'input.shape.max.1' is 4, expected an integer from 3 to 3"));
+    CHECK_THAT(
+        refusal(with("/input/dtype", "float16")), Contains("'input.dtype' is 'float16', expected one of float32"));
+    CHECK_THAT(
+        refusal(with("/input/preprocess/resize", "crop")), Contains("letterbox-topleft, letterbox-centre, stretch"));
+    CHECK_THAT(refusal(with("/input/preprocess/scale", 0)), Contains("'input.preprocess.scale' is 0"));
+    CHECK_THAT(refusal(with("/input/preprocess/std/1", -1)), Contains("'input.preprocess.std.1' is -1"));
+    CHECK_THAT(refusal(with("/input/preprocess/pad_value", 256)), Contains("expected an integer from 0 to 255"));
+    CHECK_THAT(refusal(with("/input/preprocess/size/0", 1e9)), Contains("expected an integer"));
+    CHECK_THAT(refusal(with("/outputs/0/shape", {"b", 1 << 30, 4})), Contains("more than 2^30 elements"));
+    CHECK_THAT(refusal(with("/outputs/0/shape", {"b", "n", 4})), Contains("'outputs.0.shape.1' is \"n\""));
+    CHECK_THAT(refusal(with("/outputs/0/shape", Json::array())), Contains("has 0 dimensions"));
+    CHECK_THAT(refusal(with("/nms/score_threshold", 1.5)), Contains("'nms.score_threshold' is 1.5"));
+    CHECK_THAT(
+        refusal(with("/nms/max_detections", 18446744073709551615u)), Contains("'nms.max_detections' is 18446744"));
+    CHECK_THAT(refusal(with("/model/classes", {1})), Contains("'model.classes.0' is a number, expected a string"));
+    CHECK_THAT(refusal(with("/backend/sms", "86")), Contains("'backend.sms' is a string, expected a list"));
+}
+
+TEST_CASE("a manifest does not reach out of its folder") {
+    for (const std::string name : {"../engine", "/etc/passwd", "a/b", "..", ".", ""}) {
+        INFO(name);
+        CHECK_THAT(
+            refusal(with("/files", {{name, hash}})), Contains("expected the name of a file in the bundle's folder"));
+    }
+    CHECK_THAT(refusal(with("/files", {{"model.engine", "123"}})), Contains("expected 64 hexadecimal digits"));
+}
+
+TEST_CASE("a plugin has the hash of its file") {
+    Json manifest = manifest_json();
+    manifest["files"] = {{"libp.so", hash}};
+    manifest["backend"]["plugins"] = {{{"file", "libp.so"}, {"sha256", hash}}};
+    CHECK(parse_manifest(manifest.dump()).backend.plugins.at(0).file == "libp.so");
+    manifest["backend"]["plugins"][0]["sha256"] = std::string(64, 'b');
+    CHECK_THAT(refusal(manifest.dump()), Contains("'backend.plugins.0.sha256' is not what 'files' has for 'libp.so'"));
+    manifest["files"] = Json::object();
+    CHECK_THAT(refusal(manifest.dump()), Contains("is not what 'files' has"));
+}
+
+TEST_CASE("what is odd in a message is escaped") {
+    CHECK_THAT(refusal(with("/input/dtype", "a\nb\x01\xc3\xa9")), Contains("'a\\x0ab\\x01\\xc3\\xa9'"));
+    CHECK_THAT(refusal(with("/input/dtype", std::string(5000, 'x'))), Contains("xxx...'"));
+}
+
+TEST_CASE("a bundle is verified before it is used") {
+    const Folder folder;
+    write_bundle(folder, manifest_json(), {{"model.engine", "engine"}, {"int8.onnx", "model"}});
+    const Bundle bundle = Bundle::open(folder.path());
+    CHECK(bundle.read("model.engine") == std::vector<char>{'e', 'n', 'g', 'i', 'n', 'e'});
+    CHECK(bundle.file("int8.onnx") == folder.path() / "int8.onnx");
+    CHECK_THROWS_WITH(bundle.file("plan.json"), Contains("has no 'plan.json'; it holds int8.onnx, model.engine"));
+
+    SECTION("a byte that changed") {
+        folder.write("model.engine", "engina");
+        CHECK_THROWS_WITH(Bundle::open(folder.path()), Contains("'model.engine' was altered: sha256 "));
+        CHECK_THROWS_WITH(bundle.read("model.engine"), Contains("'model.engine' was altered"));
+    }
+    SECTION("a file that is gone") {
+        std::filesystem::remove(folder.path() / "int8.onnx");
+        CHECK_THROWS_WITH(Bundle::open(folder.path()), Contains("int8.onnx' cannot be read"));
+    }
+    SECTION("a folder in place of a file") {
+        std::filesystem::remove(folder.path() / "int8.onnx");
+        std::filesystem::create_directory(folder.path() / "int8.onnx");
+        CHECK_THROWS_AS(Bundle::open(folder.path()), BundleError);
+    }
+    SECTION("no manifest") {
+        std::filesystem::remove(folder.path() / "manifest.json");
+        CHECK_THROWS_WITH(Bundle::open(folder.path()), Contains("is not a bundle") && Contains("trtdet build"));
+    }
+}
+
+TEST_CASE("a large file is hashed whole") {
+    const Folder folder;
+    std::string text(3'000'001, 'x');
+    const std::string before = sha256_file(folder.write("large", text));
+    text.back() = 'y';
+    CHECK(before != sha256_file(folder.write("large", text)));
+    CHECK(
+        sha256_file(folder.write("abc", "abc")) == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+    CHECK(sha256_file(folder.write("none", "")) == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+}

@@ -1,0 +1,295 @@
+#include "trtdet/detector.hpp"
+
+#include <atomic>
+#include <catch2/catch.hpp>
+#include <thread>
+
+#include "bundles.hpp"
+#include "trtdet/errors.hpp"
+
+using namespace trtdet;
+using namespace trtdet::tests;
+using Catch::Matchers::Contains;
+using namespace std::chrono_literals;
+
+namespace {
+
+float score_of(int grey) {
+    return 0.2f + static_cast<float>(grey) / 1000;
+}
+
+// What the recorded network finds in an image of a grey level: one cat, whose score tells the image.
+Recorded recorded(int grey) {
+    const std::vector<float> boxes{1, 1, 9, 5, 0, 0, 0, 0, 0, 0, 0, 0};
+    return {static_cast<float>(grey), {bytes_of(boxes), bytes_of(std::vector<float>{score_of(grey), 0, 0, 0, 0, 0})}};
+}
+
+Image image(int grey, int width = 16, int height = 8) {
+    return {width, height, std::vector<std::uint8_t>(static_cast<std::size_t>(3 * width * height), std::uint8_t(grey))};
+}
+
+std::shared_ptr<Engine> engine(const Json& manifest, std::chrono::microseconds run_time = 0us) {
+    const Folder folder;
+    std::vector<Recorded> images;
+    for (int grey = 0; grey < 250; grey += 10) {
+        images.push_back(recorded(grey));
+    }
+    return open_recording(
+        folder.write("r", recording_of(manifest, images)), parse_manifest(manifest.dump()), {run_time});
+}
+
+Manifest manifest() {
+    return parse_manifest(manifest_json().dump());
+}
+
+// An engine whose every run waits until it is let go, so that a queue can be filled at leisure.
+class Gate {
+public:
+    void open() {
+        const std::lock_guard lock(mutex_);
+        is_open_ = true;
+        changed_.notify_all();
+    }
+    void wait() {
+        std::unique_lock lock(mutex_);
+        ++waiting_;
+        changed_.notify_all();
+        changed_.wait(lock, [&] { return is_open_; });
+    }
+    void wait_for(int count) {
+        std::unique_lock lock(mutex_);
+        changed_.wait(lock, [&] { return waiting_ >= count; });
+    }
+
+private:
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    bool is_open_ = false;
+    int waiting_ = 0;
+};
+
+class GatedLane final : public Lane {
+public:
+    GatedLane(std::unique_ptr<Lane> lane, Gate& gate) : lane_(std::move(lane)), gate_(gate) {}
+    float* input() override { return lane_->input(); }
+    void run(int batch) override {
+        gate_.wait();
+        lane_->run(batch);
+    }
+    const void* output(std::size_t index) const override { return lane_->output(index); }
+
+private:
+    std::unique_ptr<Lane> lane_;
+    Gate& gate_;
+};
+
+class GatedEngine final : public Engine {
+public:
+    GatedEngine(std::shared_ptr<Engine> engine, Gate& gate) : engine_(std::move(engine)), gate_(gate) {}
+    const std::vector<OutputSpec>& outputs() const override { return engine_->outputs(); }
+    int min_batch() const override { return engine_->min_batch(); }
+    int opt_batch() const override { return engine_->opt_batch(); }
+    int max_batch() const override { return engine_->max_batch(); }
+    std::string ran_on() const override { return engine_->ran_on(); }
+    std::unique_ptr<Lane> new_lane() override { return std::make_unique<GatedLane>(engine_->new_lane(), gate_); }
+
+private:
+    std::shared_ptr<Engine> engine_;
+    Gate& gate_;
+};
+
+}  // namespace
+
+TEST_CASE("an image gets its own answer, in its own pixels") {
+    Detector detector(manifest(), engine(manifest_json()));
+    // Twice as large in each direction as the network's input.
+    const Found found = detector.detect(image(50, 32, 16)).get();
+    REQUIRE(found.detections.size() == 1);
+    CHECK(found.detections[0].score == score_of(50));
+    CHECK(found.detections[0].class_index == 0);
+    CHECK(found.detections[0].box.x1 == 2);
+    CHECK(found.detections[0].box.y2 == 10);
+    CHECK(found.batch == 1);
+    CHECK(detector.ran_on() == "a recording of 25 images");
+    CHECK_FALSE(detector.failing());
+}
+
+TEST_CASE("many threads each get their own answers, in batches") {
+    std::atomic<int> batches{0};
+    std::atomic<int> images{0};
+    DetectorOptions options;
+    options.max_delay = 2ms;
+    options.queue_capacity = 1000;
+    options.on_batch = [&](int batch, Clock::duration) {
+        ++batches;
+        images += batch;
+    };
+    Detector detector(manifest(), engine(manifest_json(), 200us), options);
+    std::atomic<int> wrong{0};
+    std::vector<std::thread> threads;
+    for (int thread = 0; thread < 4; ++thread) {
+        threads.emplace_back([&, thread] {
+            std::vector<std::pair<int, std::future<Found>>> asked;
+            for (int index = 0; index < 50; ++index) {
+                const int grey = (thread * 70 + index * 10) % 250;
+                asked.emplace_back(grey, detector.detect(image(grey)));
+            }
+            for (auto& [grey, answer] : asked) {
+                const Found found = answer.get();
+                const bool right =
+                    found.detections.size() == 1 && found.batch <= 4 && found.detections[0].score == score_of(grey);
+                wrong += right ? 0 : 1;
+            }
+        });
+    }
+    for (std::thread& thread : threads) {
+        thread.join();
+    }
+    CHECK(wrong == 0);
+    CHECK(images == 200);
+    CHECK(batches < 200);
+}
+
+TEST_CASE("the queue has an end, and stopping finishes what it holds") {
+    Gate gate;
+    DetectorOptions options;
+    options.lanes = 1;
+    options.max_batch = 1;
+    options.max_delay = 0us;
+    options.queue_capacity = 3;
+    Detector detector(manifest(), std::make_shared<GatedEngine>(engine(manifest_json()), gate), options);
+    std::vector<std::future<Found>> answers;
+    answers.push_back(detector.detect(image(0)));
+    gate.wait_for(1);
+    for (int index = 1; index <= 3; ++index) {
+        answers.push_back(detector.detect(image(10 * index)));
+    }
+    CHECK(detector.queued() == 3);
+    CHECK_THROWS_AS(detector.detect(image(0)), OverloadedError);
+
+    std::thread stopping([&] { detector.stop(); });
+    gate.open();
+    for (std::size_t index = 0; index < answers.size(); ++index) {
+        CHECK(answers[index].get().detections.at(0).score == score_of(10 * static_cast<int>(index)));
+    }
+    stopping.join();
+    CHECK_THROWS_AS(detector.detect(image(0)), StoppedError);
+    detector.stop();
+}
+
+TEST_CASE("an image whose deadline is over is not run") {
+    Gate gate;
+    std::atomic<int> ran{0};
+    DetectorOptions options;
+    options.lanes = 1;
+    options.max_delay = 0us;
+    options.on_batch = [&](int batch, Clock::duration) { ran += batch; };
+    Detector detector(manifest(), std::make_shared<GatedEngine>(engine(manifest_json()), gate), options);
+    auto first = detector.detect(image(0));
+    gate.wait_for(1);
+    auto late = detector.detect(image(10), Clock::now());
+    auto in_time = detector.detect(image(20), Clock::now() + 1h);
+    gate.open();
+    CHECK(first.get().detections.size() == 1);
+    CHECK_THROWS_AS(late.get(), DeadlineError);
+    CHECK(in_time.get().detections.size() == 1);
+    detector.stop();
+    CHECK(ran == 2);
+}
+
+TEST_CASE("an image that the engine cannot take is not its neighbours' loss") {
+    Gate gate;
+    DetectorOptions options;
+    options.lanes = 1;
+    options.max_delay = 0us;
+    Detector detector(manifest(), std::make_shared<GatedEngine>(engine(manifest_json()), gate), options);
+    auto first = detector.detect(image(0));
+    gate.wait_for(1);
+    auto good = detector.detect(image(10));
+    auto bad = detector.detect(image(15));
+    auto also_good = detector.detect(image(20));
+    gate.open();
+    CHECK(first.get().batch == 1);
+    CHECK(good.get().detections.at(0).score == score_of(10));
+    CHECK_THROWS_AS(bad.get(), EngineError);
+    CHECK(also_good.get().detections.at(0).score == score_of(20));
+}
+
+TEST_CASE("an engine whose last run failed is failing") {
+    Detector detector(manifest(), engine(manifest_json()));
+    CHECK_THROWS_AS(detector.detect(image(15)).get(), EngineError);
+    CHECK(detector.failing());
+    detector.detect(image(10)).get();
+    // The flag is set before the answer is given.
+    CHECK_FALSE(detector.failing());
+}
+
+TEST_CASE("an image that is none is refused where it is given") {
+    Detector detector(manifest(), engine(manifest_json()));
+    CHECK_THROWS_AS(detector.detect(Image{}), ImageError);
+    CHECK_THROWS_AS(detector.detect(Image{2, 2, std::vector<std::uint8_t>(11)}), ImageError);
+}
+
+TEST_CASE("what a callback throws harms no one") {
+    Detector detector(manifest(), engine(manifest_json()));
+    std::promise<void> called;
+    detector.detect(image(0), Clock::time_point::max(), [&](Outcome) {
+        called.set_value();
+        throw 1;
+    });
+    called.get_future().wait();
+    CHECK(detector.detect(image(10)).get().detections.size() == 1);
+}
+
+TEST_CASE("detections that the engine made are read as they are") {
+    Json json = manifest_json();
+    json["nms"]["where"] = "native";
+    json["outputs"] = Json::parse(R"([
+        {"name": "num_dets", "dtype": "int32", "shape": ["b", 1]},
+        {"name": "boxes", "dtype": "float32", "shape": ["b", 3, 4]},
+        {"name": "scores", "dtype": "float32", "shape": ["b", 3]},
+        {"name": "classes", "dtype": "int32", "shape": ["b", 3]}
+    ])");
+    const auto with = [&](std::int32_t count, std::int32_t second) {
+        const Recorded one{
+            0,
+            {bytes_of(std::vector<std::int32_t>{count}),
+             bytes_of(std::vector<float>{1, 1, 9, 5, -5, 2, 99, 3, 0, 0, 0, 0}),
+             bytes_of(std::vector<float>{0.9f, 0.8f, 0.7f}), bytes_of(std::vector<std::int32_t>{1, second, 77})}};
+        const Folder folder;
+        const Manifest read = parse_manifest(json.dump());
+        Detector detector(read, open_recording(folder.write("r", recording_of(json, {one})), read));
+        return detector.detect(image(0)).get().detections;
+    };
+    const auto found = with(2, 0);
+    REQUIRE(found.size() == 2);
+    CHECK(found[0].class_index == 1);
+    CHECK(found[1].score == 0.8f);
+    CHECK(found[1].box.x1 == 0);
+    CHECK(found[1].box.x2 == 16);
+    CHECK(with(0, 0).empty());
+    CHECK_THROWS_WITH(with(4, 0), Contains("tells of 4 detections, and has room for 3"));
+    CHECK_THROWS_WITH(with(-1, 0), Contains("tells of -1 detections"));
+    CHECK_THROWS_WITH(with(2, 2), Contains("tells of class 2, and there are 2"));
+}
+
+TEST_CASE("outputs that are not the manifest's are refused before anything runs") {
+    const auto refused = [](const std::string& pointer, const Json& value) {
+        Json json = manifest_json();
+        json[Json::json_pointer(pointer)] = value;
+        const std::string bytes(6 * 4, '\0');
+        try {
+            const Folder folder;
+            const Manifest read = parse_manifest(json.dump());
+            const Recorded one{0, {std::string(48, '\0'), bytes}};
+            Detector(read, open_recording(folder.write("r", recording_of(json, {one})), read));
+        } catch (const EngineError& error) {
+            return std::string(error.what());
+        }
+        return std::string("they were taken");
+    };
+    CHECK_THAT(refused("/outputs/1/name", "logits"), Contains("the engine has no output 'scores'"));
+    CHECK_THAT(refused("/outputs/1/shape", {"b", 2, 3}), Contains("'scores' has shape Bx2x3"));
+    CHECK_THAT(refused("/outputs/1/dtype", "int32"), Contains("or a type that is not what"));
+    CHECK_THAT(refused("/model/classes", {"cat"}), Contains("Bx3x1"));
+}

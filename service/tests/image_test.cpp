@@ -1,0 +1,126 @@
+// What needs no file; files are decoded and compared with Python's pixels in tests/service.
+#include "trtdet/image.hpp"
+
+#include <catch2/catch.hpp>
+
+#include "trtdet/errors.hpp"
+
+using namespace trtdet;
+using Catch::Matchers::Contains;
+
+namespace {
+
+Preprocess to(int height, int width, Resize resize) {
+    Preprocess found;
+    found.height = height;
+    found.width = width;
+    found.resize = resize;
+    return found;
+}
+
+Image filled(int width, int height, std::uint8_t red, std::uint8_t green, std::uint8_t blue) {
+    Image image{width, height, std::vector<std::uint8_t>(static_cast<std::size_t>(3 * width * height))};
+    for (std::size_t index = 0; index < image.pixels.size(); index += 3) {
+        image.pixels[index] = red;
+        image.pixels[index + 1] = green;
+        image.pixels[index + 2] = blue;
+    }
+    return image;
+}
+
+std::string png_header(const std::string& size) {
+    return std::string("\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR", 16) + size + std::string("\x08\x02\0\0\0", 5);
+}
+
+}  // namespace
+
+TEST_CASE("an image is placed where the rule says") {
+    std::vector<float> output(3 * 8 * 8);
+    const Image image = filled(16, 8, 1, 2, 3);
+    SECTION("top left") {
+        const Placement placement = preprocess(image, to(8, 8, Resize::letterbox_topleft), output.data());
+        CHECK(placement.scale_x == 0.5f);
+        CHECK(placement.pad_y == 0);
+        CHECK(output[0] == 1);
+        CHECK(output[3 * 8] == 1);
+        CHECK(output[4 * 8] == 114);
+        CHECK(output[64 + 3 * 8] == 2);
+        CHECK(output[128 + 3 * 8] == 3);
+    }
+    SECTION("centre") {
+        const Placement placement = preprocess(image, to(8, 8, Resize::letterbox_centre), output.data());
+        CHECK(placement.pad_y == 2);
+        CHECK(output[8] == 114);
+        CHECK(output[2 * 8] == 1);
+        CHECK(output[5 * 8] == 1);
+        CHECK(output[6 * 8] == 114);
+        const Box box = placement.to_image({0, 2, 4, 100});
+        CHECK(box.x1 == 0);
+        CHECK(box.y1 == 0);
+        CHECK(box.x2 == 8);
+        CHECK(box.y2 == 8);
+    }
+    SECTION("stretch") {
+        const Placement placement = preprocess(image, to(8, 8, Resize::stretch), output.data());
+        CHECK(placement.scale_x == 0.5f);
+        CHECK(placement.scale_y == 1);
+        CHECK(output[63] == 1);
+    }
+}
+
+TEST_CASE("channels are reordered and normalised in their own order") {
+    Preprocess rule = to(1, 1, Resize::stretch);
+    rule.color = Color::bgr;
+    rule.scale = 0.5;
+    rule.mean = {1, 2, 3};
+    rule.std = {1, 2, 4};
+    std::vector<float> output(3);
+    preprocess(filled(1, 1, 10, 20, 30), rule, output.data());
+    CHECK(output == std::vector<float>{14, 4, 0.5f});
+}
+
+TEST_CASE("one pixel is an image") {
+    std::vector<float> output(3 * 4 * 4);
+    const Placement placement = preprocess(filled(1, 1, 9, 9, 9), to(4, 4, Resize::letterbox_centre), output.data());
+    CHECK(output == std::vector<float>(48, 9.0f));
+    CHECK(placement.to_image({-4, 1, 2, 9}).x2 == 0.5f);
+}
+
+TEST_CASE("a side never vanishes") {
+    std::vector<float> output(3 * 4 * 4);
+    const Placement placement =
+        preprocess(filled(1000, 1, 9, 9, 9), to(4, 4, Resize::letterbox_topleft), output.data());
+    CHECK(placement.scale_y == 1);
+    CHECK(output[3] == 9);
+    CHECK(output[4] == 114);
+}
+
+TEST_CASE("pixels that do not fit their size are refused") {
+    std::vector<float> output(48);
+    const Preprocess rule = to(4, 4, Resize::stretch);
+    CHECK_THROWS_AS(preprocess({0, 0, {}}, rule, output.data()), ImageError);
+    CHECK_THROWS_AS(preprocess({-1, -1, {1, 2, 3}}, rule, output.data()), ImageError);
+    CHECK_THROWS_WITH(preprocess({2, 2, {1, 2, 3}}, rule, output.data()), Contains("2 x 2 with 3 bytes"));
+}
+
+TEST_CASE("what is no image is refused with a reason") {
+    CHECK_THROWS_WITH(decode_image(""), Contains("it is empty"));
+    CHECK_THROWS_WITH(decode_image("GIF89a"), Contains("neither JPEG nor PNG"));
+    CHECK_THROWS_WITH(decode_image("\xff\xd8\xff"), Contains("truncated"));
+    CHECK_THROWS_WITH(decode_image(std::string_view("\x89PNG\r\n\x1a\n", 8)), Contains("truncated"));
+    CHECK_THROWS_AS(decode_image(std::string("\xff\xd8\xff\xd9", 4)), ImageError);
+}
+
+TEST_CASE("a file that claims too many pixels is refused before they are made room for") {
+    // 40000 x 40000, with the checksum that belongs to it.
+    const std::string bomb = png_header(std::string("\0\0\x9c\x40\0\0\x9c\x40", 8)) + "\xde\x6e\x99\x52" +
+                             std::string("\0\0\0\0IDAT\x35\xaf\x06\x1e", 12);
+    try {
+        decode_image(bomb);
+        FAIL("it was taken");
+    } catch (const ImageTooLargeError& error) {
+        CHECK_THAT(error.what(), Contains("40000 x 40000 pixels"));
+    } catch (const ImageError& error) {
+        FAIL(error.what());
+    }
+}

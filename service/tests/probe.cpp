@@ -1,0 +1,94 @@
+// Asks one part of the library at a time, for tests that compare it with Python.
+//
+//     trtdet-probe manifest MANIFEST               nothing, or the reason why it is refused
+//     trtdet-probe decode IMAGE                    "width height\n", then the pixels
+//     trtdet-probe preprocess MANIFEST IMAGE       "scale_x scale_y pad_x pad_y\n", then the network's input
+//     trtdet-probe nms                             cases on stdin, detections on stdout, see nms()
+//
+// Ends with 1 and one line on stderr where the library throws an Error.
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+
+#include "trtdet/detections.hpp"
+#include "trtdet/errors.hpp"
+#include "trtdet/image.hpp"
+
+namespace {
+
+using namespace trtdet;
+
+std::string contents(const char* file) {
+    std::ifstream stream(file, std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(stream), {});
+}
+
+template <typename T>
+void write(const std::vector<T>& values) {
+    std::fwrite(values.data(), sizeof(T), values.size(), stdout);
+}
+
+void decode(const char* file) {
+    const Image image = decode_image(contents(file));
+    std::printf("%d %d\n", image.width, image.height);
+    write(image.pixels);
+}
+
+void preprocess(const char* manifest, const char* file) {
+    const Preprocess rule = parse_manifest(contents(manifest)).input.preprocess;
+    std::vector<float> input(static_cast<std::size_t>(3 * rule.height * rule.width));
+    const Placement placement = trtdet::preprocess(decode_image(contents(file)), rule, input.data());
+    std::printf("%.9g %.9g %.9g %.9g\n", placement.scale_x, placement.scale_y, placement.pad_x, placement.pad_y);
+    write(input);
+}
+
+// Each case: a line "count classes score_threshold iou_threshold max_detections pre_nms_topk agnostic best logits",
+// then float32 boxes and scores. Each answer: a line with the number of detections, and one "x1 y1 x2 y2 score class"
+// for each.
+void nms() {
+    std::size_t count = 0;
+    std::size_t classes = 0;
+    Nms rule;
+    while (std::cin >> count >> classes >> rule.score_threshold >> rule.iou_threshold >> rule.max_detections >>
+           rule.pre_nms_topk >> rule.class_agnostic >> rule.best_class >> rule.logits) {
+        std::cin.ignore(1);
+        std::vector<float> boxes(count * 4);
+        std::vector<float> scores(count * classes);
+        for (auto* const values : {&boxes, &scores}) {
+            std::cin.read(
+                reinterpret_cast<char*>(values->data()), static_cast<std::streamsize>(values->size() * sizeof(float)));
+        }
+        const auto found = non_max_suppression(boxes.data(), scores.data(), count, classes, rule);
+        std::printf("%zu\n", found.size());
+        for (const Detection& one : found) {
+            std::printf(
+                "%.9g %.9g %.9g %.9g %.9g %d\n", one.box.x1, one.box.y1, one.box.x2, one.box.y2, one.score,
+                one.class_index);
+        }
+    }
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+    const std::string what = count > 1 ? arguments[1] : "";
+    try {
+        if (what == "manifest" && count == 3) {
+            parse_manifest(contents(arguments[2]));
+        } else if (what == "decode" && count == 3) {
+            decode(arguments[2]);
+        } else if (what == "preprocess" && count == 4) {
+            preprocess(arguments[2], arguments[3]);
+        } else if (what == "nms" && count == 2) {
+            nms();
+        } else {
+            std::fprintf(stderr, "usage: trtdet-probe manifest|decode|preprocess|nms ...\n");
+            return 2;
+        }
+    } catch (const Error& error) {
+        std::fprintf(stderr, "%s\n", error.what());
+        return 1;
+    }
+    return 0;
+}
