@@ -36,6 +36,7 @@ std::shared_ptr<Engine> open_tensorrt(const Bundle&, const TensorRtOptions&) {
 
 #include "cuda.hpp"
 #include "library.hpp"
+#include "text.hpp"
 
 namespace trtdet {
 
@@ -295,7 +296,7 @@ DType dtype_of(const std::string& name, trt::DataType type) {
 #endif
         default:
             throw EngineError(
-                "tensor '" + name + "' of the engine is of type " + std::to_string(static_cast<int>(type)) +
+                "tensor " + in_quotes(name) + " of the engine is of type " + std::to_string(static_cast<int>(type)) +
                 " (nvinfer1::DataType); allowed: float32, float16, int8, uint8, int32, int64, bool");
     }
 }
@@ -410,7 +411,7 @@ private:
             if (plugin.embedded) {
                 continue;
             }
-            const Calling loading(*this, "loading the plugin library '" + bundle.file(plugin.file).string() + "'");
+            const Calling loading(*this, "loading the plugin library " + in_quotes(bundle.file(plugin.file).string()));
             if (runtime->getPluginRegistry().loadLibrary(bundle.file(plugin.file).c_str()) == nullptr) {
                 throw loading.refused();
             }
@@ -425,28 +426,30 @@ private:
             const DType dtype = dtype_of(tensor, engine->getTensorDataType(tensor.c_str()));
             if (engine->getTensorLocation(tensor.c_str()) != trt::TensorLocation::kDEVICE) {
                 throw EngineError(
-                    "tensor '" + tensor + "' of the engine is a shape on the host; build it from another model");
+                    "tensor " + in_quotes(tensor) +
+                    " of the engine is a shape on the host; build it from another model");
             }
             if (engine->getTensorIOMode(tensor.c_str()) != trt::TensorIOMode::kINPUT) {
                 output_names.push_back(tensor);
                 continue;
             }
             const auto shape = shape_of(engine->getTensorShape(tensor.c_str()));
-            inputs += (inputs.empty() ? "" : ", ") + tensor + " " + shape_text(shape);
+            inputs += (inputs.empty() ? "" : ", ") + in_quotes(tensor) + " " + shape_text(shape);
             ++input_count;
             input = tensor;
             image.assign(shape.begin() + (shape.empty() ? 0 : 1), shape.end());
             dynamic = !shape.empty() && shape[0] < 0;
             min_batch = opt_batch = max_batch = shape.empty() ? 0 : static_cast<int>(shape[0]);
             if (dtype != DType::float32) {
-                throw EngineError("the engine takes '" + tensor + "' in another type than float32; build it again");
+                throw EngineError(
+                    "the engine takes " + in_quotes(tensor) + " in another type than float32; build it again");
             }
         }
         const std::vector<std::int64_t> expected = {3, wanted.preprocess.height, wanted.preprocess.width};
         if (input_count != 1 || image != expected) {
             throw EngineError(
-                "the engine takes " + (inputs.empty() ? "nothing" : inputs) + ", and the manifest says " + wanted.name +
-                " Nx" + shape_text(expected) + "; build it again");
+                "the engine takes " + (inputs.empty() ? "nothing" : inputs) + ", and the manifest says " +
+                in_quotes(wanted.name) + " Nx" + shape_text(expected) + "; build it again");
         }
         if (dynamic) {
             const auto batch = [this](trt::OptProfileSelector which) {
@@ -636,7 +639,7 @@ private:
     }
 
     void give_address(Work& work, const std::string& name, const cuda::Buffer& memory) {
-        const Calling calling(*loaded_, "taking memory for '" + name + "'");
+        const Calling calling(*loaded_, "taking memory for " + in_quotes(name));
         if (!work.context->setTensorAddress(name.c_str(), reinterpret_cast<void*>(memory.get()))) {
             throw calling.refused();
         }
@@ -678,8 +681,8 @@ private:
             if (shape != expected) {
                 work.batch = 0;
                 throw EngineError(
-                    "output '" + output.spec.name + "' of the engine is " + shape_text(shape) + " with a batch of " +
-                    std::to_string(batch) + ", not " + shape_text(expected) + "; build it again");
+                    "output " + in_quotes(output.spec.name) + " of the engine is " + shape_text(shape) +
+                    " with a batch of " + std::to_string(batch) + ", not " + shape_text(expected) + "; build it again");
             }
         }
     }
@@ -689,12 +692,12 @@ private:
         const auto shape = shape_of(work.context->getTensorShape(name.c_str()));
         if (std::any_of(shape.begin(), shape.end(), [](std::int64_t one) { return one < 0; })) {
             throw EngineError(
-                "output '" + name + "' of the engine has a shape, " + shape_text(shape) +
+                "output " + in_quotes(name) + " of the engine has a shape, " + shape_text(shape) +
                 ", that is known only when it ran; build it with --nms native or --nms host");
         }
         if (shape.empty() || shape[0] != work.batch) {
             throw EngineError(
-                "output '" + name + "' of the engine is " + shape_text(shape) + " with a batch of " +
+                "output " + in_quotes(name) + " of the engine is " + shape_text(shape) + " with a batch of " +
                 std::to_string(work.batch) + ": its first axis must be the batch; build it again");
         }
         return shape;
@@ -876,8 +879,8 @@ std::shared_ptr<Engine> open_tensorrt(const Bundle& bundle, const TensorRtOption
     for (const Plugin& plugin : manifest.backend.plugins) {
         if (!plugin.embedded && sha256_file(bundle.file(plugin.file)) != plugin.sha256) {
             throw BundleError(
-                "the plugin library '" + bundle.file(plugin.file).string() +
-                "' is not the one that the engine was built with: its SHA-256 differs; build the bundle again");
+                "the plugin library " + in_quotes(bundle.file(plugin.file).string()) +
+                " is not the one that the engine was built with: its SHA-256 differs; build the bundle again");
         }
     }
     const std::vector<char> bytes = bundle.read("model.engine");

@@ -18,7 +18,7 @@ INTERFACES = {
 }
 
 FUNCTION = re.compile(
-    r"virtual\s+(?P<gives>[^()=;{}]*?)\b(?P<name>\w+)\s*\((?P<takes>[^;{}]*?)\)\s*(?P<const>const\b)?\s*"
+    r"virtual\s+(?P<gives>[^()=;{}~]+?)\b(?P<name>\w+)\s*\((?P<takes>[^;{}]*?)\)\s*(?P<const>const\b)?\s*"
     r"(?P<noexcept>noexcept\b)?\s*=\s*0\s*;"
 )
 

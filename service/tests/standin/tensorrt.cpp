@@ -30,7 +30,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -72,7 +71,9 @@ void must_be_current() {
 ILogger* the_logger = nullptr;
 using Severity = ILogger::Severity;
 
-void say(Severity severity, const std::string& words) { the_logger->log(severity, words.c_str()); }
+void say(Severity severity, const std::string& words) {
+    the_logger->log(severity, words.c_str());
+}
 
 void take_logger(void* logger) {
     auto* given = static_cast<ILogger*>(logger);
@@ -230,18 +231,355 @@ struct Network {
 struct Shared {
     std::mutex mutex;
     int contexts = 0;
-    int profiled = 0;  // those with the profile
-    int made = 0;
+    bool profile_taken = false;
 };
 
 class Context final : public IExecutionContext {
 public:
-    Context(const Network& network, Shared& shared) : work_(network, shared) { mImpl = &work_; }
+    Context(const Network& network, Shared& shared, bool has_profile)
+        : shared_(shared), work_(network, shared, has_profile) {
+        mImpl = &work_;
+        shared_.contexts++;
+    }
+    ~Context() noexcept override {
+        must_be_current();
+        const std::lock_guard lock(shared_.mutex);
+        shared_.contexts--;
+        if (work_.has_profile()) {
+            shared_.profile_taken = false;
+        }
+    }
 
 private:
-    class Work final : public apiv_stubs::VExecutionContextStubs {};
+    class Work final : public VExecutionContextStubs {
+    public:
+        Work(const Network& network, Shared& shared, bool has_profile)
+            : network_(network),
+              shared_(shared),
+              has_profile_(has_profile),
+              images_(network.dynamic() ? -1 : network.largest()) {}
+
+        bool has_profile() const { return has_profile_; }
+
+        std::int32_t getOptimizationProfile() const noexcept override { return has_profile_ ? 0 : -1; }
+
+        bool setOptimizationProfileAsync(std::int32_t index, cudaStream_t) noexcept override {
+            must_be_current();
+            const std::lock_guard lock(shared_.mutex);
+            if (index != 0 || (network_.has("unshared") && shared_.profile_taken)) {
+                say(Severity::kERROR, "Profile " + std::to_string(index) + " has been chosen for another context");
+                return false;
+            }
+            has_profile_ = shared_.profile_taken = true;
+            return true;
+        }
+
+#if NV_TENSORRT_MAJOR >= 11
+        void setDeviceMemoryV2(void* memory, std::int64_t size) noexcept override {
+            if (size != static_cast<std::int64_t>(network_.scratch)) {
+                end("the memory of a context has another size than was asked for");
+            }
+            scratch_ = static_cast<char*>(memory);
+        }
+#else
+        void setDeviceMemory(void* memory) noexcept override { scratch_ = static_cast<char*>(memory); }
+#endif
+
+        bool setInputShape(char const* name, Dims const& dims) noexcept override {
+            must_be_current();
+            bool right = name == network_.input && has_profile_ && !network_.fails("shape") && dims.nbDims == 4;
+            for (int axis = 1; right && axis < 4; ++axis) {
+                right = dims.d[axis] == network_.image[static_cast<std::size_t>(axis - 1)];
+            }
+            if (!right || dims.d[0] < network_.batch.front() || dims.d[0] > network_.largest()) {
+                say(Severity::kERROR,
+                    "IExecutionContext::setInputShape: Error Code 3: API Usage Error (Static dimension "
+                    "mismatch while setting input shape.)");
+                return false;
+            }
+            images_ = static_cast<int>(dims.d[0]);
+            return true;
+        }
+
+        Dims getTensorShape(char const* name) const noexcept override { return network_.shape(name, images_); }
+
+        bool setTensorAddress(char const* name, void* memory) noexcept override {
+            if (network_.fails("address")) {
+                say(Severity::kERROR, "IExecutionContext::setTensorAddress: the address is not aligned");
+                return false;
+            }
+            addresses_[name] = memory;
+            return memory != nullptr;
+        }
+
+        bool enqueueV3(cudaStream_t stream) noexcept override {
+            must_be_current();
+            if (network_.fails("running")) {
+                say(Severity::kERROR,
+                    "[runner.cpp::execute::416] Error Code 1: Cuda Runtime (invalid\nresource handle)");
+                return false;
+            }
+            if (images_ < 0 || addresses_.size() != network_.outputs.size() + 1 ||
+                (network_.scratch > 0 && scratch_ == nullptr)) {
+                say(Severity::kERROR, "IExecutionContext::enqueueV3: Error Code 3: API Usage Error (not all is set)");
+                return false;
+            }
+            // A stream that captures gives an error, which the caller meets again when it ends the capture.
+            return driver<int(cudaStream_t, void (*)(void*), void*)>("cuLaunchHostFunc")(
+                       stream, [](void* self) { static_cast<Work*>(self)->perform(); }, this) == 0;
+        }
+
+    private:
+        // Reads what the context is set to now: a graph that outlives a change of the batch gives what it must not.
+        void perform() {
+            const bool marked = network_.scratch >= sizeof(this);
+            const Work* const self = this;
+            if (marked) {
+                std::memcpy(scratch_, &self, sizeof(self));
+            }
+            usleep(100);
+            const auto* pixels = static_cast<const float*>(addresses_.at(network_.input));
+            std::size_t count = 1;
+            for (const int one : network_.image) {
+                count *= static_cast<std::size_t>(one);
+            }
+            for (const Output& output : network_.outputs) {
+                std::size_t elements = 1;
+                for (const int one : output.shape) {
+                    elements *= static_cast<std::size_t>(one);
+                }
+                for (std::size_t image = 0; image < static_cast<std::size_t>(images_); ++image) {
+                    for (std::size_t element = 0; element < elements; ++element) {
+                        const float value = static_cast<float>(element + 1) * pixels[image * count + element % count];
+                        write(output.type, addresses_.at(output.name), image * elements + element, value);
+                    }
+                }
+            }
+            if (marked && std::memcmp(scratch_, &self, sizeof(self)) != 0) {
+                end("two contexts worked in the same memory at once");
+            }
+        }
+
+        static void write(DataType type, void* memory, std::size_t at, float value) {
+            switch (type) {
+                case DataType::kINT32:
+                    static_cast<std::int32_t*>(memory)[at] = static_cast<std::int32_t>(value);
+                    break;
+#if NV_TENSORRT_MAJOR >= 10
+                case DataType::kINT64:
+                    static_cast<std::int64_t*>(memory)[at] = static_cast<std::int64_t>(value);
+                    break;
+#endif
+                case DataType::kFLOAT:
+                    static_cast<float*>(memory)[at] = value;
+                    break;
+                case DataType::kBOOL:
+                    static_cast<bool*>(memory)[at] = value != 0;
+                    break;
+                default:
+                    static_cast<std::uint8_t*>(memory)[at] = static_cast<std::uint8_t>(static_cast<int>(value));
+            }
+        }
+
+        const Network& network_;
+        Shared& shared_;
+        bool has_profile_;
+        int images_;
+        char* scratch_ = nullptr;
+        std::map<std::string, void*> addresses_;
+    };
+
+    Shared& shared_;
+    Work work_;
+};
+
+class Engine final : public ICudaEngine {
+public:
+    Engine(Network network, int& engines) : engines_(engines), work_(std::move(network)) {
+        mImpl = &work_;
+        ++engines_;
+    }
+    ~Engine() noexcept override {
+        must_be_current();
+        if (work_.contexts() != 0) {
+            end("an engine went before its contexts");
+        }
+        --engines_;
+    }
+
+private:
+    class Work final : public VCudaEngineStubs {
+    public:
+        explicit Work(Network network) : network_(std::move(network)) {}
+
+        int contexts() const { return shared_.contexts; }
+
+        std::int32_t getNbIOTensors() const noexcept override {
+            return static_cast<std::int32_t>(network_.outputs.size() + 1);
+        }
+        // The input comes last: nothing says that it is the first.
+        char const* getIOTensorName(std::int32_t index) const noexcept override {
+            const auto place = static_cast<std::size_t>(index);
+            return place < network_.outputs.size() ? network_.outputs[place].name.c_str() : network_.input.c_str();
+        }
+        TensorIOMode getTensorIOMode(char const* name) const noexcept override {
+            return name == network_.input ? TensorIOMode::kINPUT : TensorIOMode::kOUTPUT;
+        }
+        DataType getTensorDataType(char const* name) const noexcept override {
+            return name == network_.input ? DataType::kFLOAT : network_.output(name)->type;
+        }
+        TensorLocation getTensorLocation(char const* name) const noexcept override {
+            return network_.has("on-host", name) ? TensorLocation::kHOST : TensorLocation::kDEVICE;
+        }
+        Dims getTensorShape(char const* name) const noexcept override {
+            return network_.shape(name, network_.dynamic() ? -1 : network_.largest());
+        }
+        Dims getProfileShape(char const* name, std::int32_t, OptProfileSelector which) const noexcept override {
+            return network_.shape(name, network_.batch.at(static_cast<std::size_t>(which)));
+        }
+
+#if NV_TENSORRT_MAJOR >= 11
+        std::int64_t getDeviceMemorySizeV2() const noexcept override {
+            return static_cast<std::int64_t>(network_.scratch);
+        }
+#else
+        std::size_t getDeviceMemorySize() const noexcept override { return network_.scratch; }
+#endif
+
+#if NV_TENSORRT_MAJOR >= 10
+        IExecutionContext* createExecutionContext(ExecutionContextAllocationStrategy strategy) noexcept override {
+            if (strategy != ExecutionContextAllocationStrategy::kUSER_MANAGED) {
+                absent("memory of its own for a context");
+            }
+            return create();
+        }
+#else
+        IExecutionContext* createExecutionContextWithoutDeviceMemory() noexcept override { return create(); }
+#endif
+
+    private:
+        IExecutionContext* create() {
+            must_be_current();
+            const std::lock_guard lock(shared_.mutex);
+            if (shared_.contexts >= network_.contexts) {
+                say(Severity::kERROR,
+                    "[virtualMemoryBuffer.cpp::resizePhysical::140] Error Code 2: OutOfMemory (Requested "
+                    "size was 1024 bytes.)");
+                return nullptr;
+            }
+            // Of TensorRT 8.6 the first context alone has the profile from the start; later versions share it.
+            const bool has_profile = NV_TENSORRT_MAJOR >= 10 || !shared_.profile_taken;
+            shared_.profile_taken = true;
+            return new Context(network_, shared_, has_profile);
+        }
+
+        const Network network_;
+        Shared shared_;
+    };
+
+    int& engines_;
+    Work work_;
+};
+
+class Runtime final : public IRuntime {
+public:
+    Runtime() { mImpl = &work_; }
+    ~Runtime() noexcept override {
+        if (work_.engines != 0) {
+            end("a runtime went before its engines");
+        }
+    }
+
+private:
+    class Work final : public VRuntimeStubs {
+    public:
+        IPluginRegistry& getPluginRegistry() noexcept override { return registry_; }
+        void setEngineHostCodeAllowed(bool allowed) noexcept override { host_code_ = allowed; }
+
+#if NV_TENSORRT_MAJOR >= 10
+        ICudaEngine* deserializeCudaEngine(void const* data, std::size_t size) noexcept override {
+            return load(data, size);
+        }
+#else
+        ICudaEngine* deserializeCudaEngine(void const* data, std::size_t size, IPluginFactory*) noexcept override {
+            return load(data, size);
+        }
+#endif
+
+        int engines = 0;
+
+    private:
+        ICudaEngine* load(void const* data, std::size_t size) {
+            must_be_current();
+            Network network(std::string(static_cast<char const*>(data), size));
+            for (const auto& [severity, words] : network.messages) {
+                say(severity, words);
+            }
+            if (!network.elsewhere.empty()) {
+                std::thread([&network] {
+                    for (const auto& [severity, words] : network.elsewhere) {
+                        say(severity, words);
+                    }
+                }).join();
+            }
+            std::string refused;
+            if (!network.whole) {
+                refused =
+                    "1: [stdArchiveReader.cpp::StdArchiveReader::32] Error Code 1: Serialization (Serialization "
+                    "assertion magicTagRead == kMAGIC_TAG failed.Magic tag does not match)";
+            } else if (!network.plugin.empty() && !registry_.knows(network.plugin)) {
+                refused =
+                    "1: [pluginV2Runner.cpp::load::303] Error Code 1: Serialization (Serialization assertion creator "
+                    "failed.Cannot deserialize plugin since corresponding IPluginCreator not found in Plugin Registry)";
+            } else if (network.has("host-code") && !host_code_) {
+                refused = "Engine has host code, which is not allowed";
+            }
+            if (!refused.empty()) {
+                say(Severity::kERROR, refused);
+                return nullptr;
+            }
+            if (network.fails("loading")) {
+                return nullptr;
+            }
+            return new Engine(std::move(network), engines);
+        }
+
+        Registry registry_;
+        bool host_code_ = false;
+    };
+
+    Work work_;
 };
 
 }  // namespace
 
 }  // namespace nvinfer1
+
+extern "C" {
+
+std::int32_t getInferLibVersion() noexcept {
+    int major = NV_TENSORRT_MAJOR;
+    int minor = NV_TENSORRT_MINOR;
+    int patch = NV_TENSORRT_PATCH;
+    if (const char* given = std::getenv("TENSORRT_STANDIN_VERSION")) {
+        std::sscanf(given, "%d.%d.%d", &major, &minor, &patch);
+    }
+    return major * (major < 10 ? 1000 : 10000) + minor * 100 + patch;
+}
+
+void* createInferRuntime_INTERNAL(void* logger, std::int32_t) noexcept {
+    nvinfer1::must_be_current();
+    nvinfer1::take_logger(logger);
+    if (std::getenv("TENSORRT_STANDIN_NULL") != nullptr) {
+        nvinfer1::say(nvinfer1::Severity::kERROR, "CUDA initialization failure with error: 222");
+        return nullptr;
+    }
+    return new nvinfer1::Runtime;
+}
+
+// For libnvinfer_plugin: what it has.
+void standin_register(const char* name, void* logger) {
+    nvinfer1::take_logger(logger);
+    nvinfer1::global_creators().insert(name);
+}
+}
