@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         sensitivity,
     )
     from trtdet.profiling import ProfileOptions, profile
+    from trtdet.recording import record
     from trtdet.sweeping import SweepOptions, sweep
 
 # No module may be called like one of these names: importing it would put the module in the function's place.
@@ -62,6 +63,7 @@ _HOMES = {
     "infer": "pictures",
     "load_config": "config",
     "profile": "profiling",
+    "record": "recording",
     "sensitivity": "pipeline",
     "sweep": "sweeping",
 }
@@ -92,6 +94,7 @@ __all__ = [
     "infer",
     "load_config",
     "profile",
+    "record",
     "sensitivity",
     "sweep",
 ]

@@ -11,11 +11,12 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -348,12 +349,25 @@ def write_atomically(path: Path, data: bytes) -> None:
     Raises:
         OutputError: the folder cannot be written or the disk is full; what stood at ``path`` is untouched.
     """
+    with writing_atomically(path) as stream:
+        stream.write(data)
+
+
+@contextmanager
+def writing_atomically(path: Path) -> Iterator[BinaryIO]:
+    """The same for what is written bit by bit: the file takes its place when the block ends, and only if it ends well.
+
+    Raises:
+        OutputError: as of :func:`write_atomically`.
+    """
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        os.close(descriptor)
         try:
-            _write_flushed(Path(name), data)
+            with os.fdopen(descriptor, "wb") as stream:
+                yield stream
+                stream.flush()
+                os.fsync(stream.fileno())
             Path(name).chmod(0o644)
             Path(name).replace(path)
         except BaseException:

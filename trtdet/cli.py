@@ -213,6 +213,15 @@ def _parser() -> argparse.ArgumentParser:
     infer.add_argument("--score-threshold", type=float, default=0.3, help="default: %(default)s")
     _on_option(infer)
 
+    record = _command(
+        commands, "record", _record, "a bundle's raw outputs, to be replayed in C++ where there is no GPU"
+    )
+    record.add_argument("bundle", type=Path, metavar="BUNDLE")
+    record.add_argument("--images", type=Path, required=True, metavar="DIR|LIST")
+    record.add_argument("--num-images", type=int, metavar="N", help="this many, evenly spaced (default: all)")
+    record.add_argument("-o", "--output", type=Path, required=True, metavar="FILE")
+    _on_option(record)
+
     bench = _command(commands, "bench", _bench, "latency and throughput, of several targets side by side")
     bench.add_argument("targets", type=Path, nargs="+", metavar="BUNDLE|MODEL")
     bench.add_argument("--config", help="YAML file or shipped name; needed for a MODEL")
@@ -756,6 +765,18 @@ def _infer(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     ran_on = detector.runner.ran_on
     _say(options, f"{total} detections in {len(done.pictures)} images on {ran_on}; wrote {done.folder}, {done.json}")
     return {"folder": str(done.folder), "images": list(done.detections), "ran_on": ran_on}
+
+
+def _record(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    from trtdet.data import evenly, find_images
+    from trtdet.recording import record
+
+    images = find_images(options.images)
+    if options.num_images is not None:
+        images = evenly(images, options.num_images)
+    done = record(options.bundle, images, options.output, on=options.on, progress=console.progress)
+    _say(options, f"{done.images} images on {done.ran_on}; wrote {done.file}, {done.size / 1e6:.1f} MB")
+    return {"recording": str(done.file), "images": done.images, "bytes": done.size, "ran_on": done.ran_on}
 
 
 def _bench(options: argparse.Namespace, console: Console) -> dict[str, Any]:

@@ -1,0 +1,266 @@
+"""The C++ runtime's decoding, pre-processing and suppression against those of Python."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from trtdet.config import Config, InputConfig, NmsConfig, load_config
+from trtdet.detections import non_max_suppression
+from trtdet.errors import DataError
+from trtdet.images import preprocess, read_image
+from trtdet.pipeline import BuildOptions, build
+from trtdet.zoo import SHAPES_MODEL
+
+Program = Callable[[str], Path]
+
+
+@pytest.fixture(scope="session")
+def probe(program: Program) -> Callable[..., subprocess.CompletedProcess[bytes]]:
+    path = program("tests/trtdet-probe")
+
+    def call(*arguments: object, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run([path, *map(str, arguments)], input=data, capture_output=True, check=False)
+
+    return call
+
+
+Probe = Callable[..., "subprocess.CompletedProcess[bytes]"]
+
+
+def decoded(probe: Probe, path: Path) -> NDArray[np.uint8]:
+    done = probe("decode", path)
+    assert done.returncode == 0, done.stderr.decode()
+    line, _, pixels = done.stdout.partition(b"\n")
+    width, height = map(int, line.split())
+    return np.frombuffer(pixels, np.uint8).reshape(height, width, 3)
+
+
+def picture(mode: str, size: tuple[int, int] = (67, 45)) -> Image.Image:
+    """Blurred noise, of which every channel has its own."""
+    rng = np.random.default_rng(3)
+    channels = {"L": 1, "1": 1, "LA": 2, "P": 3}.get(mode, len(mode))
+    noise = cv2.GaussianBlur(rng.integers(0, 256, (size[1], size[0], channels), np.uint8), (5, 5), 2).reshape(
+        size[1], size[0], channels
+    )
+    if mode in ("1", "P"):
+        return Image.fromarray(noise if channels == 3 else noise[..., 0]).convert(mode)
+    return Image.fromarray(noise[..., 0] if channels == 1 else noise, mode=None if mode != "CMYK" else "CMYK")
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA"])
+def test_png_files_are_decoded_as_by_python(probe: Probe, tmp_path: Path, mode: str) -> None:
+    picture(mode).save(tmp_path / "a.png")
+    np.testing.assert_array_equal(decoded(probe, tmp_path / "a.png"), read_image(tmp_path / "a.png"))
+
+
+def test_palettes_with_few_colours_and_transparency(probe: Probe, tmp_path: Path) -> None:
+    for colours in (2, 4, 16, 256):
+        small = picture("RGB").quantize(colours)
+        small.save(tmp_path / "a.png", transparency=1, bits={2: 1, 4: 2, 16: 4, 256: 8}[colours])
+        np.testing.assert_array_equal(decoded(probe, tmp_path / "a.png"), read_image(tmp_path / "a.png"))
+
+
+@pytest.mark.parametrize("shape", [(45, 67), (45, 67, 3), (45, 67, 4)])
+def test_png_files_of_16_bits(probe: Probe, tmp_path: Path, shape: tuple[int, ...]) -> None:
+    wide = np.random.default_rng(1).integers(0, 65536, shape, np.uint16)
+    assert cv2.imwrite(str(tmp_path / "a.png"), wide)
+    np.testing.assert_array_equal(decoded(probe, tmp_path / "a.png"), read_image(tmp_path / "a.png"))
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+def test_grey_png_files_of_few_bits(probe: Probe, tmp_path: Path, bits: int) -> None:
+    import struct
+    import zlib
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 8, 2, bits, 0, 0, 0, 0))
+    rows = b"".join(b"\0" + bytes(range(17, 17 + bits)) for _ in range(2))
+    file = tmp_path / "a.png"
+    file.write_bytes(b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b""))
+    np.testing.assert_array_equal(decoded(probe, file), read_image(file))
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
+@pytest.mark.parametrize("progressive", [False, True])
+@pytest.mark.parametrize("subsampling", [0, 1, 2])
+def test_jpeg_files_are_decoded_as_by_python(
+    probe: Probe, tmp_path: Path, mode: str, progressive: bool, subsampling: int
+) -> None:
+    picture(mode).save(tmp_path / "a.jpg", quality=80, progressive=progressive, subsampling=subsampling)
+    np.testing.assert_array_equal(decoded(probe, tmp_path / "a.jpg"), read_image(tmp_path / "a.jpg"))
+
+
+def test_real_images_are_decoded_as_by_python(probe: Probe, shared_data: Path) -> None:
+    for path in sorted((shared_data / "coco" / "val2017").glob("*.jpg"))[:40]:
+        np.testing.assert_array_equal(decoded(probe, path), read_image(path))
+
+
+@pytest.mark.parametrize("kind", ["jpg", "png"])
+def test_a_truncated_file_is_refused_wherever_it_ends(probe: Probe, tmp_path: Path, kind: str) -> None:
+    stream = io.BytesIO()
+    picture("RGB").save(stream, "JPEG" if kind == "jpg" else "PNG", quality=90)
+    whole, file = stream.getvalue(), tmp_path / f"a.{kind}"
+    for length in (1, 3, 8, 20, 40, len(whole) // 4, len(whole) // 2, len(whole) * 9 // 10):
+        file.write_bytes(whole[:length])
+        with pytest.raises(DataError):
+            read_image(file)
+        done = probe("decode", file)
+        assert done.returncode == 1, length
+        assert done.stderr.count(b"\n") == 1
+        assert b"cannot be decoded" in done.stderr
+
+
+def test_a_jpeg_file_that_scans_without_end_is_refused(probe: Probe, tmp_path: Path) -> None:
+    stream = io.BytesIO()
+    picture("L").save(stream, "JPEG", progressive=True)
+    whole = stream.getvalue()
+    first = whole.index(b"\xff\xda")
+    last = whole.index(b"\xff\xda", first + 2)
+    (tmp_path / "a.jpg").write_bytes(whole[:last] + whole[last:-2] * 200 + b"\xff\xd9")
+    done = probe("decode", tmp_path / "a.jpg")
+    assert done.returncode == 1
+    assert b"more than 100 scans" in done.stderr
+
+
+def write_manifest(folder: Path, config: InputConfig) -> Path:
+    """The manifest of a bundle of the shipped detector, with another pre-processing."""
+    bundle = folder / "bundle"
+    if not bundle.exists():
+        build(
+            SHAPES_MODEL,
+            load_config("shapes"),
+            bundle,
+            BuildOptions(precision="fp32", backend="onnxruntime", nms="host"),
+        )
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    manifest["input"]["preprocess"] = config.model_dump(mode="json")
+    for kind in ("min", "opt", "max"):
+        manifest["input"]["shape"][kind] = [1, 3, *config.size]
+    path = folder / "manifest.json"
+    path.write_text(json.dumps(manifest))
+    return path
+
+
+def placed(probe: Probe, manifest: Path, image: Path, config: InputConfig) -> tuple[NDArray[np.float32], list[float]]:
+    done = probe("preprocess", manifest, image)
+    assert done.returncode == 0, done.stderr.decode()
+    line, _, values = done.stdout.partition(b"\n")
+    return np.frombuffer(values, np.float32).reshape(3, *config.size), [float(np.float32(one)) for one in line.split()]
+
+
+def check_placed(probe: Probe, manifest: Path, image: Path, config: InputConfig) -> float:
+    """The share of values that differ from Python's; none by more than a grey level."""
+    got, place = placed(probe, manifest, image, config)
+    expected, placement = preprocess(read_image(image), config)
+    wanted = (placement.scale_x, placement.scale_y, placement.pad_x, placement.pad_y)
+    assert place == [float(np.float32(one)) for one in wanted]
+    levels = np.abs(got - expected) / (config.scale / np.array(config.std)[:, None, None])
+    assert levels.max() <= 1.001
+    return float((levels > 1e-3).mean())
+
+
+RESIZES = ("letterbox-topleft", "letterbox-centre", "stretch")
+INTERPOLATIONS = ("nearest", "linear", "cubic", "area")
+
+
+@pytest.mark.parametrize(("resize", "interpolation"), list(itertools.product(RESIZES, INTERPOLATIONS)))
+def test_images_are_placed_as_by_python(probe: Probe, tmp_path: Path, resize: str, interpolation: str) -> None:
+    config = InputConfig.model_validate(
+        {
+            "size": [96, 160],
+            "resize": resize,
+            "interpolation": interpolation,
+            "color": "bgr",
+            "scale": 1 / 255,
+            "mean": [0.485, 0.456, 0.406],
+            "std": [0.229, 0.224, 0.225],
+        }
+    )
+    manifest = write_manifest(tmp_path, config)
+    for size in ((1, 1), (1, 300), (333, 2), (67, 45), (160, 96), (320, 192), (501, 499)):
+        picture("RGB", size).save(tmp_path / "a.png")
+        assert check_placed(probe, manifest, tmp_path / "a.png", config) <= (0.1 if interpolation == "cubic" else 0)
+
+
+@pytest.mark.parametrize("name", ["yolox", "yolov5", "yolov8", "dfl"])
+def test_real_images_are_placed_as_by_python(probe: Probe, tmp_path: Path, shared_data: Path, name: str) -> None:
+    config = load_config(name).input
+    manifest = write_manifest(tmp_path, config)
+    for path in sorted((shared_data / "coco" / "val2017").glob("*.jpg"))[:40]:
+        assert check_placed(probe, manifest, path, config) <= (0.1 if config.interpolation == "cubic" else 0)
+
+
+def cases() -> list[tuple[NDArray[np.float32], NDArray[np.float32], NmsConfig, bool]]:
+    """Random suppressions: crowded, equal scores, NaN and infinite numbers, boxes without area, none at all."""
+    rng = np.random.default_rng(11)
+    found = []
+    for index in range(300):
+        count, classes = int(rng.integers(0, 60)), int(rng.integers(1, 6))
+        corners = rng.uniform(0, 60, (count, 4))
+        boxes = np.sort(corners.reshape(-1, 2, 2), axis=1).reshape(-1, 4) if index % 5 else corners
+        logits = bool(rng.integers(0, 2))
+        scores = rng.normal(0, 2, (count, classes)) if logits else rng.uniform(0, 1, (count, classes))
+        if index % 3 == 0:
+            boxes, scores = np.round(boxes, -1), np.round(scores, 1)
+        if index % 7 == 0:
+            odd = np.array([np.nan, np.inf, -np.inf, 0.0])
+            boxes = np.where(rng.random(boxes.shape) < 0.1, rng.choice(odd, boxes.shape), boxes)
+            scores = np.where(rng.random(scores.shape) < 0.1, rng.choice(odd, scores.shape), scores)
+        limit = int(rng.integers(1, 40))
+        config = NmsConfig(
+            score_threshold=float(rng.choice([0.0, 0.001, 0.1, 0.5, 1.0])),
+            iou_threshold=float(rng.choice([0.3, 0.5, 0.65, 1.0])),
+            max_detections=limit,
+            pre_nms_topk=int(rng.integers(limit, 80)),
+            class_agnostic=bool(rng.integers(0, 2)),
+            candidates="best-class" if rng.integers(0, 2) else "all-classes",
+        )
+        found.append((boxes.astype(np.float32), scores.astype(np.float32), config, logits))
+    return found
+
+
+def test_suppression_is_that_of_python(probe: Probe) -> None:
+    data, expected = b"", []
+    for boxes, scores, config, logits in cases():
+        facts = (
+            *scores.shape,
+            *(repr(one) for one in (config.score_threshold, config.iou_threshold)),
+            *(config.max_detections, config.pre_nms_topk, int(config.class_agnostic)),
+            *(int(config.candidates == "best-class"), int(logits)),
+        )
+        data += " ".join(map(str, facts)).encode() + b"\n" + boxes.tobytes() + scores.tobytes()
+        expected.append(non_max_suppression(boxes[None], scores[None], config, logits=logits).image(0))
+    done = probe("nms", data=data)
+    assert done.returncode == 0, done.stderr.decode()
+    lines = iter(done.stdout.decode().splitlines())
+    total = 0
+    for wanted_boxes, wanted_scores, wanted_classes in expected:
+        rows = np.array([next(lines).split() for _ in range(int(next(lines)))], np.float32).reshape(-1, 6)
+        np.testing.assert_array_equal(rows[:, :4], wanted_boxes)
+        np.testing.assert_allclose(rows[:, 4], wanted_scores, rtol=1e-6)
+        np.testing.assert_array_equal(rows[:, 5], wanted_classes)
+        total += len(rows)
+    assert next(lines, None) is None
+    assert total > 1000
+
+
+def test_manifests_that_python_writes_are_read(probe: Probe, tmp_path: Path) -> None:
+    config: Config = load_config("shapes")
+    for nms in ("host", "native"):
+        bundle = tmp_path / nms
+        build(SHAPES_MODEL, config, bundle, BuildOptions(precision="fp32", backend="onnxruntime", nms=nms))
+        done = probe("manifest", bundle / "manifest.json")
+        assert (done.returncode, done.stderr) == (0, b"")
