@@ -316,9 +316,7 @@ struct Loaded {
         start(bundle, calling);
         engine.reset(runtime->deserializeCudaEngine(bytes.data(), bytes.size()));
         if (engine == nullptr) {
-            throw calling.refused(
-                tensorrt.no_plugins.empty() ? ""
-                                            : "TensorRT's own plugins were not loaded (" + tensorrt.no_plugins + ")");
+            throw calling.refused(tensorrt.no_plugins.empty() ? "" : plugins_missing());
         }
         read_tensors(bundle.manifest().input);
         without(options.cuda_graphs ? "" : "they were not asked for");
@@ -384,6 +382,10 @@ struct Loaded {
     std::mutex setup;
 
 private:
+    std::string plugins_missing() const {
+        return "TensorRT's own plugins were not loaded (" + tensorrt.no_plugins + ")";
+    }
+
     void start(const Bundle& bundle, const Calling& calling) {
         const Manifest& manifest = bundle.manifest();
         const auto& plugins = manifest.backend.plugins;
@@ -394,6 +396,9 @@ private:
             throw EngineError(
                 "the engine needs TensorRT's own plugins (EfficientNMS), and they cannot be loaded (" +
                 tensorrt.no_plugins + "); install all of " + name());
+        }
+        if (has_plugins && !tensorrt.no_plugins.empty()) {
+            tensorrt.log->log(trt::ILogger::Severity::kWARNING, plugins_missing().c_str());
         }
         if (tensorrt.init_plugins != nullptr && !tensorrt.init_plugins(tensorrt.log, "")) {
             throw calling.refused("TensorRT's own plugins were not registered");
