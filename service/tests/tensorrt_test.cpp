@@ -556,7 +556,13 @@ TEST_CASE("TensorRT's own plugins are there for engines that need them") {
     }
     SECTION("not to be had and not needed") {
         const Some some({plugins});
-        CHECK(runs(*open(dynamic(), manifest(), some.with_text_for(plugins))->new_lane(), 2, 1));
+        TensorRtOptions how = some.with_text_for(plugins);
+        std::string said;
+        how.log = [&said](int severity, std::string_view message) {
+            said += std::to_string(severity) + " " + std::string(message);
+        };
+        CHECK(runs(*open(dynamic(), manifest(), how)->new_lane(), 2, 1));
+        CHECK_THAT(said, StartsWith("2 TensorRT's own plugins were not loaded (" + some.path().string()));
     }
     SECTION("not to be had and needed for something else") {
         const Some some({plugins});
