@@ -121,6 +121,9 @@ public:
         }
     }
 
+    // Held while what the whole process has of the library is changed.
+    std::mutex registering;
+
 private:
     // Keeps a message for those whom it concerns, and gives back whom to tell; that is done without the lock.
     std::vector<Listener> note(Severity severity, const char* message) {
@@ -400,6 +403,8 @@ private:
         if (has_plugins && !tensorrt.no_plugins.empty()) {
             tensorrt.log->log(trt::ILogger::Severity::kWARNING, plugins_missing().c_str());
         }
+        // Plugins are registered for the whole process.
+        const std::lock_guard lock(tensorrt.log->registering);
         if (tensorrt.init_plugins != nullptr && !tensorrt.init_plugins(tensorrt.log, "")) {
             throw calling.refused("TensorRT's own plugins were not registered");
         }

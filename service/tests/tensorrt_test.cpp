@@ -352,6 +352,37 @@ TEST_CASE("lanes run at the same time, each with memory of its own") {
     check_nothing_is_left();
 }
 
+TEST_CASE("engines are opened and closed while others run, as when a bundle is replaced under load") {
+    {
+        const auto engine = open(dynamic());
+        std::atomic<int> wrong{0};
+        std::atomic<int> opening{3};
+        std::vector<std::thread> threads;
+        for (int index = 0; index < 3; ++index) {
+            threads.emplace_back([&wrong, &opening] {
+                for (int time = 0; time < 5; ++time) {
+                    const auto other = open(dynamic("says 2 slow\nneeds EfficientNMS_TRT\n"));
+                    wrong += runs(*other->new_lane(), 2, time) ? 0 : 1;
+                    wrong += refusal(dynamic("fails loading\nsays 1 own words\n")) ==
+                                     name() + " failed at loading the engine: own words"
+                                 ? 0
+                                 : 1;
+                }
+                --opening;
+            });
+        }
+        const auto lane = engine->new_lane();
+        for (int run = 0; opening > 0; ++run) {
+            wrong += runs(*lane, 1 + run % 4, run) ? 0 : 1;
+        }
+        for (std::thread& thread : threads) {
+            thread.join();
+        }
+        CHECK(wrong == 0);
+    }
+    check_nothing_is_left();
+}
+
 TEST_CASE("a lane keeps what it needs of its engine") {
     {
         auto engine = open(dynamic());
