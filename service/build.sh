@@ -11,6 +11,7 @@ source=$(cd "$(dirname "$0")" && pwd)
 
 packages="g++ cmake make nlohmann-json3-dev libjpeg62-turbo-dev libpng-dev libopencv-imgproc-dev libssl-dev libspdlog-dev \
 libcli11-dev libboost1.81-dev prometheus-cpp-dev catch2"
+case "$*" in *clang++*) packages="$packages clang libclang-rt-14-dev" ;; esac
 
 missing() {
   for package in $packages; do

@@ -6,8 +6,38 @@
 #include <cstring>
 #include <limits>
 
+#include <zlib.h>
+
 #include "trtdet/errors.hpp"
 #include "trtdet/image.hpp"
+
+extern "C" std::size_t LLVMFuzzerMutate(std::uint8_t* data, std::size_t size, std::size_t most);
+
+// After each change the checksums of a PNG file's chunks are made right again: no change would get past them otherwise.
+extern "C" std::size_t LLVMFuzzerCustomMutator(
+    std::uint8_t* data, std::size_t size, std::size_t most, unsigned int /* seed */) {
+    size = LLVMFuzzerMutate(data, size, most);
+    constexpr std::size_t head = 8;  // length and kind of a chunk
+    std::size_t at = 1 + 8;
+    if (size < at || std::memcmp(data + 1, "\x89PNG", 4) != 0) {
+        return size;
+    }
+    while (size - at >= head + 4) {
+        std::size_t length = 0;
+        for (std::size_t index = 0; index < 4; ++index) {
+            length = length << 8 | data[at + index];
+        }
+        if (length > size - at - head - 4) {
+            break;
+        }
+        const auto sum = crc32(0, data + at + 4, static_cast<unsigned int>(length + 4));
+        for (std::size_t index = 0; index < 4; ++index) {
+            data[at + head + length + index] = static_cast<std::uint8_t>(sum >> (24 - 8 * index));
+        }
+        at += head + length + 4;
+    }
+    return size;
+}
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
     if (size == 0) {

@@ -82,9 +82,12 @@ struct Job {
     std::function<void(Outcome)> done;
 };
 
+// The callback goes with its call: a lane keeps its last batch until there is another, and what a callback holds, such as
+// the detector itself, must not wait for that.
 void answer(Job& job, Outcome outcome) {
+    const auto done = std::move(job.done);
     try {
-        job.done(std::move(outcome));
+        done(std::move(outcome));
     } catch (...) {
         // A callback must not throw; the others of the batch must get their answer all the same.
     }

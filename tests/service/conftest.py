@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from PIL import Image
+from serving import Case, Found, Picture, Server, find
+
+from trtdet import shapes
+from trtdet.bundle import Bundle
+from trtdet.config import load_config
+from trtdet.detector import Detector
+from trtdet.images import read_image
+from trtdet.pipeline import BuildOptions, build
+from trtdet.recording import record
+from trtdet.zoo import SHAPES_MODEL
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -24,3 +36,49 @@ def program() -> Callable[[str], Path]:
         return path
 
     return find
+
+
+@pytest.fixture(scope="session")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    """Real photographs where there are some, else generated images, both as JPEG, and two bundles with recordings."""
+    folder = tmp_path_factory.mktemp("serving")
+    data = ROOT.parent / "shared" / "data"
+    if (data / "coco").is_dir():
+        files = sorted((data / "coco" / "val2017").glob("*.jpg"))[:20]
+        model, config = data / "models" / "yolox_nano.onnx", load_config("yolox")
+    else:
+        files = []
+        for index in range(20):
+            files.append(folder / f"{index}.jpg")
+            Image.fromarray(shapes.render(shapes.DEFAULT_SEED, "serving", index)[0]).save(files[-1], quality=95)
+        model, config = SHAPES_MODEL, load_config("shapes")
+    recordings = folder / "recordings"
+    recordings.mkdir()
+    found: dict[Path, dict[str, Found]] = {file: {} for file in files}
+    bundles = []
+    # Two ways of suppression and two thresholds: another number of boxes in nearly every image.
+    for nms, threshold in (("host", 0.1), ("native", 0.3)):
+        bundle = folder / nms
+        own = config.model_copy(update={"nms": config.nms.model_copy(update={"score_threshold": threshold})})
+        build(model, own, bundle, BuildOptions("fp32", backend="onnxruntime", nms=nms, batch=(1, 4, 8)))
+        content_hash = Bundle(bundle).manifest.content_hash
+        record(bundle, files, recordings / f"{content_hash}.recording", on="onnxruntime")
+        detector = Detector.open(bundle, on="onnxruntime")
+        for file in files:
+            found[file][content_hash] = find(detector, file)
+        bundles.append(bundle)
+    pictures = [Picture(file, file.read_bytes(), *read_image(file).shape[1::-1], found[file]) for file in files]
+    return Case((bundles[0], bundles[1]), recordings, pictures)
+
+
+@pytest.fixture
+def serve(program: Callable[[str], Path], case: Case, tmp_path: Path) -> Callable[..., Server]:
+    """Makes a service on the first bundle, or on another one, with more options."""
+    path = program("serve/trtdet-serve")
+    count = itertools.count()
+
+    def start(*options: object, bundle: Path | None = None, recording: Path | None = None) -> Server:
+        first = [bundle or case.bundles[0], "--recording", recording or case.recordings]
+        return Server(path, [*first, *options], tmp_path / f"server{next(count)}")
+
+    return start

@@ -1,0 +1,39 @@
+// The program's log: one line an event on standard error, as text or as JSON.
+#pragma once
+
+#include <initializer_list>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace trtdet::serve {
+
+enum class Level { debug, info, warning, error };
+
+// Names what went with an event, as in {"bundle", folder}.
+using Field = std::pair<std::string_view, std::string>;
+
+// A text with control characters, quotes and bytes that are not UTF-8 escaped, in double quotes: what a client sent can
+// then neither end a line of the log nor forge one. At most 200 bytes of it are kept.
+std::string quote(std::string_view text);
+
+// Any thread may write; lines never mix.
+class Log {
+public:
+    // Where JSON is asked for, each line is an object with time, level, message and the fields, all of them strings.
+    Log(Level least, bool json);
+    ~Log();
+
+    Log(const Log&) = delete;
+    Log& operator=(const Log&) = delete;
+
+    bool shows(Level level) const;
+    void write(Level level, std::string_view message, std::initializer_list<Field> fields = {});
+
+private:
+    class Impl;
+    std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace trtdet::serve

@@ -1,0 +1,223 @@
+// trtdet-serve: a bundle as an HTTP service. Options only; the parts are in the library `serve`.
+#include <signal.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <exception>
+#include <functional>
+#include <iostream>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "http_server.hpp"
+#include "log.hpp"
+#include "metrics.hpp"
+#include "model.hpp"
+#include "service.hpp"
+#include "trtdet/errors.hpp"
+
+namespace {
+
+using namespace trtdet;
+using namespace trtdet::serve;
+
+struct Options {
+    ModelOptions model;
+    ServiceOptions service;
+    HttpOptions http;
+    Level log_level = Level::info;
+    bool log_json = false;
+};
+
+std::chrono::milliseconds seconds(double count) {
+    return std::chrono::milliseconds(static_cast<std::int64_t>(count * 1000));
+}
+
+// Reads the command line, or leaves with its exit code: 0 after --help and --version, 2 on wrong usage.
+Options read_options(int count, char** arguments) {
+    Options options;
+    CLI::App app("Serves a bundle of 'trtdet build' over HTTP.", "trtdet-serve");
+    app.set_version_flag("--version", TRTDET_VERSION);
+    app.get_formatter()->column_width(36);
+    std::string bundle, recording, level = "info";
+    std::vector<std::string> folders;
+    std::int64_t delay = options.model.detector.max_delay.count();
+    double recording_time = 0, reload = 1, header = 10, body = 30, idle = 60, write = 30, request = 10, stop = 30, drain = 0;
+    std::uint64_t max_body = 32, max_bodies = 1024;
+    const auto number = [&app](const std::string& name, auto& value, auto low, auto high, const std::string& what) {
+        app.add_option(name, value, what)->check(CLI::Range(low, high))->capture_default_str();
+    };
+    const double day = 86400;
+
+    app.add_option("bundle", bundle, "The bundle's folder")->required();
+    app.add_option("--host", options.http.host, "Address to listen on")->capture_default_str();
+    number("--port", options.http.port, 0, 65535, "Port to listen on; 0 for any that is free");
+    app.add_option("--recording", recording, "Run this recording in place of the engine: a file, or a folder with CONTENT_HASH.recording");
+    number("--recording-time", recording_time, 0.0, 60'000.0, "How long a run of the recording takes, in ms");
+    app.add_option("--library-folder", folders, "Where libnvinfer is looked for first; may be given several times");
+    number("--lanes", options.model.detector.lanes, 1, 64, "Batches that are run at the same time");
+    number("--max-batch", options.model.detector.max_batch, 0, 4096, "Images in a batch; 0 for the engine's largest");
+    number("--max-delay-us", delay, 0, 10'000'000, "How long an image waits for others, in microseconds");
+    number("--queue", options.model.detector.queue_capacity, 1, 1'000'000, "Images that may wait");
+    number("--threads", options.http.threads, 1, 256, "Threads for connections");
+    number("--workers", options.service.workers, 0, 256, "Threads that decode; 0 for one a core");
+    number("--max-body-mb", max_body, 1, 4096, "Size of a request's body, in MiB");
+    number("--max-bodies-mb", max_bodies, 1, 1'048'576, "Size of all bodies that are held at a time, in MiB");
+    number("--max-pixels", options.service.limits.max_pixels, 1, 2'000'000'000, "Pixels of an image");
+    number("--max-side", options.service.limits.max_side, 1, 1'000'000, "Width and height of an image, in pixels");
+    number("--max-images", options.service.max_images, 1, 4096, "Images of a request");
+    number("--max-connections", options.http.max_connections, 1, 1'000'000, "Open connections");
+    number("--max-requests", options.service.max_requests, 1, 1'000'000, "Requests that are worked on at a time");
+    number("--header-timeout", header, 0.001, day, "For a request's header, in seconds");
+    number("--body-timeout", body, 0.001, day, "For its body");
+    number("--idle-timeout", idle, 0.001, day, "Between two requests");
+    number("--write-timeout", write, 0.001, day, "For sending an answer");
+    number("--request-timeout", request, 0.001, day, "From a request's last byte to its answer");
+    number("--stop-timeout", stop, 0.001, day, "For finishing what has begun, when the service is stopped");
+    number("--drain-delay", drain, 0.0, day, "From /readyz saying no to the end of listening, when the service is stopped");
+    number("--unhealthy-after", options.service.unhealthy_after, 0, 1'000'000, "Failures of the engine in a row until /healthz says no; 0 for never");
+    number("--reload-interval", reload, 0.0, day, "How often to look for another bundle; 0 for on SIGHUP only");
+    app.add_option("--log-level", level, "Least level that is logged")
+        ->check(CLI::IsMember({"debug", "info", "warning", "error"}))
+        ->capture_default_str();
+    app.add_flag("--log-json", options.log_json, "Log lines as JSON");
+
+    try {
+        app.parse(count, arguments);
+    } catch (const CLI::ParseError& error) {
+        std::exit(app.exit(error) == 0 ? 0 : 2);
+    }
+    options.model.bundle = bundle;
+    if (!recording.empty()) {
+        options.model.recording = recording;
+    }
+    options.model.recording_time = std::chrono::microseconds(static_cast<std::int64_t>(recording_time * 1000));
+    options.model.library_folders.assign(folders.begin(), folders.end());
+    options.model.detector.max_delay = std::chrono::microseconds(delay);
+    options.model.reload_interval = seconds(reload);
+    options.service.max_body = max_body << 20U;
+    options.http.max_bodies = max_bodies << 20U;
+    options.http.header_timeout = seconds(header);
+    options.http.body_timeout = seconds(body);
+    options.http.idle_timeout = seconds(idle);
+    options.http.write_timeout = seconds(write);
+    options.service.request_timeout = seconds(request);
+    options.http.stop_timeout = seconds(stop);
+    options.http.drain_delay = seconds(drain);
+    options.log_level = level == "debug"     ? Level::debug
+                        : level == "info"    ? Level::info
+                        : level == "warning" ? Level::warning
+                                             : Level::error;
+    return options;
+}
+
+sigset_t watched_signals() {
+    sigset_t set{};
+    sigemptyset(&set);
+    for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1}) {
+        sigaddset(&set, signal);
+    }
+    return set;
+}
+
+// Signals, taken by one thread: they never interrupt another. SIGHUP reloads, the first SIGTERM or SIGINT stops, and the
+// second ends the process at once.
+class Signals {
+public:
+    // Keeps them from the threads that are started from now on.
+    static void block() {
+        const auto set = watched_signals();
+        pthread_sigmask(SIG_BLOCK, &set, nullptr);
+        signal(SIGPIPE, SIG_IGN);
+    }
+
+    Signals(std::function<void()> reload, std::function<void()> stop)
+        : thread_([this, reload = std::move(reload), stop = std::move(stop)] { watch(reload, stop); }) {}
+
+    ~Signals() {
+        done_ = true;
+        pthread_kill(thread_.native_handle(), SIGUSR1);
+        thread_.join();
+    }
+
+    Signals(const Signals&) = delete;
+    Signals& operator=(const Signals&) = delete;
+
+private:
+    void watch(const std::function<void()>& reload, const std::function<void()>& stop) const {
+        const auto set = watched_signals();
+        bool stopping = false;
+        for (int signal = 0; sigwait(&set, &signal) == 0 && !done_;) {
+            if (signal == SIGHUP) {
+                reload();
+            } else if (signal != SIGUSR1 && stopping) {
+                std::_Exit(1);
+            } else if (signal != SIGUSR1) {
+                stopping = true;
+                stop();
+            }
+        }
+    }
+
+    std::atomic<bool> done_{false};
+    std::thread thread_;
+};
+
+// Each connection is a descriptor; a soft limit of 1024 is common and too low for as many connections.
+void allow_descriptors(int connections, Log& log) {
+    rlimit limit{};
+    const auto needed = static_cast<rlim_t>(connections) + 256;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= needed) {
+        return;
+    }
+    limit.rlim_cur = std::min(needed, limit.rlim_max);
+    setrlimit(RLIMIT_NOFILE, &limit);
+    if (limit.rlim_cur < needed) {
+        log.write(
+            Level::warning, "the limit of open files is too low for --max-connections",
+            {{"limit", std::to_string(limit.rlim_cur)}, {"needed", std::to_string(needed)}});
+    }
+}
+
+int serve_until_stopped(Options options) {
+    Signals::block();
+    Log log(options.log_level, options.log_json);
+    Metrics metrics;
+    allow_descriptors(options.http.max_connections, log);
+    options.model.detector.on_batch = [&metrics](int batch, Clock::duration ran) { metrics.batch(batch, ran); };
+    std::optional<Model> model;
+    Service service(options.service, [&model] { return model->current(); }, log, metrics);
+    // The address first: that it is taken should not be found out after minutes of loading.
+    HttpServer server(options.http, service, log, metrics);
+    model.emplace(options.model, log, metrics);
+    server.listen();
+    const Signals signals([&model] { model->reload(); }, [&server] { server.stop(); });
+    std::cout << "trtdet-serve: " << server.url() << std::endl;
+    if (!server.run()) {
+        // What was cut may hang in the engine for ever.
+        std::_Exit(1);
+    }
+    log.write(Level::info, "stopped");
+    return 0;
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+    const auto options = read_options(count, arguments);
+    try {
+        return serve_until_stopped(options);
+    } catch (const std::exception& error) {
+        std::cerr << "trtdet-serve: error: " << error.what() << std::endl;
+        return 1;
+    }
+}

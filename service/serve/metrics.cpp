@@ -1,0 +1,158 @@
+#include "metrics.hpp"
+
+#include <prometheus/counter.h>
+#include <prometheus/gauge.h>
+#include <prometheus/histogram.h>
+#include <prometheus/registry.h>
+#include <prometheus/text_serializer.h>
+
+#include <mutex>
+#include <sstream>
+
+#include "trtdet/engine.hpp"
+
+namespace trtdet::serve {
+namespace {
+
+double seconds(Metrics::Duration duration) { return std::chrono::duration<double>(duration).count(); }
+
+// From what a GPU needs for a small network to what a busy CPU needs for a large picture.
+prometheus::Histogram::BucketBoundaries short_times() {
+    return {0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1};
+}
+
+prometheus::Histogram::BucketBoundaries request_times() {
+    return {0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30};
+}
+
+prometheus::Histogram::BucketBoundaries batches() { return {1, 2, 4, 8, 16, 32, 64, 128}; }
+
+}  // namespace
+
+class Metrics::Impl {
+public:
+    Impl() {
+        prometheus::BuildGauge()
+            .Name("trtdet_build_info")
+            .Help("1; what this program was built from")
+            .Register(registry)
+            .Add({{"version", TRTDET_VERSION}, {"tensorrt_headers", built_for_tensorrt()}})
+            .Set(1);
+        prometheus::BuildGauge()
+            .Name("process_start_time_seconds")
+            .Help("When the process started, in seconds since 1970")
+            .Register(registry)
+            .Add({})
+            .Set(std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count());
+        reloads.Add({{"result", "loaded"}});
+        reloads.Add({{"result", "refused"}});
+    }
+
+    prometheus::Counter& counter(const char* name, const char* help) {
+        return prometheus::BuildCounter().Name(name).Help(help).Register(registry).Add({});
+    }
+
+    prometheus::Gauge& gauge(const char* name, const char* help) {
+        return prometheus::BuildGauge().Name(name).Help(help).Register(registry).Add({});
+    }
+
+    prometheus::Histogram& histogram(
+        const char* name, const char* help, const prometheus::Histogram::BucketBoundaries& buckets) {
+        return prometheus::BuildHistogram().Name(name).Help(help).Register(registry).Add({}, buckets);
+    }
+
+    prometheus::Registry registry;
+    prometheus::Family<prometheus::Counter>& requests = prometheus::BuildCounter()
+                                                            .Name("trtdet_requests_total")
+                                                            .Help("Answers by path and status code")
+                                                            .Register(registry);
+    prometheus::Family<prometheus::Counter>& errors = prometheus::BuildCounter()
+                                                          .Name("trtdet_errors_total")
+                                                          .Help("Errors by type, the type that the answer carries")
+                                                          .Register(registry);
+    prometheus::Family<prometheus::Counter>& reloads = prometheus::BuildCounter()
+                                                           .Name("trtdet_reloads_total")
+                                                           .Help("Bundles that were loaded or refused after the start")
+                                                           .Register(registry);
+    prometheus::Family<prometheus::Gauge>& bundles = prometheus::BuildGauge()
+                                                         .Name("trtdet_bundle_info")
+                                                         .Help("1; the bundle that runs, and what on")
+                                                         .Register(registry);
+    prometheus::Counter& images = counter("trtdet_images_total", "Images that were detected on");
+    prometheus::Counter& detections = counter("trtdet_detections_total", "Detections in them, before a request's own limits");
+    prometheus::Counter& left = counter("trtdet_clients_left_total", "Clients that left before their answer was sent");
+    prometheus::Gauge& queue = gauge("trtdet_queue_images", "Images that wait for a batch");
+    prometheus::Gauge& flying = gauge("trtdet_requests_in_flight", "Requests to /v1/detect that are worked on");
+    prometheus::Gauge& held = gauge("trtdet_body_bytes", "Bytes of the bodies that are held");
+    prometheus::Gauge& open = gauge("trtdet_connections", "Open connections");
+    prometheus::Histogram& detect = histogram(
+        "trtdet_detect_seconds", "From the last byte of a request to /v1/detect to its answer; of status 200",
+        request_times());
+    prometheus::Histogram& decode =
+        histogram("trtdet_decode_seconds", "Decoding and pre-processing of an image", short_times());
+    prometheus::Histogram& wait = histogram("trtdet_queue_seconds", "From its pre-processing to its run, of an image", short_times());
+    prometheus::Histogram& run = histogram("trtdet_run_seconds", "The engine's run of a batch", short_times());
+    prometheus::Histogram& batch_images = histogram("trtdet_batch_images", "Images in a batch", batches());
+
+    std::mutex bundle_mutex;
+    prometheus::Gauge* bundle = nullptr;  // of bundles
+};
+
+Metrics::Metrics() : impl_(std::make_unique<Impl>()) {}
+
+Metrics::~Metrics() = default;
+
+void Metrics::answered(std::string_view path, int code) {
+    impl_->requests.Add({{"path", std::string(path)}, {"code", std::to_string(code)}}).Increment();
+}
+
+void Metrics::detected(Duration took) { impl_->detect.Observe(seconds(took)); }
+
+void Metrics::image(Duration decoded, Duration queued, std::size_t detections) {
+    impl_->images.Increment();
+    impl_->detections.Increment(static_cast<double>(detections));
+    impl_->decode.Observe(seconds(decoded));
+    impl_->wait.Observe(seconds(queued));
+}
+
+void Metrics::batch(int images, Duration ran) {
+    impl_->batch_images.Observe(images);
+    impl_->run.Observe(seconds(ran));
+}
+
+void Metrics::error(std::string_view type) { impl_->errors.Add({{"type", std::string(type)}}).Increment(); }
+
+void Metrics::client_left() { impl_->left.Increment(); }
+
+void Metrics::reloaded() { impl_->reloads.Add({{"result", "loaded"}}).Increment(); }
+
+void Metrics::reload_refused() { impl_->reloads.Add({{"result", "refused"}}).Increment(); }
+
+void Metrics::bundle(const BundleInfo& info) {
+    const std::lock_guard lock(impl_->bundle_mutex);
+    auto& added = impl_->bundles.Add(
+        {{"model", info.model},
+         {"content_hash", info.content_hash},
+         {"runs_on", info.ran_on},
+         {"trtdet_version", info.trtdet_version}});
+    added.Set(1);
+    if (impl_->bundle != nullptr && impl_->bundle != &added) {
+        impl_->bundles.Remove(impl_->bundle);
+    }
+    impl_->bundle = &added;
+}
+
+void Metrics::connections(int change) { impl_->open.Increment(change); }
+
+void Metrics::in_flight(int change) { impl_->flying.Increment(change); }
+
+void Metrics::bodies(double change) { impl_->held.Increment(change); }
+
+std::string Metrics::text(std::size_t queued) {
+    impl_->queue.Set(static_cast<double>(queued));
+    std::ostringstream text;
+    prometheus::TextSerializer().Serialize(text, impl_->registry.Collect());
+    return text.str();
+}
+
+}  // namespace trtdet::serve

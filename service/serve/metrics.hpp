@@ -1,0 +1,64 @@
+// What the service counts, in Prometheus' text format.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace trtdet::serve {
+
+// Which bundle runs, for trtdet_bundle_info.
+struct BundleInfo {
+    std::string model;
+    std::string content_hash;
+    std::string ran_on;
+    std::string trtdet_version;  // that built it
+};
+
+// Any thread may call any member at any time.
+class Metrics {
+public:
+    using Duration = std::chrono::steady_clock::duration;
+
+    Metrics();
+    ~Metrics();
+
+    Metrics(const Metrics&) = delete;
+    Metrics& operator=(const Metrics&) = delete;
+
+    // An answer was made. path: one of a few fixed words, as each becomes a time series of its own; code: of HTTP.
+    void answered(std::string_view path, int code);
+
+    // A request to /v1/detect was answered with 200; from its last byte to the answer.
+    void detected(Duration took);
+
+    // One image of it was found: decoding with pre-processing, waiting, and its detections.
+    void image(Duration decoded, Duration queued, std::size_t detections);
+
+    // A batch was run.
+    void batch(int images, Duration ran);
+
+    // type: one of the fixed words that answers carry as error.type.
+    void error(std::string_view type);
+
+    void client_left();
+    void reloaded();
+    void reload_refused();
+    void bundle(const BundleInfo& info);
+    void connections(int change);
+    void in_flight(int change);
+    void bodies(double change);  // in bytes
+
+    // Everything as text, version 0.0.4. queued: images that wait at this moment.
+    std::string text(std::size_t queued);
+
+    static constexpr const char* content_type = "text/plain; version=0.0.4; charset=utf-8";
+
+private:
+    class Impl;
+    std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace trtdet::serve

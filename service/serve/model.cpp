@@ -1,0 +1,256 @@
+#include "model.hpp"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "trtdet/bundle.hpp"
+#include "trtdet/engine.hpp"
+#include "trtdet/errors.hpp"
+
+namespace trtdet::serve {
+namespace {
+
+namespace fs = std::filesystem;
+
+// What tells one state of a file from another without reading it; empty where there is none.
+std::string state_of(const fs::path& file) {
+    struct stat facts {};
+    if (::stat(file.c_str(), &facts) != 0) {
+        return {};
+    }
+    return std::to_string(facts.st_dev) + ":" + std::to_string(facts.st_ino) + ":" + std::to_string(facts.st_size) + ":" +
+           std::to_string(facts.st_mtim.tv_sec) + "." + std::to_string(facts.st_mtim.tv_nsec);
+}
+
+// Not std::filesystem's own, which throws where a folder above may not be read.
+bool is_folder(const fs::path& path) {
+    std::error_code error;
+    return fs::is_directory(path, error);
+}
+
+// The states of all files in a folder, so that a bundle that was half there is tried again when the rest has come.
+std::string states_in(const fs::path& folder) {
+    std::vector<std::string> lines;
+    std::error_code error;
+    for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
+        lines.push_back(entry->path().filename().string() + " " + state_of(entry->path()));
+    }
+    std::sort(lines.begin(), lines.end());
+    std::string text;
+    for (const auto& line : lines) {
+        text += line + "\n";
+    }
+    return text;
+}
+
+// Detectors that no request holds any more, on their way to the thread that destroys them.
+struct Retired {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::deque<std::unique_ptr<Detector>> waiting;
+    int alive = 0;         // made and not yet destroyed
+    bool reload = false;   // asked for
+    bool stopping = false;
+};
+
+}  // namespace
+
+class Model::Impl {
+public:
+    Impl(ModelOptions options, Log& log, Metrics& metrics)
+        : options_(std::move(options)), log_(log), metrics_(metrics) {
+        const auto seen = look();
+        current_ = open();
+        seen_ = seen;
+        announce("serves", *current_);
+        thread_ = std::thread([this] { watch(); });
+    }
+
+    ~Impl() { stop(); }
+
+    Impl(const Impl&) = delete;
+    Impl& operator=(const Impl&) = delete;
+
+    std::shared_ptr<Detector> current() const {
+        const std::lock_guard lock(mutex_);
+        return current_;
+    }
+
+    void reload() {
+        const std::lock_guard lock(retired_->mutex);
+        retired_->reload = true;
+        retired_->changed.notify_all();
+    }
+
+    void stop() {
+        {
+            const std::lock_guard lock(mutex_);
+            stopped_ = true;
+        }
+        replace(nullptr);
+        {
+            const std::lock_guard lock(retired_->mutex);
+            retired_->stopping = true;
+            retired_->changed.notify_all();
+        }
+        if (thread_.joinable()) {
+            thread_.join();
+        }
+    }
+
+private:
+    // The state of everything that was looked at.
+    struct Seen {
+        std::string bundle;
+        std::string recording;
+    };
+
+    Seen look() const {
+        Seen seen{states_in(options_.bundle), {}};
+        if (options_.recording) {
+            seen.recording = is_folder(*options_.recording) ? states_in(*options_.recording) : state_of(*options_.recording);
+        }
+        return seen;
+    }
+
+    std::shared_ptr<Detector> open() {
+        const auto bundle = Bundle::open(options_.bundle);
+        auto detector = std::make_unique<Detector>(bundle.manifest(), open_engine(bundle), options_.detector);
+        {
+            const std::lock_guard lock(retired_->mutex);
+            ++retired_->alive;
+        }
+        // Whoever lets go of it last may be one of its own threads, which cannot wait for itself to end.
+        return {detector.release(), [retired = retired_](Detector* last) {
+                    const std::lock_guard lock(retired->mutex);
+                    retired->waiting.emplace_back(last);
+                    retired->changed.notify_all();
+                }};
+    }
+
+    std::shared_ptr<Engine> open_engine(const Bundle& bundle) {
+        if (options_.recording) {
+            auto file = *options_.recording;
+            if (is_folder(file)) {
+                file /= bundle.manifest().content_hash + ".recording";
+            }
+            return open_recording(file, bundle.manifest(), {options_.recording_time});
+        }
+        TensorRtOptions tensorrt;
+        tensorrt.library_folders = options_.library_folders;
+        tensorrt.log = [&log = log_](int severity, std::string_view message) {
+            const auto level = severity <= 1 ? Level::error : severity == 2 ? Level::warning : Level::debug;
+            log.write(level, message, {{"from", "TensorRT"}});
+        };
+        return open_tensorrt(bundle, tensorrt);
+    }
+
+    void announce(std::string_view what, const Detector& detector) {
+        const auto& manifest = detector.manifest();
+        metrics_.bundle({manifest.model_name, manifest.content_hash, detector.ran_on(), manifest.trtdet_version});
+        log_.write(
+            Level::info, what,
+            {{"bundle", options_.bundle.string()},
+             {"model", manifest.model_name},
+             {"content_hash", manifest.content_hash},
+             {"runs_on", detector.ran_on()}});
+    }
+
+    // After stop() nothing takes the place of nothing. What was replaced is let go of when the lock has been.
+    void replace(std::shared_ptr<Detector> other) {
+        const std::lock_guard lock(mutex_);
+        if (!other || !stopped_) {
+            current_.swap(other);
+        }
+    }
+
+    void watch() {
+        auto next = std::chrono::steady_clock::now() + options_.reload_interval;
+        std::unique_lock lock(retired_->mutex);
+        while (!retired_->stopping || retired_->alive > 0) {
+            const auto wanted = [this] {
+                return !retired_->waiting.empty() || retired_->stopping || retired_->reload;
+            };
+            if (retired_->stopping) {
+                retired_->changed.wait(lock, [this] { return !retired_->waiting.empty(); });
+            } else if (options_.reload_interval.count() > 0) {
+                retired_->changed.wait_until(lock, next, wanted);
+            } else {
+                retired_->changed.wait(lock, wanted);
+            }
+            if (!retired_->waiting.empty()) {
+                auto last = std::move(retired_->waiting.front());
+                retired_->waiting.pop_front();
+                lock.unlock();
+                last.reset();
+                lock.lock();
+                --retired_->alive;
+                continue;
+            }
+            if (retired_->stopping) {
+                continue;
+            }
+            const bool asked = std::exchange(retired_->reload, false);
+            lock.unlock();
+            follow(asked);
+            next = std::chrono::steady_clock::now() + options_.reload_interval;
+            lock.lock();
+        }
+    }
+
+    void follow(bool asked) {
+        // Taken before the bundle is opened: what changes meanwhile is seen the next time.
+        const auto now = look();
+        // While a bundle is replaced there is none for a moment. Its recording may be what a refused one lacked.
+        const bool changed = now.bundle != seen_.bundle || (refused_ && now.recording != seen_.recording);
+        if (!asked && (!changed || state_of(options_.bundle / "manifest.json").empty())) {
+            return;
+        }
+        seen_ = now;
+        try {
+            auto next = open();
+            announce("serves another bundle", *next);
+            replace(std::move(next));
+            metrics_.reloaded();
+            refused_ = false;
+        } catch (const std::exception& error) {
+            refused_ = true;
+            metrics_.reload_refused();
+            log_.write(
+                Level::error, "another bundle was refused, the one before serves on",
+                {{"bundle", options_.bundle.string()}, {"reason", error.what()}});
+        }
+    }
+
+    const ModelOptions options_;
+    Log& log_;
+    Metrics& metrics_;
+    const std::shared_ptr<Retired> retired_ = std::make_shared<Retired>();
+    Seen seen_;
+    bool refused_ = false;  // the last one that was tried
+    mutable std::mutex mutex_;
+    bool stopped_ = false;
+    std::shared_ptr<Detector> current_;
+    std::thread thread_;
+};
+
+Model::Model(ModelOptions options, Log& log, Metrics& metrics)
+    : impl_(std::make_unique<Impl>(std::move(options), log, metrics)) {}
+
+Model::~Model() = default;
+
+std::shared_ptr<Detector> Model::current() const { return impl_->current(); }
+
+void Model::reload() { impl_->reload(); }
+
+void Model::stop() { impl_->stop(); }
+
+}  // namespace trtdet::serve

@@ -1,0 +1,503 @@
+// The parts of trtdet-serve that need no socket.
+#define CATCH_CONFIG_MAIN
+#include <catch2/catch.hpp>
+#include <atomic>
+#include <future>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "bundles.hpp"
+#include "log.hpp"
+#include "metrics.hpp"
+#include "multipart.hpp"
+#include "service.hpp"
+#include "trtdet/errors.hpp"
+
+using namespace trtdet;
+using namespace trtdet::serve;
+using namespace trtdet::tests;
+using Catch::Matchers::Contains;
+using namespace std::chrono_literals;
+
+namespace {
+
+std::string part(const std::string& boundary, const std::string& headers, const std::string& data) {
+    return "--" + boundary + "\r\n" + headers + "\r\n\r\n" + data + "\r\n";
+}
+
+const std::string file_header = "Content-Disposition: form-data; name=\"image\"; filename=\"a.jpg\"";
+
+// The bytes of a PNG of one colour, 8 bits of grey: a valid file, made by hand as nothing here encodes.
+std::string png(std::uint32_t width, std::uint32_t height, std::uint8_t grey) {
+    const auto big = [](std::uint32_t number) {
+        return std::string{
+            static_cast<char>(number >> 24U), static_cast<char>(number >> 16U), static_cast<char>(number >> 8U),
+            static_cast<char>(number)};
+    };
+    const auto crc = [](const std::string& bytes) {
+        std::uint32_t sum = 0xffffffffU;
+        for (const char byte : bytes) {
+            sum ^= static_cast<std::uint8_t>(byte);
+            for (int bit = 0; bit < 8; ++bit) {
+                sum = (sum >> 1U) ^ ((sum & 1U) != 0 ? 0xedb88320U : 0U);
+            }
+        }
+        return ~sum;
+    };
+    const auto chunk = [&](const std::string& type, const std::string& data) {
+        return big(static_cast<std::uint32_t>(data.size())) + type + data + big(crc(type + data));
+    };
+    const std::string row = std::string(1, '\0') + std::string(width, static_cast<char>(grey));
+    std::string raw;
+    for (std::uint32_t y = 0; y < height; ++y) {
+        raw += row;
+    }
+    std::uint32_t a = 1;
+    std::uint32_t b = 0;
+    for (const char byte : raw) {
+        a = (a + static_cast<std::uint8_t>(byte)) % 65521;
+        b = (b + a) % 65521;
+    }
+    const auto size = static_cast<std::uint16_t>(raw.size());
+    const auto inverse = static_cast<std::uint16_t>(~size);
+    const std::string stored = std::string("\x78\x01\x01", 3) + static_cast<char>(size & 255) + static_cast<char>(size >> 8) +
+                               static_cast<char>(inverse & 255) + static_cast<char>(inverse >> 8) + raw + big((b << 16U) | a);
+    return "\x89PNG\r\n\x1a\n" + chunk("IHDR", big(width) + big(height) + std::string("\x08\x00\x00\x00\x00", 5)) +
+           chunk("IDAT", stored) + chunk("IEND", "");
+}
+
+// A network that finds two boxes in every image, waits where it is told to, and fails where it is told to.
+class FakeEngine : public Engine {
+public:
+    explicit FakeEngine(const Manifest& manifest) : outputs_(manifest.outputs) {}
+
+    const std::vector<OutputSpec>& outputs() const override { return outputs_; }
+    int min_batch() const override { return 1; }
+    int opt_batch() const override { return 1; }
+    int max_batch() const override { return 1; }
+    std::string ran_on() const override { return "nothing"; }
+    std::unique_ptr<Lane> new_lane() override { return std::make_unique<FakeLane>(*this); }
+
+    std::atomic<bool> fails{false};
+    std::atomic<bool> running{false};  // or was
+    std::mutex gate;  // a run waits for it
+
+private:
+    class FakeLane : public Lane {
+    public:
+        explicit FakeLane(FakeEngine& engine) : engine_(engine), input_(3 * 8 * 16) {}
+        float* input() override { return input_.data(); }
+        void run(int /*batch*/) override {
+            engine_.running = true;
+            const std::lock_guard wait(engine_.gate);
+            if (engine_.fails) {
+                throw EngineError("device 3 at /dev/secret is lost");
+            }
+        }
+        const void* output(std::size_t index) const override { return index == 0 ? boxes_.data() : scores_.data(); }
+
+    private:
+        FakeEngine& engine_;
+        std::vector<float> input_;
+        std::vector<float> boxes_{0, 0, 4, 4, 8.3F, 2, 16, 8, 0, 0, 1, 1};
+        std::vector<float> scores_{0.9F, 0, 0, 0.1234567F, 0, 0};
+    };
+
+    std::vector<OutputSpec> outputs_;
+};
+
+// A service on a fake engine.
+struct Serving {
+    explicit Serving(ServiceOptions options = {}, DetectorOptions detecting = {}) {
+        detecting.max_delay = 0us;
+        detector = std::make_shared<Detector>(manifest, engine, detecting);
+        service.emplace(options, [this] { return detector; }, log, metrics);
+    }
+
+    ~Serving() {
+        service.reset();
+        // A lane may hold the detector still, and cannot be the one to destroy it.
+        detector->stop();
+    }
+
+    Response call(Request request) {
+        if (!request.head.length) {
+            request.head.length = request.body.size();
+        }
+        if (auto refused = service->refuse(request.head)) {
+            return *refused;
+        }
+        return send(std::move(request)).get();
+    }
+
+    std::future<Response> send(Request request) {
+        if (request.arrived == Clock::time_point()) {
+            request.arrived = Clock::now();
+        }
+        auto promise = std::make_shared<std::promise<Response>>();
+        service->handle(std::move(request), [promise](Service::Answer answer) { promise->set_value(answer()); });
+        return promise->get_future();
+    }
+
+    Response detect(const std::string& body, const std::string& query = "", const std::string& type = "image/png") {
+        return call({{"POST", "/v1/detect" + query, type, "", {}, false}, body, {}, nullptr, nullptr});
+    }
+
+    Response get(const std::string& target, const std::string& method = "GET") {
+        return call({{method, target, "", "", {}, false}, "", {}, nullptr, nullptr});
+    }
+
+    Manifest manifest = parse_manifest(manifest_json().dump());
+    std::shared_ptr<FakeEngine> engine = std::make_shared<FakeEngine>(manifest);
+    std::shared_ptr<Detector> detector;
+    Log log{Level::error, false};
+    Metrics metrics;
+    std::optional<Service> service;
+};
+
+std::string error_type(const Response& response) { return Json::parse(response.body)["error"]["type"]; }
+std::string message(const Response& response) { return Json::parse(response.body)["error"]["message"]; }
+
+}  // namespace
+
+TEST_CASE("a body in parts is taken apart", "[multipart]") {
+    const std::string body = "preamble\r\n" + part("b", file_header + "\r\nContent-Type: image/JPEG; x=y", "one\r\n--bogus") +
+                             part("b", "content-disposition: FORM-DATA; name=plain", "") + "--b--\r\nepilogue";
+    const auto parts = parse_multipart(body, "b");
+    REQUIRE(parts.size() == 2);
+    CHECK(parts[0].name == "image");
+    CHECK(parts[0].filename == "a.jpg");
+    CHECK(parts[0].content_type == "image/jpeg");
+    CHECK(parts[0].body == "one\r\n--bogus");
+    CHECK(parts[1].name == "plain");
+    CHECK(parts[1].filename.empty());
+    CHECK(parts[1].content_type.empty());
+    CHECK(parts[1].body.empty());
+}
+
+TEST_CASE("only a line of its own is a boundary", "[multipart]") {
+    const std::string data = "x--b\r\n --b\r\n\r\n--b-\r\n\n--b--\n--b\r";
+    const auto parts = parse_multipart(part("b", file_header, data) + "--b-- \t", "b");
+    REQUIRE(parts.size() == 1);
+    CHECK(parts[0].body == data);
+}
+
+TEST_CASE("names are unquoted as browsers quote them", "[multipart]") {
+    const auto name_of = [](const std::string& parameter) {
+        return parse_multipart(part("b", "Content-Disposition: form-data; " + parameter, "") + "--b--", "b")[0].filename;
+    };
+    CHECK(name_of("filename=\"a;b=c.png\"; name=x") == "a;b=c.png");
+    CHECK(name_of("filename=\"C:\\dir\\a.png\"") == "C:\\dir\\a.png");
+    CHECK(name_of("filename=\"say \\\"hi\\\" \\\\\"") == "say \"hi\" \\");
+    CHECK(name_of("filename = token ; name=x") == "token");
+}
+
+TEST_CASE("a body that is not multipart is refused", "[multipart]") {
+    const auto good = part("b", file_header, "x");
+    const std::vector<std::pair<std::string, std::string>> cases = {
+        {"", "no line with the boundary"},
+        {"--c\r\n\r\n--c--", "no line with the boundary"},
+        {"--b--", "has no part"},
+        {good, "was cut"},
+        {good + "--b", "was cut"},
+        {good + "--b-", "was cut"},
+        {"--b\r\n", "was cut"},
+        {"--b\r\n--b--", "has no end"},
+        {"--b\r\nno colon\r\n\r\n\r\n--b--", "without a name"},
+        {part("b", "Content-Type: image/png", "x") + "--b--", "no 'Content-Disposition: form-data'"},
+        {part("b", "Content-Disposition: attachment; filename=x", "x") + "--b--", "no 'Content-Disposition: form-data'"},
+        {part("b", file_header + "\r\n" + file_header, "x") + "--b--", "two Content-Disposition"},
+        {part("b", "Content-Disposition: form-data; name=\"x", "x") + "--b--", "has no end"},
+        {part("b", "Content-Disposition: form-data; name=\"x\"y", "x") + "--b--", "after a quoted value"},
+        {part("b", "Content-Disposition: form-data; name", "x") + "--b--", "has no value"},
+        {part("b", file_header + "\r\nContent-Transfer-Encoding: base64", "x") + "--b--", "Content-Transfer-Encoding"},
+        {part("b", file_header + "\r\nX: " + std::string(9000, 'x'), "x") + "--b--", "longer than 8192"},
+    };
+    for (const auto& [body, words] : cases) {
+        CAPTURE(body.substr(0, 100));
+        CHECK_THROWS_WITH(parse_multipart(body, "b"), Contains(words));
+        CHECK_THROWS_AS(parse_multipart(body, "b"), MultipartError);
+    }
+    std::string many;
+    for (int i = 0; i < 3; ++i) {
+        many += good;
+    }
+    CHECK(parse_multipart(many + "--b--", "b", {3, 8192}).size() == 3);
+    CHECK_THROWS_AS(parse_multipart(many + "--b--", "b", {2, 8192}), TooManyPartsError);
+}
+
+TEST_CASE("the boundary is read from the Content-Type", "[multipart]") {
+    CHECK(multipart_boundary("multipart/form-data; boundary=abc") == "abc");
+    CHECK(multipart_boundary("multipart/form-data; charset=utf-8; Boundary=\"a b:c\"; x=y") == "a b:c");
+    CHECK(media_type(" Multipart/Form-Data ; boundary=abc") == "multipart/form-data");
+    for (const std::string bad :
+         {"", "; boundary", "; boundary=", "; boundary=\"a ", "; boundary=\"a \"", "; boundary=a\xff", "; boundary=a; boundary=b"}) {
+        CAPTURE(bad);
+        CHECK_THROWS_AS(multipart_boundary("multipart/form-data" + bad), MultipartError);
+    }
+    CHECK_THROWS_AS(multipart_boundary("multipart/form-data; boundary=" + std::string(71, 'a')), MultipartError);
+}
+
+TEST_CASE("a query is decoded", "[service]") {
+    using Words = std::vector<std::pair<std::string, std::string>>;
+    CHECK(parse_query("").empty());
+    CHECK(parse_query("a=1&&b=%41%2b+%e4&c&=") == Words{{"a", "1"}, {"b", "A+ \xe4"}, {"c", ""}, {"", ""}});
+    for (const std::string bad : {"a=%", "a=%4", "%zz=1", "a=1&%61=2"}) {
+        CAPTURE(bad);
+        CHECK_THROWS_AS(parse_query(bad), BadQuery);
+    }
+}
+
+TEST_CASE("an image is answered with what was found", "[service]") {
+    Serving serving;
+    const auto response = serving.detect(png(32, 16, 50));
+    REQUIRE(response.status == 200);
+    const auto json = Json::parse(response.body);
+    CHECK(json["model"] == Json({{"name", "small"}, {"content_hash", "abc"}}));
+    const auto& image = json["images"][0];
+    CHECK(image["width"] == 32);
+    CHECK(image["height"] == 16);
+    CHECK(image["batch"] == 1);
+    CHECK_FALSE(image.contains("name"));
+    REQUIRE(image["detections"].size() == 2);
+    const auto& second = image["detections"][1];
+    // The same float32 comes back.
+    CHECK(second["score"].get<float>() == 0.1234567F);
+    CHECK(second["box"][0].get<float>() == 8.3F / 0.5F);
+    CHECK(second["class"] == 1);
+    CHECK(second["name"] == "dog");
+    for (const auto* time : {"decode", "queue", "run"}) {
+        CHECK(image["ms"][time].get<double>() >= 0);
+    }
+}
+
+TEST_CASE("a query narrows what is answered", "[service]") {
+    Serving serving;
+    const auto count = [&](const std::string& query) {
+        const auto response = serving.detect(png(4, 4, 0), query);
+        REQUIRE(response.status == 200);
+        return Json::parse(response.body)["images"][0]["detections"].size();
+    };
+    CHECK(count("?score_threshold=0.1") == 2);
+    CHECK(count("?score_threshold=0.1234567") == 1);  // a score must exceed it
+    CHECK(count("?max_detections=1") == 1);
+    CHECK(count("?max_detections=3&score_threshold=1") == 0);
+    const std::vector<std::pair<std::string, std::string>> cases = {
+        {"?score_threshold=0.09", "score_threshold is \"0.09\", allowed is 0.1"},
+        {"?score_threshold=1.5", "to 1"},
+        {"?score_threshold=nan", "score_threshold is"},
+        {"?score_threshold=", "score_threshold is \"\""},
+        {"?score_threshold=0.5x", "score_threshold is"},
+        {"?max_detections=0", "allowed is 1 to 3"},
+        {"?max_detections=4", "allowed is 1 to 3"},
+        {"?max_detections=1.0", "allowed is 1 to 3"},
+        {"?treshold=0.5", "the key \"treshold\"; allowed are score_threshold and max_detections"},
+        {"?max_detections=1&max_detections=2", "twice"},
+        {"?%ff%0a=1", "the key \"\\ufffd\\n\""},
+        {"?a=%", "hexadecimal"},
+    };
+    for (const auto& [query, words] : cases) {
+        CAPTURE(query);
+        const auto response = serving.detect(png(4, 4, 0), query);
+        CHECK(response.status == 400);
+        CHECK(error_type(response) == "bad-query");
+        CHECK_THAT(message(response), Contains(words));
+    }
+}
+
+TEST_CASE("several images are answered in their order", "[service]") {
+    Serving serving;
+    std::string body;
+    for (std::uint32_t i = 1; i <= 4; ++i) {
+        body += part("b", "Content-Disposition: form-data; name=n" + std::to_string(i), png(i, 1, 9));
+    }
+    const auto response = serving.detect(body + "--b--", "", "multipart/form-data; boundary=b");
+    REQUIRE(response.status == 200);
+    const auto images = Json::parse(response.body)["images"];
+    REQUIRE(images.size() == 4);
+    for (int i = 0; i < 4; ++i) {
+        CHECK(images[static_cast<std::size_t>(i)]["name"] == "n" + std::to_string(i + 1));
+        CHECK(images[static_cast<std::size_t>(i)]["width"] == i + 1);
+    }
+}
+
+TEST_CASE("the first bad image of several is named, with nothing of the client unescaped", "[service]") {
+    Serving serving;
+    const auto good = part("b", file_header, png(4, 4, 0));
+    const auto bad = part("b", "Content-Disposition: form-data; name=x; filename=\"\x01\xff.png\"", "no image");
+    for (int i = 0; i < 20; ++i) {
+        const auto response = serving.detect(good + bad + bad + "--b--", "", "multipart/form-data; boundary=b");
+        CHECK(response.status == 400);
+        CHECK(error_type(response) == "bad-image");
+        CHECK_THAT(message(response), Contains("image 1 (\"\\u0001\\ufffd.png\"): "));
+    }
+    const auto wrong = serving.detect(
+        part("b", file_header + "\r\nContent-Type: image/gif", "x") + "--b--", "", "multipart/form-data; boundary=b");
+    CHECK(wrong.status == 415);
+    CHECK_THAT(message(wrong), Contains("image 0 (\"a.jpg\"): ") && Contains("image/gif"));
+}
+
+TEST_CASE("what cannot be taken is refused before its body is read", "[service]") {
+    ServiceOptions options;
+    options.max_body = 100;
+    Serving serving(options);
+    struct Case {
+        Head head;
+        int status;
+        std::string type;
+    };
+    const std::vector<Case> cases = {
+        {{"GET", "/nothing", "", "", {}, false}, 404, "not-found"},
+        {{"GET", "", "", "", {}, false}, 404, "not-found"},
+        {{"GET", "/v1/detect", "", "", {}, false}, 405, "method-not-allowed"},
+        {{"POST", "/metrics", "", "", 1, false}, 405, "method-not-allowed"},
+        {{"get", "/metrics", "", "", {}, false}, 405, "method-not-allowed"},
+        {{"GET", "/healthz", "", "", 1, false}, 413, "body-too-large"},
+        {{"POST", "/v1/detect", "image/png", "", {}, false}, 411, "length-required"},
+        {{"POST", "/v1/detect", "image/png", "", 101, false}, 413, "body-too-large"},
+        {{"POST", "/v1/detect", "image/gif", "", 100, false}, 415, "unsupported-media-type"},
+        {{"POST", "/v1/detect", "", "", 100, false}, 415, "unsupported-media-type"},
+        {{"POST", "/v1/detect", "image/png", "gzip", 100, false}, 415, "unsupported-media-type"},
+        {{"POST", "/v1/detect", "multipart/form-data", "", 100, false}, 400, "bad-multipart"},
+        {{"POST", "/v1/detect?x=1", "image/png", "", 100, false}, 400, "bad-query"},
+    };
+    for (const auto& one : cases) {
+        CAPTURE(one.head.target);
+        const auto response = serving.service->refuse(one.head);
+        REQUIRE(response);
+        CHECK(response->status == one.status);
+        CHECK(response->error == one.type);
+        CHECK(error_type(*response) == one.type);
+    }
+    const auto refused = serving.service->refuse({"DELETE", "/v1/detect", "", "", {}, false});
+    CHECK(refused->headers == std::vector<std::pair<std::string, std::string>>{{"Allow", "POST"}});
+    CHECK_FALSE(serving.service->refuse({"POST", "http://host/v1/detect", "image/PNG; x", "", 100, false}));
+    CHECK_FALSE(serving.service->refuse({"POST", "/v1/detect", "image/jpeg", "identity", {}, true}));
+    CHECK_FALSE(serving.service->refuse({"HEAD", "/metrics?collect=all", "", "", {}, false}));
+}
+
+TEST_CASE("a bad body has an error of its own kind", "[service]") {
+    ServiceOptions options;
+    options.limits.max_pixels = 100;
+    options.max_images = 1;
+    Serving serving(options);
+    CHECK(serving.detect("").error == "empty-body");
+    CHECK(serving.detect("no image").error == "bad-image");
+    CHECK(serving.detect(png(10, 10, 0)).status == 200);
+    const auto large = serving.detect(png(10, 11, 0));
+    CHECK(large.status == 413);
+    CHECK(large.error == "image-too-large");
+    const auto two = part("b", file_header, "x") + part("b", file_header, "x") + "--b--";
+    const auto many = serving.detect(two, "", "multipart/form-data; boundary=b");
+    CHECK(many.status == 413);
+    CHECK(many.error == "too-many-images");
+    CHECK(serving.detect(two, "", "multipart/form-data; boundary=c").error == "bad-multipart");
+}
+
+TEST_CASE("an engine that fails is told of in the log, not to the client, and to /healthz in the end", "[service]") {
+    ServiceOptions options;
+    options.unhealthy_after = 3;
+    Serving serving(options);
+    serving.engine->fails = true;
+    for (int i = 0; i < 3; ++i) {
+        CHECK(serving.get("/healthz").status == 200);
+        const auto response = serving.detect(png(4, 4, 0));
+        CHECK(response.status == 500);
+        CHECK(response.error == "engine-failed");
+        CHECK_THAT(response.body, !Contains("secret"));
+    }
+    CHECK(serving.detect("no image").status == 400);  // says nothing of the engine
+    CHECK(serving.get("/healthz").status == 503);
+    CHECK(serving.get("/readyz").status == 503);
+    serving.engine->fails = false;
+    CHECK(serving.detect(png(4, 4, 0)).status == 200);
+    CHECK(serving.get("/healthz").status == 200);
+    CHECK(serving.get("/readyz").status == 200);
+}
+
+TEST_CASE("a queue that is full and too many requests are refused at once, until there is room", "[service]") {
+    ServiceOptions options;
+    options.max_requests = GENERATE(2, 3);
+    CAPTURE(options.max_requests);
+    DetectorOptions detecting;
+    detecting.lanes = 1;
+    detecting.queue_capacity = 1;
+    Serving serving(options, detecting);
+    const auto image = png(4, 4, 0);
+    const auto request = [&] {
+        return Request{{"POST", "/v1/detect", "image/png", "", image.size(), false}, image, {}, nullptr, nullptr};
+    };
+    std::unique_lock closed(serving.engine->gate);
+    auto running = serving.send(request());
+    while (!serving.engine->running) {
+        std::this_thread::yield();
+    }
+    auto waiting = serving.send(request());
+    while (serving.detector->queued() == 0) {
+        std::this_thread::yield();
+    }
+    const auto refused = serving.send(request()).get();
+    CHECK(refused.status == 503);
+    CHECK(refused.error == "overloaded");
+    CHECK_THAT(message(refused), Contains(options.max_requests == 2 ? "all 2 requests" : "images wait"));
+    CHECK(refused.headers == std::vector<std::pair<std::string, std::string>>{{"Retry-After", "1"}});
+    CHECK(serving.service->refuse(request().head).has_value() == (options.max_requests == 2));
+    closed.unlock();
+    CHECK(running.get().status == 200);
+    CHECK(waiting.get().status == 200);
+    CHECK(serving.call(request()).status == 200);
+    CHECK_THAT(serving.metrics.text(0), Contains("trtdet_requests_in_flight 0"));
+}
+
+TEST_CASE("an image whose time is over is not decoded", "[service]") {
+    Serving serving;
+    Request request{{"POST", "/v1/detect", "image/png", "", 8, false}, "no image", Clock::now() - 1h, nullptr, nullptr};
+    CHECK(serving.send(request).get().error == "deadline-exceeded");
+    request.arrived = Clock::now();
+    request.abandoned = std::make_shared<std::atomic<bool>>(true);
+    CHECK(serving.send(request).get().status == 504);
+}
+
+TEST_CASE("the other endpoints say what runs", "[service]") {
+    Serving serving;
+    const auto model = Json::parse(serving.get("/v1/model").body);
+    CHECK(model["name"] == "small");
+    CHECK(model["runs_on"] == "nothing");
+    CHECK(model["score_threshold"].dump() == "0.1");
+    CHECK(model["classes"] == Json({"cat", "dog"}));
+    CHECK(Json::parse(serving.get("/").body)["endpoints"].size() == 6);
+    CHECK(Json::parse(serving.get("/readyz").body) == Json({{"status", "ready"}}));
+    serving.service->leave();
+    const auto leaving = serving.get("/readyz");
+    CHECK(leaving.status == 503);
+    CHECK(error_type(leaving) == "stopping");
+    CHECK(serving.get("/healthz").status == 200);
+    CHECK(serving.detect(png(4, 4, 0)).status == 200);
+}
+
+TEST_CASE("answers are counted, and unknown paths under one name", "[metrics]") {
+    Serving serving;
+    for (const auto* path : {"/a", "/b", "/v1/detect"}) {
+        const Head head{"GET", path, "", "", {}, false};
+        serving.service->answered(head, *serving.service->refuse(head), 1ms);
+    }
+    serving.service->answered({"POST", "/v1/detect?x", "", "", {}, false}, {}, 3ms);
+    serving.metrics.bundle({"a", "1", "x", "0"});
+    serving.metrics.bundle({"b", "2", "x", "0"});
+    const auto response = serving.get("/metrics");
+    CHECK(response.content_type == "text/plain; version=0.0.4; charset=utf-8");
+    for (const auto* line :
+         {"trtdet_requests_total{code=\"404\",path=\"other\"} 2", "trtdet_requests_total{code=\"405\",path=\"/v1/detect\"} 1",
+          "trtdet_errors_total{type=\"not-found\"} 2", "trtdet_detect_seconds_count 1",
+          "trtdet_detect_seconds_bucket{le=\"0.0025\"} 0", "trtdet_detect_seconds_bucket{le=\"0.005\"} 1",
+          "trtdet_bundle_info{content_hash=\"2\""}) {
+        CHECK_THAT(response.body, Contains(line));
+    }
+    CHECK_THAT(response.body, !Contains("content_hash=\"1\""));
+}
+
+TEST_CASE("what a client sent cannot forge a line of the log", "[log]") {
+    CHECK(quote("a\nb\xff\"") == "\"a\\nb\\ufffd\\\"\"");
+    CHECK(quote(std::string(300, 'x')) == "\"" + std::string(200, 'x') + "...\"");
+}

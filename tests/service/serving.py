@@ -1,0 +1,286 @@
+"""A real trtdet-serve process on a recorded bundle, and clients for it, from well-behaved to hostile."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtdet.bundle import Bundle
+from trtdet.detector import Detector
+from trtdet.images import preprocess, read_image
+
+PATIENCE = 60.0
+"""Seconds until a test gives up on what should take none: the machine may be busy, sanitizers make all of it slow."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image file and what Python's detector finds in it, by the content hash of the bundle."""
+
+    file: Path
+    data: bytes
+    width: int
+    height: int
+    found: Mapping[str, Found]
+
+
+@dataclass(frozen=True)
+class Found:
+    boxes: NDArray[np.float32]
+    scores: NDArray[np.float32]
+    classes: NDArray[np.int32]
+
+
+def find(detector: Detector, file: Path) -> Found:
+    """What Python finds in an image, boxes in pixels of the image."""
+    inputs, placement = preprocess(read_image(file), detector.input)
+    batch = detector(inputs[None])
+    count = int(batch.num_dets[0, 0])
+    return Found(placement.to_image(batch.boxes[0, :count]), batch.scores[0, :count], batch.classes[0, :count])
+
+
+def check(image: Mapping[str, Any], picture: Picture, content_hash: str) -> None:
+    """Compares one image of an answer with what Python finds."""
+    expected = picture.found[content_hash]
+    assert (image["width"], image["height"]) == (picture.width, picture.height)
+    got = image["detections"]
+    assert [one["class"] for one in got] == expected.classes.tolist()
+    np.testing.assert_allclose([one["score"] for one in got], expected.scores, rtol=0, atol=1e-4)
+    boxes = np.array([one["box"] for one in got], np.float32).reshape(-1, 4)
+    np.testing.assert_allclose(boxes, expected.boxes, rtol=0, atol=0.01)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Two bundles that find different things, a folder with the recording of each, and the images in it."""
+
+    bundles: tuple[Path, Path]
+    recordings: Path
+    pictures: Sequence[Picture]
+
+    @property
+    def hashes(self) -> tuple[str, str]:
+        first, second = (Bundle(path).manifest.content_hash for path in self.bundles)
+        return first, second
+
+
+@dataclass
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> str:
+        """The type of an error; the message must be one line."""
+        error = self.json["error"]
+        assert set(error) == {"type", "message"}
+        assert error["message"]
+        assert "\n" not in error["message"]
+        return str(error["type"])
+
+
+@dataclass
+class Server:
+    """A process; used as a context it is stopped at the end, and must then have ended well."""
+
+    program: Path
+    arguments: Sequence[object]
+    folder: Path
+    process: subprocess.Popen[bytes] = field(init=False)
+    port: int = field(init=False, default=0)
+
+    def __enter__(self) -> Server:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with self.output.open("wb") as out, self.log.open("wb") as err:
+            self.process = subprocess.Popen(
+                [self.program, "--port", "0", *map(str, self.arguments)], stdout=out, stderr=err
+            )
+        line = until(lambda: self.output.read_text() if self.output.read_text().endswith("\n") else "", self.alive)
+        self.port = int(line.rpartition(":")[2])
+        return self
+
+    def __exit__(self, kind: object, value: object, trace: object) -> None:
+        if kind is not None:
+            self.process.kill()
+            self.process.wait()
+            print(self.log.read_text()[-4000:])
+            return
+        assert self.stop() == 0, self.log.read_text()[-4000:]
+
+    @property
+    def output(self) -> Path:
+        return self.folder / "out.txt"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "log.txt"
+
+    def alive(self) -> None:
+        assert self.process.poll() is None, f"the service ended: {self.log.read_text()[-4000:]}"
+
+    def signal(self, number: int = signal.SIGTERM) -> None:
+        self.process.send_signal(number)
+
+    def stop(self) -> int:
+        if self.process.poll() is None:
+            self.signal()
+        return self.process.wait(PATIENCE)
+
+    @property
+    def sanitized(self) -> bool:
+        """Whether the program was built with a sanitizer, which keeps memory for itself."""
+        return any(name in self.program.read_bytes() for name in (b"__asan_init", b"__tsan_init"))
+
+    def peak_memory(self) -> int:
+        """The most memory that the process ever had, in bytes."""
+        text = Path(f"/proc/{self.process.pid}/status").read_text()
+        (line,) = [line for line in text.splitlines() if line.startswith("VmHWM:")]
+        return int(line.split()[1]) * 1024
+
+    def connect(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
+
+    def raw(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
+
+    def call(self, method: str, target: str, body: bytes | None = None, headers: Mapping[str, str] = {}) -> Answer:
+        """One request on a connection of its own."""
+        connection = self.connect()
+        try:
+            return call(connection, method, target, body, headers)
+        finally:
+            connection.close()
+
+    def detect(self, data: bytes, query: str = "", kind: str = "image/jpeg") -> Answer:
+        return self.call("POST", f"/v1/detect{query}", data, {"Content-Type": kind})
+
+    def metrics(self) -> dict[str, float]:
+        """All samples by name with labels, as they are written."""
+        return parse_metrics(self.call("GET", "/metrics").body.decode())
+
+
+def call(
+    connection: http.client.HTTPConnection,
+    method: str,
+    target: str,
+    body: bytes | None = None,
+    headers: Mapping[str, str] = {},
+) -> Answer:
+    connection.request(method, target, body, dict(headers))
+    response = connection.getresponse()
+    return Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, response.read())
+
+
+def read_answer(stream: socket.socket, method: str = "GET") -> Answer:
+    """The next answer of a raw socket, and no byte more, so that pipelined ones can be read one by one."""
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        byte = stream.recv(1)
+        if not byte:
+            raise ConnectionError(f"the connection ended after {head!r}")
+        head += byte
+    first, *lines = head.decode().split("\r\n")
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines if line)}
+    body = b""
+    length = 0 if method == "HEAD" else int(headers.get("content-length", "0"))
+    while len(body) < length:
+        more = stream.recv(length - len(body))
+        if not more:
+            raise ConnectionError("the connection ended in an answer")
+        body += more
+    return Answer(int(first.split()[1]), headers, body)
+
+
+def until(condition: Any, alive: Any = lambda: None, patience: float = PATIENCE) -> Any:
+    """Waits until a condition holds, and returns what it gives."""
+    end = time.monotonic() + patience
+    while time.monotonic() < end:
+        if value := condition():
+            return value
+        alive()
+        time.sleep(0.01)
+    raise AssertionError("waited in vain")
+
+
+def post(data: bytes, target: str = "/v1/detect", **headers: str) -> bytes:
+    """The bytes of a request with a JPEG."""
+    lines = {"Host": "x", "Content-Type": "image/jpeg", "Content-Length": str(len(data)), **headers}
+    return (
+        f"POST {target} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in lines.items()) + "\r\n"
+    ).encode() + data
+
+
+def form(files: Sequence[tuple[str, bytes]], boundary: str = "limit") -> tuple[bytes, str]:
+    """A body with several files, and its Content-Type."""
+    parts = [
+        f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="{name}"\r\n'
+        f"Content-Type: image/jpeg\r\n\r\n".encode()
+        + data
+        + b"\r\n"
+        for name, data in files
+    ]
+    return b"".join(parts) + f"--{boundary}--\r\n".encode(), f'multipart/form-data; boundary="{boundary}"'
+
+
+def parse_metrics(text: str) -> dict[str, float]:
+    """Reads Prometheus' text format, strictly.
+
+    Every sample needs a HELP and a TYPE line of its family before it, histograms must add up, and no sample may come
+    twice. See https://prometheus.io/docs/instrumenting/exposition_formats/.
+    """
+    samples: dict[str, float] = {}
+    kinds: dict[str, str] = {}
+    helped: set[str] = set()
+    assert text.endswith("\n")
+    for line in text.splitlines():
+        if line.startswith("# HELP "):
+            name = line.split(" ", 3)[2]
+            assert name not in helped
+            helped.add(name)
+        elif line.startswith("# TYPE "):
+            _, _, name, kind = line.split(" ")
+            assert name not in kinds
+            assert kind in ("counter", "gauge", "histogram")
+            kinds[name] = kind
+        else:
+            key, _, value = line.rpartition(" ")
+            name = key.partition("{")[0]
+            family = name
+            for suffix in ("_bucket", "_sum", "_count"):
+                if kinds.get(name.removesuffix(suffix)) == "histogram":
+                    family = name.removesuffix(suffix)
+            assert family in kinds, line
+            assert family in helped, line
+            assert kinds[family] != "counter" or family.endswith("_total"), line
+            assert key not in samples, line
+            samples[key] = float(value)
+    for name, kind in kinds.items():
+        if kind == "histogram":
+            buckets = [value for key, value in samples.items() if key.startswith(f"{name}_bucket{{")]
+            assert buckets == sorted(buckets)
+            assert buckets[-1] == samples[f"{name}_count"]
+            assert f'{name}_bucket{{le="+Inf"}}' in samples
+    return samples
+
+
+def total(metrics: Mapping[str, float], name: str, *labels: str) -> float:
+    """The sum of the samples of a name that have all these labels, written as in 'code="200"'."""
+    return sum(
+        value for key, value in metrics.items() if key.partition("{")[0] == name and all(one in key for one in labels)
+    )
