@@ -792,6 +792,22 @@ TEST_CASE("what TensorRT reports is told to whoever opened the engine, and to no
         name() + " failed at loading the engine: kept");
 }
 
+TEST_CASE("two engines that fail at the same time are each told their own words") {
+    std::string other;
+    TensorRtOptions how = options();
+    how.log = [&other](int, std::string_view message) {
+        if (message == "begun") {
+            std::thread([&other] { other = refusal(dynamic("fails loading\nsays 1 of the other\n")); }).join();
+        }
+    };
+    const std::string words = name() + " failed at loading the engine: ";
+    CHECK(
+        refusal(dynamic("fails loading\nsays 2 begun\nsays 1 of this one\n"), manifest(), how) ==
+        words + "of this one");
+    CHECK(other == words + "of the other");
+    check_nothing_is_left();
+}
+
 // The last one: for the process that is the end of the device.
 TEST_CASE("a device that failed takes no more work, and says so") {
     const Setting setting("CUDA_STANDIN_FAULT", "700");
