@@ -1,0 +1,539 @@
+"""The HTTP service against the same engine driven from Python: throughput and latency at 1, 8 and 64 clients, and
+whether both find the same. Needs a CUDA device, the TensorRT that the bundle was built with, and ``trtdet-serve``.
+
+    python benchmarks/service.py BUNDLE --images DIR --service build/service/serve/trtdet-serve [-o OUT.md]
+    python benchmarks/service.py BUNDLE --images DIR --service PATH --recording FILE     without a GPU, see below
+
+Both sides are asked in the same way: each client sends the next image when it has the answer for the last one, and an
+answer is the detections in pixels of the image. Both decode the JPEG, pre-process it, collect waiting images into
+batches, run the engine in as many lanes, suppress, and map the boxes back.
+
+- service: ``trtdet-serve`` in a process of its own, asked over HTTP on this machine by clients in other processes.
+- Python: threads of this process call trtdet's own functions and lanes of ``trtdet.backends``; there is no HTTP.
+
+They take turns, several rounds for each number of clients. The ratio of their throughput is taken round by round; its
+median is shown, and between which values the rounds lay. Latency is that of all rounds.
+
+Every image is first asked for once of both, alone. The detections have to be equal: as many, of the same classes in the
+same order, boxes within 0.01 pixels and scores within 1e-4. Where they are not, the report says where and the exit code
+is 1.
+
+With ``--recording``, a file of ``trtdet record`` of the same images, the service replays it and Python runs the
+bundle's ONNX model on the CPU: that compares the detections and tries this script; its ratios say nothing of an engine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import itertools
+import json
+import math
+import multiprocessing
+import os
+import queue
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import trtdet
+from trtdet.backends import cuda
+from trtdet.bundle import Bundle, write_atomically
+from trtdet.data import evenly, find_images
+from trtdet.detector import Detector
+from trtdet.errors import BackendError, ConfigError, DataError, TrtdetError, one_line
+from trtdet.images import preprocess, read_image
+from trtdet.progress import Console
+
+BOX, SCORE = 0.01, 1e-4
+"""How far detections may be from each other, in pixels and in probability."""
+
+STARTING = 300.0
+"""Seconds in which the service has to be ready."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What was asked for.
+
+    Attributes:
+        lanes: batches at the same time, on both sides.
+        seconds: of each round, of each side, for each number of clients.
+    """
+
+    bundle: Path
+    images: tuple[Path, ...]
+    service: Path
+    recording: Path | None
+    library_folders: tuple[Path, ...]
+    clients: tuple[int, ...]
+    lanes: int
+    max_delay_us: int
+    rounds: int
+    seconds: float
+
+
+@dataclass
+class Answers:
+    """What clients met: milliseconds from question to answer, and how long all of it took, in seconds."""
+
+    ms: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def throughput(self) -> float:
+        return len(self.ms) / self.seconds
+
+    def percentile(self, share: float) -> float:
+        """The smallest value that so large a share is not above."""
+        return sorted(self.ms)[math.ceil(share * len(self.ms)) - 1]
+
+    def __add__(self, other: Answers) -> Answers:
+        return Answers(self.ms + other.ms, self.seconds + other.seconds)
+
+
+@dataclass(frozen=True)
+class Found:
+    """Detections in one image, best first; boxes in its pixels."""
+
+    boxes: NDArray[np.float32]
+    scores: NDArray[np.float32]
+    classes: NDArray[np.int64]
+
+
+# Python's side.
+
+
+class Lane:
+    """Runs batches of any size that the engine takes; each size is captured once, as the C++ lanes do."""
+
+    def __init__(self, detector: Detector, smallest: int) -> None:
+        self._detector, self._smallest = detector, smallest
+        self._lanes: dict[int, Any] = {}
+
+    def run(self, images: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
+        """The outputs for float32 (B, 3, H, W); what the next run gives is written over them."""
+        runner = self._detector.runner
+        if not hasattr(runner, "usual_batch"):  # onnxruntime's has no buffers to fill
+            return runner(images)
+        missing = max(0, (runner.batch or self._smallest) - len(images))
+        filled = np.concatenate([images, np.repeat(images[-1:], missing, axis=0)]) if missing else images
+        lane = self._lanes.get(len(filled))
+        if lane is None:
+            # It has run with these images.
+            self._lanes[len(filled)] = lane = runner.lane(filled)
+        else:
+            lane.fill(filled)
+            lane.run()
+        return {name: value[: len(images)] for name, value in lane.results().items()}
+
+
+class InPython:
+    """A queue, threads that make batches of what waits and run them, and callers who wait for their detections."""
+
+    def __init__(self, settings: Settings) -> None:
+        bundle = Bundle(settings.bundle)
+        self.detector = Detector.open(settings.bundle, on="onnxruntime" if settings.recording else "engine")
+        shape = bundle.manifest.input.shape
+        self._largest = self.detector.runner.largest_batch or shape.max[0]
+        self._delay = settings.max_delay_us * 1e-6
+        self._waiting: queue.SimpleQueue[tuple[NDArray[np.float32], Future[Any]] | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._serve, args=(Lane(self.detector, shape.min[0]),))
+            for _ in range(settings.lanes)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def __call__(self, path: Path) -> Found:
+        """The detections of an image file, in its own pixels."""
+        image, placement = preprocess(read_image(path), self.detector.input)
+        future: Future[Any] = Future()
+        self._waiting.put((image, future))
+        boxes, scores, classes = future.result()
+        return Found(placement.to_image(boxes), scores, classes)
+
+    def close(self) -> None:
+        for _ in self._threads:
+            self._waiting.put(None)
+        for thread in self._threads:
+            thread.join()
+        if hasattr(self.detector.runner, "close"):
+            self.detector.runner.close()
+
+    def _serve(self, lane: Lane) -> None:
+        ended = False
+        while not ended:
+            first = self._waiting.get()
+            if first is None:
+                return
+            batch, until = [first], time.monotonic() + self._delay
+            while len(batch) < self._largest and not ended:
+                try:
+                    one = self._waiting.get(timeout=max(0.0, until - time.monotonic()))
+                except queue.Empty:
+                    break
+                if one is None:
+                    ended = True
+                else:
+                    batch.append(one)
+            try:
+                outputs = lane.run(np.stack([image for image, _ in batch]))
+                found = self.detector.suppressed(outputs, self.detector.nms)
+                for row, (_, future) in enumerate(batch):
+                    future.set_result(tuple(np.array(one) for one in found.image(row)))
+            except BaseException as error:
+                for _, future in batch:
+                    future.set_exception(error)
+
+
+def ask_python(detect: Callable[[Path], Found], paths: Sequence[Path], clients: int, seconds: float) -> Answers:
+    def one(client: int, end: float) -> list[float]:
+        ms = []
+        for index in itertools.count(client):
+            started = time.monotonic()
+            if started >= end:
+                return ms
+            detect(paths[index % len(paths)])
+            ms.append(1e3 * (time.monotonic() - started))
+        raise AssertionError
+
+    started = time.monotonic()
+    with ThreadPoolExecutor(clients) as pool:
+        rows = list(pool.map(one, range(clients), [started + seconds] * clients))
+    return Answers(list(itertools.chain.from_iterable(rows)), time.monotonic() - started)
+
+
+# The service's side.
+
+
+@contextmanager
+def serving(settings: Settings) -> Iterator[int]:
+    """The port of the service, which runs until the end of the block.
+
+    Raises:
+        BackendError: it did not start; the message has its own words.
+    """
+    command: list[object] = [settings.service, settings.bundle, "--host", "127.0.0.1", "--port", 0]
+    command += ["--lanes", settings.lanes, "--max-delay-us", settings.max_delay_us, "--log-level", "error"]
+    if settings.recording:
+        command += ["--recording", settings.recording]
+    for folder in settings.library_folders:
+        command += ["--library-folder", folder]
+    try:
+        process = subprocess.Popen(
+            list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8"
+        )
+    except OSError as error:
+        raise ConfigError(
+            f"'{settings.service}' cannot be started ({error}); build service/ and give trtdet-serve"
+        ) from None
+    assert process.stdout is not None and process.stderr is not None
+    said: list[str] = []
+    listening = threading.Thread(target=lambda: said.extend(process.stderr), daemon=True)  # type: ignore[arg-type]
+    listening.start()
+    try:
+        url = process.stdout.readline().strip()
+        if not url:
+            process.wait()
+            listening.join()
+            raise BackendError(f"the service did not start: {one_line(''.join(said[-3:]) or 'it said nothing')}")
+        port = int(url.rpartition(":")[2].rstrip("/"))
+        wait_until_ready(port)
+        yield port
+    finally:
+        process.terminate()
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        listening.join()
+        process.stdout.close()
+        process.stderr.close()
+
+
+def wait_until_ready(port: int) -> None:
+    until = time.monotonic() + STARTING
+    status = 0
+    while status != 200:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=STARTING)
+        try:
+            connection.request("GET", "/readyz")
+            status = connection.getresponse().status
+        except OSError:
+            status = 0
+        finally:
+            connection.close()
+        if status != 200 and time.monotonic() > until:
+            raise BackendError(f"the service is not ready after {STARTING:g} s; ask it at /readyz why")
+        time.sleep(0 if status == 200 else 0.05)
+
+
+class Connection:
+    """A client of the service, which keeps its connection."""
+
+    def __init__(self, port: int) -> None:
+        self._http = http.client.HTTPConnection("127.0.0.1", port, timeout=STARTING)
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    def post(self, body: bytes) -> bytes:
+        """Raises BackendError where the answer is not a success."""
+        try:
+            self._http.request("POST", "/v1/detect", body, {"Content-Type": "application/octet-stream"})
+            answer = self._http.getresponse()
+            text = answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise BackendError(f"the service went away: {one_line(repr(error))}") from None
+        if answer.status != 200:
+            raise BackendError(f"the service answered {answer.status}: {one_line(text.decode(errors='replace'))}")
+        return text
+
+    def detect(self, path: Path) -> Found:
+        try:
+            rows = json.loads(self.post(path.read_bytes()))["images"][0]["detections"]
+            return Found(
+                np.array([row["box"] for row in rows], np.float32).reshape(-1, 4),
+                np.array([row["score"] for row in rows], np.float32),
+                np.array([row["class"] for row in rows], np.int64),
+            )
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise BackendError(f"the service's answer is none of /v1/detect: {one_line(repr(error))}") from None
+
+
+def client_process(
+    port: int, paths: Sequence[Path], clients: Sequence[int], start: float, end: float
+) -> tuple[list[float], float]:
+    """Some of the clients, as threads of a process; gives milliseconds and when the last one was done."""
+    bodies = [path.read_bytes() for path in paths]
+
+    def one(client: int) -> list[float]:
+        ms = []
+        with Connection(port) as connection:
+            time.sleep(max(0.0, start - time.monotonic()))
+            for index in itertools.count(client):
+                started = time.monotonic()
+                if started >= end:
+                    break
+                connection.post(bodies[index % len(bodies)])
+                ms.append(1e3 * (time.monotonic() - started))
+        return ms
+
+    with ThreadPoolExecutor(len(clients)) as pool:
+        rows = list(pool.map(one, clients))
+    return list(itertools.chain.from_iterable(rows)), time.monotonic()
+
+
+class OverHttp:
+    """The clients of the service."""
+
+    def __init__(self, pool: ProcessPoolExecutor, processes: int, port: int, paths: Sequence[Path]) -> None:
+        self._pool, self._processes, self._port, self._paths = pool, processes, port, paths
+
+    def ask(self, clients: int, seconds: float) -> Answers:
+        """So many clients for so long."""
+        # The processes have one clock; all of them have read their files when the first question is asked.
+        start = time.monotonic() + 0.2
+        parts = [range(first, clients, self._processes) for first in range(min(self._processes, clients))]
+        futures = [
+            self._pool.submit(client_process, self._port, self._paths, part, start, start + seconds) for part in parts
+        ]
+        rows = [future.result() for future in futures]
+        ms = list(itertools.chain.from_iterable(row for row, _ in rows))
+        return Answers(ms, max(end for _, end in rows) - start)
+
+
+# What came of it.
+
+
+@dataclass(frozen=True)
+class Compared:
+    """How the detections of all images compare."""
+
+    images: int
+    detections: int
+    different: tuple[str, ...]
+    """For each image that differs, its name and how."""
+    box: float
+    score: float
+    """The largest differences where as many were found, of the same classes."""
+
+
+def compare(paths: Sequence[Path], one: Callable[[Path], Found], other: Callable[[Path], Found]) -> Compared:
+    different, box, score, count = [], 0.0, 0.0, 0
+    for path in paths:
+        mine, theirs = one(path), other(path)
+        count += len(mine.scores)
+        if len(mine.scores) != len(theirs.scores):
+            different.append(f"{path.name}: {len(mine.scores)} and {len(theirs.scores)} detections")
+        elif not np.array_equal(mine.classes, theirs.classes):
+            different.append(f"{path.name}: other classes, or in another order")
+        elif len(mine.scores):
+            boxes = float(np.abs(mine.boxes - theirs.boxes).max())
+            scores = float(np.abs(mine.scores - theirs.scores).max())
+            box, score = max(box, boxes), max(score, scores)
+            if boxes > BOX or scores > SCORE:
+                different.append(f"{path.name}: boxes by up to {boxes:.3g} pixels, scores by up to {scores:.3g}")
+    return Compared(len(paths), count, tuple(different), box, score)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One number of clients: all rounds together, and the ratios of the service to Python of each."""
+
+    clients: int
+    service: Answers
+    python: Answers
+    ratios: tuple[float, ...]
+
+
+def table(lines: Sequence[Line], compared: Compared, facts: Sequence[str]) -> str:
+    text = [
+        "| clients | service images/s | p50 ms | p99 ms | Python images/s | p50 ms | p99 ms | times Python | rounds |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for line in lines:
+        cells = [str(line.clients)]
+        for side in (line.service, line.python):
+            cells += [f"{side.throughput:.1f}", f"{side.percentile(0.5):.2f}", f"{side.percentile(0.99):.2f}"]
+        cells += [f"{statistics.median(line.ratios):.2f}", f"{min(line.ratios):.2f} .. {max(line.ratios):.2f}"]
+        text.append(f"| {' | '.join(cells)} |")
+    equal = compared.images - len(compared.different)
+    text += [
+        "",
+        f"Detections equal for {equal} of {compared.images} images ({compared.detections} detections). Boxes differ "
+        f"by up to {compared.box:.2g} pixels, scores by up to {compared.score:.2g}.",
+        *(f"- {one}" for one in compared.different),
+        "",
+        *facts,
+    ]
+    return "\n".join(text) + "\n"
+
+
+def facts_of(settings: Settings, python: InPython, processes: int) -> list[str]:
+    devices = cuda.devices()
+    on = f"the recording '{settings.recording}'" if settings.recording else "the bundle's engine"
+    facts = [
+        f"The service ran {on}, Python {python.detector.runner.ran_on}.",
+        f"{len(settings.images)} images, {settings.lanes} lanes, images wait {settings.max_delay_us} us for others; "
+        f"{settings.rounds} rounds of {settings.seconds:g} s; clients of the service in up to {processes} processes.",
+        f"{devices[0].name if devices else 'No CUDA device'}, {os.cpu_count()} CPU cores, Python "
+        f"{sys.version.split()[0]}, trtdet {trtdet.__version__}, NumPy {np.__version__}.",
+    ]
+    if settings.recording:
+        facts.append("No engine was run: these times and ratios say nothing of one.")
+    return facts
+
+
+def run(settings: Settings, console: Console) -> tuple[str, bool]:
+    """The report, and whether the detections are equal."""
+    processes = max(1, min(max(settings.clients), (os.cpu_count() or 1) // 2))
+    python = InPython(settings)
+    try:
+        with (
+            serving(settings) as port,
+            # A fork would take the device's state along.
+            ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool,
+        ):
+            console.line("comparing the detections")
+            with Connection(port) as connection:
+                compared = compare(settings.images, connection.detect, python)
+            lines, over_http = [], OverHttp(pool, processes, port, settings.images)
+            for clients in settings.clients:
+                service, ours, ratios = Answers(), Answers(), []
+                # The first round warms both up, starts the processes, and is not counted.
+                for number in range(settings.rounds + 1):
+                    console.line(f"{clients} clients, round {number} of {settings.rounds}")
+                    seconds = settings.seconds if number else min(1.0, settings.seconds)
+                    left = over_http.ask(clients, seconds)
+                    right = ask_python(python, settings.images, clients, seconds)
+                    if number:
+                        service, ours = service + left, ours + right
+                        ratios.append(left.throughput / right.throughput)
+                lines.append(Line(clients, service, ours, tuple(ratios)))
+            # Only now it is known whether graphs could be captured.
+            return table(lines, compared, facts_of(settings, python, processes)), not compared.different
+    finally:
+        python.close()
+
+
+# command
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--images", type=Path, required=True, help="a folder of JPEG and PNG files, or a list of them")
+    parser.add_argument("--num-images", type=int, default=64, help="so many of them, evenly spaced")
+    parser.add_argument("--service", type=Path, required=True, help="the program trtdet-serve")
+    parser.add_argument(
+        "--library-folder", type=Path, action="append", default=[], help="where the service finds TensorRT"
+    )
+    parser.add_argument("--recording", type=Path, help="what 'trtdet record' wrote of these images: without a GPU")
+    parser.add_argument("--clients", nargs="+", type=int, default=[1, 8, 64])
+    parser.add_argument("--lanes", type=int, default=2)
+    parser.add_argument("--max-delay-us", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each round, for each side")
+    parser.add_argument("-o", "--output", type=Path, help="a file for the Markdown that is printed")
+    return parser
+
+
+def asked(options: argparse.Namespace) -> Settings:
+    """Raises ConfigError or DataError: a number out of range, or there are no images."""
+    for name in ("num_images", "lanes", "rounds", "seconds"):
+        if getattr(options, name) <= 0:
+            raise ConfigError(f"--{name.replace('_', '-')} takes numbers above 0, got {getattr(options, name)}")
+    if min(options.clients) < 1:
+        raise ConfigError(f"--clients takes numbers from 1 up, got {min(options.clients)}")
+    paths = find_images(options.images)
+    if not paths:
+        raise DataError(f"'{options.images}' has no images; give a folder that has some")
+    return Settings(
+        options.bundle,
+        evenly(paths, min(len(paths), options.num_images)),
+        options.service,
+        options.recording,
+        tuple(options.library_folder),
+        tuple(options.clients),
+        options.lanes,
+        options.max_delay_us,
+        options.rounds,
+        options.seconds,
+    )
+
+
+def main() -> int:
+    options = arguments().parse_args()
+    try:
+        with Console() as console:
+            text, equal = run(asked(options), console)
+        if options.output is not None:
+            write_atomically(options.output, text.encode())
+    except TrtdetError as error:
+        print(f"service.py: error: {error}", file=sys.stderr)
+        return 1
+    print(text, end="")
+    if not equal:
+        print("service.py: error: the service and Python do not find the same; see the table", file=sys.stderr)
+    return 0 if equal else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+"""The C++ runtime with the real libnvinfer of TensorRT 8.6.0, as far as that goes without a GPU: it is found, loaded
+and asked for its version, and what does not fit is refused before anything of it is created. Its ``Runtime`` is never
+made: without a device it ends the process."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from onnx_parser import TENSORRT_HEADERS
+from standin.machine import FOLDER, compile_library
+
+from trtdet.backends import cuda
+from trtdet.config import load_config
+from trtdet.pipeline import BuildOptions, build
+from trtdet.zoo import SHAPES_MODEL
+
+SERVICE = Path(__file__).resolve().parents[2] / "service"
+
+pytestmark = [
+    pytest.mark.tensorrt86,
+    pytest.mark.skipif(bool(cuda.devices()), reason="this machine has a CUDA device"),
+]
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """trtdet-bench, built with the headers of 8.6."""
+    if TENSORRT_HEADERS not in os.environ:
+        pytest.skip(f"set {TENSORRT_HEADERS} to a folder that holds 8.6/include/NvInfer.h")
+    missing = [tool for tool in ("cmake", "g++") if shutil.which(tool) is None]
+    if missing:
+        pytest.skip(f"needs {missing[0]} to build the C++ runtime, which is not on PATH")
+    folder = tmp_path_factory.mktemp("service")
+    headers = Path(os.environ[TENSORRT_HEADERS]) / "8.6" / "include"
+    options = (f"-DTENSORRT_INCLUDE_DIR={headers}", "-DCMAKE_CXX_COMPILER=g++", "-DBUILD_TESTING=OFF")
+    for command in (
+        ("cmake", "-S", SERVICE, "-B", folder, *options),
+        ("cmake", "--build", folder, "--target", "trtdet-bench", "--parallel", "2"),
+    ):
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=1500)
+        assert done.returncode == 0, done.stdout[-4000:]
+    return folder / "bench" / "trtdet-bench"
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the stand-in for the driver."""
+    folder = tmp_path_factory.mktemp("driver")
+    compile_library(FOLDER / "cuda.c", folder / "libcuda.so.1")
+    return folder
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    """A bundle for TensorRT 8.6.0 and compute capability 8.9, with words for an engine."""
+    options = BuildOptions(precision="fp32", backend="onnxruntime", nms="host")
+    build(SHAPES_MODEL, load_config("shapes"), tmp_path / "bundle", options)
+    change(tmp_path / "bundle", version="8.6.0", engine=b"not an engine")
+    return tmp_path / "bundle"
+
+
+def change(bundle: Path, version: str, engine: bytes) -> None:
+    (bundle / "model.engine").write_bytes(engine)
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    manifest["backend"] |= {"name": "tensorrt", "version": version, "sms": [89]}
+    manifest["files"]["model.engine"] = hashlib.sha256(engine).hexdigest()
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.fixture
+def refusal(trt: Any, program: Path, bundle: Path) -> Any:
+    """Runs the program with the libraries of the installed TensorRT, and gives the line in which it refuses."""
+
+    def call(*folders: Path, sm: int = 89) -> str:
+        libraries = [
+            argument for folder in (*folders, Path(trt.__file__).parent) for argument in ("--library-folder", folder)
+        ]
+        done = subprocess.run(
+            [program, bundle, *libraries],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            env={**os.environ, "CUDA_STANDIN_SM": str(sm)},
+        )
+        assert done.returncode == 1 and done.stdout == ""
+        (line,) = done.stderr.splitlines()
+        return line.removeprefix("trtdet-bench: ")
+
+    return call
+
+
+def test_no_driver_is_said_and_nothing_crashes(refusal: Any) -> None:
+    assert re.fullmatch(
+        r"the engine cannot be run here, as this machine has no CUDA driver \(libcuda\.so\.1: .*\); run this on a "
+        r"machine with a CUDA device and NVIDIA's driver",
+        refusal(),
+    )
+
+
+def test_the_library_is_loaded_and_tells_its_version(refusal: Any, driver: Path, bundle: Path) -> None:
+    change(bundle, version="8.6.1", engine=b"not an engine")
+    assert refusal(driver) == (
+        "the engine cannot be run here, as it was built with tensorrt 8.6.1, and 8.6.0 is installed here; build it "
+        "again, or install that version"
+    )
+
+
+def test_a_device_that_does_not_fit_is_refused(refusal: Any, driver: Path) -> None:
+    assert refusal(driver, sm=75) == (
+        "the engine cannot be run here, as it was built for compute capability 8.9, and this machine has Stand-in GPU "
+        "with 7.5; build it again here"
+    )
+
+
+def test_what_is_no_engine_is_refused_before_a_runtime_is_made(refusal: Any, driver: Path, bundle: Path) -> None:
+    change(bundle, version="8.6.0", engine=b"vtrt")
+    assert refusal(driver) == "the engine is none of TensorRT: it does not start as one; build it again"

@@ -1,0 +1,172 @@
+"""The script that holds the service against the same engine driven from Python: what is compared, and what is said
+where both do not find the same. The service is a stand-in here, and the real one where it was built."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from standin.machine import FOLDER, Finished, Machine
+
+from trtdet.config import load_config
+from trtdet.data import find_images
+from trtdet.pipeline import BuildOptions, build
+from trtdet.recording import record
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "benchmarks" / "service.py"
+
+pytestmark = pytest.mark.benchmark
+
+Run = Callable[..., Finished]
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A program that is the stand-in."""
+    program = tmp_path_factory.mktemp("service") / "trtdet-serve"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{FOLDER / "serve.py"}" "$@"\n')
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    return program
+
+
+@pytest.fixture(scope="module")
+def bundle(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bundle") / "bundle"
+    build(model, load_config("shapes"), folder, BuildOptions(precision="fp32", backend="onnxruntime", nms="host"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def recording(bundle: Path, calibration_images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return record(bundle, find_images(calibration_images), tmp_path_factory.mktemp("recording") / "file").file
+
+
+@pytest.fixture(scope="module")
+def run(service: Path, calibration_images: Path) -> Run:
+    def call(bundle: Path, *arguments: object, program: Path = service, env: dict[str, str] | None = None) -> Finished:
+        quick = ("--clients", 1, 3, "--rounds", 2, "--seconds", 0.2, "--num-images", 6)
+        given = (bundle, "--images", calibration_images, "--service", program, *quick, *arguments)
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}
+        done = subprocess.run(
+            [sys.executable, str(SCRIPT), *map(str, given)],
+            capture_output=True,
+            text=True,
+            timeout=600,
+            env=environment,
+        )
+        return Finished(done.returncode, done.stdout, done.stderr)
+
+    return call
+
+
+def rows(text: str) -> list[list[str]]:
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| ")
+    ]
+
+
+def check_report(text: str) -> None:
+    head, *lines = rows(text)
+    assert head[0] == "clients" and [line[0] for line in lines] == ["1", "3"]
+    for line in lines:
+        numbers = [float(cell) for cell in line[1:8]]
+        assert min(numbers) > 0
+        _, median, tail, _, our_median, our_tail, ratio = numbers
+        assert median <= tail and our_median <= our_tail
+        low, high = map(float, line[8].split(" .. "))
+        assert low <= ratio <= high
+    found = re.search(r"Detections equal for 6 of 6 images \((\d+) detections\)", text)
+    assert found is not None and int(found[1]) > 10
+    assert "6 images, 2 lanes, images wait 1000 us for others; 2 rounds of 0.2 s" in text
+
+
+def test_both_sides_are_timed_and_their_detections_compared(
+    run: Run, bundle: Path, recording: Path, tmp_path: Path
+) -> None:
+    done = run(bundle, "--recording", recording, "-o", tmp_path / "out.md")
+    assert done.code == 0, done.err
+    check_report(done.out)
+    assert (tmp_path / "out.md").read_text() == done.out
+    assert f"The service ran the recording '{recording}', Python onnxruntime (CPU)." in done.out
+    assert "No engine was run: these times and ratios say nothing of one." in done.out
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("cuda") is None, reason="cuda-python is not installed: pip install 'trtdet[cuda]'"
+)
+@pytest.mark.parametrize("batch", ["1:2:4", "2"])
+def test_the_engine_is_driven_through_lanes(
+    run: Run, machine: Machine, model: Path, tmp_path: Path, batch: str
+) -> None:
+    arguments = [model, "--config", "shapes", "--fp32", "--nms", "host", "--batch", batch, "-o", tmp_path / "bundle"]
+    built = machine.trtdet("build", *arguments)
+    assert built.code == 0, built.err
+    done = run(tmp_path / "bundle", env=machine.environment())
+    assert done.code == 0, done.err
+    check_report(done.out)
+    assert "The service ran the bundle's engine, Python TensorRT 10.9.0 (Stand-in GPU)." in done.out
+    assert "No engine was run" not in done.out
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("count", r"\d+ and \d+ detections"),
+        ("class", "other classes, or in another order"),
+        ("box", r"boxes by up to 1(\.\d+)? pixels, scores by up to \S+"),
+        ("score", r"boxes by up to \S+ pixels, scores by up to 0\.001"),
+    ],
+)
+def test_detections_that_differ_are_named_and_fail_the_run(
+    run: Run, bundle: Path, recording: Path, what: str, said: str
+) -> None:
+    done = run(bundle, "--recording", recording, "--rounds", 1, env={"SERVE_STANDIN_ALTERS": what})
+    assert done.code == 1
+    assert "Detections equal for 5 of 6 images" in done.out
+    (line,) = [line for line in done.out.splitlines() if line.startswith("- ")]
+    assert re.fullmatch(rf"- \S+\.(png|jpg): {said}", line)
+    assert done.err.splitlines()[-1] == (
+        "service.py: error: the service and Python do not find the same; see the table"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "message"),
+    [
+        (
+            [],
+            {"SERVE_STANDIN_REFUSES": "trtdet-serve: error: no"},
+            "the service did not start: trtdet-serve: error: no",
+        ),
+        ([], {"SERVE_STANDIN_STATUS": "503@10"}, 'the service answered 503: {"error": {"type": "overloaded", '),
+        (["--service", "missing"], {}, "'missing' cannot be started"),
+        (["--clients", "0"], {}, "--clients takes numbers from 1 up, got 0"),
+        (["--rounds", "0"], {}, "--rounds takes numbers above 0, got 0"),
+        (["--images", "missing"], {}, "'missing'"),
+    ],
+)
+def test_what_goes_wrong_is_one_line(
+    run: Run, bundle: Path, recording: Path, arguments: list[str], env: dict[str, str], message: str
+) -> None:
+    done = run(bundle, "--recording", recording, *arguments, env=env)
+    assert (done.code, done.out) == (1, "")
+    last = done.err.splitlines()[-1]
+    assert last.startswith("service.py: error: ") and message in last
+
+
+def test_the_real_service_is_held_to_the_same(run: Run, bundle: Path, recording: Path) -> None:
+    folder = Path(os.environ.get("TRTDET_SERVICE_BUILD", ROOT / "build" / "service"))
+    program = folder / "serve" / "trtdet-serve"
+    if not program.is_file():
+        pytest.skip(f"needs '{program}', which is not built: make service")
+    done = run(bundle, "--recording", recording, program=program)
+    assert done.code == 0, done.err
+    check_report(done.out)
