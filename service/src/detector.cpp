@@ -82,8 +82,8 @@ struct Job {
     std::function<void(Outcome)> done;
 };
 
-// The callback goes with its call: a lane keeps its last batch until there is another, and what a callback holds, such as
-// the detector itself, must not wait for that.
+// The callback goes with its call: a lane keeps its last batch until there is another, and what a callback holds, such
+// as the detector itself, must not wait for that.
 void answer(Job& job, Outcome outcome) {
     const auto done = std::move(job.done);
     try {
