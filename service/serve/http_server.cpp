@@ -50,7 +50,9 @@ constexpr std::chrono::milliseconds drain_grace{200};
 // So many connections above the limit are told so; more are closed at once.
 constexpr int max_refusals = 64;
 
-std::string_view to_view(boost::core::string_view text) { return {text.data(), text.size()}; }
+std::string_view to_view(boost::core::string_view text) {
+    return {text.data(), text.size()};
+}
 
 std::string http_date() {
     const auto now = std::time(nullptr);
@@ -143,8 +145,8 @@ private:
 };
 
 // One connection: at each moment it reads a header, reads a body, waits for an answer, writes it, or lets the client
-// finish. Everything runs in its strand. A read goes on through all of that, so that a client that leaves is noticed and
-// the next request is there; a timer bounds each state, and ending a state never waits for the read.
+// finish. Everything runs in its strand. A read goes on through all of that, so that a client that leaves is noticed
+// and the next request is there; a timer bounds each state, and ending a state never waits for the read.
 class HttpServer::Impl::Connection : public std::enable_shared_from_this<HttpServer::Impl::Connection> {
 public:
     Connection(Impl& server, tcp::socket socket)
@@ -365,13 +367,15 @@ private:
         if (message.count(http::field::transfer_encoding) > 0 &&
             !boost::beast::iequals(message[http::field::transfer_encoding], "chunked")) {
             return respond(
-                error_response(501, "transfer-encoding", "the Transfer-Encoding is not chunked, the only one that is taken"),
+                error_response(
+                    501, "transfer-encoding", "the Transfer-Encoding is not chunked, the only one that is taken"),
                 false);
         }
         const auto expect = message[http::field::expect];
         if (!expect.empty() && !boost::beast::iequals(expect, "100-continue")) {
             return respond(
-                error_response(417, "expectation-failed", "the request expects something else than 100-continue"), false);
+                error_response(417, "expectation-failed", "the request expects something else than 100-continue"),
+                false);
         }
         if (auto refusal = server_.service_.refuse(head_)) {
             return respond(std::move(*refusal), !has_body() && may_keep_alive());
@@ -396,7 +400,8 @@ private:
     void write_continue() {
         static constexpr std::string_view line = "HTTP/1.1 100 Continue\r\n\r\n";
         asio::async_write(
-            socket_, asio::buffer(line.data(), line.size()), [self = shared_from_this()](error_code error, std::size_t) {
+            socket_, asio::buffer(line.data(), line.size()),
+            [self = shared_from_this()](error_code error, std::size_t) {
                 // A header that ran out of time meanwhile is answered already.
                 if (self->state_ != State::body) {
                     return;
@@ -420,12 +425,14 @@ private:
             if (error == http::error::body_limit) {
                 const auto most = std::to_string(server_.service_.options().max_body);
                 return respond(
-                    error_response(413, "body-too-large", "the body has more than the " + most + " bytes that are allowed"),
+                    error_response(
+                        413, "body-too-large", "the body has more than the " + most + " bytes that are allowed"),
                     false);
             }
             if (error) {
                 return respond(
-                    error_response(400, "malformed-http", "the body is not what its header says: " + error.message()), false);
+                    error_response(400, "malformed-http", "the body is not what its header says: " + error.message()),
+                    false);
             }
         }
         if (!held_->grow_to(parser_->get().body().size(), server_.options_.max_bodies)) {
@@ -553,11 +560,11 @@ private:
     std::array<char, read_step> chunk_;  // of the read that goes on
     std::string buffer_;                 // what has arrived and was not taken yet
     bool reading_ = false;
-    bool ended_ = false;  // the client sends nothing more
-    bool reset_ = false;  // and is gone
-    bool begun_ = false;  // a byte of the request has arrived
+    bool ended_ = false;           // the client sends nothing more
+    bool reset_ = false;           // and is gone
+    bool begun_ = false;           // a byte of the request has arrived
     std::size_t header_size_ = 0;  // what was taken of the header
-    bool refused_ = false;  // the connection is one too many
+    bool refused_ = false;         // the connection is one too many
     std::optional<Parser> parser_;
     Head head_;
     bool is_head_ = false;
@@ -725,7 +732,8 @@ bool HttpServer::Impl::run() {
     });
 
     lock.lock();
-    const bool finished = changed_.wait_for(lock, options_.stop_timeout, [this] { return closed_ && connections_.empty(); });
+    const bool finished =
+        changed_.wait_for(lock, options_.stop_timeout, [this] { return closed_ && connections_.empty(); });
     const auto left = connections_.size();
     lock.unlock();
     if (!finished) {
@@ -753,12 +761,20 @@ HttpServer::HttpServer(HttpOptions options, Service& service, Log& log, Metrics&
 
 HttpServer::~HttpServer() = default;
 
-void HttpServer::listen() { impl_->listen(); }
+void HttpServer::listen() {
+    impl_->listen();
+}
 
-std::string HttpServer::url() const { return impl_->url(); }
+std::string HttpServer::url() const {
+    return impl_->url();
+}
 
-bool HttpServer::run() { return impl_->run(); }
+bool HttpServer::run() {
+    return impl_->run();
+}
 
-void HttpServer::stop() { impl_->stop(); }
+void HttpServer::stop() {
+    impl_->stop();
+}
 
 }  // namespace trtdet::serve

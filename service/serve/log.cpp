@@ -61,7 +61,9 @@ Log::Log(Level least, bool json) : impl_(std::make_unique<Impl>(least, json)) {}
 
 Log::~Log() = default;
 
-bool Log::shows(Level level) const { return impl_->logger.should_log(to_spdlog(level)); }
+bool Log::shows(Level level) const {
+    return impl_->logger.should_log(to_spdlog(level));
+}
 
 void Log::write(Level level, std::string_view message, std::initializer_list<Field> fields) {
     if (!shows(level)) {
@@ -76,8 +78,7 @@ void Log::write(Level level, std::string_view message, std::initializer_list<Fie
     } else {
         line = message;
         // Such as TensorRT's, which may have several lines.
-        std::replace_if(
-            line.begin(), line.end(), [](char letter) { return letter >= 0 && letter < ' '; }, ' ');
+        std::replace_if(line.begin(), line.end(), [](char letter) { return letter >= 0 && letter < ' '; }, ' ');
         for (const auto& [name, value] : fields) {
             line += " " + std::string(name) + "=" + (is_plain(value) ? value : as_json(value));
         }

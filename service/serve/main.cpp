@@ -51,7 +51,8 @@ Options read_options(int count, char** arguments) {
     std::string bundle, recording, level = "info";
     std::vector<std::string> folders;
     std::int64_t delay = options.model.detector.max_delay.count();
-    double recording_time = 0, reload = 1, header = 10, body = 30, idle = 60, write = 30, request = 10, stop = 30, drain = 0;
+    double recording_time = 0, reload = 1, header = 10, body = 30, idle = 60, write = 30, request = 10, stop = 30,
+           drain = 0;
     std::uint64_t max_body = 32, max_bodies = 1024;
     const auto number = [&app](const std::string& name, auto& value, auto low, auto high, const std::string& what) {
         app.add_option(name, value, what)->check(CLI::Range(low, high))->capture_default_str();
@@ -61,7 +62,9 @@ Options read_options(int count, char** arguments) {
     app.add_option("bundle", bundle, "The bundle's folder")->required();
     app.add_option("--host", options.http.host, "Address to listen on")->capture_default_str();
     number("--port", options.http.port, 0, 65535, "Port to listen on; 0 for any that is free");
-    app.add_option("--recording", recording, "Run this recording in place of the engine: a file, or a folder with CONTENT_HASH.recording");
+    app.add_option(
+        "--recording", recording,
+        "Run this recording in place of the engine: a file, or a folder with CONTENT_HASH.recording");
     number("--recording-time", recording_time, 0.0, 60'000.0, "How long a run of the recording takes, in ms");
     app.add_option("--library-folder", folders, "Where libnvinfer is looked for first; may be given several times");
     number("--lanes", options.model.detector.lanes, 1, 64, "Batches that are run at the same time");
@@ -83,8 +86,12 @@ Options read_options(int count, char** arguments) {
     number("--write-timeout", write, 0.001, day, "For sending an answer");
     number("--request-timeout", request, 0.001, day, "From a request's last byte to its answer");
     number("--stop-timeout", stop, 0.001, day, "For finishing what has begun, when the service is stopped");
-    number("--drain-delay", drain, 0.0, day, "From /readyz saying no to the end of listening, when the service is stopped");
-    number("--unhealthy-after", options.service.unhealthy_after, 0, 1'000'000, "Failures of the engine in a row until /healthz says no; 0 for never");
+    number(
+        "--drain-delay", drain, 0.0, day,
+        "From /readyz saying no to the end of listening, when the service is stopped");
+    number(
+        "--unhealthy-after", options.service.unhealthy_after, 0, 1'000'000,
+        "Failures of the engine in a row until /healthz says no; 0 for never");
     number("--reload-interval", reload, 0.0, day, "How often to look for another bundle; 0 for on SIGHUP only");
     app.add_option("--log-level", level, "Least level that is logged")
         ->check(CLI::IsMember({"debug", "info", "warning", "error"}))
@@ -129,8 +136,8 @@ sigset_t watched_signals() {
     return set;
 }
 
-// Signals, taken by one thread: they never interrupt another. SIGHUP reloads, the first SIGTERM or SIGINT stops, and the
-// second ends the process at once.
+// Signals, taken by one thread: they never interrupt another. SIGHUP reloads, the first SIGTERM or SIGINT stops, and
+// the second ends the process at once.
 class Signals {
 public:
     // Keeps them from the threads that are started from now on.

@@ -14,7 +14,9 @@
 namespace trtdet::serve {
 namespace {
 
-double seconds(Metrics::Duration duration) { return std::chrono::duration<double>(duration).count(); }
+double seconds(Metrics::Duration duration) {
+    return std::chrono::duration<double>(duration).count();
+}
 
 // From what a GPU needs for a small network to what a busy CPU needs for a large picture.
 prometheus::Histogram::BucketBoundaries short_times() {
@@ -25,7 +27,9 @@ prometheus::Histogram::BucketBoundaries request_times() {
     return {0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30};
 }
 
-prometheus::Histogram::BucketBoundaries batches() { return {1, 2, 4, 8, 16, 32, 64, 128}; }
+prometheus::Histogram::BucketBoundaries batches() {
+    return {1, 2, 4, 8, 16, 32, 64, 128};
+}
 
 }  // namespace
 
@@ -79,7 +83,8 @@ public:
                                                          .Help("1; the bundle that runs, and what on")
                                                          .Register(registry);
     prometheus::Counter& images = counter("trtdet_images_total", "Images that were detected on");
-    prometheus::Counter& detections = counter("trtdet_detections_total", "Detections in them, before a request's own limits");
+    prometheus::Counter& detections =
+        counter("trtdet_detections_total", "Detections in them, before a request's own limits");
     prometheus::Counter& left = counter("trtdet_clients_left_total", "Clients that left before their answer was sent");
     prometheus::Gauge& queue = gauge("trtdet_queue_images", "Images that wait for a batch");
     prometheus::Gauge& flying = gauge("trtdet_requests_in_flight", "Requests to /v1/detect that are worked on");
@@ -90,7 +95,8 @@ public:
         request_times());
     prometheus::Histogram& decode =
         histogram("trtdet_decode_seconds", "Decoding and pre-processing of an image", short_times());
-    prometheus::Histogram& wait = histogram("trtdet_queue_seconds", "From its pre-processing to its run, of an image", short_times());
+    prometheus::Histogram& wait =
+        histogram("trtdet_queue_seconds", "From its pre-processing to its run, of an image", short_times());
     prometheus::Histogram& run = histogram("trtdet_run_seconds", "The engine's run of a batch", short_times());
     prometheus::Histogram& batch_images = histogram("trtdet_batch_images", "Images in a batch", batches());
 
@@ -106,7 +112,9 @@ void Metrics::answered(std::string_view path, int code) {
     impl_->requests.Add({{"path", std::string(path)}, {"code", std::to_string(code)}}).Increment();
 }
 
-void Metrics::detected(Duration took) { impl_->detect.Observe(seconds(took)); }
+void Metrics::detected(Duration took) {
+    impl_->detect.Observe(seconds(took));
+}
 
 void Metrics::image(Duration decoded, Duration queued, std::size_t detections) {
     impl_->images.Increment();
@@ -120,13 +128,21 @@ void Metrics::batch(int images, Duration ran) {
     impl_->run.Observe(seconds(ran));
 }
 
-void Metrics::error(std::string_view type) { impl_->errors.Add({{"type", std::string(type)}}).Increment(); }
+void Metrics::error(std::string_view type) {
+    impl_->errors.Add({{"type", std::string(type)}}).Increment();
+}
 
-void Metrics::client_left() { impl_->left.Increment(); }
+void Metrics::client_left() {
+    impl_->left.Increment();
+}
 
-void Metrics::reloaded() { impl_->reloads.Add({{"result", "loaded"}}).Increment(); }
+void Metrics::reloaded() {
+    impl_->reloads.Add({{"result", "loaded"}}).Increment();
+}
 
-void Metrics::reload_refused() { impl_->reloads.Add({{"result", "refused"}}).Increment(); }
+void Metrics::reload_refused() {
+    impl_->reloads.Add({{"result", "refused"}}).Increment();
+}
 
 void Metrics::bundle(const BundleInfo& info) {
     const std::lock_guard lock(impl_->bundle_mutex);
@@ -142,11 +158,17 @@ void Metrics::bundle(const BundleInfo& info) {
     impl_->bundle = &added;
 }
 
-void Metrics::connections(int change) { impl_->open.Increment(change); }
+void Metrics::connections(int change) {
+    impl_->open.Increment(change);
+}
 
-void Metrics::in_flight(int change) { impl_->flying.Increment(change); }
+void Metrics::in_flight(int change) {
+    impl_->flying.Increment(change);
+}
 
-void Metrics::bodies(double change) { impl_->held.Increment(change); }
+void Metrics::bodies(double change) {
+    impl_->held.Increment(change);
+}
 
 std::string Metrics::text(std::size_t queued) {
     impl_->queue.Set(static_cast<double>(queued));

@@ -22,12 +22,12 @@ namespace fs = std::filesystem;
 
 // What tells one state of a file from another without reading it; empty where there is none.
 std::string state_of(const fs::path& file) {
-    struct stat facts {};
+    struct stat facts{};
     if (::stat(file.c_str(), &facts) != 0) {
         return {};
     }
-    return std::to_string(facts.st_dev) + ":" + std::to_string(facts.st_ino) + ":" + std::to_string(facts.st_size) + ":" +
-           std::to_string(facts.st_mtim.tv_sec) + "." + std::to_string(facts.st_mtim.tv_nsec);
+    return std::to_string(facts.st_dev) + ":" + std::to_string(facts.st_ino) + ":" + std::to_string(facts.st_size) +
+           ":" + std::to_string(facts.st_mtim.tv_sec) + "." + std::to_string(facts.st_mtim.tv_nsec);
 }
 
 // Not std::filesystem's own, which throws where a folder above may not be read.
@@ -56,8 +56,8 @@ struct Retired {
     std::mutex mutex;
     std::condition_variable changed;
     std::deque<std::unique_ptr<Detector>> waiting;
-    int alive = 0;         // made and not yet destroyed
-    bool reload = false;   // asked for
+    int alive = 0;        // made and not yet destroyed
+    bool reload = false;  // asked for
     bool stopping = false;
 };
 
@@ -116,7 +116,8 @@ private:
     Seen look() const {
         Seen seen{states_in(options_.bundle), {}};
         if (options_.recording) {
-            seen.recording = is_folder(*options_.recording) ? states_in(*options_.recording) : state_of(*options_.recording);
+            seen.recording =
+                is_folder(*options_.recording) ? states_in(*options_.recording) : state_of(*options_.recording);
         }
         return seen;
     }
@@ -176,9 +177,7 @@ private:
         auto next = std::chrono::steady_clock::now() + options_.reload_interval;
         std::unique_lock lock(retired_->mutex);
         while (!retired_->stopping || retired_->alive > 0) {
-            const auto wanted = [this] {
-                return !retired_->waiting.empty() || retired_->stopping || retired_->reload;
-            };
+            const auto wanted = [this] { return !retired_->waiting.empty() || retired_->stopping || retired_->reload; };
             if (retired_->stopping) {
                 retired_->changed.wait(lock, [this] { return !retired_->waiting.empty(); });
             } else if (options_.reload_interval.count() > 0) {
@@ -247,10 +246,16 @@ Model::Model(ModelOptions options, Log& log, Metrics& metrics)
 
 Model::~Model() = default;
 
-std::shared_ptr<Detector> Model::current() const { return impl_->current(); }
+std::shared_ptr<Detector> Model::current() const {
+    return impl_->current();
+}
 
-void Model::reload() { impl_->reload(); }
+void Model::reload() {
+    impl_->reload();
+}
 
-void Model::stop() { impl_->stop(); }
+void Model::stop() {
+    impl_->stop();
+}
 
 }  // namespace trtdet::serve

@@ -11,7 +11,9 @@ namespace {
 constexpr std::string_view crlf = "\r\n";
 constexpr auto npos = std::string_view::npos;
 
-char lower(char letter) { return letter >= 'A' && letter <= 'Z' ? static_cast<char>(letter - 'A' + 'a') : letter; }
+char lower(char letter) {
+    return letter >= 'A' && letter <= 'Z' ? static_cast<char>(letter - 'A' + 'a') : letter;
+}
 
 std::string lowered(std::string_view text) {
     std::string result(text);
@@ -19,9 +21,13 @@ std::string lowered(std::string_view text) {
     return result;
 }
 
-bool equal_ignoring_case(std::string_view a, std::string_view b) { return lowered(a) == lowered(b); }
+bool equal_ignoring_case(std::string_view a, std::string_view b) {
+    return lowered(a) == lowered(b);
+}
 
-bool is_space(char letter) { return letter == ' ' || letter == '\t'; }
+bool is_space(char letter) {
+    return letter == ' ' || letter == '\t';
+}
 
 std::string_view trimmed(std::string_view text) {
     while (!text.empty() && is_space(text.front())) {
@@ -86,8 +92,8 @@ public:
     Delimiters(std::string_view body, std::string_view boundary)
         : body_(body), dash_boundary_("--" + std::string(boundary)) {}
 
-    // The first delimiter that begins at `from`, which must be the start of a line, or after a line break that begins at
-    // `from` or later.
+    // The first delimiter that begins at `from`, which must be the start of a line, or after a line break that begins
+    // at `from` or later.
     std::optional<Found> next(std::size_t from, bool at_line_start) const {
         if (at_line_start) {
             if (const auto found = match(from, from)) {
@@ -142,7 +148,8 @@ void read_header_line(std::string_view line, Part& part, bool& is_form_data) {
     } else if (equal_ignoring_case(name, "Content-Transfer-Encoding")) {
         const auto encoding = lowered(value);
         if (encoding != "binary" && encoding != "8bit" && encoding != "7bit") {
-            throw MultipartError("a part has a Content-Transfer-Encoding; RFC 7578 has none: send the bytes as they are");
+            throw MultipartError(
+                "a part has a Content-Transfer-Encoding; RFC 7578 has none: send the bytes as they are");
         }
     } else if (equal_ignoring_case(name, "Content-Disposition")) {
         if (is_form_data) {

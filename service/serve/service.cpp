@@ -20,11 +20,17 @@ using Json = nlohmann::ordered_json;
 constexpr auto npos = std::string_view::npos;
 constexpr std::string_view detect_path = "/v1/detect";
 
-std::string dumped(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n"; }
+std::string dumped(const Json& json) {
+    return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
 
-Response json_response(const Json& json) { return {200, "application/json", dumped(json), {}, {}}; }
+Response json_response(const Json& json) {
+    return {200, "application/json", dumped(json), {}, {}};
+}
 
-double milliseconds(Clock::duration duration) { return std::chrono::duration<double, std::milli>(duration).count(); }
+double milliseconds(Clock::duration duration) {
+    return std::chrono::duration<double, std::milli>(duration).count();
+}
 
 // 'a', 'b' or 'c', for messages.
 std::string listed(const std::vector<std::string_view>& words) {
@@ -198,7 +204,8 @@ void append(std::string& text, const Picture& picture, const Wanted& wanted, con
         number(detection.score);
         text += ",\"class\":" + std::to_string(detection.class_index) + ",\"name\":";
         const auto index = static_cast<std::size_t>(detection.class_index);
-        text += index < classes.size() ? Json(classes[index]).dump(-1, ' ', false, Json::error_handler_t::replace) : "null";
+        text +=
+            index < classes.size() ? Json(classes[index]).dump(-1, ' ', false, Json::error_handler_t::replace) : "null";
         text += "}";
     }
     const Json times = {
@@ -243,8 +250,9 @@ public:
           current(std::move(what)),
           log(where),
           metrics(counts),
-          pool(options.workers > 0 ? static_cast<std::size_t>(options.workers)
-                                   : std::max<std::size_t>(1, std::thread::hardware_concurrency())) {}
+          pool(
+              options.workers > 0 ? static_cast<std::size_t>(options.workers)
+                                  : std::max<std::size_t>(1, std::thread::hardware_concurrency())) {}
 
     std::optional<Response> refuse(const Head& head) const;
     std::optional<Response> refuse_detect(const Head& head, std::string_view query) const;
@@ -472,7 +480,8 @@ std::optional<Response> Service::Impl::refuse(const Head& head) const {
     if (!allows(*endpoint, head.method)) {
         auto response = error_response(
             405, "method-not-allowed",
-            std::string(path) + " does not take " + quote(head.method) + "; allowed is " + std::string(endpoint->allow));
+            std::string(path) + " does not take " + quote(head.method) + "; allowed is " +
+                std::string(endpoint->allow));
         response.headers.emplace_back("Allow", std::string(endpoint->allow));
         return response;
     }
@@ -506,7 +515,8 @@ std::optional<Response> Service::Impl::refuse_detect(const Head& head, std::stri
             "image/jpeg", "image/png", "application/octet-stream", "multipart/form-data"};
         return error_response(
             415, "unsupported-media-type",
-            "the Content-Type is " + (type.empty() ? std::string("missing") : quote(type)) + "; expected " + listed(taken));
+            "the Content-Type is " + (type.empty() ? std::string("missing") : quote(type)) + "; expected " +
+                listed(taken));
     }
     try {
         read_wanted(query, current()->manifest());
@@ -519,7 +529,8 @@ std::optional<Response> Service::Impl::refuse_detect(const Head& head, std::stri
         return error_response(400, "bad-multipart", error.what());
     }
     if (in_flight >= options.max_requests) {
-        return overloaded("all " + std::to_string(options.max_requests) + " requests that are allowed at a time are taken");
+        return overloaded(
+            "all " + std::to_string(options.max_requests) + " requests that are allowed at a time are taken");
     }
     return std::nullopt;
 }
@@ -580,15 +591,20 @@ Response Service::Impl::model() const {
          {"classes", manifest.classes}});
 }
 
-Service::Service(
-    ServiceOptions options, std::function<std::shared_ptr<Detector>()> current, Log& log, Metrics& metrics)
+Service::Service(ServiceOptions options, std::function<std::shared_ptr<Detector>()> current, Log& log, Metrics& metrics)
     : impl_(std::make_shared<Impl>(options, std::move(current), log, metrics)) {}
 
-Service::~Service() { impl_->pool.join(); }
+Service::~Service() {
+    impl_->pool.join();
+}
 
-const ServiceOptions& Service::options() const { return impl_->options; }
+const ServiceOptions& Service::options() const {
+    return impl_->options;
+}
 
-std::optional<Response> Service::refuse(const Head& head) const { return impl_->refuse(head); }
+std::optional<Response> Service::refuse(const Head& head) const {
+    return impl_->refuse(head);
+}
 
 void Service::handle(Request request, std::function<void(Answer)> done) {
     const auto path = split_target(request.head.target).path;
@@ -627,6 +643,8 @@ void Service::answered(const Head& head, const Response& response, Clock::durati
     }
 }
 
-void Service::leave() { impl_->leaving = true; }
+void Service::leave() {
+    impl_->leaving = true;
+}
 
 }  // namespace trtdet::serve

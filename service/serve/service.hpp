@@ -34,9 +34,9 @@ struct Head {
 struct Request {
     Head head;
     std::string body;
-    Clock::time_point arrived{};                      // its last byte
+    Clock::time_point arrived{};                         // its last byte
     std::shared_ptr<const std::atomic<bool>> abandoned;  // set when nobody waits for the answer any more; may be empty
-    std::shared_ptr<void> held;                       // let go of together with the body
+    std::shared_ptr<void> held;                          // let go of together with the body
 };
 
 struct Response {
@@ -61,7 +61,7 @@ public:
 std::vector<std::pair<std::string, std::string>> parse_query(std::string_view query);
 
 struct ServiceOptions {
-    int workers = 0;  // threads that decode and pre-process; 0 for as many as the machine has cores
+    int workers = 0;                      // threads that decode and pre-process; 0 for as many as the machine has cores
     std::uint64_t max_body = 32U << 20U;  // bytes
     ImageLimits limits;
     std::size_t max_images = 32;  // of a request
@@ -76,8 +76,8 @@ public:
     // Makes the answer, in whatever thread wants it; it is called at most once.
     using Answer = std::function<Response()>;
 
-    // current: what detects, never empty; asked once for each request. A request may let go of it last, in one of its own
-    // threads: it must then be destroyed by another one. Log and metrics must live longer than this.
+    // current: what detects, never empty; asked once for each request. A request may let go of it last, in one of its
+    // own threads: it must then be destroyed by another one. Log and metrics must live longer than this.
     Service(ServiceOptions options, std::function<std::shared_ptr<Detector>()> current, Log& log, Metrics& metrics);
 
     // Waits for the threads; handle() must not be called any more.

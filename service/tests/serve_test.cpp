@@ -1,7 +1,7 @@
 // The parts of trtdet-serve that need no socket.
 #define CATCH_CONFIG_MAIN
-#include <catch2/catch.hpp>
 #include <atomic>
+#include <catch2/catch.hpp>
 #include <future>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -61,8 +61,9 @@ std::string png(std::uint32_t width, std::uint32_t height, std::uint8_t grey) {
     }
     const auto size = static_cast<std::uint16_t>(raw.size());
     const auto inverse = static_cast<std::uint16_t>(~size);
-    const std::string stored = std::string("\x78\x01\x01", 3) + static_cast<char>(size & 255) + static_cast<char>(size >> 8) +
-                               static_cast<char>(inverse & 255) + static_cast<char>(inverse >> 8) + raw + big((b << 16U) | a);
+    const std::string stored = std::string("\x78\x01\x01", 3) + static_cast<char>(size & 255) +
+                               static_cast<char>(size >> 8) + static_cast<char>(inverse & 255) +
+                               static_cast<char>(inverse >> 8) + raw + big((b << 16U) | a);
     return "\x89PNG\r\n\x1a\n" + chunk("IHDR", big(width) + big(height) + std::string("\x08\x00\x00\x00\x00", 5)) +
            chunk("IDAT", stored) + chunk("IEND", "");
 }
@@ -81,7 +82,7 @@ public:
 
     std::atomic<bool> fails{false};
     std::atomic<bool> running{false};  // or was
-    std::mutex gate;  // a run waits for it
+    std::mutex gate;                   // a run waits for it
 
 private:
     class FakeLane : public Lane {
@@ -156,13 +157,18 @@ struct Serving {
     std::optional<Service> service;
 };
 
-std::string error_type(const Response& response) { return Json::parse(response.body)["error"]["type"]; }
-std::string message(const Response& response) { return Json::parse(response.body)["error"]["message"]; }
+std::string error_type(const Response& response) {
+    return Json::parse(response.body)["error"]["type"];
+}
+std::string message(const Response& response) {
+    return Json::parse(response.body)["error"]["message"];
+}
 
 }  // namespace
 
 TEST_CASE("a body in parts is taken apart", "[multipart]") {
-    const std::string body = "preamble\r\n" + part("b", file_header + "\r\nContent-Type: image/JPEG; x=y", "one\r\n--bogus") +
+    const std::string body = "preamble\r\n" +
+                             part("b", file_header + "\r\nContent-Type: image/JPEG; x=y", "one\r\n--bogus") +
                              part("b", "content-disposition: FORM-DATA; name=plain", "") + "--b--\r\nepilogue";
     const auto parts = parse_multipart(body, "b");
     REQUIRE(parts.size() == 2);
@@ -185,7 +191,8 @@ TEST_CASE("only a line of its own is a boundary", "[multipart]") {
 
 TEST_CASE("names are unquoted as browsers quote them", "[multipart]") {
     const auto name_of = [](const std::string& parameter) {
-        return parse_multipart(part("b", "Content-Disposition: form-data; " + parameter, "") + "--b--", "b")[0].filename;
+        return parse_multipart(part("b", "Content-Disposition: form-data; " + parameter, "") + "--b--", "b")[0]
+            .filename;
     };
     CHECK(name_of("filename=\"a;b=c.png\"; name=x") == "a;b=c.png");
     CHECK(name_of("filename=\"C:\\dir\\a.png\"") == "C:\\dir\\a.png");
@@ -206,7 +213,8 @@ TEST_CASE("a body that is not multipart is refused", "[multipart]") {
         {"--b\r\n--b--", "has no end"},
         {"--b\r\nno colon\r\n\r\n\r\n--b--", "without a name"},
         {part("b", "Content-Type: image/png", "x") + "--b--", "no 'Content-Disposition: form-data'"},
-        {part("b", "Content-Disposition: attachment; filename=x", "x") + "--b--", "no 'Content-Disposition: form-data'"},
+        {part("b", "Content-Disposition: attachment; filename=x", "x") + "--b--",
+         "no 'Content-Disposition: form-data'"},
         {part("b", file_header + "\r\n" + file_header, "x") + "--b--", "two Content-Disposition"},
         {part("b", "Content-Disposition: form-data; name=\"x", "x") + "--b--", "has no end"},
         {part("b", "Content-Disposition: form-data; name=\"x\"y", "x") + "--b--", "after a quoted value"},
@@ -232,7 +240,8 @@ TEST_CASE("the boundary is read from the Content-Type", "[multipart]") {
     CHECK(multipart_boundary("multipart/form-data; charset=utf-8; Boundary=\"a b:c\"; x=y") == "a b:c");
     CHECK(media_type(" Multipart/Form-Data ; boundary=abc") == "multipart/form-data");
     for (const std::string bad :
-         {"", "; boundary", "; boundary=", "; boundary=\"a ", "; boundary=\"a \"", "; boundary=a\xff", "; boundary=a; boundary=b"}) {
+         {"", "; boundary", "; boundary=", "; boundary=\"a ", "; boundary=\"a \"", "; boundary=a\xff",
+          "; boundary=a; boundary=b"}) {
         CAPTURE(bad);
         CHECK_THROWS_AS(multipart_boundary("multipart/form-data" + bad), MultipartError);
     }
@@ -488,10 +497,10 @@ TEST_CASE("answers are counted, and unknown paths under one name", "[metrics]") 
     const auto response = serving.get("/metrics");
     CHECK(response.content_type == "text/plain; version=0.0.4; charset=utf-8");
     for (const auto* line :
-         {"trtdet_requests_total{code=\"404\",path=\"other\"} 2", "trtdet_requests_total{code=\"405\",path=\"/v1/detect\"} 1",
-          "trtdet_errors_total{type=\"not-found\"} 2", "trtdet_detect_seconds_count 1",
-          "trtdet_detect_seconds_bucket{le=\"0.0025\"} 0", "trtdet_detect_seconds_bucket{le=\"0.005\"} 1",
-          "trtdet_bundle_info{content_hash=\"2\""}) {
+         {"trtdet_requests_total{code=\"404\",path=\"other\"} 2",
+          "trtdet_requests_total{code=\"405\",path=\"/v1/detect\"} 1", "trtdet_errors_total{type=\"not-found\"} 2",
+          "trtdet_detect_seconds_count 1", "trtdet_detect_seconds_bucket{le=\"0.0025\"} 0",
+          "trtdet_detect_seconds_bucket{le=\"0.005\"} 1", "trtdet_bundle_info{content_hash=\"2\""}) {
         CHECK_THAT(response.body, Contains(line));
     }
     CHECK_THAT(response.body, !Contains("content_hash=\"1\""));
