@@ -1,6 +1,8 @@
 # make demo   the whole way on the shipped detector and generated images
-# make test   style, types and tests; make test-benchmarks those of the scripts in benchmarks/
+# make test   style, types and tests, those of service/ included; make test-benchmarks those of the scripts in benchmarks/
 # Both set up .venv first; nothing else has to be installed.
+# make service   the C++ runtime and service into build/service, for TensorRT with TENSORRT_INCLUDE_DIR=folder of NvInfer.h
+# make fuzz      what reads bytes from outside, with libFuzzer, each target for FUZZ_SECONDS; needs clang
 # make test-tensorrt86   what can be asked of TensorRT 8.6.0 without a GPU, in .venv86; needs Python 3.10, cc and 4 GB
 
 PYTHON ?= python3
@@ -14,12 +16,19 @@ TORCH  ?= torch==2.13.0
 BIN := $(VENV)/bin
 BIN86 := $(VENV86)/bin
 
-.PHONY: demo test test-benchmarks test-tensorrt86 lint clean
+# Builds of service/ that the tests run on: as it is shipped, and with sanitizers.
+SERVICE   := build/service
+SANITIZED := address,undefined thread
+
+FUZZ_SECONDS ?= 600
+FUZZ_TARGETS := manifest image recording multipart
+
+.PHONY: demo test test-benchmarks test-tensorrt86 lint service service-tests fuzz clean
 
 demo: $(VENV)/.demo
 	$(BIN)/trtdet demo -o demo
 
-test: $(VENV)/.dev lint
+test: $(VENV)/.dev lint service-tests
 	$(BIN)/python -m pytest -n auto --dist loadfile -m "not benchmark and not tensorrt86"
 
 test-benchmarks: $(VENV)/.dev
@@ -32,10 +41,32 @@ test-tensorrt86: $(VENV86)/.dev
 	LD_LIBRARY_PATH="$(abspath $(VENV86))/stand_ins$${LD_LIBRARY_PATH:+:$$LD_LIBRARY_PATH}" \
 	  $(BIN86)/python -m pytest -m tensorrt86 tests
 
+# build.sh ends with 3 where packages are missing that it may not install: it has said which.
+service:
+	service/build.sh $(SERVICE) -DTENSORRT_INCLUDE_DIR=$(TENSORRT_INCLUDE_DIR) || test $$? -eq 3
+
+service-tests: service
+	set -e; test -f $(SERVICE)/CTestTestfile.cmake || exit 0; \
+	for sanitizers in none $(SANITIZED); do \
+	  folder=$(SERVICE)-$${sanitizers%%,*}; \
+	  if [ $$sanitizers = none ]; then folder=$(SERVICE); else service/build.sh $$folder -DTRTDET_SANITIZE=$$sanitizers; fi; \
+	  ctest --test-dir $$folder --output-on-failure; \
+	done
+
+fuzz: $(VENV)/.dev
+	service/build.sh build/fuzz -DCMAKE_CXX_COMPILER=clang++ -DTRTDET_FUZZ=ON -DTRTDET_SANITIZE=address,undefined -DBUILD_TESTING=OFF
+	$(BIN)/python service/fuzz/seeds.py build/fuzz/seeds
+	set -e; for target in $(FUZZ_TARGETS); do \
+	  mkdir -p build/fuzz/corpus/$$target; \
+	  build/fuzz/fuzz/fuzz_$$target -max_total_time=$(FUZZ_SECONDS) -timeout=20 -artifact_prefix=build/fuzz/ -print_final_stats=1 \
+	    build/fuzz/corpus/$$target build/fuzz/seeds/$$target; \
+	done
+
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	find service -name '*.[ch]pp' | xargs $(BIN)/clang-format --dry-run --Werror
 
 # Debian's python3 comes without ensurepip; virtualenv then does the same.
 $(BIN)/python:

@@ -9,7 +9,7 @@ from PIL import Image
 
 from trtdet.config import InputConfig
 from trtdet.errors import DataError
-from trtdet.images import Placement, draw, preprocess, read_image
+from trtdet.images import Placement, decode_image, draw, preprocess, read_image
 
 
 def picture(height: int = 24, width: int = 40) -> np.ndarray:
@@ -95,6 +95,22 @@ def test_truncated_jpeg(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"cut\.jpg' cannot be decoded: .*truncated.*; replace the file") as caught:
         read_image(path)
     assert "\n" not in str(caught.value)
+
+
+def test_an_image_at_hand_is_decoded_as_one_in_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.jpg"
+    Image.fromarray(picture(200, 200)).save(path)
+    data = path.read_bytes()
+    np.testing.assert_array_equal(decode_image(data), read_image(path))
+    with pytest.raises(DataError, match=r"^the image cannot be decoded: .*truncated.*; send a whole image file$"):
+        decode_image(data[:-600])
+    with pytest.raises(
+        DataError, match="^the image cannot be decoded: cannot identify image; send a whole image file$"
+    ):
+        decode_image(b"not an image")
+    Image.fromarray(np.zeros((2, 2), np.float32)).save(tmp_path / "a.tiff")
+    with pytest.raises(DataError, match="^the image has floating-point pixels"):
+        decode_image((tmp_path / "a.tiff").read_bytes())
 
 
 @pytest.mark.parametrize("content", [b"", b"not an image", b"\xff\xd8\xff\xe0", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"])

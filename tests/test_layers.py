@@ -20,7 +20,7 @@ LAYERS = {
     2: "calibration passes quantize exporter zoo",
     3: "backends",
     4: "pipeline ranking planning evaluation comparison benching profiling audit agreement detector pictures doctor",
-    5: "worth sweeping recording report demo",
+    5: "worth sweeping recording packaging report demo",
     6: "cli __main__",
 }
 LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names.split()}

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from trtdet.errors import TrtdetError, TrtdetWarning
     from trtdet.evaluation import evaluate
     from trtdet.exporter import ExportOptions, export
+    from trtdet.packaging import PackageOptions, TritonOptions, package
     from trtdet.pictures import infer
     from trtdet.pipeline import (
         BuildOptions,
@@ -49,9 +50,11 @@ _HOMES = {
     "Detector": "detector",
     "ExportOptions": "exporter",
     "KeepOptions": "pipeline",
+    "PackageOptions": "packaging",
     "ProfileOptions": "profiling",
     "SensitivityOptions": "pipeline",
     "SweepOptions": "sweeping",
+    "TritonOptions": "packaging",
     "TrtdetError": "errors",
     "TrtdetWarning": "errors",
     "bench": "benching",
@@ -62,6 +65,7 @@ _HOMES = {
     "export": "exporter",
     "infer": "pictures",
     "load_config": "config",
+    "package": "packaging",
     "profile": "profiling",
     "record": "recording",
     "sensitivity": "pipeline",
@@ -79,9 +83,11 @@ __all__ = [
     "Detector",
     "ExportOptions",
     "KeepOptions",
+    "PackageOptions",
     "ProfileOptions",
     "SensitivityOptions",
     "SweepOptions",
+    "TritonOptions",
     "TrtdetError",
     "TrtdetWarning",
     "__version__",
@@ -93,6 +99,7 @@ __all__ = [
     "export",
     "infer",
     "load_config",
+    "package",
     "profile",
     "record",
     "sensitivity",

@@ -16,12 +16,15 @@ from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from trtdet.config import Config, InputConfig, Where
 from trtdet.errors import BundleError, OutputError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 SCHEMA: Literal[1] = 1
 MANIFEST = "manifest.json"
@@ -262,21 +265,31 @@ class Bundle:
         return self.path / "model.engine" if "model.engine" in self.manifest.files else None
 
 
-class BundleWriter:
-    """Collects the files of a bundle beside its place and puts all of it there in one rename.
+class FolderWriter:
+    """Collects the files of a folder beside its place and puts all of it there in one rename.
+
+    Args:
+        path: the folder's place. An empty folder there, or one of the same kind, is replaced; nothing else is.
+        marker: the file by which a folder of this kind is known; it is written last.
+        kind: what such a folder is called.
 
     Raises:
-        OutputError: the place holds something that is not a bundle, cannot be written, or the disk is full.
+        OutputError: the place holds something of another kind, cannot be written, or the disk is full.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, marker: str, kind: str) -> None:
         self.path = path
-        self._files: dict[str, str] = {}
+        self.files: dict[str, str] = {}
+        """SHA-256 by the names of the files added."""
+        self._marker = marker
+        self._kind = kind
         self._folder: Path | None = None
 
-    def __enter__(self) -> BundleWriter:
-        if self.path.exists() and not (self.path / MANIFEST).is_file() and not _is_empty_folder(self.path):
-            raise OutputError(f"'{self.path}' exists and is not a bundle; choose another place with -o or remove it")
+    def __enter__(self) -> Self:
+        if self.path.exists() and not (self.path / self._marker).is_file() and not _is_empty_folder(self.path):
+            raise OutputError(
+                f"'{self.path}' exists and is not {self._kind}; choose another place with -o or remove it"
+            )
         with writing(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._folder = Path(tempfile.mkdtemp(prefix=f".{self.path.name}.", dir=self.path.parent))
@@ -293,24 +306,24 @@ class BundleWriter:
 
     @property
     def _old(self) -> Path:
-        """Where the bundle that is being replaced stands until the new one is in place."""
+        """Where the folder that is being replaced stands until the new one is in place."""
         assert self._folder is not None
         return self._folder.with_name(self._folder.name + ".old")
 
     def add(self, name: str, data: bytes) -> None:
-        """Writes one file and notes its hash."""
+        """Writes one file, in a folder within the folder where ``name`` says so, and notes its hash."""
         assert self._folder is not None
         with writing(self.path):
-            _write_flushed(self._folder / name, data)
-        self._files[name] = hashlib.sha256(data).hexdigest()
+            place = self._folder / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            _write_flushed(place, data)
+        self.files[name] = hashlib.sha256(data).hexdigest()
 
-    def commit(self, fields: Mapping[str, Any]) -> Bundle:
-        """Writes the manifest from ``fields`` (its keys without files and created) and puts the bundle in place."""
+    def put(self, marker: bytes) -> None:
+        """Writes the marker and puts the folder in place."""
         assert self._folder is not None
-        created = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        manifest = Manifest(**fields, created=created, files=self._files)
         with writing(self.path):
-            _write_flushed(self._folder / MANIFEST, manifest.to_json().encode())
+            _write_flushed(self._folder / self._marker, marker)
             try:
                 if self.path.exists():
                     self.path.rename(self._old)
@@ -321,6 +334,23 @@ class BundleWriter:
                 raise
             shutil.rmtree(self._old, ignore_errors=True)
         self._folder = None
+
+
+class BundleWriter(FolderWriter):
+    """Collects the files of a bundle beside its place and puts all of it there in one rename.
+
+    Raises:
+        OutputError: the place holds something that is not a bundle, cannot be written, or the disk is full.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, MANIFEST, "a bundle")
+
+    def commit(self, fields: Mapping[str, Any]) -> Bundle:
+        """Writes the manifest from ``fields`` (its keys without files and created) and puts the bundle in place."""
+        created = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        manifest = Manifest(**fields, created=created, files=self.files)
+        self.put(manifest.to_json().encode())
         return Bundle(self.path, verify=False)
 
 

@@ -259,6 +259,21 @@ def _parser() -> argparse.ArgumentParser:
     profile.add_argument("--top", type=int, default=20, metavar="N", help="layers to list (default: %(default)s)")
     profile.add_argument("-o", "--output", type=Path, metavar="profile.json|profile.html")
 
+    package = _command(commands, "package", _package, "a bundle for Triton Inference Server or for DeepStream")
+    package.add_argument("bundle", type=Path, metavar="BUNDLE")
+    package.add_argument("-o", "--output", type=Path, required=True, metavar="DIR")
+    package.add_argument("--format", required=True, choices=("triton", "deepstream"))
+    package.add_argument("--name", help="of the served model (default: of the bundle's configuration)")
+    package.add_argument(
+        "--input", choices=("encoded", "pixels"), help="Triton: image files or RGB pixels (default: encoded)"
+    )
+    package.add_argument(
+        "--queue-delay", type=int, metavar="US", help="Triton: microseconds that a batch waits (default: 500)"
+    )
+    package.add_argument(
+        "--cpu-instances", type=int, metavar="N", help="Triton: processes before and after the engine (default: 2)"
+    )
+
     demo = _command(commands, "demo", _demo, "the whole way on the shipped detector and generated images")
     demo.add_argument("-o", "--output", type=Path, default=Path("demo"), metavar="DIR", help="default: %(default)s")
     return parser
@@ -836,6 +851,19 @@ def _finish(options: argparse.Namespace, console: Console, warnings: Sequence[st
     if options.output is not None:
         write_atomically(options.output, (text + "\n").encode())
         _say(options, f"wrote {options.output}")
+
+
+def _package(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    from trtdet.packaging import PackageOptions, TritonOptions, package
+
+    asked = {"input": options.input, "queue_delay_us": options.queue_delay, "cpu_instances": options.cpu_instances}
+    given = {key: value for key, value in asked.items() if value is not None}
+    triton = TritonOptions(**given) if given else None
+    done = package(options.bundle, options.output, PackageOptions(options.format, options.name, triton))
+    _say(options, f"wrote {done.folder}: {len(done.files)} files for {done.format}; its README.md says how to start it")
+    for warning in done.warnings:
+        console.line(f"warning: {warning}")
+    return done.as_dict()
 
 
 def _demo(options: argparse.Namespace, console: Console) -> dict[str, Any]:

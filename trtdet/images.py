@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import colorsys
 import functools
+import io
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,9 +93,7 @@ def read_image(path: Path) -> NDArray[np.uint8]:
             that Pillow takes it for a decompression bomb; the message names the file.
     """
     try:
-        with Image.open(path) as image:
-            image.load()
-            return _to_rgb(image)
+        return _decoded(path)
     except FileNotFoundError:
         raise DataError(f"image '{path}' does not exist; check the path or the list that names it") from None
     except DataError as error:
@@ -103,6 +103,36 @@ def read_image(path: Path) -> NDArray[np.uint8]:
         raise DataError(
             f"image '{path}' cannot be decoded: {reason}; replace the file or take it out of the set"
         ) from None
+
+
+def decode_image(data: bytes) -> NDArray[np.uint8]:
+    """Decodes an image that is at hand, as :func:`read_image` does one in a file.
+
+    Args:
+        data: what an image file holds.
+
+    Returns:
+        uint8 (H, W, 3), RGB, 0..255, contiguous.
+
+    Raises:
+        DataError: the bytes are not an image, are cut off or damaged, or decode to more pixels than Pillow allows.
+    """
+    try:
+        return _decoded(io.BytesIO(data))
+    except DataError as error:
+        raise DataError(f"the image {error}") from None
+    except Exception as error:  # as above
+        # Pillow names what it was given, which is an address here.
+        reason = re.sub(r" (?:file )?<_io\.BytesIO[^>]*>", "", " ".join(str(error).split())).rstrip(".")
+        raise DataError(
+            f"the image cannot be decoded: {reason or type(error).__name__}; send a whole image file"
+        ) from None
+
+
+def _decoded(source: Path | io.BytesIO) -> NDArray[np.uint8]:
+    with Image.open(source) as image:
+        image.load()
+        return _to_rgb(image)
 
 
 def _to_rgb(image: Image.Image) -> NDArray[np.uint8]:

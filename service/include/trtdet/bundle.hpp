@@ -12,6 +12,8 @@
 #include <string_view>
 #include <vector>
 
+#include "trtdet/errors.hpp"
+
 namespace trtdet {
 
 enum class Resize { letterbox_topleft, letterbox_centre, stretch };

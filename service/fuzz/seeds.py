@@ -1,0 +1,83 @@
+"""Writes what the fuzz targets start from: ``seeds.py DIR`` makes one folder for each target.
+
+python service/fuzz/seeds.py build/fuzz/seeds
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from trtdet import BuildOptions, build, load_config
+from trtdet.recording import fingerprints
+from trtdet.zoo import SHAPES_MODEL
+
+
+def manifests() -> dict[str, bytes]:
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for nms in ("host", "native"):
+            bundle = Path(folder) / nms
+            options = BuildOptions(precision="fp32", backend="onnxruntime", nms=nms)
+            build(SHAPES_MODEL, load_config("shapes"), bundle, options)
+            manifest = json.loads((bundle / "manifest.json").read_text())
+            name, digest = next(iter(manifest["files"].items()))
+            manifest["backend"]["plugins"] = [{"file": name, "sha256": digest}]
+            found[nms] = json.dumps(manifest).encode()
+    return found
+
+
+def images() -> dict[str, bytes]:
+    rng = np.random.default_rng(0)
+    found = {}
+    for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16"):
+        noise = rng.integers(0, 256, (7, 9, 4), np.uint8)
+        wide = Image.fromarray(noise.view(np.uint16)[..., 0])
+        picture = wide if mode == "I;16" else Image.fromarray(noise, "RGBA").convert("RGB").convert(mode)
+        for kind, extra in (("PNG", {}), ("JPEG", {}), ("JPEG", {"progressive": True})):
+            stream = io.BytesIO()
+            try:
+                picture.save(stream, kind, **extra)
+            except OSError:
+                continue  # the kind has no such mode
+            name = "-".join((mode.replace(";", ""), kind, *extra))
+            found[name] = bytes([len(found)]) + stream.getvalue()
+    return found
+
+
+def recordings() -> dict[str, bytes]:
+    """Of the network of ``bundles.hpp``."""
+    prints = fingerprints(np.full((1, 3, 8, 16), 10, np.float32))
+    parts = {"fingerprints": prints, "outputs.boxes": np.zeros((1, 3, 4)), "outputs.scores": np.zeros((1, 3, 2))}
+    header, data = {"__metadata__": {"format": "trtdet-recording-1", "content_hash": "abc"}}, b""
+    for name, value in parts.items():
+        raw = value.astype(np.float32).tobytes()
+        header[name] = {"dtype": "F32", "shape": list(value.shape), "data_offsets": [len(data), len(data) + len(raw)]}
+        data += raw
+    text = json.dumps(header).encode()
+    return {"one": struct.pack("<Q", len(text)) + text + data}
+
+
+def multiparts() -> dict[str, bytes]:
+    head = b'Content-Disposition: form-data; name="image"; filename="a.jpg"\r\nContent-Type: image/jpeg'
+    part = b"--x\r\n" + head + b"\r\n\r\ndata\r\n"
+    return {"one": part + b"--x--\r\n", "two": part + part + b"--x--\r\n", "cut": part}
+
+
+def main(folder: Path) -> None:
+    kinds = {"manifest": manifests, "image": images, "recording": recordings, "multipart": multiparts}
+    for name, make in kinds.items():
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for seed, data in make().items():
+            (folder / name / seed).write_bytes(data)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
