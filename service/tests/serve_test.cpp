@@ -184,7 +184,8 @@ TEST_CASE("a body in parts is taken apart", "[multipart]") {
 
 TEST_CASE("only a line of its own is a boundary", "[multipart]") {
     const std::string data = "x--b\r\n --b\r\n\r\n--b-\r\n\n--b--\n--b\r";
-    const auto parts = parse_multipart(part("b", file_header, data) + "--b-- \t", "b");
+    const std::string body = part("b", file_header, data) + "--b-- \t";
+    const auto parts = parse_multipart(body, "b");
     REQUIRE(parts.size() == 1);
     CHECK(parts[0].body == data);
 }
