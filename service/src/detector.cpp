@@ -1,7 +1,6 @@
 #include "trtdet/detector.hpp"
 
 #include <algorithm>
-#include <atomic>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
@@ -153,8 +152,6 @@ public:
         return queue_.size();
     }
 
-    bool failing() const { return failing_; }
-
     void stop() {
         {
             const std::lock_guard lock(mutex_);
@@ -255,10 +252,8 @@ private:
                     ran};
             }
         } catch (...) {
-            failing_ = true;
             return std::current_exception();
         }
-        failing_ = false;
         for (std::size_t index = 0; index < count; ++index) {
             answer(jobs[index], {std::move(found[index]), nullptr});
         }
@@ -310,7 +305,6 @@ private:
     std::deque<Job> queue_;
     bool forming_ = false;
     bool stopping_ = false;
-    std::atomic<bool> failing_{false};
 
     std::mutex joining_;
     std::vector<std::thread> threads_;
@@ -342,10 +336,6 @@ void Detector::detect(const Image& image, Clock::time_point deadline, std::funct
 
 std::size_t Detector::queued() const {
     return impl_->queued();
-}
-
-bool Detector::failing() const {
-    return impl_->failing();
 }
 
 const Manifest& Detector::manifest() const {

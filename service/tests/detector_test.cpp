@@ -111,7 +111,6 @@ TEST_CASE("an image gets its own answer, in its own pixels") {
     CHECK(found.detections[0].box.y2 == 10);
     CHECK(found.batch == 1);
     CHECK(detector.ran_on() == "a recording of 25 images");
-    CHECK_FALSE(detector.failing());
 }
 
 TEST_CASE("many threads each get their own answers, in batches") {
@@ -213,15 +212,6 @@ TEST_CASE("an image that the engine cannot take is not its neighbours' loss") {
     CHECK(good.get().detections.at(0).score == score_of(10));
     CHECK_THROWS_AS(bad.get(), EngineError);
     CHECK(also_good.get().detections.at(0).score == score_of(20));
-}
-
-TEST_CASE("an engine whose last run failed is failing") {
-    Detector detector(manifest(), engine(manifest_json()));
-    CHECK_THROWS_AS(detector.detect(image(15)).get(), EngineError);
-    CHECK(detector.failing());
-    detector.detect(image(10)).get();
-    // The flag is set before the answer is given.
-    CHECK_FALSE(detector.failing());
 }
 
 TEST_CASE("an image that is none is refused where it is given") {

@@ -49,7 +49,7 @@ public:
     // Throws EngineError: the outputs are not what the manifest says, or there is no memory for the lanes.
     Detector(Manifest manifest, std::shared_ptr<Engine> engine, DetectorOptions options = {});
 
-    // As stop().
+    // As stop(). Not within a callback: a lane's thread cannot wait for itself.
     ~Detector();
 
     Detector(const Detector&) = delete;
@@ -70,10 +70,6 @@ public:
 
     // How many images wait.
     std::size_t queued() const;
-
-    // Whether the last run failed. Of an engine whose device is lost, every later one does, so that a service should be
-    // started again.
-    bool failing() const;
 
     const Manifest& manifest() const;
 
