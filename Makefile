@@ -23,7 +23,7 @@ SANITIZED := address,undefined thread
 FUZZ_SECONDS ?= 600
 FUZZ_TARGETS := manifest image recording multipart
 
-.PHONY: demo test test-benchmarks test-tensorrt86 lint service service-tests fuzz clean
+.PHONY: demo test test-benchmarks test-tensorrt86 test-triton test-sanitized lint service service-tests fuzz clean
 
 demo: $(VENV)/.demo
 	$(BIN)/trtdet demo -o demo
@@ -40,6 +40,16 @@ test-benchmarks: $(VENV)/.dev
 test-tensorrt86: $(VENV86)/.dev
 	LD_LIBRARY_PATH="$(abspath $(VENV86))/stand_ins$${LD_LIBRARY_PATH:+:$$LD_LIBRARY_PATH}" \
 	  $(BIN86)/python -m pytest -m tensorrt86 tests
+
+# Triton wants NumPy 1, and nvidia-pytriton brings the server: 200 MB.
+test-triton: $(VENV)-triton/.dev
+	$(VENV)-triton/bin/python -m pytest -m triton tests
+
+$(VENV)-triton/.dev: setup.cfg
+	$(PYTHON) -m venv $(VENV)-triton
+	$(VENV)-triton/bin/python -m pip install --quiet --disable-pip-version-check -e . nvidia-pytriton 'numpy<2' \
+	  'opencv-python-headless<4.12' pytest hypothesis
+	touch $@
 
 # build.sh ends with 3 where packages are missing that it may not install: it has said which.
 service:
@@ -60,6 +70,12 @@ fuzz: $(VENV)/.dev
 	  mkdir -p build/fuzz/corpus/$$target; \
 	  build/fuzz/fuzz/fuzz_$$target -max_total_time=$(FUZZ_SECONDS) -timeout=20 -artifact_prefix=build/fuzz/ -print_final_stats=1 \
 	    build/fuzz/corpus/$$target build/fuzz/seeds/$$target; \
+	done
+
+# What goes through the service with sanitizers in it; minutes where 'make test' takes the library's own tests alone.
+test-sanitized: service-tests
+	set -e; for sanitizers in $(SANITIZED); do \
+	  TRTDET_SERVICE_BUILD=$(SERVICE)-$${sanitizers%%,*} $(BIN)/python -m pytest tests/service/test_serve.py tests/service/test_serve_load.py; \
 	done
 
 lint: $(VENV)/.dev
@@ -102,4 +118,4 @@ $(VENV86)/.dev: $(BIN86)/python setup.cfg tests/tensorrt86/stand_ins.py
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV86) demo build *.egg-info
+	rm -rf $(VENV) $(VENV86) $(VENV)-triton demo build *.egg-info

@@ -22,7 +22,7 @@ namespace fs = std::filesystem;
 
 // What tells one state of a file from another without reading it; empty where there is none.
 std::string state_of(const fs::path& file) {
-    struct stat facts{};
+    struct stat facts {};
     if (::stat(file.c_str(), &facts) != 0) {
         return {};
     }

@@ -101,8 +101,8 @@ struct TensorRtOptions {
     // Launch the work as a CUDA graph, captured once for each batch size that is run.
     bool cuda_graphs = true;
 
-    // Folders in which TensorRT's libraries and the driver's libcuda.so.1 are looked for before the system's own; empty for
-    // those alone.
+    // Folders in which TensorRT's libraries and the driver's libcuda.so.1 are looked for before the system's own; empty
+    // for those alone.
     std::vector<std::filesystem::path> library_folders;
 
     // Told what TensorRT reports: severity 0 internal error, 1 error, 2 warning, 3 information, 4 verbose.
