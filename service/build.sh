@@ -41,6 +41,7 @@ else
   done
 fi
 
+mkdir -p "$folder"
 cmake -S "$source" -B "$folder" "$@" >"$folder.log" 2>&1 || { cat "$folder.log" >&2; exit 1; }
 grep -h 'TensorRT engine' "$folder.log" || true
 cmake --build "$folder" --parallel "$(nproc)" >"$folder.log" 2>&1 || { tail -n 60 "$folder.log" >&2; exit 1; }

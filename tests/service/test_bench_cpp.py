@@ -1,0 +1,80 @@
+"""trtdet-bench on a recorded engine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from serving import Case
+
+from trtdet.bundle import Bundle
+
+
+@pytest.fixture
+def bench(program: Callable[[str], Path], case: Case) -> Callable[..., subprocess.CompletedProcess[str]]:
+    path = program("bench/trtdet-bench")
+    bundle = case.bundles[0]
+    recording = case.recordings / f"{Bundle(bundle).manifest.content_hash}.recording"
+    first = [path, bundle, "--recording", recording, "--seconds", 0.5, "--warm-up", 0.1]
+
+    def call(*options: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([str(one) for one in (*first, *options)], capture_output=True, text=True, check=False)
+
+    return call
+
+
+@pytest.fixture
+def pictures(case: Case, tmp_path: Path) -> Path:
+    """The recorded images in a folder of their own, beside a file that is none."""
+    for picture in case.pictures:
+        (tmp_path / picture.file.name).write_bytes(picture.data)
+    (tmp_path / "notes.txt").write_text("no image")
+    return tmp_path
+
+
+def test_it_measures_the_engine_and_clients(
+    bench: Callable[..., subprocess.CompletedProcess[str]], pictures: Path, case: Case
+) -> None:
+    done = bench("--images", pictures, "--recording-time", 5, "--clients", 1, 8, "--max-batch", 4, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["ran_on"] == f"a recording of {len(case.pictures)} images"
+    assert found["images"] == f"{len(case.pictures)} files, decoded each time"
+    assert [row["batch"] for row in found["engine"]] == [1, 4, 8]
+    assert [row["clients"] for row in found["clients"]] == [1, 8]
+    for row in (*found["engine"], *found["clients"]):
+        ms = row["latency_ms"]
+        assert 5 <= ms["p50"] <= ms["p95"] <= ms["p99"]
+        assert ms["mean"] >= 5
+        assert row["runs"] >= 1
+    # A run is not shorter than the recording says, so that many images in a second means batches.
+    assert found["engine"][0]["throughput"] <= 200
+    assert found["clients"][0]["mean_batch"] == 1
+    assert 1 < found["clients"][1]["mean_batch"] <= 4
+
+
+def test_it_prints_a_table(bench: Callable[..., subprocess.CompletedProcess[str]], pictures: Path) -> None:
+    done = bench("--images", pictures, "--clients", 2)
+    assert done.returncode == 0, done.stderr
+    assert "engine alone, copies included" in done.stdout
+    assert "p99 ms" in done.stdout
+
+
+def test_what_it_cannot_do_is_one_line(
+    bench: Callable[..., subprocess.CompletedProcess[str]], program: Callable[[str], Path], tmp_path: Path
+) -> None:
+    # Noise was not recorded.
+    done = bench()
+    assert done.returncode == 1
+    assert done.stderr.startswith("trtdet-bench: the recording has no image")
+    assert done.stderr.count("\n") == 1
+    done = bench("--images", tmp_path)
+    assert done.returncode == 1
+    assert "has no .jpg, .jpeg or .png files" in done.stderr
+    assert bench("--clients", 0).returncode == 2
+    done = subprocess.run([program("bench/trtdet-bench"), tmp_path], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "is not a bundle" in done.stderr
