@@ -115,6 +115,7 @@ public:
         std::vector<std::unique_ptr<Lane>> lanes;
         for (int index = 0; index < std::max(1, options_.lanes); ++index) {
             lanes.push_back(engine_->new_lane());
+            lanes.back()->warm_up(static_cast<int>(max_batch_));
         }
         try {
             for (auto& lane : lanes) {

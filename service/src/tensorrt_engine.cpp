@@ -570,6 +570,12 @@ public:
 
     const void* output(std::size_t index) const override { return outputs_.at(index).memory.host.get(); }
 
+    void warm_up(int batch) override {
+        std::memset(input_.host.get(), 0, image_bytes_ * static_cast<std::size_t>(loaded_->max_batch));
+        run(1);
+        run(batch);
+    }
+
     void run(int batch) override {
         if (batch < 1 || batch > loaded_->max_batch) {
             throw EngineError(

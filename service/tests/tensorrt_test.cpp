@@ -231,6 +231,21 @@ TEST_CASE("a dynamic engine runs every batch, as a graph of its own from the sec
     check_nothing_is_left();
 }
 
+TEST_CASE("a lane that was warmed up has its graphs, and runs as any other") {
+    {
+        const auto engine = open(dynamic());
+        const auto lane = engine->new_lane();
+        lane->warm_up(4);
+        CHECK(live(4) == 2);
+        CHECK(runs(*lane, 4, 1));
+        CHECK(runs(*lane, 1, 2));
+        CHECK(live(4) == 2);
+        CHECK(runs(*lane, 3, 3));
+        CHECK(live(4) == 3);
+    }
+    check_nothing_is_left();
+}
+
 TEST_CASE("a static engine runs one batch and fills it up") {
     {
         const auto engine = open(network + "batch 3\n");
@@ -400,6 +415,8 @@ TEST_CASE("a detector runs it") {
     {
         Detector detector(parse_manifest(manifest().dump()), open(dynamic()));
         CHECK(detector.ran_on() == name() + " (Stand-in GPU)");
+        // Two lanes, warmed up for one image and for four.
+        CHECK(live(4) == 4);
         Image image;
         image.width = 16;
         image.height = 8;

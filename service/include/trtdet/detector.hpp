@@ -44,9 +44,10 @@ struct DetectorOptions {
 // Runs a bundle. Any thread may call any member at any time, but for the destructor.
 class Detector {
 public:
-    // Checks the engine's outputs against the manifest and starts the lanes.
+    // Checks the engine's outputs against the manifest, warms up the lanes and starts them.
     //
-    // Throws EngineError: the outputs are not what the manifest says, or there is no memory for the lanes.
+    // Throws EngineError: the outputs are not what the manifest says, there is no memory for the lanes, or the engine
+    // fails.
     Detector(Manifest manifest, std::shared_ptr<Engine> engine, DetectorOptions options = {});
 
     // As stop(). Not within a callback: a lane's thread cannot wait for itself.

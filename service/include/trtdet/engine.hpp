@@ -32,6 +32,11 @@ public:
     // words.
     virtual void run(int batch) = 0;
 
+    // Does beforehand what the first run of one image, and that of so many, take time for once. Writes to input().
+    //
+    // Throws EngineError: as run().
+    virtual void warm_up(int batch) { static_cast<void>(batch); }
+
     // The output at that place in Engine::outputs(): (max_batch, ...) of its dtype, of which the images of the last run
     // are defined. The next run writes over it.
     virtual const void* output(std::size_t index) const = 0;
