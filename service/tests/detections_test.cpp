@@ -20,7 +20,8 @@ Nms rules() {
 
 std::vector<Detection> suppress(const std::vector<Box>& boxes, const std::vector<float>& scores, const Nms& nms) {
     return non_max_suppression(
-        &boxes.data()->x1, scores.data(), boxes.size(), boxes.empty() ? 0 : scores.size() / boxes.size(), nms);
+        boxes.empty() ? nullptr : &boxes.front().x1, scores.data(), boxes.size(),
+        boxes.empty() ? 0 : scores.size() / boxes.size(), nms);
 }
 
 const float not_a_number = std::numeric_limits<float>::quiet_NaN();

@@ -1,5 +1,4 @@
 // The parts of trtdet-serve that need no socket.
-#define CATCH_CONFIG_MAIN
 #include <atomic>
 #include <catch2/catch.hpp>
 #include <future>
