@@ -508,7 +508,7 @@ def test_ctrl_c_at_any_moment_leaves_the_old_bundle_or_the_new_one(bundle, model
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     whole = 0.0
     codes = []
-    for step in range(8):
+    for step in range(6):
         rule = ("minmax", "entropy")[step % 2]
         started = time.monotonic()
         process = subprocess.Popen(
@@ -525,7 +525,7 @@ def test_ctrl_c_at_any_moment_leaves_the_old_bundle_or_the_new_one(bundle, model
             whole = time.monotonic() - started
             before = contents(bundle)
             continue
-        time.sleep(whole * step / 7)
+        time.sleep(whole * step / 5)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
         codes.append(process.returncode)
