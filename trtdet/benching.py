@@ -705,10 +705,10 @@ def _side_by_side(
             raise
         return runs / passed if passed else 0.0
 
-    futures: list[Future[float]] = [pool.submit(work, lane) for lane in lanes]
     try:
+        futures: list[Future[float]] = [pool.submit(work, lane) for lane in lanes]
         failed = [error for error in (future.exception() for future in futures) if error is not None]
-    except BaseException:  # Ctrl-C while waiting: the lanes end with the run that they are in
+    except BaseException:  # Ctrl-C while starting them or waiting: the lanes end with the run that they are in
         gate.abort()
         stop.set()
         raise
