@@ -2,6 +2,8 @@
 # make test   style, types and tests, those of service/ included; make test-benchmarks those of the scripts in benchmarks/
 # Both set up .venv first; nothing else has to be installed.
 # make service   the C++ runtime and service into build/service, for TensorRT with TENSORRT_INCLUDE_DIR=folder of NvInfer.h
+# make test-sanitized   the service as a process, with the address, undefined and thread sanitizers in it
+# make test-triton      packaged repositories in a real Triton server, in .venv-triton
 # make fuzz      what reads bytes from outside, with libFuzzer, each target for FUZZ_SECONDS; needs clang
 # make test-tensorrt86   what can be asked of TensorRT 8.6.0 without a GPU, in .venv86; needs Python 3.10, cc and 4 GB
 
