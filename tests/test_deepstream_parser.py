@@ -291,10 +291,12 @@ def test_without_the_sdk_the_build_says_what_to_give(tmp_path: Path) -> None:
     assert "DeepStream parser skipped: no DeepStream headers" in said
 
 
-def test_the_header_in_the_repository_has_trtdets_defaults() -> None:
+def test_in_a_checkout_it_is_built_with_trtdets_defaults(tmp_path: Path) -> None:
     text = (SOURCE / "nvdsinfer_trtdet_config.h").read_text()
     default = NmsConfig()
-    assert f"score_bound = {default.score_threshold:g}F" in text
-    assert f"iou_threshold = {default.iou_threshold:g}F" in text
+    assert f"score_threshold = {default.score_threshold:g}F;" in text
+    assert f"iou_threshold = {default.iou_threshold:g}F;" in text
     assert f"pre_nms_topk = {default.pre_nms_topk};" in text
     assert f"max_detections = {default.max_detections};" in text
+    succeed("cmake", "-S", SOURCE, "-B", tmp_path, f"-DDEEPSTREAM_INCLUDE_DIR={STANDIN}", "-DCMAKE_CXX_FLAGS=-Werror")
+    succeed("cmake", "--build", tmp_path)

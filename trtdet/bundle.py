@@ -90,6 +90,16 @@ class BackendPart(_Part):
     hardware_compatible: bool = False
     """The engine runs on compute capability 8.0 and every later one, not on those of ``sms`` alone."""
 
+    @property
+    def loose_plugins(self) -> tuple[str, ...]:
+        """Files with plugins that the engine does not carry: what runs it must load them first."""
+        return tuple(part.file for part in self.plugins if not part.embedded)
+
+    @property
+    def carries_plugins(self) -> bool:
+        """The engine holds plugins itself, which are code of the host."""
+        return any(part.embedded for part in self.plugins)
+
 
 class ImagesPart(_Part):
     count: int
@@ -396,8 +406,7 @@ def writing_atomically(path: Path) -> Iterator[BinaryIO]:
         try:
             with os.fdopen(descriptor, "wb") as stream:
                 yield stream
-                stream.flush()
-                os.fsync(stream.fileno())
+                _flush(stream)
             Path(name).chmod(0o644)
             Path(name).replace(path)
         except BaseException:
@@ -408,8 +417,13 @@ def writing_atomically(path: Path) -> Iterator[BinaryIO]:
 def _write_flushed(path: Path, data: bytes) -> None:
     with path.open("wb") as stream:
         stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
+        _flush(stream)
+
+
+def _flush(stream: BinaryIO) -> None:
+    """Sends what was written to the disk."""
+    stream.flush()
+    os.fsync(stream.fileno())
 
 
 def _is_empty_folder(path: Path) -> bool:

@@ -79,7 +79,7 @@ public:
         if (folder.empty()) {
             noise_ = {rule.width, rule.height, {}};
             std::uint32_t state = 1;
-            for (int index = 0; index < 3 * rule.width * rule.height; ++index) {
+            for (std::size_t index = 0; index < rule.values(); ++index) {
                 state = state * 1664525 + 1013904223;
                 noise_.pixels.push_back(static_cast<std::uint8_t>(state >> 24));
             }
@@ -118,7 +118,7 @@ private:
 
 Times time_engine(Engine& engine, const Preprocess& rule, const Source& source, int batch, const Options& options) {
     const auto lane = engine.new_lane();
-    const std::size_t pixels = 3 * static_cast<std::size_t>(rule.height) * static_cast<std::size_t>(rule.width);
+    const std::size_t pixels = rule.values();
     for (std::size_t index = 0; index < static_cast<std::size_t>(batch); ++index) {
         preprocess(source.image(index), rule, lane->input() + index * pixels);
     }

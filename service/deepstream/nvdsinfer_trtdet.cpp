@@ -1,9 +1,9 @@
 // Bounding-box parser for DeepStream's Gst-nvinfer: trtdet's outputs to NvDsInferObjectDetectionInfo.
 //
 // A network that suppresses gives, per frame, num_dets INT32 (1), boxes FLOAT (K, 4), scores FLOAT (K) and classes
-// INT32 (K). One that leaves suppression to its reader gives boxes FLOAT (N, 4) and scores FLOAT (N, C); it is done
-// here as trtdet/detections.py defines it, with the values of nvdsinfer_trtdet_config.h, so cluster-mode must be 4
-// (none). Boxes are x1 y1 x2 y2 in pixels of the network's input, which is what nvinfer maps back to the frame.
+// INT32 (K). One that leaves suppression to its reader gives boxes FLOAT (N, 4) and scores FLOAT (N, C); libtrtdet's
+// suppression does it, with the rules of nvdsinfer_trtdet_config.h, so cluster-mode must be 4 (none). Boxes are
+// x1 y1 x2 y2 in pixels of the network's input, which is what nvinfer maps back to the frame.
 //
 // The plugin itself drops what is under pre-cluster-threshold; raising that never changes which of the others are kept,
 // as no box is suppressed by one with a lower score.
@@ -17,12 +17,12 @@
 #include <cstring>
 #include <exception>
 #include <iostream>
-#include <limits>
 #include <string>
 #include <vector>
 
 #include "nvdsinfer_custom_impl.h"
 #include "nvdsinfer_trtdet_config.h"
+#include "trtdet/detections.hpp"
 
 extern "C" bool NvDsInferParseTrtdet(
     const std::vector<NvDsInferLayerInfo>& layers, const NvDsInferNetworkInfo& network,
@@ -30,17 +30,6 @@ extern "C" bool NvDsInferParseTrtdet(
 
 namespace trtdet::deepstream {
 namespace {
-
-struct Box {
-    float x1, y1, x2, y2;
-};
-
-// A pair of box and class.
-struct Candidate {
-    std::size_t box;
-    std::size_t label;
-    float score;
-};
 
 struct Tensor {
     const NvDsInferLayerInfo* layer;
@@ -96,65 +85,6 @@ Box box_at(const float* boxes, std::size_t index) {
     return {corners[0], corners[1], corners[2], corners[3]};
 }
 
-// Intersection over union in float32; NaN for two boxes without area, which exceeds nothing.
-float overlap(const Box& a, const Box& b) {
-    const float width = std::max(std::min(a.x2, b.x2) - std::max(a.x1, b.x1), 0.0F);
-    const float height = std::max(std::min(a.y2, b.y2) - std::max(a.y1, b.y1), 0.0F);
-    const float both = width * height;
-    const float area_a = std::max(a.x2 - a.x1, 0.0F) * std::max(a.y2 - a.y1, 0.0F);
-    const float area_b = std::max(b.x2 - b.x1, 0.0F) * std::max(b.y2 - b.y1, 0.0F);
-    return both / (area_a + area_b - both);
-}
-
-// Pairs over the bound, best first, equal scores in order of box and class; a NaN is never over it.
-std::vector<Candidate> candidates_of(const float* scores, std::size_t count, std::size_t classes) {
-    std::vector<Candidate> found;
-    for (std::size_t box = 0; box < count; ++box) {
-        const float* row = scores + box * classes;
-        if (best_class) {
-            std::size_t best = 0;
-            float score = -std::numeric_limits<float>::infinity();
-            for (std::size_t label = 0; label < classes; ++label) {
-                if (row[label] > score) {
-                    best = label;
-                    score = row[label];
-                }
-            }
-            if (score > score_bound) {
-                found.push_back({box, best, score});
-            }
-            continue;
-        }
-        for (std::size_t label = 0; label < classes; ++label) {
-            if (row[label] > score_bound) {
-                found.push_back({box, label, row[label]});
-            }
-        }
-    }
-    std::stable_sort(
-        found.begin(), found.end(), [](const Candidate& a, const Candidate& b) { return a.score > b.score; });
-    found.resize(std::min(found.size(), pre_nms_topk));
-    return found;
-}
-
-std::vector<Candidate> suppressed(const float* boxes, const std::vector<Candidate>& candidates) {
-    std::vector<Candidate> kept;
-    for (const Candidate& candidate : candidates) {
-        const Box box = box_at(boxes, candidate.box);
-        const bool stays = std::none_of(kept.begin(), kept.end(), [&](const Candidate& better) {
-            return (class_agnostic || better.label == candidate.label) &&
-                   overlap(box_at(boxes, better.box), box) > iou_threshold;
-        });
-        if (stays) {
-            kept.push_back(candidate);
-        }
-        if (kept.size() == max_detections) {
-            break;
-        }
-    }
-    return kept;
-}
-
 // Adds an object. What nvinfer cannot place is left out: boxes that are not finite or, within the network's input, have
 // no area. Value-initialised, as later releases of DeepStream have more fields.
 void add(
@@ -192,10 +122,9 @@ bool parse_raw(
             "boxes " + shape_of(boxes) + " and scores " + shape_of(scores) + " with num-detected-classes=" +
             std::to_string(params.numClassesConfigured) + ", expected (N, 4) and (N, num-detected-classes)");
     }
-    const auto candidates = candidates_of(scores.data<float>(), count, classes);
-    for (const Candidate& one : suppressed(boxes.data<float>(), candidates)) {
-        const float score = logits ? 1.0F / (1.0F + std::exp(-one.score)) : one.score;
-        add(box_at(boxes.data<float>(), one.box), one.label, score, network, objects);
+    for (const Detection& one :
+         non_max_suppression(boxes.data<float>(), scores.data<float>(), count, classes, rules())) {
+        add(one.box, static_cast<std::size_t>(one.class_index), one.score, network, objects);
     }
     return true;
 }

@@ -13,7 +13,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         if (rule.height > 512 || rule.width > 512) {
             return 0;
         }
-        std::vector<float> input(3 * static_cast<std::size_t>(rule.height) * static_cast<std::size_t>(rule.width));
+        std::vector<float> input(rule.values());
         const trtdet::Image image{5, 3, std::vector<std::uint8_t>(45, 7)};
         trtdet::preprocess(image, rule, input.data());
     } catch (const trtdet::BundleError& error) {

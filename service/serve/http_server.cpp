@@ -164,10 +164,8 @@ public:
     // Says that there are too many connections, and ends.
     void start_refusing() {
         asio::dispatch(socket_.get_executor(), [self = shared_from_this()] {
-            auto response = error_response(503, "overloaded", "there are too many connections; try again later");
-            response.headers.emplace_back("Retry-After", "1");
             self->refused_ = true;
-            self->respond(std::move(response), false);
+            self->respond(busy_response("overloaded", "there are too many connections; try again later"), false);
         });
     }
 
@@ -436,9 +434,7 @@ private:
             }
         }
         if (!held_->grow_to(parser_->get().body().size(), server_.options_.max_bodies)) {
-            auto response = error_response(503, "overloaded", "the service holds too many bodies; try again later");
-            response.headers.emplace_back("Retry-After", "1");
-            return respond(std::move(response), false);
+            return respond(busy_response("overloaded", "the service holds too many bodies; try again later"), false);
         }
         if (parser_->is_done()) {
             return work();

@@ -160,12 +160,6 @@ Wanted read_wanted(std::string_view query, const Manifest& manifest) {
     return wanted;
 }
 
-Response overloaded(std::string_view message) {
-    auto response = error_response(503, "overloaded", message);
-    response.headers.emplace_back("Retry-After", "1");
-    return response;
-}
-
 // One image of a request, from its bytes to its detections.
 struct Picture {
     std::string name;  // as the client called it; empty where it did not
@@ -220,6 +214,12 @@ void append(std::string& text, const Picture& picture, const Wanted& wanted, con
 Response error_response(int status, std::string_view type, std::string_view message) {
     const Json json = {{"error", {{"type", type}, {"message", message}}}};
     return {status, "application/json", dumped(json), {}, std::string(type)};
+}
+
+Response busy_response(std::string_view type, std::string_view message) {
+    auto response = error_response(503, type, message);
+    response.headers.emplace_back("Retry-After", "1");
+    return response;
 }
 
 std::vector<std::pair<std::string, std::string>> parse_query(std::string_view query) {
@@ -441,13 +441,11 @@ private:
         } catch (const ImageError& error) {
             return error_response(400, "bad-image", which(index) + error.what());
         } catch (const OverloadedError& error) {
-            return overloaded(error.what());
+            return busy_response("overloaded", error.what());
         } catch (const DeadlineError& error) {
             return error_response(504, "deadline-exceeded", error.what());
         } catch (const StoppedError&) {
-            auto response = error_response(503, "stopping", "the service is stopping; send the request again");
-            response.headers.emplace_back("Retry-After", "1");
-            return response;
+            return busy_response("stopping", "the service is stopping; send the request again");
         } catch (const EngineError& error) {
             service_->log.write(Level::error, "the engine failed", {{"reason", error.what()}});
             // The reason may name files and devices, which are not the client's.
@@ -529,7 +527,8 @@ std::optional<Response> Service::Impl::refuse_detect(const Head& head, std::stri
         return error_response(400, "bad-multipart", error.what());
     }
     if (in_flight >= options.max_requests) {
-        return overloaded(
+        return busy_response(
+            "overloaded",
             "all " + std::to_string(options.max_requests) + " requests that are allowed at a time are taken");
     }
     return std::nullopt;
@@ -615,7 +614,8 @@ void Service::handle(Request request, std::function<void(Answer)> done) {
     if (++impl_->in_flight > impl_->options.max_requests) {
         --impl_->in_flight;
         done([most = impl_->options.max_requests] {
-            return overloaded("all " + std::to_string(most) + " requests that are allowed at a time are taken");
+            return busy_response(
+                "overloaded", "all " + std::to_string(most) + " requests that are allowed at a time are taken");
         });
         return;
     }

@@ -50,6 +50,9 @@ struct Response {
 // {"error": {"type": ..., "message": ...}}; bytes of the message that are not UTF-8 are replaced.
 Response error_response(int status, std::string_view type, std::string_view message);
 
+// 503 with Retry-After: the same request will be answered later, here or by another instance.
+Response busy_response(std::string_view type, std::string_view message);
+
 class BadQuery : public std::runtime_error {
 public:
     using std::runtime_error::runtime_error;

@@ -15,14 +15,6 @@ namespace trtdet {
 
 namespace {
 
-std::string shown(const std::vector<std::int64_t>& shape) {
-    std::string found;
-    for (const std::int64_t size : shape) {
-        found += (found.empty() ? "" : "x") + (size < 0 ? std::string("B") : std::to_string(size));
-    }
-    return found;
-}
-
 // Where the outputs are that detections are read from, and how large they are.
 struct Layout {
     bool host = false;
@@ -50,8 +42,8 @@ std::size_t place_of(
     }
     if (!same) {
         throw EngineError(
-            "the engine's output '" + name + "' has shape " + shown(found->shape) +
-            " or a type that is not what the manifest " + "needs, " + shown(shape) + "; build the bundle again");
+            "the engine's output '" + name + "' has shape " + shape_text(found->shape) +
+            " or a type that is not what the manifest " + "needs, " + shape_text(shape) + "; build the bundle again");
     }
     return static_cast<std::size_t>(found - outputs.begin());
 }
@@ -107,9 +99,7 @@ public:
           engine_(std::move(engine)),
           options_(std::move(options)),
           layout_(layout_of(manifest_, *engine_)),
-          pixels_(
-              3 * static_cast<std::size_t>(manifest_.input.preprocess.height) *
-              static_cast<std::size_t>(manifest_.input.preprocess.width)) {
+          pixels_(manifest_.input.preprocess.values()) {
         const int most = engine_->max_batch();
         max_batch_ = static_cast<std::size_t>(options_.max_batch > 0 ? std::min(options_.max_batch, most) : most);
         std::vector<std::unique_ptr<Lane>> lanes;

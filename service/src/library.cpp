@@ -4,6 +4,8 @@
 
 #include <system_error>
 
+#include "text.hpp"
+
 namespace trtdet {
 
 Library::Library(const std::string& name, const std::vector<std::filesystem::path>& folders) {
@@ -25,24 +27,6 @@ Library::Library(const std::string& name, const std::vector<std::filesystem::pat
 
 void* Library::address(const char* name) const {
     return dlsym(handle_, name);
-}
-
-std::string one_line(const std::string& text) {
-    std::string line;
-    bool gap = false;
-    for (const char one : text) {
-        if (static_cast<unsigned char>(one) <= ' ' || one == '\x7f') {
-            gap = !line.empty();
-            continue;
-        }
-        if (gap) {
-            line += ' ';
-        }
-        gap = false;
-        line += one;
-    }
-    constexpr std::size_t limit = 300;
-    return line.size() <= limit ? line : line.substr(0, limit - 3) + "...";
 }
 
 }  // namespace trtdet

@@ -36,7 +36,4 @@ private:
     std::string why_;
 };
 
-// What a library said, as it fits into a message of one line: white space folded, cut at 300 characters.
-std::string one_line(const std::string& text);
-
 }  // namespace trtdet

@@ -100,9 +100,7 @@ struct Recording {
     int rows() const { return std::min(most_cells, input.preprocess.height); }
     int columns() const { return std::min(most_cells, input.preprocess.width); }
     std::size_t cells() const { return static_cast<std::size_t>(3 * rows() * columns()); }
-    std::size_t pixels() const {
-        return 3 * static_cast<std::size_t>(input.preprocess.height) * static_cast<std::size_t>(input.preprocess.width);
-    }
+    std::size_t pixels() const { return input.preprocess.values(); }
 
     [[noreturn]] void refuse(const std::string& what) const {
         throw EngineError("the recording '" + printable(name) + "' " + what + "; make it again with 'trtdet record'");

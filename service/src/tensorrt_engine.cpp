@@ -267,14 +267,6 @@ struct Ended {
 template <typename Made>
 using Held = std::unique_ptr<Made, Ended<Made>>;
 
-std::string shape_text(const std::vector<std::int64_t>& shape) {
-    std::string text;
-    for (const std::int64_t one : shape) {
-        text += (text.empty() ? "" : "x") + std::to_string(one);
-    }
-    return text;
-}
-
 std::vector<std::int64_t> shape_of(const trt::Dims& dims) {
     return dims.nbDims < 0 ? std::vector<std::int64_t>{-1} : std::vector<std::int64_t>(dims.d, dims.d + dims.nbDims);
 }

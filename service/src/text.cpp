@@ -23,6 +23,32 @@ std::string in_quotes(std::string_view text) {
     return "'" + printable(text) + "'";
 }
 
+std::string one_line(const std::string& text) {
+    std::string line;
+    bool gap = false;
+    for (const char one : text) {
+        if (static_cast<unsigned char>(one) <= ' ' || one == '\x7f') {
+            gap = !line.empty();
+            continue;
+        }
+        if (gap) {
+            line += ' ';
+        }
+        gap = false;
+        line += one;
+    }
+    constexpr std::size_t limit = 300;
+    return line.size() <= limit ? line : line.substr(0, limit - 3) + "...";
+}
+
+std::string shape_text(const std::vector<std::int64_t>& shape) {
+    std::string text;
+    for (const std::int64_t size : shape) {
+        text += (text.empty() ? "" : "x") + (size < 0 ? std::string("B") : std::to_string(size));
+    }
+    return text;
+}
+
 std::string format_number(double value) {
     char digits[32];
     return std::string(digits, std::to_chars(digits, digits + sizeof digits, value).ptr);

@@ -1,8 +1,10 @@
 // How values stand in messages.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace trtdet {
 
@@ -12,6 +14,12 @@ std::string printable(std::string_view text);
 
 // The same in single quotes.
 std::string in_quotes(std::string_view text);
+
+// What a library said, as it fits into a message of one line: white space folded, cut at 300 characters.
+std::string one_line(const std::string& text);
+
+// A shape as 1x3xB, where B is a dimension that is -1, the batch.
+std::string shape_text(const std::vector<std::int64_t>& shape);
 
 // A number with as many digits as it takes to read it back.
 std::string format_number(double value);

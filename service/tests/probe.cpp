@@ -37,7 +37,7 @@ void decode(const char* file) {
 
 void preprocess(const char* manifest, const char* file) {
     const Preprocess rule = parse_manifest(contents(manifest)).input.preprocess;
-    std::vector<float> input(static_cast<std::size_t>(3 * rule.height * rule.width));
+    std::vector<float> input(rule.values());
     const Placement placement = trtdet::preprocess(decode_image(contents(file)), rule, input.data());
     std::printf("%.9g %.9g %.9g %.9g\n", placement.scale_x, placement.scale_y, placement.pad_x, placement.pad_y);
     write(input);

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from serving import find
 
 from trtdet import BuildOptions, Detector, build, load_config, shapes
 from trtdet.data import find_images
-from trtdet.images import preprocess, read_image
 from trtdet.recording import record
 from trtdet.zoo import SHAPES_MODEL
 
@@ -46,11 +46,10 @@ def test_the_example_finds_what_python_finds(program: Callable[[str], Path], tmp
     detector = Detector.open(bundle)
     for image in images:
         lines = run(tmp_path / "build" / "example", bundle, image, tmp_path / "recording").splitlines()
-        inputs, placement = preprocess(read_image(image), detector.input)
-        boxes, scores, classes = detector(inputs[None]).image(0)
+        found = find(detector, image)
         expected = [
             f"{detector.classes[label]} {score:.3f} {x1:.1f} {y1:.1f} {x2:.1f} {y2:.1f}"
-            for (x1, y1, x2, y2), score, label in zip(placement.to_image(boxes), scores, classes, strict=True)
+            for (x1, y1, x2, y2), score, label in zip(found.boxes, found.scores, found.classes, strict=True)
         ]
         assert lines == expected
         assert lines

@@ -135,23 +135,26 @@ def test_a_jpeg_file_that_scans_without_end_is_refused(probe: Probe, tmp_path: P
     assert b"more than 100 scans" in done.stderr
 
 
-def write_manifest(folder: Path, config: InputConfig) -> Path:
-    """The manifest of a bundle of the shipped detector, with another pre-processing."""
-    bundle = folder / "bundle"
-    if not bundle.exists():
-        build(
-            SHAPES_MODEL,
-            load_config("shapes"),
-            bundle,
-            BuildOptions(precision="fp32", backend="onnxruntime", nms="host"),
-        )
-    manifest = json.loads((bundle / "manifest.json").read_text())
-    manifest["input"]["preprocess"] = config.model_dump(mode="json")
-    for kind in ("min", "opt", "max"):
-        manifest["input"]["shape"][kind] = [1, 3, *config.size]
-    path = folder / "manifest.json"
-    path.write_text(json.dumps(manifest))
-    return path
+Manifests = Callable[[InputConfig], Path]
+
+
+@pytest.fixture(scope="module")
+def write_manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifests:
+    """Writes the manifest of a bundle of the shipped detector, with another pre-processing."""
+    folder = tmp_path_factory.mktemp("manifests")
+    options = BuildOptions(precision="fp32", backend="onnxruntime", nms="host")
+    bundle = build(SHAPES_MODEL, load_config("shapes"), folder / "bundle", options).bundle
+    manifest = json.loads((bundle.path / "manifest.json").read_text())
+
+    def write(config: InputConfig) -> Path:
+        manifest["input"]["preprocess"] = config.model_dump(mode="json")
+        for kind in ("min", "opt", "max"):
+            manifest["input"]["shape"][kind] = [1, 3, *config.size]
+        path = folder / "manifest.json"
+        path.write_text(json.dumps(manifest))
+        return path
+
+    return write
 
 
 def placed(probe: Probe, manifest: Path, image: Path, config: InputConfig) -> tuple[NDArray[np.float32], list[float]]:
@@ -177,7 +180,9 @@ INTERPOLATIONS = ("nearest", "linear", "cubic", "area")
 
 
 @pytest.mark.parametrize(("resize", "interpolation"), list(itertools.product(RESIZES, INTERPOLATIONS)))
-def test_images_are_placed_as_by_python(probe: Probe, tmp_path: Path, resize: str, interpolation: str) -> None:
+def test_images_are_placed_as_by_python(
+    probe: Probe, write_manifest: Manifests, tmp_path: Path, resize: str, interpolation: str
+) -> None:
     config = InputConfig.model_validate(
         {
             "size": [96, 160],
@@ -189,16 +194,18 @@ def test_images_are_placed_as_by_python(probe: Probe, tmp_path: Path, resize: st
             "std": [0.229, 0.224, 0.225],
         }
     )
-    manifest = write_manifest(tmp_path, config)
+    manifest = write_manifest(config)
     for size in ((1, 1), (1, 300), (333, 2), (67, 45), (160, 96), (320, 192), (501, 499)):
         picture("RGB", size).save(tmp_path / "a.png")
         assert check_placed(probe, manifest, tmp_path / "a.png", config) <= (0.1 if interpolation == "cubic" else 0)
 
 
 @pytest.mark.parametrize("name", ["yolox", "yolov5", "yolov8", "dfl"])
-def test_real_images_are_placed_as_by_python(probe: Probe, tmp_path: Path, shared_data: Path, name: str) -> None:
+def test_real_images_are_placed_as_by_python(
+    probe: Probe, write_manifest: Manifests, shared_data: Path, name: str
+) -> None:
     config = load_config(name).input
-    manifest = write_manifest(tmp_path, config)
+    manifest = write_manifest(config)
     for path in sorted((shared_data / "coco" / "val2017").glob("*.jpg"))[:40]:
         assert check_placed(probe, manifest, path, config) <= (0.1 if config.interpolation == "cubic" else 0)
 

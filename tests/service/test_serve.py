@@ -480,7 +480,7 @@ def test_the_page_has_every_option_metric_and_endpoint(server: Server) -> None:
 
 def test_the_page_has_every_type_of_error() -> None:
     sources = "".join(file.read_text() for file in (PAGE.parents[1] / "service" / "serve").glob("*.cpp"))
-    types = set(re.findall(r"error_response\(\s*\d+,\s*\"([a-z-]+)\"", sources))
+    types = set(re.findall(r"(?:error|busy)_response\(\s*(?:\d+,\s*)?\"([a-z-]+)\"", sources))
     assert {"bad-image", "overloaded", "request-timeout"} <= types
     page = PAGE.read_text(encoding="utf-8")
     assert [kind for kind in sorted(types) if f"`{kind}`" not in page] == []

@@ -63,15 +63,14 @@ class EngineFacts:
     def of(bundle: Bundle) -> EngineFacts:
         """Those of a bundle's engine."""
         backend = bundle.manifest.backend
-        embedded = [part for part in backend.plugins if part.embedded]
         return EngineFacts(
             backend.name.replace("-", "_"),
             backend.version,
             backend.sms,
             version_compatible=backend.version_compatible,
             hardware_compatible=backend.hardware_compatible,
-            plugins=tuple(bundle.file(part.file) for part in backend.plugins if part not in embedded),
-            embedded=bool(embedded),
+            plugins=tuple(bundle.file(file) for file in backend.loose_plugins),
+            embedded=backend.carries_plugins,
         )
 
     @staticmethod

@@ -22,12 +22,18 @@ from trtdet import __version__
 from trtdet.bundle import Bundle, Manifest
 from trtdet.calibration import cache
 from trtdet.config import InputConfig, shipped_folder
-from trtdet.detections import score_bound
 from trtdet.errors import BundleError, ConfigError
 
 _CONFIG = "config_infer_primary.txt"
 _PARSER = "nvdsinfer_trtdet"
 _CALIBRATION = "calibration.cache"
+_SOURCES = {
+    f"{_PARSER}.cpp": f"deepstream/{_PARSER}.cpp",
+    "CMakeLists.txt": "deepstream/CMakeLists.txt",
+    "detections.cpp": "src/detections.cpp",
+    **{f"trtdet/{name}.hpp": f"include/trtdet/{name}.hpp" for name in ("bundle", "detections", "errors")},
+}
+"""What the parser is built from, by its name in the package: its own source, and libtrtdet's suppression."""
 _FILTERS = {"nearest": 0, "linear": 1, "cubic": 2, "area": 3}
 """``scaling-filter``: nearest, bilinear, cubic on a GPU, and the one that takes in more pixels as the image shrinks."""
 
@@ -61,12 +67,9 @@ def configuration(bundle: Bundle, name: str) -> tuple[dict[str, bytes], tuple[st
         files[_CALIBRATION] = bundle.file(_CALIBRATION).read_bytes()
     for part in manifest.backend.plugins:
         files[part.file] = bundle.file(part.file).read_bytes()
-    source = shipped_folder("deepstream")
-    if not source.is_dir():  # a checkout keeps it with the other C++
-        source = shipped_folder("service") / "deepstream"
-    for file in (f"{_PARSER}.cpp", "CMakeLists.txt"):
-        files[file] = (source / file).read_bytes()
-    files[f"{_PARSER}_config.h"] = _constants(manifest)
+    source = shipped_folder("service")
+    files.update({name: (source / place).read_bytes() for name, place in _SOURCES.items()})
+    files[f"{_PARSER}_config.h"] = _rules(manifest)
     warnings = [*_pixel_warnings(manifest.input.preprocess), *_engine_warnings(bundle, table)]
     files[_CONFIG] = _keys(bundle, scale, offsets, table)
     files["README.md"] = _readme(bundle, name, warnings).encode()
@@ -143,33 +146,34 @@ def _mode(manifest: Manifest) -> tuple[int, str]:
     return (2, "fp16") if manifest.precision.fp16 else (0, "fp32")
 
 
-def _constants(manifest: Manifest) -> bytes:
+def _rules(manifest: Manifest) -> bytes:
     """The header of the parser, with the bundle's own thresholds; floats as hexadecimal, which is exact."""
     nms = manifest.nms
-    logits = nms.where == "host" and nms.scores == "logits"
-    bound, overlap = score_bound(nms.score_threshold, logits), np.float32(nms.iou_threshold)
-    literal = f"{float(bound).hex()}F" if np.isfinite(bound) else "std::numeric_limits<float>::infinity()"
+    score, overlap = np.float32(nms.score_threshold), np.float32(nms.iou_threshold)
     values = {
-        "float score_bound": f"{literal};  // {float(bound):.9g}",
-        "float iou_threshold": f"{float(overlap).hex()}F;  // {float(overlap):.9g}",
-        "std::size_t pre_nms_topk": f"{nms.pre_nms_topk};",
-        "std::size_t max_detections": f"{nms.max_detections};",
-        "bool class_agnostic": f"{str(nms.class_agnostic).lower()};",
-        "bool best_class": f"{str(nms.candidates == 'best-class').lower()};",
-        "bool logits": f"{str(logits).lower()};",
+        "where": f"Suppression::{nms.where}",
+        "logits": str(nms.where == "host" and nms.scores == "logits").lower(),
+        "score_threshold": f"{float(score).hex()}F;  // {float(score):.9g}",
+        "iou_threshold": f"{float(overlap).hex()}F;  // {float(overlap):.9g}",
+        "max_detections": str(nms.max_detections),
+        "pre_nms_topk": str(nms.pre_nms_topk),
+        "class_agnostic": str(nms.class_agnostic).lower(),
+        "best_class": str(nms.candidates == "best-class").lower(),
     }
-    constants = "\n".join(f"inline constexpr {name} = {value}" for name, value in values.items())
+    lines = "".join(f"    nms.{name} = {value if ';' in value else value + ';'}\n" for name, value in values.items())
     return f"""// What the bounding-box parser suppresses with, where the network leaves that to its reader.
 // Made by trtdet {__version__}.
 
 #pragma once
 
-#include <cstddef>
-#include <limits>
+#include "trtdet/bundle.hpp"
 
 namespace trtdet::deepstream {{
 
-{constants}
+inline Nms rules() {{
+    Nms nms;
+{lines}    return nms;
+}}
 
 }}  // namespace trtdet::deepstream
 """.encode()
@@ -199,10 +203,10 @@ def _engine_warnings(bundle: Bundle, table: bool) -> list[str]:
             "the bundle has no engine: nvinfer builds one from the ONNX file at its first start, which takes minutes, "
             "and trtdet has not audited what precision its layers get"
         )
-    loose = [part.file for part in backend.plugins if not part.embedded]
-    if loose:
-        warnings.append(f"the engine needs {', '.join(loose)}, which nvinfer does not load: start it with LD_PRELOAD")
-    if backend.version_compatible or any(part.embedded for part in backend.plugins):
+    if backend.loose_plugins:
+        needed = ", ".join(backend.loose_plugins)
+        warnings.append(f"the engine needs {needed}, which nvinfer does not load: start it with LD_PRELOAD")
+    if backend.version_compatible or backend.carries_plugins:
         warnings.append(
             "the engine carries host code (--version-compatible or --embed-plugins), and nvinfer has no key that "
             "allows it: if it refuses the engine it builds another from the ONNX file; build without them to be sure"
@@ -233,8 +237,8 @@ def _algorithm(bundle: Bundle) -> str:
 def _readme(bundle: Bundle, name: str, warnings: list[str]) -> str:
     manifest = bundle.manifest
     backend = manifest.backend
-    loose = [part.file for part in backend.plugins if not part.embedded]
-    preload = f'LD_PRELOAD="{":".join(f"$PWD/{file}" for file in loose)}" ' if loose else ""
+    preload = ":".join(f"$PWD/{file}" for file in backend.loose_plugins)
+    preload = f'LD_PRELOAD="{preload}" ' if preload else ""
     if bundle.engine is not None:
         where = (
             f"`model.engine` is of TensorRT {backend.version}: DeepStream must have that version (its release notes "

@@ -102,9 +102,8 @@ def repository(bundle: Bundle, name: str, options: TritonOptions) -> tuple[dict[
     files: dict[str, bytes] = {}
     if bundle.engine is not None:
         files[f"{folder}/1/model.plan"] = bundle.engine.read_bytes()
-        for part in manifest.backend.plugins:
-            if not part.embedded:
-                files[f"{folder}/{part.file}"] = bundle.file(part.file).read_bytes()
+        for file in manifest.backend.loose_plugins:
+            files[f"{folder}/{file}"] = bundle.file(file).read_bytes()
     else:
         warnings += _check_model(bundle)
         files[f"{folder}/1/model.onnx"] = bundle.model.read_bytes()
@@ -431,11 +430,11 @@ def _start(bundle: Bundle, name: str) -> str:
     backend = bundle.manifest.backend
     flags = []
     if bundle.engine is not None:
-        libraries = [f"/models/{name}_engine/{part.file}" for part in backend.plugins if not part.embedded]
+        libraries = [f"/models/{name}_engine/{file}" for file in backend.loose_plugins]
         if libraries:
             flags.append("--backend-config=" + shlex.quote(f"tensorrt,plugins={';'.join(libraries)}"))
         # The same switch allows the host code that embedded plugins are.
-        if backend.version_compatible or any(part.embedded for part in backend.plugins):
+        if backend.version_compatible or backend.carries_plugins:
             flags.append("--backend-config=tensorrt,version-compatible=true")
     device = "--gpus all " if bundle.engine is not None else ""
     return " \\\n    ".join(

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -31,6 +32,9 @@ struct Preprocess {
     double scale = 1;
     std::array<double, 3> mean{};
     std::array<double, 3> std{1, 1, 1};
+
+    // Numbers in the network's input for one image: 3 channels of height x width.
+    std::size_t values() const { return 3 * static_cast<std::size_t>(height) * static_cast<std::size_t>(width); }
 };
 
 // What suppresses overlapping boxes: something in the engine, or the reader of its outputs.

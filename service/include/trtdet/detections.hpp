@@ -25,15 +25,12 @@ struct Detection {
 
 // Greedy non-maximum suppression of one image, exact and deterministic.
 //
-// 1. Candidates are (box, class) pairs with a score strictly above the threshold; NaN never is. With best_class a box
-// is a
-//    candidate for its highest class only, the lowest index where classes tie.
-// 2. The best pre_nms_topk go on, in order of falling score; equal scores keep (box, class) order.
-// 3. In that order each is kept unless a kept one of its class (of any class when class_agnostic) overlaps it with an
-// IoU
-//    strictly above the threshold. The IoU is computed in float32; it is 0 for boxes without area, and NaN suppresses
-//    nothing.
-// 4. The first max_detections kept are the result, in that order.
+// - Candidates are (box, class) pairs with a score strictly above the threshold; NaN never is. With best_class a box is
+//   one for its highest class only, the lowest index where classes tie.
+// - The best pre_nms_topk go on, in order of falling score; equal scores keep (box, class) order.
+// - In that order each is kept unless a kept one of its class (of any class when class_agnostic) overlaps it with an
+//   IoU strictly above the threshold. That is computed in float32; NaN, as of boxes without area, suppresses nothing.
+// - The first max_detections kept are the result, in that order.
 //
 // boxes: float32 (count, 4), x1 y1 x2 y2 in any unit.
 // scores: float32 (count, classes), 0 to 1, or any real number with nms.logits; results are probabilities all the same.
