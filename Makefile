@@ -21,6 +21,8 @@ BIN86 := $(VENV86)/bin
 # Builds of service/ that the tests run on: as it is shipped, and with sanitizers.
 SERVICE   := build/service
 SANITIZED := address,undefined thread
+# trtdet-serve and trtdet-bench with sanitizers, which the library's own tests need not wait for.
+PROGRAMS  := OFF
 
 FUZZ_SECONDS ?= 600
 FUZZ_TARGETS := manifest image recording multipart
@@ -30,8 +32,10 @@ FUZZ_TARGETS := manifest image recording multipart
 demo: $(VENV)/.demo
 	$(BIN)/trtdet demo -o demo
 
-test: $(VENV)/.dev lint service-tests
-	$(BIN)/python -m pytest -n auto --dist loadfile -m "not benchmark and not tensorrt86"
+# What is installed and what is compiled do not wait for each other.
+test:
+	$(MAKE) --no-print-directory -j2 lint service-tests
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not benchmark and not tensorrt86"
 
 test-benchmarks: $(VENV)/.dev
 	$(BIN)/python -m pytest -m benchmark
@@ -59,14 +63,16 @@ service:
 
 service-tests: service
 	set -e; test -f $(SERVICE)/CTestTestfile.cmake || exit 0; \
-	for sanitizers in none $(SANITIZED); do \
+	ctest --test-dir $(SERVICE) --output-on-failure; \
+	for sanitizers in $(SANITIZED); do \
 	  folder=$(SERVICE)-$${sanitizers%%,*}; \
-	  if [ $$sanitizers = none ]; then folder=$(SERVICE); else service/build.sh $$folder -DTRTDET_SANITIZE=$$sanitizers; fi; \
+	  service/build.sh $$folder -DTRTDET_SANITIZE=$$sanitizers -DTRTDET_PROGRAMS=$(PROGRAMS); \
 	  ctest --test-dir $$folder --output-on-failure; \
 	done
 
 fuzz: $(VENV)/.dev
-	service/build.sh build/fuzz -DCMAKE_CXX_COMPILER=clang++ -DTRTDET_FUZZ=ON -DTRTDET_SANITIZE=address,undefined -DBUILD_TESTING=OFF
+	service/build.sh build/fuzz -DCMAKE_CXX_COMPILER=clang++ -DTRTDET_FUZZ=ON -DTRTDET_SANITIZE=address,undefined \
+	  -DTRTDET_PROGRAMS=OFF -DBUILD_TESTING=OFF
 	$(BIN)/python service/fuzz/seeds.py build/fuzz/seeds
 	set -e; for target in $(FUZZ_TARGETS); do \
 	  mkdir -p build/fuzz/corpus/$$target; \
@@ -75,7 +81,8 @@ fuzz: $(VENV)/.dev
 	done
 
 # What goes through the service with sanitizers in it; minutes where 'make test' takes the library's own tests alone.
-test-sanitized: service-tests
+test-sanitized: PROGRAMS := ON
+test-sanitized: $(VENV)/.dev service-tests
 	set -e; for sanitizers in $(SANITIZED); do \
 	  TRTDET_SERVICE_BUILD=$(SERVICE)-$${sanitizers%%,*} $(BIN)/python -m pytest tests/service/test_serve.py tests/service/test_serve_load.py; \
 	done

@@ -1,11 +1,27 @@
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from standin.machine import Machine
+
+
+def pytest_configure() -> None:
+    """Gives each of pytest-xdist's workers cores of its own: threads of one that wait for the other's are slow."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker is not None and hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        workers = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+        os.sched_setaffinity(0, set(cores[int(worker.removeprefix("gw")) :: workers]) or set(cores))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with long tests first, so that no worker begins one when the others have nothing left to do."""
+    long = {item.path for item in items if item.get_closest_marker("slow") or "workflow" in item.path.parts}
+    items.sort(key=lambda item: item.path not in long)
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from trtdet.backends import Built
@@ -118,7 +119,7 @@ class Layer:
         """Data type of its first output; empty where it has none."""
         return self.outputs[0].type if self.outputs else ""
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         """What one run of it reads and writes; the same part of a tensor listed twice is read once."""
         if self.type in NO_KERNEL:

@@ -70,7 +70,7 @@ class Flow:
                     kernels[node] = index
         self.kernels: Mapping[str, int] = kernels
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         """What one run of every layer moves; what a loop repeats is counted once."""
         return sum(layer.bytes for layer in self.layers)

@@ -53,7 +53,11 @@ def rewrite(model: onnx.ModelProto, options: Options) -> Rewritten:
     results: dict[str, PassResult] = {}
     options = cut_nms.cut(graph, options)
     for rewrite_pass in PASSES:
-        results[rewrite_pass.__name__.rpartition(".")[2]] = rewrite_pass.apply(graph, options)
-        if rewrite_pass is not PASSES[-1]:
+        opset_before = graph.opset
+        result = rewrite_pass.apply(graph, options)
+        results[rewrite_pass.__name__.rpartition(".")[2]] = result
+        # Shapes are inferred and the rules of ONNX checked anew where a pass wrote something.
+        wrote = rewrite_pass is clean or result.count > 0 or graph.opset != opset_before
+        if wrote and rewrite_pass is not PASSES[-1]:
             graph = to_graph(to_model(graph))
     return Rewritten(to_model(graph), options.config, results)
