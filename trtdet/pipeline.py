@@ -393,21 +393,20 @@ class Prepared:
         return {name: known[name] for name in tensors if name in known}
 
 
-def rewritten(
-    model: Path, config: Config, silu: SiluForm = "keep", caps: Capabilities = Capabilities("", "", False, False, False)
-) -> Rewritten:
+def rewritten(model: Path, config: Config, silu: SiluForm = "keep", caps: Capabilities | None = None) -> Rewritten:
     """A float ONNX model as the passes leave it, with decoded boxes and scores and a batch of 1 where it is dynamic.
 
     Args:
         model: float ONNX model.
         config: its configuration.
         silu: what SiLU is written as.
-        caps: of the backend that is to read it; by default of one that reads everything.
+        caps: of the backend that is to read it; None for one that reads everything.
     """
     source = load_model(model)
-    batch = _batch(source, config.input.name, None)
-    missing = frozenset(caps.missing_ops)
-    return rewrite(source, Options(config, batch=batch, silu=silu, max_opset=caps.max_opset, missing_ops=missing))
+    options = Options(config, batch=_batch(source, config.input.name, None), silu=silu)
+    if caps is not None:
+        options = replace(options, max_opset=caps.max_opset, missing_ops=frozenset(caps.missing_ops))
+    return rewrite(source, options)
 
 
 def prepare(
