@@ -6,6 +6,7 @@
 #include <cstdlib>
 
 #include "library.hpp"
+#include "text.hpp"
 #include "trtdet/errors.hpp"
 
 namespace trtdet::cuda {
