@@ -44,7 +44,7 @@ std::string one_line(const std::string& text) {
 std::string shape_text(const std::vector<std::int64_t>& shape) {
     std::string text;
     for (const std::int64_t size : shape) {
-        text += (text.empty() ? "" : "x") + (size < 0 ? std::string("B") : std::to_string(size));
+        text += text.empty() && size < 0 ? "B" : (text.empty() ? "" : "x") + std::to_string(size);
     }
     return text;
 }

@@ -18,7 +18,7 @@ std::string in_quotes(std::string_view text);
 // What a library said, as it fits into a message of one line: white space folded, cut at 300 characters.
 std::string one_line(const std::string& text);
 
-// A shape as 1x3xB, where B is a dimension that is -1, the batch.
+// A shape as Bx3x4, B where the first dimension is -1, the batch; another that is open stays -1.
 std::string shape_text(const std::vector<std::int64_t>& shape);
 
 // A number with as many digits as it takes to read it back.
