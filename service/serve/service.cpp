@@ -160,6 +160,12 @@ Wanted read_wanted(std::string_view query, const Manifest& manifest) {
     return wanted;
 }
 
+// The answer where as many requests are worked on as may be.
+Response all_taken(int most) {
+    return busy_response(
+        "overloaded", "all " + std::to_string(most) + " requests that are allowed at a time are taken");
+}
+
 // One image of a request, from its bytes to its detections.
 struct Picture {
     std::string name;  // as the client called it; empty where it did not
@@ -527,9 +533,7 @@ std::optional<Response> Service::Impl::refuse_detect(const Head& head, std::stri
         return error_response(400, "bad-multipart", error.what());
     }
     if (in_flight >= options.max_requests) {
-        return busy_response(
-            "overloaded",
-            "all " + std::to_string(options.max_requests) + " requests that are allowed at a time are taken");
+        return all_taken(options.max_requests);
     }
     return std::nullopt;
 }
@@ -613,10 +617,7 @@ void Service::handle(Request request, std::function<void(Answer)> done) {
     }
     if (++impl_->in_flight > impl_->options.max_requests) {
         --impl_->in_flight;
-        done([most = impl_->options.max_requests] {
-            return busy_response(
-                "overloaded", "all " + std::to_string(most) + " requests that are allowed at a time are taken");
-        });
+        done([most = impl_->options.max_requests] { return all_taken(most); });
         return;
     }
     std::make_shared<Impl::Detection>(impl_, std::move(request), std::move(done))->start();

@@ -153,14 +153,14 @@ def _rules(manifest: Manifest) -> bytes:
     values = {
         "where": f"Suppression::{nms.where}",
         "logits": str(nms.where == "host" and nms.scores == "logits").lower(),
-        "score_threshold": f"{float(score).hex()}F;  // {float(score):.9g}",
-        "iou_threshold": f"{float(overlap).hex()}F;  // {float(overlap):.9g}",
+        "score_threshold": f"{float(score).hex()}F /* {float(score):.9g} */",
+        "iou_threshold": f"{float(overlap).hex()}F /* {float(overlap):.9g} */",
         "max_detections": str(nms.max_detections),
         "pre_nms_topk": str(nms.pre_nms_topk),
         "class_agnostic": str(nms.class_agnostic).lower(),
         "best_class": str(nms.candidates == "best-class").lower(),
     }
-    lines = "".join(f"    nms.{name} = {value if ';' in value else value + ';'}\n" for name, value in values.items())
+    lines = "".join(f"    nms.{name} = {value};\n" for name, value in values.items())
     return f"""// What the bounding-box parser suppresses with, where the network leaves that to its reader.
 // Made by trtdet {__version__}.
 
