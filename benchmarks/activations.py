@@ -19,9 +19,9 @@ from corrections import MODELS, scored
 import trtdet
 from trtdet.audit import audit, layers_of
 from trtdet.backends import BuildRequest, choose
-from trtdet.detector import Detector
 from trtdet.pipeline import FORMS, CalibrationOptions, prepare, rewritten
-from trtdet.quantize import CORRECTIONS
+from trtdet.quantization import CORRECTIONS
+from trtdet.runtime.detector import Detector
 
 
 def main() -> None:

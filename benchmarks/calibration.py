@@ -26,7 +26,7 @@ def bare_inference(options: argparse.Namespace) -> None:
     from trtdet.config import load_config
     from trtdet.data import ImageStream, find_images
     from trtdet.passes import Options, load_model, rewrite
-    from trtdet.quantize import place
+    from trtdet.quantization import place
 
     config = load_config(options.config)
     model = rewrite(load_model(options.model), Options(config)).model

@@ -19,7 +19,7 @@ from trtdet.calibration import Ranges, collect, expose
 from trtdet.config import load_config
 from trtdet.data import ImageStream, find_images
 from trtdet.passes import Options, decoded, load_model, rewrite
-from trtdet.quantize import CORRECTIONS, Sources, correct, place
+from trtdet.quantization import CORRECTIONS, Sources, correct, place
 
 
 def peak() -> float:

@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 import trtdet
-from trtdet.detector import Detector
-from trtdet.evaluation import Evaluation
+from trtdet.evaluation.scoring import Evaluation
+from trtdet.runtime.detector import Detector
 
 MODELS = {
     "yolox_nano": ("yolox", "best-class"),

@@ -23,11 +23,11 @@ an engine for 1 to 32 images that is the 32 that it is optimised for, so that at
 chosen for other work, INT8 and FP16 ones not to the same disadvantage. That costs a second build, and is what someone
 does who serves one size. mAP is that of the engine of the largest batch, which is built first.
 
-All rows of a model are timed side by side, in one run of :func:`trtdet.benching.measure` a batch, with fp16 of that
-very run as the baseline. "Times FP16" is how many times as fast a row is, without the transfers of images and results;
-with them it is in a column of its own. INT8 rows that are less than 1.3 times FP16 at the largest batch are profiled
-beside it; what the audit finds with the measured times, what it advises and which convolutions are slower is written
-down with them.
+All rows of a model are timed side by side, in one run of :func:`trtdet.performance.latency.measure` a batch, with fp16
+of that very run as the baseline. "Times FP16" is how many times as fast a row is, without the transfers of images and
+results; with them it is in a column of its own. INT8 rows that are less than 1.3 times FP16 at the largest batch are
+profiled beside it; what the audit finds with the measured times, what it advises and which convolutions are slower is
+written down with them.
 """
 
 from __future__ import annotations
@@ -66,23 +66,23 @@ from trtdet.backends import (
     cuda,
     open_engine,
 )
-from trtdet.backends.opsets import missing_operators, newest_opset
-from trtdet.benching import BenchOptions, Target, measure
-from trtdet.bundle import sha256_file, write_atomically
+from trtdet.backends.tensorrt.opsets import missing_operators, newest_opset
 from trtdet.calibration import Ranges
 from trtdet.config import SiluForm
 from trtdet.data import ImageStream
-from trtdet.detector import Detector
 from trtdet.errors import ConfigError, TrtdetError
-from trtdet.evaluation import Evaluation, record
-from trtdet.metrics import CocoMetric
+from trtdet.evaluation.metrics import CocoMetric
+from trtdet.evaluation.scoring import Evaluation, record
+from trtdet.files import sha256_file, write_atomically
+from trtdet.files.journal import Rows
+from trtdet.mixed_precision.ranking import DEPTHWISE, multiply_adds, rank
 from trtdet.passes import Options, Rewritten, load_model, rewrite, save_model
+from trtdet.performance.latency import BenchOptions, Target, measure
+from trtdet.performance.layers import ProfileOptions, profile_targets
 from trtdet.pipeline import CalibrationOptions, KeepOptions, Prepared, choose_plan, float_plan, prepare, select_images
-from trtdet.profiling import ProfileOptions, profile_targets
 from trtdet.progress import Console
-from trtdet.quantize import CORRECTIONS, PrecisionPlan, place, quantizable, to_half
-from trtdet.ranking import DEPTHWISE, multiply_adds, rank
-from trtdet.rows import Rows
+from trtdet.quantization import CORRECTIONS, PrecisionPlan, place, quantizable, to_half
+from trtdet.runtime.detector import Detector
 
 WORTH_IT = 1.3
 """An INT8 row that is not so many times as fast as FP16 is explained."""

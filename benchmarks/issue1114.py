@@ -46,11 +46,11 @@ import trtdet
 from trtdet.backends import OnnxRunner
 from trtdet.calibration import RULES, Collection, Ranges, collect, collection_key, expose
 from trtdet.data import ImageStream, content_hash, find_images
-from trtdet.detector import Detector
 from trtdet.errors import ModelError
-from trtdet.evaluation import Evaluation
+from trtdet.evaluation.scoring import Evaluation
 from trtdet.passes import Options, load_model, rewrite, save_model
-from trtdet.quantize import Entry, Placement, PrecisionPlan, insert_qdq, lint, place
+from trtdet.quantization import Entry, PrecisionPlan, QdqPlacement, insert_qdq, lint, place
+from trtdet.runtime.detector import Detector
 
 MODELS = {"yolov5n": "yolov5", "yolox_nano": "yolox"}
 LEFT_IN_FLOAT = 5
@@ -70,7 +70,7 @@ def is_silu(node: gs.Node) -> bool:
     return any(producer.op == "Sigmoid" and producer.inputs[0] in node.inputs for producer in producers)
 
 
-def layer_by_layer(model: onnx.ModelProto, silu_only: bool) -> Placement:
+def layer_by_layer(model: onnx.ModelProto, silu_only: bool) -> QdqPlacement:
     """The placement of convolutions, and around every Sigmoid and Mul as if each were a layer with INT8 in and out."""
     placement = place(model)
     # A dict for a set that keeps its order.
@@ -87,12 +87,12 @@ def layer_by_layer(model: onnx.ModelProto, silu_only: bool) -> Placement:
             for position, tensor in enumerate(reader.inputs):
                 if tensor is output:
                     readers.setdefault(output.name, {})[reader.name, position] = None
-    return Placement(
+    return QdqPlacement(
         placement.plan, tuple(readers), {name: tuple(found) for name, found in readers.items()}, placement.skipped
     )
 
 
-def with_float(placement: Placement, convs: Sequence[str]) -> Placement:
+def with_float(placement: QdqPlacement, convs: Sequence[str]) -> QdqPlacement:
     """The placement without these convolutions; a residual sum reads INT8 only where a convolution still does."""
     entries = {
         name: Entry("fp16", "sensitive") if name in convs else entry for name, entry in placement.plan.entries.items()
@@ -104,16 +104,16 @@ def with_float(placement: Placement, convs: Sequence[str]) -> Placement:
         for name, found in placement.readers.items()
         if any(reader in int8 for reader, _ in found)
     }
-    return Placement(plan, tuple(readers), readers, placement.skipped)
+    return QdqPlacement(plan, tuple(readers), readers, placement.skipped)
 
 
-def alone(placement: Placement, conv: str) -> Placement:
+def alone(placement: QdqPlacement, conv: str) -> QdqPlacement:
     """Only this convolution in INT8, and no residual sum."""
     source = next(name for name, found in placement.readers.items() if (conv, 0) in found)
-    return Placement(PrecisionPlan({conv: Entry("int8", "alone")}), (source,), {source: ((conv, 0),)}, ())
+    return QdqPlacement(PrecisionPlan({conv: Entry("int8", "alone")}), (source,), {source: ((conv, 0),)}, ())
 
 
-def quantized(model: onnx.ModelProto, placement: Placement, ranges: Ranges) -> onnx.ModelProto:
+def quantized(model: onnx.ModelProto, placement: QdqPlacement, ranges: Ranges) -> onnx.ModelProto:
     explicit = insert_qdq(model, placement, ranges)
     findings = lint(explicit)
     if findings:

@@ -25,10 +25,10 @@ from trtdet import CocoDataset, evaluate, load_config
 from trtdet.backends import OnnxRunner
 from trtdet.config import Config
 from trtdet.data import ImageStream, evenly, find_images
-from trtdet.detections import non_max_suppression
-from trtdet.detector import Detector
+from trtdet.detection.suppression import non_max_suppression
 from trtdet.passes import Options, nms
 from trtdet.passes.model import to_graph, to_model
+from trtdet.runtime.detector import Detector
 
 WAYS = ("host", "native", "onnx", "efficient")
 IMAGES = 16

@@ -15,8 +15,8 @@ import sys
 from pathlib import Path
 
 import trtdet
-from trtdet.detector import Detector
-from trtdet.evaluation import Evaluation
+from trtdet.evaluation.scoring import Evaluation
+from trtdet.runtime.detector import Detector
 
 MODELS = {"yolox_nano": "yolox", "yolov5n": "yolov5", "picodet_s": "dfl"}
 

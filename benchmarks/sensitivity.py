@@ -17,9 +17,9 @@ from trtdet.backends import OnnxRunner
 from trtdet.calibration import Ranges, collect, expose
 from trtdet.config import load_config
 from trtdet.data import ImageStream, content_hash, evenly, find_images
+from trtdet.mixed_precision.ranking import Method, Sensitivity, Subject, rank
 from trtdet.passes import Options, decoded, load_model, rewrite
-from trtdet.quantize import Corrections, place
-from trtdet.ranking import Method, Sensitivity, Subject, rank
+from trtdet.quantization import Corrections, place
 
 
 def spearman(one: list[float], other: list[float]) -> float:

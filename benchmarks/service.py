@@ -49,12 +49,13 @@ from numpy.typing import NDArray
 
 import trtdet
 from trtdet.backends import cuda
-from trtdet.bundle import Bundle, write_atomically
+from trtdet.bundle import Bundle
 from trtdet.data import evenly, find_images
-from trtdet.detector import Detector
+from trtdet.data.images import preprocess, read_image
 from trtdet.errors import BackendError, ConfigError, DataError, TrtdetError, one_line
-from trtdet.images import preprocess, read_image
+from trtdet.files import write_atomically
 from trtdet.progress import Console
+from trtdet.runtime.detector import Detector
 
 BOX, SCORE = 0.01, 1e-4
 """How far detections may be from each other, in pixels and in probability."""

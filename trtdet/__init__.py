@@ -14,17 +14,16 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from trtdet.benching import BenchOptions, bench
     from trtdet.bundle import Bundle
-    from trtdet.comparison import Bootstrap, compare
     from trtdet.config import Config, load_config
     from trtdet.data import CocoDataset
-    from trtdet.detector import Detector
+    from trtdet.deploy import PackageOptions, TritonOptions, package
     from trtdet.errors import TrtdetError, TrtdetWarning
-    from trtdet.evaluation import evaluate
+    from trtdet.evaluation.comparison import Bootstrap, compare
+    from trtdet.evaluation.scoring import evaluate
     from trtdet.exporter import ExportOptions, export
-    from trtdet.packaging import PackageOptions, TritonOptions, package
-    from trtdet.pictures import infer
+    from trtdet.performance.latency import BenchOptions, bench
+    from trtdet.performance.layers import ProfileOptions, profile
     from trtdet.pipeline import (
         BuildOptions,
         CalibrationOptions,
@@ -34,42 +33,43 @@ if TYPE_CHECKING:
         calibrate,
         sensitivity,
     )
-    from trtdet.profiling import ProfileOptions, profile
-    from trtdet.recording import record
-    from trtdet.sweeping import SweepOptions, sweep
+    from trtdet.pipeline.variants import SweepOptions, sweep
+    from trtdet.runtime.detector import Detector
+    from trtdet.runtime.pictures import infer
+    from trtdet.runtime.recordings import record
 
 # No module may be called like one of these names: importing it would put the module in the function's place.
 _HOMES = {
-    "BenchOptions": "benching",
-    "Bootstrap": "comparison",
+    "BenchOptions": "performance.latency",
+    "Bootstrap": "evaluation.comparison",
     "BuildOptions": "pipeline",
     "Bundle": "bundle",
     "CalibrationOptions": "pipeline",
     "CocoDataset": "data",
     "Config": "config",
-    "Detector": "detector",
+    "Detector": "runtime.detector",
     "ExportOptions": "exporter",
     "KeepOptions": "pipeline",
-    "PackageOptions": "packaging",
-    "ProfileOptions": "profiling",
+    "PackageOptions": "deploy",
+    "ProfileOptions": "performance.layers",
     "SensitivityOptions": "pipeline",
-    "SweepOptions": "sweeping",
-    "TritonOptions": "packaging",
+    "SweepOptions": "pipeline.variants",
+    "TritonOptions": "deploy",
     "TrtdetError": "errors",
     "TrtdetWarning": "errors",
-    "bench": "benching",
+    "bench": "performance.latency",
     "build": "pipeline",
     "calibrate": "pipeline",
-    "compare": "comparison",
-    "evaluate": "evaluation",
+    "compare": "evaluation.comparison",
+    "evaluate": "evaluation.scoring",
     "export": "exporter",
-    "infer": "pictures",
+    "infer": "runtime.pictures",
     "load_config": "config",
-    "package": "packaging",
-    "profile": "profiling",
-    "record": "recording",
+    "package": "deploy",
+    "profile": "performance.layers",
+    "record": "runtime.recordings",
     "sensitivity": "pipeline",
-    "sweep": "sweeping",
+    "sweep": "pipeline.variants",
 }
 
 __all__ = [

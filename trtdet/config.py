@@ -30,7 +30,7 @@ COCO_CLASSES: tuple[str, ...] = (
 # fmt: on
 """The 80 category names of COCO in the order of their ids, which is the class order of nearly every release."""
 
-Where = Literal["native", "onnx", "efficient", "host"]
+NmsMode = Literal["native", "onnx", "efficient", "host"]
 """What suppresses: plain operators, NonMaxSuppression or EfficientNMS_TRT in the graph, or the reader of outputs."""
 
 SiluForm = Literal["keep", "swish", "plugin"]

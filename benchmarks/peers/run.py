@@ -42,11 +42,11 @@ from trtdet.audit import audit, layers_of
 from trtdet.backends import BuildRequest, OnnxRunner, choose
 from trtdet.bundle import Bundle
 from trtdet.data import ImageStream, content_hash, find_images
-from trtdet.detector import Detector
 from trtdet.errors import BackendError
 from trtdet.passes import Options, load_model, rewrite, save_model
-from trtdet.quantize import Entry, PrecisionPlan, lint
-from trtdet.quantize.placement import CONVOLUTIONS
+from trtdet.quantization import Entry, PrecisionPlan, lint
+from trtdet.quantization.placement import CONVOLUTIONS
+from trtdet.runtime.detector import Detector
 
 MODELS = {"yolox_nano": "yolox", "yolov5n": "yolov5", "picodet_s": "dfl"}
 PEERS = {

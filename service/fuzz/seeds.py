@@ -16,8 +16,8 @@ import numpy as np
 from PIL import Image
 
 from trtdet import BuildOptions, build, load_config
-from trtdet.recording import fingerprints
-from trtdet.zoo import SHAPES_MODEL
+from trtdet.exporter import SHAPES_MODEL
+from trtdet.runtime.recordings import fingerprints
 
 
 def manifests() -> dict[str, bytes]:

@@ -18,24 +18,16 @@ import onnx
 import onnx.parser
 import pytest
 
-from trtdet.backends import (
-    BACKENDS,
-    BuildRequest,
-    Capabilities,
-    EngineOptions,
-    OnnxRunner,
-    choose,
-    cuda,
-    tensorrt,
-    tensorrt_rtx,
-)
+from trtdet.backends import BACKENDS, BuildRequest, Capabilities, EngineOptions, OnnxRunner, choose, cuda
 from trtdet.backends.base import Typing
+from trtdet.backends.tensorrt import builder as tensorrt
+from trtdet.backends.tensorrt import rtx as tensorrt_rtx
 from trtdet.config import load_config
 from trtdet.errors import BackendError
+from trtdet.exporter import SHAPES_MODEL
 from trtdet.passes import Options, load_model, rewrite
 from trtdet.pipeline import plugin_parts, silu_form, suppression
 from trtdet.progress import silent
-from trtdet.zoo import SHAPES_MODEL
 
 needs_rtx = pytest.mark.skipif(
     importlib.util.find_spec("tensorrt_rtx") is None, reason="TensorRT-RTX is not installed: pip install 'trtdet[rtx]'"
@@ -297,7 +289,7 @@ class FakeTensorRT:
 
     def made(self, **changes: Any) -> Any:
         """What a build by this library gives, with an empty model."""
-        from trtdet.backends import build_process
+        from trtdet.backends.tensorrt import build_process
 
         Path("model.onnx").write_bytes(b"")
         request = {
@@ -371,7 +363,7 @@ def test_a_build_says_how_far_it_is() -> None:
 
 
 def test_phases_within_phases_are_parts_of_a_step() -> None:
-    from trtdet.backends import build_process
+    from trtdet.backends.tensorrt import build_process
 
     said: list[int] = []
     library = SimpleNamespace(IProgressMonitor=object)
@@ -409,7 +401,7 @@ def test_words_that_are_known_come_with_advice(
 
 
 def test_a_registry_loads_libraries_itself_and_says_when_one_is_empty() -> None:
-    from trtdet.backends.build_process import builder_with
+    from trtdet.backends.tensorrt.build_process import builder_with
 
     fake = FakeTensorRT([])
     builder_with(fake, None, ["a.so", "b.so"], True)
@@ -420,7 +412,7 @@ def test_a_registry_loads_libraries_itself_and_says_when_one_is_empty() -> None:
 
 @pytest.mark.parametrize("takes_plugins", [True, False])
 def test_only_the_full_tensorrt_is_given_creators(takes_plugins: bool) -> None:
-    from trtdet.backends.build_process import builder_with
+    from trtdet.backends.tensorrt.build_process import builder_with
 
     fake = FakeTensorRT([])
     builder_with(fake, None, [], takes_plugins)
@@ -431,7 +423,7 @@ def test_plugins_without_a_library_are_compiled_into_the_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process that builds is told so; there it is said what is missing, should anything be."""
-    from trtdet.backends import silu_aot
+    from trtdet.backends.tensorrt import silu_aot
 
     told: list[Any] = []
     monkeypatch.setattr(silu_aot, "register", told.append)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trtdet.backends.calibrators import CALIBRATORS, Images, from_cache, from_images
+from trtdet.backends.tensorrt.calibrators import CALIBRATORS, Images, from_cache, from_images
 from trtdet.errors import BackendError, CalibrationError, ConfigError, DataError
 
 TEXT = "TRT-8600-EntropyCalibration2\nimages: 3c010204\n"

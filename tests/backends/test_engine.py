@@ -11,7 +11,7 @@ import sys
 import pytest
 from standin.machine import FOLDER, plugin_library
 
-from trtdet.backends.engine import onnx_nodes
+from trtdet.backends.tensorrt.engine import onnx_nodes
 
 needs_cuda_python = pytest.mark.skipif(
     importlib.util.find_spec("cuda") is None, reason="cuda-python is not installed: pip install 'trtdet[cuda]'"
@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np, onnx, onnx.parser
 import tensorrt as trt
 from trtdet.backends import EngineFacts, OnnxRunner, cuda, open_engine
-from trtdet.backends.engine import _logger
+from trtdet.backends.tensorrt.engine import _logger
 from trtdet.errors import BackendError
 
 def net(text, **weights):

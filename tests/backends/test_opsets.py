@@ -10,14 +10,15 @@ import numpy as np
 import onnx
 import pytest
 
-from trtdet.backends import BuildRequest, choose, cuda, tensorrt
-from trtdet.backends.opsets import NEVER, missing_operators, newest_opset
+from trtdet.backends import BuildRequest, choose, cuda
+from trtdet.backends.tensorrt import builder as tensorrt
+from trtdet.backends.tensorrt.opsets import NEVER, missing_operators, newest_opset
 from trtdet.config import load_config
 from trtdet.errors import BackendError
+from trtdet.exporter import SHAPES_MODEL
 from trtdet.passes import Options, load_model, rewrite
 from trtdet.passes.lowering import lower
 from trtdet.pipeline import BuildOptions, build
-from trtdet.zoo import SHAPES_MODEL
 
 needs_rtx = pytest.mark.skipif(
     importlib.util.find_spec("tensorrt_rtx") is None, reason="TensorRT-RTX is not installed: pip install 'trtdet[rtx]'"

@@ -15,8 +15,8 @@ from typing import Any, get_args, get_origin
 import numpy as np
 import pytest
 
-from trtdet.backends import silu_aot
-from trtdet.backends.silu_aot import ATTRIBUTES, LAYOUTS, Kernel, channel_table, compile_ptx, register
+from trtdet.backends.tensorrt import silu_aot
+from trtdet.backends.tensorrt.silu_aot import ATTRIBUTES, LAYOUTS, Kernel, channel_table, compile_ptx, register
 from trtdet.errors import BackendError
 
 KERNELS = [
@@ -286,7 +286,7 @@ def test_a_process_that_loaded_tensorrt_rtx_ends_with_the_error_and_does_not_abo
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: pip install 'trtdet[rtx]'")
     program = (
         "import sys, tensorrt_rtx\n"
-        "from trtdet.backends.silu_aot import register\n"
+        "from trtdet.backends.tensorrt.silu_aot import register\n"
         "from trtdet.errors import BackendError\n"
         "try:\n    register(tensorrt_rtx)\n"
         "except BackendError as error:\n    sys.exit(str(error))\n"

@@ -10,8 +10,8 @@ import pytest
 from trtdet.backends import OnnxRunner
 from trtdet.config import load_config
 from trtdet.errors import ModelError
+from trtdet.exporter import SHAPES_MODEL
 from trtdet.passes import Options, batch, load_model, rewrite, to_graph, to_model
-from trtdet.zoo import SHAPES_MODEL
 
 CONFIG = load_config("shapes")
 

@@ -13,10 +13,10 @@ from PIL import Image
 from trtdet import BuildOptions, CalibrationOptions, build
 from trtdet.backends import OnnxRunner
 from trtdet.config import Config
-from trtdet.detections import EfficientNms, efficient_nms, non_max_suppression, sigmoid
-from trtdet.detector import Detector
+from trtdet.detection.suppression import EfficientNms, efficient_nms, non_max_suppression, sigmoid
 from trtdet.errors import BackendError, ConfigError, ModelError, TrtdetWarning
-from trtdet.passes import Options, load_model, own_nms, rewrite
+from trtdet.passes import Options, embedded_nms, load_model, rewrite
+from trtdet.runtime.detector import Detector
 
 CLASSES = 3
 
@@ -115,7 +115,7 @@ def fed(model: onnx.ModelProto) -> tuple[np.ndarray, np.ndarray]:
 def test_an_efficient_nms_is_left_as_it_is_unless_another_is_asked_for(saved: Any, centre: bool) -> None:
     model = detector("efficient", centre=centre)
     path, config = saved(model), configuration()
-    own = own_nms(load_model(path), config)
+    own = embedded_nms(load_model(path), config)
     assert own is not None and (own.kind, own.name) == ("efficient", "nms")
     left = Detector.open(path, config)
     boxes, logits = fed(model)
@@ -155,16 +155,16 @@ def test_a_nonmaxsuppression_keeps_its_constant_thresholds_or_is_replaced(saved:
 
 def test_outputs_named_in_the_configuration_cut_it_off_by_themselves() -> None:
     model, config = detector("efficient"), configuration(outputs=["rows"])
-    assert own_nms(model, config) is None
+    assert embedded_nms(model, config) is None
     assert [one.name for one in rewrite(model, Options(config)).model.graph.output] == ["boxes", "scores"]
 
 
 def test_what_cannot_be_cut_off_says_why_and_what_to_do() -> None:
     config = configuration()
     with pytest.raises(ModelError, match="its class 0 is background, which 'classes' does not know; name the raw"):
-        own_nms(detector("efficient", background_class=0), config)
+        embedded_nms(detector("efficient", background_class=0), config)
     with pytest.raises(ModelError, match="gets scores of 1 classes .the class is hidden in an offset.*lists 3"):
-        own_nms(onnx.shape_inference.infer_shapes(detector("onnx", classes=1)), config)
+        embedded_nms(onnx.shape_inference.infer_shapes(detector("onnx", classes=1)), config)
     double = detector("onnx")
     second = onnx.NodeProto()
     second.CopyFrom(next(node for node in double.graph.node if node.name == "nms"))
@@ -172,14 +172,14 @@ def test_what_cannot_be_cut_off_says_why_and_what_to_do() -> None:
     double.graph.node.append(second)
     double.graph.output.append(helper.make_tensor_value_info("other", TensorProto.INT64, None))
     with pytest.raises(ModelError, match="suppressions of its own: nms, again; name the tensors before the last one"):
-        own_nms(double, config)
+        embedded_nms(double, config)
 
 
 def test_a_model_without_one_has_none(saved: Any) -> None:
     model = detector("onnx")
-    assert own_nms(model, configuration()) is not None
+    assert embedded_nms(model, configuration()) is not None
     del model.graph.node[-2:]
-    assert own_nms(model, configuration()) is None
+    assert embedded_nms(model, configuration()) is None
 
 
 def test_its_thresholds_must_be_possible() -> None:

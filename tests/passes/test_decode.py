@@ -8,8 +8,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from trtdet import heads
 from trtdet.config import Config
+from trtdet.detection import heads
 from trtdet.errors import ModelError
 from trtdet.passes import Options, decode
 from trtdet.passes.base import PassResult

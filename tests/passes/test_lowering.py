@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from trtdet.errors import ModelError
+from trtdet.exporter import SHAPES_MODEL
 from trtdet.passes import plugin_ops
 from trtdet.passes.base import PLUGIN_DOMAIN
 from trtdet.passes.lowering import _FORMS, lower
-from trtdet.zoo import SHAPES_MODEL
 
 NEWEST = 26
 """The newest opset that onnxruntime 1.31 runs."""

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from trtdet.backends import OnnxRunner
-from trtdet.config import Config, NmsConfig, Where
-from trtdet.detections import (
+from trtdet.config import Config, NmsConfig, NmsMode
+from trtdet.detection.suppression import (
     Detections,
     EfficientNms,
     efficient_nms,
@@ -62,7 +62,7 @@ def decoded_model(batch: int | str, count: int, classes: int) -> onnx.ModelProto
 
 
 def suppressing(
-    where: Where, batch: int | str, count: int, config: Config, max_topk: int | None = None
+    where: NmsMode, batch: int | str, count: int, config: Config, max_topk: int | None = None
 ) -> onnx.ModelProto:
     graph = to_graph(decoded_model(batch, count, len(config.classes)))
     assert nms.apply(graph, Options(config, where, max_topk=max_topk)) == PassResult(1)
@@ -80,7 +80,7 @@ def execute(model: onnx.ModelProto | OnnxRunner, boxes: np.ndarray, scores: np.n
 
 
 @lru_cache(maxsize=512)
-def runner(where: Where, count: int, config: Config) -> OnnxRunner:
+def runner(where: NmsMode, count: int, config: Config) -> OnnxRunner:
     return OnnxRunner(suppressing(where, "N", count, config), alone=True)
 
 

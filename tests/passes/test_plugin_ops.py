@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from trtdet.backends import OnnxRunner
-from trtdet.backends.silu_aot import ATTRIBUTES
+from trtdet.backends.tensorrt.silu_aot import ATTRIBUTES
 from trtdet.errors import ModelError
 from trtdet.passes import load_model, plugin_ops
 from trtdet.passes.base import PLUGIN_DOMAIN

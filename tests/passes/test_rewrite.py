@@ -9,8 +9,9 @@ import numpy as np
 import onnx
 import pytest
 
-from trtdet import detections, heads
 from trtdet.config import load_config
+from trtdet.detection import heads
+from trtdet.detection import suppression as detections
 from trtdet.errors import ModelError
 from trtdet.passes import PASSES, Options, load_model, rewrite
 

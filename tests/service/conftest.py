@@ -11,14 +11,14 @@ import pytest
 from PIL import Image
 from serving import Case, Found, Picture, Server, find
 
-from trtdet import shapes
 from trtdet.bundle import Bundle
 from trtdet.config import load_config
-from trtdet.detector import Detector
-from trtdet.images import read_image
+from trtdet.data.images import read_image
+from trtdet.demo import shapes
+from trtdet.exporter import SHAPES_MODEL
 from trtdet.pipeline import BuildOptions, build
-from trtdet.recording import record
-from trtdet.zoo import SHAPES_MODEL
+from trtdet.runtime.detector import Detector
+from trtdet.runtime.recordings import record
 
 ROOT = Path(__file__).resolve().parents[2]
 

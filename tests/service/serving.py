@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtdet.bundle import Bundle
-from trtdet.detector import Detector
-from trtdet.images import preprocess, read_image
+from trtdet.data.images import preprocess, read_image
+from trtdet.runtime.detector import Detector
 
 PATIENCE = 60.0
 """Seconds until a test gives up on what should take none: the machine may be busy, sanitizers make all of it slow."""

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from serving import find
 
-from trtdet import BuildOptions, Detector, build, load_config, shapes
+from trtdet import BuildOptions, Detector, build, load_config
 from trtdet.data import find_images
-from trtdet.recording import record
-from trtdet.zoo import SHAPES_MODEL
+from trtdet.demo import shapes
+from trtdet.exporter import SHAPES_MODEL
+from trtdet.runtime.recordings import record
 
 ROOT = Path(__file__).resolve().parents[2]
 

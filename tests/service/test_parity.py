@@ -17,10 +17,10 @@ from serving import Picture, Server, check, find
 from trtdet.bundle import Bundle
 from trtdet.config import load_config
 from trtdet.data import evenly
-from trtdet.detector import Detector
-from trtdet.images import read_image
+from trtdet.data.images import read_image
 from trtdet.pipeline import BuildOptions, build
-from trtdet.recording import record
+from trtdet.runtime.detector import Detector
+from trtdet.runtime.recordings import record
 
 IMAGES = 40
 

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from trtdet.config import Config, InputConfig, NmsConfig, load_config
-from trtdet.detections import non_max_suppression
+from trtdet.data.images import preprocess, read_image
+from trtdet.detection.suppression import non_max_suppression
 from trtdet.errors import DataError
-from trtdet.images import preprocess, read_image
+from trtdet.exporter import SHAPES_MODEL
 from trtdet.pipeline import BuildOptions, build
-from trtdet.zoo import SHAPES_MODEL
 
 Program = Callable[[str], Path]
 

@@ -22,8 +22,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from trtdet.detector import Detector
-from trtdet.images import preprocess, read_image
+from trtdet.data.images import preprocess, read_image
+from trtdet.runtime.detector import Detector
 
 ALTERED = {
     "count": lambda rows: rows[:-1],

@@ -1139,7 +1139,7 @@ def _plan(engine):
 
 def _times(engine, shapes, addresses):
     """Name and milliseconds of each layer, from one run of onnxruntime with its own profile and no fusing."""
-    from trtdet.backends.onnxrt import _custom_operators, _runnable
+    from trtdet.backends.onnxruntime import _custom_operators, _runnable
 
     data, custom = _runnable(_named(engine._model).SerializeToString())
     options = onnxruntime.SessionOptions()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trtdet.backends.calibrators import Images, from_cache, from_images
+from trtdet.backends.tensorrt.calibrators import Images, from_cache, from_images
 from trtdet.calibration.cache import read, version_number, write
 from trtdet.errors import CalibrationError
 

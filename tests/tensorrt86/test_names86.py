@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 import trtdet.backends
-from trtdet.backends import BACKENDS, calibrators, tensorrt
-from trtdet.backends.tensorrt import TensorRT
+from trtdet.backends import BACKENDS
+from trtdet.backends.tensorrt import builder as tensorrt
+from trtdet.backends.tensorrt import calibrators
+from trtdet.backends.tensorrt.builder import TensorRT
 from trtdet.calibration.cache import ALGORITHMS, version_number
 
 pytestmark = pytest.mark.tensorrt86

@@ -15,16 +15,18 @@ import onnx.parser
 import pytest
 from onnx_parser import Layer, Parsed, Parser
 
-from trtdet import shapes
-from trtdet.backends import BuildRequest, Capabilities, build_process, cuda, tensorrt
-from trtdet.backends.tensorrt import TensorRT
+from trtdet.backends import BuildRequest, Capabilities, cuda
+from trtdet.backends.tensorrt import build_process
+from trtdet.backends.tensorrt import builder as tensorrt
+from trtdet.backends.tensorrt.builder import TensorRT
 from trtdet.calibration import cache as calibration_cache
 from trtdet.config import load_config
+from trtdet.demo import shapes
 from trtdet.errors import BackendError
+from trtdet.exporter import SHAPES_MODEL
 from trtdet.passes import lowering, plugin_ops
 from trtdet.pipeline import BuildOptions, CalibrationOptions, KeepOptions, build
 from trtdet.progress import Progress, silent
-from trtdet.zoo import SHAPES_MODEL
 
 pytestmark = pytest.mark.tensorrt86
 

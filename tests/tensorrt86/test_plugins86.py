@@ -15,10 +15,10 @@ import pytest
 
 from trtdet.backends import cuda
 from trtdet.config import load_config
-from trtdet.detections import EfficientNms
+from trtdet.detection.suppression import EfficientNms
+from trtdet.exporter import SHAPES_MODEL
 from trtdet.passes import Options, load_model, rewrite
 from trtdet.passes.plugin_ops import ACTIVATIONS, INT8, NAMESPACE, attributes
-from trtdet.zoo import SHAPES_MODEL
 
 pytestmark = pytest.mark.tensorrt86
 

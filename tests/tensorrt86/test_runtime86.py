@@ -19,8 +19,8 @@ from standin.machine import FOLDER, compile_library
 
 from trtdet.backends import cuda
 from trtdet.config import load_config
+from trtdet.exporter import SHAPES_MODEL
 from trtdet.pipeline import BuildOptions, build
-from trtdet.zoo import SHAPES_MODEL
 
 SERVICE = Path(__file__).resolve().parents[2] / "service"
 

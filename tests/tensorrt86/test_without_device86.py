@@ -12,7 +12,7 @@ import pytest
 
 from trtdet.backends import choose, cuda
 from trtdet.errors import BackendError
-from trtdet.zoo import SHAPES_MODEL
+from trtdet.exporter import SHAPES_MODEL
 
 pytestmark = [
     pytest.mark.tensorrt86,

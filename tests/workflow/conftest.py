@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from standin.machine import Finished
 
-from trtdet import shapes
 from trtdet.cli import main
-from trtdet.zoo import SHAPES_MODEL
+from trtdet.demo import shapes
+from trtdet.exporter import SHAPES_MODEL
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from trtdet.calibration import Ranges
 from trtdet.config import load_config
 from trtdet.passes import Options, load_model, rewrite
 from trtdet.passes.model import save_model, to_graph, to_model
-from trtdet.quantize import PrecisionPlan, insert_qdq, lint, place
+from trtdet.quantization import PrecisionPlan, insert_qdq, lint, place
 
 needs_rtx = pytest.mark.skipif(
     importlib.util.find_spec("tensorrt_rtx") is None, reason="TensorRT-RTX is not installed: pip install 'trtdet[rtx]'"
@@ -215,7 +215,7 @@ def test_some_corrections_and_what_is_up_to_date(run, model, calibration_images,
 
 
 def test_corrections_that_do_not_hold_are_not_written(run, model, calibration_images, tmp_path, monkeypatch):
-    module = importlib.import_module("trtdet.quantize.correct")
+    module = importlib.import_module("trtdet.quantization.corrections")
     monkeypatch.setattr(module, "_head_errors", lambda *_: [0.1, 0.2, 0.3, 0.4])
     command = ["build", model, "--config", "shapes", "--images", calibration_images, "--num-images", 2]
     command += ["--backend", "onnxruntime", "--json", "--correct"]
@@ -389,7 +389,7 @@ def test_a_dynamic_batch_is_frozen_unless_a_profile_is_given(run, model, images,
 
 def test_a_batch_computes_what_its_images_compute_alone(model, images, tmp_path):
     from trtdet.data import ImageStream, find_images
-    from trtdet.detector import Detector
+    from trtdet.runtime.detector import Detector
 
     source = dynamic(tmp_path / "dynamic.onnx", model)
     paths = find_images(images)[:3]

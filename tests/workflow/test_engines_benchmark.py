@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from standin.machine import Finished, Machine
 
-from trtdet.shapes import ShapesSplit
+from trtdet.demo.shapes import ShapesSplit
 
 SCRIPT = Path(__file__).resolve().parent.parent.parent / "benchmarks" / "engines.py"
 OLD = "8.6.0"

@@ -9,8 +9,8 @@ import onnx
 import pytest
 
 from trtdet.bundle import Bundle
-from trtdet.quantize import PrecisionPlan
-from trtdet.ranking import Sensitivity
+from trtdet.mixed_precision.ranking import Sensitivity
+from trtdet.quantization import PrecisionPlan
 
 CALIBRATION = ["--num-images", 4, "--calib", "minmax", "--correct", "none", "--rank-images", 2]
 ONNX = ["--backend", "onnxruntime"]

@@ -37,9 +37,9 @@ from trtdet import BuildOptions, CalibrationOptions, PackageOptions, TritonOptio
 from trtdet.backends import OnnxRunner
 from trtdet.bundle import Bundle
 from trtdet.config import load_config as load
-from trtdet.detector import Detector
-from trtdet.images import preprocess, read_image
-from trtdet.shapes import ShapesSplit
+from trtdet.data.images import preprocess, read_image
+from trtdet.demo.shapes import ShapesSplit
+from trtdet.runtime.detector import Detector
 
 pytest.importorskip(
     "tritonclient.grpc", reason="Triton's configuration is read by tritonclient: pip install 'trtdet[dev]'"

@@ -18,7 +18,7 @@ from standin.machine import FOLDER, Finished, Machine
 from trtdet.config import load_config
 from trtdet.data import find_images
 from trtdet.pipeline import BuildOptions, build
-from trtdet.recording import record
+from trtdet.runtime.recordings import record
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "benchmarks" / "service.py"

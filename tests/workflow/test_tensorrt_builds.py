@@ -18,7 +18,7 @@ from trtdet.bundle import Bundle
 from trtdet.calibration import cache
 from trtdet.config import load_config
 from trtdet.data import ImageStream, evenly, find_images
-from trtdet.shapes import ShapesSplit
+from trtdet.demo.shapes import ShapesSplit
 
 QUICK = ["--config", "shapes", "--num-images", 6, "--correct", "none", "--silu", "keep", "--backend", "tensorrt"]
 OLD = "8.6.0"
@@ -271,10 +271,10 @@ WEIGH = """
 import json, sys
 from pathlib import Path
 import trtdet
-from trtdet.benching import BenchOptions
+from trtdet.performance.latency import BenchOptions
 from trtdet.pipeline import BuildOptions, CalibrationOptions, KeepOptions, build
-from trtdet.profiling import ProfileOptions
-from trtdet.worth import weigh
+from trtdet.performance.layers import ProfileOptions
+from trtdet.pipeline.verdict import weigh
 
 model, images, val, annotations, place, backend = map(Path, sys.argv[1:])
 config = trtdet.load_config("shapes")

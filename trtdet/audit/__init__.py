@@ -16,7 +16,7 @@ from trtdet.audit.layers import BITS, Layer, Tensor, layers_of, parse_inspector,
 from trtdet.audit.traffic import Flow
 from trtdet.config import SiluForm
 from trtdet.errors import BackendError, BundleError, ConfigError
-from trtdet.quantize import Entry, PrecisionPlan, lint
+from trtdet.quantization import Entry, PrecisionPlan, lint
 
 __all__ = [
     "Advice",

@@ -11,8 +11,8 @@ import onnx
 from trtdet.audit.layers import Layer, Tensor
 from trtdet.audit.traffic import ACTIVATIONS, POINTWISE, TYPE_CHANGES, Convolution, Flow
 from trtdet.passes.plugin_ops import HARD_SWISH, SILU
-from trtdet.quantize import PrecisionPlan
-from trtdet.quantize.placement import CONVOLUTIONS
+from trtdet.quantization import PrecisionPlan
+from trtdet.quantization.placement import CONVOLUTIONS
 
 KINDS: Mapping[str, str] = {
     "float": "convolutions planned in INT8 that run in float",

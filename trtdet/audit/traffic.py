@@ -12,7 +12,7 @@ import onnx
 
 from trtdet.audit.layers import Layer, Tensor
 from trtdet.passes.plugin_ops import ACTIVATIONS as PLUGIN_ACTIVATIONS
-from trtdet.quantize import PrecisionPlan
+from trtdet.quantization import PrecisionPlan
 
 POINTWISE = ("kgen", "PointWise", "PointWiseV2", "Reformat", "Scale", "NoOp", "Constant", "ElementWise", "Cast")
 """Layer types that are never a convolution, though they may name the convolutions around them."""

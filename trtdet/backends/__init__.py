@@ -17,14 +17,14 @@ from trtdet.backends.base import (
     OwnCalibrator,
     Runner,
 )
-from trtdet.backends.engine import EngineFacts, EngineRunner, obstacle, open_engine
-from trtdet.backends.onnxrt import OnnxRunner, OnnxRuntime
-from trtdet.backends.tensorrt import PIP as TENSORRT_PIP
-from trtdet.backends.tensorrt import TensorRT
-from trtdet.backends.tensorrt_rtx import PIP as RTX_PIP
-from trtdet.backends.tensorrt_rtx import TensorRTRTX
-from trtdet.bundle import write_atomically
+from trtdet.backends.onnxruntime import OnnxRunner, OnnxRuntime
+from trtdet.backends.tensorrt.builder import PIP as TENSORRT_PIP
+from trtdet.backends.tensorrt.builder import TensorRT
+from trtdet.backends.tensorrt.engine import EngineFacts, EngineRunner, obstacle, open_engine
+from trtdet.backends.tensorrt.rtx import PIP as RTX_PIP
+from trtdet.backends.tensorrt.rtx import TensorRTRTX
 from trtdet.errors import BackendError
+from trtdet.files import write_atomically
 from trtdet.progress import Progress, silent
 
 BACKENDS: dict[str, type[Backend]] = {

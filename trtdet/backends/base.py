@@ -11,9 +11,9 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from trtdet.config import InputConfig, SiluForm, Where
+from trtdet.config import InputConfig, NmsMode, SiluForm
 from trtdet.progress import Progress, silent
-from trtdet.quantize import Precision
+from trtdet.quantization import Precision
 
 OwnCalibrator = Literal["minmax", "entropy", "percentile"]
 """The calibration rules that TensorRT has a calibrator of its own for."""
@@ -71,7 +71,7 @@ class Capabilities:
     sms: tuple[int, ...] = ()
     default_sms: tuple[int, ...] = ()
     sms_without_int8: tuple[int, ...] = ()
-    in_graph_nms: tuple[Where, ...] = ("native",)
+    in_graph_nms: tuple[NmsMode, ...] = ("native",)
     nms_across_classes: bool = True
     max_topk: int | None = None
     missing_ops: Mapping[str, str] = field(default_factory=dict)

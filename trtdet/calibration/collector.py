@@ -26,9 +26,9 @@ import onnx
 import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
 
-from trtdet.bundle import write_atomically
 from trtdet.data import ImageStream
 from trtdet.errors import CalibrationError
+from trtdet.files import write_atomically
 
 BINS = 16384
 """Bins of a collected histogram. At least half of them lie below the largest value."""

@@ -11,11 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trtdet.bundle import write_atomically
 from trtdet.calibration import cache
 from trtdet.calibration.collector import Collection
 from trtdet.calibration.thresholds import RULES, percentile
 from trtdet.errors import CalibrationError, ConfigError, TrtdetWarning
+from trtdet.files import write_atomically
 
 _SCHEMA = 1
 _SMALLEST_SCALE = 2.0**-126

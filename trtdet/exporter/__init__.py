@@ -11,13 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtdet.bundle import write_atomically
 from trtdet.errors import ConfigError, ModelError
+from trtdet.files import write_atomically
 
 if TYPE_CHECKING:
     from trtdet.config import Config
 
-__all__ = ["SOURCES", "ExportOptions", "ExportReport", "OutputCheck", "export"]
+__all__ = ["SHAPES_MODEL", "SOURCES", "ExportOptions", "ExportReport", "OutputCheck", "export"]
+
+SHAPES_MODEL = Path(__file__).with_name("shapes.onnx")
+"""The shapes detector: configuration ``shapes``; ``shapes.json`` beside it says how it was made and what it scores."""
 
 SOURCES: tuple[str, ...] = ("yolox-nano", "yolox-tiny", "yolox-s", "yolox-m", "yolox-l", "yolox-x", "shapes")
 """The sources with a name; any other is ``package.module:factory``."""

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from trtdet.errors import ConfigError, ModelError
-from trtdet.exporter import ExportOptions, OutputCheck
-from trtdet.zoo import SHAPES_MODEL, yolox
+from trtdet.exporter import SHAPES_MODEL, ExportOptions, OutputCheck, yolox
 
 Float = NDArray[np.float32]
 

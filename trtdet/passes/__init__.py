@@ -10,7 +10,7 @@ import onnx
 from trtdet.config import Config
 from trtdet.passes import batch, batchnorm, clean, cut_nms, decode, nms, opset, silu
 from trtdet.passes.base import Options, PassResult
-from trtdet.passes.cut_nms import OwnNms, own_nms
+from trtdet.passes.cut_nms import EmbeddedNms, embedded_nms
 from trtdet.passes.decode import Decoded
 from trtdet.passes.model import load_model, save_model, to_graph, to_model
 from trtdet.passes.nms import decoded
@@ -21,13 +21,13 @@ PASSES: tuple[ModuleType, ...] = (clean, batchnorm, opset, batch, silu, decode, 
 __all__ = [
     "PASSES",
     "Decoded",
+    "EmbeddedNms",
     "Options",
-    "OwnNms",
     "PassResult",
     "Rewritten",
     "decoded",
+    "embedded_nms",
     "load_model",
-    "own_nms",
     "rewrite",
     "save_model",
 ]

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 from numpy.typing import ArrayLike
 
-from trtdet.config import Config, SiluForm, Where
+from trtdet.config import Config, NmsMode, SiluForm
 
 PLUGIN_DOMAIN = "trt.plugins"
 """ONNX domain of operators that are TensorRT plugins; TensorRT's parser goes by the operator's name alone."""
@@ -34,7 +34,7 @@ class Options:
     """
 
     config: Config
-    nms: Where = "host"
+    nms: NmsMode = "host"
     batch: int | str | None = None
     max_topk: int | None = None
     silu: SiluForm = "keep"

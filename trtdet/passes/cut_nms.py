@@ -15,7 +15,7 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from trtdet.config import Config
-from trtdet.detections import EfficientNms, sigmoid
+from trtdet.detection.suppression import EfficientNms, sigmoid
 from trtdet.errors import ModelError
 from trtdet.passes.base import Options, Writer
 from trtdet.passes.nms import EFFICIENT
@@ -24,7 +24,7 @@ _KINDS: dict[str, Literal["efficient", "onnx"]] = {EFFICIENT: "efficient", "NonM
 
 
 @dataclass(frozen=True)
-class OwnNms:
+class EmbeddedNms:
     """The suppression that a model brings along.
 
     Attributes:
@@ -38,7 +38,7 @@ class OwnNms:
     thresholds: dict[str, Any]
 
 
-def own_nms(model: onnx.ModelProto, config: Config) -> OwnNms | None:
+def embedded_nms(model: onnx.ModelProto, config: Config) -> EmbeddedNms | None:
     """The model's own suppression; None where it has none, or ``head.outputs`` cuts it off.
 
     Raises:
@@ -56,7 +56,7 @@ def cut(graph: gs.Graph, options: Options) -> Options:
     thresholds become the configuration's.
 
     Raises:
-        ModelError: see :func:`own_nms`.
+        ModelError: see :func:`embedded_nms`.
     """
     config = options.config
     found, node = _found(graph, config)
@@ -85,7 +85,7 @@ def cut(graph: gs.Graph, options: Options) -> Options:
     return replace(options, config=changed)
 
 
-def _found(graph: gs.Graph, config: Config) -> tuple[OwnNms | None, gs.Node | None]:
+def _found(graph: gs.Graph, config: Config) -> tuple[EmbeddedNms | None, gs.Node | None]:
     nodes = [node for node in graph.nodes if node.op in _KINDS]
     if not nodes:
         return None, None
@@ -106,7 +106,7 @@ def _found(graph: gs.Graph, config: Config) -> tuple[OwnNms | None, gs.Node | No
             f"the model's own suppression '{name}' cannot be cut off: {obstacle}; name the raw outputs before it with "
             "head.outputs"
         )
-    return OwnNms(name, _KINDS[node.op], thresholds), node
+    return EmbeddedNms(name, _KINDS[node.op], thresholds), node
 
 
 def _obstacle(node: gs.Node, config: Config) -> str:

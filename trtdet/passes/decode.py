@@ -11,8 +11,8 @@ import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
 
 from trtdet.config import Config
-from trtdet.detections import sigmoid
-from trtdet.heads import Shape, anchor_points, match_outputs
+from trtdet.detection.heads import Shape, anchor_points, match_outputs
+from trtdet.detection.suppression import sigmoid
 from trtdet.passes.base import Options, PassResult, Writer
 
 NUM_DETS = "num_dets"
@@ -53,7 +53,7 @@ class Decoded:
 def apply(graph: gs.Graph, options: Options) -> PassResult:
     """Writes the configuration's decode rule after the raw outputs and makes ``boxes`` and ``scores`` the outputs.
 
-    The arithmetic is that of :func:`trtdet.heads.decode`, step by step.
+    The arithmetic is that of :func:`trtdet.detection.heads.decode`, step by step.
 
     Raises:
         ModelError: an output named in ``head.outputs`` is missing, or a shape does not fit the rule.

@@ -8,8 +8,8 @@ import onnx
 import onnx_graphsurgeon as gs
 from google.protobuf.message import DecodeError
 
-from trtdet.bundle import write_atomically
 from trtdet.errors import ModelError, one_line
+from trtdet.files import write_atomically
 from trtdet.passes import plugin_ops  # noqa: F401  # registers the plugin operators with ONNX
 from trtdet.passes.base import PLUGIN_DOMAIN
 

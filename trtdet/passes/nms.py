@@ -10,7 +10,7 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from trtdet.config import Config
-from trtdet.detections import EfficientNms, score_bound
+from trtdet.detection.suppression import EfficientNms, score_bound
 from trtdet.errors import ConfigError, ModelError
 from trtdet.passes.base import PLUGIN_DOMAIN, Options, PassResult, Writer
 from trtdet.passes.decode import ALL_BOXES, ALL_SCORES, BOXES, CONTRACT, SCORES, Decoded
@@ -22,7 +22,7 @@ _LOWEST = float(np.finfo(np.float32).min)
 
 
 def apply(graph: gs.Graph, options: Options) -> PassResult:
-    """Puts the suppression of :func:`trtdet.detections.non_max_suppression` into the graph.
+    """Puts the suppression of :func:`trtdet.detection.suppression.non_max_suppression` into the graph.
 
     The best ``pre_nms_topk`` candidates are sorted by score; memory is bounded by them, not by the number of boxes.
     Then

@@ -1,4 +1,4 @@
-// Non-maximum suppression, as trtdet.detections in Python defines it.
+// Non-maximum suppression, as trtdet.detection.suppression in Python defines it.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,6 @@
 // Pixels in and boxes out: decode an image, place it in the network's input, and map boxes back.
 //
-// Equal to trtdet.images in Python, which calibration and evaluation use: decoding bit by bit, resizing to one grey
+// Equal to trtdet.data.images in Python, which calibration and evaluation use: decoding bit by bit, resizing to one grey
 // level.
 #pragma once
 

@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+from trtdet.audit import Advice, Audit, Departure, Finding, Layer, Tensor, audit, layers_of, parse_layers
+from trtdet.backends import Backend, BuildRequest, Built, choose
+from trtdet.calibration import Range, Ranges
+from trtdet.errors import BackendError, BundleError
+from trtdet.quantization import Entry, PrecisionPlan, QdqPlacement, insert_qdq, place
+
+NET = """<ir_version: 8, opset_import: ["" : 13]>
+net (float[1,16,32,32] x) => (float[1,16,32,32] y) {
+    a = Conv<pads = [1,1,1,1]>(x, w1, b1) s = Sigmoid(a) c = Mul(a, s)
+    d = Conv<pads = [1,1,1,1]>(c, w2, b2) e = Relu(d) y = Conv(e, w3, b3) }"""
+NAMES = ("Conv_0", "Conv_3", "Conv_5")
+
+
+def float_model() -> onnx.ModelProto:
+    model = onnx.parser.parse_model(NET)
+    rng = np.random.default_rng(0)
+    shapes = {"w1": (16, 16, 3, 3), "w2": (16, 16, 3, 3), "w3": (16, 16, 1, 1), "b1": (16,), "b2": (16,), "b3": (16,)}
+    for name, shape in shapes.items():
+        value = rng.normal(0, 0.1, shape).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    for index, node in enumerate(model.graph.node):
+        node.name = f"{node.op_type}_{index}"
+    return onnx.shape_inference.infer_shapes(model)
+
+
+def int8_model() -> tuple[onnx.ModelProto, QdqPlacement]:
+    model = float_model()
+    placement = place(model)
+    tensors = {name: Range(4.0, -4.0, 4.0) for name in placement.activations}
+    return insert_qdq(model, placement, Ranges("minmax", None, tensors, "", 1, "")), placement
+
+
+def audited(built: Built, planned: PrecisionPlan, model: onnx.ModelProto | None = None) -> Audit:
+    return audit(layers_of(built), planned, model or float_model())
+
+
+def plan(precision: Any) -> PrecisionPlan:
+    return PrecisionPlan({name: Entry(precision, "test") for name in NAMES})
+
+
+@pytest.fixture(scope="module")
+def rtx() -> Backend:
+    pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install 'trtdet[rtx]'")
+    return choose("tensorrt-rtx")
+
+
+@pytest.fixture(scope="module")
+def built_int8(rtx: Backend) -> Built:
+    return rtx.build(BuildRequest(int8_model()[0], sms=(86,)))
+
+
+@pytest.fixture(scope="module")
+def built_fp32(rtx: Backend) -> Built:
+    return rtx.build(BuildRequest(float_model(), sms=(86,)))
+
+
+# With a real builder
+
+
+@pytest.mark.tensorrt
+def test_every_layer_of_a_built_engine_is_read_with_its_types(built_int8: Built) -> None:
+    layers = parse_layers(built_int8.log)
+    listed = [line for line in "\n".join(built_int8.log).splitlines() if line.lstrip().startswith("Name: ")]
+    assert len(layers) == len([line for line in listed if "LayerType: " in line]) > 3
+    convolutions = [layer for layer in layers if set(layer.onnx) & set(NAMES) and layer.input == "Int8"]
+    assert {layer.weights for layer in convolutions if layer.type != "kgen"} == {"Int8"}
+    assert set(NAMES) <= {name for layer in layers for name in layer.onnx}
+    assert all(layer.name and layer.type for layer in layers)
+
+
+@pytest.mark.tensorrt
+def test_an_int8_engine_runs_its_convolutions_in_int8(built_int8: Built) -> None:
+    found = audited(built_int8, int8_model()[1].plan, int8_model()[0])
+    assert (found.int8, found.fp16, found.fp32) == (3, 0, 0)
+    assert found.departures == () and found.warnings == ()
+
+
+@pytest.mark.tensorrt
+def test_a_float_engine_runs_its_convolutions_in_float(built_fp32: Built) -> None:
+    found = audited(built_fp32, plan("fp32"))
+    assert (found.int8, found.fp16, found.fp32) == (0, 0, 3)
+    assert found.departures == ()
+
+
+@pytest.mark.tensorrt
+def test_a_plan_that_the_engine_does_not_keep_gives_departures(built_fp32: Built) -> None:
+    mixed = PrecisionPlan({**plan("int8").entries, "Conv_3": Entry("fp32", "test")})
+    found = audited(built_fp32, mixed)
+    assert [(one.name, one.planned, one.got) for one in found.departures] == [
+        ("Conv_0", "int8", "fp32"),
+        ("Conv_5", "int8", "fp32"),
+    ]
+    assert all(one.reason.startswith("the builder chose a kernel of type ") for one in found.departures)
+    assert all(one.reason.endswith("; the model has no Q/DQ pair on its input") for one in found.departures)
+    assert found.warnings[0] == "'Conv_0' was planned as int8 and runs in fp32"
+
+
+@pytest.mark.tensorrt
+def test_compute_capability_75_takes_int8_from_every_convolution(rtx: Backend) -> None:
+    model, placement = int8_model()
+    found = audited(rtx.build(BuildRequest(model, sms=(75, 86))), placement.plan, model)
+    assert found.int8 == 0
+    assert {one.name for one in found.departures} == set(NAMES)
+    assert all(one.reason.endswith(", though its input and weights are quantised") for one in found.departures)
+    assert {one.nodes[0] for one in found.findings if one.kind == "float"} == set(NAMES)
+    assert 75 in rtx.capabilities.sms_without_int8
+
+
+@pytest.mark.tensorrt
+def test_a_planned_convolution_that_is_not_in_the_engine_is_a_departure(built_fp32: Built) -> None:
+    absent = PrecisionPlan({**plan("fp32").entries, "Conv_9": Entry("fp32", "test")})
+    found = audited(built_fp32, absent)
+    (one,) = found.departures
+    assert (one.name, one.planned, one.got) == ("Conv_9", "fp32", "unknown")
+    assert "folded away or merged" in one.reason
+    assert found.warnings == ("'Conv_9' was planned as fp32 and runs in unknown",)
+    assert found.fp32 == len(plan("fp32").entries)
+
+
+# With lines as the builder writes them
+
+
+def line(name: str, kind: str, inputs: str, constants: str, outputs: str, *nodes: str, separator: str = "\x1f") -> str:
+    def typed(kind: str) -> str:
+        shape = "Dimensions: [1,16,32,32], Strides: [16384,1,512,16], StrideOrder: [3,0,2,1]"
+        return f" {{ Name: t, {shape}, Datatype: {kind}, Format: (NHWC) Channel major format }}" if kind else ""
+
+    metadata = separator.join(f"[ONNX Layer: {node}]" for node in nodes)
+    return (
+        f"Name: {name}, LayerType: {kind}, Inputs: [{typed(inputs)}], Constants: [{typed(constants)}], "
+        f"Outputs: [{typed(outputs)}], TacticName: tactic, StreamId: 0, Metadata: {metadata}"
+    )
+
+
+def tensor(kind: str, *dims: int, name: str = "t") -> Tensor:
+    return Tensor(name, kind, dims or (1, 16, 32, 32), "(NHWC) Channel major format")
+
+
+def built(*lines: str) -> Built:
+    return Built(b"", (86,), lines, 0.0)
+
+
+@pytest.mark.parametrize("separator", ["\x1f", "\x1e", ""])
+def test_a_line_becomes_a_layer_and_other_messages_do_not(separator: str) -> None:
+    text = line("conv", "conv", "Int8", "Int8", "Float", "Conv_0", "Q_1", separator=separator)
+    log = ["Parsing ONNX", f"Layers:\n{text}", "Name: odd"]
+    (layer,) = parse_layers(log)
+    assert (layer.name, layer.type, layer.onnx) == ("conv", "conv", ("Conv_0", "Q_1"))
+    assert (layer.input, layer.weights, layer.output) == ("Int8", "Int8", "Float")
+    assert layer.inputs == (tensor("Int8"),)
+
+
+def test_a_layer_without_inputs_or_constants_has_empty_types() -> None:
+    (layer,) = parse_layers([line("a", "constant", "", "", "Half")])
+    assert (layer.inputs, layer.constants, layer.onnx) == ((), (), ())
+    assert (layer.input, layer.weights, layer.output) == ("", "", "Half")
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_pointwise_kernel_beside_a_convolution_does_not_speak_for_it(order: int) -> None:
+    lines = [
+        line("pointwise", "kgen", "Float", "Float", "Int8", "Conv_0", "Sigmoid_1"),
+        line("conv", "cutlass", "Int8", "Int8", "Float", "Conv_0"),
+    ]
+    found = audited(built(*lines[::order]), PrecisionPlan({"Conv_0": Entry("int8", "")}))
+    assert (found.int8, found.fp32) == (1, 0)
+
+
+def test_a_half_convolution_counts_as_fp16() -> None:
+    planned = PrecisionPlan({"Conv_0": Entry("fp16", "")})
+    found = audited(built(line("c", "conv", "Half", "Half", "Half", "Conv_0")), planned)
+    assert (found.int8, found.fp16, found.fp32, found.departures) == (0, 1, 0, ())
+
+
+def test_a_log_without_layers_is_an_error() -> None:
+    with pytest.raises(BackendError, match="the builder listed no layers; is the logger at VERBOSE"):
+        audited(built("nothing here"), plan("int8"))
+
+
+# As a file
+
+AUDIT = Audit(
+    1,
+    0,
+    1,
+    (
+        Layer("a", "conv", (tensor("Int8"),), (tensor("Int8", 16, 16, 3, 3),), (tensor("Float"),), ("Conv_0",)),
+        Layer("b", "kgen", (tensor("Float"),), (), (tensor("Int8"), tensor("Float")), ()),
+    ),
+    (Departure("Conv_3", "int8", "fp32", "why"),),
+    ("look",),
+    (Finding("copy", "b", ("Conv_0",), "because", 65536, 0.3, None, {"b": 65536}),),
+    (Advice("--fp16", "do it", 1000, 0.1),),
+)
+
+
+def test_an_audit_survives_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "audit.json"
+    path.write_text(AUDIT.to_json())
+    assert Audit.load(path) == AUDIT
+
+
+def test_an_audit_as_plain_values_has_the_keys_of_the_contract() -> None:
+    data = AUDIT.as_dict()
+    assert {"int8", "fp16", "fp32", "layers", "departures", "warnings", "findings", "advice"} <= set(data)
+    assert {"name", "type", "input", "weights", "output", "onnx"} <= set(data["layers"][0])
+    assert (data["layers"][0]["input"], data["layers"][0]["weights"], data["layers"][0]["output"]) == (
+        "Int8",
+        "Int8",
+        "Float",
+    )
+    assert json.loads(json.dumps(data))["cost"] == "estimated memory traffic"
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 2}', '{"schema": 2, "layers": [3]}'])
+def test_what_is_not_an_audit_is_an_error(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "audit.json"
+    path.write_text(text)
+    with pytest.raises(BundleError, match="cannot be read .*; build the bundle again"):
+        Audit.load(path)
+
+
+def test_an_audit_of_another_schema_or_none_at_all_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "audit.json"
+    path.write_text(AUDIT.to_json().replace('"schema": 2', '"schema": 1'))
+    with pytest.raises(BundleError, match="was written by another version of trtdet"):
+        Audit.load(path)
+    with pytest.raises(BundleError, match="cannot be read"):
+        Audit.load(tmp_path / "absent.json")

@@ -1,0 +1,322 @@
+"""What gets in the way of INT8, what it costs, and what the audit advises."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+from trtdet.audit import Audit, Layer, Tensor, audit, layers_of, parse_inspector
+from trtdet.audit.fp16 import bytes_in_fp16
+from trtdet.audit.traffic import Flow
+from trtdet.backends import Backend, BuildRequest, choose
+from trtdet.calibration import Range, Ranges
+from trtdet.errors import ConfigError
+from trtdet.quantization import Entry, PrecisionPlan, insert_qdq, place, to_half
+
+# A stem, a depthwise-separable block with a residual sum, and a head that nothing quantises
+NET = """<ir_version: 8, opset_import: ["" : 13]>
+net (float[1,3,64,64] x) => (float[1,20,32,32] y) {
+    a = Conv<pads = [1,1,1,1], strides = [2,2]>(x, w1, b1) s1 = Sigmoid(a) c = Mul(a, s1)
+    d = Conv<pads = [1,1,1,1], group = 16>(c, w2, b2) s2 = Sigmoid(d) e = Mul(d, s2)
+    f = Conv(e, w3, b3) s3 = Sigmoid(f) g = Mul(f, s3) h = Add(g, c)
+    i = Conv<pads = [1,1,1,1]>(h, w4, b4) s4 = Sigmoid(i) j = Mul(i, s4)
+    y = Conv(j, w5, b5) }"""
+SHAPES = {"w1": (16, 3, 3, 3), "w2": (16, 1, 3, 3), "w3": (16, 16, 1, 1), "w4": (32, 16, 3, 3), "w5": (20, 32, 1, 1)}
+STEM, DEPTHWISE, POINTWISE, LAST, HEAD = "Conv_0", "Conv_3", "Conv_6", "Conv_10", "Conv_13"
+
+
+def float_model() -> onnx.ModelProto:
+    model = onnx.parser.parse_model(NET)
+    rng = np.random.default_rng(0)
+    for name, shape in SHAPES.items():
+        weight, bias = rng.normal(0, 0.1, shape), rng.normal(0, 0.1, shape[:1])
+        for key, value in ((name, weight), (name.replace("w", "b"), bias)):
+            model.graph.initializer.append(onnx.numpy_helper.from_array(value.astype(np.float32), key))
+    for index, node in enumerate(model.graph.node):
+        node.name = f"{node.op_type}_{index}"
+    return onnx.shape_inference.infer_shapes(model)
+
+
+def built(backend: Backend, *kept: str) -> tuple[Audit, Flow]:
+    """The audit of a real engine that keeps some convolutions in FP16."""
+    placement = place(float_model())
+    entries = {name: Entry("fp16", "test") if name in kept else one for name, one in placement.plan.entries.items()}
+    plan = PrecisionPlan(entries)
+    ranges = Ranges("minmax", None, {name: Range(4.0, -4.0, 4.0) for name in placement.activations}, "", 1, "")
+    model = to_half(insert_qdq(float_model(), placement.following(plan), ranges), kept)
+    layers = layers_of(backend.build(BuildRequest(model, (86,))))
+    return audit(layers, plan, model), Flow(layers, plan, model)
+
+
+@pytest.fixture(scope="module")
+def rtx() -> Backend:
+    pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install 'trtdet[rtx]'")
+    return choose("tensorrt-rtx")
+
+
+@pytest.fixture(scope="module")
+def int8(rtx: Backend) -> tuple[Audit, Flow]:
+    return built(rtx)
+
+
+# With a real builder
+
+
+@pytest.mark.tensorrt
+def test_activations_that_do_not_fuse_are_found_with_their_cause(int8: tuple[Audit, Flow]) -> None:
+    found = {one.nodes: one for one in int8[0].findings if one.kind == "activation"}
+    assert {name for nodes in found for name in nodes} == {STEM, DEPTHWISE, POINTWISE, LAST}
+    cause = found[(DEPTHWISE,)].cause
+    assert cause == f"SiLU after {DEPTHWISE}: the Int8 kernel writes Float; quantised for {POINTWISE}"
+    assert found[(DEPTHWISE,)].bytes == pytest.approx(32 * 32 * 16 * 5, rel=0.05)
+
+
+@pytest.mark.tensorrt
+def test_the_padding_of_depthwise_convolutions_is_found_with_what_it_costs(int8: tuple[Audit, Flow]) -> None:
+    found = {one.nodes: one for one in int8[0].findings if one.kind == "padding"}
+    assert "depthwise: 16 channels) reads 64" in found[(DEPTHWISE,)].cause
+    # 48 more channels are read, written before that, and read from a constant.
+    assert found[(DEPTHWISE,)].bytes == 3 * 48 * 32 * 32
+    assert "(3 channels) reads 4" in found[(STEM,)].cause
+
+
+@pytest.mark.tensorrt
+def test_quantising_the_input_is_found(int8: tuple[Audit, Flow]) -> None:
+    (one,) = (one for one in int8[0].findings if one.kind == "quantise")
+    assert one.cause == f"quantises the input 'x' (Float) for {STEM}"
+
+
+@pytest.mark.tensorrt
+def test_findings_never_count_more_than_a_layer_moves(int8: tuple[Audit, Flow]) -> None:
+    moved: dict[str, int] = {}
+    for one in int8[0].findings:
+        assert one.bytes == sum(one.parts.values()) > 0 and one.share == one.bytes / int8[0].bytes
+        for name, part in one.parts.items():
+            moved[name] = moved.get(name, 0) + part
+    layers = {layer.name: layer.bytes for layer in int8[0].layers}
+    assert all(moved[name] <= layers[name] for name in moved)
+
+
+@pytest.mark.tensorrt
+def test_advice_comes_by_what_it_saves(int8: tuple[Audit, Flow]) -> None:
+    advice = int8[0].advice
+    assert [one.bytes for one in advice] == sorted((one.bytes for one in advice), reverse=True)
+    assert {one.option for one in advice} == {"--fp16", "--keep-fp16 depthwise", f"--keep-fp16 {HEAD}"}
+    assert all(one.share == one.bytes / int8[0].bytes for one in advice)
+
+
+@pytest.mark.tensorrt
+@pytest.mark.parametrize("kept", [(DEPTHWISE,), (HEAD,), (STEM, DEPTHWISE, POINTWISE, LAST, HEAD)])
+def test_the_estimate_of_fp16_is_what_an_engine_with_it_moves(
+    rtx: Backend, int8: tuple[Audit, Flow], kept: tuple[str, ...]
+) -> None:
+    assert bytes_in_fp16(int8[1], kept) == pytest.approx(built(rtx, *kept)[0].bytes, rel=0.03)
+    assert bytes_in_fp16(int8[1], kept) < int8[1].bytes
+    assert bytes_in_fp16(int8[1], []) == int8[1].bytes
+
+
+@pytest.mark.tensorrt
+def test_advice_keeps_what_is_in_fp16_already(rtx: Backend) -> None:
+    found, _ = built(rtx, DEPTHWISE)
+    options = [one.option for one in found.advice]
+    assert any(option.startswith("--keep-fp16 depthwise,") for option in options)
+    assert "--keep-fp16 depthwise" not in options
+
+
+@pytest.mark.tensorrt
+def test_an_engine_in_fp16_has_nothing_to_gain_from_fp16(rtx: Backend) -> None:
+    found, _ = built(rtx, STEM, DEPTHWISE, POINTWISE, LAST, HEAD)
+    assert found.advice == ()
+    assert not [one for one in found.findings if one.kind == "activation"]
+
+
+# With layers as full TensorRT tells them
+
+WIDE = "Thirty-two wide channel vectorized row major Int8 format"
+LINEAR = "Row major linear FP32"
+HALF = "Channel major FP16 format where channel % 8 == 0"
+
+
+def tensor(name: str, form: str = WIDE, channels: int = 32) -> dict[str, Any]:
+    return {"Name": name, "Location": "Device", "Dimensions": [1, channels, 32, 32], "Format/Datatype": form}
+
+
+def layer(name: str, kind: str, inputs: list[Any], outputs: list[Any], **more: Any) -> dict[str, Any]:
+    return {"Name": name, "LayerType": kind, "Inputs": inputs, "Outputs": outputs, **more}
+
+
+QDQ = """<ir_version: 8, opset_import: ["" : 13]>
+net (float[1,32,32,32] x) => (float[1,32,32,32] y) {
+    q = QuantizeLinear(x, s, z) dq = DequantizeLinear(q, s, z)
+    wq = QuantizeLinear<axis = 0>(w, s, z) wd = DequantizeLinear<axis = 0>(wq, s, z)
+    a = Conv(dq, wd) b = Sigmoid(a) c = Mul(a, b)
+    r = QuantizeLinear(c, s, z) dr = DequantizeLinear(r, s, z)
+    d = Conv(dr, wd) e = Relu(d) y = Softmax(e) }"""
+FIRST, SECOND = "Conv_4", "Conv_9"
+PLAN = PrecisionPlan({FIRST: Entry("int8", "test"), SECOND: Entry("int8", "test")})
+QUANTISE = layer("QuantizeLinear_0", "Reformat", [tensor("x", LINEAR)], [tensor("q")], Origin="QDQ")
+ACTIVATION = "PWN(PWN(Sigmoid_5), Mul_6)"
+
+
+def qdq_model() -> onnx.ModelProto:
+    model = onnx.parser.parse_model(QDQ)
+    values = {"w": np.ones((32, 32, 1, 1), np.float32), "s": np.float32(0.1), "z": np.int8(0)}
+    for name, value in values.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(value), name))
+    for index, node in enumerate(model.graph.node):
+        node.name = f"{node.op_type}_{index}"
+    return model
+
+
+def seen(*layers: dict[str, Any], plan: PrecisionPlan = PLAN, **more: Any) -> Audit:
+    return audit(parse_inspector(json.dumps({"Layers": list(layers)})), plan, qdq_model(), **more)
+
+
+def conv(name: str, given: str, taken: dict[str, Any]) -> dict[str, Any]:
+    return layer(f"w + {name}", "CaskConvolution", [tensor(given)], [taken], Weights={"Type": "Int8", "Count": 1024})
+
+
+def unfused() -> tuple[dict[str, Any], ...]:
+    """An INT8 convolution whose SiLU and quantising are kernels of their own, and whose end is dequantised."""
+    return (
+        QUANTISE,
+        conv(FIRST, "q", tensor("a", HALF)),
+        layer(ACTIVATION, "PointWiseV2", [tensor("a", HALF)], [tensor("c", HALF)]),
+        layer("QuantizeLinear_7", "Reformat", [tensor("c", HALF)], [tensor("r")], Origin="QDQ"),
+        conv(f"{SECOND} + PWN(Relu_10)", "r", tensor("e")),
+        layer(
+            "Reformatting CopyNode for Input Tensor 0 to Softmax_11", "Reformat", [tensor("e")], [tensor("f", LINEAR)]
+        ),
+        layer("Softmax_11", "CudaSoftMax", [tensor("f", LINEAR)], [tensor("y", LINEAR)]),
+    )
+
+
+def test_kernels_that_only_change_the_type_are_found_with_producer_and_consumer() -> None:
+    found = {one.layer: (one.kind, one.cause) for one in seen(*unfused()).findings}
+    assert found["QuantizeLinear_0"] == ("quantise", f"quantises the input 'x' (Float) for {FIRST}")
+    assert found["QuantizeLinear_7"] == ("quantise", f"quantises the output of Sigmoid_5 (Half) for {SECOND}")
+    kind, cause = found["Reformatting CopyNode for Input Tensor 0 to Softmax_11"]
+    assert kind == "dequantise"
+    assert cause == (
+        f"dequantises the output of {SECOND} (Int8) for Softmax_11 (Float), "
+        "which runs in float: the model has no Q/DQ pair before it"
+    )
+    assert found[ACTIVATION][1] == f"SiLU after {FIRST}: the Int8 kernel writes Half"
+
+
+def test_a_fused_engine_has_neither_findings_nor_advice_beyond_its_input() -> None:
+    fused = f"{FIRST} + PWN(PWN(Sigmoid_5), Mul_6)"
+    found = seen(QUANTISE, conv(fused, "q", tensor("r")), conv(f"{SECOND} + PWN(Relu_10)", "r", tensor("e")))
+    assert [(one.kind, one.layer) for one in found.findings] == [("quantise", "QuantizeLinear_0")]
+    assert found.advice == ()
+
+
+def test_a_change_of_layout_alone_is_a_reformat() -> None:
+    copy = layer("Reformatting CopyNode for Input Tensor 0 to Conv_9", "Reformat", [tensor("r")], [tensor("r2")])
+    copy["Outputs"][0]["Format/Datatype"] = "Row major Int8 format"
+    (one,) = seen(conv(FIRST, "q", tensor("r")), copy, conv(SECOND, "r2", tensor("e"))).findings
+    assert (one.kind, one.bytes) == ("reformat", 2 * 32 * 1024)
+    assert one.cause == f"moves the output of {FIRST} (Int8) for {SECOND} ({WIDE} to Row major Int8 format)"
+
+
+def test_the_plugin_is_advised_only_where_the_backend_takes_it() -> None:
+    assert not [one for one in seen(*unfused()).advice if one.option == "--silu plugin"]
+    (one,) = (one for one in seen(*unfused(), silu=("plugin", "keep")).advice if one.option == "--silu plugin")
+    assert one.bytes == 2 * 32 * 1024  # the input of the activation is written and read in INT8 instead of FP16
+
+
+def test_a_cast_names_the_convolution_that_the_plan_keeps() -> None:
+    kept = PrecisionPlan({**PLAN.entries, SECOND: Entry("fp16", "sensitive")})
+    after = conv(SECOND, "h", tensor("e", HALF))
+    after["Inputs"] = [tensor("h", HALF)]
+    cast = layer("Cast_1", "Cast", [tensor("r")], [tensor("h", HALF)])
+    (one,) = seen(conv(FIRST, "q", tensor("r")), cast, after, plan=kept).findings
+    assert one.cause.endswith(f"for {SECOND} (Half), which the plan has in FP16 (sensitive)")
+
+
+def test_a_vectorised_format_pads_channels() -> None:
+    few = conv(FIRST, "q", tensor("r"))
+    few["Inputs"] = [tensor("q", channels=20)]
+    model = qdq_model()
+    model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(np.ones((32, 20, 1, 1), np.float32), "w"))
+    found = audit(parse_inspector(json.dumps({"Layers": [few]})), PLAN, model)
+    (one,) = found.findings
+    assert (one.kind, one.bytes) == ("padding", 12 * 1024)
+    assert one.cause == f"{FIRST} (20 channels) reads 32, as its Int8 kernel takes them"
+
+
+def test_a_convolution_that_fell_back_to_float_is_a_finding_with_its_cost() -> None:
+    slow = conv(FIRST, "x", tensor("a", LINEAR))
+    slow["Inputs"] = [tensor("x", LINEAR)]
+    found = seen(slow)
+    (one,) = (one for one in found.findings if one.kind == "float")
+    assert (one.nodes, one.cause) == ((FIRST,), f"{FIRST} reads Float, not Int8")
+    assert one.share == 1.0
+    assert "runs in fp32" in found.warnings[0]
+
+
+def test_a_quadratic_suppression_is_advised_against() -> None:
+    square = {"Name": "m", "Location": "Device", "Dimensions": [1, 1000, 1000], "Format/Datatype": "Float"}
+    step = layer("nms", "kgen", [square], [tensor("k", LINEAR, 1)], Metadata="[ONNX Layer: trtdet/nms/MatMul_1]")
+    found = seen(conv(FIRST, "q", tensor("r")), step)
+    assert found.findings[0].kind == "suppression"
+    assert [(one.option, one.bytes) for one in found.advice] == [("--pre-nms-topk 500", 3_000_000)]
+
+
+def test_weights_that_are_not_constant_are_no_obstacle() -> None:
+    model = qdq_model()
+    del model.graph.initializer[:]
+    found = audit(parse_inspector(json.dumps({"Layers": list(unfused())})), PLAN, model)
+    assert (found.int8, found.departures) == (2, ())
+
+
+def test_an_unknown_data_type_is_a_warning_and_not_counted() -> None:
+    odd = Layer("a", "kgen", (Tensor("x", "Posit8", (1, 8, 4, 4)),), (), (Tensor("y", "Half", (1, 8, 4, 4)),), ())
+    found = audit([odd], PrecisionPlan({}), qdq_model())
+    assert found.warnings == ("the size of data type Posit8 is not known, so its bytes are not counted",)
+    assert found.bytes == 2 * 128
+
+
+# Measured times
+
+
+def test_measured_times_replace_the_estimated_shares() -> None:
+    times = {one["Name"]: 0.0 for one in unfused()[:-1]}
+    times |= {"QuantizeLinear_0": 0.3, f"w + {FIRST}": 0.1, ACTIVATION: 0.5, "of another thing": 9.0}
+    found = seen(*unfused(), times=times)
+    assert (found.cost, found.ms) == ("measured time", pytest.approx(0.9))
+    assert [(one.layer, one.ms) for one in found.findings[:2]] == [(ACTIVATION, 0.5), ("QuantizeLinear_0", 0.3)]
+    assert found.findings[0].share == pytest.approx(5 / 9)
+    assert found.warnings == ("1 layers have no measured time, such as 'Softmax_11'",)
+    assert "by measured time (0.900 ms in all)" in found.report() and found.warnings[0] in found.report()
+
+
+@pytest.mark.parametrize("times", [{}, {"elsewhere": 1.0}, {"QuantizeLinear_0": 1.0, "elsewhere": 1.0}])
+def test_times_of_another_engine_are_an_error(times: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=r"of another engine: [67] of this one's 7 layers have none, such as"):
+        seen(*unfused(), times=times)
+
+
+# The report
+
+
+def test_a_report_shows_three_of_each_kind_unless_all_are_asked_for() -> None:
+    copies = [
+        layer(f"Reformatting CopyNode for Input Tensor {index} to {FIRST}", "Reformat", [tensor("a")], [tensor("b")])
+        for index in range(5)
+    ]
+    found = seen(*copies, plan=PrecisionPlan({}))
+    short, full = found.report().splitlines(), found.report(everything=True).splitlines()
+    assert "kernels that only move data or change its layout (5)" in short[2]
+    assert [line for line in short if "--all" in line] == [short[-1]] and "2 more; --all shows them" in short[-1]
+    assert len(full) == len(short) + 1 and not any("--all" in line for line in full)
+    assert short[0] == "what gets in the way, by estimated memory traffic (0.3 MB in all):"
+
+
+def test_a_report_of_nothing_says_so() -> None:
+    assert seen(conv(FIRST, "q", tensor("r")), plan=PrecisionPlan({})).report().startswith("nothing gets in the way")

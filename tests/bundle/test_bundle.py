@@ -1,0 +1,400 @@
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trtdet import bundle as module
+from trtdet.bundle import (
+    MANIFEST,
+    AuditPart,
+    BackendPart,
+    Bundle,
+    BundleWriter,
+    CountsPart,
+    FloatConvPart,
+    ImagesPart,
+    InputPart,
+    ModelPart,
+    NmsPart,
+    OutputPart,
+    QuantizationPart,
+    ShapePart,
+)
+from trtdet.config import load_config, shipped
+from trtdet.errors import BundleError, OutputError
+from trtdet.files import sha256_file, write_atomically
+
+CONFIG = load_config("yolox")
+FIELDS: dict[str, Any] = {
+    "trtdet_version": "0.0",
+    "model": ModelPart(sha256="0" * 64, name="mine", classes=("cat", "dog")),
+    "input": InputPart(
+        name="images",
+        shape=ShapePart(min=(1, 3, 416, 416), opt=(4, 3, 416, 416), max=(8, 3, 416, 416)),
+        dtype="float32",
+        preprocess=CONFIG.input,
+    ),
+    "outputs": (OutputPart(name="num_dets", dtype="int32", shape=("batch", 1)),),
+    "nms": NmsPart(where="native", **CONFIG.nms.model_dump()),
+    "backend": BackendPart(name="tensorrt-rtx", version="1.7", sms=(86, 89)),
+    "quantization": QuantizationPart(
+        mode="explicit",
+        calibrator="percentile",
+        percentile=99.99,
+        histograms_key="k",
+        images=ImagesPart(count=2, sha256="1" * 64, skipped=("bad.jpg",)),
+    ),
+    "precision": CountsPart(int8=2, fp16=0, fp32=1),
+    "audit": AuditPart(int8=1, fp16=0, fp32=2, float_by_backend=(FloatConvPart(name="c", got="fp32", reason="r"),)),
+    "command": {"precision": "int8", "images": None},
+    "content_hash": "2" * 64,
+}
+
+
+def make(path: Path, engine: bytes = b"engine") -> Bundle:
+    with BundleWriter(path) as writer:
+        writer.add("model.engine", engine)
+        writer.add("int8.onnx", b"onnx" * 1000)
+        return writer.commit(FIELDS)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(module.os, "fsync", fail)
+
+
+# Reading
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    written = make(tmp_path / "deep" / "bundle")
+    read = Bundle(tmp_path / "deep" / "bundle")
+    assert read.manifest == written.manifest
+    assert read.engine == tmp_path / "deep" / "bundle" / "model.engine"
+    assert read.model.read_bytes() == b"onnx" * 1000
+    assert read.file("int8.onnx") == read.model
+    assert read.manifest.input.preprocess == CONFIG.input
+    assert read.manifest.outputs[0].shape == ("batch", 1)
+    assert sorted(path.name for path in tmp_path.glob("deep/*")) == ["bundle"]
+
+
+def test_the_manifest_has_every_key_of_the_contract_and_schema_comes_first(tmp_path: Path) -> None:
+    make(tmp_path / "bundle")
+    data = json.loads((tmp_path / "bundle" / MANIFEST).read_text())
+    assert next(iter(data)) == "schema" and data["schema"] == 1
+    contract = (
+        "schema trtdet_version created model input outputs nms backend quantization precision audit files command"
+    )
+    assert set(contract.split()) <= set(data)
+    assert {"sha256", "name", "classes"} <= set(data["model"])
+    assert {"name", "shape", "dtype", "preprocess"} <= set(data["input"])
+    assert set(data["input"]["shape"]) == {"min", "opt", "max"}
+    assert {"where", "score_threshold", "iou_threshold", "max_detections", "class_agnostic"} <= set(data["nms"])
+    assert {"name", "version", "sms", "plugins"} <= set(data["backend"])
+    assert {"mode", "calibrator", "percentile", "images", "corrections"} <= set(data["quantization"])
+    assert {"count", "sha256"} <= set(data["quantization"]["images"])
+    assert {"int8", "fp16", "fp32"} == set(data["precision"])
+    assert {"int8", "fp16", "fp32", "float_by_backend"} == set(data["audit"])
+    assert set(data["files"]) == {"model.engine", "int8.onnx"}
+    assert data["input"]["preprocess"]["size"] == [416, 416]
+    assert data["created"].endswith("+00:00")
+
+
+def test_every_hash_is_that_of_the_file(tmp_path: Path) -> None:
+    bundle = make(tmp_path / "bundle")
+    assert {name: sha256_file(bundle.path / name) for name in bundle.manifest.files} == bundle.manifest.files
+
+
+@pytest.mark.parametrize("position", [0, 1999, 3999])
+def test_one_altered_byte_is_found(tmp_path: Path, position: int) -> None:
+    make(tmp_path / "bundle")
+    path = tmp_path / "bundle" / "int8.onnx"
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(BundleError, match=r"'int8\.onnx' was altered: sha256 .* where the manifest says"):
+        Bundle(tmp_path / "bundle")
+    assert Bundle(tmp_path / "bundle", verify=False).manifest.model.name == "mine"
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    make(tmp_path / "bundle")
+    (tmp_path / "bundle" / "model.engine").unlink()
+    with pytest.raises(BundleError, match=r"lacks 'model\.engine'; build it again"):
+        Bundle(tmp_path / "bundle")
+
+
+def test_a_file_the_bundle_never_had_is_an_error_that_lists_the_others(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match=r"has no 'plan\.json'; it holds int8\.onnx, model\.engine"):
+        make(tmp_path / "bundle").file("plan.json")
+
+
+@pytest.mark.parametrize("name", shipped("configs"))
+def test_the_configuration_it_was_built_with_comes_back(tmp_path: Path, name: str) -> None:
+    config = load_config(name).with_nms(iou_threshold=0.5)
+    with BundleWriter(tmp_path / "b") as writer:
+        writer.add("int8.onnx", b"onnx")
+        writer.commit({**FIELDS, "command": {"config": config.model_dump(mode="json")}})
+    assert Bundle(tmp_path / "b").config == config
+
+
+def test_a_bundle_that_lacks_its_configuration_says_so(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="manifest.json' lacks the configuration .*; build it again"):
+        _ = make(tmp_path / "b").config
+
+
+def test_a_bundle_without_engine_says_none(tmp_path: Path) -> None:
+    with BundleWriter(tmp_path / "bundle") as writer:
+        writer.add("fp32.onnx", b"x")
+        assert writer.commit(FIELDS).engine is None
+
+
+@pytest.mark.parametrize("schema", [2, 0, "1", None])
+def test_another_schema_is_an_error(tmp_path: Path, schema: Any) -> None:
+    make(tmp_path / "bundle")
+    path = tmp_path / "bundle" / MANIFEST
+    path.write_text(json.dumps({**json.loads(path.read_text()), "schema": schema}))
+    with pytest.raises(BundleError, match="this trtdet reads schema 1"):
+        Bundle(tmp_path / "bundle")
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "null"])
+def test_a_manifest_that_is_no_object_is_an_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / MANIFEST).write_text(text)
+    with pytest.raises(BundleError, match="has schema '(list|int|NoneType)'"):
+        Bundle(tmp_path)
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"\xff\xfe"])
+def test_a_manifest_that_is_not_json_is_an_error(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / MANIFEST).write_bytes(data)
+    with pytest.raises(BundleError, match="cannot be read .*; build the bundle again"):
+        Bundle(tmp_path)
+
+
+def test_a_missing_or_unknown_key_of_the_manifest_is_named_by_its_path(tmp_path: Path) -> None:
+    make(tmp_path / "bundle")
+    path = tmp_path / "bundle" / MANIFEST
+    data = json.loads(path.read_text())
+    del data["nms"]["iou_threshold"]
+    path.write_text(json.dumps(data))
+    with pytest.raises(BundleError, match=r"key 'nms\.iou_threshold': Field required"):
+        Bundle(tmp_path / "bundle")
+
+
+def test_what_is_not_a_bundle_says_how_to_make_one(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("x")
+    for path in (tmp_path, tmp_path / "absent", file):
+        with pytest.raises(
+            BundleError, match=r"is not a bundle: it has no manifest\.json; make one with 'trtdet build'"
+        ):
+            Bundle(path)
+
+
+# Writing
+
+
+def test_a_bundle_replaces_an_older_one_and_an_empty_folder(tmp_path: Path) -> None:
+    place = tmp_path / "bundle"
+    place.mkdir()
+    make(place, b"one")
+    (place / "notes.txt").write_text("of the older one")
+    make(place, b"two")
+    assert Bundle(place).file("model.engine").read_bytes() == b"two"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle"]
+    assert not (place / "notes.txt").exists()
+
+
+def test_a_folder_that_is_not_a_bundle_is_refused_and_untouched(tmp_path: Path) -> None:
+    place = tmp_path / "photos"
+    place.mkdir()
+    (place / "cat.jpg").write_bytes(b"cat")
+    with pytest.raises(OutputError, match="exists and is not a bundle; choose another place with -o or remove it"):
+        make(place)
+    assert contents(tmp_path) == {"photos/cat.jpg": b"cat"}
+
+
+def test_a_file_at_the_place_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    with pytest.raises(OutputError, match="exists and is not a bundle"):
+        make(tmp_path / "file")
+    assert contents(tmp_path) == {"file": b"x"}
+
+
+def test_a_place_under_a_regular_file_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    with pytest.raises(OutputError, match=r"cannot be written: .*; choose another place with -o"):
+        make(tmp_path / "file" / "bundle")
+    assert contents(tmp_path) == {"file": b"x"}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, SystemExit])
+def test_an_exception_inside_the_block_leaves_the_old_bundle_and_nothing_else(
+    tmp_path: Path, error: type[BaseException]
+) -> None:
+    make(tmp_path / "bundle", b"old")
+    before = contents(tmp_path)
+    with pytest.raises(error), BundleWriter(tmp_path / "bundle") as writer:
+        writer.add("model.engine", b"new")
+        raise error
+    assert contents(tmp_path) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+
+
+def test_leaving_without_commit_writes_nothing(tmp_path: Path) -> None:
+    with BundleWriter(tmp_path / "bundle") as writer:
+        writer.add("model.engine", b"new")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_leaves_the_old_bundle_and_nothing_else(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    make(tmp_path / "bundle", b"old")
+    before = contents(tmp_path)
+    request.getfixturevalue("full_disk")
+    with pytest.raises(OutputError, match="No space left on device; what was there is untouched"):
+        make(tmp_path / "bundle", b"new")
+    assert contents(tmp_path) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+
+
+def test_a_disk_that_is_full_when_the_manifest_comes_leaves_the_old_bundle(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    make(tmp_path / "bundle", b"old")
+    before = contents(tmp_path)
+    with pytest.raises(OutputError, match="No space left"), BundleWriter(tmp_path / "bundle") as writer:
+        writer.add("model.engine", b"new")
+        request.getfixturevalue("full_disk")
+        writer.commit(FIELDS)
+    assert contents(tmp_path) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+
+
+@pytest.mark.parametrize("when", [1, 2])
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.EIO, "Input/output error")], ids=["stop", "io"])
+def test_a_stop_around_either_rename_leaves_one_whole_bundle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: int, after: bool, error: BaseException
+) -> None:
+    make(tmp_path / "bundle", b"old")
+    rename, calls = Path.rename, []
+
+    def failing(source: Path, target: Path) -> Path:
+        calls.append(source)
+        if len(calls) != when:
+            return rename(source, target)
+        if after:
+            rename(source, target)
+        raise error
+
+    monkeypatch.setattr(Path, "rename", failing)
+    with pytest.raises((KeyboardInterrupt, OutputError)):
+        make(tmp_path / "bundle", b"new")
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+    assert Bundle(tmp_path / "bundle").file("model.engine").read_bytes() in (b"old", b"new")
+
+
+def test_a_stop_while_the_old_bundle_is_removed_leaves_the_new_one_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path / "bundle", b"old")
+    rmtree, calls = module.shutil.rmtree, []
+
+    def stopped(path: Path, **options: Any) -> None:
+        calls.append(path)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        rmtree(path, **options)
+
+    monkeypatch.setattr(module.shutil, "rmtree", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        make(tmp_path / "bundle", b"new")
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+    assert Bundle(tmp_path / "bundle").file("model.engine").read_bytes() == b"new"
+
+
+# Single files
+
+
+def test_a_file_is_written_with_its_folders(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b" / "file.json"
+    write_atomically(path, b"one")
+    write_atomically(path, b"two")
+    assert path.read_bytes() == b"two"
+    assert path.stat().st_mode & 0o777 == 0o644
+    assert [entry.name for entry in path.parent.iterdir()] == ["file.json"]
+
+
+def test_a_file_on_a_full_disk_keeps_what_was_there(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    path = tmp_path / "file.json"
+    write_atomically(path, b"old")
+    request.getfixturevalue("full_disk")
+    with pytest.raises(OutputError, match=r"file\.json' cannot be written: No space left on device"):
+        write_atomically(path, b"new")
+    assert contents(tmp_path) == {"file.json": b"old"}
+
+
+def test_a_file_stopped_by_ctrl_c_keeps_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file.json"
+    write_atomically(path, b"old")
+
+    def stop(source: Path, target: Path) -> Path:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", stop)
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(path, b"new")
+    assert contents(tmp_path) == {"file.json": b"old"}
+
+
+def test_a_file_over_a_folder_or_under_a_file_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_bytes(b"x")
+    for path in (tmp_path / "folder", tmp_path / "file" / "under"):
+        with pytest.raises(OutputError, match="cannot be written"):
+            write_atomically(path, b"data")
+    assert contents(tmp_path) == {"file": b"x"}
+
+
+# Adding
+
+
+def test_a_file_is_added_and_replaced_and_verified(tmp_path: Path) -> None:
+    bundle = make(tmp_path / "b")
+    created = bundle.manifest.created
+    bundle.add("worth.json", b"one")
+    assert Bundle(tmp_path / "b").file("worth.json").read_bytes() == b"one"
+    bundle.add("worth.json", b"another")
+    read = Bundle(tmp_path / "b")
+    assert read.file("worth.json").read_bytes() == b"another"
+    assert (read.manifest, read.manifest.created) == (bundle.manifest, created)
+    assert sorted(read.manifest.files) == ["int8.onnx", "model.engine", "worth.json"]
+    (tmp_path / "b" / "worth.json").write_bytes(b"altered")
+    with pytest.raises(BundleError, match="'worth.json' was altered"):
+        Bundle(tmp_path / "b")
+
+
+def test_a_disk_that_is_full_leaves_the_bundle_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = make(tmp_path / "b")
+    before = contents(tmp_path)
+
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(module.os, "fsync", fail)
+    with pytest.raises(OutputError, match="No space left on device"):
+        bundle.add("worth.json", b"one")
+    assert contents(tmp_path) == before
+    assert Bundle(tmp_path / "b").manifest == bundle.manifest

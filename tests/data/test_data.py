@@ -1,0 +1,356 @@
+from __future__ import annotations
+
+import json
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import trtdet.data.stream
+from trtdet.config import COCO_CLASSES, InputConfig
+from trtdet.data import CocoDataset, ImageStream, content_hash, find_images
+from trtdet.data.images import preprocess, read_image
+from trtdet.errors import DataError, TrtdetWarning
+
+CONFIG = InputConfig(size=(32, 32))
+
+
+def save(path: Path, seed: int = 0, low: int = 0, high: int = 256) -> Path:
+    pixels = np.random.default_rng(seed).integers(low, high, (20, 30, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
+    return path
+
+
+def decoders() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name.startswith("trtdet-decode")]
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> tuple[Path, ...]:
+    return tuple(save(tmp_path / f"{i:03}.png", i) for i in range(25))
+
+
+# Finding images
+
+
+def test_folder_is_flat_and_sorted_by_name(tmp_path: Path) -> None:
+    for name in ("b.JPG", "a.png", "notes.md"):
+        (tmp_path / name).touch()
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "c.png").touch()
+    assert [path.name for path in find_images(tmp_path)] == ["a.png", "b.JPG"]
+
+
+def test_folder_without_images_says_what_it_has(tmp_path: Path) -> None:
+    for name in ("a.md", "b.md", "c.npy", "Makefile"):
+        (tmp_path / name).touch()
+    (tmp_path / "sub" / "deep").mkdir(parents=True)
+    with pytest.raises(DataError, match=r"no images, it has 2 \.md, 1 without suffix, 1 \.npy, 1 folders") as caught:
+        find_images(tmp_path)
+    assert "allowed suffixes are .bmp" in str(caught.value)
+    with pytest.raises(DataError, match="it has 1 folders"):
+        find_images(tmp_path / "sub")
+
+
+def test_empty_folder_missing_source_and_wrong_kind(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="it has nothing"):
+        find_images(tmp_path)
+    with pytest.raises(DataError, match=r"none' does not exist; give a folder of images or a \.txt list"):
+        find_images(tmp_path / "none")
+    with pytest.raises(DataError, match=r"is a \.png file; give a folder or a \.txt list"):
+        find_images(save(tmp_path / "a.png"))
+
+
+def test_list_keeps_its_order_and_comments_say_nothing(tmp_path: Path) -> None:
+    (tmp_path / "pictures").mkdir()
+    for name in ("a.png", "b.png"):
+        (tmp_path / "pictures" / name).touch()
+        (tmp_path / name).touch()
+    pinned = tmp_path / "list.txt"
+    pinned.write_text("# which\n\n b.png \na.png\n")
+    assert find_images(pinned) == (tmp_path / "b.png", tmp_path / "a.png")
+    assert find_images(pinned, tmp_path / "pictures")[0] == tmp_path / "pictures" / "b.png"
+
+
+def test_list_errors(tmp_path: Path) -> None:
+    pinned = tmp_path / "list.txt"
+    pinned.write_text("a.png\nb.png\nc.png\nd.png\n")
+    (tmp_path / "a.png").touch()
+    with pytest.raises(DataError, match=r"3 of 4 files named .* b\.png, c\.png, d\.png; give the folder .* root"):
+        find_images(pinned)
+    (tmp_path / "a.png").unlink()
+    with pytest.raises(DataError, match=r"4 of 4 .* a\.png, b\.png, c\.png, \.\.\."):
+        find_images(pinned)
+    with pytest.raises(DataError, match="nowhere' for the names in"):
+        find_images(pinned, tmp_path / "nowhere")
+    pinned.write_text("# nothing\n")
+    with pytest.raises(DataError, match="names no file"):
+        find_images(pinned)
+    pinned.write_text("a.png\na.png\n")
+    with pytest.raises(DataError, match=r"names 1 files twice: a\.png"):
+        find_images(pinned)
+    pinned.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(DataError, match="cannot be read"):
+        find_images(pinned)
+
+
+def test_shipped_calibration_list(shared_data: Path) -> None:
+    pinned = Path(__file__).resolve().parents[2] / "calib" / "coco-train2017-128.txt"
+    found = find_images(pinned, shared_data / "coco" / "train2017")
+    assert found == find_images(shared_data / "coco" / "train2017")
+    assert len(found) == 128
+
+
+# Hashing
+
+
+def test_content_hash_sees_names_bytes_and_order(tmp_path: Path) -> None:
+    a, b = tmp_path / "a.png", tmp_path / "b.png"
+    a.write_bytes(b"one")
+    b.write_bytes(b"two")
+    first = content_hash([a, b])
+    assert first == content_hash((a, b)) and len(first) == 64
+    assert first != content_hash([b, a]) != content_hash([a])
+    b.write_bytes(b"twp")
+    assert content_hash([a, b]) != first
+    moved = tmp_path / "sub"
+    moved.mkdir()
+    (moved / "a.png").write_bytes(b"one")
+    assert content_hash([moved / "a.png"]) == content_hash([a])
+    a.rename(tmp_path / "c.png")
+    assert content_hash([tmp_path / "c.png"]) != content_hash([moved / "a.png"])
+    with pytest.raises(DataError, match=r"a\.png' cannot be read"):
+        content_hash([a])
+
+
+# Streaming
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_stream_keeps_the_order_and_the_pixels(images: tuple[Path, ...], workers: int) -> None:
+    stream = ImageStream(images, CONFIG, batch_size=4, workers=workers)
+    batches = list(stream)
+    assert [len(batch) for batch in batches] == [4] * 6 + [1]
+    assert [i for batch in batches for i in batch.indices] == list(range(25))
+    assert tuple(path for batch in batches for path in batch.paths) == images
+    for batch in batches:
+        assert batch.images.dtype == np.float32 and batch.images.shape == (len(batch), 3, 32, 32)
+        for tensor, placement, path in zip(batch.images, batch.placements, batch.paths, strict=True):
+            expected, where = preprocess(read_image(path), CONFIG)
+            np.testing.assert_array_equal(tensor, expected)
+            assert placement == where
+    assert stream.pixel_range == (0, 255) and stream.constant == () and stream.skipped == ()
+    stream.check_pixels()
+    assert len(list(stream)) == 7  # a second pass is a whole one
+    assert not decoders()
+
+
+def test_stream_reads_only_a_few_ahead(images: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Path] = []
+    load: Callable[..., Any] = trtdet.data.stream._load
+
+    def counted(path: Path, config: InputConfig) -> Any:
+        started.append(path)
+        return load(path, config)
+
+    monkeypatch.setattr(trtdet.data.stream, "_load", counted)
+    for seen, _ in enumerate(ImageStream(images, CONFIG, workers=2), start=1):
+        assert len(started) <= seen + 2 * 2
+    assert len(started) == 25
+
+
+def test_stream_ends_cleanly_when_left_early(images: tuple[Path, ...]) -> None:
+    for _ in ImageStream(images, CONFIG):
+        break
+    assert not decoders()
+    with pytest.raises(KeyboardInterrupt):
+        for _ in ImageStream(images, CONFIG):
+            raise KeyboardInterrupt
+    assert not decoders()
+
+
+def test_bad_image_is_skipped_named_and_counted(images: tuple[Path, ...]) -> None:
+    images[3].write_bytes(b"broken")
+    stream = ImageStream(images, CONFIG, batch_size=10)
+    with pytest.warns(TrtdetWarning, match=r"skipped: image '.*003\.png' cannot be decoded"):
+        batches = list(stream)
+    assert [len(batch) for batch in batches] == [10, 10, 4]
+    assert batches[0].indices == (0, 1, 2, 4, 5, 6, 7, 8, 9, 10)
+    ((path, reason),) = stream.skipped
+    assert path == images[3] and "cannot be decoded" in reason
+
+
+def test_too_many_bad_images_are_an_error(images: tuple[Path, ...]) -> None:
+    for path in images[5:8]:
+        path.write_bytes(b"broken")
+    with (
+        pytest.warns(TrtdetWarning),
+        pytest.raises(DataError, match=r"3 of 25 .* 10%: 005\.png, 006\.png, 007\.png"),
+    ):
+        list(ImageStream(images, CONFIG))
+    assert not decoders()
+
+
+def test_the_only_image_is_bad(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"")
+    with pytest.raises(DataError, match=r"1 of 1 images cannot be read so far.*a\.png"):
+        list(ImageStream([tmp_path / "a.png"], CONFIG))
+
+
+def test_on_bad_raise(images: tuple[Path, ...]) -> None:
+    images[3].write_bytes(b"broken")
+    with pytest.raises(DataError, match=r"003\.png' cannot be decoded"):
+        list(ImageStream(images, CONFIG, on_bad="raise"))
+    assert not decoders()
+
+
+def test_stream_options() -> None:
+    with pytest.raises(ValueError, match="at least 1, got 0 and 2"):
+        ImageStream([], CONFIG, batch_size=0)
+    assert list(ImageStream([], CONFIG)) == []
+
+
+def test_check_pixels_needs_a_pass(images: tuple[Path, ...]) -> None:
+    with pytest.raises(DataError, match="iterate the stream first"):
+        ImageStream(images, CONFIG).check_pixels()
+
+
+def test_check_pixels_refuses_0_to_1(tmp_path: Path) -> None:
+    stream = ImageStream([save(tmp_path / f"{i}.png", i, 0, 2) for i in range(3)], CONFIG)
+    list(stream)
+    assert stream.pixel_range == (0, 1)
+    with pytest.raises(DataError, match=r"3 images lie in 0\.\.1, expected 0\.\.255.*first: 0\.png"):
+        stream.check_pixels()
+
+
+@pytest.mark.parametrize("value", [0, 200])
+def test_check_pixels_refuses_only_constant_images(tmp_path: Path, value: int) -> None:
+    stream = ImageStream([save(tmp_path / f"{i}.png", i, value, value + 1) for i in range(2)], CONFIG)
+    list(stream)
+    with pytest.raises(DataError, match=r"each of the 2 images has a single colour \(0\.png, 1\.png\)"):
+        stream.check_pixels()
+
+
+def test_check_pixels_warns_of_some_constant_images(images: tuple[Path, ...]) -> None:
+    Image.new("RGB", (20, 20), (255, 0, 0)).save(images[2])
+    stream = ImageStream(images, CONFIG)
+    list(stream)
+    assert stream.constant == (images[2],)
+    with pytest.warns(TrtdetWarning, match=r"1 of 25 images have a single colour: 002\.png"):
+        stream.check_pixels()
+
+
+# COCO
+
+
+@pytest.fixture
+def coco(tmp_path: Path) -> tuple[Path, Path, dict[str, Any]]:
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for i in range(5):
+        save(folder / f"{i}.png", i)
+    document = {
+        "images": [{"id": i * 10, "file_name": f"{i}.png", "width": 30, "height": 20} for i in (3, 1, 0, 2, 4)],
+        "annotations": [
+            {"id": 1, "image_id": 10, "category_id": 7, "bbox": [1, 2, 3.5, 4], "area": 9.0, "iscrowd": 0},
+            {"id": 2, "image_id": 0, "category_id": 2, "bbox": [5, 5, 10, 10], "iscrowd": 1},
+        ],
+        "categories": [{"id": 2, "name": "cat"}, {"id": 7, "name": "dog"}, {"id": 9, "name": "unused"}],
+    }
+    path = tmp_path / "annotations.json"
+    path.write_text(json.dumps(document))
+    return path, folder, document
+
+
+def test_coco_is_matched_by_name_and_sorted_by_id(coco: tuple[Path, Path, dict[str, Any]]) -> None:
+    path, folder, _ = coco
+    dataset = CocoDataset.load(path, folder, ("dog", "cat"))
+    assert dataset.category_ids == (7, 2) and dataset.annotations == path
+    assert [image.id for image in dataset.images] == [0, 10, 20, 30, 40]
+    assert dataset.images[1].path == folder / "1.png" and dataset.images[1].width == 30
+    truth = dataset.truth
+    assert len(truth) == 2 and truth.classes.tolist() == [0, 1] and truth.image_ids.tolist() == [10, 0]
+    assert truth.areas.tolist() == [9.0, 100.0]  # the second file has none, so the box's
+    assert truth.crowd.tolist() == [False, True]
+    np.testing.assert_array_equal(truth.boxes[0], [1, 2, 3.5, 4])
+
+
+def change(path: Path, document: dict[str, Any], key: str, value: Any) -> None:
+    path.write_text(json.dumps(document | {key: value}))
+
+
+def test_coco_broken_files(coco: tuple[Path, Path, dict[str, Any]], tmp_path: Path) -> None:
+    path, folder, document = coco
+
+    def fails(match: str) -> None:
+        with pytest.raises(DataError, match=match) as caught:
+            CocoDataset.load(path, folder, ("cat", "dog"))
+        assert "\n" not in str(caught.value)
+
+    path.write_text(path.read_text()[:-50])
+    fails("not JSON, or are truncated")
+    path.write_bytes(b"\xff\xff")
+    fails("not JSON")
+    path.write_text("[]")
+    fails("lack 'images', 'annotations', 'categories'")
+    path.write_text(json.dumps({"images": [], "annotations": []}))
+    fails("lack 'categories'")
+    change(path, document, "images", {})
+    fails("'images' is a dict, a list is expected")
+    change(path, document, "images", [{"id": 1, "file_name": "a"}])
+    fails(r"images\[0\] lacks 'width', 'height'")
+    change(path, document, "annotations", [3])
+    fails(r"annotations\[0\] lacks 'image_id'")
+    change(path, document, "images", [])
+    fails("have no images")
+    change(path, document, "images", document["images"] + document["images"][:1])
+    fails("images has ids twice: 30")
+    change(path, document, "images", [document["images"][0] | {"width": None}])
+    fails("not a whole number")
+    change(path, document, "annotations", [])
+    fails("have no boxes")
+    change(path, document, "annotations", [document["annotations"][0] | {"image_id": 99}])
+    fails("1 image ids that are not in 'images': 99")
+    change(path, document, "annotations", [document["annotations"][0] | {"category_id": 5}])
+    fails("category ids that are not in 'categories': 5")
+    for bbox in ([1, 2, 3], "x", [1, 2, None, 4], [1, 2, float("nan"), 4]):
+        change(path, document, "annotations", [document["annotations"][0] | {"bbox": bbox}])
+        fails(r"annotations\[0\] has bbox")
+    change(path, document, "categories", [*document["categories"], {"id": 11, "name": "cat"}])
+    fails("categories twice: cat")
+    path.unlink()
+    fails("cannot be read: No such file")
+
+
+def test_coco_classes_must_match_both_ways(coco: tuple[Path, Path, dict[str, Any]]) -> None:
+    path, folder, _ = coco
+    with pytest.raises(DataError, match=r"1 of the 3 classes are no category \(horse\); 'classes' must name"):
+        CocoDataset.load(path, folder, ("cat", "dog", "horse"))
+    with pytest.raises(DataError, match=r"1 of the 3 categories have boxes but are no class \(dog\)"):
+        CocoDataset.load(path, folder, ("cat",))
+    with pytest.raises(DataError, match=r"are no category \(Cat\) and 1 of the 3 categories .* no class \(cat\)"):
+        CocoDataset.load(path, folder, ("Cat", "dog"))
+
+
+def test_coco_missing_images(coco: tuple[Path, Path, dict[str, Any]]) -> None:
+    path, folder, _ = coco
+    for i in range(4):
+        (folder / f"{i}.png").unlink()
+    with pytest.raises(DataError, match=r"4 of the 5 images .* 0\.png, 1\.png, 2\.png, \.\.\.; give the folder"):
+        CocoDataset.load(path, folder, ("cat", "dog"))
+    with pytest.raises(DataError, match=r"image folder '.*' does not exist"):
+        CocoDataset.load(path, folder / "none", ("cat", "dog"))
+
+
+def test_coco_subset(shared_data: Path) -> None:
+    root = shared_data / "coco"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        dataset = CocoDataset.load(root / "annotations/instances_val2017.json", root / "val2017", COCO_CLASSES)
+    assert (len(dataset.images), len(dataset.truth), int(dataset.truth.crowd.sum())) == (188, 1692, 20)
+    assert dataset.category_ids[0] == 1 and dataset.category_ids[-1] == 90

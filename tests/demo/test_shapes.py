@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from trtdet.demo import shapes
+from trtdet.errors import DataError, OutputError
+
+
+def test_render_depends_only_on_seed_split_and_index() -> None:
+    first = shapes.render(3, "val", 7)
+    for again, expected in zip(shapes.render(3, "val", 7), first, strict=True):
+        np.testing.assert_array_equal(again, expected)
+    for other in (shapes.render(4, "val", 7), shapes.render(3, "train", 7), shapes.render(3, "val", 8)):
+        assert other[0].shape != first[0].shape or (other[0] != first[0]).any()
+
+
+def test_render_types_ranges_and_classes() -> None:
+    seen: set[int] = set()
+    areas = []
+    for index in range(60):
+        image, boxes, classes = shapes.render(0, "val", index)
+        assert image.dtype == np.uint8 and image.shape[2] == 3 and set(image.shape[:2]) <= {256, 320}
+        assert boxes.dtype == np.float32 and classes.dtype == np.int64
+        assert boxes.shape == (len(classes), 4) and 1 <= len(classes) <= 8
+        height, width = image.shape[:2]
+        assert (boxes[:, :2] >= 0).all() and (boxes[:, 2] <= width).all() and (boxes[:, 3] <= height).all()
+        assert (boxes[:, 2:] - boxes[:, :2] >= 4).all()
+        seen |= set(classes.tolist())
+        areas += (boxes[:, 2:] - boxes[:, :2]).prod(axis=1).tolist()
+    assert seen == set(range(len(shapes.CLASSES)))
+    small, large = np.mean(np.array(areas) < 32**2), np.mean(np.array(areas) > 96**2)
+    assert 0.3 < small < 0.65 and 0.03 < large < 0.2  # all three of COCO's scales occur
+
+
+def test_boxes_are_tight_around_the_visible_pixels() -> None:
+    for index in range(20):
+        image, owner, classes = shapes._render(5, "val", index)
+        _, boxes, _ = shapes.render(5, "val", index)
+        assert owner.shape == image.shape[:2]
+        for i in range(len(classes)):
+            rows, columns = np.nonzero(owner == i + 1)
+            np.testing.assert_array_equal(boxes[i], [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1])
+
+
+@pytest.mark.parametrize("name", shapes.CLASSES)
+def test_every_outline_fills_its_box(name: str) -> None:
+    contours, width, height = shapes._outline(np.random.default_rng(1), shapes.CLASSES.index(name), 80.0)
+    points = np.concatenate(contours)
+    assert max(np.ptp(points, axis=0)) == pytest.approx(80.0)
+    assert points.min() == pytest.approx(1.0)
+    assert (points <= (width - 1, height - 1)).all()
+
+
+def test_ring_has_a_hole_and_circle_has_none() -> None:
+    filled = {}
+    for name in ("ring", "circle"):
+        contours, width, height = shapes._outline(np.random.default_rng(2), shapes.CLASSES.index(name), 60.0)
+        mask = np.zeros((height, width), np.uint8)
+        cv2.fillPoly(mask, [np.round(c).astype(np.int32) for c in contours], 1)
+        filled[name] = mask[height // 2, width // 2]
+    assert filled == {"ring": 0, "circle": 1}
+
+
+def test_generate_writes_coco(tmp_path: Path) -> None:
+    split = shapes.generate(tmp_path, "val", 4, seed=9)
+    assert split == shapes.ShapesSplit(tmp_path / "val", tmp_path / "annotations" / "instances_val.json")
+    document = json.loads(split.annotations.read_text())
+    assert [c["name"] for c in document["categories"]] == list(shapes.CLASSES)
+    assert [c["id"] for c in document["categories"]] == list(range(1, 11))
+    assert [i["file_name"] for i in document["images"]] == [f"00000{n}.png" for n in (1, 2, 3, 4)]
+    for index, entry in enumerate(document["images"]):
+        image, boxes, classes = shapes.render(9, "val", index)
+        written = cv2.imread(str(split.images / entry["file_name"]))
+        assert written is not None
+        np.testing.assert_array_equal(written[:, :, ::-1], image)
+        assert (entry["height"], entry["width"]) == image.shape[:2]
+        rows = [a for a in document["annotations"] if a["image_id"] == entry["id"]]
+        assert [a["category_id"] - 1 for a in rows] == classes.tolist()
+        for row, (x1, y1, x2, y2) in zip(rows, boxes.tolist(), strict=True):
+            assert row["bbox"] == [x1, y1, x2 - x1, y2 - y1]
+            assert row["area"] == (x2 - x1) * (y2 - y1) and row["iscrowd"] == 0
+    ids = [a["id"] for a in document["annotations"]]
+    assert len(set(ids)) == len(ids)
+
+
+def test_a_longer_split_keeps_its_images(tmp_path: Path) -> None:
+    short = shapes.generate(tmp_path / "a", "val", 2)
+    long = shapes.generate(tmp_path / "b", "val", 3)
+    for name in ("000001.png", "000002.png"):
+        assert (short.images / name).read_bytes() == (long.images / name).read_bytes()
+
+
+def test_a_complete_split_is_not_written_again(tmp_path: Path) -> None:
+    split = shapes.generate(tmp_path, "val", 2)
+    image = split.images / "000002.png"
+    os.utime(image, (1, 1))
+    shapes.generate(tmp_path, "val", 2)
+    assert image.stat().st_mtime == 1
+    image.unlink()
+    shapes.generate(tmp_path, "val", 2)
+    assert image.is_file(), "a missing image makes the split incomplete"
+    os.utime(image, (1, 1))
+    shapes.generate(tmp_path, "val", 2, seed=1)
+    assert image.stat().st_mtime > 1, "another seed is another split"
+
+
+def test_a_stopped_run_leaves_no_annotations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes.generate(tmp_path, "val", 2)
+    whole = shapes.render
+
+    def stopped(seed: int, split: str, index: int) -> object:
+        if index == 2:
+            raise KeyboardInterrupt
+        return whole(seed, split, index)
+
+    monkeypatch.setattr(shapes, "render", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        shapes.generate(tmp_path, "val", 4)
+    assert not (tmp_path / "annotations" / "instances_val.json").exists()
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_refusals(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="count is 0, allowed is 1 or more"):
+        shapes.generate(tmp_path, "val", 0)
+    with pytest.raises(DataError, match=r"split is '../val', expected a plain name"):
+        shapes.generate(tmp_path, "../val", 1)
+    with pytest.raises(DataError, match="seed is -1"):
+        shapes.generate(tmp_path, "val", 1, seed=-1)
+    with pytest.raises(DataError, match="index is -1"):
+        shapes.render(0, "val", -1)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="cannot be written"):
+        shapes.generate(tmp_path / "file", "val", 1)

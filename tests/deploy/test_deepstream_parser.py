@@ -1,0 +1,303 @@
+"""The bounding-box parser for DeepStream, compiled against a stand-in of the SDK's headers and called as nvinfer does,
+held to trtdet's own suppression."""
+
+from __future__ import annotations
+
+import configparser
+import shutil
+import struct
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from trtdet import BuildOptions, PackageOptions, build, load_config, package
+from trtdet.backends import OnnxRunner
+from trtdet.bundle import Bundle, BundleWriter
+from trtdet.config import NmsConfig
+from trtdet.data.images import preprocess, read_image
+from trtdet.demo import shapes
+from trtdet.detection.suppression import Detections, non_max_suppression
+from trtdet.exporter import SHAPES_MODEL
+
+STANDIN = Path(__file__).resolve().parents[1] / "standin" / "deepstream"
+SOURCE = Path(__file__).resolve().parents[2] / "service" / "deepstream"
+TYPES = {np.dtype(np.float32): 0, np.dtype(np.int32): 3}
+SIZE = 256
+
+
+def run(*command: object, stdin: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run([str(word) for word in command], input=stdin, capture_output=True, timeout=600, check=False)
+
+
+def succeed(*command: object) -> str:
+    done = run(*command)
+    assert done.returncode == 0, (done.stdout + done.stderr).decode(errors="replace")[-4000:]
+    return done.stdout.decode()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _tools() -> None:
+    for tool in ("cmake", "g++"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"needs {tool} to build the parser, which is not on PATH")
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """What the parser answered: whether it could read the outputs, the objects, and what it said."""
+
+    ok: bool
+    classes: NDArray[np.uint32]
+    boxes: NDArray[np.float32]
+    """float32 (n, 4), left, top, width, height."""
+    scores: NDArray[np.float32]
+    said: str
+
+
+@dataclass(frozen=True)
+class Parser:
+    """A compiled parser and the program that calls it."""
+
+    library: Path
+    program: Path
+
+    def __call__(self, layers: Mapping[str, NDArray[Any]], classes: int) -> Parsed:
+        parts = [struct.pack("=4I", classes, SIZE, SIZE, len(layers))]
+        for name, array in layers.items():
+            parts += [struct.pack("=I", len(name)), name.encode(), struct.pack("=2I", TYPES[array.dtype], array.ndim)]
+            parts += [struct.pack(f"={array.ndim}I", *array.shape), np.ascontiguousarray(array).tobytes()]
+        done = run(self.program, self.library, "NvDsInferParseTrtdet", stdin=b"".join(parts))
+        assert done.returncode == 0, done.stderr.decode()
+        ok, count = struct.unpack_from("=2I", done.stdout)
+        rows = np.frombuffer(done.stdout[8:], np.dtype([("class", np.uint32), ("values", np.float32, 5)]))
+        assert len(rows) == count
+        values = rows["values"]
+        return Parsed(bool(ok), rows["class"], values[:, :4], values[:, 4], done.stderr.decode())
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """Leaves suppression to its reader."""
+    options = BuildOptions("fp32", nms="host", backend="onnxruntime")
+    return build(SHAPES_MODEL, load_config("shapes"), tmp_path_factory.mktemp("made") / "b", options).bundle
+
+
+def built(folder: Path, release: int) -> Parser:
+    """Builds what a package brings, as its README says, warnings being errors."""
+    build_folder = folder / "build"
+    flags = f"-Werror -DSTANDIN_DEEPSTREAM={release}"
+    succeed(
+        "cmake", "-S", folder, "-B", build_folder, f"-DDEEPSTREAM_INCLUDE_DIR={STANDIN}", f"-DCMAKE_CXX_FLAGS={flags}"
+    )
+    succeed("cmake", "--build", build_folder)
+    parser = configparser.ConfigParser()
+    parser.read(folder / "config_infer_primary.txt")
+    library = shutil.copy(build_folder / parser["property"]["custom-lib-path"], folder)
+    program = folder / "parse"
+    succeed(
+        "g++",
+        "-std=c++17",
+        f"-DSTANDIN_DEEPSTREAM={release}",
+        "-I",
+        STANDIN,
+        STANDIN / "parse.cpp",
+        "-o",
+        program,
+        "-ldl",
+    )
+    return Parser(Path(library), program)
+
+
+def packaged(made: Bundle, place: Path, release: int = 6, **nms: Any) -> Parser:
+    """A parser with a bundle's own thresholds."""
+    manifest = made.manifest
+    fields = {name: getattr(manifest, name) for name in type(manifest).model_fields if name not in ("created", "files")}
+    fields["nms"] = manifest.nms.model_copy(update=nms)
+    with BundleWriter(place / "bundle") as writer:
+        writer.add("fp32.onnx", made.model.read_bytes())
+        writer.commit(fields)
+    return built(package(place / "bundle", place / "ds", PackageOptions("deepstream")).folder, release)
+
+
+def crowd(seed: int, classes: int = 5, count: int = 400, logits: bool = False) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Boxes (count, 4) in few places, some over the edge, without area or not finite, and scores with ties and NaN."""
+    rng = np.random.default_rng(seed)
+    centres = rng.uniform(-20, SIZE + 20, (12, 2))[rng.integers(0, 12, count)] + rng.normal(0, 6, (count, 2))
+    half = rng.uniform(4, 60, (count, 2))
+    boxes = np.concatenate([centres - half, centres + half], axis=1).astype(np.float32)
+    boxes[rng.integers(0, count, 6)] = np.float32(40.0)
+    boxes[:2] = [[100, 100, 120, 130], [100, 100, 120, 115]]  # an IoU of exactly one half
+    boxes[rng.integers(0, count, 3), rng.integers(0, 4, 3)] = np.nan
+    boxes[rng.integers(0, count, 3), rng.integers(0, 4, 3)] = np.inf
+    scores = (np.round(rng.beta(0.3, 2, (count, classes)) * 64) / 64).astype(np.float32)
+    scores[rng.integers(0, count, 5), rng.integers(0, classes, 5)] = np.nan
+    scores[0], scores[1] = 1.0, 0.96875
+    return boxes, scores * 12 - 6 if logits else scores
+
+
+def objects_of(found: Detections) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Classes, left top width height, and scores of what nvinfer can place of the first image."""
+    boxes, scores, classes = found.image(0)
+    finite = np.isfinite(boxes).all(axis=1)
+    inside = np.clip(np.where(finite[:, None], boxes, 0), 0, SIZE)
+    sides = inside[:, 2:] - inside[:, :2]
+    real = finite & (sides > 0).all(axis=1)
+    return classes[real], np.concatenate([inside[:, :2], sides], axis=1)[real], scores[real]
+
+
+def hold(parsed: Parsed, found: Detections) -> int:
+    classes, boxes, scores = objects_of(found)
+    assert parsed.ok, parsed.said
+    np.testing.assert_array_equal(parsed.classes, classes)
+    np.testing.assert_allclose(parsed.boxes, boxes, atol=1e-5)
+    np.testing.assert_allclose(parsed.scores, scores, rtol=1e-6)
+    return len(classes)
+
+
+@pytest.mark.parametrize(
+    ("nms", "release"),
+    [
+        ({"score_threshold": 0.03125, "iou_threshold": 0.5, "candidates": "all-classes"}, 6),
+        ({"score_threshold": 0.3, "class_agnostic": True, "max_detections": 7, "candidates": "all-classes"}, 9),
+        ({"score_threshold": 0.0, "candidates": "best-class", "pre_nms_topk": 50, "max_detections": 50}, 6),
+        ({"score_threshold": 0.4, "scores": "logits", "max_detections": 40, "candidates": "all-classes"}, 6),
+        ({"score_threshold": 1.0}, 6),
+    ],
+)
+def test_it_suppresses_as_trtdet_does(made: Bundle, tmp_path: Path, nms: dict[str, Any], release: int) -> None:
+    parser = packaged(made, tmp_path, release, **nms)
+    manifest = Bundle(tmp_path / "bundle").manifest.nms
+    config = NmsConfig.model_validate(manifest.model_dump(exclude={"where", "scores", "own"}))
+    logits = manifest.scores == "logits"
+    total = 0
+    for seed in range(12):
+        boxes, scores = crowd(seed, logits=logits)
+        found = non_max_suppression(boxes[None], scores[None], config, logits=logits)
+        total += hold(parser({"boxes": boxes, "scores": scores}, 5), found)
+    assert total > 60 if manifest.score_threshold < 1 else total == 0
+
+
+@pytest.fixture(scope="module")
+def parser(made: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Parser:
+    return packaged(made, tmp_path_factory.mktemp("parser"))
+
+
+def test_a_bundles_own_outputs_on_pictures(made: Bundle, parser: Parser, tmp_path: Path) -> None:
+    manifest = made.manifest
+    config = NmsConfig.model_validate(manifest.nms.model_dump(exclude={"where", "scores", "own"}))
+    runner, total = OnnxRunner(made.model.read_bytes()), 0
+    for path in sorted(shapes.generate(tmp_path, "val", 3).images.iterdir()):
+        outputs = runner(preprocess(read_image(path), manifest.input.preprocess)[0][None])
+        found = non_max_suppression(outputs["boxes"], outputs["scores"], config)
+        total += hold(parser({name: array[0] for name, array in outputs.items()}, 10), found)
+    assert total > 20
+
+
+@pytest.mark.parametrize("candidates", ["all-classes", "best-class"])
+def test_a_score_must_exceed_the_threshold(made: Bundle, tmp_path: Path, candidates: str) -> None:
+    parser = packaged(made, tmp_path, candidates=candidates)
+    threshold = np.float32(made.manifest.nms.score_threshold)
+    boxes = np.array([[10, 10, 20, 20], [50, 50, 70, 70]], np.float32)
+    scores = np.zeros((2, 10), np.float32)
+    scores[0, 3], scores[1, 4] = threshold, np.nextafter(threshold, np.float32(1))
+    parsed = parser({"boxes": boxes, "scores": scores}, 10)
+    assert parsed.classes.tolist() == [4]
+    assert parsed.boxes.tolist() == [[50, 50, 20, 20]]
+
+
+def suppressed(seed: int, count: int, room: int = 30) -> dict[str, NDArray[Any]]:
+    boxes, scores = crowd(seed, count=room)
+    return {
+        "num_dets": np.array([count], np.int32),
+        "boxes": boxes,
+        "scores": np.sort(np.nan_to_num(scores[:, 0]))[::-1].copy(),
+        "classes": np.random.default_rng(seed).integers(0, 5, room).astype(np.int32),
+    }
+
+
+@pytest.mark.parametrize("count", [0, 1, 17, 30])
+def test_what_the_network_suppressed_is_only_read(parser: Parser, count: int) -> None:
+    layers = suppressed(count, count)
+    found = Detections(layers["num_dets"][None], *(layers[name][None] for name in ("boxes", "scores", "classes")))
+    hold(parser(dict(reversed(layers.items())), 5), found)
+
+
+def test_what_tensorrts_plugin_counts_without_having_found_it_is_left_out(parser: Parser) -> None:
+    layers = suppressed(3, 20)
+    whole = parser(layers, 5)
+    layers["scores"][12:20] = -32768.0
+    part = parser(layers, 5)
+    np.testing.assert_array_equal(part.boxes, whole.boxes[: len(part.boxes)])
+    assert 0 < len(part.boxes) < len(whole.boxes)
+
+
+def without(layers: dict[str, NDArray[Any]], name: str) -> dict[str, NDArray[Any]]:
+    return {key: value for key, value in layers.items() if key != name}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            lambda layers: without(layers, "num_dets"),
+            "output 'scores' has type 0 and shape (30), expected type 0 and 2",
+        ),
+        (lambda layers: without(layers, "classes"), "no output 'classes'; output-blob-names must list"),
+        (lambda layers: {**layers, "classes": layers["scores"]}, "output 'classes' has type 0"),
+        (lambda layers: {**layers, "num_dets": np.array([31], np.int32)}, "num_dets is 31, expected 0 to 30"),
+        (lambda layers: {**layers, "num_dets": np.array([-1], np.int32)}, "num_dets is -1, expected 0 to 30"),
+        (lambda layers: {**layers, "num_dets": np.array([1, 2], np.int32)}, "num_dets (2), boxes (30, 4)"),
+        (lambda layers: {**layers, "boxes": layers["boxes"][:20]}, "boxes (20, 4), scores (30)"),
+        (lambda layers: {**layers, "classes": layers["classes"] + 5}, "with num-detected-classes=5; the configuration"),
+        (lambda layers: {**layers, "classes": layers["classes"] - 5}, "with num-detected-classes=5; the configuration"),
+        (lambda layers: {}, "no output 'boxes'"),
+    ],
+)
+def test_what_is_not_trtdets_is_refused_in_one_line(parser: Parser, change: Any, said: str) -> None:
+    parsed = parser(change(suppressed(5, 10)), 5)
+    assert not parsed.ok
+    assert parsed.said.startswith("NvDsInferParseTrtdet: ")
+    assert said in parsed.said
+    assert parsed.said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("boxes", "scores", "said"),
+    [
+        ((9, 4), (9, 6), "boxes (9, 4) and scores (9, 6) with num-detected-classes=5"),
+        ((9, 4), (8, 5), "boxes (9, 4) and scores (8, 5)"),
+        ((9, 5), (9, 5), "boxes (9, 5)"),
+    ],
+)
+def test_raw_outputs_of_other_shapes_are_refused(parser: Parser, boxes: Any, scores: Any, said: str) -> None:
+    parsed = parser({"boxes": np.zeros(boxes, np.float32), "scores": np.zeros(scores, np.float32)}, 5)
+    assert not parsed.ok
+    assert said in parsed.said
+
+
+def test_without_the_sdk_the_build_says_what_to_give(tmp_path: Path) -> None:
+    done = run("cmake", "-S", SOURCE, "-B", tmp_path / "alone", f"-DDEEPSTREAM_DIR={tmp_path}")
+    assert done.returncode != 0
+    assert "no nvdsinfer_custom_impl.h: give -DDEEPSTREAM_DIR=" in done.stderr.decode()
+    (tmp_path / "CMakeLists.txt").write_text(
+        f"cmake_minimum_required(VERSION 3.18)\nproject(all LANGUAGES CXX)\nadd_subdirectory({SOURCE} deepstream)\n"
+    )
+    said = succeed("cmake", "-S", tmp_path, "-B", tmp_path / "within", f"-DDEEPSTREAM_DIR={tmp_path}")
+    assert "DeepStream parser skipped: no DeepStream headers" in said
+
+
+def test_in_a_checkout_it_is_built_with_trtdets_defaults(tmp_path: Path) -> None:
+    text = (SOURCE / "nvdsinfer_trtdet_config.h").read_text()
+    default = NmsConfig()
+    assert f"score_threshold = {default.score_threshold:g}F;" in text
+    assert f"iou_threshold = {default.iou_threshold:g}F;" in text
+    assert f"pre_nms_topk = {default.pre_nms_topk};" in text
+    assert f"max_detections = {default.max_detections};" in text
+    succeed("cmake", "-S", SOURCE, "-B", tmp_path, f"-DDEEPSTREAM_INCLUDE_DIR={STANDIN}", "-DCMAKE_CXX_FLAGS=-Werror")
+    succeed("cmake", "--build", tmp_path)

@@ -1,0 +1,111 @@
+"""The Kubernetes examples, as far as they can be held to anything without a cluster: Kubernetes' published schemas, and
+what the parts of an example say of each other."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+FOLDER = Path(__file__).resolve().parents[2] / "docs" / "kubernetes"
+EXAMPLES = sorted(FOLDER.glob("*.yaml"))
+PORTS = {"triton": {"http": 8000, "grpc": 8001, "metrics": 8002}, "trtdet-serve": {"http": 8080}}
+HEALTH = {
+    "triton": {
+        "startupProbe": "/v2/health/live",
+        "livenessProbe": "/v2/health/live",
+        "readinessProbe": "/v2/health/ready",
+    },
+    "trtdet-serve": {"startupProbe": "/healthz", "livenessProbe": "/healthz", "readinessProbe": "/readyz"},
+}
+QUEUE = {"triton": "nv_inference_pending_request_count", "trtdet-serve": "trtdet_queue_images"}
+
+Document = dict[str, Any]
+
+
+def documents(path: Path) -> dict[str, Document]:
+    """The parts of an example by kind; each kind is there once."""
+    found = [part for part in yaml.safe_load_all(path.read_text()) if part is not None]
+    kinds = [part["kind"] for part in found]
+    assert len(set(kinds)) == len(kinds)
+    return dict(zip(kinds, found, strict=True))
+
+
+@pytest.fixture(params=EXAMPLES, ids=lambda path: path.stem)
+def example(request: pytest.FixtureRequest) -> tuple[str, dict[str, Document]]:
+    return request.param.stem, documents(request.param)
+
+
+def test_every_example_is_here() -> None:
+    assert {path.stem for path in EXAMPLES} == set(PORTS)
+
+
+def test_the_published_schemas_take_every_part(example: tuple[str, dict[str, Document]]) -> None:
+    validator = pytest.importorskip("kubernetes_validate", reason="schemas of Kubernetes: pip install 'trtdet[dev]'")
+    _, parts = example
+    assert set(parts) >= {"Deployment", "Service", "HorizontalPodAutoscaler", "PersistentVolumeClaim"}
+    for part in parts.values():
+        validator.validate(part, validator.latest_version(), strict=True)
+    broken = {**parts["Deployment"], "spec": {**parts["Deployment"]["spec"], "replica": 3}}
+    with pytest.raises(validator.ValidationError):
+        validator.validate(broken, validator.latest_version(), strict=True)
+
+
+def test_the_parts_belong_together(example: tuple[str, dict[str, Document]]) -> None:
+    name, parts = example
+    deployment, service, scaler = (parts[kind] for kind in ("Deployment", "Service", "HorizontalPodAutoscaler"))
+    template = deployment["spec"]["template"]
+    labels = template["metadata"]["labels"]
+    assert deployment["spec"]["selector"]["matchLabels"] == labels == service["spec"]["selector"]
+    assert parts["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"] == labels
+    (container,) = template["spec"]["containers"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert ports == PORTS[name]
+    assert {port["targetPort"]: port["port"] for port in service["spec"]["ports"]} == ports
+    for probe, path in HEALTH[name].items():
+        assert container[probe]["httpGet"] == {"path": path, "port": "http"}
+    target = scaler["spec"]["scaleTargetRef"]
+    assert (target["kind"], target["name"]) == ("Deployment", deployment["metadata"]["name"])
+    assert [metric["pods"]["metric"]["name"] for metric in scaler["spec"]["metrics"]] == [QUEUE[name]]
+    # Two owners of the number of replicas would undo each other.
+    assert "replicas" not in deployment["spec"]
+    scraped = template["metadata"]["annotations"]
+    assert int(scraped["prometheus.io/port"]) in ports.values()
+
+
+def test_models_are_read_from_a_claimed_volume(example: tuple[str, dict[str, Document]]) -> None:
+    _, parts = example
+    pod = parts["Deployment"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
+    assert {mount["name"] for mount in mounts.values()} == set(volumes)
+    (claimed,) = [volume for volume in volumes.values() if "persistentVolumeClaim" in volume]
+    assert claimed["persistentVolumeClaim"]["claimName"] == parts["PersistentVolumeClaim"]["metadata"]["name"]
+    (place,) = [path for path, mount in mounts.items() if mount["name"] == claimed["name"]]
+    assert mounts[place]["readOnly"] is True
+    assert any(
+        str(argument).partition("=")[2].startswith(place) or argument.startswith(place)
+        for argument in container["args"]
+    )
+
+
+def test_a_pod_that_goes_finishes_first(example: tuple[str, dict[str, Document]]) -> None:
+    _, parts = example
+    pod = parts["Deployment"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    pause = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
+    allowed = [re.fullmatch(r"--exit-timeout-secs=(\d+)", str(argument)) for argument in container["args"]]
+    exits = max((int(match[1]) for match in allowed if match), default=0)
+    assert pod["terminationGracePeriodSeconds"] > pause + exits
+    assert parts["Deployment"]["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_no_registry_is_named(path: Path) -> None:
+    images = re.findall(r"image: *(\S+)", path.read_text())
+    assert images
+    assert all(re.fullmatch(r"\$\{[A-Z_]+\}", image) for image in images)

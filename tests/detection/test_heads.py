@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trtdet.config import Config
+from trtdet.detection.heads import decode
+from trtdet.errors import ModelError
+
+# Decoding
+
+
+def make(rule: str, size: tuple[int, int] = (64, 96), classes: int = 3, **head: Any) -> Config:
+    return Config.model_validate(
+        {
+            "name": "test",
+            "classes": [f"c{i}" for i in range(classes)],
+            "input": {"size": list(size)},
+            "head": {"decode": rule, **head},
+        }
+    )
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
+
+
+def noise(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0, 2, shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("scores", ["probabilities", "logits"])
+def test_yolox(scores: str) -> None:
+    config = make("yolox", scores=scores)
+    raw = noise(2, 8 * 12 + 4 * 6 + 2 * 3, 8)
+    boxes, found = decode({"output": raw}, config)
+    assert boxes.dtype == found.dtype == np.float32 and boxes.shape == (2, 126, 4) and found.shape == (2, 126, 3)
+    for index, stride, row, column in ((0, 8, 0, 0), (13, 8, 1, 1), (96 + 7, 16, 1, 1), (125, 32, 1, 2)):
+        x, y, w, h, *rest = raw[1, index].astype(np.float64)
+        x, y, w, h = (x + column) * stride, (y + row) * stride, np.exp(w) * stride, np.exp(h) * stride
+        np.testing.assert_allclose(boxes[1, index], [x - w / 2, y - h / 2, x + w / 2, y + h / 2], rtol=1e-5, atol=1e-3)
+        rest = np.array(rest) if scores == "probabilities" else sigmoid(np.array(rest))
+        np.testing.assert_allclose(found[1, index], rest[0] * rest[1:], rtol=1e-5)
+
+
+def test_yolov5_and_yolov8() -> None:
+    row = np.array([50, 40, 20, 10, 0.5, 0.2, 0.4, 0.6], np.float32)
+    boxes, scores = decode([row.reshape(1, 1, 8)], make("yolov5"))
+    np.testing.assert_allclose(boxes[0, 0], [40, 35, 60, 45])
+    np.testing.assert_allclose(scores[0, 0], [0.1, 0.2, 0.3], rtol=1e-6)
+    raw = np.stack([np.delete(row, 4), np.delete(row, 4) * 2], axis=-1)[None]
+    boxes, scores = decode([raw], make("yolov8"))
+    np.testing.assert_allclose(boxes[0], [[40, 35, 60, 45], [80, 70, 120, 90]])
+    np.testing.assert_allclose(scores[0, 0], [0.2, 0.4, 0.6])
+
+
+def dfl_maps(config: Config, seed: int = 3) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    height, width = config.input.size
+    cells = [-(-height // s) * -(-width // s) for s in config.head.strides]
+    scores = [sigmoid(noise(2, n, len(config.classes), seed=seed + n)) for n in cells]
+    return scores, [noise(2, n, 4 * config.head.bins, seed=seed + 2 * n) for n in cells]
+
+
+@pytest.mark.parametrize("offset", [0.5, 0.0])
+def test_dfl_single_and_pairs_in_any_order(offset: float) -> None:
+    config = make("dfl", strides=[8, 16, 64], bins=4, cell_offset=offset)  # 64 does not divide 96: the grid is 1 x 2
+    scores, sides = dfl_maps(config)
+    joined = np.concatenate([np.concatenate(pair, axis=2) for pair in zip(scores, sides, strict=True)], axis=1)
+    boxes, found = decode([joined], config)
+    assert boxes.shape == (2, 96 + 24 + 2, 4)
+    np.testing.assert_array_equal(found, np.concatenate(scores, axis=1))
+    weights = np.exp(sides[2][1, 1].reshape(4, 4).astype(np.float64))
+    distance = (weights / weights.sum(axis=1, keepdims=True) @ np.arange(4)) * 64
+    point = np.array([(1 + offset) * 64, offset * 64] * 2)
+    np.testing.assert_allclose(boxes[1, -1], point + distance * [-1, -1, 1, 1], rtol=1e-5)
+    for order in (
+        scores + sides,
+        sides + scores,
+        [sides[1], scores[0], scores[2], sides[2], scores[1], sides[0]],
+    ):
+        other_boxes, other = decode({f"o{i}": array for i, array in enumerate(order)}, config)
+        np.testing.assert_array_equal(other_boxes, boxes)
+        np.testing.assert_array_equal(other, found)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_dfl_with_as_many_classes_as_sides_goes_by_order(interleaved: bool) -> None:
+    config = make("dfl", classes=16, strides=[8, 16], bins=4)
+    scores, sides = dfl_maps(config)
+    order = [scores[0], sides[0], scores[1], sides[1]] if interleaved else scores + sides
+    np.testing.assert_array_equal(decode(order, config)[1], np.concatenate(scores, axis=1))
+
+
+def test_outputs_are_chosen_by_name() -> None:
+    raw = noise(1, 5, 8)
+    outputs = {"other": noise(1, 7, 9), "wanted": raw}
+    config = make("yolov5", outputs=["wanted"])
+    np.testing.assert_array_equal(decode(outputs, config)[0], decode([raw], config)[0])
+    with pytest.raises(
+        ModelError, match=r"reads one output, the model gives 2: 'other' \(1, 7, 9\), 'wanted'.*head\.outputs"
+    ):
+        decode(outputs, make("yolov5"))
+    with pytest.raises(
+        ModelError, match=r"head.outputs names 'gone', which the model does not give.* 'other', 'wanted'"
+    ):
+        decode(outputs, make("yolov5", outputs=["gone"]))
+    with pytest.raises(ModelError, match=r"head.outputs names 1 outputs, got 2"):
+        decode(list(outputs.values()), config)
+    with pytest.raises(ModelError, match="got no outputs"):
+        decode({}, make("yolov5"))
+
+
+def test_half_precision_outputs_are_taken() -> None:
+    boxes, scores = decode([noise(1, 5, 8).astype(np.float16)], make("yolov5"))
+    assert boxes.dtype == scores.dtype == np.float32
+
+
+@pytest.mark.filterwarnings("error")
+def test_overflow_is_quiet() -> None:
+    raw = np.full((1, 126, 8), 500, np.float32)
+    decode([raw], make("yolox"))
+    decode([-raw], make("yolox", scores="logits"))
+    decode([np.full((1, 126, 19), np.inf, np.float32)], make("dfl", bins=4))
+
+
+@pytest.mark.parametrize(
+    ("rule", "shape", "match"),
+    [
+        (
+            "yolox",
+            (1, 126, 85),
+            r"'out' has shape \(1, 126, 85\).*85 channels.*5 \+ 3 classes; does 'classes'.*for 80\)",
+        ),
+        ("yolox", (1, 126, 4), r"4 channels.*does 'classes' list the model's classes\?$"),
+        (
+            "yolox",
+            (1, 8400, 8),
+            r"8400 cells; input.size \[64, 96\] with head.strides \[8, 16, 32\] gives 126; set",
+        ),
+        ("yolox", (126, 8), r"three dimensions.*head.decode"),
+        ("yolox", (1, 7, 126), r"is head.decode 'yolov8'\?"),
+        ("yolov5", (1, 7, 126), r"is head.decode 'yolov8'\?"),
+        ("yolov5", (1, 9, 35), r"is head.decode 'dfl'\?"),
+        ("yolov5", (1, 9, 84), r"does 'classes' .*for 79\)"),
+        ("yolov8", (1, 126, 8), r"is head.decode 'yolox' or 'yolov5'\?"),
+        ("yolov8", (1, 126, 7), r"transposed, it must be \(B, 4 \+ C, N\)"),
+        ("yolov8", (1, 84, 126), r"84 channels.*\(B, 7, N\), 4 \+ 3 classes; does 'classes' .*for 80\)"),
+        ("dfl", (1, 126, 112), r"112 channels.*4 \* 8 head.bins \+ 3 classes; does 'classes' .*for 80\)"),
+        ("dfl", (1, 100, 35), r"100 cells"),
+        ("dfl", (1, 126, 8), r"is head.decode 'yolox' or 'yolov5'\?"),
+    ],
+)
+def test_wrong_shapes_name_the_likely_key(rule: str, shape: tuple[int, ...], match: str) -> None:
+    with pytest.raises(ModelError, match=match):
+        decode({"out": np.zeros(shape, np.float32)}, make(rule))
+
+
+def test_dfl_pairs_that_do_not_fit() -> None:
+    config = make("dfl", strides=[8, 16], bins=4)
+    scores, sides = dfl_maps(config)
+    with pytest.raises(ModelError, match=r"for each of head.strides \[8, 16\], got 3 outputs"):
+        decode([*scores, sides[0]], config)
+    with pytest.raises(ModelError, match=r"no output is the class map \(B, 96, 3\) of stride 8, got '#0' \(2, 95, 3\)"):
+        decode([scores[0][:, 1:], scores[1], *sides], config)
+    with pytest.raises(ModelError, match=r"no output is the distance map \(B, 24, 16\) of stride 16"):
+        decode([*scores, sides[0], sides[1][..., 1:]], config)

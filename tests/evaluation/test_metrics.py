@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from trtdet.data import CocoDataset
+from trtdet.errors import DataError
+from trtdet.evaluation.metrics import CocoMetric, CocoResult
+
+ENGINES = ("faster-coco-eval", "pycocotools")
+CLASSES = ("cat", "dog", "bird")
+
+
+def make_dataset(folder: Path, annotations: list[dict[str, Any]], count: int = 6) -> CocoDataset:
+    for i in range(count):
+        Image.new("RGB", (8, 8)).save(folder / f"{i}.png")
+    document = {
+        "images": [{"id": i, "file_name": f"{i}.png", "width": 400, "height": 300} for i in range(count)],
+        "annotations": annotations,
+        "categories": [{"id": 5, "name": "dog"}, {"id": 3, "name": "cat"}, {"id": 8, "name": "bird"}],
+    }
+    (folder / "a.json").write_text(json.dumps(document))
+    return CocoDataset.load(folder / "a.json", folder, CLASSES)
+
+
+def box(image: int, category: int, x: float, y: float, w: float, h: float, **more: Any) -> dict[str, Any]:
+    return {"image_id": image, "category_id": category, "bbox": [x, y, w, h], **more}
+
+
+@pytest.fixture
+def one_dog(tmp_path: Path) -> CocoDataset:
+    return make_dataset(tmp_path, [box(0, 5, 10, 20, 100, 50, id=0)])
+
+
+@pytest.fixture
+def crowded(tmp_path: Path) -> CocoDataset:
+    rng = np.random.default_rng(1)
+    annotations = []
+    for i in range(60):
+        x, y, w, h = rng.uniform(0, 200), rng.uniform(0, 150), rng.uniform(8, 150), rng.uniform(8, 130)
+        annotations.append(box(i % 5, [3, 5][i % 2], x, y, w, h, id=i, area=w * h * 0.7, iscrowd=int(i % 11 == 0)))
+    return make_dataset(tmp_path, annotations)
+
+
+def noisy(metric: CocoMetric) -> CocoMetric:
+    """Detections near the truth and at random, of which some have equal scores."""
+    rng = np.random.default_rng(2)
+    truth = metric.dataset.truth
+    for image in metric.dataset.images:
+        here = truth.image_ids == image.id
+        near = np.concatenate([truth.boxes[here, :2], truth.boxes[here, :2] + truth.boxes[here, 2:]], axis=1)
+        boxes = np.concatenate([near + rng.normal(0, 3, near.shape), rng.uniform(0, 200, (130, 4))])
+        boxes[:, 2:] = np.maximum(boxes[:, 2:], boxes[:, :2] + 1)
+        classes = np.concatenate([truth.classes[here], rng.integers(0, 3, 130)])
+        metric.update(image.id, boxes, rng.uniform(0, 1, len(boxes)).round(2), classes)
+    return metric
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_perfect_detection_scores_one(one_dog: CocoDataset, engine: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    metric = CocoMetric(one_dog, engine)
+    assert metric.update(0, np.array([[10, 20, 110, 70]], np.float32), [0.9], [1]) is metric
+    result = metric.compute()
+    # The annotation's id is 0, which the evaluators by themselves count as not found.
+    assert [result.map, result.map50, result.map_medium, result.ar1] == pytest.approx([1.0] * 4)
+    assert (result.images, result.detections) == (1, 1)
+    assert result.map_small == result.map_large == -1
+    assert result.per_class == {"cat": -1, "dog": pytest.approx(1.0), "bird": -1}
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_no_detections_and_no_truth(one_dog: CocoDataset, engine: Any) -> None:
+    result = CocoMetric(one_dog, engine).update(0, [], [], []).update(1, np.zeros((0, 4)), [], []).compute()
+    assert (result.map, result.images, result.detections) == (0, 2, 0)
+    assert CocoMetric(one_dog, engine).update(1, [[0, 0, 9, 9]], [1], [0]).compute().map == -1
+
+
+def test_wrong_class_or_place_scores_zero(one_dog: CocoDataset) -> None:
+    assert CocoMetric(one_dog).update(0, [[10, 20, 110, 70]], [0.9], [0]).compute().map == 0
+    assert CocoMetric(one_dog).update(0, [[200, 20, 300, 70]], [0.9], [1]).compute().map == 0
+
+
+def test_only_the_images_given_are_scored(crowded: CocoDataset) -> None:
+    full, part = noisy(CocoMetric(crowded)), CocoMetric(crowded)
+    boxes, scores, classes = full._found[2]
+    part.update(2, boxes, scores, classes)
+    assert part.compute().images == 1
+    assert part.compute() == part.compute() != full.compute()
+
+
+def test_the_engines_agree(crowded: CocoDataset) -> None:
+    first, second = (noisy(CocoMetric(crowded, engine)).compute() for engine in ENGINES)
+    assert 0.01 < first.map < 1 and first.detections > 700
+    for name, value in first.as_dict().items():
+        if name == "per_class":
+            assert value == pytest.approx(second.as_dict()[name], abs=1e-9)
+        else:
+            assert value == pytest.approx(second.as_dict()[name], abs=1e-9), name
+    assert first.map == pytest.approx(np.mean([v for v in first.per_class.values() if v >= 0]), abs=1e-9)
+
+
+def test_prints_as_pycocotools_does(crowded: CocoDataset, capsys: pytest.CaptureFixture[str]) -> None:
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    metric = noisy(CocoMetric(crowded))
+    ids = [image.id for image in crowded.images]
+    pair = []
+    for data in (metric._truth(ids), metric._detections(ids)):
+        coco = COCO()
+        coco.dataset = data
+        coco.createIndex()
+        pair.append(coco)
+    evaluation = COCOeval(*pair, iouType="bbox")
+    evaluation.evaluate()
+    evaluation.accumulate()
+    capsys.readouterr()
+    evaluation.summarize()
+    assert str(metric.compute()) == capsys.readouterr().out.rstrip("\n")
+
+
+def test_as_dict_is_json_and_absent_is_none(one_dog: CocoDataset) -> None:
+    result = CocoMetric(one_dog).update(0, [[10, 20, 110, 70]], [0.9], [1]).compute()
+    data = json.loads(json.dumps(result.as_dict()))
+    assert data["map_small"] is None and data["per_class"]["cat"] is None and data["images"] == 1
+    assert {"map", "map50", "map75", "map_small", "map_medium", "map_large", "images", "detections"} <= set(data)
+    assert isinstance(result, CocoResult)
+
+
+@pytest.mark.parametrize(
+    ("image", "boxes", "scores", "classes", "match"),
+    [
+        (77, [], [], [], "image id 77 is not in .* 6 ids run from 0 to 5"),
+        (0, [[0, 0, 1, 1]], [0.5, 0.5], [0], r"shapes \(1, 4\), \(2,\) and \(1,\), expected boxes \(N, 4\)"),
+        (0, [[0, 0, 1]], [0.5], [0], r"shapes \(1, 3\)"),
+        (0, [[0, 0, 1, np.nan]], [0.5], [0], "hold NaN or infinity"),
+        (0, [[0, 0, 1, 1]], [np.inf], [0], "hold NaN or infinity"),
+        (0, [[0, 0, 1, 1]], [0.5], [3], "classes of image 0 run from 3 to 3, allowed are 0 to 2"),
+        (0, [[0, 0, 1, 1]], [0.5], [-1], "run from -1"),
+        (0, [[0, 0, 1, 1]], [0.5], [1.0], "are float64, expected integers"),
+    ],
+)
+def test_update_refuses(one_dog: CocoDataset, image: int, boxes: Any, scores: Any, classes: Any, match: str) -> None:
+    with pytest.raises(DataError, match=match):
+        CocoMetric(one_dog).update(image, boxes, scores, classes)
+
+
+def test_update_refuses_an_image_twice_and_compute_refuses_none(one_dog: CocoDataset) -> None:
+    with pytest.raises(DataError, match="image id 0 was given before"):
+        CocoMetric(one_dog).update(0, [], [], []).update(0, [], [], [])
+    with pytest.raises(DataError, match="no image was given"):
+        CocoMetric(one_dog).compute()
+
+
+def test_engine_choice(one_dog: CocoDataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert CocoMetric(one_dog).engine == "faster-coco-eval"
+    with pytest.raises(DataError, match="unknown mAP engine 'torch'; allowed are auto, faster-coco-eval, pycocotools"):
+        CocoMetric(one_dog, "torch")  # type: ignore[arg-type]
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n == "faster_coco_eval" else find(n))
+    assert CocoMetric(one_dog).engine == "pycocotools"
+    with pytest.raises(DataError, match="not installed here; run: pip install faster-coco-eval"):
+        CocoMetric(one_dog, "faster-coco-eval")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda n: None)
+    with pytest.raises(DataError, match="mAP needs faster-coco-eval or pycocotools"):
+        CocoMetric(one_dog)

@@ -1,0 +1,317 @@
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+from trtdet.config import Config, HeadConfig, InputConfig
+from trtdet.errors import ConfigError, ModelError, OutputError
+from trtdet.exporter import SOURCES, ExportOptions, ExportReport, export
+
+torch = pytest.importorskip("torch", reason="needs torch: pip install 'trtdet[export]'")
+
+from trtdet.exporter import (  # noqa: E402
+    SHAPES_MODEL,
+    convert,
+    yolox,
+)
+
+torch.set_num_threads(1)  # the networks are small, and spinning threads are slow where cores are shared
+
+
+def _config(height: int = 64, width: int = 96, classes: int = 3, **head: Any) -> Config:
+    return Config(
+        name="own",
+        classes=tuple(f"class {i}" for i in range(classes)),
+        input=InputConfig(size=(height, width), name="pixels", scale=1 / 255, std=(0.5, 0.5, 0.5)),
+        head=HeadConfig(decode="yolox", **head),
+    )
+
+
+def _run(path: Path, **inputs: Any) -> list[Any]:
+    return list(ort.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(None, inputs))
+
+
+def _dims(value: Any) -> list[Any]:
+    return [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]
+
+
+def test_importing_does_not_import_torch() -> None:
+    code = "import sys, trtdet.exporter; sys.exit('torch' in sys.modules or 'onnx' in sys.modules)"
+    root = Path(__file__).parents[2]
+    assert subprocess.run([sys.executable, "-c", code], cwd=root).returncode == 0
+
+
+def test_missing_torch_is_said_with_its_pip_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ModelError, match=re.escape("install it with: pip install 'trtdet[export]'")):
+        export("shapes", tmp_path / "m.onnx")
+
+
+def test_shapes_exports_its_shipped_weights(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "folder" / "m.onnx"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        report = export("shapes", path)
+    assert capfd.readouterr() == ("", "")
+    assert isinstance(report, ExportReport) and report.path == path and report.opset == 17
+    assert report.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert [p.name for p in path.parent.iterdir()] == ["m.onnx"]
+    (check,) = report.outputs
+    assert (check.name, check.shape) == ("output", (1, 1344, 15))
+    assert 0 < check.mean_abs < check.max_abs < 5e-3
+
+    model = onnx.load(str(path))
+    assert model.ir_version <= 10
+    assert {n.op_type for n in model.graph.node} <= {
+        *("Conv", "Sigmoid", "Mul", "Concat", "Add", "MaxPool", "Resize", "Slice", "Transpose", "Reshape", "Constant")
+    }
+    assert _dims(model.graph.input[0]) == [1, 3, 256, 256] and _dims(model.graph.output[0]) == [1, 1344, 15]
+    images = np.random.default_rng(0).uniform(0, 255, (1, 3, 256, 256)).astype(np.float32)
+    np.testing.assert_allclose(_run(path, images=images)[0], _run(SHAPES_MODEL, images=images)[0], atol=2e-3)
+
+
+def test_dynamic_batch(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    export("shapes", path, ExportOptions(dynamic_batch=True))
+    model = onnx.load(str(path))
+    assert _dims(model.graph.input[0]) == ["batch", 3, 256, 256]
+    assert _dims(model.graph.output[0])[0] == "batch"
+    images = np.random.default_rng(0).uniform(0, 255, (3, 3, 256, 256)).astype(np.float32)
+    (three,) = _run(path, images=images)
+    (one,) = _run(path, images=images[1:2])
+    assert three.shape == (3, 1344, 15)
+    np.testing.assert_allclose(three[1:2], one, atol=2e-3)
+
+
+@pytest.mark.parametrize("opset", [11, 13, 20])
+def test_opset_is_the_one_asked_for(tmp_path: Path, opset: int) -> None:
+    report = export("shapes", tmp_path / "m.onnx", ExportOptions(opset=opset))
+    assert report.opset == opset == onnx.load(str(tmp_path / "m.onnx")).opset_import[0].version
+
+
+def test_yolox_with_a_checkpoint_and_a_configuration(tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    trained = yolox.build("nano", 3)
+    for module in trained.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.running_mean.normal_(0, 0.1)
+            module.running_var.uniform_(0.5, 2.0)
+    torch.save({"model": trained.state_dict()}, tmp_path / "c.pth")
+    config = _config(outputs=["head"])
+    report = export("yolox-nano", tmp_path / "m.onnx", ExportOptions(weights=tmp_path / "c.pth", config=config))
+    assert report.outputs[0].name == "head" and report.outputs[0].shape == (1, 8 * 12 + 4 * 6 + 2 * 3, 8)
+    x = torch.rand(1, 3, 64, 96)
+    with torch.no_grad():
+        expected = trained(x)
+    np.testing.assert_allclose(_run(tmp_path / "m.onnx", pixels=x.numpy())[0], expected, atol=1e-4)
+    ops = [n.op_type for n in onnx.load(str(tmp_path / "m.onnx")).graph.node]
+    assert "BatchNormalization" not in ops
+
+
+def test_yolox_without_weights(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"export of yolox-nano needs its weights.*--weights yolox_nano.pth"):
+        export("yolox-nano", tmp_path / "m.onnx")
+    report = export("yolox-nano", tmp_path / "m.onnx", ExportOptions(random_weights=True))
+    assert report.outputs[0].shape == (1, 3549, 85)
+
+
+def test_a_checkpoint_of_another_number_of_classes(tmp_path: Path) -> None:
+    torch.save(yolox.build("nano", 3).state_dict(), tmp_path / "c.pth")
+    with pytest.raises(ModelError, match=r"head.cls_preds.0.weight \(3, 64, 1, 1\) for \(80, 64, 1, 1\)"):
+        export("yolox-nano", tmp_path / "m.onnx", ExportOptions(weights=tmp_path / "c.pth"))
+    assert not (tmp_path / "m.onnx").exists()
+
+
+def test_over_tolerance_nothing_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    with pytest.raises(ModelError, match=r"output output differs from torch by [\d.e-]+, allowed is [\d.e-]+;"):
+        export("shapes", path, ExportOptions(tolerance=1e-12))
+    assert not list(tmp_path.iterdir())
+    path.write_bytes(b"before")
+    with pytest.raises(ModelError, match="differs from torch"):
+        export("shapes", path, ExportOptions(tolerance=1e-12))
+    assert path.read_bytes() == b"before" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_wrong_graph_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = convert.to_onnx
+
+    def damaged(*args: Any, **kwargs: Any) -> onnx.ModelProto:
+        model = whole(*args, **kwargs)
+        weight = next(t for t in model.graph.initializer if len(t.dims) == 4)
+        weight.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(weight) * 1.05, weight.name))
+        return model
+
+    monkeypatch.setattr(convert, "to_onnx", damaged)
+    with pytest.raises(ModelError, match="output output differs from torch"):
+        export("shapes", tmp_path / "m.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_output_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="cannot be written"):
+        export("shapes", tmp_path / "file" / "m.onnx")
+
+
+def test_options_out_of_range(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"'yolo', allowed are yolox-nano, .*shapes, or package.module:factory"):
+        export("yolo", tmp_path / "m.onnx")
+    with pytest.raises(ConfigError, match="--opset is 10, allowed are 11 to 20"):
+        export("shapes", tmp_path / "m.onnx", ExportOptions(opset=10))
+    for tolerance in (0.0, float("nan"), float("inf")):
+        with pytest.raises(ConfigError, match="allowed is a finite number above 0"):
+            export("shapes", tmp_path / "m.onnx", ExportOptions(tolerance=tolerance))
+    with pytest.raises(ConfigError, match=r"input.size is \[72, 72\], shapes needs multiples of 32"):
+        export("shapes", tmp_path / "m.onnx", ExportOptions(config=_config(72, 72, 10, strides=(8,))))
+    assert len(SOURCES) == 7
+
+
+FACTORIES = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+        self.bn = nn.BatchNorm2d(8)
+        self.kind = kind
+
+    def forward(self, x):
+        y = self.bn(self.conv(x)).relu().flatten(2)
+        return {
+            "tensor": y,
+            "tuple": (y, y.mean(dim=1)),
+            "list": [y],
+            "dict": {"scores": y, "mean": y.mean(dim=1)},
+            "nested": {"a": [y]},
+            "number": 1.0,
+            "empty": (),
+        }[self.kind]
+
+def tensor(): return Net("tensor").eval()
+def pair(): return Net("tuple").eval()
+def listed(): return Net("list").eval()
+def mapping(): return Net("dict").eval()
+def nested(): return Net("nested").eval()
+def number(): return Net("number").eval()
+def empty(): return Net("empty").eval()
+def training(): return Net("tensor")
+def nothing(): return None
+def raising(): raise RuntimeError("no such file\\nsecond line")
+def branching():
+    class Branch(nn.Module):
+        def forward(self, x):
+            return x * 2 if float(x.mean()) > float(self.limit) else x * 3
+    module = Branch().eval()
+    module.limit = 0.0
+    return module
+def one_batch():
+    class One(nn.Module):
+        def forward(self, x):
+            return x.reshape(int(x.shape[0]), -1)
+    return One().eval()
+def infinite():
+    class Infinite(nn.Module):
+        def forward(self, x):
+            return x / 0
+    return Infinite().eval()
+constant = 3
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a module in the current directory."""
+    name = f"factories_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(FACTORIES)
+    monkeypatch.chdir(tmp_path)
+    return name
+
+
+SMALL = ExportOptions(config=_config(32, 32))
+
+
+@pytest.mark.parametrize(
+    ("factory", "names"),
+    [
+        ("tensor", ["output"]),
+        ("listed", ["output"]),
+        ("pair", ["output_0", "output_1"]),
+        ("mapping", ["scores", "mean"]),
+    ],
+)
+def test_factory(own: str, factory: str, names: list[str]) -> None:
+    report = export(f"{own}:{factory}", Path("m.onnx"), SMALL)
+    assert [o.name for o in report.outputs] == names
+    assert report.outputs[0].shape == (1, 8, 1024)
+    model = onnx.load("m.onnx")
+    assert (model.graph.input[0].name, _dims(model.graph.input[0])) == ("pixels", [1, 3, 32, 32])
+    assert [o.name for o in model.graph.output] == names
+    assert "BatchNormalization" not in [n.op_type for n in model.graph.node]
+    assert str(Path.cwd()) not in sys.path, "the import path is as it was"
+
+
+def test_factory_takes_output_names_weights_and_a_dynamic_batch(own: str) -> None:
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        module = __import__(own)
+    finally:
+        sys.path.pop(0)
+    torch.save(module.pair().state_dict(), "c.pth")
+    options = ExportOptions(weights=Path("c.pth"), config=_config(32, 32, outputs=["a", "b"]), dynamic_batch=True)
+    report = export(f"{own}:pair", Path("m.onnx"), options)
+    assert [(o.name, o.shape) for o in report.outputs] == [("a", (1, 8, 1024)), ("b", (1, 1024))]
+    assert _run(Path("m.onnx"), pixels=np.zeros((5, 3, 32, 32), np.float32))[1].shape == (5, 1024)
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        ("absent", "has no 'absent'; it has .*empty"),
+        ("constant", "is int, expected a function"),
+        ("training", "training mode; call eval"),
+        ("nothing", "gave NoneType, expected a torch.nn.Module"),
+        ("raising", "raised RuntimeError: no such file$"),
+        ("nested", "output a of the module is list, expected a tensor"),
+        ("number", "the module gives float, expected a tensor"),
+        ("empty", "gives no outputs"),
+        ("infinite", "not finite in output output"),
+        ("", "expected package.module:factory"),
+    ],
+)
+def test_factory_errors(own: str, factory: str, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        export(f"{own}:{factory}", Path("m.onnx"), SMALL)
+    assert not Path("m.onnx").exists()
+
+
+def test_factory_module_and_configuration_errors(own: str) -> None:
+    with pytest.raises(ModelError, match=r"module 'absent_module' .* cannot be imported: ModuleNotFoundError"):
+        export("absent_module:f", Path("m.onnx"), SMALL)
+    with pytest.raises(ConfigError, match="give a configuration with --config"):
+        export(f"{own}:tensor", Path("m.onnx"))
+    with pytest.raises(ConfigError, match=r"head.outputs names 1 outputs, .* gives 2"):
+        export(f"{own}:pair", Path("m.onnx"), ExportOptions(config=_config(32, 32, outputs=["a"])))
+    with pytest.raises(ConfigError, match=r"head.outputs names a, .* gives scores, mean"):
+        export(f"{own}:mapping", Path("m.onnx"), ExportOptions(config=_config(32, 32, outputs=["a"])))
+
+
+def test_a_trace_that_froze_the_batch_is_found(own: str) -> None:
+    export(f"{own}:one_batch", Path("m.onnx"), SMALL)
+    dynamic = ExportOptions(config=SMALL.config, dynamic_batch=True)
+    Path("m.onnx").unlink()
+    with pytest.raises(ModelError, match=r"batch of 2|differs from torch|is .* in ONNX and .* in torch"):
+        export(f"{own}:one_batch", Path("m.onnx"), dynamic)
+    assert not Path("m.onnx").exists()

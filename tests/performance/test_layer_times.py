@@ -1,0 +1,521 @@
+"""Profiles of layers whose times are known, onnxruntime's trace, and what the two are drawn as."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from trtdet.backends import OnnxRunner
+from trtdet.backends.base import LayerTime
+from trtdet.backends.onnxruntime import layer_times
+from trtdet.config import load_config
+from trtdet.errors import BackendError, ConfigError
+from trtdet.exporter import SHAPES_MODEL
+from trtdet.performance import layers as profiling
+from trtdet.performance.latency import Target, open_targets
+from trtdet.performance.layers import (
+    Difference,
+    Profile,
+    ProfileOptions,
+    differences,
+    joined,
+    part,
+    profile,
+    profile_targets,
+    slower,
+)
+
+CONFIG = load_config("shapes")
+
+
+def layer(name: str, kind: str, ms: float | Sequence[float], onnx: Sequence[str] = (), count: int = 1) -> LayerTime:
+    return LayerTime(name, kind, tuple(onnx), (ms, ms) if isinstance(ms, (int, float)) else tuple(ms), count)
+
+
+def made(*layers: LayerTime, convs: Sequence[str] = ("a", "b"), name: str = "net", plain: float = 10.0) -> Profile:
+    return Profile(name, "engine", "a device of paper", 1, layers, tuple(convs), (plain, plain))
+
+
+@pytest.fixture(autouse=True)
+def idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+
+
+# one profile
+
+
+def test_time_by_kind_of_operator() -> None:
+    found = made(
+        layer("c1", "Conv", [4.0, 6.0]),
+        layer("p", "Pointwise", [1.0, 1.0], count=3),
+        layer("c2", "Conv", [2.0, 4.0]),
+        plain=8.0,
+    )
+    conv, pointwise = found.by_type
+    assert (conv.name, conv.ms, conv.count, conv.share) == ("Conv", 8.0, 2, pytest.approx(8 / 9))
+    # The sums of the runs are 6 and 10.
+    assert conv.stddev == pytest.approx(np.sqrt(8))
+    assert (pointwise.name, pointwise.ms, pointwise.stddev, pointwise.count) == ("Pointwise", 1.0, 0.0, 3)
+    assert found.sum_ms == 9.0
+    assert found.overhead == pytest.approx(1 / 8)
+    assert "| Conv | 8.000 | 2.828 | 2 | 88.9% | 88.9% |" in found.table(5)
+    assert "| Pointwise | 1.000 | 0.000 | 3 | 11.1% | 100.0% |" in found.table(5)
+    assert "9.000 ms; without the profiler a run takes 8.000 ms (stddev 0.000): +12.5% with it" in found.table(5)
+
+
+def test_the_longest_layers_come_first_with_their_place() -> None:
+    found = made(*(layer(f"l{index}", "Conv", ms) for index, ms in enumerate((1.0, 5.0, 3.0))))
+    table = found.table(2)
+    assert "The 2 longest of 3 layers" in table
+    places = re.findall(r"^\| (\d) \| (l\d) \|", table, re.MULTILINE)
+    assert places == [("2", "l1"), ("3", "l2")]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        (["/backbone/backbone/dark2/dark2.1/conv/Conv"], "backbone/dark2"),
+        (["model.24.m.0/Conv"], "model.24"),
+        (["/model.24/cv2.0/conv/Conv"], "model/24"),
+        (["trtdet/qdq/QuantizeLinear_1", "/head/stems.0/conv/Conv"], "head/stems"),
+        (["trtdet/nms/TopK_7"], "trtdet/nms"),
+        (["trtdet/nms/step/MatMul_1"], "trtdet/nms"),
+        (["Conv_41"], ""),
+        (["trtdet/qdq/QuantizeLinear_1", "Conv_41"], ""),
+        (["Conv_41", "/neck/Conv"], "neck"),
+        ([], ""),
+    ],
+)
+def test_the_part_of_the_network_is_read_off_a_path(nodes: list[str], expected: str) -> None:
+    assert part(layer("l", "Conv", 1.0, nodes)) == expected
+
+
+def test_parts_are_left_out_where_no_name_tells_one() -> None:
+    assert made(layer("l", "Conv", 1.0, ["Conv_41"])).by_part == ()
+    found = made(layer("l", "Conv", 3.0, ["/neck/up/Conv"]), layer("r", "Reorder", 1.0)).by_part
+    assert [(one.name, one.share) for one in found] == [("neck/up", 0.75), ("", 0.25)]
+
+
+def test_profiles_of_one_target_are_joined() -> None:
+    first, second = (layer("a", "Conv", [1.0, 2.0], ["x"], 2),), (layer("a", "Conv", [3.0], ["x"], 2),)
+    assert joined("net", [first, second]) == (layer("a", "Conv", [1.0, 2.0, 3.0], ["x"], 2),)
+    with pytest.raises(BackendError, match="'net' ran other layers from one profile to the next"):
+        joined("net", [first, (layer("b", "Conv", [3.0]),)])
+    with pytest.raises(BackendError, match="other layers"):
+        joined("net", [first, (*second, *second)])
+
+
+# two profiles
+
+
+def test_a_convolution_is_compared_with_all_that_runs_between_it_and_the_next() -> None:
+    int8 = made(
+        layer("quantise", "kgen", 0.1, ["a"]),
+        layer("conv a", "CaskConvolution", 1.0, ["a"]),
+        layer("scale a", "kgen", 0.5, ["a", "act a", "b"]),
+        layer("reformat", "Reformat", 0.2),
+        layer("conv b", "CaskConvolution", 1.0, ["b"]),
+    )
+    fp16 = made(
+        layer("conv a + act", "CaskConvolution", 1.2, ["a", "act a"]),
+        layer("conv b", "CaskConvolution", 2.0, ["b"]),
+    )
+    a, b = differences(int8, fp16)
+    assert (a.convs, a.first_layers) == (("a",), ("quantise", "conv a", "scale a", "reformat"))
+    assert (a.first_ms, a.second_ms, a.gain_ms) == (pytest.approx(1.8), 1.2, pytest.approx(0.6))
+    assert (b.convs, b.first_layers, b.gain_ms) == (("b",), ("conv b",), -1.0)
+    assert slower(int8, fp16) == [a]
+    assert [one.convs for one in slower(fp16, int8)] == [("b",)]
+
+
+def test_the_convolution_itself_is_never_a_pointwise_kernel_that_names_it() -> None:
+    first = made(layer("point", "kgen", 0.5, ["a", "b"]), layer("gemm", "gemm", 1.0, ["b"]), convs=("a", "b"))
+    second = made(layer("ca", "Conv", 0.1, ["a"]), layer("cb", "Conv", 0.1, ["b"]))
+    found = {one.convs: one.first_layers for one in differences(first, second)}
+    # Nothing else names a, so its kernel is the one that does; b has one of its own.
+    assert found == {("a",): ("point",), ("b",): ("gemm",)}
+
+
+def test_convolutions_that_either_computes_together_stay_together() -> None:
+    first = made(layer("ab", "Conv", 3.0, ["a", "b"]), layer("c", "Conv", 1.0, ["c"]), convs="abc")
+    second = made(*(layer(name, "Conv", 1.0, [name]) for name in "abc"), convs="abc")
+    ab, c = differences(first, second)
+    assert (ab.convs, ab.gain_ms, c.convs, c.gain_ms) == (("a", "b"), 1.0, ("c",), 0.0)
+    assert [one.convs for one in differences(second, first)] == [("a", "b"), ("c",)]
+
+
+def test_another_order_of_execution_moves_no_layer_that_names_its_nodes() -> None:
+    a, b = layer("a", "Conv", 1.0, ["a"]), layer("b", "Conv", 1.0, ["b"])
+    add = layer("add", "Add", 5.0, ["add"])
+    assert slower(made(a, b, add), made(b, a, add)) == []
+    assert slower(made(b, a, add), made(a, b, add)) == []
+
+
+def test_decoding_and_suppression_belong_to_no_convolution() -> None:
+    conv = layer("a", "Conv", 1.0, ["a"])
+    nms = layer("nms", "TopK", 9.0, ["trtdet/nms/TopK_7"])
+    copy = layer("copy", "Reformat", 2.0)
+    found = differences(made(layer("in", "Reformat", 0.5), conv, nms, copy), made(conv))
+    assert [(one.convs, one.part, one.gain_ms) for one in found] == [
+        ((), "", 0.5),
+        (("a",), "", 0.0),
+        ((), "trtdet/nms", 11.0),
+    ]
+    assert slower(made(conv, nms), made(conv)) == []
+
+
+def test_what_the_scatter_explains_is_not_called_slower() -> None:
+    generator = np.random.default_rng(0)
+    steady = generator.normal(1.0, 0.01, 50)
+    first = made(
+        layer("a", "Conv", list(steady + 0.1), ["a"]), layer("b", "Conv", list(generator.normal(1, 1, 50)), ["b"])
+    )
+    second = made(
+        layer("a", "Conv", list(steady[::-1]), ["a"]), layer("b", "Conv", list(generator.normal(0.9, 1, 50)), ["b"])
+    )
+    (found,) = slower(first, second)
+    assert found.convs == ("a",)
+    assert found.low_ms < 0.1 < found.high_ms
+
+
+def test_networks_with_no_convolution_in_common_are_refused() -> None:
+    with pytest.raises(ConfigError, match="'one' and 'two' run no convolution of the same name"):
+        differences(
+            made(layer("a", "Conv", 1.0, ["a"]), name="one", convs="a"),
+            made(layer("b", "Conv", 1.0, ["b"]), name="two", convs="b"),
+        )
+
+
+@st.composite
+def networks(draw: st.DrawFn) -> Profile:
+    """Layers in any order that name any convolutions, other nodes or none, but the first convolution at least."""
+    names = st.lists(st.sampled_from(["a", "b", "c", "act", "add", "trtdet/nms/TopK"]), max_size=3, unique=True)
+    kinds = st.sampled_from(["Conv", "kgen", "Reformat"])
+    times = st.lists(st.integers(0, 50).map(float), min_size=3, max_size=3)
+    found = draw(st.lists(st.builds(layer, st.uuids().map(str), kinds, times, names), max_size=8))
+    place = draw(st.integers(0, len(found)))
+    return made(*found[:place], layer("first", "Conv", [1.0, 2.0, 3.0], ["a"]), *found[place:], convs="abc")
+
+
+@given(networks(), networks())
+def test_differences_hold_every_layer_once_and_add_up(first: Profile, second: Profile) -> None:
+    found = differences(first, second)
+    for index, one in enumerate((first, second)):
+        layers = [name for row in found for name in (row.first_layers, row.second_layers)[index]]
+        assert sorted(layers) == sorted(layer.name for layer in one.layers)
+    assert sum(one.gain_ms for one in found) == pytest.approx(first.sum_ms - second.sum_ms, abs=1e-9)
+    convs = [name for one in found for name in one.convs]
+    assert len(set(convs)) == len(convs)
+
+
+# profiling
+
+
+class Scripted:
+    """A runner that notes what it is asked, and whose layers take as long as it has been profiled often."""
+
+    input, outputs, ran_on, largest_batch = "images", ("boxes",), "a device of paper", None
+
+    def __init__(self, name: str, log: list[tuple[Any, ...]], batch: int | None = None) -> None:
+        self.name, self.log, self.batch = name, log, batch
+
+    def __call__(self, images: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
+        raise NotImplementedError
+
+    def lane(self, images: NDArray[np.float32]) -> Scripted:
+        return self
+
+    def run(self, transfers: bool = True) -> float:
+        self.log.append((self.name, "run", transfers))
+        return 2.0
+
+    def profile(self, images: NDArray[np.float32], runs: int, warm_up: int) -> tuple[LayerTime, ...]:
+        self.log.append((self.name, "profile", len(images), runs, warm_up))
+        return (layer("a", "Conv", [float(len(self.log))] * runs, ["a"]),)
+
+
+def target(runner: Any) -> Target:
+    return Target(runner.name, runner, CONFIG.input, "engine", "native")
+
+
+def test_two_targets_are_profiled_in_turns_with_plain_runs_between() -> None:
+    log: list[tuple[Any, ...]] = []
+    pair = [target(Scripted(name, log)) for name in "ab"]
+    done = profile_targets(pair, [("a",), ("a",)], ProfileOptions(batch=2, runs=12, warm_up=3))
+    profiled = [entry for entry in log if entry[1] == "profile"]
+    assert [entry[0] for entry in profiled] == list("ababababab")
+    assert [entry[3] for entry in profiled if entry[0] == "a"] == [3, 3, 2, 2, 2]
+    assert all(entry[2] == 2 and entry[4] == 3 for entry in profiled)
+    # After each part, 3 runs to warm up and then as many as were profiled, without transfers.
+    assert log[1:7] == [("a", "run", True)] * 3 + [("a", "run", False)] * 3
+    assert done.against is not None
+    for one in (done.profile, done.against):
+        assert len(one.layers[0].ms) == len(one.latency_ms) == 12
+        assert one.latency_ms == (2.0,) * 12
+
+
+def test_one_target_alone_has_nothing_slower() -> None:
+    done = profile_targets([target(Scripted("a", []))], [("a",)], ProfileOptions(runs=2))
+    assert done.against is None
+    assert done.slower == []
+    assert json.loads(json.dumps(done.as_dict()))["against"] is None
+
+
+def test_a_batch_that_the_other_does_not_take_is_refused_before_anything_runs() -> None:
+    log: list[tuple[Any, ...]] = []
+    pair = [target(Scripted("a", log)), target(Scripted("b", log, batch=1))]
+    with pytest.raises(ConfigError, match="'b' takes batches of exactly 1, got --batch 4"):
+        profile_targets(pair, [("a",), ("a",)], ProfileOptions(batch=4))
+    assert log == []
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"batch": 0}, "--batch must be at least 1, got 0"),
+        ({"runs": 1}, "--runs must be at least 2, got 1"),
+        ({"warm_up": 0}, "--warm-up must be at least 1, got 0"),
+    ],
+)
+def test_options_out_of_range(options: dict[str, int], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        ProfileOptions(**options)  # type: ignore[arg-type]
+
+
+# onnxruntime's trace
+
+
+def event(name: str, start: int, duration: int, kind: str = "Conv", category: str = "Node") -> dict[str, Any]:
+    return {"cat": category, "name": name, "ts": start, "dur": duration, "args": {"op_name": kind}}
+
+
+def frame(start: int, duration: int) -> dict[str, Any]:
+    return event("model_run", start, duration, "", "Session")
+
+
+def net(text: str) -> onnx.ModelProto:
+    return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]>\nnet {text}')
+
+
+def test_a_trace_is_split_into_runs_and_the_warm_up_left_out() -> None:
+    events = []
+    for run in range(3):
+        start = 1000 * run
+        events += [
+            event("relu_kernel_time", start + 420, 10 + run, "Relu"),
+            event("conv_kernel_time", start + 10, 100 * (run + 1)),
+            event("conv_fence_before", start + 9, 1),
+            frame(start, 900),
+            event("SequentialExecutor::Execute", start + 1, 890, "", "Session"),
+        ]
+    model = net("(float[1] x) => (float[1] z) { y = Relu(x)  z = Neg(y) }")
+    model.graph.node[0].name, model.graph.node[1].name = "conv", "relu"
+    conv, relu = layer_times(events, model, 3, 1)
+    assert (conv.name, conv.type, conv.ms, conv.count, conv.onnx) == ("conv", "Conv", (0.2, 0.3), 1, ("conv",))
+    assert (relu.name, relu.ms) == ("relu", (0.011, 0.012))
+
+
+def test_a_loop_is_charged_for_what_its_body_does_not() -> None:
+    events = [
+        frame(0, 1000),
+        event("loop_kernel_time", 10, 500, "Loop"),
+        event("body_kernel_time", 20, 100, "MatMul"),
+        event("body_kernel_time", 130, 150, "MatMul"),
+        event("inner_kernel_time", 140, 50, "Add"),
+        event("after_kernel_time", 510, 7, "Add"),
+    ]
+    found = {one.name: one for one in layer_times(events, net("(float[1] x) => (float[1] y) { y = Neg(x) }"), 1, 0)}
+    assert {name: one.ms[0] for name, one in found.items()} == pytest.approx(
+        {"loop": 0.25, "body": 0.2, "inner": 0.05, "after": 0.007}
+    )
+    assert found["body"].count == 2
+
+
+def test_a_trace_that_was_cut_is_refused() -> None:
+    with pytest.raises(BackendError, match="kept 1 of 5 runs"):
+        layer_times([frame(0, 10)], net("(float[1] x) => (float[1] y) { y = Neg(x) }"), 5, 1)
+
+
+def test_fused_kernels_name_the_nodes_that_went_into_them() -> None:
+    model = net(
+        """(float[1,8,4,4] x, float[8,8,1,1] w) => (float[1,8,4,4] out) {
+            q = Neg(w)
+            c = Conv(x, q)
+            s = Sigmoid(c)
+            m = Mul(c, s)
+            r = Relu(m)
+            out = Abs(r)
+        }"""
+    )
+    for node, name in zip(model.graph.node, ("weights", "conv", "sigmoid", "mul", "relu", "abs"), strict=True):
+        node.name = name
+    kernels = ["ReorderInput", "c_nchwc", "mul/QuickGeluFusion/", "r_nchwc", "ReorderOutput", "abs"]
+    events = [frame(0, 1000), *(event(f"{name}_kernel_time", 10 + 10 * i, 5) for i, name in enumerate(kernels))]
+    found = {one.name: one.onnx for one in layer_times(events, model, 1, 0)}
+    assert found == {
+        "ReorderInput": (),
+        "c_nchwc": ("weights", "conv"),
+        "mul/QuickGeluFusion/": ("sigmoid", "mul"),
+        "r_nchwc": ("relu",),
+        "ReorderOutput": (),
+        "abs": ("abs",),
+    }
+
+
+def test_an_activation_that_the_convolution_computes_belongs_to_it() -> None:
+    model = net("(float[1] x) => (float[1] a, float[1] b) { c = Neg(x)  r = Relu(c)  a = Abs(r)  b = Exp(r) }")
+    for node, name in zip(model.graph.node, ("conv", "relu", "abs", "exp"), strict=True):
+        node.name = name
+    events = [
+        frame(0, 100),
+        *(event(f"{name}_kernel_time", 10 * i, 5) for i, name in enumerate(("conv", "abs", "exp"), 1)),
+    ]
+    assert layer_times(events, model, 1, 0)[0].onnx == ("conv", "relu")
+
+
+@pytest.fixture(scope="module")
+def shapes() -> Target:
+    (opened,) = open_targets([SHAPES_MODEL], CONFIG)
+    return opened
+
+
+def test_every_node_of_the_shipped_model_is_in_one_kernel_and_nothing_is_left_behind(
+    shapes: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert isinstance(shapes.runner, OnnxRunner)
+    first, second = (shapes.runner.profile(shapes.pixels(1, None, 0), 2, 1) for _ in range(2))
+    assert list(tmp_path.iterdir()) == []
+    assert [(one.name, one.type, one.onnx) for one in first] == [(one.name, one.type, one.onnx) for one in second]
+    convs = [node.name for node in onnx.load(str(SHAPES_MODEL)).graph.node if node.op_type == "Conv"]
+    nodes = [name for one in first for name in one.onnx]
+    assert len(set(nodes)) == len(nodes)
+    assert set(convs) <= set(nodes)
+    assert [one.type for one in first if set(convs) & set(one.onnx)] == ["Conv"] * len(convs)
+    assert all(len(one.ms) == 2 and min(one.ms) >= 0 and one.count == 1 for one in first)
+    assert sum(one.ms[0] for one in first) > 0
+
+
+def test_a_profile_that_is_stopped_leaves_nothing_behind(
+    shapes: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+    def stopped(self: OnnxRunner, model: bytes, options: Any) -> Any:
+        session = load(self, model, options)
+        if options.enable_profiling:
+            monkeypatch.setattr(session, "run", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        return session
+
+    load = OnnxRunner._load
+    monkeypatch.setattr(OnnxRunner, "_load", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        shapes.runner.profile(shapes.pixels(1, None, 0), 2, 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_with_a_loop_is_profiled_with_its_body() -> None:
+    from trtdet.runtime.detector import Detector
+
+    detector = Detector.open(SHAPES_MODEL, CONFIG, "native")
+    images = Target("a", detector.runner, CONFIG.input, "", "native").pixels(1, None, 0)
+    found = detector.runner.profile(images, 2, 1)
+    (loop,) = [one for one in found if one.type == "Loop"]
+    body = [one for one in found if one.onnx and one.onnx[0].startswith("trtdet/nms/step/")]
+    assert body
+    assert all(one.onnx == (one.name,) and part(one) == "trtdet/nms" for one in body)
+    assert min(loop.ms) >= 0
+
+
+def test_a_profile_takes_the_batch_of_its_model_alone(shapes: Target) -> None:
+    with pytest.raises(BackendError, match="batches of exactly 1, got one of 2 images"):
+        shapes.runner.profile(shapes.pixels(2, None, 0), 2, 1)
+
+
+def _both(one: Difference) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    return one.first_layers, one.second_layers
+
+
+def test_a_model_against_itself() -> None:
+    done = profile(SHAPES_MODEL, CONFIG, ProfileOptions(runs=3, warm_up=1), SHAPES_MODEL)
+    assert done.against is not None
+    found = differences(done.profile, done.against)
+    assert [name for one in found for name in one.convs] == list(done.profile.convs)
+    assert len(done.profile.convs) == 95
+    # onnxruntime numbers the copies between layouts anew each time.
+    unnumbered = [[re.sub(r"_token_\d+", "", name) for name in layers] for one in found for layers in _both(one)]
+    assert list(map(sorted, unnumbered[::2])) == list(map(sorted, unnumbered[1::2]))
+
+
+# the page
+
+
+class Page(HTMLParser):
+    """Checks that tags are closed, and notes what would be loaded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def test_the_page_is_whole_loads_nothing_and_escapes_names() -> None:
+    log: list[tuple[Any, ...]] = []
+    pair = [target(Scripted(name, log)) for name in ("<b>&first|", "second")]
+    done = profile_targets(pair, [("a",), ("a",)], ProfileOptions(runs=4, warm_up=1))
+    text = done.html(5)
+    page = Page()
+    page.feed(text)
+    assert page.open == []
+    assert not {tag for tag, _ in page.seen} & {"script", "link", "img", "iframe", "b"}
+    assert not any(key in ("src", "href") for _, attributes in page.seen for key in attributes)
+    assert "http" not in text
+    assert "<b>&first|" in page.text
+    assert [tag for tag, _ in page.seen].count("svg") == 4
+    assert "First against second" in page.text
+
+
+def test_the_longest_bar_and_column_fill_the_picture() -> None:
+    found = made(layer("a", "Conv", 8.0), layer("b", "Add", 2.0))
+    widths = [
+        float(one) for one in re.findall(r'<rect x="190" y="\d+" width="([\d.]+)"', profiling._bars(found.by_type))
+    ]
+    assert widths == [620.0, 155.0]
+    heights = [float(one) for one in re.findall(r'height="([\d.]+)" fill', profiling._columns(found))]
+    assert heights == [190.0, 47.5]
+
+
+@pytest.mark.parametrize(("highest", "ticks"), [(8.25, [0, 2, 4, 6, 8]), (0.4, [0, 0.1, 0.2, 0.3, 0.4]), (0.0, [0])])
+def test_ticks_are_round_numbers(highest: float, ticks: list[float]) -> None:
+    assert profiling._ticks(highest) == pytest.approx(ticks)

@@ -1,0 +1,156 @@
+"""The parts of the pipeline that need no whole build: which images are taken, and what counts as done."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from trtdet import BuildOptions, CalibrationOptions, build, calibrate, load_config
+from trtdet.demo import shapes
+from trtdet.errors import CalibrationError, ConfigError, TrtdetWarning
+from trtdet.exporter import SHAPES_MODEL
+from trtdet.pipeline import BuildResult
+from trtdet.quantization import CORRECTIONS, PrecisionPlan
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return shapes.generate(tmp_path_factory.mktemp("shapes"), "calibration", 12).images
+
+
+@pytest.fixture(scope="module")
+def more_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return shapes.generate(tmp_path_factory.mktemp("more"), "calibration", 24).images
+
+
+def bundle(
+    images: Path, place: Path, config: str = "shapes", correct: tuple[str, ...] = (), **calibration: object
+) -> BuildResult:
+    options = CalibrationOptions(images=images, **calibration)  # type: ignore[arg-type]
+    asked = BuildOptions(calibration=options, correct=correct, backend="onnxruntime")
+    return build(SHAPES_MODEL, load_config(config), place, asked)
+
+
+def test_images_are_taken_evenly_spaced(images: Path, tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    options = CalibrationOptions(images=images, num_images=4)
+    done = calibrate(
+        SHAPES_MODEL, load_config("shapes"), options, lambda stage, done, total: seen.append((done, total))
+    )
+    assert done.collection.images == 4
+    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    every_third = tmp_path / "third"
+    every_third.mkdir()
+    for path in sorted(images.iterdir())[::3]:
+        (every_third / path.name).write_bytes(path.read_bytes())
+    same = calibrate(SHAPES_MODEL, load_config("shapes"), CalibrationOptions(images=every_third))
+    assert same.collection.images_sha256 == done.collection.images_sha256
+    assert same.ranges == done.ranges
+
+
+def test_fewer_than_one_image_is_refused(images: Path) -> None:
+    with pytest.raises(ConfigError, match="--num-images must be at least 1, got 0"):
+        calibrate(SHAPES_MODEL, load_config("shapes"), CalibrationOptions(images=images, num_images=0))
+
+
+def test_a_percentile_out_of_range_is_refused(images: Path) -> None:
+    with pytest.raises(ConfigError, match=r"percentile must be over 0 and up to 100, got 101"):
+        calibrate(SHAPES_MODEL, load_config("shapes"), CalibrationOptions(images=images, percentile=101))
+
+
+def test_what_is_done_is_kept_and_what_changed_is_done_again(images: Path, tmp_path: Path) -> None:
+    place = tmp_path / "bundle"
+    first = bundle(images, place)
+    assert not first.up_to_date
+    assert bundle(images, place).up_to_date
+    other = bundle(images, place, rule="mse")
+    assert not other.up_to_date
+    assert other.bundle.manifest.content_hash != first.bundle.manifest.content_hash
+    assert other.bundle.manifest.files["histograms.npz"] == first.bundle.manifest.files["histograms.npz"]
+    assert other.bundle.manifest.files["int8.onnx"] != first.bundle.manifest.files["int8.onnx"]
+    back = bundle(images, place)
+    assert not back.up_to_date
+    assert back.bundle.manifest.files == first.bundle.manifest.files
+
+
+def test_a_spoilt_bundle_is_built_again(images: Path, tmp_path: Path) -> None:
+    place = tmp_path / "bundle"
+    first = bundle(images, place)
+    (place / "int8.onnx").write_bytes(b"spoilt")
+    again = bundle(images, place)
+    assert not again.up_to_date
+    assert again.bundle.manifest.files == first.bundle.manifest.files
+
+
+def test_changed_pixels_are_noticed_under_the_same_names(images: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for path in images.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    first = bundle(folder, tmp_path / "bundle")
+    victim = sorted(folder.iterdir())[0]
+    Image.effect_noise((256, 256), 80).convert("RGB").save(victim)
+    again = bundle(folder, tmp_path / "bundle")
+    assert not again.up_to_date
+    assert again.bundle.manifest.quantization.images != first.bundle.manifest.quantization.images
+
+
+def test_histograms_alone_are_enough_to_build(images: Path, tmp_path: Path) -> None:
+    first = bundle(images, tmp_path / "first")
+    options = CalibrationOptions(histograms=first.bundle.file("histograms.npz"))
+    second = build(
+        SHAPES_MODEL,
+        load_config("shapes"),
+        tmp_path / "second",
+        BuildOptions(calibration=options, correct=(), backend="onnxruntime"),
+    )
+    assert second.bundle.manifest.files["int8.onnx"] == first.bundle.manifest.files["int8.onnx"]
+    with pytest.raises(CalibrationError, match="does not exist"):
+        build(
+            SHAPES_MODEL,
+            load_config("shapes"),
+            tmp_path / "third",
+            BuildOptions(
+                calibration=CalibrationOptions(histograms=tmp_path / "no.npz"), correct=(), backend="onnxruntime"
+            ),
+        )
+
+
+def test_corrections_are_written_down_and_repeatable(more_images: Path, tmp_path: Path) -> None:
+    plain = bundle(more_images, tmp_path / "plain")
+    assert plain.bundle.manifest.quantization.corrections == ()
+    first = bundle(more_images, tmp_path / "one", correct=CORRECTIONS)
+    said = first.bundle.manifest.quantization.corrections
+    before, after = (float(part.split()[0]) for part in said[-1].removeprefix("error at the head ").split(" -> "))
+    assert after < before / 2
+    steps = [entry.corrections for entry in PrecisionPlan.load(first.bundle.file("plan.json")).entries.values()]
+    assert {step.name for taken in steps for step in taken} >= {"smooth, shift", "round", "bias"}
+    assert first.bundle.manifest.files["ranges.json"] == plain.bundle.manifest.files["ranges.json"]
+    assert first.bundle.manifest.files["int8.onnx"] != plain.bundle.manifest.files["int8.onnx"]
+    again = bundle(more_images, tmp_path / "two", correct=CORRECTIONS)
+    assert again.bundle.manifest.files["int8.onnx"] == first.bundle.manifest.files["int8.onnx"]
+
+
+def test_the_best_rule_of_each_tensor(more_images: Path, tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TrtdetWarning)  # no tensor need be better off with another rule
+        done = bundle(more_images, tmp_path / "bundle", rule="auto").bundle.manifest.quantization
+    assert (done.calibrator, done.corrections[0].split(":")[0]) in (("auto", "rules"), ("percentile", "none kept"))
+
+
+def test_corrections_need_images(images: Path, tmp_path: Path) -> None:
+    calibrate(SHAPES_MODEL, load_config("shapes"), CalibrationOptions(images=images)).collection.save(
+        tmp_path / "h.npz"
+    )
+    for options, message in (
+        (BuildOptions(calibration=CalibrationOptions(histograms=tmp_path / "h.npz")), "give --images, or build with"),
+        (BuildOptions(calibration=CalibrationOptions("auto", histograms=tmp_path / "h.npz")), "--calib auto compares"),
+        (BuildOptions(calibration=CalibrationOptions(images=images, num_images=1)), "at least 2 calibration images"),
+        (BuildOptions(calibration=CalibrationOptions(images=images), correct=("magic",)), "no correction 'magic'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            build(SHAPES_MODEL, load_config("shapes"), tmp_path / "bundle", options)
+    assert not (tmp_path / "bundle").exists()

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trtdet import CalibrationOptions, SweepOptions, load_config, sweep
+from trtdet.demo import shapes
+from trtdet.errors import ConfigError
+from trtdet.exporter import SHAPES_MODEL
+
+CONFIG = load_config("shapes")
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory: pytest.TempPathFactory) -> SweepOptions:
+    folder = tmp_path_factory.mktemp("shapes")
+    images = shapes.generate(folder, "calibration", 4).images
+    split = shapes.generate(folder, "val", 4)
+    return SweepOptions(
+        CalibrationOptions(images=images),
+        split.images,
+        split.annotations,
+        rules=("minmax",),
+        corrections=((), ("bias",)),
+        keeps=(0, 2, "depthwise"),
+        suppressions=(CONFIG.nms, CONFIG.with_nms(iou_threshold=0.5).nms),
+        backend="onnxruntime",
+    )
+
+
+def plain(rows: Any) -> list[dict[str, Any]]:
+    """Rows without how long something took."""
+    return [{key: value for key, value in row.items() if key != "build_seconds"} for row in rows]
+
+
+@pytest.fixture(scope="module")
+def done(options: SweepOptions, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return sweep(SHAPES_MODEL, CONFIG, tmp_path_factory.mktemp("done"), options)
+
+
+def test_every_variant_has_a_row(done: Any) -> None:
+    assert len(done.rows) == 2 + 2 * 3 * 2
+    assert [row["precision"] for row in done.rows[:3]] == ["FP32", "FP32", "INT8"]
+    assert [row["fp32"] for row in done.rows[:2]] == [95, 95]
+    by = {
+        (row["calibration"], tuple(row["corrections"] or ()), row["kept"], row["nms"]["iou_threshold"]): row
+        for row in done.rows
+    }
+    assert len(by) == len(done.rows)
+    for (rule, _, kept, threshold), row in by.items():
+        if rule is None:
+            assert (row["difference"], row["low"]) == (0, None)
+            continue
+        reference = by[None, (), None, threshold]
+        assert row["difference"] == pytest.approx(row["map"] - reference["map"], abs=1e-12)
+        assert row["low"] <= row["high"]
+        assert row["fp16"] == len(row["kept_names"]) == {0: 0, 2: 2, "depthwise": 12}[kept]
+        assert row["int8"] + row["fp16"] == 95
+    assert by["minmax", (), 0, 0.65]["map"] != by["minmax", ("bias",), 0, 0.65]["map"]
+
+
+def test_the_files_hold_what_was_given(done: Any) -> None:
+    assert json.loads((done.folder / "sweep.json").read_text()) == list(done.rows)
+    table = (done.folder / "sweep.md").read_text()
+    assert table == done.table() + "\n"
+    assert len(table.splitlines()) == 2 + len(done.rows)
+    assert "| INT8 | keep | minmax | bias | depthwise | 0.001 / 0.5 / 300 |" in table
+
+
+def test_more_values_on_an_axis_do_only_what_is_new(done: Any, options: SweepOptions) -> None:
+    stages: list[str] = []
+    again = sweep(SHAPES_MODEL, CONFIG, done.folder, options, lambda stage, *_: stages.append(stage))
+    assert again.rows == done.rows
+    assert set(stages) == {"sweep"}
+    more = replace(options, keeps=(0, 1), rules=("minmax",), corrections=((),), suppressions=(CONFIG.nms,))
+    wider = sweep(SHAPES_MODEL, CONFIG, done.folder, more, lambda stage, *_: stages.append(stage))
+    assert [row["kept"] for row in wider.rows] == [None, 0, 1]
+    assert [row for row in wider.rows if row["kept"] != 1] == [
+        row
+        for row in done.rows
+        if row["nms"]["iou_threshold"] == 0.65
+        and row["calibration"] in (None, "minmax")
+        and not row["corrections"]
+        and row["kept"] in (None, 0)
+    ]
+    assert "calibrating" not in stages
+    assert "scoring minmax, 0 in FP16" not in stages
+    assert "scoring minmax, 1 in FP16" in stages
+
+
+def test_another_model_or_other_images_are_refused(done: Any, options: SweepOptions) -> None:
+    before = (done.folder / "rows.jsonl").read_bytes()
+    fewer = replace(options, calibration=replace(options.calibration, num_images=3))
+    with pytest.raises(ConfigError, match="another model, other images or other options"):
+        sweep(SHAPES_MODEL, CONFIG, done.folder, fewer)
+    assert (done.folder / "rows.jsonl").read_bytes() == before
+    with pytest.raises(ConfigError, match="needs calibration images"):
+        sweep(SHAPES_MODEL, CONFIG, done.folder, replace(options, calibration=CalibrationOptions()))
+
+
+@pytest.fixture(scope="module")
+def few(options: SweepOptions) -> SweepOptions:
+    """Fewer variants, for what takes them one more time."""
+    return replace(options, corrections=((),), keeps=(0, 2))
+
+
+def of_few(done: Any) -> list[dict[str, Any]]:
+    """The rows that they have in the whole sweep."""
+    return [row for row in plain(done.rows) if row["kept"] in (None, 0, 2) and not row["corrections"]]
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_it_goes_on_to_the_same_rows(few: SweepOptions, done: Any, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "trtdet", "sweep", str(SHAPES_MODEL), "--config", "shapes", "-o", str(tmp_path)]
+    command += ["--images", str(few.calibration.images), "--backend", "onnxruntime"]
+    command += ["--val-images", str(few.images), "--annotations", str(few.annotations)]
+    command += ["--calib", "minmax", "--correct", "none", "--keep-fp16", "0", "2"]
+    command += ["--iou-threshold", "0.65", "0.5"]
+    rows = tmp_path / "rows.jsonl"
+    for target in (0, 3):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        limit = time.monotonic() + 120
+        while time.monotonic() < limit and process.poll() is None:
+            if rows.exists() and len(rows.read_bytes().splitlines()) - 1 >= target:
+                break
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr
+    assert plain(json.loads((tmp_path / "sweep.json").read_text())) == of_few(done)
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_workers")
+def test_ray_gives_the_same_rows_though_a_worker_is_killed(few: SweepOptions, done: Any, tmp_path: Path) -> None:
+    killed: list[int] = []
+
+    def kill_once(stage: str, finished: int, total: int) -> None:
+        if finished and not killed:
+            for entry in Path("/proc").iterdir():
+                if not entry.name.isdigit():
+                    continue
+                try:
+                    name = (entry / "cmdline").read_bytes()
+                except OSError:
+                    continue
+                if name.startswith(b"ray::_listed"):
+                    killed.append(int(entry.name))
+                    os.kill(int(entry.name), signal.SIGKILL)
+                    return
+
+    remote = sweep(SHAPES_MODEL, CONFIG, tmp_path, replace(few, ray="local"), kill_once)
+    assert killed
+    assert plain(remote.rows) == of_few(done)

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+from trtdet.backends import OnnxRunner
+from trtdet.calibration import Range, Ranges
+from trtdet.quantization import QdqPlacement, place
+
+
+@pytest.fixture
+def net() -> Callable[..., onnx.ModelProto]:
+    """Writes a model with named nodes and inferred shapes, as the passes leave one."""
+
+    def net(text: str, **weights: Any) -> onnx.ModelProto:
+        model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 13]>\nnet {text}')
+        for name, value in weights.items():
+            model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(value), name))
+        for index, node in enumerate(model.graph.node):
+            node.name = f"{node.op_type}_{index}"
+        return onnx.shape_inference.infer_shapes(model)
+
+    return net
+
+
+@pytest.fixture
+def normal() -> Callable[..., np.ndarray]:
+    def normal(*shape: int, seed: int = 0, scale: float = 1.0) -> np.ndarray:
+        return np.random.default_rng(seed).normal(0, scale, shape).astype(np.float32)
+
+    return normal
+
+
+@pytest.fixture
+def measured() -> Callable[..., tuple[QdqPlacement, Ranges]]:
+    """The placement of a model and the ranges that one input gives: nothing saturates."""
+
+    def measured(model: onnx.ModelProto, x: np.ndarray) -> tuple[QdqPlacement, Ranges]:
+        placement = place(model)
+        probe = onnx.ModelProto()
+        probe.CopyFrom(model)
+        del probe.graph.output[:]
+        source = model.graph.input[0].name
+        for name in placement.activations:
+            if name != source:
+                probe.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
+        found = OnnxRunner(probe)(x) if len(probe.graph.output) else {}
+        found[source] = x
+        tensors = {
+            name: Range(float(np.abs(found[name]).max()), float(found[name].min()), float(found[name].max()))
+            for name in placement.activations
+        }
+        return placement, Ranges("minmax", None, tensors, "key", 1, "sha")
+
+    return measured

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from trtdet.quantization.corrections.channel_map import ChannelMap, Extremes, Reader, _noise, choose_scale
+
+RNG = np.random.default_rng(0)
+REACH = np.array([100.0, 1.0, 2.0, 0.5, 1.0, 3.0])
+WEIGHT = RNG.normal(0, 1, (8, 6, 3, 3))
+
+
+def output_noise(x: NDArray[np.float64], weight: NDArray[np.float64], scale: NDArray[np.float64]) -> float:
+    """Of a 1x1 convolution with activation and weights rounded to INT8 after scaling."""
+    scaled, rows = x * scale[:, None], weight[:, :, 0, 0] / scale
+    step = np.abs(scaled).max() / 127
+    steps = np.abs(rows).max(axis=1, keepdims=True) / 127
+    got = (np.rint(rows / steps) * steps) @ (np.rint(scaled / step) * step)
+    return float(np.square(got - weight[:, :, 0, 0] @ x).mean())
+
+
+def test_the_scale_beats_both_extremes() -> None:
+    x = RNG.uniform(-1, 1, (6, 4000)) * REACH[:, None]
+    weight = WEIGHT[:, :, :1, :1]
+    reader = Reader.of(weight, 1, np.ones(8))
+    scale, amax, _ = choose_scale(REACH, x.var(axis=1), [reader], 1.0)
+    assert amax == pytest.approx((scale * REACH).max())
+    assert np.log(scale).mean() == pytest.approx(0, abs=1e-9)
+    best = output_noise(x, weight, scale)
+    assert best < 0.5 * output_noise(x, weight, np.ones(6))
+    assert best < output_noise(x, weight, 1 / REACH)
+
+
+def test_depthwise_weights_do_not_mind() -> None:
+    reader = Reader.of(RNG.normal(0, 1, (6, 1, 3, 3)), 6, np.ones(6))
+    scale, _, _ = choose_scale(REACH, REACH**2, [reader], 1.0)
+    product = scale * REACH
+    assert product.max() / product.min() < 0.02 * REACH.max() / REACH.min()
+
+
+def test_the_gradient_is_that_of_the_noise() -> None:
+    readers = [Reader.of(WEIGHT, 1, RNG.uniform(1, 2, 8)), Reader.of(WEIGHT[:6, :1], 6, np.ones(6))]
+    variance = REACH**2 / 3
+    at = RNG.normal(0, 1, 6)
+    _, slope = _noise(at, np.log(REACH), variance, readers, 0.5)
+    for channel in range(6):
+        step = np.eye(6)[channel] * 1e-6
+        up, down = (_noise(at + sign * step, np.log(REACH), variance, readers, 0.5)[0] for sign in (1, -1))
+        assert (up - down) / 2e-6 == pytest.approx(slope[channel], rel=1e-3, abs=1e-6 * abs(slope).max())
+
+
+def test_ranges_leave_room_for_what_still_grows() -> None:
+    found = Extremes()
+    for high in (10.0, 20.0, 15.0, 5.0):
+        found.update(np.array([[[-1.0, high]], [[-1.0, high / 2]]], np.float32))
+    low, high = found.ranges(0)
+    np.testing.assert_allclose(low, [-1, -1])
+    np.testing.assert_allclose(high, [20, 10])
+    # 15 in one half of the images, 20 in the other: a factor of sqrt(20 / 15) for every doubling.
+    low, high = found.ranges(2)
+    np.testing.assert_allclose(low, [-1, -1])
+    np.testing.assert_allclose(high, np.array([20, 10]) * 20 / 15)
+
+
+def test_ranges_of_one_image_and_of_silence() -> None:
+    found = Extremes()
+    found.update(np.zeros((2, 1, 4), np.float32))
+    np.testing.assert_array_equal(found.ranges(), np.zeros((2, 2)))
+
+
+def test_the_offset_is_what_comes_after_the_scale() -> None:
+    shift, scale = np.array([1.0, -2.0]), np.array([4.0, 0.5])
+    x = np.array([3.0, 5.0])
+    offset = ChannelMap(1.0, scale, shift).offset()
+    np.testing.assert_allclose(scale * x + offset, scale * (x - shift))
+    assert ChannelMap(1.0, scale).offset() is None

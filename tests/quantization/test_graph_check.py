@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from trtdet.quantization import GraphProblem, lint
+
+# A correct quantised convolution; each test breaks one thing of it.
+GOOD = """(float[1,4,8,8] x) => (float[1,4,8,8] y) {
+    xq = QuantizeLinear(x, s, z) xd = DequantizeLinear(xq, s, z)
+    wq = QuantizeLinear<axis = 0>(w, ws, wz) wd = DequantizeLinear<axis = 0>(wq, ws, wz)
+    y = Conv(xd, wd, b) }"""
+
+
+@pytest.fixture
+def build(net: Any, normal: Any) -> Any:
+    def build(text: str = GOOD, **changes: Any) -> onnx.ModelProto:
+        weights = {
+            "w": normal(4, 4, 1, 1),
+            "b": normal(4),
+            "s": np.float32(0.1),
+            "z": np.int8(0),
+            "ws": np.full(4, 0.01, np.float32),
+            "wz": np.zeros(4, np.int8),
+            **changes,
+        }
+        return net(text, **weights)
+
+    return build
+
+
+def problems(model: onnx.ModelProto) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for finding in lint(model):
+        found.setdefault(finding.node, []).append(finding.problem)
+    return found
+
+
+def test_a_correct_graph_has_no_findings(build: Any) -> None:
+    assert lint(build()) == ()
+
+
+def test_a_float_graph_has_no_findings(net: Any, normal: Any) -> None:
+    model = net("(float[1,4,8,8] x) => (float[1,4,8,8] y) {y = Conv(x, w)}", w=normal(4, 4, 1, 1))
+    assert lint(model) == ()
+
+
+def test_a_finding_prints_its_node_and_its_problem() -> None:
+    assert str(GraphProblem("Conv_1", "it would run in float")) == "Conv_1: it would run in float"
+
+
+def test_only_the_activation_quantised(build: Any) -> None:
+    found = problems(build(GOOD.replace("Conv(xd, wd, b)", "Conv(xd, w, b)")))
+    assert found == {"Conv_4": ["only its activation is quantised: it would run in float"]}
+
+
+def test_only_the_weights_quantised(build: Any) -> None:
+    found = problems(build(GOOD.replace("Conv(xd, wd, b)", "Conv(x, wd, b)")))
+    assert found == {"Conv_4": ["only its weights are quantised: it would run in float"]}
+
+
+def test_an_activation_with_a_scale_per_channel(build: Any) -> None:
+    found = problems(build(s=np.full(4, 0.1, np.float32), z=np.zeros(4, np.int8)))
+    assert found == {"Conv_4": ["its activation has a scale per channel: it would run in float; use one scale"]}
+
+
+@pytest.mark.parametrize(("axis", "said"), [("<axis = 1>", 1), ("", 1)])
+def test_weights_quantised_on_another_axis(build: Any, axis: str, said: int) -> None:
+    found = problems(build(GOOD.replace("<axis = 0>", axis)))
+    assert found == {"Conv_4": [f"its weights are quantised on axis {said}: it would run in float; use axis 0"]}
+
+
+def test_a_quantised_bias(build: Any) -> None:
+    text = GOOD.replace("y = Conv(xd, wd, b)", "bd = DequantizeLinear(bq, s) y = Conv(xd, wd, bd)")
+    found = problems(build(text, bq=np.zeros(4, np.int32)))
+    assert found == {"Conv_5": ["its bias is quantised: keep the bias in float"]}
+
+
+def test_a_zero_point_that_is_not_zero(build: Any) -> None:
+    found = problems(build(z=np.int8(3)))
+    assert found == {
+        node: ["its zero point is not 0: only symmetric quantisation is supported"]
+        for node in ("QuantizeLinear_0", "DequantizeLinear_1")
+    }
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16])
+def test_a_type_that_is_not_int8(build: Any, dtype: Any) -> None:
+    found = problems(build(z=dtype(0)))
+    assert set(found) == {"QuantizeLinear_0", "DequantizeLinear_1"}
+    assert found["QuantizeLinear_0"] == [
+        f"it quantises to {np.dtype(dtype)}: only int8 has kernels; an int32 bias stays float"
+    ]
+
+
+def test_no_zero_point_means_uint8(build: Any) -> None:
+    found = problems(build(GOOD.replace("QuantizeLinear(x, s, z) xd", "QuantizeLinear(x, s) xd")))
+    assert found["QuantizeLinear_0"] == ["it has no zero point, so it quantises to uint8: give an int8 zero point of 0"]
+
+
+@pytest.mark.parametrize(("scale", "said"), [(0.0, "0.0"), (-0.5, "-0.5"), (np.inf, "inf"), (np.nan, "nan")])
+def test_a_scale_that_is_not_over_0_and_finite(build: Any, scale: float, said: str) -> None:
+    found = problems(build(s=np.float32(scale)))
+    assert set(found) == {"QuantizeLinear_0", "DequantizeLinear_1"}
+    assert found["QuantizeLinear_0"] == [f"its scale is {said}: it must be over 0 and finite"]
+
+
+def test_the_bad_one_of_several_scales_is_told(build: Any) -> None:
+    found = problems(build(ws=np.array([0.1, np.inf, 0.1, 0.1], np.float32)))
+    assert found["QuantizeLinear_2"] == ["its scale is inf: it must be over 0 and finite"]
+
+
+def test_a_scale_that_is_computed(build: Any) -> None:
+    text = GOOD.replace("xq = Q", "m = ReduceMax<keepdims = 0>(x) xq = Q").replace("(x, s, z)", "(x, m, z)")
+    assert problems(build(text)) == {
+        "QuantizeLinear_1": ["its scale is not constant: INT8 kernels need scales at build time"]
+    }
+
+
+def test_a_zero_point_that_is_computed(build: Any) -> None:
+    text = GOOD.replace("xq = Q", "m = ReduceMax<keepdims = 0>(x) mz = Cast<to = 3>(m) xq = Q")
+    found = problems(build(text.replace("(x, s, z)", "(x, s, mz)").replace("(xq, s, z)", "(xq, s, mz)")))
+    said = "its zero point is not constant: only symmetric quantisation is supported"
+    assert found == {"QuantizeLinear_2": [said], "DequantizeLinear_3": [said]}
+
+
+def test_transposed_convolutions_are_looked_at_too(build: Any) -> None:
+    found = problems(build(GOOD.replace("Conv(xd, wd, b)", "ConvTranspose(xd, w, b)")))
+    assert found == {"ConvTranspose_4": ["only its activation is quantised: it would run in float"]}

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from trtdet.backends import OnnxRunner
+from trtdet.quantization import Entry, PrecisionPlan, insert_qdq, region_of, to_half
+
+SILU = """(float[1,4,8,8] x) => (float[1,4,8,8] y) {
+    a = Conv(x, w1) s = Sigmoid(a) b = Mul(a, s) c = Conv(b, w2) t = Sigmoid(c) d = Mul(c, t) y = Conv(d, w3) }"""
+
+
+def weights(normal: Any, count: int = 3, **shapes: tuple[int, ...]) -> dict[str, np.ndarray]:
+    return {f"w{one}": normal(*shapes.get(f"w{one}", (4, 4, 1, 1)), seed=one) for one in range(1, count + 1)}
+
+
+def casts(model: onnx.ModelProto) -> list[tuple[str, str, str]]:
+    """Each cast as (what makes its input, to, what reads its output)."""
+    makers = {output: node.op_type for node in model.graph.node for output in node.output}
+    found = []
+    for node in model.graph.node:
+        if node.op_type == "Cast":
+            readers = [one.op_type for one in model.graph.node if node.output[0] in one.input]
+            to = {1: "float", 10: "half"}[node.attribute[0].i]
+            found.append((makers.get(node.input[0], "input"), to, "+".join(readers) or "output"))
+    return found
+
+
+def types(model: onnx.ModelProto) -> dict[str, int]:
+    return {one.name: one.type.tensor_type.elem_type for one in model.graph.value_info}
+
+
+def test_no_cast_stands_between_a_convolution_and_its_activation(net: Any, normal: Any) -> None:
+    model = net(SILU, **weights(normal))
+    half = to_half(model, ["Conv_3"])
+    assert casts(half) == [("Mul", "half", "Conv"), ("Mul", "float", "Conv")]
+    assert {name for name, kind in types(half).items() if kind == 10} >= {"c", "t", "d"}
+    x = normal(1, 4, 8, 8, seed=7)
+    np.testing.assert_allclose(OnnxRunner(half)(x)["y"], OnnxRunner(model)(x)["y"], atol=0.02)
+    assert not np.array_equal(OnnxRunner(half)(x)["y"], OnnxRunner(model)(x)["y"])
+
+
+def test_convolutions_that_follow_one_another_share_a_region(net: Any, normal: Any) -> None:
+    model = net(SILU, **weights(normal))
+    half = to_half(model, ["Conv_0", "Conv_3", "Conv_6"])
+    assert casts(half) == [("input", "half", "Conv"), ("Conv", "float", "output")]
+    assert [one.name for one in half.graph.output] == ["y"]
+    assert half.graph.output[0].type.tensor_type.elem_type == onnx.TensorProto.FLOAT
+    assert half.graph.input[0].type.tensor_type.elem_type == onnx.TensorProto.FLOAT
+
+
+def test_a_hard_swish_of_single_steps_stays_whole(net: Any, normal: Any) -> None:
+    model = net(
+        """(float[1,4,8,8] x) => (float[1,4,8,8] y) {
+        a = Conv(x, w1) b = Add(a, three) c = Clip(b, zero, six) d = Mul(a, c) e = Div(d, six) y = Conv(e, w2) }""",
+        **weights(normal, 2),
+        three=np.float32(3),
+        zero=np.float32(0),
+        six=np.float32(6),
+    )
+    half = to_half(model, ["Conv_0"])
+    assert casts(half) == [("input", "half", "Conv"), ("Div", "float", "Conv")]
+
+
+def test_a_join_is_taken_in_where_only_the_region_reads_it(net: Any, normal: Any) -> None:
+    text = """(float[1,4,8,8] x) => (float[1,4,8,8] y) {{
+        a = Conv(x, w1) b = Relu(a) c = Conv(x, w2) d = Relu(c) e = Concat<axis = 1>(b, d) y = Conv(e, w3) {0} }}"""
+    shapes = {"w3": (4, 8, 1, 1)}
+    half = to_half(net(text.format(""), **weights(normal, **shapes)), ["Conv_0", "Conv_5"])
+    # The other branch is cast before the join, so that the join is in FP16 as well.
+    assert sorted(casts(half)) == [("Conv", "float", "output"), ("Relu", "half", "Concat"), ("input", "half", "Conv")]
+    alone = to_half(net(text.format(""), **weights(normal, **shapes)), ["Conv_0"])
+    assert sorted(casts(alone)) == [("Relu", "float", "Concat"), ("input", "half", "Conv")]
+
+
+def test_a_residual_sum_is_taken_in(net: Any, normal: Any) -> None:
+    text = "(float[1,4,8,8] x) => (float[1,4,8,8] y) { a = Conv(x, w1) b = Add(a, x) c = Relu(b) y = Conv(c, w2) }"
+    half = to_half(net(text, **weights(normal, 2)), ["Conv_0"])
+    assert sorted(casts(half)) == [("Relu", "float", "Conv"), ("input", "half", "Conv+Add")]
+
+
+def test_decoding_and_what_is_no_feature_map_stay_in_float(net: Any, normal: Any) -> None:
+    model = net(
+        """(float[1,4,8,8] x) => (float[1,64,4] y) {
+        a = Conv(x, w1) b = Sigmoid(a) c = Reshape(b, to) d = Transpose<perm = [0,2,1]>(c) y = Mul(d, d) }""",
+        **weights(normal, 1),
+        to=np.array([1, 4, 64], np.int64),
+    )
+    assert casts(to_half(model, ["Conv_0"])) == [("input", "half", "Conv"), ("Sigmoid", "float", "Reshape")]
+    model.graph.node[1].name = "trtdet/decode/Sigmoid_1"
+    assert casts(to_half(model, ["Conv_0"])) == [("input", "half", "Conv"), ("Conv", "float", "Sigmoid")]
+
+
+def test_scales_of_a_resize_are_no_data(net: Any, normal: Any) -> None:
+    model = net(
+        """(float[1,4,8,8] x) => (float[1,4,16,16] y) {
+        a = Conv(x, w1) b = Resize<mode = "nearest">(a, none, scales) y = Conv(b, w2) }""",
+        **weights(normal, 2),
+        none=np.zeros(0, np.float32),
+        scales=np.array([1, 1, 2, 2], np.float32),
+    )
+    half = to_half(model, ["Conv_0", "Conv_2"])
+    assert Counter(op for op, _, _ in casts(half)) == {"input": 1, "Conv": 1}
+    assert next(one for one in half.graph.initializer if one.name == "scales").data_type == onnx.TensorProto.FLOAT
+
+
+def test_int8_convolutions_keep_their_form(net: Any, normal: Any, measured: Any) -> None:
+    model = net(SILU, **weights(normal))
+    x = normal(1, 4, 8, 8, seed=7)
+    placement, ranges = measured(model, x)
+    plan = PrecisionPlan(
+        {name: Entry("fp16" if name == "Conv_3" else "int8", "") for name in ("Conv_0", "Conv_3", "Conv_6")}
+    )
+    int8 = insert_qdq(model, placement.following(plan), ranges)
+    half = to_half(int8, plan.names("fp16"))
+    assert casts(half) == [("Mul", "half", "Conv"), ("Mul", "float", "QuantizeLinear")]
+    kinds = types(half)
+    for node in half.graph.node:
+        if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+            assert kinds.get(node.input[0], 1) != onnx.TensorProto.FLOAT16
+
+
+def test_the_region_is_told_before_it_is_written(net: Any, normal: Any) -> None:
+    model = net(SILU, **weights(normal))
+    assert set(region_of(model, ["Conv_3"])) == {"b", "c", "t", "d"}
+    assert region_of(model, []) == ()
+    assert to_half(model, []) is model
+
+
+@pytest.mark.parametrize("name", ["Conv_0", "Conv_6"])
+def test_the_ends_of_a_model(net: Any, normal: Any, name: str) -> None:
+    model = net(SILU, **weights(normal))
+    x = normal(1, 4, 8, 8, seed=7)
+    got = OnnxRunner(to_half(model, [name]))(x)["y"]
+    assert got.dtype == np.float32
+    np.testing.assert_allclose(got, OnnxRunner(model)(x)["y"], atol=0.02)

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trtdet.errors import ConfigError, OutputError
+from trtdet.quantization import Entry, PrecisionPlan
+
+PLAN = PrecisionPlan(
+    {
+        "Conv_0": Entry("int8", "convolution"),
+        "Conv_1": Entry("fp16", "sensitive"),
+        "Conv_2": Entry("int8", "convolution"),
+        "Conv_3": Entry("fp32", "its weights are not constant"),
+    }
+)
+
+
+def test_a_plan_counts_and_names_its_nodes() -> None:
+    assert PLAN.counts() == {"int8": 2, "fp16": 1, "fp32": 1}
+    assert PLAN.names("int8") == ("Conv_0", "Conv_2")
+    assert PLAN.names("fp16") == ("Conv_1",)
+    assert PrecisionPlan({}).counts() == {"int8": 0, "fp16": 0, "fp32": 0}
+
+
+def test_a_plan_survives_its_file_with_the_order_of_its_nodes(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "plan.json"
+    PLAN.save(path)
+    read = PrecisionPlan.load(path)
+    assert read == PLAN
+    assert list(read.entries) == list(PLAN.entries)
+
+
+def test_a_plan_as_a_user_reads_it() -> None:
+    data = json.loads(PLAN.to_json())
+    assert data["schema"] == 1
+    assert data["entries"]["Conv_1"] == {"precision": "fp16", "reason": "sensitive", "corrections": []}
+
+
+def test_a_plan_cannot_be_written_under_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(OutputError, match="cannot be written"):
+        PLAN.save(tmp_path / "file" / "plan.json")
+
+
+def test_a_missing_plan_says_where_one_comes_from(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"does not exist; 'trtdet build' writes one as plan\.json"):
+        PrecisionPlan.load(tmp_path / "absent.json")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '{"schema": 1}',
+        '{"schema": 1, "entries": []}',
+        '{"schema": 1, "entries": {"a": "int8"}}',
+        '{"schema": 1, "entries": {"a": {"precision": "int8"}}}',
+        '{"schema": 1, "entries": {"a": {"precision": "int8", "reason": "", "why": ""}}}',
+    ],
+)
+def test_what_is_not_a_plan_is_an_error(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"is not a precision plan .*; start from a bundle's plan\.json"):
+        PrecisionPlan.load(path)
+
+
+def test_a_folder_is_not_a_plan(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not a precision plan"):
+        PrecisionPlan.load(tmp_path)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "INT8", "", None, 8, ["int8"]])
+def test_another_precision_names_the_node_and_the_allowed_ones(tmp_path: Path, precision: Any) -> None:
+    path = tmp_path / "plan.json"
+    entries = {"good": {"precision": "int8", "reason": ""}, "bad": {"precision": precision, "reason": ""}}
+    path.write_text(json.dumps({"schema": 1, "entries": entries}))
+    with pytest.raises(ConfigError, match="'bad' has precision .*; allowed: int8, fp16, fp32"):
+        PrecisionPlan.load(path)
+
+
+@pytest.mark.parametrize("schema", [2, None, "1"])
+def test_a_plan_of_another_schema_is_an_error(tmp_path: Path, schema: Any) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps({**json.loads(PLAN.to_json()), "schema": schema}))
+    with pytest.raises(ConfigError, match="is of another schema"):
+        PrecisionPlan.load(path)

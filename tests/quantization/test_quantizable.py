@@ -1,0 +1,57 @@
+"""What TensorRT may quantise by itself, and what it is told to leave in float."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+from trtdet.quantization import Entry, PrecisionPlan, place, quantizable
+
+
+@pytest.fixture
+def model() -> onnx.ModelProto:
+    """Two convolutions with an activation between them, then the arithmetic of a head; a shape on the side."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 13]>\nnet (float[1,3,8,8] x) => (float[1,4,64] y) {\n'
+        "a = Conv<pads = [1, 1, 1, 1]>(x, wa)\n s = Sigmoid(a)\n m = Mul(a, s)\n k = Shape(m)\n r = Reshape(m, k)\n"
+        "b = Conv<pads = [1, 1, 1, 1]>(r, wb)\n f = Reshape(b, flat)\n e = Exp(f)\n y = Mul(e, two)\n}"
+    )
+    values = {
+        "wa": np.ones((4, 3, 3, 3), np.float32),
+        "wb": np.ones((4, 4, 3, 3), np.float32),
+        "flat": np.array([1, 4, 64]),
+        "two": np.float32(2),
+    }
+    for name, value in values.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(value), name))
+    for node in model.graph.node:
+        node.name = f"{node.op_type}_{node.output[0]}"
+    return model
+
+
+def test_all_that_lies_before_a_convolution_needs_a_range(model: onnx.ModelProto) -> None:
+    found = quantizable(model, place(model).plan)
+    # Not the shape, which is no float; not what comes after the last convolution but what that gives itself.
+    assert found.tensors == ("x", "a", "s", "m", "r", "b")
+    assert found.outside == ("Reshape_f", "Exp_e", "Mul_y")
+    assert set(place(model).activations) <= set(found.tensors)
+
+
+def test_what_is_outside_or_kept_is_told_its_precision(model: onnx.ModelProto) -> None:
+    plan = place(model).plan
+    found = quantizable(model, plan)
+    outside = dict.fromkeys(("Reshape_f", "Exp_e", "Mul_y"), "fp32")
+    assert found.precisions(plan) == outside
+    kept = PrecisionPlan({**plan.entries, "Conv_b": Entry("fp16", "kept: named")})
+    assert found.precisions(kept) == {**outside, "Conv_b": "fp16"}
+
+
+def test_a_convolution_that_cannot_be_quantised_ends_the_part(model: onnx.ModelProto) -> None:
+    plan = place(model).plan
+    unable = PrecisionPlan({**plan.entries, "Conv_b": Entry("fp32", "its weights are not constant")})
+    found = quantizable(model, unable)
+    assert found.tensors == ("x", "a")
+    assert "Sigmoid_s" in found.outside
+    assert found.precisions(unable)["Conv_b"] == "fp32"

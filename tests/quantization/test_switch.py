@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from trtdet.backends import OnnxRunner
+from trtdet.calibration import expose
+from trtdet.quantization import Corrections, Entry, PrecisionPlan, Switch, insert_qdq
+from trtdet.quantization.corrections.channel_map import ChannelMap
+from trtdet.quantization.corrections.rounding import Rounded, nearest, weight_scales
+
+NET = """(float[1,4,8,8] x) => (float[1,4,8,8] y, float[1,4,8,8] z) {
+    a = Conv(x, w1) b = Relu(a) c = Conv<pads = [1,1,1,1]>(b, w2) d = Add(b, c) e = Conv(d, w3) y = Relu(e)
+    z = Conv(b, w4) }"""
+CONVS = ("Conv_0", "Conv_2", "Conv_4", "Conv_6")
+OUTPUTS = ("y", "z")
+
+
+@pytest.fixture
+def model(net: Any, normal: Any) -> onnx.ModelProto:
+    weights = {f"w{index}": normal(4, 4, 1, 1, seed=index) for index in (1, 3, 4)}
+    return net(NET, **weights, w2=normal(4, 4, 3, 3, seed=2))
+
+
+@pytest.fixture
+def x(normal: Any) -> np.ndarray:
+    return normal(1, 4, 8, 8, seed=9)
+
+
+def mapped(model: onnx.ModelProto) -> Corrections:
+    """A map with scale and shift for the tensor that two convolutions and a sum read."""
+    scale, shift = np.array([1.0, 2.0, 0.5, 1.5]), np.array([0.5, 0.2, 0.1, 0.4])
+    weights = {}
+    initializers = {one.name: onnx.numpy_helper.to_array(one) for one in model.graph.initializer}
+    for name, weight in (("Conv_2", initializers["w2"]), ("Conv_6", initializers["w4"])):
+        wide = weight / scale.reshape(1, -1, 1, 1)
+        scales = weight_scales(wide)
+        rows = nearest(wide.reshape(4, -1), scales).reshape(weight.shape)
+        weights[name] = Rounded(rows, scales, (weight.sum(axis=(2, 3)) @ shift).astype(np.float32))
+    return Corrections({"b": ChannelMap(6.0, scale, shift)}, weights)
+
+
+@pytest.mark.parametrize("corrected", [False, True])
+@pytest.mark.parametrize("base", ["fp32", "int8"])
+def test_switching_is_what_a_plan_would_write(
+    model: onnx.ModelProto, x: np.ndarray, measured: Any, base: Any, corrected: bool
+) -> None:
+    placement, ranges = measured(model, x)
+    corrections = mapped(model) if corrected else Corrections()
+    switch = Switch(model, placement, ranges, corrections, base)
+    for names in ((CONVS[0],), (CONVS[1],), (CONVS[2],), (CONVS[3],), (CONVS[1], CONVS[3]), CONVS):
+        int8 = set(names) if base == "fp32" else set(CONVS) - set(names)
+        plan = PrecisionPlan({name: Entry("int8" if name in int8 else "fp32", "") for name in CONVS})
+        written = insert_qdq(model, placement.following(plan), ranges, corrections, fold=False)
+        expected = OnnxRunner(written)(x)
+        got = OnnxRunner(switch.whole(names, OUTPUTS))(x)
+        for name in OUTPUTS:
+            np.testing.assert_array_equal(got[name], expected[name], err_msg=f"{names} {name}")
+
+
+@pytest.mark.parametrize("corrected", [False, True])
+@pytest.mark.parametrize("base", ["fp32", "int8"])
+def test_the_suffix_gives_what_the_whole_gives(
+    model: onnx.ModelProto, x: np.ndarray, measured: Any, base: Any, corrected: bool
+) -> None:
+    placement, ranges = measured(model, x)
+    switch = Switch(model, placement, ranges, mapped(model) if corrected else Corrections(), base)
+    for names in [(name,) for name in CONVS] + [(CONVS[2], CONVS[3])]:
+        suffix = OnnxRunner(switch.suffix(names, OUTPUTS))
+        needed = [name for name in suffix.inputs if name != "x"]
+        tensors = {"x": x, **(OnnxRunner(expose(switch.base, needed))(x) if needed else {})}
+        got = suffix.feed({name: tensors[name] for name in suffix.inputs})
+        whole = OnnxRunner(switch.whole(names, OUTPUTS))(x)
+        for name, value in got.items():
+            np.testing.assert_allclose(value, whole[name], rtol=1e-5, atol=1e-5)
+        if names != ("Conv_6",):  # whether the sum reads its copy depends on the base and the map
+            assert set(got) == ({"y"} if names in (("Conv_2",), ("Conv_4",)) else {"y", "z"})
+
+
+def test_a_suffix_holds_no_more_than_it_needs(model: onnx.ModelProto, x: np.ndarray, measured: Any) -> None:
+    placement, ranges = measured(model, x)
+    suffix = Switch(model, placement, ranges, Corrections(), "fp32").suffix(("Conv_4",), OUTPUTS)
+    assert [one.name for one in suffix.graph.input] == ["d"]
+    assert [one.name for one in suffix.graph.output] == ["y"]
+    assert sorted(node.op_type for node in suffix.graph.node) == [
+        *["Conv", "DequantizeLinear", "DequantizeLinear", "QuantizeLinear", "QuantizeLinear", "Relu"]
+    ]
+
+
+def test_a_sum_reads_the_copy_as_long_as_there_is_one(model: onnx.ModelProto, x: np.ndarray, measured: Any) -> None:
+    placement, ranges = measured(model, x)
+    assert ("Add_3", 0) in placement.readers["b"]
+    alone = Switch(model, placement, ranges, Corrections(), "fp32").whole(("Conv_6",), OUTPUTS)
+    (add,) = [node for node in alone.graph.node if node.op_type == "Add"]
+    assert add.input[0] != "b"
+    left = Switch(model, placement, ranges, Corrections(), "int8").whole(("Conv_6",), OUTPUTS)
+    (add,) = [node for node in left.graph.node if node.op_type == "Add"]
+    assert add.input[0] != "b"
+    both = Switch(model, placement, ranges, Corrections(), "int8").whole(("Conv_2", "Conv_6"), OUTPUTS)
+    (add,) = [node for node in both.graph.node if node.op_type == "Add"]
+    assert add.input[0] == "b"

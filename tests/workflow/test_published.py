@@ -1,0 +1,112 @@
+"""Published models on real images: the FP32 scores that are known, and INT8 engines of all of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trtdet import BuildOptions, CalibrationOptions, CocoDataset, Config, build, compare, evaluate, load_config
+from trtdet.config import NmsMode
+from trtdet.evaluation.comparison import mean_average_precision
+from trtdet.evaluation.scoring import evaluate_each
+from trtdet.runtime.detector import Detector
+
+MODELS = {"yolox_nano": "yolox", "yolov5n": "yolov5", "picodet_s": "dfl"}
+
+KNOWN = {
+    "yolox_nano": {"all-classes": (0.2831, 0.4482), "best-class": (0.2788, 0.4411)},
+    "yolov5n": {"all-classes": (0.2913, 0.4404), "best-class": (0.2878, 0.4351)},
+    "picodet_s": {"all-classes": (0.3385, 0.4819), "best-class": (0.3280, 0.4686)},
+}
+"""188 images of COCO val2017: mAP and AP50 at score 0.001, 3000 candidates, IoU 0.65, 300 detections."""
+
+
+def dataset(shared_data: Path, config: Config) -> CocoDataset:
+    coco = shared_data / "coco"
+    return CocoDataset.load(coco / "annotations" / "instances_val2017.json", coco / "val2017", config.classes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KNOWN)
+def test_fp32_scores_are_reproduced(shared_data: Path, name: str) -> None:
+    config = load_config(MODELS[name])
+    detector = Detector.open(shared_data / "models" / f"{name}.onnx", config)
+    conventions = [config.with_nms(candidates=candidates).nms for candidates in KNOWN[name]]
+    done = evaluate_each(detector, dataset(shared_data, config), conventions)
+    for one, (known, known50) in zip(done, KNOWN[name].values(), strict=True):
+        assert one.result.map == pytest.approx(known, abs=0.001)
+        assert one.result.map50 == pytest.approx(known50, abs=0.001)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KNOWN)
+def test_every_way_to_suppress_scores_the_same(shared_data: Path, name: str) -> None:
+    config = load_config(MODELS[name])
+    some = dataset(shared_data, config).first(24)
+    path = shared_data / "models" / f"{name}.onnx"
+    ways: tuple[NmsMode, ...] = ("host", "native", "onnx", "efficient")
+    found = {where: evaluate(Detector.open(path, config, where), some).result for where in ways}
+    for where, result in found.items():
+        assert result.map == pytest.approx(found["host"].map, abs=0.0005), where
+        assert result.detections == found["host"].detections, where
+
+
+@pytest.mark.slow
+def test_two_models_are_compared_image_by_image(shared_data: Path) -> None:
+    evaluations = []
+    for name in ("yolox_nano", "picodet_s"):
+        config = load_config(MODELS[name]).with_nms(candidates="best-class")
+        detector = Detector.open(shared_data / "models" / f"{name}.onnx", config)
+        evaluations.append(evaluate(detector, dataset(shared_data, config)))
+    for one in evaluations:
+        (score,) = mean_average_precision(one.metric.matches(), np.ones((1, 188), np.int32))
+        assert score == pytest.approx(one.result.map, abs=1e-12)
+    done = compare(*evaluations)
+    assert done.verdict == "a loss"
+    assert done.low < done.difference < done.high < -0.01
+    assert done.high - done.low < 0.06
+
+
+@pytest.mark.slow
+def test_corrections_keep_the_score_in_int8(shared_data: Path, tmp_path: Path) -> None:
+    config = load_config("yolox").with_nms(candidates="best-class")
+    calibration = CalibrationOptions(images=shared_data / "coco" / "train2017", num_images=64)
+    options = BuildOptions(calibration=calibration, backend="onnxruntime")
+    bundle = build(shared_data / "models" / "yolox_nano.onnx", config, tmp_path / "bundle", options).bundle
+    said = bundle.manifest.quantization.corrections[-1].removeprefix("error at the head ")
+    before, after = (float(part.split()[0]) for part in said.split(" -> "))
+    assert after < before / 5
+    detector = Detector.open(bundle.path)
+    assert evaluate(detector, dataset(shared_data, config)).result.map >= 0.274
+
+
+@pytest.mark.slow
+@pytest.mark.tensorrt
+@pytest.mark.parametrize("name", MODELS)
+def test_every_convolution_of_a_published_model_runs_in_int8(shared_data: Path, tmp_path: Path, name: str) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: pip install 'trtdet[rtx]'")
+    calibration = CalibrationOptions(images=shared_data / "coco" / "train2017", num_images=8)
+    done = build(
+        shared_data / "models" / f"{name}.onnx",
+        load_config(MODELS[name]),
+        tmp_path / "bundle",
+        BuildOptions(calibration=calibration, sms=(86,)),
+    )
+    assert done.audit is not None
+    assert done.audit.departures == ()
+    assert (
+        done.audit.int8
+        == done.bundle.manifest.precision.int8
+        == {"yolov5n": 60, "yolox_nano": 113, "picodet_s": 133}[name]
+    )
+
+
+def test_the_pinned_list_names_the_calibration_images(shared_data: Path) -> None:
+    from trtdet.config import shipped
+    from trtdet.data import find_images
+
+    listed = find_images(shipped("calib")["coco-train2017-128"], shared_data / "coco" / "train2017")
+    assert listed == find_images(shared_data / "coco" / "train2017")
+    assert len(listed) == 128

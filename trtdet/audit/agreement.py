@@ -1,0 +1,232 @@
+"""Where an engine departs from the model it was built from: tensor by tensor against onnxruntime, the first one named.
+
+What lies inside an engine cannot be read, so a second one is built whose outputs are the tensors to look at. They are
+those that the engine holds anyway: what a convolution reads, before it is quantised, and the model's own outputs. A
+tensor between a convolution and its activation would have to be written only to be looked at, which changes what is
+fused. Source of the method: Polygraphy, "Debugging TensorRT Accuracy Issues" (``polygraphy run --trt-outputs mark all
+--onnx-outputs mark all``); the measure and the comparison are Polygraphy's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from trtdet.backends import BuildRequest, EngineFacts, EngineOptions, OnnxRunner, Runner, choose, obstacle, open_engine
+from trtdet.bundle import Bundle
+from trtdet.data import ImageStream, evenly, find_images
+from trtdet.errors import BackendError, ConfigError
+from trtdet.passes.decode import ALL_BOXES, ALL_SCORES, CONTRACT
+from trtdet.progress import Progress, silent
+from trtdet.quantization import CONVOLUTIONS, PrecisionPlan, quantizable
+
+LIMITS = {"int8": 20.0, "fp16": 35.0, "fp32": 50.0}
+"""The least signal-to-noise ratio, in decibels, by the lowest precision of the engine. Two INT8 computations of the
+same network differ where a value lies between two steps; 20 dB is an error of a tenth of the signal's amplitude."""
+
+PIP = "pip install 'trtdet[trt]'"
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """One tensor.
+
+    Attributes:
+        tensor: its name in the ONNX model.
+        node: the ONNX node that gives it.
+        snr: mean over the images of the signal-to-noise ratio of the engine against onnxruntime, in decibels; infinite
+            where they are equal.
+        departs: it is below the limit.
+    """
+
+    tensor: str
+    node: str
+    snr: float
+    departs: bool
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What :func:`compare_layers` found.
+
+    Attributes:
+        tensors: in the order in which the model computes them.
+        limit: in decibels.
+        images: how many were run.
+        ran_on: where the engine ran.
+    """
+
+    tensors: tuple[Agreed, ...]
+    limit: float
+    images: int
+    ran_on: str
+
+    @property
+    def first(self) -> Agreed | None:
+        """The first tensor that departs: what gives it, or what lies between it and the ones before, is to blame."""
+        return next((one for one in self.tensors if one.departs), None)
+
+    def __str__(self) -> str:
+        """One sentence."""
+        first, count = self.first, sum(one.departs for one in self.tensors)
+        against = f"{len(self.tensors)} tensors against onnxruntime, {self.images} images, {self.ran_on}"
+        if first is None:
+            lowest = min(self.tensors, key=lambda one: one.snr)
+            return f"no layer departs: '{lowest.node}' is the farthest with {lowest.snr:.1f} dB ({against})"
+        return (
+            f"'{first.node}' is the first layer that departs: '{first.tensor}' has {first.snr:.1f} dB, under "
+            f"{self.limit:g}; {count} depart in all ({against})"
+        )
+
+    def table(self) -> str:
+        """Markdown, in the order of the model."""
+        rows = [f"| {one.node} | {one.tensor} | {one.snr:.1f} | {'x' if one.departs else ''} |" for one in self.tensors]
+        return "\n".join(["| layer | tensor | dB | departs |", "|---|---|---|---|", *rows])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; a ratio that is infinite, since both are equal, or no number is null."""
+        rows = [{**asdict(one), "snr": one.snr if np.isfinite(one.snr) else None} for one in self.tensors]
+        first = self.first
+        facts = {"limit": self.limit, "images": self.images, "ran_on": self.ran_on}
+        return {**facts, "first": first.node if first else None, "tensors": rows}
+
+
+def compare_layers(
+    bundle: Bundle, images: Path, count: int = 4, limit: float | None = None, progress: Progress = silent
+) -> Agreement:
+    """Builds a bundle's engine once more with its inner tensors as outputs and compares them with onnxruntime's.
+
+    Args:
+        bundle: with an engine that can be run here.
+        images: a folder or a list of file names.
+        count: so many of them are run, evenly spaced.
+        limit: in decibels; None for that of the engine's precision in ``LIMITS``.
+        progress: told of the build and of every image.
+
+    Raises:
+        BackendError: the bundle has no engine, it cannot be run here, or it cannot be built with these outputs.
+        ConfigError: the bundle is quantised implicitly, or there are no images to run.
+    """
+    manifest = bundle.manifest
+    if bundle.engine is None:
+        raise BackendError(f"bundle '{bundle.path}' has no engine to compare; build it with --backend tensorrt")
+    if manifest.quantization.mode == "implicit":
+        raise ConfigError(
+            f"bundle '{bundle.path}' is quantised implicitly: its model is float and cannot say what INT8 should give; "
+            "compare one that was built with --quantization explicit"
+        )
+    facts = EngineFacts.of(bundle)
+    reason = obstacle(facts)
+    if reason:
+        raise BackendError(f"the engine of bundle '{bundle.path}' cannot be compared here, as {reason}")
+    if count < 1:
+        raise ConfigError(f"--num-images must be at least 1, got {count}")
+    precision = manifest.command["precision"]
+    model = onnx.load(str(bundle.model))
+    watched = watched_tensors(model)
+    exposed = with_outputs(model, watched)
+    shape, plan = manifest.input.shape, PrecisionPlan.load(bundle.file("plan.json"))
+    options = EngineOptions(workspace=manifest.command["engine"]["workspace"])
+    backend = choose(manifest.backend.name)
+    request = BuildRequest(
+        exposed,
+        facts.sms if backend.capabilities.sms else (),
+        (shape.min[0], shape.opt[0], shape.max[0]) if shape.min[0] != shape.max[0] else None,
+        quantizable(model, plan).precisions(plan) if precision != "fp32" else {},
+        tuple(bundle.file(part.file) for part in manifest.backend.plugins),
+        precision,
+        options=options,
+    )
+    built = backend.build(request, progress)
+    stream = ImageStream(evenly(find_images(images), count), manifest.input.preprocess, batch_size=1)
+    with open_engine(built.engine, facts) as runner:
+        batches = (batch.images for batch in stream)
+        return agreement(runner, OnnxRunner(exposed), watched, batches, limit or LIMITS[precision], progress)
+
+
+def watched_tensors(model: onnx.ModelProto) -> dict[str, str]:
+    """The tensors to look at, each with the node that gives it, in the order in which they are computed.
+
+    Args:
+        model: with Q/DQ nodes or without; its nodes are named and sorted.
+    """
+    makers = {name: node for node in model.graph.node for name in node.output if name}
+    outputs = {value.name for value in model.graph.output}
+    # Of a suppression in the graph, entries past the number of detections are undefined: what it reads is looked at.
+    read = {ALL_BOXES, ALL_SCORES} if outputs == set(CONTRACT) else outputs
+    for node in model.graph.node:
+        if node.op_type in CONVOLUTIONS:
+            name = node.input[0]
+            while name in makers and makers[name].op_type in ("QuantizeLinear", "DequantizeLinear", "Cast"):
+                name = makers[name].input[0]
+            read.add(name)
+    return {name: node.name for name, node in makers.items() if name in read}
+
+
+def with_outputs(model: onnx.ModelProto, tensors: Mapping[str, str]) -> onnx.ModelProto:
+    """The model with these tensors as its outputs, in this order."""
+    changed = onnx.ModelProto()
+    changed.CopyFrom(model)
+    known = {value.name: value for value in (*model.graph.value_info, *model.graph.output)}
+    del changed.graph.output[:]
+    for name in tensors:
+        changed.graph.output.append(known.get(name) or onnx.ValueInfoProto(name=name))
+    return changed
+
+
+def agreement(
+    runner: Runner,
+    reference: OnnxRunner,
+    tensors: Mapping[str, str],
+    batches: Iterable[NDArray[np.float32]],
+    limit: float,
+    progress: Progress = silent,
+) -> Agreement:
+    """Compares two that give the same outputs.
+
+    Args:
+        runner: what is looked at.
+        reference: what it should give.
+        tensors: the outputs, each with the node that gives it, in order.
+        batches: float32 (B, 3, H, W), pre-processed; run one after the other and not kept.
+        limit: in decibels.
+        progress: told of every batch.
+
+    Raises:
+        BackendError: Polygraphy is not installed.
+        ConfigError: there are no batches.
+    """
+    try:
+        from polygraphy.comparator import Comparator, IterationResult, RunResults, SnrCompareFunc
+        from polygraphy.logger import G_LOGGER
+    except ImportError as error:
+        raise BackendError(f"layers are compared by Polygraphy, which is not installed here ({error}); {PIP}") from None
+    ratios: dict[str, list[float]] = {name: [] for name in tensors}
+    images = 0
+    for batch in batches:
+        results = RunResults()
+        for name, one in (("onnxruntime", reference), ("engine", runner)):
+            outputs = {key: np.asarray(value, np.float32) for key, value in one(batch).items()}
+            results.append((name, [IterationResult(outputs, runner_name=name)]))
+        with G_LOGGER.verbosity(G_LOGGER.CRITICAL):
+            (compared,) = Comparator.compare_accuracy(results, compare_func=SnrCompareFunc(snr_threshold=limit))
+        ((found,),) = compared.values()
+        for name, one in found.items():
+            ratios[name].append(float(one.snr))
+        images += len(batch)
+        progress("comparing", images, images + 1)
+    if not images:
+        raise ConfigError("there is no image to compare on; give a folder of images or a list of file names")
+    rows = []
+    for name, node in tensors.items():
+        snr = float(np.mean(ratios[name]))
+        # Nothing is no number: an output of the engine that is one departs.
+        rows.append(Agreed(name, node, snr, not snr >= limit))
+    progress("comparing", images, images)
+    return Agreement(tuple(rows), limit, images, runner.ran_on)

@@ -1,0 +1,342 @@
+"""onnxruntime on the CPU: the accuracy reference. It runs the float and the Q/DQ model, and makes no engine."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from numpy.typing import NDArray
+
+from trtdet.backends.base import BuildRequest, Built, Capabilities, LayerTime
+from trtdet.detection.suppression import EfficientNms, efficient_nms
+from trtdet.errors import BackendError, one_line
+from trtdet.passes.base import PLUGIN_DOMAIN
+from trtdet.passes.nms import EFFICIENT
+from trtdet.passes.plugin_ops import plain
+from trtdet.progress import Progress, silent
+
+
+class OnnxRuntime:
+    """Stands in for an engine where none is wanted: what it builds is the model alone."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            name="onnxruntime",
+            version=onnxruntime.__version__,
+            makes_engine=False,
+            lists_layers=False,
+            needs_gpu=False,
+            in_graph_nms=("onnx", "native", "efficient"),
+            silu=("keep", "swish", "plugin"),
+        )
+
+    def unsupported(self, model: onnx.ModelProto) -> dict[str, str]:
+        return {}
+
+    def build(self, request: BuildRequest, progress: Progress = silent) -> Built:
+        OnnxRunner(request.model)
+        return Built(b"", (), (), 0.0)
+
+
+class OnnxRunner:
+    """Runs a model on the CPU; the operators of trtdet's plugin library by what they are defined to compute.
+
+    Args:
+        model: the model or its bytes.
+        alone: with one thread, for a model that runs beside others.
+
+    Raises:
+        BackendError: onnxruntime cannot load the model.
+    """
+
+    def __init__(self, model: onnx.ModelProto | bytes, *, alone: bool = False) -> None:
+        # The session refers to the same bytes, so that keeping them for a profile costs nothing.
+        self._data, self._plugins = _runnable(model)
+        self._alone = alone
+        self._optimised: bytes | None = None
+        self._session = self._load(self._data, self._options())
+        source = self._session.get_inputs()[0]
+        self.input: str = source.name
+        self.batch: int | None = source.shape[0] if isinstance(source.shape[0], int) else None
+        """The model's fixed batch, None where it is dynamic."""
+        self.largest_batch = self.batch
+        self.ran_on = "onnxruntime (CPU)"
+        self.inputs: tuple[str, ...] = tuple(one.name for one in self._session.get_inputs())
+        self.outputs: tuple[str, ...] = tuple(output.name for output in self._session.get_outputs())
+
+    def __call__(self, images: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
+        """Runs one batch; one smaller than a fixed batch is filled up and the filling left out of the outputs.
+
+        Args:
+            images: float32 (B, 3, H, W), pre-processed.
+
+        Returns:
+            The outputs by name, each with B rows.
+        """
+        results = self.feed({self.input: self.filled(images)})
+        return {name: value[: len(images)] for name, value in results.items()}
+
+    def filled(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
+        """A batch that is smaller than the model's fixed one, filled up with its last image."""
+        missing = 0 if self.batch is None else max(0, self.batch - len(images))
+        return np.concatenate([images, np.repeat(images[-1:], missing, axis=0)]) if missing else images
+
+    def lane(self, images: NDArray[np.float32]) -> OnnxLane:
+        """One stream of work with exactly this batch, warmed up once; lanes share the model and its threads.
+
+        Args:
+            images: float32 (B, 3, H, W), pre-processed.
+
+        Raises:
+            BackendError: the model's batch is fixed and another.
+        """
+        if self.batch not in (None, len(images)):
+            raise BackendError(f"the model takes batches of exactly {self.batch}, got one of {len(images)} images")
+        lane = OnnxLane(self._session, {self.input: images})
+        lane.run()
+        return lane
+
+    def profile(self, images: NDArray[np.float32], runs: int, warm_up: int) -> tuple[LayerTime, ...]:
+        """Times what onnxruntime made of the model's nodes, by its own profiler, in a session of the same options.
+
+        A kernel's time is that between its start and its end, to the microsecond, less that of the kernels inside it
+        where it is a Loop or an If.
+
+        Args:
+            images: float32 (B, 3, H, W), pre-processed.
+            runs: how many are measured.
+            warm_up: how many before them are not.
+
+        Returns:
+            One entry a kernel, in the order of the first run; ``onnx`` is empty for the copies into other memory
+            layouts that onnxruntime adds.
+
+        Raises:
+            BackendError: the batch is not the model's, or the profiler's events ended before the runs did.
+        """
+        if self.batch not in (None, len(images)):
+            raise BackendError(f"the model takes batches of exactly {self.batch}, got one of {len(images)} images")
+        with tempfile.TemporaryDirectory(prefix="trtdet-profile-") as folder:
+            # Each session orders and names what it optimises anew, so all profiles run what one of them made.
+            if self._optimised is None:
+                options = self._options()
+                options.optimized_model_filepath = str(Path(folder) / "optimised.onnx")
+                self._load(self._data, options)
+                self._optimised = Path(options.optimized_model_filepath).read_bytes()
+            options = self._options()
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+            options.enable_profiling = True
+            options.profile_file_prefix = str(Path(folder) / "trace")
+            session = self._load(self._optimised, options)
+            try:
+                for _ in range(warm_up + runs):
+                    session.run(None, {self.input: images})
+            finally:
+                trace = Path(session.end_profiling())
+            events = json.loads(trace.read_text(encoding="utf-8"))
+        return layer_times(events, onnx.load_from_string(self._data), warm_up + runs, warm_up)
+
+    def _options(self) -> Any:
+        options = onnxruntime.SessionOptions()
+        if self._plugins:
+            options.register_custom_ops_library(_custom_operators())
+        options.log_severity_level = 3
+        if self._alone:
+            options.intra_op_num_threads = 1
+            # A pattern is laid out anew, in fresh memory, at the second run: more than it saves where runs are few.
+            options.enable_mem_pattern = False
+        # Threads that wait by spinning take the cores that decode, count and suppress meanwhile.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        # Q/DQ is computed as it is written: fused into integer kernels it saturates at 16 bits on CPUs without VNNI.
+        options.add_session_config_entry("session.disable_quant_qdq", "1")
+        return options
+
+    def _load(self, model: bytes, options: Any) -> Any:
+        try:
+            return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime raises a class of its own for each status, with no common base
+            raise BackendError(
+                f"onnxruntime {onnxruntime.__version__} cannot load the model: {one_line(error)}"
+            ) from None
+
+    def feed(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Runs a model of any inputs, given by name; whole batches only."""
+        return dict(zip(self.outputs, self._session.run(None, dict(arrays)), strict=True))
+
+
+class OnnxLane:
+    """One batch, run again and again; see :class:`trtdet.backends.base.Lane`."""
+
+    def __init__(self, session: Any, feeds: Mapping[str, NDArray[np.float32]]) -> None:
+        self._session, self._feeds = session, dict(feeds)
+
+    def run(self, transfers: bool = True) -> float:
+        """Milliseconds of one run, by the clock; on the CPU nothing is transferred, with or without ``transfers``."""
+        started = perf_counter()
+        self._session.run(None, self._feeds)
+        return 1000 * (perf_counter() - started)
+
+
+def layer_times(
+    events: Sequence[Mapping[str, Any]], model: onnx.ModelProto, runs: int, warm_up: int
+) -> tuple[LayerTime, ...]:
+    """Reads onnxruntime's trace: events of category ``Session`` frame each run, those of ``Node`` are its kernels.
+
+    Args:
+        events: of the trace, in Chrome's format; times in microseconds.
+        model: that was run, to say which of its nodes became which kernel.
+        runs: how many there were.
+        warm_up: how many of them are left out.
+
+    Raises:
+        BackendError: the trace does not hold all runs: the profiler stops at a million events.
+    """
+    frames = sorted(float(one["ts"]) for one in events if one["cat"] == "Session" and one["name"] == "model_run")
+    if len(frames) != runs:
+        raise BackendError(
+            f"onnxruntime's profiler kept {len(frames)} of {runs} runs, as it stops at a million events; run fewer"
+        )
+    kernels = [one for one in events if one["cat"] == "Node" and str(one["name"]).endswith(_KERNEL)]
+    # Of two that start together the longer one is around the other.
+    kernels.sort(key=lambda one: (float(one["ts"]), -float(one["dur"])))
+    own = [float(one["dur"]) for one in kernels]
+    ends = [float(one["ts"]) + float(one["dur"]) for one in kernels]
+    around: list[int] = []
+    for index, one in enumerate(kernels):
+        while around and ends[around[-1]] <= float(one["ts"]):
+            around.pop()
+        if around and ends[index] <= ends[around[-1]]:
+            own[around[-1]] -= float(one["dur"])
+        around.append(index)
+    times: dict[tuple[str, str], NDArray[np.float64]] = defaultdict(lambda: np.zeros(runs))
+    counts: dict[tuple[str, str], int] = defaultdict(int)
+    rows = np.searchsorted(frames, [float(one["ts"]) for one in kernels], side="right") - 1
+    for one, row, microseconds in zip(kernels, rows, own, strict=True):
+        key = str(one["name"]).removesuffix(_KERNEL), str(one["args"]["op_name"])
+        times[key][row] += microseconds / 1000
+        counts[key] += 1
+    nodes = _origins(model, [name for name, _ in times])
+    return tuple(
+        LayerTime(
+            name,
+            kind,
+            nodes.get(name, ()),
+            tuple(map(float, taken[warm_up:])),
+            max(1, round(counts[name, kind] / runs)),
+        )
+        for (name, kind), taken in times.items()
+    )
+
+
+_KERNEL = "_kernel_time"
+_BLOCKED = "_nchwc"
+"""Ends the name of a kernel in onnxruntime's blocked memory layout, after the name of the tensor that it writes."""
+
+
+def _origins(model: onnx.ModelProto, kernels: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Which of the model's nodes each kernel came from.
+
+    A kernel is named as a node, or as the tensor of a node with ``_nchwc``, or as a node and the name of a fusion after
+    it. Any other node was drawn into the kernel of all that read it (the Sigmoid of a SiLU, the Q/DQ of weights), else
+    into that of what it reads (an activation that a convolution computes as well). What is left was computed when the
+    model was loaded, or cannot be told.
+    """
+    nodes = [node for node in model.graph.node if node.name]
+    named, writers = {node.name for node in nodes}, {name: node for node in nodes for name in node.output}
+    homes: dict[str, str] = {}
+    for kernel in kernels:
+        if kernel in named:
+            homes[kernel] = kernel
+        elif kernel.removesuffix(_BLOCKED) in writers:
+            homes[writers[kernel.removesuffix(_BLOCKED)].name] = kernel
+        else:
+            pieces = kernel.split("/")
+            starts = ("/".join(pieces[:count]) for count in range(len(pieces) - 1, 0, -1))
+            if found := next((start for start in starts if start in named), None):
+                homes[found] = kernel
+    readers: dict[str, list[str]] = defaultdict(list)
+    for node in nodes:
+        for name in node.input:
+            readers[name].append(node.name)
+    for node in reversed(nodes):
+        into = {homes.get(reader) for name in node.output for reader in readers[name]}
+        if node.name not in homes and len(into) == 1 and (home := into.pop()) is not None:
+            homes[node.name] = home
+    for node in nodes:
+        into = {homes.get(writers[name].name) for name in node.input if name in writers}
+        if node.name not in homes and len(into) == 1 and (home := into.pop()) is not None:
+            homes[node.name] = home
+    inner = _nested(model.graph)
+    found_in: dict[str, list[str]] = defaultdict(list, {kernel: [kernel] for kernel in kernels if kernel in inner})
+    for node in nodes:
+        if node.name in homes:
+            found_in[homes[node.name]].append(node.name)
+    return {kernel: tuple(names) for kernel, names in found_in.items()}
+
+
+def _nested(graph: onnx.GraphProto) -> set[str]:
+    """Names of the nodes in the bodies of a graph's loops and branches."""
+    bodies = [one.g for node in graph.node for one in node.attribute if one.type == onnx.AttributeProto.GRAPH]
+    return {name for body in bodies for name in ({node.name for node in body.node} | _nested(body))}
+
+
+_CUSTOM_DOMAIN = "ai.onnx.contrib"
+"""The only domain in which onnxruntime-extensions takes operators written in Python."""
+
+
+def _runnable(model: onnx.ModelProto | bytes) -> tuple[bytes, bool]:
+    """The model as onnxruntime can load it, and whether it has operators that are computed in Python."""
+    # Most models have no plugins; a search of the bytes is cheaper than parsing them.
+    if isinstance(model, bytes):
+        if PLUGIN_DOMAIN.encode() not in model:
+            return model, False
+        model = onnx.load_from_string(model)
+    changed = onnx.ModelProto()
+    changed.CopyFrom(plain(model))
+    foreign = [node for node in changed.graph.node if node.domain == PLUGIN_DOMAIN]
+    for node in foreign:
+        node.domain = _CUSTOM_DOMAIN
+        # The extensions hand floats over as text of six digits.
+        for one in [one for one in node.attribute if one.type == onnx.AttributeProto.FLOAT]:
+            one.i, one.type = int(np.float32(one.f).view(np.int32)), onnx.AttributeProto.INT
+            one.ClearField("f")
+    if foreign:
+        changed.opset_import.append(onnx.helper.make_opsetid(_CUSTOM_DOMAIN, 1))
+    return changed.SerializeToString(), bool(foreign)
+
+
+@cache
+def _custom_operators() -> str:
+    """The library with EfficientNMS_TRT, computed by its NumPy reference."""
+    import onnxruntime_extensions as extensions
+
+    kinds = extensions.PyCustomOpDef
+    names = {field.name: field.type for field in fields(EfficientNms)}
+
+    @extensions.onnx_op(  # type: ignore[untyped-decorator]
+        op_type=EFFICIENT,
+        inputs=[kinds.dt_float, kinds.dt_float],
+        outputs=[kinds.dt_int32, kinds.dt_float, kinds.dt_float, kinds.dt_int32],
+        attrs=dict.fromkeys(names, kinds.dt_int64),
+    )
+    def efficient(boxes: NDArray[np.float32], scores: NDArray[np.float32], **attributes: Any) -> tuple[Any, ...]:
+        given: dict[str, Any] = {
+            name: float(np.int32(value).view(np.float32)) if names[name] == "float" else value
+            for name, value in attributes.items()
+            if value is not None
+        }
+        found = efficient_nms(boxes, scores, EfficientNms(**given))
+        return found.num_dets, found.boxes, found.scores, found.classes
+
+    return str(extensions.get_library_path())

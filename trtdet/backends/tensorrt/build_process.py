@@ -1,0 +1,363 @@
+"""The process in which an engine is built. It is run as a script, by :mod:`trtdet.backends.tensorrt.builder` alone.
+
+A process of its own, because the builder can end the one it runs in, because Ctrl-C must stop it at once, and because
+it orders parts of an engine by their addresses: only a fresh process without address randomisation gives the same
+bytes every time.
+
+It reads ``request.json`` and ``model.onnx`` in the working directory and leaves ``engine`` and ``log.txt`` there, or
+``error.txt``; beside the engine ``layers.json``, ``timing.cache`` and ``calibration.cache``, where there are such. What
+it is doing it says on standard output, a JSON list of stage, done and total in each line.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Tell = Callable[[str, int, int], None]
+
+_ADDR_NO_RANDOMIZE = 0x0040000  # sys/personality.h
+_QUERY = 0xFFFFFFFF
+
+
+@dataclass
+class Made:
+    """What a build gave: an engine, or the reason why there is none, in the builder's own words."""
+
+    engine: bytes = b""
+    error: str = ""
+    timing_cache: bytes = b""
+    calibration_cache: str = ""
+
+
+def main() -> None:
+    fix_addresses()
+    # A script's own folder comes first on the path, and there this package's tensorrt.py would hide the library.
+    sys.path.pop(0)
+    tell = teller()
+    request = json.loads(Path("request.json").read_text())
+    if request["plugins"] and not request["loads_plugins"]:
+        # Once a creator is registered there, parsing its operator ends the process with no word.
+        Path("error.txt").write_text("it takes no plugin libraries; leave them out or use --backend tensorrt")
+        return
+    with Path("log.txt").open("w") as log:
+        trt = __import__(request["module"])
+        logger = logger_of(trt, log)
+        made = build_or_explain(trt, request, logger, tell)
+        if made.error:
+            Path("error.txt").write_text(made.error)
+            return
+        if made.timing_cache:
+            Path("timing.cache").write_bytes(made.timing_cache)
+        if made.calibration_cache:
+            Path("calibration.cache").write_text(made.calibration_cache)
+        Path("engine").write_bytes(made.engine)
+        if request["inspect"]:
+            # Last, and with the engine safe: loading it can end the process.
+            layers = inspect(trt, made.engine, logger)
+            if layers:
+                Path("layers.json").write_text(layers)
+
+
+def teller() -> Tell:
+    """Says where the build stands on what was standard output, which from then on nobody else writes to."""
+    stream = os.fdopen(os.dup(1), "w", buffering=1)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.close(null)
+
+    def tell(stage: str, done: int, total: int) -> None:
+        stream.write(json.dumps([stage, done, total]) + "\n")
+
+    return tell
+
+
+def fix_addresses() -> None:
+    """Starts this script again with address randomisation off; where the system forbids that, goes on as it is."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    now = libc.personality(_QUERY)
+    if now < 0 or now & _ADDR_NO_RANDOMIZE or libc.personality(now | _ADDR_NO_RANDOMIZE) < 0:
+        return
+    if libc.personality(_QUERY) & _ADDR_NO_RANDOMIZE:
+        os.execv(sys.executable, [sys.executable, *sys.argv])
+
+
+def logger_of(trt: Any, log: Any) -> Any:
+    """The library's logger: every message goes to a file, and errors are kept to be quoted."""
+
+    class Logger(trt.ILogger):  # type: ignore[misc]  # the base is known only at run time
+        def __init__(self) -> None:
+            super().__init__()
+            self.errors: list[str] = []
+            self.messages: list[str] = []
+
+        def log(self, severity: Any, message: str) -> None:
+            log.write(message + "\n")
+            if severity not in (trt.ILogger.Severity.INFO, trt.ILogger.Severity.VERBOSE):
+                self.messages.append(message)
+            if severity in (trt.ILogger.Severity.ERROR, trt.ILogger.Severity.INTERNAL_ERROR):
+                self.errors.append(message)
+                log.flush()
+
+        def first(self) -> str:
+            return self.errors[0] if self.errors else "it gave no reason"
+
+    return Logger()
+
+
+def build_or_explain(trt: Any, request: dict[str, Any], logger: Any, tell: Tell) -> Made:
+    """Builds; what trtdet itself found wrong is a reason too."""
+    if not request["implicit"]:
+        return build(trt, request, logger, tell)
+    from trtdet.errors import TrtdetError
+
+    try:
+        return build(trt, request, logger, tell)
+    except TrtdetError as error:
+        return Made(error=str(error))
+
+
+def build(trt: Any, request: dict[str, Any], logger: Any, tell: Tell) -> Made:
+    """Builds what the request says."""
+    try:
+        builder = builder_with(trt, logger, request["plugins"], request["loads_plugins"])
+    except OSError as error:
+        return Made(error=f"a plugin library cannot be loaded: {error}")
+    except TypeError:
+        # What the bindings make of a null pointer; the reason is among the messages.
+        return Made(error=f"no builder: {logger.first()}")
+    refused = register_compiled(trt) if request["compiled_plugins"] else ""
+    if refused:
+        return Made(error=refused)
+    flags = 0
+    for name in request["network_flags"]:
+        flags |= 1 << int(getattr(trt.NetworkDefinitionCreationFlag, name))
+    network = builder.create_network(flags)
+    parser = trt.OnnxParser(network, logger)
+    model = Path("model.onnx").read_bytes()
+    if not parser.parse(model):
+        if parser.num_errors:
+            logger.errors.insert(0, words_of(parser.get_error(0), model))
+        return Made(error="the parser refused the model: " + logger.first())
+    config = builder.create_builder_config()
+    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+    say_precisions(trt, network, config, request)
+    if request["sms"]:
+        config.num_compute_capabilities = len(request["sms"])
+        for index, sm in enumerate(request["sms"]):
+            config.set_compute_capability(getattr(trt.ComputeCapability, f"SM{sm}"), index)
+    if request["batch"]:
+        profile = builder.create_optimization_profile()
+        for index in range(network.num_inputs):
+            tensor = network.get_input(index)
+            rest = tuple(tensor.shape)[1:]
+            profile.set_shape(tensor.name, *((size, *rest) for size in request["batch"]))
+        config.add_optimization_profile(profile)
+    say_options(trt, config, request)
+    if hasattr(trt, "IProgressMonitor"):
+        # Held here: the configuration keeps no reference of its own.
+        monitor = progress_monitor(trt, tell)
+        config.progress_monitor = monitor
+    calibration = calibration_of(trt, builder, network, config, request, tell) if request["implicit"] else None
+    engine = builder.build_serialized_network(network, config)
+    if calibration is not None:
+        calibration.check(engine is not None, logger.messages)
+    if engine is None:
+        return Made(error="the builder gave no engine: " + logger.first())
+    timings = bytes(config.get_timing_cache().serialize()) if request["keep_timings"] else b""
+    return Made(bytes(engine), "", timings, (calibration.written or "") if calibration is not None else "")
+
+
+def words_of(error: Any, model: bytes) -> str:
+    """What a parser found wrong, and where; of the node TensorRT 8.6 gives the number alone."""
+    if hasattr(error, "node_name"):
+        return f"node '{error.node_name()}' ({error.node_operator()}): {error.desc()}"
+    import onnx
+
+    nodes = onnx.load_from_string(model).graph.node
+    if not 0 <= error.node() < len(nodes):
+        return str(error.desc())
+    node = nodes[error.node()]
+    return f"node '{node.name}' ({node.op_type}): {error.desc()}"
+
+
+def say_precisions(trt: Any, network: Any, config: Any, request: dict[str, Any]) -> None:
+    """Tells a weakly typed network what a strongly typed one reads from its casts."""
+    for name in request["builder_flags"]:
+        config.set_flag(getattr(trt.BuilderFlag, name))
+    if not request["precisions"]:
+        return
+    config.set_flag(trt.BuilderFlag.OBEY_PRECISION_CONSTRAINTS)
+    types = {"fp16": trt.float16, "fp32": trt.float32}
+    computed = (trt.float16, trt.float32)
+    for index in range(network.num_layers):
+        layer = network.get_layer(index)
+        # Layers of shapes and indices have one type, and take no other; an assertion has no output at all.
+        asked = request["precisions"].get(layer.name)
+        if asked is not None and layer.num_outputs and layer.get_output(0).dtype in computed:
+            layer.precision = types[asked]
+
+
+def say_options(trt: Any, config: Any, request: dict[str, Any]) -> None:
+    """Tells the builder all that is not of the model."""
+    options = request["options"]
+    for name in request["preview_features"]:
+        config.set_preview_feature(getattr(trt.PreviewFeature, name), True)
+    if options["workspace"] is not None:
+        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options["workspace"])
+    if options["version_compatible"]:
+        config.set_flag(trt.BuilderFlag.VERSION_COMPATIBLE)
+    if options["hardware_compatible"]:
+        config.hardware_compatibility_level = trt.HardwareCompatibilityLevel.AMPERE_PLUS
+    if options["embed_plugins"]:
+        config.plugins_to_serialize = request["plugins"]
+    if options["tactic_sources"] is not None:
+        sources = [getattr(trt.TacticSource, name) for name in options["tactic_sources"]]
+        config.set_tactic_sources(sum(1 << int(source) for source in sources))
+    if request["keep_timings"]:
+        given = Path("timings").read_bytes()
+        if not config.set_timing_cache(config.create_timing_cache(given), ignore_mismatch=False):
+            # Of another device or version, or spoilt: TensorRT has said so, and starts afresh.
+            config.set_timing_cache(config.create_timing_cache(b""), ignore_mismatch=False)
+
+
+def progress_monitor(trt: Any, tell: Tell) -> Any:
+    """Tells how far all phases together are; a phase that lies within another is a part of one of its steps."""
+
+    class Monitor(trt.IProgressMonitor):  # type: ignore[misc]  # the base is known only at run time
+        def __init__(self) -> None:
+            super().__init__()
+            self.phases: dict[str, list[int]] = {}
+            self.told = -1
+
+        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
+            self.phases[phase_name] = [0, max(1, num_steps)]
+
+        def step_complete(self, phase_name: str, step: int) -> bool:
+            if phase_name in self.phases:
+                self.phases[phase_name][0] = step + 1
+            share, done = 1.0, 0.0
+            for steps, count in self.phases.values():
+                done += share * steps / count
+                share /= count
+            percent = min(99, int(100 * done))
+            if percent > self.told:
+                self.told = percent
+                tell("", percent, 100)
+            return True
+
+        def phase_finish(self, phase_name: str) -> None:
+            self.phases.pop(phase_name, None)
+
+    return Monitor()
+
+
+def calibration_of(trt: Any, builder: Any, network: Any, config: Any, request: dict[str, Any], tell: Tell) -> Any:
+    """Gives the builder the calibrator that was asked for.
+
+    Raises:
+        TrtdetError: the ranges or the images do not fit the network.
+    """
+    from trtdet.backends.tensorrt import calibrators
+    from trtdet.calibration import cache
+
+    implicit, source = request["implicit"], network.get_input(0)
+    shape = (implicit["batch"], *tuple(source.shape)[1:])
+    if implicit["calibrator"] == "cache":
+        names = [network.get_input(index).name for index in range(network.num_inputs)]
+        for index in range(network.num_layers):
+            layer = network.get_layer(index)
+            names += [layer.get_output(number).name for number in range(layer.num_outputs)]
+        cache.matched(cache.read(implicit["cache"]), names, (), "the ranges")
+        calibration = calibrators.from_cache(trt, implicit["cache"])
+    else:
+        images = calibrators.Images(source.name, shape, batches_of(implicit, tell), uploader())
+        calibration = calibrators.from_images(trt, implicit["calibrator"], images, implicit["percentile"] / 100)
+    config.int8_calibrator = calibration.calibrator
+    if request["batch"]:
+        # The network is calibrated at one shape, that of the images' batches.
+        profile = builder.create_optimization_profile()
+        profile.set_shape(source.name, shape, shape, shape)
+        config.set_calibration_profile(profile)
+    return calibration
+
+
+def batches_of(implicit: dict[str, Any], tell: Tell) -> Iterator[Any]:
+    """The images, pre-processed, so many at a time; memory holds one batch."""
+    from trtdet.config import InputConfig
+    from trtdet.data import ImageStream
+
+    paths = [Path(name) for name in implicit["images"]]
+    done = 0
+    for batch in ImageStream(paths, InputConfig.model_validate(implicit["preprocess"]), batch_size=implicit["batch"]):
+        yield batch.images
+        done += len(batch)
+        tell("calibrating with TensorRT's own calibrator", done, len(paths))
+
+
+def uploader() -> Callable[[Any], int]:
+    """Copies batches to the device, each over the one before; what it made there lasts as long as the process."""
+    from trtdet.backends import cuda
+
+    device = cuda.open_device()
+    stream, memory = device.stream(), list[cuda.Buffer]()
+
+    def upload(batch: Any) -> int:
+        if not memory:
+            memory.append(device.buffer(batch.nbytes))
+        stream.copy_in(memory[0], batch)
+        stream.wait()
+        return memory[0].address
+
+    return upload
+
+
+def inspect(trt: Any, engine: bytes, logger: Any) -> str:
+    """The layers of the engine as its inspector gives them, JSON; empty where it cannot be loaded here."""
+    runtime = trt.Runtime(logger)
+    runtime.engine_host_code_allowed = True  # it was built in this very process
+    loaded = runtime.deserialize_cuda_engine(engine)
+    if loaded is None:
+        return ""
+    return str(loaded.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON))
+
+
+def builder_with(trt: Any, logger: Any, plugins: list[str], takes_plugins: bool) -> Any:
+    """A builder that knows the plugins of the libraries.
+
+    The registry loads them itself, also in TensorRT 8.6: Python loads TensorRT with its symbols hidden, and a library
+    that is opened beside it does not find the registry to enter its creators in.
+
+    Raises:
+        OSError: a library cannot be loaded.
+    """
+    if takes_plugins:
+        # TensorRT's own plugins, EfficientNMS among them. TensorRT-RTX must have no creators at all.
+        trt.init_libnvinfer_plugins(logger, "")
+    builder = trt.Builder(logger)
+    for path in plugins:
+        if builder.get_plugin_registry().load_library(path) is None:
+            raise OSError(f"'{path}' has no plugins for TensorRT {trt.__version__}")
+    return builder
+
+
+def register_compiled(trt: Any) -> str:
+    """Makes trtdet's plugins known as kernels that go into the engine; says why where that cannot be."""
+    from trtdet.backends.tensorrt import silu_aot
+    from trtdet.errors import BackendError
+
+    try:
+        silu_aot.register(trt)
+    except BackendError as error:
+        return str(error)
+    return ""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,244 @@
+"""TensorRT 8.6 to 11: builds for the GPU of this machine. The build itself is shared with TensorRT-RTX, whose API is
+that of the modern TensorRT."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from trtdet.backends import cuda
+from trtdet.backends.base import BuildRequest, Built, Capabilities, Implicit, Typing
+from trtdet.backends.tensorrt.opsets import missing_operators, newest_opset
+from trtdet.backends.tensorrt.silu_aot import NETWORK_FLAG
+from trtdet.calibration.cache import version_number
+from trtdet.errors import BackendError, one_line
+from trtdet.passes.plugin_ops import plugin_nodes
+from trtdet.progress import Progress, silent
+
+PIP = "pip install 'trtdet[trt]'"
+
+_BUILDER_FLAGS: dict[str, tuple[str, ...]] = {"int8": ("INT8", "FP16"), "fp16": ("FP16",), "fp32": ()}
+"""By the lowest precision of an engine, what the builder of a weakly typed network may choose."""
+
+_ADVICE = (
+    (
+        r"out of memory|OutOfMemory|cudaErrorMemoryAllocation",
+        "the device has too little free memory: end what else uses it, or build with a smaller --batch or --workspace",
+    ),
+    (
+        r"driver version is insufficient|cudaErrorInsufficientDriver|system has unsupported display driver",
+        "the CUDA driver is too old for this TensorRT: update the driver, or install an older TensorRT",
+    ),
+    (
+        r"getPluginCreator could not find|Plugin not found|plugin creator",
+        "an operator of the model is unknown to this TensorRT: if it is a plugin, give the library that has it with "
+        "--plugin-library",
+    ),
+)
+"""What is known of the builder's words, by a pattern, and what to do then."""
+
+_KEPT = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "CUDA_", "NVIDIA_", "VIRTUAL_ENV")
+"""Beginnings of the environment variables that the building process is given."""
+
+
+class TensorRT:
+    """The installed TensorRT.
+
+    Raises:
+        BackendError: it is not installed, or the machine has no CUDA device. Its Runtime ends a process on a machine
+            without one, so nothing of it is created before a device is known.
+    """
+
+    def __init__(self) -> None:
+        self._trt: Any = import_or_explain("tensorrt", "TensorRT", PIP)
+        found = cuda.devices()
+        if not found:
+            raise BackendError(
+                f"TensorRT {self._trt.__version__} builds only on a machine with a CUDA device, and {cuda.absence()}; "
+                "build on one that has, or use --backend tensorrt-rtx, which needs no GPU"
+            )
+        self._device = found[0]
+
+    @property
+    def capabilities(self) -> Capabilities:
+        major, minor = (int(part) for part in self._trt.__version__.split(".")[:2])
+        # EfficientNMS is deprecated from 10.12 on, for INMSLayer, which NonMaxSuppression becomes.
+        deprecated = (major, minor) >= (10, 12)
+        return Capabilities(
+            name="tensorrt",
+            version=self._trt.__version__,
+            makes_engine=True,
+            lists_layers=True,
+            needs_gpu=True,
+            in_graph_nms=("onnx", "efficient", "native") if deprecated else ("efficient", "onnx", "native"),
+            # The plugin of the 8.6.0 wheel takes the field and computes as if it were not there.
+            nms_across_classes=not self._trt.__version__.startswith("8.6.0"),
+            max_topk=3840,
+            explicit=Typing(("EXPLICIT_BATCH",), weak=True)
+            if major < 10
+            else Typing(("STRONGLY_TYPED",) if major == 10 else ()),
+            implicit=Typing(("EXPLICIT_BATCH",) if major < 10 else (), weak=True) if major < 11 else None,
+            version_compatible=(major, minor) >= (8, 6),
+            hardware_compatible=(major, minor) >= (8, 6),
+            tactic_sources=tuple(getattr(getattr(self._trt, "TacticSource", None), "__members__", ())),
+            # Without it one context alone could use the batches of a dynamic engine; later versions always share them.
+            preview_features=("PROFILE_SHARING_0806",) if (major, minor) == (8, 6) else (),
+            cache_version=version_number(self._trt.__version__) if major < 11 else 0,
+            missing_ops=missing_operators((major, minor)),
+            max_opset=newest_opset((major, minor)),
+            silu=("plugin", "keep")
+            if major < 10
+            else ("keep", "plugin")
+            if major == 10
+            else ("swish", "keep", "plugin"),
+            loads_plugins=True,
+            compiles_plugins=(major, minor) >= (10, 9),
+        )
+
+    def unsupported(self, model: onnx.ModelProto) -> dict[str, str]:
+        missing = self.capabilities.missing_ops
+        return {node.op_type: missing[node.op_type] for node in model.graph.node if node.op_type in missing}
+
+    def build(self, request: BuildRequest, progress: Progress = silent) -> Built:
+        if request.sms and request.sms != (self._device.sm,):
+            raise BackendError(
+                f"TensorRT builds for the GPU it runs on, which is compute capability {self._device.sm}, not "
+                f"{' '.join(map(str, request.sms))}; leave --sm out or use --backend tensorrt-rtx"
+            )
+        return replace(build_engine("tensorrt", self.capabilities, request, progress), sms=(self._device.sm,))
+
+
+def import_or_explain(module: str, title: str, pip: str) -> Any:
+    """Imports a vendor's module; a missing one is an error with its pip line."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise BackendError(f"{title} is not installed here ({error}); {pip}") from None
+
+
+def build_engine(
+    module: str, caps: Capabilities, request: BuildRequest, progress: Progress, sms: tuple[int, ...] = ()
+) -> Built:
+    """Builds an engine in a process of its own, with detailed layer messages.
+
+    Args:
+        module: ``tensorrt`` or ``tensorrt_rtx``.
+        caps: its row.
+        request: what to build.
+        progress: told of the builder's phases.
+        sms: compute capabilities to build for ahead of time; empty for the machine's own.
+
+    Raises:
+        BackendError: the parser or the builder refused, or the process ended; the message holds its own words.
+    """
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="trtdet-") as name:
+        folder = Path(name)
+        (folder / "request.json").write_text(json.dumps(_facts(module, caps, request, sms)))
+        (folder / "model.onnx").write_bytes(request.model.SerializeToString())
+        (folder / "timings").write_bytes(request.timing_cache)
+        # What the environment holds shifts the heap, and with it the order of what the builder sorts by address.
+        kept = {key: value for key, value in os.environ.items() if key.startswith(_KEPT)}
+        with (folder / "stderr.txt").open("w") as errors:
+            process = subprocess.Popen(
+                [sys.executable, str(Path(__file__).with_name("build_process.py"))],
+                cwd=folder,
+                env={**kept, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                # Ctrl-C reaches this process alone, which then ends the other one.
+                start_new_session=True,
+            )
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                stage, done, total = json.loads(line)
+                progress(stage or f"building the engine with {caps.name} {caps.version}", done, total)
+            process.wait()
+        finally:
+            process.kill()
+            process.communicate()
+        return _built(folder, process.returncode, caps, sms, started)
+
+
+def _facts(module: str, caps: Capabilities, request: BuildRequest, sms: tuple[int, ...]) -> dict[str, Any]:
+    """The request as the building process reads it."""
+    typing = caps.explicit if request.implicit is None else caps.implicit
+    if typing is None:
+        raise BackendError(f"{caps.name} {caps.version} has no calibrators; quantise explicitly")
+    compiled = caps.compiles_plugins and not request.plugins and any(plugin_nodes(request.model.graph))
+    return {
+        "module": module,
+        "network_flags": (*typing.network_flags, *((NETWORK_FLAG,) if compiled else ())),
+        "builder_flags": _BUILDER_FLAGS[request.precision] if typing.weak else (),
+        "sms": sms,
+        "batch": request.batch,
+        "preview_features": caps.preview_features,
+        "precisions": dict(request.precisions) if typing.weak else {},
+        "plugins": [str(path.resolve()) for path in request.plugins],
+        "loads_plugins": caps.loads_plugins,
+        "compiled_plugins": compiled,
+        "implicit": _implicit_facts(request.implicit) if request.implicit is not None else None,
+        "options": asdict(request.options),
+        # TensorRT-RTX takes a timing cache and ignores it.
+        "keep_timings": caps.needs_gpu,
+        "inspect": caps.needs_gpu,
+    }
+
+
+def _implicit_facts(implicit: Implicit) -> dict[str, Any]:
+    preprocess = implicit.preprocess.model_dump(mode="json") if implicit.preprocess is not None else None
+    images = [str(path.resolve()) for path in implicit.images]
+    return {**asdict(replace(implicit, preprocess=None)), "images": images, "preprocess": preprocess}
+
+
+def _built(folder: Path, code: int, caps: Capabilities, sms: tuple[int, ...], started: float) -> Built:
+    """What the building process left, or the reason why it left nothing."""
+
+    def text(name: str) -> str:
+        return (folder / name).read_text(errors="replace") if (folder / name).is_file() else ""
+
+    lines = tuple(text("log.txt").splitlines())
+    said = text("error.txt")
+    if not said and not (folder / "engine").is_file():
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        last = text("stderr.txt").strip().splitlines()[-1:] or lines[-1:] or ("no word",)
+        said = f"ended while building, with {how}: {last[0]}"
+    if said:
+        raise BackendError(f"{caps.name} {caps.version}: {advised(one_line(said), _ADVICE, lines[-5:])}")
+    timings = folder / "timing.cache"
+    return Built(
+        (folder / "engine").read_bytes(),
+        sms,
+        lines,
+        time.perf_counter() - started,
+        text("layers.json"),
+        timings.read_bytes() if timings.is_file() else b"",
+        text("calibration.cache"),
+    )
+
+
+def advised(words: str, table: Sequence[tuple[str, str]], beside: Sequence[str] = ()) -> str:
+    """What a library said, and what to do about it where that is known.
+
+    Args:
+        words: the library's.
+        table: patterns and what to do where one is met, the more special first.
+        beside: what it said besides, which is searched and not quoted.
+    """
+    said = "\n".join((words, *beside))
+    return next((f"{words}; {advice}" for pattern, advice in table if re.search(pattern, said, re.IGNORECASE)), words)

@@ -1,0 +1,76 @@
+"""TensorRT-RTX: builds engines ahead of time for consumer GPUs, on any machine, with or without one."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import onnx
+
+from trtdet.backends.base import BuildRequest, Built, Capabilities
+from trtdet.backends.tensorrt.builder import build_engine, import_or_explain
+from trtdet.backends.tensorrt.opsets import NEVER, NEWEST
+from trtdet.errors import BackendError
+from trtdet.passes.nms import EFFICIENT
+from trtdet.passes.plugin_ops import ACTIVATIONS
+from trtdet.progress import Progress, silent
+
+PIP = "pip install 'trtdet[rtx]'"
+
+_SMS = (75, 80, 86, 89, 120, 121)
+
+
+class TensorRTRTX:
+    """The installed TensorRT-RTX.
+
+    Raises:
+        BackendError: it is not installed; the message holds the pip line.
+    """
+
+    def __init__(self) -> None:
+        self._trt: Any = import_or_explain("tensorrt_rtx", "TensorRT-RTX", PIP)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            name="tensorrt-rtx",
+            version=self._trt.__version__,
+            makes_engine=True,
+            lists_layers=True,
+            needs_gpu=False,
+            sms=_SMS,
+            default_sms=(80, 86, 89, 120),
+            sms_without_int8=(75,),
+            max_topk=3840,
+            max_opset=NEWEST,
+            missing_ops={
+                **dict.fromkeys((*NEVER, "DeformConv"), "its parser does not know the operator"),
+                "NonMaxSuppression": "it parses but has no implementation on any GPU",
+                "NonZero": "its import fails",
+                "RoiAlign": "its import needs a CUDA driver",
+                **dict.fromkeys((*ACTIVATIONS, EFFICIENT), "parsing an operator of a plugin ends its process"),
+            },
+        )
+
+    def unsupported(self, model: onnx.ModelProto) -> dict[str, str]:
+        """Asks no creator registry: parsing an operator with a registered plugin creator ends the process."""
+        missing = dict(self.capabilities.missing_ops)
+        return {node.op_type: missing[node.op_type] for node in model.graph.node if node.op_type in missing}
+
+    def build(self, request: BuildRequest, progress: Progress = silent) -> Built:
+        caps = self.capabilities
+        unknown = [sm for sm in request.sms if sm not in caps.sms]
+        if unknown:
+            raise BackendError(
+                f"TensorRT-RTX {caps.version} cannot build for compute capability {unknown[0]}; "
+                f"allowed: {', '.join(map(str, caps.sms))}"
+            )
+        built = build_engine("tensorrt_rtx", caps, request, progress, request.sms or caps.default_sms)
+        _check_header(built.engine, caps)
+        return built
+
+
+def _check_header(engine: bytes, caps: Capabilities) -> None:
+    """The plan starts with ``vtrt`` and holds its own length at byte 16: a cut one would fail only when loaded."""
+    if engine[:4] != b"vtrt" or struct.unpack_from("<Q", engine, 16)[0] > len(engine):
+        raise BackendError(f"TensorRT-RTX {caps.version} gave an engine that is not whole; free memory and build again")

@@ -1,0 +1,44 @@
+"""The bundle: a folder with an engine and everything that is known about it. The contract with C++."""
+
+from __future__ import annotations
+
+from trtdet.bundle.folder import Bundle, BundleWriter
+from trtdet.bundle.manifest import (
+    MANIFEST,
+    SCHEMA,
+    AuditPart,
+    BackendPart,
+    CountsPart,
+    FloatConvPart,
+    ImagesPart,
+    InputPart,
+    Manifest,
+    ModelPart,
+    NmsPart,
+    OutputPart,
+    PluginPart,
+    QuantizationPart,
+    ShapePart,
+    SiluPart,
+)
+
+__all__ = [
+    "MANIFEST",
+    "SCHEMA",
+    "AuditPart",
+    "BackendPart",
+    "Bundle",
+    "BundleWriter",
+    "CountsPart",
+    "FloatConvPart",
+    "ImagesPart",
+    "InputPart",
+    "Manifest",
+    "ModelPart",
+    "NmsPart",
+    "OutputPart",
+    "PluginPart",
+    "QuantizationPart",
+    "ShapePart",
+    "SiluPart",
+]

@@ -1,0 +1,134 @@
+"""The bundle as a folder: read, verified, and written in one rename."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from trtdet.bundle.manifest import MANIFEST, SCHEMA, Manifest
+from trtdet.config import Config
+from trtdet.errors import BundleError
+from trtdet.files import FolderWriter, sha256_file, write_atomically
+
+
+class Bundle:
+    """A finished bundle on the disk, read and verified.
+
+    Args:
+        path: the bundle's folder.
+        verify: compare every file with its hash.
+
+    Raises:
+        BundleError: no bundle there, a schema this version does not read, a file missing or altered.
+    """
+
+    def __init__(self, path: Path, *, verify: bool = True) -> None:
+        self.path = path
+        file = path / MANIFEST
+        try:
+            data = json.loads(file.read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError):
+            raise BundleError(f"'{path}' is not a bundle: it has no {MANIFEST}; make one with 'trtdet build'") from None
+        except (OSError, ValueError) as error:
+            raise BundleError(f"'{file}' cannot be read ({error}); build the bundle again") from None
+        if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+            got = data.get("schema") if isinstance(data, dict) else type(data).__name__
+            raise BundleError(f"'{file}' has schema {got!r}; this trtdet reads schema {SCHEMA}; build it again")
+        data["schema_"] = data.pop("schema")
+        try:
+            self.manifest = Manifest.model_validate_json(json.dumps(data))
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            key = ".".join(str(part) for part in first["loc"])
+            raise BundleError(f"'{file}': key '{key}': {first['msg']}; build the bundle again") from None
+        if verify:
+            self._verify()
+
+    def _verify(self) -> None:
+        for name, expected in self.manifest.files.items():
+            try:
+                got = sha256_file(self.path / name)
+            except OSError:
+                raise BundleError(f"bundle '{self.path}' lacks '{name}'; build it again") from None
+            if got != expected:
+                raise BundleError(
+                    f"bundle '{self.path}': '{name}' was altered: sha256 {got[:12]}... where the manifest says "
+                    f"{expected[:12]}...; build it again"
+                )
+
+    def file(self, name: str) -> Path:
+        """The path of one of the bundle's files.
+
+        Raises:
+            BundleError: the bundle has no such file.
+        """
+        if name not in self.manifest.files:
+            raise BundleError(
+                f"bundle '{self.path}' has no '{name}'; it holds {', '.join(sorted(self.manifest.files))}"
+            )
+        return self.path / name
+
+    def add(self, name: str, data: bytes) -> None:
+        """Puts one more file into the bundle, or another in its place; the bundle is whole at every moment.
+
+        Raises:
+            OutputError: the folder cannot be written.
+        """
+        if name in self.manifest.files:
+            self._list({key: value for key, value in self.manifest.files.items() if key != name})
+        write_atomically(self.path / name, data)
+        self._list({**self.manifest.files, name: hashlib.sha256(data).hexdigest()})
+
+    def _list(self, files: dict[str, str]) -> None:
+        manifest = self.manifest.model_copy(update={"files": files})
+        write_atomically(self.path / MANIFEST, manifest.to_json().encode())
+        self.manifest = manifest
+
+    @property
+    def config(self) -> Config:
+        """The configuration that the bundle was built with, thresholds of the command line included.
+
+        Raises:
+            BundleError: the manifest's ``command`` does not hold one that this version reads.
+        """
+        try:
+            return Config.model_validate(self.manifest.command.get("config"))
+        except ValidationError:
+            raise BundleError(
+                f"'{self.path / MANIFEST}' lacks the configuration that the bundle was built with; build it again"
+            ) from None
+
+    @property
+    def model(self) -> Path:
+        """The ONNX model that the engine was built from, Q/DQ and casts included; float where ``quantization.mode`` is
+        ``implicit``, since INT8 is then in the engine alone."""
+        return next(self.path / name for name in self.manifest.files if name.endswith(".onnx"))
+
+    @property
+    def engine(self) -> Path | None:
+        """The engine file, or None where the bundle was built for onnxruntime."""
+        return self.path / "model.engine" if "model.engine" in self.manifest.files else None
+
+
+class BundleWriter(FolderWriter):
+    """Collects the files of a bundle beside its place and puts all of it there in one rename.
+
+    Raises:
+        OutputError: the place holds something that is not a bundle, cannot be written, or the disk is full.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, MANIFEST, "a bundle")
+
+    def commit(self, fields: Mapping[str, Any]) -> Bundle:
+        """Writes the manifest from ``fields`` (its keys without files and created) and puts the bundle in place."""
+        created = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        manifest = Manifest(**fields, created=created, files=self.files)
+        self.put(manifest.to_json().encode())
+        return Bundle(self.path, verify=False)

@@ -1,0 +1,19 @@
+"""Images and annotations from disk: find them, stream them in batches, read COCO."""
+
+from __future__ import annotations
+
+from trtdet.data.coco import CocoDataset, CocoImage, GroundTruth
+from trtdet.data.folders import IMAGE_SUFFIXES, content_hash, evenly, find_images
+from trtdet.data.stream import Batch, ImageStream
+
+__all__ = [
+    "IMAGE_SUFFIXES",
+    "Batch",
+    "CocoDataset",
+    "CocoImage",
+    "GroundTruth",
+    "ImageStream",
+    "content_hash",
+    "evenly",
+    "find_images",
+]

@@ -1,0 +1,109 @@
+"""Which images: those of a folder or of a list, evenly chosen, and the hash that tells two sets apart."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from trtdet.errors import DataError
+
+IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+"""What ``find_images`` takes for an image, in any case."""
+
+
+def find_images(source: Path, root: Path | None = None) -> tuple[Path, ...]:
+    """The images of a folder, or those that a list names.
+
+    Args:
+        source: a folder, whose own images are taken sorted by name (folders in it are not entered); or a
+            ``.txt`` list of one file name a line, kept in its order, in which blank lines and lines starting
+            with ``#`` say nothing.
+        root: the folder that the names of a list are relative to; None is the folder of the list.
+
+    Raises:
+        DataError: the source does not exist or has no images, or files of the list are missing.
+    """
+    source = Path(source)
+    if source.is_dir():
+        return _folder_images(source)
+    if not source.exists():
+        raise DataError(f"image source '{source}' does not exist; give a folder of images or a .txt list of file names")
+    if source.suffix.lower() != ".txt":
+        raise DataError(f"image source '{source}' is a {source.suffix or 'plain'} file; give a folder or a .txt list")
+    try:
+        lines = [line.strip() for line in source.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"image list '{source}' cannot be read: {error}; write one file name a line, in UTF-8"
+        ) from None
+    names = [line for line in lines if line and not line.startswith("#")]
+    if not names:
+        raise DataError(f"image list '{source}' names no file; write one file name a line")
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise DataError(f"image list '{source}' names {len(twice)} files twice: {first_names(twice)}; name each once")
+    folder = source.parent if root is None else Path(root)
+    if not folder.is_dir():
+        raise DataError(f"folder '{folder}' for the names in '{source}' does not exist; give the folder that has them")
+    paths = tuple(folder / name for name in names)
+    missing = [path.name for path in paths if not path.is_file()]
+    if missing:
+        raise DataError(
+            f"{len(missing)} of {len(paths)} files named in '{source}' are not in '{folder}': "
+            f"{first_names(missing)}; give the folder that has them as the root of the list"
+        )
+    return paths
+
+
+def _folder_images(folder: Path) -> tuple[Path, ...]:
+    files = sorted((entry for entry in folder.iterdir() if entry.is_file()), key=lambda entry: entry.name)
+    images = tuple(file for file in files if file.suffix.lower() in IMAGE_SUFFIXES)
+    if images:
+        return images
+    found = [
+        f"{count} {suffix or 'without suffix'}" for suffix, count in Counter(f.suffix for f in files).most_common()
+    ]
+    folders = sum(entry.is_dir() for entry in folder.iterdir())
+    if folders:
+        found.append(f"{folders} folders, which are not entered")
+    raise DataError(
+        f"folder '{folder}' has no images, it has {', '.join(found) or 'nothing'}; "
+        f"allowed suffixes are {', '.join(IMAGE_SUFFIXES)}"
+    )
+
+
+def first_names(names: Sequence[object], count: int = 3) -> str:
+    shown = ", ".join(str(name) for name in names[:count])
+    return f"{shown}, ..." if len(names) > count else shown
+
+
+def content_hash(paths: Sequence[Path]) -> str:
+    """SHA-256, in hexadecimal, over the names (without folders) and the bytes of files, in the order given.
+
+    Raises:
+        DataError: a file cannot be read.
+    """
+    digest = hashlib.sha256()
+    for path in paths:
+        try:
+            name = path.name.encode("utf-8", "surrogateescape")
+            # Lengths keep two sets apart whose names and bytes only join to the same stream.
+            digest.update(len(name).to_bytes(8, "little") + name + path.stat().st_size.to_bytes(8, "little"))
+            with path.open("rb") as file:
+                while chunk := file.read(1 << 20):
+                    digest.update(chunk)
+        except OSError as error:
+            raise DataError(f"'{path}' cannot be read: {error.strerror or error}; check the file") from None
+    return digest.hexdigest()
+
+
+Item = TypeVar("Item")
+
+
+def evenly(items: Sequence[Item], count: int) -> tuple[Item, ...]:
+    """``count`` of the items, evenly spaced over their order; all of them where there are no more."""
+    count = min(count, len(items))
+    return tuple(items[index * len(items) // count] for index in range(count))

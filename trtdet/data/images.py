@@ -1,0 +1,268 @@
+"""Pixels in and boxes out: decode an image, place it in the network's input, and map boxes back.
+
+Everything here is defined exactly: calibration, evaluation and the C++ runtime must see the same pixels.
+"""
+
+from __future__ import annotations
+
+import colorsys
+import functools
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import cv2
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from PIL import Image
+
+from trtdet.config import InputConfig
+from trtdet.errors import DataError
+
+_INTERPOLATION = {
+    "nearest": cv2.INTER_NEAREST,
+    "linear": cv2.INTER_LINEAR,
+    "cubic": cv2.INTER_CUBIC,
+    "area": cv2.INTER_AREA,
+}
+
+
+@dataclass(frozen=True)
+class ImageTransform:
+    """Where an image lies in the network's input: ``network = image * scale + pad`` on each axis, in pixels.
+
+    The scale is the one the pixels really underwent, resized size / original size. Sizes are whole numbers,
+    so the two axes can differ a little even where the aspect ratio is kept.
+    """
+
+    scale_x: float
+    scale_y: float
+    pad_x: int
+    pad_y: int
+    width: int
+    """Of the original image, in pixels."""
+    height: int
+
+    def to_image(self, boxes: ArrayLike) -> NDArray[np.float32]:
+        """Maps boxes from the network's input to the original image.
+
+        Args:
+            boxes: float (N, 4), x1 y1 x2 y2 in pixels of the network's input.
+
+        Returns:
+            float32 (N, 4), x1 y1 x2 y2 in pixels of the original image, clipped to 0..width and 0..height.
+        """
+        network = np.asarray(boxes, dtype=np.float32).reshape(-1, 4)
+        image = (network - self._pads()) / self._scales()
+        clipped: NDArray[np.float32] = np.clip(image, 0, np.array([self.width, self.height] * 2, np.float32))
+        return clipped
+
+    def to_network(self, boxes: ArrayLike) -> NDArray[np.float32]:
+        """Maps boxes from the original image to the network's input; ``to_image`` undoes it, and clips.
+
+        Args:
+            boxes: float (N, 4), x1 y1 x2 y2 in pixels of the original image.
+
+        Returns:
+            float32 (N, 4), x1 y1 x2 y2 in pixels of the network's input.
+        """
+        image = np.asarray(boxes, dtype=np.float32).reshape(-1, 4)
+        return image * self._scales() + self._pads()
+
+    def _scales(self) -> NDArray[np.float32]:
+        return np.array([self.scale_x, self.scale_y] * 2, np.float32)
+
+    def _pads(self) -> NDArray[np.float32]:
+        return np.array([self.pad_x, self.pad_y] * 2, np.float32)
+
+
+def read_image(path: Path) -> NDArray[np.uint8]:
+    """Decodes an image file to 8-bit RGB.
+
+    Grey, palette, 1-bit, CMYK and images with alpha are converted; alpha is dropped, not blended. 16-bit grey
+    is divided by 257, so that 65535 becomes 255. EXIF orientation is not applied: COCO's annotations, and
+    most tools' labels, count pixels as they are stored. Of an animation the first frame is read.
+
+    Returns:
+        uint8 (H, W, 3), RGB, 0..255, contiguous.
+
+    Raises:
+        DataError: the file is missing, is not an image, is truncated or damaged, or is so large once decoded
+            that Pillow takes it for a decompression bomb; the message names the file.
+    """
+    try:
+        return _decoded(path)
+    except FileNotFoundError:
+        raise DataError(f"image '{path}' does not exist; check the path or the list that names it") from None
+    except DataError as error:
+        raise DataError(f"image '{path}' {error}") from None
+    except Exception as error:  # damaged files make Pillow's decoders raise nearly anything
+        reason = " ".join(str(error).split()).replace(f" {str(path)!r}", "").rstrip(".") or type(error).__name__
+        raise DataError(
+            f"image '{path}' cannot be decoded: {reason}; replace the file or take it out of the set"
+        ) from None
+
+
+def decode_image(data: bytes) -> NDArray[np.uint8]:
+    """Decodes an image that is at hand, as :func:`read_image` does one in a file.
+
+    Args:
+        data: what an image file holds.
+
+    Returns:
+        uint8 (H, W, 3), RGB, 0..255, contiguous.
+
+    Raises:
+        DataError: the bytes are not an image, are cut off or damaged, or decode to more pixels than Pillow allows.
+    """
+    try:
+        return _decoded(io.BytesIO(data))
+    except DataError as error:
+        raise DataError(f"the image {error}") from None
+    except Exception as error:  # as above
+        # Pillow names what it was given, which is an address here.
+        reason = re.sub(r" (?:file )?<_io\.BytesIO[^>]*>", "", " ".join(str(error).split())).rstrip(".")
+        raise DataError(
+            f"the image cannot be decoded: {reason or type(error).__name__}; send a whole image file"
+        ) from None
+
+
+def _decoded(source: Path | io.BytesIO) -> NDArray[np.uint8]:
+    with Image.open(source) as image:
+        image.load()
+        return _to_rgb(image)
+
+
+def _to_rgb(image: Image.Image) -> NDArray[np.uint8]:
+    if image.mode == "I" or image.mode.startswith("I;16"):
+        wide = np.asarray(image).astype(np.int64)
+        low, high = int(wide.min()), int(wide.max())
+        if low < 0 or high > 65535:
+            raise DataError(f"has grey levels {low}..{high}, allowed are 0..65535; convert it to 8 or 16 bits")
+        grey = ((wide + 128) // 257).astype(np.uint8)
+        return np.ascontiguousarray(np.broadcast_to(grey[..., None], (*grey.shape, 3)))
+    if image.mode == "F":
+        raise DataError("has floating-point pixels, whose range is unknown; convert it to 8 or 16 bits")
+    if image.mode == "PA" or (image.mode == "P" and "transparency" in image.info):
+        image = image.convert("RGBA")  # straight to RGB Pillow would warn about the transparency
+    return np.array(image if image.mode == "RGB" else image.convert("RGB"), dtype=np.uint8)
+
+
+def preprocess(image: NDArray[np.uint8], config: InputConfig) -> tuple[NDArray[np.float32], ImageTransform]:
+    """Makes the network's input of an image.
+
+    Both letterboxes resize by the ratio min(h/H, w/W) to whole pixels, rounded with halves to the even
+    number, and fill the rest with ``pad_value``. ``letterbox-topleft`` leaves the border at the right and the
+    bottom, as YOLOX does (Ge et al. 2021, arXiv:2107.08430; its own code cuts where this rounds, so one side
+    can differ by a pixel). ``letterbox-centre`` halves it, an odd pixel going to the right and the bottom, as
+    YOLOv5 does. ``stretch`` resizes each axis by its own ratio.
+
+    Args:
+        image: uint8 (H, W, 3), RGB, 0..255.
+        config: the size, the resize rule and the normalisation.
+
+    Returns:
+        float32 (3, h, w), contiguous, channels in ``config.color`` order, ``(x * scale - mean) / std``; and
+        where the image lies in it.
+
+    Raises:
+        DataError: the array is not uint8 (H, W, 3) or is empty.
+    """
+    if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8 or 0 in image.shape:
+        raise DataError(
+            f"preprocess got {image.dtype} {image.shape}, expected uint8 (H, W, 3) with H and W above 0; "
+            "read files with trtdet.data.images.read_image"
+        )
+    height, width = image.shape[:2]
+    new_width, new_height, left, top = _layout(width, height, config)
+    resized = image
+    if (new_width, new_height) != (width, height):
+        resized = _resize(image, new_width, new_height, config.interpolation)
+    # A table of the 256 possible values makes the normalisation exact in float64 and cheap.
+    tables = _tables(config)
+    output = np.empty((3, config.height, config.width), np.float32)
+    bottom, right = top + new_height, left + new_width
+    whole = (new_height, new_width) == config.size
+    for channel, table in enumerate(tables):
+        plane = np.ascontiguousarray(resized[:, :, channel if config.color == "rgb" else 2 - channel])
+        if not whole:
+            output[channel] = table[config.pad_value]
+        output[channel, top:bottom, left:right] = cv2.LUT(plane, table)
+    return output, ImageTransform(new_width / width, new_height / height, left, top, width, height)
+
+
+def _layout(width: int, height: int, config: InputConfig) -> tuple[int, int, int, int]:
+    """Resized width and height, and the columns and rows of border before the image."""
+    if config.resize == "stretch":
+        return config.width, config.height, 0, 0
+    ratio = min(config.height / height, config.width / width)
+    new_width, new_height = max(1, round(width * ratio)), max(1, round(height * ratio))
+    if config.resize == "letterbox-topleft":
+        return new_width, new_height, 0, 0
+    return new_width, new_height, (config.width - new_width) // 2, (config.height - new_height) // 2
+
+
+def _resize(image: NDArray[np.uint8], width: int, height: int, interpolation: str) -> NDArray[np.uint8]:
+    return np.asarray(cv2.resize(image, (width, height), interpolation=_INTERPOLATION[interpolation]), dtype=np.uint8)
+
+
+@functools.lru_cache(maxsize=32)
+def _tables(config: InputConfig) -> NDArray[np.float32]:
+    """float32 (3, 256): the network's value of each 8-bit value, a channel a row."""
+    values = np.arange(256, dtype=np.float64)
+    rows = [(values * config.scale - mean) / std for mean, std in zip(config.mean, config.std, strict=True)]
+    return np.array(rows, dtype=np.float32)
+
+
+def draw(
+    image: NDArray[np.uint8], boxes: ArrayLike, scores: ArrayLike, classes: ArrayLike, names: Sequence[str]
+) -> NDArray[np.uint8]:
+    """A copy of an image with its detections drawn: a box, a class name and a score in per cent.
+
+    Args:
+        image: uint8 (H, W, 3), RGB.
+        boxes: float (N, 4), x1 y1 x2 y2 in pixels of the image.
+        scores: float (N,), 0..1.
+        classes: int (N,), indices into ``names``.
+        names: class names. A class has the same colour in every image.
+
+    Returns:
+        uint8 (H, W, 3), RGB.
+    """
+    canvas = np.ascontiguousarray(image).copy()
+    height, width = canvas.shape[:2]
+    thickness = max(1, round((height + width) / 2 * 0.003))
+    font, scale, weight = cv2.FONT_HERSHEY_SIMPLEX, max(0.35, thickness / 3), max(1, thickness - 1)
+    score_list = np.asarray(scores, dtype=np.float64).reshape(-1)
+    # Worst first, so that the best detection lies on top.
+    for i in np.argsort(score_list, kind="stable"):
+        index = int(np.asarray(classes).reshape(-1)[i])
+        name = names[index] if 0 <= index < len(names) else f"class {index}"
+        red, green, blue = _colour(index)
+        corners = np.nan_to_num(np.asarray(boxes, dtype=np.float64).reshape(-1, 4)[i])
+        x1, y1, x2, y2 = (round(float(v)) for v in np.clip(corners, 0, [width - 1, height - 1] * 2))
+        cv2.rectangle(canvas, (x1, y1), (x2, y2), (red, green, blue), thickness, cv2.LINE_AA)
+        label = f"{name} {score_list[i] * 100:.0f}"
+        (text_width, text_height), base = cv2.getTextSize(label, font, scale, weight)
+        left = max(0, min(x1, width - text_width))
+        bottom = y1 if y1 - text_height - base >= 0 else min(height - 1, y1 + text_height + base)
+        cv2.rectangle(
+            canvas,
+            (left, bottom - text_height - base),
+            (left + text_width, bottom),
+            (red, green, blue),
+            cv2.FILLED,
+        )
+        ink = (0, 0, 0) if 0.299 * red + 0.587 * green + 0.114 * blue > 140 else (255, 255, 255)
+        cv2.putText(canvas, label, (left, bottom - base // 2 - 1), font, scale, ink, weight, cv2.LINE_AA)
+    return canvas
+
+
+def _colour(index: int) -> tuple[int, int, int]:
+    # Steps of the golden ratio around the hue circle keep neighbouring classes apart, but come close again
+    # after 13, 21, 34 ... of them; a cycle of four tones tells those apart.
+    saturation, value = ((0.9, 1.0), (0.5, 1.0), (0.95, 0.6), (0.4, 0.7))[index % 4]
+    red, green, blue = colorsys.hsv_to_rgb(index * 0.618033988749895 % 1, saturation, value)
+    return round(red * 255), round(green * 255), round(blue * 255)

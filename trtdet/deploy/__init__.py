@@ -1,0 +1,118 @@
+"""A bundle becomes what other servers take: a model repository of Triton, or a configuration for DeepStream."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from trtdet import __version__
+from trtdet.bundle import Bundle
+from trtdet.deploy import deepstream, triton
+from trtdet.deploy.triton import TritonOptions
+from trtdet.errors import BundleError, ConfigError
+from trtdet.files import FolderWriter
+
+__all__ = ["MARKER", "Package", "PackageOptions", "TritonOptions", "package"]
+
+Format = Literal["triton", "deepstream"]
+
+MARKER = "trtdet-package.json"
+"""By this file a folder is known as a package, which another package may replace."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True)
+class PackageOptions:
+    """What is made of a bundle.
+
+    Attributes:
+        format: ``triton`` for a model repository of Triton Inference Server, ``deepstream`` for Gst-nvinfer.
+        name: of the model; None for the name of the bundle's configuration. Folders are called so: letters, digits,
+            ``.``, ``_`` and ``-``.
+        triton: of a model repository; None for the defaults.
+    """
+
+    format: Format
+    name: str | None = None
+    triton: TritonOptions | None = None
+
+
+@dataclass(frozen=True)
+class Package:
+    """What :func:`package` wrote.
+
+    Attributes:
+        folder: where.
+        format: of what kind it is.
+        files: their names in it, sorted.
+        warnings: what will not be as it is in trtdet, or has to be done by hand, a sentence each.
+    """
+
+    folder: Path
+    format: Format
+    files: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "package": str(self.folder),
+            "format": self.format,
+            "files": list(self.files),
+            "warnings": list(self.warnings),
+        }
+
+
+def package(bundle: Path, folder: Path, options: PackageOptions) -> Package:
+    """Writes a package of a bundle.
+
+    The bundle is verified first. The folder appears in one rename; what stood there is replaced where it was a package
+    and is an error where it was anything else.
+
+    Args:
+        bundle: the bundle's folder.
+        folder: where to write.
+        options: for what, and how.
+
+    Raises:
+        BundleError: no bundle there, one that was altered, or one that the server cannot take.
+        ConfigError: an option that cannot be right, or pre-processing that the server cannot do.
+        OutputError: the folder holds something else or cannot be written.
+    """
+    source = Bundle(bundle)
+    manifest = source.manifest
+    if options.triton is not None and options.format != "triton":
+        raise ConfigError(f"instances, queue and input are Triton's; leave them out with --format {options.format}")
+    name = manifest.model.name if options.name is None else options.name
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"'{name}' cannot be the name of a served model: letters, digits, '.', '_' and '-' are allowed, a letter "
+            "or digit first; give another with --name"
+        )
+    if manifest.backend.name == "tensorrt-rtx":
+        whose = {"triton": "Triton has no backend", "deepstream": "nvinfer has no runtime"}[options.format]
+        raise BundleError(
+            f"bundle '{bundle}' has an engine of TensorRT-RTX, for which {whose}; build it again with --backend "
+            "tensorrt on a machine with the GPU, or with --backend onnxruntime for the ONNX model alone"
+        )
+    if options.format == "triton":
+        files, warnings = triton.repository(source, name, options.triton or TritonOptions())
+    else:
+        files, warnings = deepstream.configuration(source, name)
+    with FolderWriter(folder, MARKER, "a package of trtdet") as writer:
+        for file, data in files.items():
+            writer.add(file, data)
+        facts = {
+            "trtdet_version": __version__,
+            "format": options.format,
+            "name": name,
+            "bundle": manifest.content_hash,
+            "warnings": list(warnings),
+            "files": writer.files,
+        }
+        writer.put((json.dumps(facts, indent=2) + "\n").encode())
+    return Package(folder, options.format, tuple(sorted([*files, MARKER])), warnings)

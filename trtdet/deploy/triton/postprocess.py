@@ -1,0 +1,77 @@
+"""Triton model: what the engine gives to detections in pixels of the images that were sent.
+
+In: the engine's outputs, each ``network_`` and its name, with at least n rows, and ``placement`` float64 (n, 6) of the
+pre-processing. Out: ``num_dets`` int32 (n, 1), ``boxes`` float32 (n, K, 4), ``scores`` float32 (n, K), ``classes``
+int32 (n, K); zeros at and past ``num_dets``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+from numpy.typing import NDArray
+
+from trtdet.bundle import Bundle
+from trtdet.config import NmsConfig
+from trtdet.data.images import ImageTransform
+from trtdet.detection.suppression import Detections, EfficientNms, non_max_suppression
+from trtdet.errors import ModelError
+
+
+class TritonPythonModel:
+    """What Triton's python backend looks for."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Reads the manifest beside this file; Triton calls it once a process."""
+        manifest = Bundle(Path(args["model_repository"]) / args["model_version"], verify=False).manifest
+        self._names = [part.name for part in manifest.outputs]
+        self._host = manifest.nms.where == "host"
+        self._logits = manifest.nms.scores == "logits"
+        self._nms = NmsConfig.model_validate(manifest.nms.model_dump(exclude={"where", "scores", "own"}))
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """Answers each request."""
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request: Any) -> Any:
+        placements = pb_utils.get_input_tensor_by_name(request, "placement").as_numpy()
+        raw = {
+            name: pb_utils.get_input_tensor_by_name(request, f"network_{name}").as_numpy()[: len(placements)]
+            for name in self._names
+        }
+        try:
+            found = self._suppressed(raw)
+        except ModelError as error:
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error)))
+        tensors = _in_images(found, placements)
+        return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in tensors.items()])
+
+    def _suppressed(self, raw: dict[str, NDArray[Any]]) -> Detections:
+        if self._host:
+            return non_max_suppression(raw["boxes"], raw["scores"], self._nms, logits=self._logits)
+        return Detections(raw["num_dets"], raw["boxes"], raw["scores"], raw["classes"])
+
+
+def _in_images(found: Detections, placements: NDArray[np.float64]) -> dict[str, NDArray[Any]]:
+    """The four outputs, boxes in pixels of each image."""
+    count, room = found.scores.shape
+    outputs: dict[str, NDArray[Any]] = {
+        "num_dets": np.zeros((count, 1), np.int32),
+        "boxes": np.zeros((count, room, 4), np.float32),
+        "scores": np.zeros((count, room), np.float32),
+        "classes": np.zeros((count, room), np.int32),
+    }
+    for i, (scale_x, scale_y, pad_x, pad_y, width, height) in enumerate(placements.tolist()):
+        boxes, scores, classes = found.image(i)
+        # Under a threshold of 0.007 TensorRT's plugin counts what does not reach it as well.
+        real = scores > EfficientNms.EMPTY
+        where = ImageTransform(scale_x, scale_y, int(pad_x), int(pad_y), int(width), int(height))
+        kept = int(real.sum())
+        outputs["num_dets"][i] = kept
+        outputs["boxes"][i, :kept] = where.to_image(boxes[real])
+        outputs["scores"][i, :kept] = scores[real]
+        outputs["classes"][i, :kept] = classes[real]
+    return outputs

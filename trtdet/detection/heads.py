@@ -1,0 +1,264 @@
+"""Head decoding in NumPy: what raw outputs mean. The graph that a backend runs is held to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtdet.config import Config, HeadConfig
+from trtdet.detection.suppression import corners_of, sigmoid
+from trtdet.errors import ModelError
+
+Float = NDArray[np.float32]
+
+Shape = tuple[int | None, ...]
+"""Dimensions of a raw output; None where one is open."""
+
+
+def decode(outputs: Mapping[str, NDArray[Any]] | Sequence[NDArray[Any]], config: Config) -> tuple[Float, Float]:
+    """Turns raw outputs into boxes and scores, by the rule ``config.head.decode`` (see HeadConfig).
+
+    The score of a class is its probability, times the objectness where the head has one; it stays a logit where
+    ``config.suppresses_logits``.
+
+    Args:
+        outputs: the raw outputs by name or in the model's order, floating point, batch first. With
+            ``head.outputs``, those names are taken from a mapping; a sequence must already be in that order.
+        config: the head, the input size and the class names.
+
+    Returns:
+        boxes float32 (B, N, 4), x1 y1 x2 y2 in pixels of the network's input, not clipped; scores
+        float32 (B, N, C), 0..1 or logits.
+
+    Raises:
+        ModelError: an output is missing or its shape is not what the head, the classes and the input size
+            say; the message names the output, both shapes and the key that is likely wrong.
+    """
+    arrays = _arrays(outputs, config.head)
+    first, distances = match_outputs({name: array.shape for name, array in arrays.items()}, config)
+    array = np.concatenate([arrays[name] for name in first], axis=1)
+    if config.head.decode == "boxes":
+        return _decode_boxes(array, config), arrays[distances[0]]
+    if config.head.decode == "dfl":
+        if not distances:
+            classes = len(config.classes)
+            return _decode_dfl(array[..., :classes], array[..., classes:], config)
+        return _decode_dfl(array, np.concatenate([arrays[name] for name in distances], axis=1), config)
+    rule = {"yolox": _decode_yolox, "yolov5": _decode_yolov5, "yolov8": _decode_yolov8}[config.head.decode]
+    return rule(array, config)
+
+
+def match_outputs(shapes: Mapping[str, Shape], config: Config) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Finds which raw outputs the rule ``config.head.decode`` reads, and checks that they fit it.
+
+    Both the reference here and the pass that writes the same rule into a graph ask this.
+
+    Args:
+        shapes: the raw outputs' shapes by name, in the model's order, batch first.
+        config: the head, the input size and the class names.
+
+    Returns:
+        The outputs that hold everything, or the class maps, or the boxes; and the distance maps in the order of the
+        strides, or the scores that belong to the boxes; empty where one output holds everything.
+
+    Raises:
+        ModelError: an output is missing or its shape does not fit; the message says which key to look at.
+    """
+    head = config.head
+    chosen = dict(shapes)
+    if head.outputs is not None:
+        missing = [name for name in head.outputs if name not in chosen]
+        if missing:
+            raise ModelError(
+                f"head.outputs names {', '.join(map(repr, missing))}, which the model does not give; "
+                f"its outputs are {', '.join(map(repr, chosen))}"
+            )
+        chosen = {name: chosen[name] for name in head.outputs}
+    for name, shape in chosen.items():
+        if len(shape) != 3:
+            raise ModelError(
+                f"output '{name}' has shape {_text(shape)}, decode rule '{head.decode}' expects three "
+                "dimensions with the batch first; choose the raw outputs with head.outputs or another "
+                "head.decode"
+            )
+    if head.decode == "boxes":
+        return _match_boxes(chosen, config)
+    if head.decode == "dfl" and len(chosen) != 1:
+        return _match_levels(chosen, config)
+    if len(chosen) != 1:
+        raise ModelError(
+            f"decode rule '{head.decode}' reads one output, the model gives {len(chosen)}: {_listing(chosen)}; "
+            "name the one to read with head.outputs"
+        )
+    ((name, shape),) = chosen.items()
+    _check_channels(name, shape, config)
+    if head.decode in ("yolox", "dfl"):
+        expected = sum(rows * columns for rows, columns in _cells(config))
+        if shape[1] not in (None, expected):
+            raise ModelError(
+                f"output '{name}' has shape {_text(shape)}, that is {shape[1]} cells; input.size "
+                f"{list(config.input.size)} with head.strides {list(head.strides)} gives {expected}; "
+                "set input.size to the size the model was exported for, or head.strides to its strides"
+            )
+    return (name,), ()
+
+
+def anchor_points(config: Config, offset: float) -> tuple[Float, Float]:
+    """The points that boxes are decoded around.
+
+    Args:
+        config: input size and strides.
+        offset: where in its cell a point lies, in strides.
+
+    Returns:
+        Points float32 (N, 2), x y in pixels, and strides float32 (N, 1), level by level, row by row.
+    """
+    points, strides = [], []
+    for (rows, columns), stride in zip(_cells(config), config.head.strides, strict=True):
+        y, x = np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij")
+        cells = np.stack([x, y], axis=-1).reshape(-1, 2).astype(np.float32)
+        points.append((cells + np.float32(offset)) * np.float32(stride))
+        strides.append(np.full((len(cells), 1), stride, np.float32))
+    return np.concatenate(points), np.concatenate(strides)
+
+
+def _match_boxes(chosen: Mapping[str, Shape], config: Config) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    classes = len(config.classes)
+    if len(chosen) != 2:
+        raise ModelError(
+            f"decode rule 'boxes' takes boxes (B, N, 4) and scores (B, N, {classes}), got {len(chosen)} outputs: "
+            f"{_listing(chosen)}; name the two with head.outputs"
+        )
+    names = list(chosen)
+    for boxes, scores in (names, names[::-1]):  # where both have four columns, boxes come first
+        if chosen[boxes][2] in (None, 4) and chosen[scores][2] in (None, classes):
+            return (boxes,), (scores,)
+    raise ModelError(
+        f"decode rule 'boxes' takes boxes (B, N, 4) and scores (B, N, {classes}), got {_listing(chosen)}; does "
+        "'classes' list the model's classes?"
+    )
+
+
+def _match_levels(chosen: Mapping[str, Shape], config: Config) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    head, classes, sides = config.head, len(config.classes), 4 * config.head.bins
+    cells = [rows * columns for rows, columns in _cells(config)]
+    if len(chosen) != 2 * len(cells):
+        raise ModelError(
+            f"decode rule 'dfl' takes one output or a class map and a distance map for each of head.strides "
+            f"{list(head.strides)}, got {len(chosen)} outputs: {_listing(chosen)}; set head.strides, or "
+            "head.outputs"
+        )
+    left = dict(chosen)
+    score_maps: list[str] = []
+    distance_maps: list[str] = []
+    for stride, count in zip(head.strides, cells, strict=True):
+        for width, maps, what in ((classes, score_maps, "class"), (sides, distance_maps, "distance")):
+            # Where classes and distances have as many channels, the model's order decides: classes first.
+            fitting = [name for name, shape in left.items() if shape[1] in (None, count) and shape[2] == width]
+            if not fitting:
+                raise ModelError(
+                    f"no output is the {what} map (B, {count}, {width}) of stride {stride}, got "
+                    f"{_listing(chosen)}; check input.size {list(config.input.size)}, head.strides, "
+                    f"head.bins and the {classes} classes"
+                )
+            maps.append(fitting[0])
+            del left[fitting[0]]
+    return tuple(score_maps), tuple(distance_maps)
+
+
+def _arrays(outputs: Mapping[str, NDArray[Any]] | Sequence[NDArray[Any]], head: HeadConfig) -> dict[str, Float]:
+    """The outputs by name, as float32."""
+    if not isinstance(outputs, Mapping):
+        names = head.outputs if head.outputs is not None else tuple(f"#{i}" for i in range(len(outputs)))
+        if len(names) != len(outputs):
+            raise ModelError(f"head.outputs names {len(names)} outputs, got {len(outputs)}; name each one, in order")
+        outputs = dict(zip(names, outputs, strict=True))
+    if not outputs:
+        raise ModelError(f"decode rule '{head.decode}' got no outputs; give the model's raw outputs")
+    return {name: np.asarray(array, dtype=np.float32) for name, array in outputs.items()}
+
+
+def _text(shape: Shape) -> str:
+    return "(" + ", ".join("?" if size is None else str(size) for size in shape) + ")"
+
+
+def _listing(shapes: Mapping[str, Shape]) -> str:
+    return ", ".join(f"'{name}' {_text(shape)}" for name, shape in shapes.items())
+
+
+def _cells(config: Config) -> list[tuple[int, int]]:
+    """Rows and columns of the grid of each stride."""
+    return [(-(-config.input.height // s), -(-config.input.width // s)) for s in config.head.strides]
+
+
+def _check_channels(name: str, shape: Shape, config: Config) -> None:
+    rule = config.head.decode
+    extra = {"yolox": 5, "yolov5": 5, "yolov8": 4, "dfl": 4 * config.head.bins}[rule]
+    axis = 1 if rule == "yolov8" else 2
+    expected, got = extra + len(config.classes), shape[axis]
+    if got == expected:
+        return
+    layout = "(B, N, {})" if axis == 2 else "(B, {}, N)"
+    what = f"4 * {config.head.bins} head.bins" if rule == "dfl" else str(extra)
+    raise ModelError(
+        f"output '{name}' has shape {_text(shape)}, that is {got} channels; decode rule "
+        f"'{rule}' expects {layout.format(expected)}, {what} + {len(config.classes)} "
+        f"classes{_hint(shape, extra, config)}"
+    )
+
+
+def _hint(shape: Shape, extra: int, config: Config) -> str:
+    """The key that is most likely wrong where an output has the wrong number of channels."""
+    count, bins, rule = len(config.classes), config.head.bins, config.head.decode
+    middle, last = (size or 0 for size in shape[1:])
+    if last == 5 + count:
+        return "; is head.decode 'yolox' or 'yolov5'?"
+    if middle == 4 + count:
+        return "; is head.decode 'yolov8'?"
+    if rule == "yolov8" and last == 4 + count:
+        return "; the output is transposed, it must be (B, 4 + C, N)"
+    if last == count + 4 * bins and rule != "dfl":
+        return "; is head.decode 'dfl'?"
+    channels = min(last, middle) if rule == "yolov8" else last
+    given = f" (the output has room for {channels - extra})" if channels > extra else ""
+    return f"; does 'classes' list the model's classes{given}?"
+
+
+def _decode_yolox(array: Float, config: Config) -> tuple[Float, Float]:
+    points, strides = anchor_points(config, 0.0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        boxes = corners_of(array[..., :2] * strides + points, np.exp(array[..., 2:4]) * strides)
+    scores = sigmoid(array[..., 4:]) if config.head.scores == "logits" else array[..., 4:]
+    return boxes, scores[..., :1] * scores[..., 1:]
+
+
+def _decode_yolov5(array: Float, config: Config) -> tuple[Float, Float]:
+    scores = sigmoid(array[..., 4:]) if config.head.scores == "logits" else array[..., 4:]
+    return corners_of(array[..., :2], array[..., 2:4]), scores[..., :1] * scores[..., 1:]
+
+
+def _decode_yolov8(array: Float, config: Config) -> tuple[Float, Float]:
+    rows = np.ascontiguousarray(array.transpose(0, 2, 1))
+    return corners_of(rows[..., :2], rows[..., 2:4]), np.ascontiguousarray(rows[..., 4:])
+
+
+def _decode_boxes(boxes: Float, config: Config) -> Float:
+    if config.head.boxes == "cxcywh":
+        return corners_of(boxes[..., :2], boxes[..., 2:])
+    return boxes if config.head.boxes == "xyxy" else boxes[..., [1, 0, 3, 2]]
+
+
+def _decode_dfl(scores: Float, distances: Float, config: Config) -> tuple[Float, Float]:
+    """Each side of a box is the mean of a softmax over ``bins`` distances, in strides (Li et al. 2020)."""
+    head = config.head
+    sides = distances.reshape(*distances.shape[:2], 4, head.bins)
+    with np.errstate(invalid="ignore"):  # infinite logits give NaN boxes, not a warning
+        weights = np.exp(sides - sides.max(axis=-1, keepdims=True))
+        weights /= weights.sum(axis=-1, keepdims=True)
+    points, strides = anchor_points(config, head.cell_offset)
+    ltrb = (weights @ np.arange(head.bins, dtype=np.float32)) * strides
+    boxes = np.concatenate([points - ltrb[..., :2], points + ltrb[..., 2:]], axis=-1)
+    return boxes, scores

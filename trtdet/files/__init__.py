@@ -1,0 +1,7 @@
+"""Writing that survives being stopped: whole files and folders, journals that are resumed, work on a Ray cluster."""
+
+from __future__ import annotations
+
+from trtdet.files.atomic import FolderWriter, sha256_file, write_atomically, writing, writing_atomically
+
+__all__ = ["FolderWriter", "sha256_file", "write_atomically", "writing", "writing_atomically"]

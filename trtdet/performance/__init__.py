@@ -1,0 +1,1 @@
+"""How long a detector takes: latency side by side, and time by layer."""

@@ -1,0 +1,40 @@
+"""Quantisation: where Q/DQ pairs go, in which precision each convolution runs, and what is corrected."""
+
+from trtdet.quantization.corrections import CORRECTIONS, Corrected, Sources, correct
+from trtdet.quantization.graph_check import GraphProblem, lint
+from trtdet.quantization.half import LARGEST, region_of, to_half
+from trtdet.quantization.head_error import HeadError
+from trtdet.quantization.implicit import Quantizable, quantizable
+from trtdet.quantization.placement import CONVOLUTIONS, QdqPlacement, place
+from trtdet.quantization.plugin_fusion import Requantized, reach, requantize
+from trtdet.quantization.precision import Entry, Precision, PrecisionPlan, Step
+from trtdet.quantization.qdq import Corrections, insert_qdq
+from trtdet.quantization.switch import Switch
+
+__all__ = [
+    "CONVOLUTIONS",
+    "CORRECTIONS",
+    "LARGEST",
+    "Corrected",
+    "Corrections",
+    "Entry",
+    "GraphProblem",
+    "HeadError",
+    "Precision",
+    "PrecisionPlan",
+    "QdqPlacement",
+    "Quantizable",
+    "Requantized",
+    "Sources",
+    "Step",
+    "Switch",
+    "correct",
+    "insert_qdq",
+    "lint",
+    "place",
+    "quantizable",
+    "reach",
+    "region_of",
+    "requantize",
+    "to_half",
+]

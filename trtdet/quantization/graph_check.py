@@ -1,0 +1,98 @@
+"""What TensorRT would build without complaint and then run in float, or refuse, in a graph with Q/DQ."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+
+from trtdet.passes.plugin_ops import ACTIVATIONS
+from trtdet.quantization.placement import CONVOLUTIONS
+
+
+@dataclass(frozen=True)
+class GraphProblem:
+    """One place where INT8 would be lost."""
+
+    node: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.node}: {self.problem}"
+
+
+def lint(model: onnx.ModelProto) -> tuple[GraphProblem, ...]:
+    """Checks every Q/DQ node and every convolution that has one on an input."""
+    graph = gs.import_onnx(model)
+    findings: list[GraphProblem] = []
+    for node in graph.nodes:
+        if node.op in ("QuantizeLinear", "DequantizeLinear"):
+            findings += [GraphProblem(node.name, problem) for problem in _pair_problems(node)]
+        elif node.op in CONVOLUTIONS:
+            findings += [GraphProblem(node.name, problem) for problem in _convolution_problems(node)]
+        elif node.op in ACTIVATIONS:
+            findings += [GraphProblem(node.name, problem) for problem in _activation_problems(node)]
+    return tuple(findings)
+
+
+def _pair_problems(node: gs.Node) -> list[str]:
+    problems: list[str] = []
+    scale = node.inputs[1]
+    if not isinstance(scale, gs.Constant):
+        return ["its scale is not constant: INT8 kernels need scales at build time"]
+    bad = scale.values[~(np.isfinite(scale.values) & (scale.values > 0))]
+    if bad.size:
+        problems.append(f"its scale is {float(bad.flat[0])}: it must be over 0 and finite")
+    if len(node.inputs) > 2 and not isinstance(node.inputs[2], gs.Constant):
+        problems.append("its zero point is not constant: only symmetric quantisation is supported")
+    elif len(node.inputs) > 2:
+        zero = node.inputs[2].values
+        if zero.dtype != np.int8:
+            problems.append(f"it quantises to {zero.dtype}: only int8 has kernels; an int32 bias stays float")
+        if np.any(zero != 0):
+            problems.append("its zero point is not 0: only symmetric quantisation is supported")
+    elif node.op == "QuantizeLinear":
+        problems.append("it has no zero point, so it quantises to uint8: give an int8 zero point of 0")
+    return problems
+
+
+def _convolution_problems(node: gs.Node) -> list[str]:
+    activation, weight = _dequantizer(node.inputs[0]), _dequantizer(node.inputs[1])
+    if activation is None and weight is None:
+        return []
+    if weight is None:
+        return ["only its activation is quantised: it would run in float"]
+    if activation is None:
+        return ["only its weights are quantised: it would run in float"]
+    problems = []
+    if isinstance(activation.inputs[1], gs.Constant) and activation.inputs[1].values.size > 1:
+        problems.append("its activation has a scale per channel: it would run in float; use one scale")
+    if isinstance(weight.inputs[1], gs.Constant) and weight.inputs[1].values.size > 1:
+        axis = weight.attrs.get("axis", 1)
+        if axis != 0:
+            problems.append(f"its weights are quantised on axis {axis}: it would run in float; use axis 0")
+    if len(node.inputs) > 2 and _dequantizer(node.inputs[2]) is not None:
+        problems.append("its bias is quantised: keep the bias in float")
+    return problems
+
+
+def _activation_problems(node: gs.Node) -> list[str]:
+    problems = []
+    if node.outputs[0].dtype == np.int8:
+        readers = node.outputs[0].outputs
+        readers = [after for one in readers for after in (one.outputs[0].outputs if one.op == "Concat" else [one])]
+        strangers = [one for one in readers if one.op != "DequantizeLinear"]
+        problems += [f"{one.op} '{one.name}' reads its INT8 output: only DequantizeLinear may" for one in strangers]
+    scale = np.array(node.attrs.get("input_scale", [1.0]))
+    if not np.all(np.isfinite(scale) & (scale > 0)):
+        problems.append("its input_scale must be over 0 and finite in every channel")
+    if not all(np.all(np.isfinite(node.attrs.get(key, [0.0]))) for key in ("factor", "offset")):
+        problems.append("its factor and offset must be finite in every channel")
+    return problems
+
+
+def _dequantizer(tensor: gs.Tensor) -> gs.Node | None:
+    producer = tensor.inputs[0] if tensor.inputs else None
+    return producer if producer is not None and producer.op == "DequantizeLinear" else None

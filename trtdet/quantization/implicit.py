@@ -1,0 +1,63 @@
+"""Which tensors get a range, and which nodes none, where TensorRT quantises a float network by itself.
+
+A weakly typed network has no Q/DQ nodes: a layer may run in INT8 once the tensors that it reads and writes have a
+range, so every tensor on the way to a convolution needs one. What only comes after the convolutions computes boxes and
+scores; there a range would cost accuracy and gain nothing, and so these nodes are told to stay in float.
+
+Source: NVIDIA, "Working with Quantized Types", TensorRT 8.6 documentation, section "Implicit Quantization".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx
+import onnx_graphsurgeon as gs
+
+from trtdet.quantization.precision import PrecisionPlan
+
+_CONTROL = ("Loop", "If", "Scan")
+
+
+@dataclass(frozen=True)
+class Quantizable:
+    """The part of a float model that TensorRT may run in INT8.
+
+    Attributes:
+        tensors: what needs a range, in graph order, the network's input first.
+        outside: names of the nodes that stay in float; loops and conditions are left out, which are no layers.
+    """
+
+    tensors: tuple[str, ...]
+    outside: tuple[str, ...]
+
+    def precisions(self, plan: PrecisionPlan) -> dict[str, str]:
+        """What a weakly typed network is told: ``fp16`` or ``fp32`` by name of each node that must not run in INT8.
+
+        Boxes in pixels do not fit FP16, which such a network would else be free to compute them in.
+        """
+        return {**dict.fromkeys(self.outside, "fp32"), **plan.kept()}
+
+
+def quantizable(model: onnx.ModelProto, plan: PrecisionPlan) -> Quantizable:
+    """Finds what may run in INT8: the convolutions that can, and all that lies before one of them.
+
+    Args:
+        model: float, as the passes leave it: every node named, constants folded.
+        plan: with ``int8`` for each convolution that can be.
+    """
+    graph = gs.import_onnx(onnx.shape_inference.infer_shapes(model))
+    graph.toposort()
+    able = set(plan.names("int8"))
+    waiting = [node for node in graph.nodes if node.name in able]
+    inside: set[int] = set()
+    while waiting:
+        node = waiting.pop()
+        if id(node) in inside:
+            continue
+        inside.add(id(node))
+        waiting.extend(maker for tensor in node.inputs for maker in tensor.inputs)
+    made = (output for node in graph.nodes if id(node) in inside for output in node.outputs)
+    tensors = [tensor.name for tensor in (*graph.inputs, *made) if tensor.dtype == "float32"]
+    outside = [node.name for node in graph.nodes if id(node) not in inside and node.op not in _CONTROL]
+    return Quantizable(tuple(tensors), tuple(outside))

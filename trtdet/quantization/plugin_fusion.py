@@ -1,0 +1,310 @@
+"""Conv -> TRT_SiLU -> Mul -> Add -> QuantizeLinear -> TRT_SiLU between INT8 and INT8
+
+In a graph with Q/DQ pairs an activation of the plugin library takes over what stands around it:
+
+- what is quantised of its output: channel map and step become its ``factor`` and ``offset``, and it writes INT8;
+- what an INT8 convolution gives it: a step a channel, ``step * r_c``. ``1 / r_c`` goes into the convolution's weight
+  scales and bias, exactly, so that its output needs one step, and ``input_scale`` gives the channels back.
+
+Nothing else may need the float tensors: an activation whose output a sum reads writes float, with the reason. A Pad
+with zeros on the way to Q comes before the activation instead, which is the same because both give 0 for 0. A Concat on
+the way joins INT8: each of its inputs is mapped and quantised by itself, which is the same as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+from numpy.typing import NDArray
+
+from trtdet.calibration import ChannelRange, expose
+from trtdet.config import InputConfig
+from trtdet.data import ImageStream
+from trtdet.passes.base import Writer
+from trtdet.passes.model import to_graph, to_model
+from trtdet.passes.plugin_ops import ACTIVATIONS, HARD_SWISH, INT8, SAME, SILU, plugin_nodes
+from trtdet.quantization.corrections.channel_map import QMAX, SMALLEST, Extremes
+
+_FLOAT32 = 0
+"""``output_type`` of an activation that reads INT8 and writes float."""
+
+MOST_NOISE = 5e-4
+"""An activation whose input's rounding would add more than this share of its variance reads float."""
+
+_FLOORS = {SILU: 8.0, HARD_SWISH: 3.0}
+"""Below minus this an activation is 0, to 0.003 for SiLU and exactly for HardSwish."""
+
+_SAMPLES = 1024
+_QUIET = 1e-3
+
+
+@dataclass(frozen=True, eq=False)
+class Requantized:
+    """What came of it.
+
+    Attributes:
+        model: the same function, but for the rounding of the activations' inputs.
+        activations: how many of the plugin library's there are.
+        read: how many read INT8.
+        written: how many write INT8.
+        skipped: for each side of an activation that stays float, why.
+    """
+
+    model: onnx.ModelProto
+    activations: int = 0
+    read: int = 0
+    written: int = 0
+    skipped: tuple[str, ...] = ()
+
+
+def requantize(model: onnx.ModelProto, inputs: Mapping[str, ChannelRange]) -> Requantized:
+    """Lets INT8 flow through the activations of the plugin library.
+
+    Args:
+        model: with Q/DQ pairs; it is not changed.
+        inputs: ranges of what the activations read, see :func:`reach`.
+    """
+    if next(plugin_nodes(model.graph), None) is None:
+        return Requantized(model)
+    graph = to_graph(model)
+    write = Writer(graph, "trtdet/requantize")
+    nodes = [node for node in graph.nodes if node.op in ACTIVATIONS]
+    for concat in [node for node in graph.nodes if node.op == "Concat"]:
+        _quantize_inputs(write, concat)
+    read = written = 0
+    skipped: list[str] = []
+    for node in nodes:
+        reason = _write_int8(write, node)
+        written += not reason
+        if reason:
+            skipped.append(f"{node.name}: it writes float: {reason}")
+        reason = _read_int8(write, node, inputs)
+        read += not reason
+        if reason:
+            skipped.append(f"{node.name}: it reads float: {reason}")
+    graph.cleanup()
+    return Requantized(to_model(graph), len(nodes), read, written, tuple(skipped))
+
+
+def reach(
+    model: onnx.ModelProto,
+    images: Sequence[Path],
+    preprocess: InputConfig,
+    load: Callable[[onnx.ModelProto], Any],
+    progress: Callable[[str, int, int], None],
+) -> dict[str, ChannelRange]:
+    """The range of every channel that an activation of the plugin library reads from a convolution.
+
+    It is that of the corrections' channel maps, the largest value seen with room for what was not, but for what is so
+    far below 0 that the activation hardly tells it from 0: this is left to saturate.
+
+    Args:
+        model: float model.
+        images: calibration images.
+        preprocess: how they become the network's input.
+        load: makes a model ready to run.
+        progress: told of every image.
+    """
+    makers = {output: node.op_type for node in model.graph.node for output in node.output}
+    kinds = {node.input[0]: node.op_type for node in model.graph.node if node.op_type in ACTIVATIONS}
+    kinds = {name: kind for name, kind in kinds.items() if makers.get(name) == "Conv"}
+    if not kinds:
+        return {}
+    extremes = {name: Extremes() for name in kinds}
+    samples: dict[str, list[NDArray[np.float32]]] = {name: [] for name in kinds}
+    runner = load(expose(model, list(kinds)))
+    places = max(1, _SAMPLES // len(images))
+    done = 0
+    for batch in ImageStream(images, preprocess, batch_size=runner.batch or 1):
+        for name, values in runner(batch.images).items():
+            for x in values:
+                extremes[name].update(x)
+                flat = x.reshape(len(x), -1)
+                samples[name].append(flat[:, :: max(1, flat.shape[1] // places)][:, :places].copy())
+        done += len(batch)
+        progress("ranges of activations", done, len(images))
+    found = {}
+    for name, kind in kinds.items():
+        low, high = extremes[name].ranges()
+        amax = np.maximum(np.minimum(-low, _FLOORS[kind]), high)
+        # A channel that was silent on all images must not blow its weights up.
+        amax = np.maximum(amax, SMALLEST * amax.max()) if amax.max() > 0 else np.ones(len(amax))
+        x = np.concatenate(samples.pop(name), axis=1).astype(np.float64)
+        found[name] = ChannelRange(tuple(map(float, amax)), _noise(kind, x, amax))
+    return found
+
+
+def _noise(kind: str, x: NDArray[np.float64], amax: NDArray[np.float64]) -> float:
+    """What the steps of a range do to an activation of samples (C, places), as a share of its variance."""
+    step = amax[:, None] / QMAX
+    exact = _activation(kind, x)
+    error = np.square(_activation(kind, np.rint(x / step).clip(-QMAX - 1, QMAX) * step) - exact).mean(axis=1)
+    variance = exact.var(axis=1)
+    # A channel that hardly moves is not what detections hang on.
+    return float((error / np.maximum(variance, _QUIET * variance.mean() + 1e-30)).mean())
+
+
+def _activation(kind: str, x: NDArray[np.float64]) -> NDArray[np.float64]:
+    gate = 1 / (1 + np.exp(-np.maximum(x, -80.0))) if kind == SILU else np.clip(x / 6 + 0.5, 0, 1)
+    return x * gate
+
+
+def _quantize_inputs(write: Writer, concat: gs.Node) -> None:
+    """Moves what is quantised of a join of channels before it, if that lets an activation write INT8."""
+    made = concat.outputs[0]
+    rank = len(made.shape or ())
+    alone = [tensor for tensor in concat.inputs if len(tensor.outputs) == 1 and tensor.inputs]
+    if rank < 3 or concat.attrs["axis"] not in (1, 1 - rank):
+        return
+    sizes = [int(one.shape[1]) for one in concat.inputs if one.shape and isinstance(one.shape[1], int)]
+    final = any(made is one for one in write.graph.outputs)
+    if len(sizes) < len(concat.inputs) or len(made.outputs) != 1 or final:
+        return
+    end = _quantized(write.graph, made, made.outputs[0])
+    if not any(tensor.inputs[0].op in ACTIVATIONS for tensor in alone) or isinstance(end, str) or end.pads is not None:
+        return
+    channels, start = sum(sizes), 0
+    factor, offset = (np.broadcast_to(one, channels) for one in (end.factor, end.offset))
+    for index, (tensor, size) in enumerate(zip(concat.inputs, sizes, strict=True)):
+        part = slice(start, start + size)
+        start += size
+        if tensor.dtype == np.float16:
+            tensor = write("Cast", tensor, to=onnx.TensorProto.FLOAT)
+        for op, values, neutral in (("Mul", factor[part], 1), ("Add", offset[part], 0)):
+            if np.any(values != neutral):
+                tensor = write(op, tensor, write.const(values.reshape(1, -1, *[1] * (rank - 2)), np.float32))
+        concat.inputs[index] = write("QuantizeLinear", tensor, *end.node.inputs[1:])
+    concat.outputs = [end.node.outputs[0]]
+    end.node.outputs.clear()
+    concat.outputs[0].dtype = np.int8
+
+
+def _write_int8(write: Writer, node: gs.Node) -> str:
+    """Makes an activation write what is quantised of its output; the reason where it cannot."""
+    made = node.outputs[0]
+    if any(made is one for one in write.graph.outputs):
+        return "its output is an output of the model"
+    if not made.outputs:
+        return "nothing reads it"
+    ends = {}
+    for reader in made.outputs:
+        end = _quantized(write.graph, made, reader)
+        if isinstance(end, str):
+            return end
+        ends[id(end.node)] = end
+    if len(ends) > 1:
+        return f"it is quantised in {len(ends)} ways"
+    end = next(iter(ends.values()))
+    step = float(end.node.inputs[1].values)
+    node.attrs |= {"output_type": INT8, "factor": _floats(end.factor / step), "offset": _floats(end.offset / step)}
+    node.outputs = [end.node.outputs[0]]
+    end.node.outputs.clear()
+    node.outputs[0].dtype = np.int8
+    if end.pads is not None:
+        node.inputs = [write("Pad", node.inputs[0], end.pads)]
+    return ""
+
+
+@dataclass(frozen=True, eq=False)
+class _End:
+    """A QuantizeLinear, and what it quantises: ``factor * x + offset``, (1,) or (C,) each, of x padded with 0."""
+
+    node: gs.Node
+    factor: NDArray[np.float64]
+    offset: NDArray[np.float64]
+    pads: gs.Constant | None
+
+
+def _quantized(graph: gs.Graph, tensor: gs.Tensor, reader: gs.Node) -> _End | str:
+    """Where a reader of an activation leads to, or why that is no QuantizeLinear."""
+    factor, offset, pads = np.ones(1), np.zeros(1), None
+    while reader.op != "QuantizeLinear":
+        constants = [one for one in reader.inputs if isinstance(one, gs.Constant)]
+        values: NDArray[np.float64] = np.zeros((2, 2))
+        if len(constants) == 1:
+            values = constants[0].values.astype(np.float64)
+        by_channel = values.size == 1 or (values.ndim > 2 and values.size == values.shape[1])
+        if reader.op == "Mul" and by_channel:
+            factor, offset = factor * values.reshape(-1), offset * values.reshape(-1)
+        elif reader.op == "Add" and by_channel:
+            offset = offset + values.reshape(-1)
+        elif reader.op == "Pad" and pads is None and not offset.any() and _pads_zeros(reader):
+            pads = reader.inputs[1]
+        elif reader.op != "Cast" or reader.attrs["to"] != onnx.TensorProto.FLOAT:
+            return f"{reader.op} '{reader.name}' reads it as it is"
+        made = reader.outputs[0]
+        if len(made.outputs) != 1 or any(made is one for one in graph.outputs):
+            return f"'{made.name}' on the way to Q is read elsewhere as well"
+        tensor, reader = made, made.outputs[0]
+    if reader.inputs[0] is not tensor or reader.inputs[1].values.size != 1:
+        return f"QuantizeLinear '{reader.name}' has a step a channel"
+    return _End(reader, factor, offset, pads)
+
+
+def _pads_zeros(pad: gs.Node) -> bool:
+    """Whether zeros are added, beside feature maps alone."""
+    if pad.attrs.get("mode", "constant") != "constant" or not isinstance(pad.inputs[1], gs.Constant):
+        return False
+    value = pad.inputs[2].values if len(pad.inputs) > 2 and not pad.inputs[2].is_empty() else np.zeros(1)
+    beside = pad.inputs[1].values.reshape(2, -1).T[:2]
+    return len(pad.inputs) < 4 and not np.any(value) and not np.any(beside)
+
+
+def _read_int8(write: Writer, node: gs.Node, inputs: Mapping[str, ChannelRange]) -> str:
+    """Makes an activation read what its INT8 convolution gives; the reason where it cannot."""
+    source = node.inputs[0]
+    pad = source.inputs[0] if source.inputs and source.inputs[0].op == "Pad" else None
+    if pad is not None and len(source.outputs) == 1 and _pads_zeros(pad):
+        source = pad.inputs[0]
+    conv = source.inputs[0] if source.inputs else None
+    if conv is None or conv.op != "Conv":
+        return f"its input comes from {conv.op if conv else 'the graph input'}, not Conv"
+    weight = conv.inputs[1].inputs[0] if conv.inputs[1].inputs else None
+    if weight is None or weight.op != "DequantizeLinear" or conv.inputs[0].inputs[0].op != "DequantizeLinear":
+        return f"'{conv.name}' does not run in INT8"
+    if len(source.outputs) != 1 or any(source is one for one in write.graph.outputs):
+        return f"'{source.name}' is read elsewhere as well"
+    if source.name not in inputs:
+        return f"the range of '{source.name}' is not known"
+    found = inputs[source.name]
+    if found.noise > MOST_NOISE:
+        return f"INT8 would add noise of {found.noise:.2%} of its variance, over {MOST_NOISE:.2%}"
+    channels = np.array(found.amax)
+    widest = channels.max()
+    share = channels / widest
+    conv.inputs = [conv.inputs[0], _scaled(write, weight, 1 / share), *conv.inputs[2:]]
+    if len(conv.inputs) > 2:
+        conv.inputs[2] = write.const(conv.inputs[2].values / share, np.float32)
+    step, zero = write.const(widest / QMAX, np.float32), write.const(0, np.int8)
+    quantized = write("QuantizeLinear", source, step, zero)
+    if pad is None:
+        node.inputs = [quantized]
+    else:
+        pad.inputs = [quantized, pad.inputs[1]]
+        pad.outputs[0].dtype = np.int8
+    node.attrs["input_scale"] = _floats(channels / QMAX)
+    if node.attrs.get("output_type", SAME) != INT8:
+        node.attrs["output_type"] = _FLOAT32
+    return ""
+
+
+def _scaled(write: Writer, dequantizer: gs.Node, factor: NDArray[np.float64]) -> gs.Variable:
+    """The weights of a convolution with their outputs scaled: the same integers, other steps. They may be shared."""
+    quantizer = dequantizer.inputs[0].inputs[0]
+    before = quantizer.inputs[1].values
+    values = quantizer.inputs[0].values
+    integers = np.rint(values / before.reshape(-1, *[1] * (values.ndim - 1)))
+    scales = (before * factor).astype(np.float32)
+    step, zero = write.const(scales, np.float32), write.const(np.zeros(len(scales)), np.int8)
+    lying = write.const(integers * scales.reshape(-1, *[1] * (values.ndim - 1)), np.float32)
+    return write("DequantizeLinear", write("QuantizeLinear", lying, step, zero, axis=0), step, zero, axis=0)
+
+
+def _floats(values: NDArray[np.float64]) -> list[float]:
+    return [float(one) for one in values.astype(np.float32)]

@@ -1,0 +1,214 @@
+"""Q/DQ pairs in the form that TensorRT accepts: symmetric INT8, zero point 0, float bias.
+
+Activations have one scale a tensor; weights one scale an output channel, on axis 0. A tensor is quantised once and
+all its readers share the pair.
+
+Where a tensor has a channel map, ``scale * (x - shift)`` is what is quantised. The map is folded into what makes the
+tensor, where that is a convolution or a product with a constant that nothing else reads; otherwise it is one Mul and
+one Add before Q, which a builder fuses with the activation function. A shift moves the zero that a convolution pads
+with, so its zeros are written as a Pad before the map; a builder generates that into the same kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+from numpy.typing import NDArray
+
+from trtdet.calibration import Ranges
+from trtdet.errors import CalibrationError
+from trtdet.passes.base import Writer
+from trtdet.passes.model import to_graph, to_model
+from trtdet.quantization.corrections.channel_map import QMAX, ChannelMap
+from trtdet.quantization.corrections.rounding import Rounded, nearest, weight_scales
+from trtdet.quantization.corrections.windows import Window
+from trtdet.quantization.placement import QdqPlacement
+
+
+@dataclass(frozen=True, eq=False)
+class Corrections:
+    """What is written instead of the plain form.
+
+    Attributes:
+        tensors: channel maps by tensor; every convolution that reads one is among ``weights``.
+        weights: by convolution, for the input as it is mapped.
+    """
+
+    tensors: Mapping[str, ChannelMap] = field(default_factory=dict)
+    weights: Mapping[str, Rounded] = field(default_factory=dict)
+
+
+def insert_qdq(
+    model: onnx.ModelProto,
+    placement: QdqPlacement,
+    ranges: Ranges,
+    corrections: Corrections = Corrections(),
+    *,
+    fold: bool = True,
+) -> onnx.ModelProto:
+    """Writes the explicit INT8 model: the float model is not changed.
+
+    Args:
+        model: float model, opset 13 or newer.
+        placement: where the pairs go.
+        ranges: amax of each tensor in ``placement.activations``; used where there is no channel map.
+        corrections: channel maps and weights; empty for the textbook form. Those of convolutions that the plan keeps
+            in float are left out.
+        fold: fold channel maps where that is possible; otherwise every tensor of the float model keeps its meaning.
+
+    Raises:
+        CalibrationError: ``ranges`` lacks a tensor, so it was made from another model.
+    """
+    missing = [name for name in placement.activations if name not in ranges.tensors]
+    if missing:
+        raise CalibrationError(
+            f"the ranges lack {len(missing)} of the model's {len(placement.activations)} activations, the first is "
+            f"'{missing[0]}': they were made from another model; calibrate this one"
+        )
+    graph = to_graph(model)
+    nodes = {node.name: node for node in graph.nodes}
+    tensors = graph.tensors()
+    write = Writer(graph, "trtdet/qdq")
+    weights = {name: corrections.weights.get(name) or _plain(nodes[name]) for name in placement.plan.names("int8")}
+    for name in placement.activations:
+        readers = [(nodes[reader], position) for reader, position in placement.readers[name]]
+        channels = corrections.tensors.get(name)
+        if channels is None:
+            pair = _pair(write, tensors[name], ranges.tensors[name].scale)
+            for reader, position in readers:
+                reader.inputs[position] = pair
+        else:
+            _quantize_mapped(write, tensors[name], channels, readers, weights, fold)
+    # Written last: folding a map changes the weights of the convolution before it. Those that share a tensor share it
+    # still where nothing set them apart.
+    shared: dict[tuple[str, bytes, bytes], gs.Variable] = {}
+    for name, rounded in weights.items():
+        node = nodes[name]
+        key = (node.inputs[1].name, rounded.integers.tobytes(), rounded.scales.tobytes())
+        if key not in shared:
+            shared[key] = _weight_pair(write, rounded)
+        node.inputs[1] = shared[key]
+        if len(node.inputs) > 2 or np.any(rounded.bias):
+            node.inputs = [*node.inputs[:2], write.const(rounded.bias, np.float32)]
+    graph.cleanup()
+    return to_model(graph)
+
+
+def _plain(conv: gs.Node) -> Rounded:
+    weight = conv.inputs[1].values.astype(np.float32)
+    scales = weight_scales(weight)
+    integers = nearest(weight.reshape(len(weight), -1), scales).reshape(weight.shape)
+    bias = conv.inputs[2].values if len(conv.inputs) > 2 else np.zeros(len(weight))
+    return Rounded(integers, scales, bias.astype(np.float32))
+
+
+def _pair(write: Writer, tensor: gs.Tensor, scale: float) -> gs.Variable:
+    step, zero = write.const(scale, np.float32), write.const(0, np.int8)
+    return write("DequantizeLinear", write("QuantizeLinear", tensor, step, zero), step, zero)
+
+
+def _weight_pair(write: Writer, rounded: Rounded) -> gs.Variable:
+    # Float weights that lie on the integers: builders want to see Q and DQ.
+    values = rounded.integers * rounded.scales.reshape(-1, *[1] * (rounded.integers.ndim - 1))
+    step, zero = write.const(rounded.scales, np.float32), write.const(np.zeros(len(rounded.scales)), np.int8)
+    weight = write("QuantizeLinear", write.const(values, np.float32), step, zero, axis=0)
+    return write("DequantizeLinear", weight, step, zero, axis=0)
+
+
+def _quantize_mapped(
+    write: Writer,
+    tensor: gs.Tensor,
+    channels: ChannelMap,
+    readers: list[tuple[gs.Node, int]],
+    weights: dict[str, Rounded],
+    fold: bool,
+) -> None:
+    step = channels.amax / QMAX
+    windows = {node.name: Window.of(node) for node, _ in readers if node.name in weights}
+    moves = channels.shift is not None
+    pads = {name: window.pads for name, window in windows.items() if window and any(window.pads) and moves}
+    direct = len(pads) < len(windows)
+    factor, offset = channels.scale, channels.offset()
+    # Folded only where all that read the tensor read it mapped: without a pair, a sum would read it as it is.
+    alone = fold and len(tensor.outputs) == len(readers) and not any(tensor is output for output in write.graph.outputs)
+    if alone and (direct or len(windows) == len(readers)):
+        factor, offset = _folded(write, tensor, factor, offset, weights, bool(pads))
+    pair = _pair(write, _mapped(write, tensor, factor, offset), step) if direct else None
+    padded = {
+        one: _pair(write, _mapped(write, _padded(write, tensor, one), factor, offset), step)
+        for one in dict.fromkeys(pads.values())
+    }
+    for node, position in readers:
+        if node.name in pads:
+            node.inputs[position] = padded[pads[node.name]]
+            node.attrs["pads"] = [0, 0, 0, 0]
+            node.attrs.pop("auto_pad", None)
+        elif node.name in windows:
+            node.inputs[position] = pair
+        elif pair is not None:
+            node.inputs[position] = _unmapped(write, pair, channels)
+
+
+def _padded(write: Writer, tensor: gs.Tensor, pads: tuple[int, int, int, int]) -> gs.Variable:
+    top, left, bottom, right = pads
+    widths = write.const([0, 0, top, left, 0, 0, bottom, right], np.int64)
+    return write("Pad", tensor, widths, write.const(0, np.float32))
+
+
+def _by_channel(write: Writer, values: NDArray[np.float64]) -> gs.Constant:
+    return write.const(values.reshape(1, -1, 1, 1), np.float32)
+
+
+def _mapped(
+    write: Writer, tensor: gs.Tensor, factor: NDArray[np.float64] | None, offset: NDArray[np.float64] | None
+) -> gs.Tensor:
+    """``factor * x + offset``; None leaves that part out."""
+    if factor is not None:
+        tensor = write("Mul", tensor, _by_channel(write, factor))
+    if offset is not None:
+        tensor = write("Add", tensor, _by_channel(write, offset))
+    return tensor
+
+
+def _unmapped(write: Writer, tensor: gs.Tensor, channels: ChannelMap) -> gs.Tensor:
+    """The way back, for a reader that is no convolution."""
+    inverse = None if channels.scale is None else 1 / channels.scale
+    return _mapped(write, tensor, inverse, channels.shift)
+
+
+def _folded(
+    write: Writer,
+    tensor: gs.Tensor,
+    factor: NDArray[np.float64] | None,
+    offset: NDArray[np.float64] | None,
+    weights: dict[str, Rounded],
+    padded: bool,
+) -> tuple[NDArray[np.float64] | None, NDArray[np.float64] | None]:
+    """Folds what it can of the map into what makes the tensor, and gives what is left.
+
+    A convolution takes all of it, exactly, because each of its output channels has a scale; a product with a constant
+    takes the factor. Zeros that are padded in between stay zeros under a factor, not under an offset.
+    """
+    maker = tensor.inputs[0] if tensor.inputs else None
+    if maker is None:
+        return factor, offset
+    if maker.op == "Conv" and maker.name in weights:
+        before = weights[maker.name]
+        scale = np.ones(len(before.scales)) if factor is None else factor
+        shift = 0.0 if offset is None or padded else offset
+        scales, bias = before.scales * scale, before.bias * scale + shift
+        weights[maker.name] = Rounded(before.integers, scales.astype(np.float32), bias.astype(np.float32))
+        return None, offset if padded else None
+    constants = [index for index, one in enumerate(maker.inputs) if isinstance(one, gs.Constant)]
+    if factor is not None and constants and (maker.op == "Mul" or (maker.op == "Div" and constants == [1])):
+        value = maker.inputs[constants[0]].values
+        if value.size == 1 or value.shape == (1, len(factor), 1, 1):
+            by_channel = factor.reshape(1, -1, 1, 1)
+            changed = value * by_channel if maker.op == "Mul" else value / by_channel
+            maker.inputs[constants[0]] = write.const(changed, np.float32)
+            return None, offset
+    return factor, offset

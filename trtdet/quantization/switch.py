@@ -1,0 +1,176 @@
+"""Some convolutions in INT8, or all but some: a float model and its INT8 form put together node by node.
+
+Both forms compute the tensors of the float model under the same names, so that any convolution can be taken from
+either. What does not depend on the convolutions that are switched is the same in all variants and need not be run
+again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Container, Iterable, Iterator
+from typing import Literal
+
+import onnx
+
+from trtdet.calibration import Ranges
+from trtdet.quantization.placement import QdqPlacement
+from trtdet.quantization.qdq import Corrections, insert_qdq
+
+Form = Literal["fp32", "int8"]
+
+
+class Switch:
+    """Makes the variants.
+
+    Args:
+        model: float model with inferred shapes, as the passes leave it.
+        placement: its INT8 convolutions and where they are quantised.
+        ranges: of its activations.
+        corrections: channel maps and weights; empty for the textbook form.
+        base: the form of every convolution that is not switched; the others take the other form.
+    """
+
+    def __init__(
+        self, model: onnx.ModelProto, placement: QdqPlacement, ranges: Ranges, corrections: Corrections, base: Form
+    ) -> None:
+        int8 = insert_qdq(model, placement, ranges, corrections, fold=False)
+        self.base, other = (model, int8) if base == "fp32" else (int8, model)
+        self._to_int8 = base == "fp32"
+        self._nodes = list(self.base.graph.node)
+        self._makers = {output: index for index, node in enumerate(self._nodes) for output in node.output}
+        self._consumers: dict[str, list[int]] = {}
+        for index, node in enumerate(self._nodes):
+            for name in _reads(node):
+                self._consumers.setdefault(name, []).append(index)
+        self._other = _Form(other, self._makers)
+        own = _Form(int8, {output for node in model.graph.node for output in node.output})
+        convs = placement.plan.names("int8")
+        chains = {name: {one.name for one in own.local(name)} for name in convs}
+        sums = {name for readers in placement.readers.values() for name, _ in readers} - set(convs)
+        # A sum reads the INT8 copy that some convolution needs.
+        self._owners = {}
+        for name in sums:
+            chain = {one.name for one in own.local(name)}
+            self._owners[name] = {conv for conv in convs if chains[conv] & chain}
+        self._initializers = {one.name: one for graph in (other.graph, self.base.graph) for one in graph.initializer}
+        self._infos: dict[str, onnx.ValueInfoProto] = {
+            one.name: one
+            for graph in (other.graph, self.base.graph)
+            for one in (*graph.value_info, *graph.input, *graph.output)
+        }
+        self._constant = self._of_constants()
+
+    def whole(self, names: Collection[str], outputs: Iterable[str]) -> onnx.ModelProto:
+        """The whole model with ``names`` switched.
+
+        Args:
+            names: of convolutions.
+            outputs: tensors of the float model.
+        """
+        return self._assembled(range(len(self._nodes)), names, tuple(outputs))
+
+    def suffix(self, names: Collection[str], outputs: Iterable[str]) -> onnx.ModelProto:
+        """What depends on the switched convolutions, no more; its inputs are tensors of the base.
+
+        Args:
+            names: of convolutions.
+            outputs: tensors of the float model; those that depend on none of ``names`` are left out.
+        """
+        switched = self._switched(names)
+        waiting = [index for index, node in enumerate(self._nodes) if node.name in switched]
+        reached = set(waiting)
+        while waiting:
+            for output in self._nodes[waiting.pop()].output:
+                fresh = [index for index in self._consumers.get(output, ()) if index not in reached]
+                reached.update(fresh)
+                waiting += fresh
+        made = {output for index in reached for output in self._nodes[index].output}
+        return self._assembled(sorted(reached | self._constant), names, tuple(name for name in outputs if name in made))
+
+    def _of_constants(self) -> set[int]:
+        """The nodes that need no input, such as the Q/DQ pairs of weights: every suffix has its own."""
+        found: set[int] = set()
+        for index, node in enumerate(self._nodes):
+            if all(name in self._initializers or self._makers.get(name) in found for name in _reads(node)):
+                found.add(index)
+        return found
+
+    def _switched(self, names: Collection[str]) -> set[str]:
+        """The convolutions, and the sums that read a tensor quantised for them."""
+        chosen = set(names)
+        sums = {
+            name
+            for name, owners in self._owners.items()
+            if owners and (not owners.isdisjoint(chosen) if self._to_int8 else owners <= chosen)
+        }
+        return chosen | sums
+
+    def _assembled(self, indices: Iterable[int], names: Collection[str], outputs: tuple[str, ...]) -> onnx.ModelProto:
+        switched = self._switched(names)
+        written: dict[str, onnx.NodeProto] = {}
+        for index in indices:
+            node = self._nodes[index]
+            if node.name in switched:
+                for one in self._other.local(node.name):
+                    written[one.name] = one
+            else:
+                written[node.name] = node
+        nodes = _needed(list(written.values()), outputs)
+        made = {output for node in nodes for output in node.output}
+        read = dict.fromkeys(name for node in nodes for name in _reads(node) if name not in made)
+        graph = onnx.helper.make_graph(
+            nodes,
+            "variant",
+            [self._infos[name] for name in read if name not in self._initializers],
+            [self._infos[name] for name in outputs],
+            [self._initializers[name] for name in read if name in self._initializers],
+            value_info=[self._infos[name] for name in sorted(made & self._infos.keys() - set(outputs))],
+        )
+        model = onnx.helper.make_model(graph, opset_imports=self.base.opset_import)
+        model.ir_version = self.base.ir_version
+        return model
+
+
+class _Form:
+    """One form of a model, and which tensors the other form has as well."""
+
+    def __init__(self, model: onnx.ModelProto, shared: Container[str]) -> None:
+        self._nodes = {node.name: node for node in model.graph.node}
+        self._makers = {output: node for node in model.graph.node for output in node.output}
+        self._order = {node.name: index for index, node in enumerate(model.graph.node)}
+        self._shared = shared
+
+    def local(self, name: str) -> list[onnx.NodeProto]:
+        """A node and what only this form has before it, in order."""
+        node = self._nodes[name]
+        found, waiting = {name: node}, [node]
+        while waiting:
+            for tensor in _reads(waiting.pop()):
+                maker = self._makers.get(tensor)
+                if maker is not None and tensor not in self._shared and maker.name not in found:
+                    found[maker.name] = maker
+                    waiting.append(maker)
+        return sorted(found.values(), key=lambda one: self._order[one.name])
+
+
+def _reads(node: onnx.NodeProto) -> Iterator[str]:
+    """Names of the tensors that a node needs from outside, those in its branches and loops included."""
+    yield from (name for name in node.input if name)
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs):
+            own = {one.name for one in graph.input} | {one.name for one in graph.initializer}
+            own |= {output for inner in graph.node for output in inner.output}
+            for inner in graph.node:
+                yield from (name for name in _reads(inner) if name not in own)
+            # A branch may give a tensor from outside as it is.
+            yield from (one.name for one in graph.output if one.name not in own)
+
+
+def _needed(nodes: list[onnx.NodeProto], outputs: Iterable[str]) -> list[onnx.NodeProto]:
+    """The nodes, in order, that the outputs come from."""
+    wanted, kept = set(outputs), []
+    for node in reversed(nodes):
+        if wanted.intersection(node.output):
+            wanted.update(_reads(node))
+            kept.append(node)
+    return kept[::-1]
