@@ -16,7 +16,20 @@ from __future__ import annotations
 
 
 class TrtdetError(Exception):
-    """Base of every error that trtdet raises on purpose."""
+    """Base of every error that trtdet raises on purpose.
+
+    Attributes:
+        problem: what was wrong, what was got, what is allowed.
+        hint: what to do next, such as the pip line of a library that is missing; empty where the problem says it.
+    """
+
+    def __init__(self, problem: str, hint: str = "") -> None:
+        super().__init__(problem, hint)
+        self.problem = problem
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.problem}; {self.hint}" if self.hint else self.problem
 
 
 class ConfigError(TrtdetError):
