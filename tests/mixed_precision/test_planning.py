@@ -16,7 +16,7 @@ from trtdet.mixed_precision.planning import (
     within_budget,
 )
 from trtdet.mixed_precision.ranking import LayerScore, Sensitivity
-from trtdet.quantization import Entry, PrecisionPlan
+from trtdet.quantization import Cause, Entry, PrecisionPlan
 
 POWERS = [0.5, 0.2, 0.1, 0.05, 0.05, 0.04, 0.03, 0.02, 0.005, 0.005]
 
@@ -124,8 +124,8 @@ def test_a_plan_says_why() -> None:
         {"c0": Entry("int8", "convolution"), "c1": Entry("int8", "convolution"), "d": Entry("fp32", "no")}
     )
     made = ranking([0.3, 0.1])
-    kept = keeping(plan, reasons(made, ("c0",)))
-    assert kept.entries["c0"] == Entry("fp16", "kept: rank 1 of 2, 75.0% of the error")
+    kept = keeping(plan, reasons(made, ("c0",)), Cause.KEPT_SENSITIVE)
+    assert kept.entries["c0"] == Entry("fp16", "kept: rank 1 of 2, 75.0% of the error", Cause.KEPT_SENSITIVE)
     assert kept.entries["c1"] == plan.entries["c1"]
     assert named(plan, ("c0", "d")) == ("c0", "d")
     with pytest.raises(ConfigError, match="no convolution 'C'; did you mean c0, c1"):

@@ -12,8 +12,8 @@ from trtdet import BuildOptions, CalibrationOptions, build, calibrate, load_conf
 from trtdet.demo import shapes
 from trtdet.errors import CalibrationError, ConfigError, TrtdetWarning
 from trtdet.exporter import SHAPES_MODEL
-from trtdet.pipeline import BuildResult
-from trtdet.quantization import CORRECTIONS, PrecisionPlan
+from trtdet.pipeline import BuildResult, float_plan
+from trtdet.quantization import CORRECTIONS, Cause, Entry, PrecisionPlan
 
 
 @pytest.fixture(scope="module")
@@ -154,3 +154,19 @@ def test_corrections_need_images(images: Path, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=message):
             build(SHAPES_MODEL, load_config("shapes"), tmp_path / "bundle", options)
     assert not (tmp_path / "bundle").exists()
+
+
+def test_what_decodes_boxes_stays_fp32_in_an_fp16_engine_whatever_its_reason_says() -> None:
+    plan = PrecisionPlan(
+        {
+            "body": Entry("int8", "", Cause.QUANTIZABLE),
+            "head": Entry("fp32", "any words at all", Cause.DECODES_BOXES),
+            "other": Entry("fp32", "it decodes boxes, says the text", Cause.TRANSPOSED),
+        }
+    )
+    assert {name: entry.precision for name, entry in float_plan(plan, "fp16").entries.items()} == {
+        "body": "fp16",
+        "head": "fp32",
+        "other": "fp16",
+    }
+    assert float_plan(plan, "fp32").counts() == {"int8": 0, "fp16": 0, "fp32": 3}

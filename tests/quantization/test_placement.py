@@ -7,7 +7,7 @@ import numpy as np
 
 from trtdet.config import load_config
 from trtdet.passes import Options, load_model, rewrite
-from trtdet.quantization import Entry, place
+from trtdet.quantization import Cause, Entry, place
 
 RESIDUAL = """(float[1,4,8,8] x) => (float[1,4,8,8] y) {
     a = Conv(x, w1) b = Relu(a) c = Conv(b, w2) d = Add(b, c) y = Conv(d, w1) }"""
@@ -26,8 +26,8 @@ def test_the_input_of_every_convolution_is_quantised(net: Any, normal: Any) -> N
     assert placement.activations == ("x", "b")
     assert placement.readers == {"x": (("Conv_0", 0),), "b": (("Conv_2", 0),)}
     assert placement.plan.entries == {
-        "Conv_0": Entry("int8", "convolution"),
-        "Conv_2": Entry("int8", "convolution"),
+        "Conv_0": Entry("int8", "convolution", Cause.QUANTIZABLE),
+        "Conv_2": Entry("int8", "convolution", Cause.QUANTIZABLE),
     }
     assert placement.skipped == ()
 
@@ -102,7 +102,7 @@ def test_the_expectation_of_a_softmax_stays_in_float_with_the_reason(net: Any, n
     )
     placement = place(model)
     entry = placement.plan.entries["Conv_4"]
-    assert entry.precision == "fp32"
+    assert (entry.precision, entry.cause) == ("fp32", Cause.DECODES_BOXES)
     assert entry.reason.startswith("expectation of a softmax (distribution focal loss)")
     assert placement.plan.entries["Conv_0"].precision == "int8"
     assert placement.activations == ("x",)
@@ -128,7 +128,8 @@ def test_a_transposed_convolution_stays_in_float_with_the_reason(net: Any, norma
     )
     placement = place(model)
     entry = placement.plan.entries["ConvTranspose_0"]
-    assert entry.precision == "fp32" and entry.reason.startswith("transposed convolution: its per-channel weight axis")
+    assert (entry.precision, entry.cause) == ("fp32", Cause.TRANSPOSED)
+    assert entry.reason.startswith("transposed convolution: its per-channel weight axis")
     assert placement.activations == ()
 
 
@@ -139,8 +140,8 @@ def test_weights_or_inputs_that_are_not_what_int8_needs_stay_in_float_with_the_r
         k=normal(1, 4, 8, 8),
     )
     assert place(model).plan.entries == {
-        "Conv_0": Entry("fp32", "its weights are not constant"),
-        "Conv_1": Entry("fp32", "its input is constant"),
+        "Conv_0": Entry("fp32", "its weights are not constant", Cause.WEIGHTS_NOT_CONSTANT),
+        "Conv_1": Entry("fp32", "its input is constant", Cause.INPUT_CONSTANT),
     }
 
 

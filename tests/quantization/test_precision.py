@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from trtdet.errors import ConfigError, OutputError
-from trtdet.quantization import Entry, PrecisionPlan
+from trtdet.quantization import Cause, Entry, PrecisionPlan, Step
 
 PLAN = PrecisionPlan(
     {
         "Conv_0": Entry("int8", "convolution"),
-        "Conv_1": Entry("fp16", "sensitive"),
+        "Conv_1": Entry("fp16", "sensitive", Cause.KEPT_SENSITIVE),
         "Conv_2": Entry("int8", "convolution"),
-        "Conv_3": Entry("fp32", "its weights are not constant"),
+        "Conv_3": Entry("fp32", "its weights are not constant", Cause.WEIGHTS_NOT_CONSTANT),
     }
 )
 
@@ -37,7 +37,42 @@ def test_a_plan_survives_its_file_with_the_order_of_its_nodes(tmp_path: Path) ->
 def test_a_plan_as_a_user_reads_it() -> None:
     data = json.loads(PLAN.to_json())
     assert data["schema"] == 1
-    assert data["entries"]["Conv_1"] == {"precision": "fp16", "reason": "sensitive", "corrections": []}
+    assert data["entries"]["Conv_1"] == {
+        "precision": "fp16",
+        "reason": "sensitive",
+        "cause": "kept-sensitive",
+        "corrections": [],
+    }
+
+
+def test_a_plan_written_before_causes_were_recorded_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    steps = [{"name": "bias", "without": 0.5, "error": 0.25}]
+    entries = {
+        "a": {"precision": "int8", "reason": "x", "corrections": steps},
+        "b": {"precision": "fp16", "reason": ""},
+    }
+    path.write_text(json.dumps({"schema": 1, "entries": entries}))
+    assert PrecisionPlan.load(path).entries == {
+        "a": Entry("int8", "x", Cause.UNSPECIFIED, (Step("bias", 0.5, 0.25),)),
+        "b": Entry("fp16", "", Cause.UNSPECIFIED),
+    }
+
+
+@pytest.mark.parametrize(
+    ("entry", "cause"),
+    [
+        (Entry("int8", ""), Cause.QUANTIZABLE),
+        (Entry("fp16", ""), Cause.EDITED),
+        (Entry("fp16", "", Cause.QUANTIZABLE), Cause.EDITED),
+        (Entry("fp16", "", Cause.KEPT_BUDGET), Cause.KEPT_BUDGET),
+    ],
+)
+def test_an_edited_entry_gets_a_cause_and_the_corrections_of_this_build(entry: Entry, cause: Cause) -> None:
+    known = Entry("int8", "convolution", Cause.QUANTIZABLE, (Step("bias", 0.5, 0.25),))
+    edited = entry.edited_from(known)
+    assert edited.cause is cause
+    assert edited.corrections == (known.corrections if entry.precision == "int8" else ())
 
 
 def test_a_plan_cannot_be_written_under_a_file(tmp_path: Path) -> None:
@@ -63,6 +98,7 @@ def test_a_missing_plan_says_where_one_comes_from(tmp_path: Path) -> None:
         '{"schema": 1, "entries": {"a": "int8"}}',
         '{"schema": 1, "entries": {"a": {"precision": "int8"}}}',
         '{"schema": 1, "entries": {"a": {"precision": "int8", "reason": "", "why": ""}}}',
+        '{"schema": 1, "entries": {"a": {"precision": "int8", "reason": "", "cause": "whim"}}}',
     ],
 )
 def test_what_is_not_a_plan_is_an_error(tmp_path: Path, text: str) -> None:

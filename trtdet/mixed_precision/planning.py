@@ -9,7 +9,7 @@ from typing import Any
 
 from trtdet.errors import ConfigError
 from trtdet.mixed_precision.ranking import DEPTHWISE, LayerScore, Sensitivity
-from trtdet.quantization import Entry, PrecisionPlan
+from trtdet.quantization import Cause, Entry, PrecisionPlan
 
 EVALUATIONS = 8
 """At most so many scores over the annotated images, that of the float model included."""
@@ -150,14 +150,17 @@ def named(plan: PrecisionPlan, names: Collection[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def keeping(plan: PrecisionPlan, reasons: Mapping[str, str]) -> PrecisionPlan:
+def keeping(plan: PrecisionPlan, reasons: Mapping[str, str], cause: Cause) -> PrecisionPlan:
     """The plan with some convolutions in FP16.
 
     Args:
         plan: where the others stay what they are.
         reasons: by convolution.
+        cause: of them all.
     """
-    entries = {name: Entry("fp16", reasons[name]) if name in reasons else entry for name, entry in plan.entries.items()}
+    entries = {
+        name: Entry("fp16", reasons[name], cause) if name in reasons else entry for name, entry in plan.entries.items()
+    }
     return PrecisionPlan(entries)
 
 

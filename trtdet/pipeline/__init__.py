@@ -69,6 +69,7 @@ from trtdet.progress import Progress, silent
 from trtdet.quantization import (
     CORRECTIONS,
     LARGEST,
+    Cause,
     Corrected,
     Corrections,
     Entry,
@@ -376,7 +377,8 @@ class Prepared:
                 wrong.append(("its weights", heaviest))
             if wrong:
                 what, value = max(wrong, key=lambda one: one[1])
-                entries[name] = Entry("fp32", f"FP16 would overflow: '{what}' reaches {value:.3g}, over {LARGEST:g}")
+                reason = f"FP16 would overflow: '{what}' reaches {value:.3g}, over {LARGEST:g}"
+                entries[name] = Entry("fp32", reason, Cause.FP16_OVERFLOW)
                 warnings.warn(f"'{name}' stays in FP32: {entries[name].reason}", TrtdetWarning, stacklevel=3)
         return PrecisionPlan(entries)
 
@@ -862,22 +864,22 @@ def choose_plan(
         group = [name for name in plan.names("int8") if macs[name].depthwise]
         names = [one for name in keep.keep for one in (group if name == DEPTHWISE else (name,))]
         said = dict.fromkeys(named(plan, names), "kept: named")
-        return Planned(prepared.checked(keeping(plan, said)))
+        return Planned(prepared.checked(keeping(plan, said, Cause.KEPT_NAMED)))
     if not keep.ranked or keep.keep == 0:
         return Planned(plan)
     once = lru_cache(maxsize=1)(ranked)
     trade_off = None
     if keep.max_map_drop is not None:
         trade_off = _trade_off(prepared, once, keep, progress)
-        chosen = trade_off.chosen.names
+        chosen, cause = trade_off.chosen.names, Cause.KEPT_BOUND
         if not chosen:
             return Planned(plan, trade_off=trade_off)
     elif isinstance(keep.keep, int):
-        chosen = most_sensitive(once(), keep.keep)
+        chosen, cause = most_sensitive(once(), keep.keep), Cause.KEPT_SENSITIVE
     else:
-        chosen = within_budget(once(), keep.budget or 0.0)
+        chosen, cause = within_budget(once(), keep.budget or 0.0), Cause.KEPT_BUDGET
     ranking = once()
-    return Planned(prepared.checked(keeping(plan, reasons(ranking, chosen))), ranking, trade_off)
+    return Planned(prepared.checked(keeping(plan, reasons(ranking, chosen), cause)), ranking, trade_off)
 
 
 def _ranking(prepared: Prepared, keep: KeepOptions, previous: Bundle | None, progress: Progress) -> Sensitivity:
@@ -895,11 +897,7 @@ def _edited(prepared: Prepared, plan: PrecisionPlan, path: Path) -> PrecisionPla
         prepared.placement.following(plan)
     except ConfigError as error:
         raise ConfigError(f"plan '{path}': {error}") from None
-    entries = {}
-    for name, known in prepared.plan.entries.items():
-        entry = plan.entries[name]
-        entries[name] = Entry(entry.precision, entry.reason, known.corrections if entry.precision == "int8" else ())
-    return PrecisionPlan(entries)
+    return PrecisionPlan({name: plan.entries[name].edited_from(known) for name, known in prepared.plan.entries.items()})
 
 
 def _trade_off(
@@ -920,7 +918,7 @@ def _trade_off(
     reference = scored(prepared.model)
 
     def measure(names: tuple[str, ...]) -> Score:
-        plan = keeping(prepared.plan, dict.fromkeys(names, "tried"))
+        plan = keeping(prepared.plan, dict.fromkeys(names, "tried"), Cause.KEPT_BOUND)
         got = scored(prepared.explicit(plan).model)
         found = compare(got, reference)
         return Score(got.result.map, found.difference, found.low, found.high)
@@ -932,8 +930,8 @@ def float_plan(plan: PrecisionPlan, precision: Precision) -> PrecisionPlan:
     """Everything in one precision; what decodes boxes stays in FP32."""
     entries = {}
     for name, entry in plan.entries.items():
-        stays = precision == "fp16" and entry.precision == "fp32" and "decodes boxes" in entry.reason
-        entries[name] = entry if stays else Entry(precision, f"--{precision}")
+        stays = precision == "fp16" and entry.cause is Cause.DECODES_BOXES
+        entries[name] = entry if stays else Entry(precision, f"--{precision}", Cause.REQUESTED)
     return PrecisionPlan(entries)
 
 

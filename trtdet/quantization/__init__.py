@@ -7,7 +7,7 @@ from trtdet.quantization.head_error import HeadError
 from trtdet.quantization.implicit import Quantizable, quantizable
 from trtdet.quantization.placement import CONVOLUTIONS, QdqPlacement, place
 from trtdet.quantization.plugin_fusion import Requantized, reach, requantize
-from trtdet.quantization.precision import Entry, Precision, PrecisionPlan, Step
+from trtdet.quantization.precision import Cause, Entry, Precision, PrecisionPlan, Step
 from trtdet.quantization.qdq import Corrections, insert_qdq
 from trtdet.quantization.switch import Switch
 
@@ -15,6 +15,7 @@ __all__ = [
     "CONVOLUTIONS",
     "CORRECTIONS",
     "LARGEST",
+    "Cause",
     "Corrected",
     "Corrections",
     "Entry",

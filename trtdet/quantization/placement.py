@@ -17,7 +17,7 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from trtdet.errors import ConfigError
-from trtdet.quantization.precision import Entry, PrecisionPlan
+from trtdet.quantization.precision import Cause, Entry, PrecisionPlan
 
 CONVOLUTIONS = ("Conv", "ConvTranspose")
 
@@ -78,10 +78,10 @@ def place(model: onnx.ModelProto) -> QdqPlacement:
         if node.op not in CONVOLUTIONS:
             continue
         obstacle = _obstacle(node)
-        if obstacle:
-            entries[node.name] = Entry("fp32", obstacle)
+        if obstacle is not None:
+            entries[node.name] = obstacle
             continue
-        entries[node.name] = Entry("int8", "convolution")
+        entries[node.name] = Entry("int8", "convolution", Cause.QUANTIZABLE)
         readers.setdefault(node.inputs[0].name, []).append((node.name, 0))
     skipped: list[str] = []
     for node in graph.nodes:
@@ -100,17 +100,19 @@ def place(model: onnx.ModelProto) -> QdqPlacement:
     )
 
 
-def _obstacle(node: gs.Node) -> str:
-    """Why a convolution cannot run in INT8, or nothing."""
+def _obstacle(node: gs.Node) -> Entry | None:
+    """The entry of a convolution that cannot run in INT8, None where it can."""
     if node.op == "ConvTranspose":
-        return "transposed convolution: its per-channel weight axis is 1, which TensorRT builds but runs in float"
+        reason = "transposed convolution: its per-channel weight axis is 1, which TensorRT builds but runs in float"
+        return Entry("fp32", reason, Cause.TRANSPOSED)
     if not isinstance(node.inputs[1], gs.Constant):
-        return "its weights are not constant"
+        return Entry("fp32", "its weights are not constant", Cause.WEIGHTS_NOT_CONSTANT)
     if isinstance(node.inputs[0], gs.Constant):
-        return "its input is constant"
+        return Entry("fp32", "its input is constant", Cause.INPUT_CONSTANT)
     if _after_softmax(node.inputs[0]):
-        return "expectation of a softmax (distribution focal loss): it decodes boxes, which stay in float"
-    return ""
+        reason = "expectation of a softmax (distribution focal loss): it decodes boxes, which stay in float"
+        return Entry("fp32", reason, Cause.DECODES_BOXES)
+    return None
 
 
 def _after_softmax(tensor: gs.Tensor) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -14,6 +15,40 @@ from trtdet.files import write_atomically
 Precision = Literal["int8", "fp16", "fp32"]
 
 _SCHEMA = 1
+
+
+class Cause(str, Enum):
+    """Why a convolution runs in its precision: what code decides by, where the reason is text for people.
+
+    The values are those of ``cause`` in ``plan.json``.
+    """
+
+    UNSPECIFIED = "unspecified"
+    """Not recorded: a plan written before causes were, or by hand."""
+    QUANTIZABLE = "quantizable"
+    """INT8, because nothing prevents it."""
+    TRANSPOSED = "transposed"
+    """FP32: transposed convolutions have no INT8 kernel for weights with a scale per output channel."""
+    WEIGHTS_NOT_CONSTANT = "weights-not-constant"
+    """FP32: weights that the network computes cannot be quantised in advance."""
+    INPUT_CONSTANT = "input-constant"
+    """FP32: there is no activation to quantise."""
+    DECODES_BOXES = "decodes-boxes"
+    """FP32, in FP16 engines as well: half precision cannot tell pixels of a large image apart."""
+    REQUESTED = "requested"
+    """The whole model was asked for in this precision."""
+    KEPT_NAMED = "kept-named"
+    """FP16: named by the user."""
+    KEPT_SENSITIVE = "kept-sensitive"
+    """FP16: among the most sensitive convolutions that were asked for."""
+    KEPT_BUDGET = "kept-budget"
+    """FP16: within a share of the multiply-adds."""
+    KEPT_BOUND = "kept-bound"
+    """FP16: needed to keep the measured loss within a bound."""
+    EDITED = "edited"
+    """A plan that was edited by hand gives it another precision than trtdet would."""
+    FP16_OVERFLOW = "fp16-overflow"
+    """FP32 instead of FP16: a value exceeds the largest that FP16 holds."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +69,33 @@ class Step:
 
 @dataclass(frozen=True)
 class Entry:
-    """What one node runs in, the reason, and the corrections it got."""
+    """The precision of a convolution.
+
+    Attributes:
+        precision: that it runs in.
+        reason: in words; nothing is decided by them.
+        cause: the same for code.
+        corrections: made for it, where it runs in INT8.
+    """
 
     precision: Precision
     reason: str
+    cause: Cause = Cause.UNSPECIFIED
     corrections: tuple[Step, ...] = ()
+
+    def edited_from(self, known: Entry) -> Entry:
+        """This entry of a plan that a user may have edited, completed from the entry that trtdet made.
+
+        The corrections are those that were made now. The cause is ``EDITED`` where the file gives another precision
+        with the cause of the old one, or with none.
+        """
+        cause = self.cause
+        if self.precision != known.precision and cause in (Cause.UNSPECIFIED, known.cause):
+            cause = Cause.EDITED
+        elif cause is Cause.UNSPECIFIED:
+            cause = known.cause
+        corrections = known.corrections if self.precision == "int8" else ()
+        return replace(self, cause=cause, corrections=corrections)
 
 
 @dataclass(frozen=True)
@@ -72,7 +129,8 @@ class PrecisionPlan:
         """Reads ``plan.json``.
 
         Raises:
-            ConfigError: the file is missing, not JSON, or an entry is not ``{precision, reason}``.
+            ConfigError: the file is missing, not JSON, or an entry is not ``{precision, reason}`` with an optional
+                ``cause`` and optional ``corrections``.
         """
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
@@ -95,5 +153,10 @@ class PrecisionPlan:
         return PrecisionPlan(entries)
 
 
-def _entry(precision: Precision, reason: str, corrections: list[dict[str, Any]] | None = None) -> Entry:
-    return Entry(precision, reason, tuple(Step(**step) for step in corrections or ()))
+def _entry(
+    precision: Precision,
+    reason: str,
+    cause: str = Cause.UNSPECIFIED.value,
+    corrections: list[dict[str, Any]] | None = None,
+) -> Entry:
+    return Entry(precision, reason, Cause(cause), tuple(Step(**step) for step in corrections or ()))

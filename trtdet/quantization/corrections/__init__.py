@@ -39,7 +39,7 @@ from trtdet.quantization.corrections.windows import Window
 from trtdet.quantization.head_error import HeadError
 from trtdet.quantization.placement import QdqPlacement
 from trtdet.quantization.plugin_fusion import requantize
-from trtdet.quantization.precision import Entry, PrecisionPlan, Step
+from trtdet.quantization.precision import PrecisionPlan, Step
 from trtdet.quantization.qdq import Corrections, insert_qdq
 
 CORRECTIONS = ("smooth", "shift", "round", "bias")
@@ -567,9 +567,7 @@ def _judged(
     policy = policies[errors.index(after)]
     ranges, found = _together(sites, candidates, policy, names)
     steps = {name: taken for site in sites for name, taken in site.steps().items()}
-    entries = {
-        name: Entry(one.precision, one.reason, steps.get(name, ())) for name, one in placement.plan.entries.items()
-    }
+    entries = {name: replace(entry, corrections=steps.get(name, ())) for name, entry in placement.plan.entries.items()}
     summary = (*_summary(sites, names, ranges), *([_POLICIES[policy]] if names else []), figures)
     return Corrected(ranges, found, PrecisionPlan(entries), summary)
 
