@@ -19,8 +19,8 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from trtdet.files import write_atomically
 from trtdet.errors import DataError, OutputError
+from trtdet.files import write_atomically
 
 CLASSES: tuple[str, ...] = (
     "circle",

@@ -27,16 +27,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trtdet.demo import shapes
-from trtdet.files import write_atomically
 from trtdet.config import load_config
 from trtdet.data import CocoDataset
+from trtdet.data.images import preprocess, read_image
+from trtdet.demo import shapes
+from trtdet.detection.heads import decode
 from trtdet.detection.suppression import non_max_suppression
 from trtdet.errors import ConfigError, TrtdetError
-from trtdet.detection.heads import decode
-from trtdet.data.images import preprocess, read_image
 from trtdet.evaluation.metrics import CocoMetric, CocoResult
 from trtdet.exporter import yolox
+from trtdet.files import write_atomically
 
 SIZE = 256
 CONFIG = load_config("shapes")

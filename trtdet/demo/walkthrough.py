@@ -7,17 +7,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trtdet.demo import shapes
-from trtdet.files import write_atomically
 from trtdet.calibration import RULES
 from trtdet.config import load_config
 from trtdet.data import CocoDataset
-from trtdet.runtime.detector import Detector
+from trtdet.demo import shapes
 from trtdet.evaluation.scoring import Evaluation, evaluate
-from trtdet.runtime.pictures import Pictures, infer
+from trtdet.exporter import SHAPES_MODEL
+from trtdet.files import write_atomically
 from trtdet.pipeline import HISTOGRAMS, BuildOptions, CalibrationOptions, build
 from trtdet.progress import Progress, silent
-from trtdet.exporter import SHAPES_MODEL
+from trtdet.runtime.detector import Detector
+from trtdet.runtime.pictures import Pictures, infer
 
 CALIBRATION_IMAGES = 64
 VALIDATION_IMAGES = 200
