@@ -15,9 +15,9 @@ import trtdet
 PACKAGE = Path(trtdet.__file__).resolve().parent
 
 ORDER = (
-    *("errors", "config", "progress", "files", "data", "detection", "bundle", "passes", "calibration", "quantization"),
-    *("exporter", "backends", "runtime", "audit", "evaluation", "performance", "mixed_precision", "pipeline", "deploy"),
-    *("report", "demo", "cli", "__main__"),
+    *("errors", "config", "progress", "tables", "files", "data", "detection", "bundle", "passes", "calibration"),
+    *("quantization", "exporter", "backends", "runtime", "audit", "evaluation", "performance", "mixed_precision"),
+    *("pipeline", "deploy", "report", "demo", "cli", "__main__"),
 )
 """From the ground up: a package imports from those before it, and from itself."""
 LEVEL = {name: level for level, name in enumerate(ORDER)}

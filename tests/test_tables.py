@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import FrozenInstanceError
+
+import pytest
+
+from trtdet.tables import Column, Table, Tables
+
+SCORES = Table(
+    ("variant", Column("mAP", ".2f"), Column("against FP32", "+.2f"), "note"),
+    [("FP32", 64.48, None, ""), ("INT8 minmax alone", 4.031, -60.449, "a loss")],
+    title="Scores",
+    notes=("200 images",),
+)
+
+
+def test_text_has_numbers_on_the_right_and_words_on_the_left() -> None:
+    assert SCORES.text().splitlines() == [
+        "Scores",
+        "",
+        "variant              mAP  against FP32  note",
+        "----------------------------------------------",
+        "FP32               64.48",
+        "INT8 minmax alone   4.03        -60.45  a loss",
+        "",
+        "200 images",
+    ]
+
+
+def test_a_table_as_a_string_is_its_text() -> None:
+    assert str(SCORES) == SCORES.text()
+
+
+def test_markdown_aligns_as_the_text_does() -> None:
+    assert SCORES.markdown().splitlines() == [
+        "Scores",
+        "",
+        "| variant | mAP | against FP32 | note |",
+        "|---|---:|---:|---|",
+        "| FP32 | 64.48 |  |  |",
+        "| INT8 minmax alone | 4.03 | -60.45 | a loss |",
+        "",
+        "200 images",
+    ]
+
+
+def test_html_escapes_and_marks_numbers() -> None:
+    page = Table(("a<b", "n"), [("<script>", 1)], title="x & y", notes=("1 < 2",)).html()
+    assert "<caption>x &amp; y</caption>" in page
+    assert "<th>a&lt;b</th>" in page
+    assert '<td>&lt;script&gt;</td><td class="number">1</td>' in page
+    assert page.endswith("<p>1 &lt; 2</p>")
+
+
+@pytest.mark.parametrize(
+    ("cells", "right"),
+    [
+        (["1", "-2.5"], True),
+        (["12.5%", "+3 %"], True),
+        (["1e-05", ""], True),
+        (["470 845", "5"], True),
+        (["1", "n/a"], False),
+        (["", ""], False),
+        (["1 .. 2", "3 .. 4"], False),
+        (["", "conv1"], False),
+    ],
+)
+def test_a_column_is_numbers_when_every_filled_cell_is(cells: list[str], right: bool) -> None:
+    head = Table(("x",), [(cell,) for cell in cells]).markdown().splitlines()[1]
+    assert head == ("|---:|" if right else "|---|")
+
+
+def test_an_alignment_that_is_given_holds() -> None:
+    table = Table((Column("n", align="left"), Column("range", align="right")), [(1, "a .. b")])
+    assert table.markdown().splitlines()[1] == "|---|---:|"
+
+
+@pytest.mark.parametrize("text", ["a\nb", "a\r\tb", "  a \n b "])
+def test_a_cell_stays_on_one_line(text: str) -> None:
+    table = Table(("name",), [(text,)])
+    assert table.text().splitlines()[-1] == "a b"
+    assert table.markdown().splitlines()[-1] == "| a b |"
+
+
+def test_nothing_that_a_terminal_obeys_or_that_cannot_be_encoded_is_printed() -> None:
+    table = Table(("na\x1b[1mme",), [("\x1b[31mred\x07",), ("\ud800",)], title="\x1b[2J", notes=("\x1b[2J",))
+    for text in (table.text(), table.markdown(), table.html()):
+        assert "\x1b" not in text and "\x07" not in text
+        text.encode()
+
+
+def test_markup_of_rich_is_text() -> None:
+    assert "[bold]x[/bold] :smile:" in Table(("[red]",), [("[bold]x[/bold] :smile:",)]).text()
+
+
+def test_a_bar_in_a_cell_does_not_end_it_in_markdown() -> None:
+    (row,) = Table(("x", "y"), [("a|b", "c\\")]).markdown().splitlines()[2:]
+    assert row == r"| a\|b | c\\ |"
+
+
+def test_a_pipe_gets_whole_lines_and_a_width_wraps_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    long = "/model/" + "x" * 400
+    table = Table(("layer", "ms"), [(long, 1.25)])
+    assert long in table.text()
+    wrapped = table.text(40).splitlines()
+    assert max(map(len, wrapped)) <= 40
+    assert "".join(re.findall("[/a-wyz]|x", "".join(line.split(" ")[0] for line in wrapped[2:]))) == long
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    assert max(map(len, table.text().splitlines())) <= 60
+
+
+def test_a_row_of_another_length_is_refused() -> None:
+    with pytest.raises(ValueError, match="a row of 1 cells in a table of 2 columns"):
+        Table(("a", "b"), [(1, 2), (1,)])
+
+
+def test_a_table_does_not_change() -> None:
+    with pytest.raises(FrozenInstanceError):
+        SCORES.title = "other"  # type: ignore[misc]
+
+
+def test_a_table_without_rows_is_its_head() -> None:
+    assert Table(("a", "b"), []).text().splitlines()[0] == "a  b"
+
+
+def test_several_tables_are_written_in_order() -> None:
+    both = Tables(["before\nit", SCORES, Table(("a",), [(1,)])])
+    assert both.text() == str(both) == f"before\nit\n\n{SCORES.text()}\n\n{Table(('a',), [(1,)]).text()}"
+    assert both.markdown().startswith("before\nit\n\nScores\n\n| variant")
+    assert both.html().startswith("<p>before</p>\n<p>it</p>\n<table>")
