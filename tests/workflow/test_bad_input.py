@@ -19,6 +19,7 @@ from PIL import Image
 
 from trtdet.passes.base import Writer
 from trtdet.passes.model import to_graph, to_model
+from trtdet.passes.provenance import Origin
 
 CONFIG = ["--config", "shapes"]
 
@@ -267,7 +268,7 @@ def test_an_unknown_operator_is_named(run, model, images, tmp_path):
 def test_an_operator_that_the_backend_lacks_is_named(run, model, images, tmp_path):
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: pip install 'trtdet[rtx]'")
     graph = to_graph(onnx.shape_inference.infer_shapes(onnx.load(str(model))))
-    write = Writer(graph, "extra")
+    write = Writer(graph, "extra", Origin.LOWERING)
     (output,) = graph.outputs
     places = write("Cast", write("NonZero", output), to=1)
     none = write("Mul", write("ReduceMax", places, keepdims=0), write.const(0, np.float32))

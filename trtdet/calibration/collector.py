@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from trtdet.data import ImageStream
 from trtdet.errors import CalibrationError
 from trtdet.files import write_atomically
+from trtdet.passes import provenance
 
 BINS = 16384
 """Bins of a collected histogram. At least half of them lie below the largest value."""
@@ -255,6 +256,7 @@ def expose(model: onnx.ModelProto, tensors: Sequence[str]) -> onnx.ModelProto:
     graph.ir_version = model.ir_version
     graph.cleanup()
     exposed: onnx.ModelProto = gs.export_onnx(graph, do_type_check=False)
+    provenance.carry(model, exposed)
     return exposed
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +12,7 @@ import onnx_graphsurgeon as gs
 from numpy.typing import ArrayLike
 
 from trtdet.config import Config, NmsMode, SiluForm
+from trtdet.passes.provenance import Origin, registry
 
 PLUGIN_DOMAIN = "trt.plugins"
 """ONNX domain of operators that are TensorRT plugins; TensorRT's parser goes by the operator's name alone."""
@@ -52,20 +55,36 @@ class PassResult:
 
 
 class Writer:
-    """Appends nodes to a graph; every node and tensor it makes is named ``prefix/op_number``. Where the graph has names
-    of that prefix, being made by trtdet before, the prefix is made longer."""
+    """Appends nodes to a graph and registers their origin.
 
-    def __init__(self, graph: gs.Graph, prefix: str) -> None:
+    Every node and tensor it makes is named ``prefix/op_number``. Where the graph has names of that prefix already, the
+    prefix is made longer.
+
+    Args:
+        graph: gets the nodes.
+        prefix: of names.
+        origin: of the nodes.
+        outer: the graph whose node holds ``graph`` as a branch or a body; the registry is that graph's.
+    """
+
+    def __init__(self, graph: gs.Graph, prefix: str, origin: Origin, outer: gs.Graph | None = None) -> None:
         self.graph = graph
+        self.origin = origin
+        self._registry = registry(graph if outer is None else outer)
         taken = {node.name for node in graph.nodes} | set(graph.tensors())
         while any(name.startswith(f"{prefix}/") for name in taken):
             prefix += "+"
         self.prefix = prefix
-        self._count = 0
+        self._numbers = itertools.count(1)
+
+    def of(self, origin: Origin) -> Writer:
+        """The same writer, with its graph, prefix and numbers, for nodes of another origin."""
+        other = copy.copy(self)
+        other.origin = origin
+        return other
 
     def const(self, value: ArrayLike, dtype: Any) -> gs.Constant:
-        self._count += 1
-        return gs.Constant(f"{self.prefix}/const_{self._count}", np.array(value, dtype=dtype))
+        return gs.Constant(f"{self.prefix}/const_{next(self._numbers)}", np.array(value, dtype=dtype))
 
     def __call__(self, op: str, *inputs: gs.Tensor, **attrs: Any) -> gs.Variable:
         """Writes a node with one output and gives that output."""
@@ -73,10 +92,10 @@ class Writer:
 
     def many(self, op: str, outputs: int, *inputs: gs.Tensor, **attrs: Any) -> list[gs.Variable]:
         """Writes a node with several outputs."""
-        self._count += 1
-        name = f"{self.prefix}/{op}_{self._count}"
+        name = f"{self.prefix}/{op}_{next(self._numbers)}"
         made = [gs.Variable(f"{name}:{index}" if outputs > 1 else name) for index in range(outputs)]
         self.graph.nodes.append(gs.Node(op=op, name=name, attrs=attrs, inputs=list(inputs), outputs=made))
+        self._registry[name] = self.origin
         return made
 
     def plugin(self, op: str, inputs: list[gs.Tensor], outputs: int, attrs: dict[str, Any]) -> list[gs.Variable]:

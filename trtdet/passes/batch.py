@@ -19,6 +19,7 @@ from trtdet.passes.base import Options, PassResult, Writer
 from trtdet.passes.clean import fold
 from trtdet.passes.model import to_graph, to_model
 from trtdet.passes.plugin_ops import plain
+from trtdet.passes.provenance import Origin
 
 _SHAPES = {"Reshape": 1, "Resize": 3, "Expand": 1}
 """By operator, the input that holds the shape of the output."""
@@ -46,7 +47,7 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
     for tensor in graph.tensors().values():
         if isinstance(tensor, gs.Variable) and tensor is not source:
             tensor.shape = None
-    write = Writer(graph, "trtdet/batch")
+    write = Writer(graph, "trtdet/batch", Origin.BATCH)
     count = sum(_rewritten(write, node, fixed) for node in list(graph.nodes))
     fold(graph)
     graph.cleanup().toposort()

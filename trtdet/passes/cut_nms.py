@@ -19,6 +19,7 @@ from trtdet.detection.suppression import EfficientNms, sigmoid
 from trtdet.errors import ModelError
 from trtdet.passes.base import Options, Writer
 from trtdet.passes.nms import EFFICIENT
+from trtdet.passes.provenance import Origin
 
 _KINDS: dict[str, Literal["efficient", "onnx"]] = {EFFICIENT: "efficient", "NonMaxSuppression": "onnx"}
 
@@ -62,7 +63,7 @@ def cut(graph: gs.Graph, options: Options) -> Options:
     found, node = _found(graph, config)
     if found is None or node is None:
         return options
-    write = Writer(graph, "trtdet/own")
+    write = Writer(graph, "trtdet/own", Origin.EMBEDDED_NMS)
     boxes, scores = node.inputs[:2]
     head: dict[str, Any] = {"decode": "boxes", "outputs": None}
     if found.kind == "efficient":

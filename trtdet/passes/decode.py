@@ -14,6 +14,7 @@ from trtdet.config import Config
 from trtdet.detection.heads import Shape, anchor_points, match_outputs
 from trtdet.detection.suppression import sigmoid
 from trtdet.passes.base import Options, PassResult, Writer
+from trtdet.passes.provenance import Origin
 
 NUM_DETS = "num_dets"
 BOXES = "boxes"
@@ -61,7 +62,7 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
     config = options.config
     raw = {tensor.name: tensor for tensor in graph.outputs}
     first, distances = match_outputs({name: _shape(tensor) for name, tensor in raw.items()}, config)
-    write = Writer(graph, "trtdet/decode")
+    write = Writer(graph, "trtdet/decode", Origin.DECODE)
     _give_way(graph)
     joined = _joined(write, [raw[name] for name in first])
     rule = {"yolox": _yolox, "yolov5": _yolov5, "yolov8": _yolov8}

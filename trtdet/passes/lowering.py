@@ -37,6 +37,7 @@ from numpy.typing import ArrayLike, NDArray
 from trtdet.errors import ModelError, one_line
 from trtdet.passes.clean import fold
 from trtdet.passes.model import to_graph, to_model
+from trtdet.passes.provenance import Origin, node_names, origin_of, put, subgraphs
 
 MINIMUM = 13
 """The first opset whose QuantizeLinear and DequantizeLinear have an axis: per-channel weights need it. Written into
@@ -133,6 +134,7 @@ def lower(model: onnx.ModelProto, version: int, missing: Collection[str] = ()) -
     """
     changed = _inferred(onnx.inliner.inline_local_functions(model) if model.functions else model)
     (entry,) = (one for one in changed.opset_import if one.domain in _ONNX)
+    given = set(node_names(changed.graph))
     types, constants = _known(changed.graph)
     scope = _Scope(entry.version, min(version, entry.version), frozenset(missing), types, constants)
     count = _lower_graph(changed.graph, scope)
@@ -140,6 +142,8 @@ def lower(model: onnx.ModelProto, version: int, missing: Collection[str] = ()) -
         entry.version = version
     elif not count and not model.functions:
         return model, 0
+    written = dict.fromkeys(set(node_names(changed.graph)) - given, Origin.LOWERING)
+    put(changed, {**origin_of(model), **written})
     return changed, count
 
 
@@ -207,16 +211,9 @@ def _put(graph: onnx.GraphProto, nodes: list[onnx.NodeProto]) -> None:
     graph.node.extend(copies)
 
 
-def _graphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    for attribute in node.attribute:
-        if attribute.type == onnx.AttributeProto.GRAPH:
-            yield attribute.g
-        yield from attribute.graphs
-
-
 def _lowered(node: onnx.NodeProto, scope: _Scope) -> list[onnx.NodeProto]:
     """The nodes that say in the older opset what a node says; its inner graphs are lowered in place."""
-    for inner in _graphs(node):
+    for inner in subgraphs(node):
         _lower_graph(inner, scope.inner(inner))
     if node.domain not in _ONNX:
         return [node]
@@ -433,7 +430,7 @@ def _rename(graph: onnx.GraphProto, origin: onnx.NodeProto) -> None:
 
 def _subgraphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     for node in graph.node:
-        for inner in _graphs(node):
+        for inner in subgraphs(node):
             yield inner
             yield from _subgraphs(inner)
 

@@ -12,6 +12,7 @@ from trtdet.errors import ModelError, one_line
 from trtdet.files import write_atomically
 from trtdet.passes import plugin_ops  # noqa: F401  # registers the plugin operators with ONNX
 from trtdet.passes.base import PLUGIN_DOMAIN
+from trtdet.passes.provenance import origin_of, put, registry
 
 IR_VERSION = 10
 """Written into every file: graph-surgeon's default is newer than what released runtimes read."""
@@ -107,6 +108,7 @@ def to_graph(model: onnx.ModelProto) -> gs.Graph:
     """The graph-surgeon view of a model, held to the IR version that trtdet writes."""
     graph = gs.import_onnx(model)
     graph.ir_version = IR_VERSION
+    registry(graph).update(origin_of(model))
     return graph
 
 
@@ -120,6 +122,7 @@ def to_model(graph: gs.Graph) -> onnx.ModelProto:
     model: onnx.ModelProto = gs.export_onnx(graph, do_type_check=False)
     model.ir_version = IR_VERSION
     model.producer_name = "trtdet"
+    put(model, registry(graph))
     imported = {entry.domain for entry in model.opset_import}
     for domain in sorted({node.domain for node in model.graph.node} - imported - {"ai.onnx"}):
         model.opset_import.append(onnx.helper.make_opsetid(domain, 1))

@@ -14,6 +14,7 @@ from trtdet.detection.suppression import EfficientNms, score_bound
 from trtdet.errors import ConfigError, ModelError
 from trtdet.passes.base import PLUGIN_DOMAIN, Options, PassResult, Writer
 from trtdet.passes.decode import ALL_BOXES, ALL_SCORES, BOXES, CONTRACT, SCORES, Decoded
+from trtdet.passes.provenance import Origin
 
 EFFICIENT = "EfficientNMS_TRT"
 
@@ -50,7 +51,7 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
     boxes.name, scores.name = decoded(options.nms, config).names
     pool = _box_count(boxes, scores) * (len(config.classes) if config.nms.candidates == "all-classes" else 1)
     topk = min(config.nms.pre_nms_topk, pool)
-    write = Writer(graph, "trtdet/nms")
+    write = Writer(graph, "trtdet/nms", Origin.NMS)
     scores = _known(write, scores, config)
     if options.nms == "efficient":
         _efficient(write, boxes, scores, pool, topk, options)
@@ -261,7 +262,7 @@ def _fixed_point(write: Writer, suppression: gs.Variable, valid: gs.Variable, sh
     column = write.const([2], np.int64)
     start = write("Unsqueeze", valid, column)
     body = gs.Graph(name="trtdet/nms/step", opset=write.graph.opset, ir_version=write.graph.ir_version)
-    step = Writer(body, "trtdet/nms/step")
+    step = Writer(body, "trtdet/nms/step", write.origin, outer=write.graph)
     iteration = gs.Variable("trtdet/nms/step/iteration", np.int64, [])
     going = gs.Variable("trtdet/nms/step/going", bool, [])
     keep = gs.Variable("trtdet/nms/step/keep", np.float32, shape)

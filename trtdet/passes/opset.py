@@ -10,6 +10,7 @@ from trtdet.passes.base import Options, PassResult
 from trtdet.passes.clean import fold
 from trtdet.passes.lowering import MINIMUM, lower
 from trtdet.passes.model import to_graph, to_model
+from trtdet.passes.provenance import registry
 
 _SWISH = 24
 """The opset that ONNX's Swish came with."""
@@ -60,6 +61,7 @@ def upgrade(graph: gs.Graph, version: int) -> None:
 def _replace(graph: gs.Graph, model: onnx.ModelProto) -> None:
     """Puts a model's content in the place of a graph's."""
     changed = to_graph(model)
+    registry(graph).update(registry(changed))
     for attribute in ("nodes", "inputs", "outputs", "import_domains", "opset", "functions"):
         setattr(graph, attribute, getattr(changed, attribute))
     # Conversion turns attributes into Constant nodes; later passes look for constants.

@@ -20,6 +20,7 @@ import onnx_graphsurgeon as gs
 from trtdet.passes.base import PLUGIN_DOMAIN, Options, PassResult
 from trtdet.passes.opset import upgrade
 from trtdet.passes.plugin_ops import ACTIVATIONS, HARD_SWISH, SILU, attributes
+from trtdet.passes.provenance import Origin, registry
 
 _OPERATORS = {"swish": ("Swish", "HardSwish"), "plugin": (SILU, HARD_SWISH)}
 """By ``Options.silu``, what SiLU and HardSwish become."""
@@ -65,10 +66,12 @@ def _write(graph: gs.Graph, found: _Found, op: str) -> None:
     last.outputs.clear()
     if made.dtype is None or made.shape is None:
         made.dtype, made.shape = made.dtype or found.source.dtype, made.shape or found.source.shape
+    name = f"{last.name}/{op}"
+    registry(graph)[name] = Origin.ACTIVATION
     graph.nodes.append(
         gs.Node(
             op=op,
-            name=f"{last.name}/{op}",
+            name=name,
             attrs=attributes() if plugin else {},
             inputs=[found.source],
             outputs=[made],

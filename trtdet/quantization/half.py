@@ -20,6 +20,7 @@ import onnx_graphsurgeon as gs
 from trtdet.passes.base import Writer
 from trtdet.passes.model import to_graph, to_model
 from trtdet.passes.plugin_ops import ACTIVATIONS
+from trtdet.passes.provenance import Origin, registry
 from trtdet.quantization.placement import CONVOLUTIONS
 
 LARGEST = 65504.0
@@ -57,7 +58,7 @@ def to_half(model: onnx.ModelProto, names: Collection[str]) -> onnx.ModelProto:
         return model
     graph = to_graph(model)
     region = _region(graph, set(names))
-    write = Writer(graph, "trtdet/half")
+    write = Writer(graph, "trtdet/half", Origin.FP16)
     lowered: dict[str, gs.Variable] = {}
     made = {id(output) for node in region for output in node.outputs}
     for node in region:
@@ -86,9 +87,9 @@ def to_half(model: onnx.ModelProto, names: Collection[str]) -> onnx.ModelProto:
                         reader.inputs = [half if one is tensor else one for one in reader.inputs]
                 node.outputs[index] = half
                 tensor.dtype = np.float32
-                graph.nodes.append(
-                    gs.Node("Cast", f"{tensor.name}/float", {"to": _FLOAT}, inputs=[half], outputs=[tensor])
-                )
+                name = f"{tensor.name}/float"
+                graph.nodes.append(gs.Node("Cast", name, {"to": _FLOAT}, inputs=[half], outputs=[tensor]))
+                registry(graph)[name] = Origin.FP16
             elif outer:
                 raised = write("Cast", tensor, to=_FLOAT)
                 for reader in outer:

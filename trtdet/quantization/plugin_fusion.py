@@ -29,6 +29,7 @@ from trtdet.data import ImageStream
 from trtdet.passes.base import Writer
 from trtdet.passes.model import to_graph, to_model
 from trtdet.passes.plugin_ops import ACTIVATIONS, HARD_SWISH, INT8, SAME, SILU, plugin_nodes
+from trtdet.passes.provenance import Origin
 from trtdet.quantization.corrections.channel_map import QMAX, SMALLEST, Extremes
 
 _FLOAT32 = 0
@@ -73,7 +74,7 @@ def requantize(model: onnx.ModelProto, inputs: Mapping[str, ChannelRange]) -> Re
     if next(plugin_nodes(model.graph), None) is None:
         return Requantized(model)
     graph = to_graph(model)
-    write = Writer(graph, "trtdet/requantize")
+    write = Writer(graph, "trtdet/requantize", Origin.REQUANTIZE)
     nodes = [node for node in graph.nodes if node.op in ACTIVATIONS]
     for concat in [node for node in graph.nodes if node.op == "Concat"]:
         _quantize_inputs(write, concat)

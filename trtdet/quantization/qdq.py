@@ -23,6 +23,7 @@ from trtdet.calibration import Ranges
 from trtdet.errors import CalibrationError
 from trtdet.passes.base import Writer
 from trtdet.passes.model import to_graph, to_model
+from trtdet.passes.provenance import Origin
 from trtdet.quantization.corrections.channel_map import QMAX, ChannelMap
 from trtdet.quantization.corrections.rounding import Rounded, nearest, weight_scales
 from trtdet.quantization.corrections.windows import Window
@@ -72,7 +73,7 @@ def insert_qdq(
     graph = to_graph(model)
     nodes = {node.name: node for node in graph.nodes}
     tensors = graph.tensors()
-    write = Writer(graph, "trtdet/qdq")
+    write = Writer(graph, "trtdet/qdq", Origin.QDQ)
     weights = {name: corrections.weights.get(name) or _plain(nodes[name]) for name in placement.plan.names("int8")}
     for name in placement.activations:
         readers = [(nodes[reader], position) for reader, position in placement.readers[name]]
@@ -167,6 +168,7 @@ def _mapped(
     write: Writer, tensor: gs.Tensor, factor: NDArray[np.float64] | None, offset: NDArray[np.float64] | None
 ) -> gs.Tensor:
     """``factor * x + offset``; None leaves that part out."""
+    write = write.of(Origin.CHANNEL_MAP)
     if factor is not None:
         tensor = write("Mul", tensor, _by_channel(write, factor))
     if offset is not None:

@@ -13,6 +13,7 @@ from typing import Literal
 import onnx
 
 from trtdet.calibration import Ranges
+from trtdet.passes.provenance import origin_of, put
 from trtdet.quantization.placement import QdqPlacement
 from trtdet.quantization.qdq import Corrections, insert_qdq
 
@@ -36,6 +37,7 @@ class Switch:
         int8 = insert_qdq(model, placement, ranges, corrections, fold=False)
         self.base, other = (model, int8) if base == "fp32" else (int8, model)
         self._to_int8 = base == "fp32"
+        self._origins = {**origin_of(other), **origin_of(self.base)}
         self._nodes = list(self.base.graph.node)
         self._makers = {output: index for index, node in enumerate(self._nodes) for output in node.output}
         self._consumers: dict[str, list[int]] = {}
@@ -128,6 +130,7 @@ class Switch:
         )
         model = onnx.helper.make_model(graph, opset_imports=self.base.opset_import)
         model.ir_version = self.base.ir_version
+        put(model, self._origins)
         return model
 
 

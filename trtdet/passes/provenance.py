@@ -1,0 +1,117 @@
+"""Which step of trtdet wrote a node of a graph.
+
+Names cannot tell: a model may bring along nodes named ``trtdet/nms/...``, and a prefix that is taken is lengthened.
+Each node that trtdet writes is registered instead, and the registry travels with the model, as JSON under one key of
+its metadata (``ModelProto.metadata_props``), which no backend reads.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from enum import Enum
+
+import onnx
+import onnx_graphsurgeon as gs
+
+KEY = "trtdet.provenance"
+"""Of the metadata: a JSON object that lists the names of nodes by origin, ``{"decode": ["trtdet/decode/Split_2"]}``."""
+
+
+class Origin(str, Enum):
+    """The step that wrote a node. The values are those of the JSON."""
+
+    DECODE = "decode"
+    """From raw outputs to boxes and scores."""
+    NMS = "nms"
+    """Suppression, the body of its loop included."""
+    EMBEDDED_NMS = "embedded-nms"
+    """Between a model and the suppression that was cut off it."""
+    QDQ = "qdq"
+    """QuantizeLinear and DequantizeLinear, and the padding written in front of them."""
+    CHANNEL_MAP = "channel-map"
+    """A scale and an offset for each channel around a quantised tensor."""
+    FP16 = "fp16"
+    """Casts around the nodes that run in FP16."""
+    REQUANTIZE = "requantize"
+    """What lets activations of the plugin library read and write INT8."""
+    ACTIVATION = "activation"
+    """Swish, HardSwish or a plugin in the place of the model's own operators."""
+    BATCH = "batch"
+    """Shapes computed for another batch than the model was exported with."""
+    LOWERING = "lowering"
+    """An operator of the model, expressed in an older opset."""
+
+    @property
+    def replaces(self) -> bool:
+        """Whether the node computes what nodes of the model computed, and is named after them."""
+        return self in (Origin.ACTIVATION, Origin.LOWERING)
+
+
+def origin_of(model: onnx.ModelProto) -> dict[str, Origin]:
+    """By name, the origin of each node that trtdet wrote; nodes of the model itself are absent.
+
+    A registry that cannot be read counts as empty, an origin that this version does not know as absent.
+    """
+    for entry in model.metadata_props:
+        if entry.key == KEY:
+            return _decoded(entry.value)
+    return {}
+
+
+def registry(graph: gs.Graph) -> dict[str, Origin]:
+    """The registry of a graph-surgeon graph, to be read and written; ``Graph.copy`` leaves it behind."""
+    found: dict[str, Origin] | None = vars(graph).get("provenance")
+    if found is None:
+        found = graph.provenance = {}
+    return found
+
+
+def put(model: onnx.ModelProto, origins: Mapping[str, Origin]) -> None:
+    """Makes ``origins`` the registry of a model, less the names that it has no node of."""
+    kept = [entry for entry in model.metadata_props if entry.key != KEY]
+    del model.metadata_props[:]
+    model.metadata_props.extend(kept)
+    names: dict[str, list[str]] = {}
+    for name in dict.fromkeys(node_names(model.graph)):
+        if name in origins:
+            names.setdefault(origins[name].value, []).append(name)
+    if names:
+        model.metadata_props.add(key=KEY, value=json.dumps(names, sort_keys=True, separators=(",", ":")))
+
+
+def carry(source: onnx.ModelProto, target: onnx.ModelProto) -> None:
+    """Gives a model that was made out of another's nodes what is known of these."""
+    put(target, origin_of(source))
+
+
+def node_names(graph: onnx.GraphProto) -> Iterator[str]:
+    """The names of all nodes, those in branches and loop bodies included."""
+    for node in graph.node:
+        yield node.name
+        for inner in subgraphs(node):
+            yield from node_names(inner)
+
+
+def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The branches and loop bodies that a node holds."""
+    for attribute in node.attribute:
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def _decoded(text: str) -> dict[str, Origin]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    known = {origin.value: origin for origin in Origin}
+    lists = found.items() if isinstance(found, dict) else ()
+    return {
+        name: known[value]
+        for value, names in lists
+        if value in known and isinstance(names, list)
+        for name in names
+        if isinstance(name, str)
+    }
