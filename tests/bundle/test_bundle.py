@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from trtdet import bundle as module
 from trtdet.bundle import (
     MANIFEST,
     AuditPart,
@@ -26,7 +26,7 @@ from trtdet.bundle import (
 )
 from trtdet.config import load_config, shipped
 from trtdet.errors import BundleError, OutputError
-from trtdet.files import sha256_file, write_atomically
+from trtdet.files import sha256_file
 
 CONFIG = load_config("yolox")
 FIELDS: dict[str, Any] = {
@@ -71,7 +71,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(module.os, "fsync", fail)
+    monkeypatch.setattr(os, "fsync", fail)
 
 
 # Reading
@@ -282,92 +282,6 @@ def test_a_disk_that_is_full_when_the_manifest_comes_leaves_the_old_bundle(
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
 
 
-@pytest.mark.parametrize("when", [1, 2])
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.EIO, "Input/output error")], ids=["stop", "io"])
-def test_a_stop_around_either_rename_leaves_one_whole_bundle(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: int, after: bool, error: BaseException
-) -> None:
-    make(tmp_path / "bundle", b"old")
-    rename, calls = Path.rename, []
-
-    def failing(source: Path, target: Path) -> Path:
-        calls.append(source)
-        if len(calls) != when:
-            return rename(source, target)
-        if after:
-            rename(source, target)
-        raise error
-
-    monkeypatch.setattr(Path, "rename", failing)
-    with pytest.raises((KeyboardInterrupt, OutputError)):
-        make(tmp_path / "bundle", b"new")
-    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
-    assert Bundle(tmp_path / "bundle").file("model.engine").read_bytes() in (b"old", b"new")
-
-
-def test_a_stop_while_the_old_bundle_is_removed_leaves_the_new_one_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make(tmp_path / "bundle", b"old")
-    rmtree, calls = module.shutil.rmtree, []
-
-    def stopped(path: Path, **options: Any) -> None:
-        calls.append(path)
-        if len(calls) == 1:
-            raise KeyboardInterrupt
-        rmtree(path, **options)
-
-    monkeypatch.setattr(module.shutil, "rmtree", stopped)
-    with pytest.raises(KeyboardInterrupt):
-        make(tmp_path / "bundle", b"new")
-    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
-    assert Bundle(tmp_path / "bundle").file("model.engine").read_bytes() == b"new"
-
-
-# Single files
-
-
-def test_a_file_is_written_with_its_folders(tmp_path: Path) -> None:
-    path = tmp_path / "a" / "b" / "file.json"
-    write_atomically(path, b"one")
-    write_atomically(path, b"two")
-    assert path.read_bytes() == b"two"
-    assert path.stat().st_mode & 0o777 == 0o644
-    assert [entry.name for entry in path.parent.iterdir()] == ["file.json"]
-
-
-def test_a_file_on_a_full_disk_keeps_what_was_there(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    path = tmp_path / "file.json"
-    write_atomically(path, b"old")
-    request.getfixturevalue("full_disk")
-    with pytest.raises(OutputError, match=r"file\.json' cannot be written: No space left on device"):
-        write_atomically(path, b"new")
-    assert contents(tmp_path) == {"file.json": b"old"}
-
-
-def test_a_file_stopped_by_ctrl_c_keeps_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "file.json"
-    write_atomically(path, b"old")
-
-    def stop(source: Path, target: Path) -> Path:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Path, "replace", stop)
-    with pytest.raises(KeyboardInterrupt):
-        write_atomically(path, b"new")
-    assert contents(tmp_path) == {"file.json": b"old"}
-
-
-def test_a_file_over_a_folder_or_under_a_file_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "file").write_bytes(b"x")
-    for path in (tmp_path / "folder", tmp_path / "file" / "under"):
-        with pytest.raises(OutputError, match="cannot be written"):
-            write_atomically(path, b"data")
-    assert contents(tmp_path) == {"file": b"x"}
-
-
 # Adding
 
 
@@ -393,7 +307,7 @@ def test_a_disk_that_is_full_leaves_the_bundle_as_it_was(tmp_path: Path, monkeyp
     def fail(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(module.os, "fsync", fail)
+    monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(OutputError, match="No space left on device"):
         bundle.add("worth.json", b"one")
     assert contents(tmp_path) == before

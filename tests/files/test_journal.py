@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
+import resource
 from pathlib import Path
 
 import pytest
 
-from trtdet.errors import ConfigError
+from trtdet.errors import ConfigError, OutputError
 from trtdet.files.journal import Rows
 
 
@@ -49,10 +52,54 @@ def test_rows_of_something_else_are_left_alone(tmp_path: Path) -> None:
         Rows(tmp_path / "no.jsonl", "key")
 
 
-def test_an_empty_file_is_begun(tmp_path: Path) -> None:
+def test_an_empty_file_is_started(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.touch()
     with Rows(path, "key") as rows:
         rows.append({"name": "a"})
     with Rows(path, "key") as rows:
         assert list(rows.found) == ["a"]
+
+
+def test_a_disk_that_fills_up_is_told_and_the_rows_before_it_stay(tmp_path: Path) -> None:
+    """The limit on a file's size fails as a full disk does: a part of the row is written first."""
+    path = tmp_path / "rows.jsonl"
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with pytest.raises(OutputError, match=r"rows\.jsonl' cannot be written: File too large"), Rows(path, "key") as rows:
+        rows.append({"name": "a"})
+        whole = path.read_bytes()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 5, limit[1]))
+        try:
+            rows.append({"name": "b", "text": "x" * 100})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert path.read_bytes() == whole
+    assert list(rows.found) == ["a"]
+
+
+def test_a_row_after_a_failed_one_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with Rows(tmp_path / "rows.jsonl", "key") as rows:
+        with monkeypatch.context() as patch, pytest.raises(OutputError, match="No space left on device"):
+            patch.setattr(os, "fsync", fail)
+            rows.append({"name": "a"})
+        rows.append({"name": "b"})
+    lines = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert lines == [{"key": "key"}, {"name": "b"}]
+
+
+@pytest.mark.parametrize(
+    "damaged", ['{"name": ["a"]}', '{"name": 3}', "[" * 100_000, '{"name": "b", "score": "x"}', "3"]
+)
+def test_a_damaged_row_is_dropped(tmp_path: Path, damaged: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"key": "key"}\n{"name": "a", "score": 1}\n' + damaged + "\n")
+    with Rows(path, "key", valid=lambda row: isinstance(row.get("score"), int)) as rows:
+        assert list(rows.found) == ["a"]
+
+
+def test_a_folder_at_the_place_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="it is a folder, and only a regular file is replaced"):
+        Rows(tmp_path, "key")

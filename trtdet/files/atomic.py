@@ -1,92 +1,25 @@
-"""Files and folders that appear whole or not at all, whatever ends the program meanwhile."""
+"""Files that appear whole or not at all, whatever ends the program meanwhile."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-import shutil
-import tempfile
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 from trtdet.errors import OutputError
+from trtdet.files.temporaries import Temporary, remove_stale
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-
-class FolderWriter:
-    """Collects the files of a folder beside its place and puts all of it there in one rename.
-
-    Args:
-        path: the folder's place. An empty folder there, or one of the same kind, is replaced; nothing else is.
-        marker: the file by which a folder of this kind is known; it is written last.
-        kind: what such a folder is called.
-
-    Raises:
-        OutputError: the place holds something of another kind, cannot be written, or the disk is full.
-    """
-
-    def __init__(self, path: Path, marker: str, kind: str) -> None:
-        self.path = path
-        self.files: dict[str, str] = {}
-        """SHA-256 by the names of the files added."""
-        self._marker = marker
-        self._kind = kind
-        self._folder: Path | None = None
-
-    def __enter__(self) -> Self:
-        if self.path.exists() and not (self.path / self._marker).is_file() and not _is_empty_folder(self.path):
-            raise OutputError(
-                f"'{self.path}' exists and is not {self._kind}; choose another place with -o or remove it"
-            )
-        with writing(self.path):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._folder = Path(tempfile.mkdtemp(prefix=f".{self.path.name}.", dir=self.path.parent))
-            self._folder.chmod(0o755)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            if self.path.exists():
-                shutil.rmtree(self._old, ignore_errors=True)
-
-    @property
-    def _old(self) -> Path:
-        """Where the folder that is being replaced stands until the new one is in place."""
-        assert self._folder is not None
-        return self._folder.with_name(self._folder.name + ".old")
-
-    def add(self, name: str, data: bytes) -> None:
-        """Writes one file, in a folder within the folder where ``name`` says so, and notes its hash."""
-        assert self._folder is not None
-        with writing(self.path):
-            place = self._folder / name
-            place.parent.mkdir(parents=True, exist_ok=True)
-            _write_flushed(place, data)
-        self.files[name] = hashlib.sha256(data).hexdigest()
-
-    def put(self, marker: bytes) -> None:
-        """Writes the marker and puts the folder in place."""
-        assert self._folder is not None
-        with writing(self.path):
-            _write_flushed(self._folder / self._marker, marker)
-            try:
-                if self.path.exists():
-                    self.path.rename(self._old)
-                self._folder.rename(self.path)
-            except BaseException:
-                if self._old.exists() and not self.path.exists():
-                    self._old.rename(self.path)
-                raise
-            shutil.rmtree(self._old, ignore_errors=True)
-        self._folder = None
+_SPECIAL = (
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+)
 
 
 class writing:
@@ -108,11 +41,38 @@ class writing:
             ) from None
 
 
+def check_target(path: Path, *, folder: bool = False) -> None:
+    """Refuses to replace what is no regular file (with ``folder``, no folder): writing in one rename would remove it.
+
+    Links are followed. A path where nothing is yet passes.
+
+    Raises:
+        OutputError: ``path`` is a device, a pipe, a socket, or a folder where a file is to be written.
+    """
+    try:
+        mode = path.stat().st_mode
+    except OSError:  # nothing there; or it cannot be reached, which writing will explain
+        return
+    kind = next((name for is_kind, name in _SPECIAL if is_kind(mode)), None)
+    if kind is None and path.is_symlink() and path.parent.resolve() == Path("/dev"):
+        kind = "a link of the system"  # such as /dev/stdout, which leads to a regular file now and then
+    if kind is None and stat.S_ISDIR(mode) and not folder:
+        kind = "a folder"
+    if kind is not None:
+        wanted = "a folder" if folder else "a regular file"
+        raise OutputError(
+            f"'{path}' cannot be written: it is {kind}, and only {wanted} is replaced", "choose another place with -o"
+        )
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """Writes ``data`` beside ``path``, flushes it to the disk and renames it over ``path``.
 
+    Temporaries that killed writers of ``path`` have left are removed.
+
     Raises:
-        OutputError: the folder cannot be written or the disk is full; what stood at ``path`` is untouched.
+        OutputError: the folder cannot be written, the disk is full, or ``path`` is no regular file; what stood there is
+            untouched.
     """
     with writing_atomically(path) as stream:
         stream.write(data)
@@ -120,39 +80,33 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 @contextmanager
 def writing_atomically(path: Path) -> Iterator[BinaryIO]:
-    """The same for what is written bit by bit: the file takes its place when the block ends, and only if it ends well.
+    """The same for data written in pieces: the file takes its place when the block ends, and only if it ends well.
 
     Raises:
         OutputError: as of :func:`write_atomically`.
     """
+    check_target(path)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        remove_stale(path)
+        temporary = Temporary(path, folder=False)
         try:
-            with os.fdopen(descriptor, "wb") as stream:
+            with os.fdopen(temporary.descriptor, "wb", closefd=False) as stream:
                 yield stream
-                _flush(stream)
-            Path(name).chmod(0o644)
-            Path(name).replace(path)
+                flush(stream)
+            temporary.path.chmod(0o644)
+            temporary.path.replace(path)
         except BaseException:
-            Path(name).unlink(missing_ok=True)
+            temporary.remove()
             raise
+        finally:
+            temporary.release()
 
 
-def _write_flushed(path: Path, data: bytes) -> None:
-    with path.open("wb") as stream:
-        stream.write(data)
-        _flush(stream)
-
-
-def _flush(stream: BinaryIO) -> None:
+def flush(stream: BinaryIO) -> None:
     """Sends what was written to the disk."""
     stream.flush()
     os.fsync(stream.fileno())
-
-
-def _is_empty_folder(path: Path) -> bool:
-    return path.is_dir() and not any(path.iterdir())
 
 
 def sha256_file(path: Path) -> str:

@@ -1,63 +1,86 @@
-"""Rows of JSON that are appended one by one, so that work that was killed goes on where it stopped."""
+"""Rows of JSON that are appended one by one, so that work that was killed resumes where it stopped."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from trtdet.errors import ConfigError
-from trtdet.files import write_atomically, writing
+from trtdet.files.atomic import check_target, write_atomically, writing
 
 
 class Rows:
-    """A file with a header line that says what it is of, and then one line a row.
+    """A file with a header line that names the work its rows belong to, and then one row a line.
 
     Args:
-        path: the file; one that is there is gone on with.
-        key: what the rows are of. A file of something else is left alone.
-        name: the field that tells rows apart.
+        path: the file; an existing file is resumed.
+        key: identifies the work. A file with another key is left alone.
+        name: the field that tells rows apart, a text.
+        valid: whether a row of a resumed file can be used; any other is dropped, as a damaged line is.
 
     Attributes:
-        found: rows by name, those that were there before included.
+        found: rows by name, those of the resumed file included. Damaged lines are dropped.
 
     Raises:
-        ConfigError: the file is of something else, or is no such file.
-        BundleError: it cannot be written.
+        ConfigError: the file has another key, or is no such file.
+        OutputError: it cannot be read or written, or is no regular file.
     """
 
-    def __init__(self, path: Path, key: str, name: str = "name") -> None:
+    def __init__(
+        self,
+        path: Path,
+        key: str,
+        name: str = "name",
+        valid: Callable[[Mapping[str, Any]], bool] = lambda row: True,
+    ) -> None:
         self.path = path
         self._name = name
         self.found: dict[str, dict[str, Any]] = {}
-        kept = [json.dumps({"key": key})]
-        if path.exists():
-            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-            if lines and _parsed(lines[0]).get("key") != key:
-                raise ConfigError(
-                    f"'{path}' holds results of another model, other images or other options; give another -o, or "
-                    "remove it to begin anew"
-                )
-            for line in lines[1:]:
-                row = _parsed(line)  # the last line may have been cut
-                if name in row and row[name] not in self.found:
-                    self.found[row[name]] = row
-                    kept.append(line)
+        check_target(path)
         with writing(path):
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
             path.parent.mkdir(parents=True, exist_ok=True)
+        if lines and _parsed(lines[0]).get("key") != key:
+            raise ConfigError(
+                f"'{path}' holds results of another model, other images or other options; give another -o, or "
+                "remove it to begin anew"
+            )
+        kept = [json.dumps({"key": key})]
+        for line in lines[1:]:
+            row = _parsed(line)  # the last line may have been cut
+            value = row.get(name)
+            if isinstance(value, str) and value not in self.found and valid(row):
+                self.found[value] = row
+                kept.append(line)
         write_atomically(path, ("\n".join(kept) + "\n").encode())
-        self._file = path.open("a", encoding="utf-8")
+        with writing(path):
+            # Without a buffer, closing after a failed write does not write again.
+            self._file = path.open("ab", buffering=0)
+            self._length = self._file.tell()
 
     def append(self, row: dict[str, Any]) -> None:
-        """Adds a row for good: it is on disk when this returns."""
+        """Adds a row for good: it is on disk when this returns. A row whose name is known already is not added.
+
+        Raises:
+            OutputError: it cannot be written; the file holds the rows before it.
+        """
         if row[self._name] in self.found:
             return
+        line = (json.dumps(row) + "\n").encode()
         with writing(self.path):
-            self._file.write(json.dumps(row) + "\n")
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            try:
+                written = 0
+                while written < len(line):  # a disk that fills up takes a part first
+                    written += self._file.write(line[written:])
+                os.fsync(self._file.fileno())
+            except OSError:
+                os.ftruncate(self._file.fileno(), self._length)
+                raise
+        self._length += len(line)
         self.found[row[self._name]] = row
 
     def __enter__(self) -> Rows:
@@ -72,6 +95,6 @@ class Rows:
 def _parsed(line: str) -> dict[str, Any]:
     try:
         value = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

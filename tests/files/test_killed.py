@@ -1,0 +1,316 @@
+"""Writers that are killed (SIGKILL) at each step, and several that write to the same place."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from trtdet.errors import OutputError
+from trtdet.files import FolderWriter, folders, temporaries, write_atomically
+
+MARKER = "manifest.json"
+
+WRITE = """
+import json, os, shutil, signal, sys, errno
+from pathlib import Path
+from trtdet.files import FolderWriter, folders, temporaries, write_atomically
+
+place, moment, exchanges, content = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "exchange", sys.argv[4]
+
+def killed_at(owner, name, when, after=False):
+    original, calls = getattr(owner, name), []
+
+    def patched(*arguments, **options):
+        calls.append(arguments)
+        if len(calls) == when and not after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = original(*arguments, **options)
+        if len(calls) == when and after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    setattr(owner, name, patched)
+
+if not exchanges:
+    def unable(first, second):
+        raise OSError(errno.EINVAL, "Invalid argument")
+    folders.exchange = unable
+moments = {
+    "created": (temporaries, "_lock", 1),
+    "locked": (temporaries, "_lock", 1, True),
+    "first file": (folders, "_write_flushed", 1, True),
+    "marker": (folders, "_write_flushed", 3),
+    "whole": (folders, "_write_flushed", 3, True),
+    "before": (folders, "exchange", 1),
+    "exchanged": (folders, "exchange", 1, True),
+    "moved aside": (Path, "rename", 1, True),
+    "in place": (Path, "rename", 2, True),
+    "removing": (shutil, "rmtree", 1),
+    "flushed": (os, "fsync", 1, True),
+    "replaced": (Path, "replace", 1, True),
+}
+if moment != "never":
+    killed_at(*moments[moment])
+"""
+
+FOLDER = """
+with FolderWriter(place, "manifest.json", "a bundle") as writer:
+    writer.add("a", content.encode() * 1000)
+    writer.add("deep/b", content.encode())
+    writer.put(json.dumps({"a": content}).encode())
+"""
+
+FILE = "write_atomically(place, content.encode())"
+
+
+def run(body: str, place: Path, moment: str, exchanges: bool = True, content: str = "new") -> int:
+    program = textwrap.dedent(WRITE) + body
+    arguments = [str(place), moment, "exchange" if exchanges else "renames", content]
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=60)
+    assert done.returncode in (0, -signal.SIGKILL), done.stderr
+    return done.returncode
+
+
+def write(place: Path, content: str) -> None:
+    with FolderWriter(place, MARKER, "a bundle") as writer:
+        writer.add("a", content.encode() * 1000)
+        writer.add("deep/b", content.encode())
+        writer.put(json.dumps({"a": content}).encode())
+
+
+def content(place: Path) -> str:
+    """What a folder was written with; it is whole."""
+    written = str(json.loads((place / MARKER).read_text())["a"])
+    assert (place / "a").read_bytes() == written.encode() * 1000
+    assert (place / "deep" / "b").read_text() == written
+    return written
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def unable(first: Path, second: Path) -> None:
+    raise OSError(errno.EINVAL, "Invalid argument")
+
+
+BEFORE = ("created", "locked", "first file", "marker", "whole", "before")
+
+
+@pytest.mark.parametrize("moment", [*BEFORE, "exchanged", "removing"])
+def test_killed_at_any_moment_a_folder_is_the_old_or_the_new_one(tmp_path: Path, moment: str) -> None:
+    place = tmp_path / "b"
+    write(place, "old")
+    assert run(FOLDER, place, moment) == -signal.SIGKILL
+    assert content(place) == ("old" if moment in BEFORE else "new")
+    assert len(names(tmp_path)) == 2, "the killed writer leaves its temporary"
+    write(place, "third")
+    assert content(place) == "third" and names(tmp_path) == ["b"]
+
+
+@pytest.mark.parametrize("moment", ["whole", "moved aside", "in place"])
+def test_killed_between_two_renames_the_next_writer_puts_the_old_folder_back(tmp_path: Path, moment: str) -> None:
+    """Where names cannot be exchanged; whether that writer ends well or not."""
+    place = tmp_path / "b"
+    write(place, "old")
+    assert run(FOLDER, place, moment, exchanges=False) == -signal.SIGKILL
+    assert place.exists() == (moment != "moved aside")
+    with pytest.raises(KeyboardInterrupt), FolderWriter(place, MARKER, "a bundle"):
+        raise KeyboardInterrupt
+    assert content(place) == ("new" if moment == "in place" else "old")
+    assert names(tmp_path) == ["b"]
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_a_folder_where_none_was_is_there_whole_or_not_at_all(tmp_path: Path, exchanges: bool) -> None:
+    place = tmp_path / "b"
+    assert run(FOLDER, place, "whole", exchanges) == -signal.SIGKILL
+    assert not place.exists()
+    assert run(FOLDER, place, "never", exchanges) == 0
+    assert content(place) == "new" and names(tmp_path) == ["b"]
+
+
+@pytest.mark.parametrize("moment", ["created", "locked", "flushed", "replaced"])
+def test_killed_at_any_moment_a_file_is_the_old_or_the_new_one(tmp_path: Path, moment: str) -> None:
+    place = tmp_path / "r.json"
+    place.write_text("old")
+    assert run(FILE, place, moment) == -signal.SIGKILL
+    assert place.read_text() == ("new" if moment == "replaced" else "old")
+    write_atomically(place, b"third")
+    assert place.read_bytes() == b"third" and names(tmp_path) == ["r.json"]
+
+
+# Siblings
+
+
+def test_the_temporary_of_a_live_writer_is_left_alone(tmp_path: Path) -> None:
+    place, file = tmp_path / "b", tmp_path / "b.json"
+    with FolderWriter(place, MARKER, "a bundle") as slow:
+        slow.add("a", b"slow" * 1000)
+        slow.add("deep/b", b"slow")
+        write(place, "fast")
+        write_atomically(file, b"fast")
+        assert content(place) == "fast"
+        slow.put(json.dumps({"a": "slow"}).encode())
+    assert content(place) == "slow"
+    assert names(tmp_path) == ["b", "b.json"]
+
+
+def test_a_folder_that_a_live_writer_moved_aside_is_left_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "b"
+    write(place, "old")
+    rename, between = Path.rename, []
+
+    def watched(source: Path, target: Path) -> Path:
+        moved = rename(source, target)
+        if source == place:
+            temporaries.remove_stale(place)
+            between.append((place.exists(), content(target)))
+        return moved
+
+    monkeypatch.setattr(folders, "exchange", unable)
+    monkeypatch.setattr(Path, "rename", watched)
+    write(place, "new")
+    assert between == [(False, "old")]
+    assert content(place) == "new" and names(tmp_path) == ["b"]
+
+
+def test_files_of_the_user_with_similar_names_are_left_alone(tmp_path: Path) -> None:
+    kept = [".b.settings", ".b.notes", ".bb.abcdefgh.trtdet", ".c.abcdefgh.trtdet", ".b.trtdet", ".b.abcdefgh.old"]
+    for name in kept:
+        (tmp_path / name).write_text("the user's")
+    (tmp_path / ".b.abcdefgh.trtdet").write_text("of a killed writer")
+    write(tmp_path / "b", "new")
+    assert names(tmp_path) == sorted([*kept, "b"])
+
+
+def test_where_files_cannot_be_locked_nothing_is_taken_for_stale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unsupported(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    (tmp_path / ".b.abcdefgh.trtdet").write_text("of a writer that may live")
+    monkeypatch.setattr(temporaries.fcntl, "flock", unsupported)
+    write(tmp_path / "b", "new")
+    assert content(tmp_path / "b") == "new" and names(tmp_path) == [".b.abcdefgh.trtdet", "b"]
+
+
+def test_a_temporary_that_is_taken_before_it_is_locked_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, calls = temporaries._lock, []
+
+    def taken(descriptor: int) -> bool | None:
+        calls.append(descriptor)
+        if len(calls) == 1:
+            return False
+        if len(calls) == 2:
+            (stale,) = tmp_path.glob(".b.*")
+            temporaries.remove(stale)
+        return lock(descriptor)
+
+    monkeypatch.setattr(temporaries, "_lock", taken)
+    write(tmp_path / "b", "new")
+    assert len(calls) == 3 and content(tmp_path / "b") == "new" and names(tmp_path) == ["b"]
+
+
+# Several writers
+
+
+@pytest.mark.parametrize("exchanges", ["exchange", "renames"])
+def test_several_writers_leave_the_folder_of_one_and_nothing_else(tmp_path: Path, exchanges: str) -> None:
+    place = tmp_path / "b"
+    write(place, "old")
+    loop = textwrap.dedent(WRITE) + "for _ in range(30):\n" + textwrap.indent(FOLDER, "    ")
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", loop, str(place), "never", exchanges, name], stderr=subprocess.PIPE, text=True
+        )
+        for name in ("one", "two", "three")
+    ]
+    for writer in writers:
+        errors = writer.communicate(timeout=120)[1]
+        assert writer.returncode == 0, errors
+    assert content(place) in ("one", "two", "three")
+    assert names(tmp_path) == ["b"]
+
+
+# Failures without a kill
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+@pytest.mark.parametrize("when", [1, 2])
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.EIO, "Input/output error")], ids=["stop", "io"])
+def test_a_stop_around_either_step_leaves_one_whole_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchanges: bool, when: int, after: bool, error: BaseException
+) -> None:
+    write(tmp_path / "b", "old")
+    original = folders.exchange if exchanges else Path.rename
+    calls: list[Path] = []
+
+    def failing(source: Path, target: Path) -> None:
+        calls.append(source)
+        if len(calls) != when:
+            original(source, target)
+            return
+        if after:
+            original(source, target)
+        raise error
+
+    monkeypatch.setattr(folders, "exchange", failing if exchanges else unable)
+    if not exchanges:
+        monkeypatch.setattr(Path, "rename", failing)
+    if exchanges and when == 2:
+        write(tmp_path / "b", "new")  # there is one step only
+    else:
+        with pytest.raises((KeyboardInterrupt, OutputError)):
+            write(tmp_path / "b", "new")
+    assert names(tmp_path) == ["b"]
+    assert content(tmp_path / "b") in ("old", "new")
+
+
+def test_a_stop_while_the_old_folder_is_removed_leaves_the_new_one_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "b", "old")
+    rmtree, calls = temporaries.shutil.rmtree, []
+
+    def stopped(path: Path, **options: object) -> None:
+        calls.append(path)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        rmtree(path, ignore_errors=True)
+
+    monkeypatch.setattr(temporaries.shutil, "rmtree", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path / "b", "new")
+    assert names(tmp_path) == ["b"] and content(tmp_path / "b") == "new"
+
+
+def test_a_link_to_a_folder_is_replaced_and_its_target_kept(tmp_path: Path) -> None:
+    write(tmp_path / "target", "old")
+    (tmp_path / "link").symlink_to("target")
+    write(tmp_path / "link", "new")
+    assert content(tmp_path / "link") == "new" and content(tmp_path / "target") == "old"
+    assert names(tmp_path) == ["link", "target"] and not (tmp_path / "link").is_symlink()
+
+
+def test_this_system_exchanges_names(tmp_path: Path) -> None:
+    """Else every test above would have taken the other way."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").touch()
+    folders.exchange(tmp_path / "a", tmp_path / "b")
+    assert (tmp_path / "a").is_file() and (tmp_path / "b").is_dir()
+    with pytest.raises(FileNotFoundError):
+        folders.exchange(tmp_path / "a", tmp_path / "c")
+    assert os.path.lexists(tmp_path / "a")
