@@ -417,7 +417,7 @@ class Work:
             for batch in ImageStream(paths, detector.input, batch_size=detector.batch, on_bad="raise"):
                 record(kept, batch, detector(batch.images))
                 self.progress(f"scoring {step.model} {row}", len(kept.ids), len(paths))
-            ran_on = runner.ran_on
+            ran_on = str(runner.run_info)
         kept.save(self._path(step))
         result = kept.compute()
         return {"map": result.map, "map50": result.map50, "images": result.images, "ran_on": ran_on}

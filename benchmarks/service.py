@@ -133,7 +133,7 @@ class Lane:
         lane = self._lanes.get(len(filled))
         if lane is None:
             # It has run with these images.
-            self._lanes[len(filled)] = lane = runner.lane(filled)
+            self._lanes[len(filled)] = lane = runner.new_context(filled)
         else:
             lane.fill(filled)
             lane.run()
@@ -431,7 +431,7 @@ def facts_of(settings: Settings, python: InPython, processes: int) -> list[str]:
     devices = cuda.devices()
     on = f"the recording '{settings.recording}'" if settings.recording else "the bundle's engine"
     facts = [
-        f"The service ran {on}, Python {python.detector.runner.ran_on}.",
+        f"The service ran {on}, Python {python.detector.runner.run_info}.",
         f"{len(settings.images)} images, {settings.lanes} lanes, images wait {settings.max_delay_us} us for others; "
         f"{settings.rounds} rounds of {settings.seconds:g} s; clients of the service in up to {processes} processes.",
         f"{devices[0].name if devices else 'No CUDA device'}, {os.cpu_count()} CPU cores, Python "

@@ -13,7 +13,7 @@ import pytest
 from standin.machine import Machine
 
 from trtdet.audit.agreement import agreement, compare_layers, watched_tensors, with_outputs
-from trtdet.backends import OnnxRunner
+from trtdet.backends import OnnxRunner, RunInfo
 from trtdet.bundle import Bundle
 from trtdet.demo.shapes import generate
 from trtdet.errors import BackendError, ConfigError
@@ -90,7 +90,7 @@ def test_what_is_no_number_departs() -> None:
     runner: Any = exposed(net())
 
     class Broken:
-        ran_on = "a test"
+        run_info = RunInfo("CPU", "a test")
 
         def __call__(self, batch: np.ndarray) -> dict[str, np.ndarray]:
             given: dict[str, np.ndarray] = runner(batch)

@@ -133,7 +133,7 @@ with open_engine(built(model), facts, graphs={graphs}) as runner:
         same(runner(given), OnnxRunner(model)(given))
     refused(runner, images(5))
     refused(runner, np.zeros((1, 3, 8, 8), np.float32))
-    print(runner.ran_on)
+    print(runner.run_info)
 refused(runner, images(1))
 print(alive())
 """
@@ -156,12 +156,12 @@ with open_engine(built(model, (2, 4, 6)), facts) as runner:
         given = images(count, seed=count)
         same(runner(given), OnnxRunner(model)(given))
     refused(runner, images(7))
-    refused(runner.lane, images(1))
+    refused(runner.new_context, images(1))
     for count in (2, 6):
-        lane = runner.lane(images(count))
-        assert lane.captured
-        same(lane.results(), OnnxRunner(model)(images(count)))
-    print(runner.ran_on)
+        context = runner.new_context(images(count))
+        assert context.captured
+        same(context.results(), OnnxRunner(model)(images(count)))
+    print(runner.run_info)
 """
     assert machine.python(PRELUDE + program).out.splitlines() == [
         "the engine takes 6 images at once, not 7; build it with --batch",
@@ -226,21 +226,21 @@ def test_what_takes_no_images_is_refused(machine, text, said):
     assert out[1] == "[0, 0, 0, 0, 0, 0]"
 
 
-# lanes
+# contexts
 
 
 @needs_cuda_python
 @pytest.mark.parametrize("pycuda", [False, True])
-def test_lanes_in_threads_give_what_one_alone_does(machine, pycuda):
+def test_contexts_in_threads_give_what_one_alone_does(machine, pycuda):
     program = """
 model = conv("2")
 with open_engine(built(model), facts) as runner:
     found = {}
     def work(seed):
-        lane = runner.lane(images(2, seed))
+        context = runner.new_context(images(2, seed))
         for _ in range(5):
-            assert lane.run() > 0
-        found[seed] = {name: value.copy() for name, value in lane.results().items()}
+            assert context.run() > 0
+        found[seed] = {name: value.copy() for name, value in context.results().items()}
         found[seed, "called"] = runner(images(2, seed))
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
     for one in threads: one.start()
@@ -254,20 +254,20 @@ print(alive())
 
 
 @needs_cuda_python
-def test_a_lane_without_transfers_works_on_what_was_copied_last(machine):
+def test_a_context_without_transfers_works_on_what_was_copied_last(machine):
     program = """
 model = conv()
 with open_engine(built(model), facts) as runner:
-    lane = runner.lane(images(1))
-    first = {name: value.copy() for name, value in lane.results().items()}
-    lane.fill(images(1, seed=1))
-    for value in lane.results().values():
+    context = runner.new_context(images(1))
+    first = {name: value.copy() for name, value in context.results().items()}
+    context.fill(images(1, seed=1))
+    for value in context.results().values():
         value[:] = 0
-    assert lane.run(transfers=False) > 0
-    assert all((value == 0).all() for value in lane.results().values())
-    lane.run()
-    same(lane.results(), OnnxRunner(model)(images(1, seed=1)))
-    assert not np.array_equal(first["y"], lane.results()["y"])
+    assert context.run(transfers=False) > 0
+    assert all((value == 0).all() for value in context.results().values())
+    context.run()
+    same(context.results(), OnnxRunner(model)(images(1, seed=1)))
+    assert not np.array_equal(first["y"], context.results()["y"])
 """
     machine.python(PRELUDE + program)
 
@@ -288,13 +288,13 @@ def test_an_engine_runs_without_graphs_and_says_why(machine, settings, reason):
     program = """
 model = conv()
 with open_engine(built(model), facts) as runner:
-    lane = runner.lane(images(1))
-    assert not lane.captured
-    lane.run()
-    same(lane.results(), OnnxRunner(model)(images(1)))
+    context = runner.new_context(images(1))
+    assert not context.captured
+    context.run()
+    same(context.results(), OnnxRunner(model)(images(1)))
     same(runner(images(1)), OnnxRunner(model)(images(1)))
-    print(runner.without_graphs)
-    print(runner.ran_on)
+    print(runner.run_info.without_graphs)
+    print(runner.run_info)
 print(alive())
 """
     assert machine.python(PRELUDE + program, **settings).out.splitlines() == [
@@ -305,33 +305,33 @@ print(alive())
 
 
 @needs_cuda_python
-def test_lanes_of_a_dynamic_engine_of_8_6_need_profile_sharing(machine):
+def test_contexts_of_a_dynamic_engine_of_8_6_need_profile_sharing(machine):
     program = """
 alone = open_engine(built(conv("n"), (1, 2, 4)), facts)
 alone(images(2))
-refused(alone.lane, images(2))
+refused(alone.new_context, images(2))
 alone.close()
 shared = open_engine(built(conv("n"), (1, 2, 4), previews=["PROFILE_SHARING_0806"]), facts)
-lanes = [shared.lane(images(2)) for _ in range(2)]
-same(lanes[0].results(), lanes[1].results())
+contexts = [shared.new_context(images(2)) for _ in range(2)]
+same(contexts[0].results(), contexts[1].results())
 shared.close()
 print(alive())
 """
     assert machine.python(PRELUDE + program, version="8.6.0").out.splitlines() == [
-        "TensorRT 8.6.0 lets only one lane use this engine: it was built for one (PreviewFeature.PROFILE_SHARING_0806 "
-        "was off); build it again",
+        "TensorRT 8.6.0 lets only one context use this engine: it was built for one "
+        "(PreviewFeature.PROFILE_SHARING_0806 was off); build it again",
         "[0, 0, 0, 0, 0, 0]",
     ]
 
 
 @needs_cuda_python
-def test_a_lane_that_is_let_go_gives_its_memory_back(machine):
+def test_a_context_that_is_let_go_gives_its_memory_back(machine):
     program = """
 runner = open_engine(built(conv()), facts)
 before = alive()
-runner.lane(images(1)).run()
+runner.new_context(images(1)).run()
 assert alive() == before, (alive(), before)
-kept = runner.lane(images(1))
+kept = runner.new_context(images(1))
 runner.close()
 refused(kept.run)
 print(alive())
@@ -345,14 +345,14 @@ def test_work_under_way_is_waited_for_before_its_memory_goes(machine):
     program = """
 from unittest import mock
 runner = open_engine(built(conv("64")), facts)
-lane = runner.lane(images(64))
+context = runner.new_context(images(64))
 with mock.patch.object(cuda.Stream, "wait", side_effect=KeyboardInterrupt):
     try:
-        lane.run()
+        context.run()
     except KeyboardInterrupt:
         print("stopped")
 with mock.patch.object(cuda.Stream, "wait", autospec=True, side_effect=cuda.Stream.wait) as waited:
-    lane.close()
+    context.close()
     print(waited.call_count)
 runner.close()
 print(alive())
@@ -514,12 +514,12 @@ def test_an_engine_of_rtx_runs_and_is_captured(machine, batch):
     program = f"""
 model = conv("n" if {batch} else "2")
 with open_engine(built(model, {batch}), facts) as runner:
-    lane = runner.lane(images(2))
-    assert lane.captured
-    lane.run()
-    same(lane.results(), OnnxRunner(model)(images(2)))
+    context = runner.new_context(images(2))
+    assert context.captured
+    context.run()
+    same(context.results(), OnnxRunner(model)(images(2)))
     same(runner(images(1)), OnnxRunner(model)(images(1)))
-    print(runner.ran_on)
+    print(runner.run_info)
 print(alive())
 """
     done = machine.python(RTX + program, rtx=True)
@@ -531,7 +531,7 @@ def test_an_engine_of_rtx_that_cannot_be_captured_says_so(machine):
     program = """
 with open_engine(built(conv()), facts) as runner:
     same(runner(images(1)), OnnxRunner(conv())(images(1)))
-    print(runner.without_graphs)
+    print(runner.run_info.without_graphs)
 refused(open_engine, built(conv())[:-10], facts)
 refused(open_engine, built(conv()), replace(facts, plugins=(Path(sys.executable),)))
 """
@@ -641,8 +641,11 @@ runner.close()
 
 @needs_cuda_python
 def test_what_is_never_closed_ends_with_the_process(machine):
-    program = PRELUDE + "runner = open_engine(built(conv()), facts); lane = runner.lane(images(1)); runner(images(1))"
-    done = machine.python(program + "\nprint(runner.ran_on)")
+    program = (
+        PRELUDE
+        + "runner = open_engine(built(conv()), facts); context = runner.new_context(images(1)); runner(images(1))"
+    )
+    done = machine.python(program + "\nprint(runner.run_info)")
     assert done.out == "TensorRT 10.9.0 (Stand-in GPU)\n"
     assert done.err == ""
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-from trtdet.backends import OnnxRunner
+from trtdet.backends import OnnxRunner, RunInfo
 from trtdet.config import load_config
 from trtdet.errors import BackendError, ConfigError, DataError
 from trtdet.exporter import SHAPES_MODEL
@@ -57,7 +57,7 @@ class Clock:
 
 @dataclass
 class Script:
-    """A lane: asks what a run takes, and says that it ran."""
+    """A context: asks what a run takes, and says that it ran."""
 
     owner: Scripted
     number: int
@@ -71,9 +71,9 @@ class Script:
 
 
 class Scripted:
-    """A runner whose lanes take what a function says."""
+    """A runner whose contexts take what a function says."""
 
-    input, outputs, ran_on = "images", ("boxes",), "a device of paper"
+    input, outputs, run_info = "images", ("boxes",), RunInfo("a device of paper", "a library of paper")
 
     def __init__(
         self,
@@ -87,14 +87,14 @@ class Scripted:
         self.name, self.takes, self.clock = name, takes, clock
         self.log = [] if log is None else log
         self.batch, self.largest_batch = batch, largest_batch
-        self.lanes: list[Script] = []
+        self.contexts: list[Script] = []
 
     def __call__(self, images: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
         raise NotImplementedError
 
-    def lane(self, images: NDArray[np.float32]) -> Script:
-        self.lanes.append(Script(self, len(self.lanes)))
-        return self.lanes[-1]
+    def new_context(self, images: NDArray[np.float32]) -> Script:
+        self.contexts.append(Script(self, len(self.contexts)))
+        return self.contexts[-1]
 
     def profile(self, images: NDArray[np.float32], runs: int, warm_up: int) -> tuple[Any, ...]:
         raise NotImplementedError
@@ -105,7 +105,7 @@ def target(runner: Any, name: str = "") -> Target:
 
 
 def constant(name: str, milliseconds: float, clock: Clock, **more: Any) -> Target:
-    return target(Scripted(name, lambda lane, transfers: milliseconds, clock, **more))
+    return target(Scripted(name, lambda context, transfers: milliseconds, clock, **more))
 
 
 def run(targets: Sequence[Target], options: BenchOptions = SHORT, clock: Clock | None = None, **more: Any) -> Any:
@@ -213,8 +213,8 @@ def test_targets_take_turns_and_the_order_changes() -> None:
 def test_the_first_run_of_a_turn_is_not_counted() -> None:
     clock, log = Clock(), []
 
-    def takes(lane: Script, transfers: bool) -> float:
-        cold = len(log) > 1 and log[-2][0] != lane.owner.name
+    def takes(context: Script, transfers: bool) -> float:
+        cold = len(log) > 1 and log[-2][0] != context.owner.name
         return 50.0 if cold else 2.0
 
     pair = [target(Scripted(name, takes, clock, log)) for name in "ab"]
@@ -226,8 +226,8 @@ def test_the_first_run_of_a_turn_is_not_counted() -> None:
 def test_what_ran_before_it_was_warm_is_not_counted() -> None:
     clock = Clock()
 
-    def takes(lane: Script, transfers: bool) -> float:
-        return max(5.0, 50.0 - len(lane.owner.log))
+    def takes(context: Script, transfers: bool) -> float:
+        return max(5.0, 50.0 - len(context.owner.log))
 
     done = run([target(Scripted("a", takes, clock))], BenchOptions(seconds=1.0, warm_up=0.5, transfers=False))
     (point,) = done.targets[0].points
@@ -239,7 +239,7 @@ def test_what_ran_before_it_was_warm_is_not_counted() -> None:
 
 def test_a_target_that_does_not_settle_is_told_of() -> None:
     clock = Clock()
-    growing = target(Scripted("a", lambda lane, transfers: 1.0 + len(lane.owner.log) / 10, clock))
+    growing = target(Scripted("a", lambda context, transfers: 1.0 + len(context.owner.log) / 10, clock))
     done = run([growing], BenchOptions(seconds=0.1, warm_up=0.5, min_runs=2))
     point = done.targets[0].points[0]
     assert not point.warm_up.settled
@@ -255,7 +255,7 @@ def test_without_a_warm_up_the_result_says_so() -> None:
 
 def test_transfers_are_told_apart() -> None:
     clock = Clock()
-    done = run([target(Scripted("a", lambda lane, transfers: 3.0 if transfers else 2.0, clock))])
+    done = run([target(Scripted("a", lambda context, transfers: 3.0 if transfers else 2.0, clock))])
     (one,) = done.targets
     assert one.transfers == "included"
     assert one.points[0].latency_ms.p50 == 3.0
@@ -267,7 +267,7 @@ def test_transfers_are_told_apart() -> None:
 
 def test_transfers_are_left_out_where_they_are_not_wanted() -> None:
     clock = Clock()
-    only = target(Scripted("a", lambda lane, transfers: 3.0 if transfers else 2.0, clock))
+    only = target(Scripted("a", lambda context, transfers: 3.0 if transfers else 2.0, clock))
     done = run([only], BenchOptions(seconds=1.0, warm_up=0.0, transfers=False))
     assert all(not transfers for _, transfers in only.runner.log)  # type: ignore[attr-defined]
     point = done.targets[0].points[0]
@@ -319,27 +319,27 @@ def test_a_baseline_named_by_path_is_measured_as_well(monkeypatch: pytest.Monkey
         bench([])
 
 
-# lanes side by side
+# contexts side by side
 
 
-def test_lanes_run_at_the_same_time() -> None:
+def test_contexts_run_at_the_same_time() -> None:
     clock, gate = Clock(), threading.Barrier(3, timeout=20)
     met: list[int] = []
 
-    def takes(lane: Script, transfers: bool) -> float:
-        # Passes only once three lanes are in it together; the first run of each turn is where they wait.
-        if threading.current_thread() is not threading.main_thread() and lane.number not in met:
+    def takes(context: Script, transfers: bool) -> float:
+        # Passes only once three contexts are in it together; the first run of each turn is where they wait.
+        if threading.current_thread() is not threading.main_thread() and context.number not in met:
             gate.wait()
-            met.append(lane.number)
+            met.append(context.number)
         return 1.0
 
     run([target(Scripted("a", takes, clock))], BenchOptions(streams=(3,), seconds=0.1, warm_up=0.0, min_runs=2))
     assert sorted(met) == [0, 1, 2]
 
 
-def test_rates_of_lanes_are_added() -> None:
+def test_rates_of_contexts_are_added() -> None:
     clock = Clock()
-    unequal = target(Scripted("a", lambda lane, transfers: (2.0, 4.0)[lane.number], clock))
+    unequal = target(Scripted("a", lambda context, transfers: (2.0, 4.0)[context.number], clock))
     options = BenchOptions(batches=(4,), streams=(1, 2), seconds=1.0, warm_up=0.0, min_runs=2)
     one, two = run([unequal], options).targets[0].points[0].throughput
     assert (one.streams, two.streams) == (1, 2)
@@ -347,24 +347,24 @@ def test_rates_of_lanes_are_added() -> None:
     assert two.images_per_second == pytest.approx(4 * (500 + 250))
 
 
-def test_a_lane_that_fails_ends_the_others() -> None:
+def test_a_context_that_fails_ends_the_others() -> None:
     clock = Clock()
 
-    def takes(lane: Script, transfers: bool) -> float:
-        if lane.number == 1 and len(lane.owner.log) > 100:
+    def takes(context: Script, transfers: bool) -> float:
+        if context.number == 1 and len(context.owner.log) > 100:
             raise BackendError("the device is gone")
         return 1.0
 
     with pytest.raises(BackendError, match="the device is gone"):
         run([target(Scripted("a", takes, clock))], BenchOptions(streams=(3,), seconds=1.0, warm_up=0.0))
-    assert not [one for one in threading.enumerate() if one.name.startswith("trtdet-lane")]
+    assert not [one for one in threading.enumerate() if one.name.startswith("trtdet-context")]
 
 
-def test_a_lane_that_fails_at_once_does_not_keep_the_others_waiting() -> None:
+def test_a_context_that_fails_at_once_does_not_keep_the_others_waiting() -> None:
     clock = Clock()
 
-    def takes(lane: Script, transfers: bool) -> float:
-        if lane.number == 1:
+    def takes(context: Script, transfers: bool) -> float:
+        if context.number == 1:
             raise BackendError("no memory on the device")
         return 1.0
 
@@ -372,13 +372,13 @@ def test_a_lane_that_fails_at_once_does_not_keep_the_others_waiting() -> None:
         run([target(Scripted("a", takes, clock))], BenchOptions(streams=(2,), seconds=1.0, warm_up=0.0))
 
 
-def test_ctrl_c_ends_lanes_that_would_run_on() -> None:
+def test_ctrl_c_ends_contexts_that_would_run_on() -> None:
     clock, main = Clock(), threading.main_thread().ident
     assert main is not None
 
-    def takes(lane: Script, transfers: bool) -> float:
-        runs.append(lane.number)
-        if lane.number == 0 and runs.count(0) == 50:
+    def takes(context: Script, transfers: bool) -> float:
+        runs.append(context.number)
+        if context.number == 0 and runs.count(0) == 50:
             signal.pthread_kill(main, signal.SIGINT)
         return 1.0
 
@@ -387,13 +387,13 @@ def test_ctrl_c_ends_lanes_that_would_run_on() -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     runner = Scripted("a", takes, clock)
-    lanes = [runner.lane(np.zeros((1, 3, 8, 8), np.float32)) for _ in range(3)]
+    contexts = [runner.new_context(np.zeros((1, 3, 8, 8), np.float32)) for _ in range(3)]
     try:
-        with pytest.raises(KeyboardInterrupt), ThreadPoolExecutor(3, thread_name_prefix="trtdet-lane") as pool:
-            benching._side_by_side(pool, lanes, True, 0.0, sys.maxsize, clock)
+        with pytest.raises(KeyboardInterrupt), ThreadPoolExecutor(3, thread_name_prefix="trtdet-context") as pool:
+            benching._side_by_side(pool, contexts, True, 0.0, sys.maxsize, clock)
     finally:
         signal.signal(signal.SIGINT, before)
-    assert not [one for one in threading.enumerate() if one.name.startswith("trtdet-lane")]
+    assert not [one for one in threading.enumerate() if one.name.startswith("trtdet-context")]
 
 
 # what is refused before anything is measured
@@ -412,7 +412,7 @@ def test_a_batch_that_a_target_does_not_take(more: dict[str, Any], said: str) ->
     with pytest.raises(ConfigError, match=said):
         run(pair, BenchOptions(batches=(1, 8)))
     assert log == []
-    assert pair[0].runner.lanes == []  # type: ignore[attr-defined]
+    assert pair[0].runner.contexts == []  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("fixed", "batch"), [([4, None], 4), ([4, 4], 4), ([None, None], 1)])
@@ -484,13 +484,13 @@ def test_on_the_cpu_nothing_is_transferred(shapes: Target) -> None:
     (one,) = done.targets
     assert (one.transfers, one.points[0].compute_ms, one.points[0].transfers_ms) == (None, None, None)
     assert one.points[0].latency_ms.shortest > 0
-    assert one.ran_on == "onnxruntime (CPU)"
+    assert str(one.run_info) == "onnxruntime (CPU)"
     assert done.as_dict()["targets"][0]["points"][0]["transfers_ms"] is None
 
 
-def test_a_lane_of_onnxruntime_takes_the_batch_of_its_model_alone(shapes: Target) -> None:
+def test_a_context_of_onnxruntime_takes_the_batch_of_its_model_alone(shapes: Target) -> None:
     with pytest.raises(BackendError, match="batches of exactly 1, got one of 2 images"):
-        shapes.runner.lane(shapes.pixels(2, None, 0))
+        shapes.runner.new_context(shapes.pixels(2, None, 0))
 
 
 # the machine and the results

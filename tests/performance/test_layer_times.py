@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from trtdet.backends import OnnxRunner
-from trtdet.backends.base import LayerTime
+from trtdet.backends.base import LayerTime, RunInfo
 from trtdet.backends.onnxruntime import layer_times
 from trtdet.config import load_config
 from trtdet.errors import BackendError, ConfigError
@@ -47,7 +47,9 @@ def layer(name: str, kind: str, ms: float | Sequence[float], onnx: Sequence[str]
 
 
 def made(*layers: LayerTime, convs: Sequence[str] = ("a", "b"), name: str = "net", plain: float = 10.0) -> Profile:
-    return Profile(name, "engine", "a device of paper", 1, layers, tuple(convs), (plain, plain))
+    return Profile(
+        name, "engine", RunInfo("a device of paper", "a library of paper"), 1, layers, tuple(convs), (plain, plain)
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -228,7 +230,8 @@ def test_differences_hold_every_layer_once_and_add_up(first: Profile, second: Pr
 class Scripted:
     """A runner that notes what it is asked, and whose layers take as long as it has been profiled often."""
 
-    input, outputs, ran_on, largest_batch = "images", ("boxes",), "a device of paper", None
+    input, outputs, largest_batch = "images", ("boxes",), None
+    run_info = RunInfo("a device of paper", "a library of paper")
 
     def __init__(self, name: str, log: list[tuple[Any, ...]], batch: int | None = None) -> None:
         self.name, self.log, self.batch = name, log, batch
@@ -236,7 +239,7 @@ class Scripted:
     def __call__(self, images: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
         raise NotImplementedError
 
-    def lane(self, images: NDArray[np.float32]) -> Scripted:
+    def new_context(self, images: NDArray[np.float32]) -> Scripted:
         return self
 
     def run(self, transfers: bool = True) -> float:

@@ -133,17 +133,17 @@ from trtdet.backends import OnnxRunner
 from trtdet.cli import main
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
-load = OnnxRunner.lane
+load = OnnxRunner.new_context
 
-def lane(*arguments):
+def new_context(*arguments):
     made = load(*arguments)
     print("measuring", flush=True)
     return made
 
-OnnxRunner.lane = lane
+OnnxRunner.new_context = new_context
 sys.exit(main(sys.argv[1:]))
 """
-"""Says when the first lane is there, so that the signal meets the measurement."""
+"""Says when the first context is there, so that the signal meets the measurement."""
 
 
 # profile

@@ -18,7 +18,17 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from trtdet.backends import BuildRequest, EngineFacts, EngineOptions, OnnxRunner, Runner, choose, obstacle, open_engine
+from trtdet.backends import (
+    BuildRequest,
+    EngineFacts,
+    EngineOptions,
+    OnnxRunner,
+    RunInfo,
+    Runner,
+    choose,
+    obstacle,
+    open_engine,
+)
 from trtdet.bundle import Bundle
 from trtdet.data import ImageStream, evenly, find_images
 from trtdet.errors import BackendError, ConfigError
@@ -59,13 +69,13 @@ class Agreement:
         tensors: in the order in which the model computes them.
         limit: in decibels.
         images: how many were run.
-        ran_on: where the engine ran.
+        run_info: where the engine ran.
     """
 
     tensors: tuple[Agreed, ...]
     limit: float
     images: int
-    ran_on: str
+    run_info: RunInfo
 
     @property
     def first(self) -> Agreed | None:
@@ -75,7 +85,7 @@ class Agreement:
     def __str__(self) -> str:
         """One sentence."""
         first, count = self.first, sum(one.departs for one in self.tensors)
-        against = f"{len(self.tensors)} tensors against onnxruntime, {self.images} images, {self.ran_on}"
+        against = f"{len(self.tensors)} tensors against onnxruntime, {self.images} images, {self.run_info}"
         if first is None:
             lowest = min(self.tensors, key=lambda one: one.snr)
             return f"no layer departs: '{lowest.node}' is the farthest with {lowest.snr:.1f} dB ({against})"
@@ -93,7 +103,7 @@ class Agreement:
         """Plain values for JSON; a ratio that is infinite, since both are equal, or no number is null."""
         rows = [{**asdict(one), "snr": one.snr if np.isfinite(one.snr) else None} for one in self.tensors]
         first = self.first
-        facts = {"limit": self.limit, "images": self.images, "ran_on": self.ran_on}
+        facts = {"limit": self.limit, "images": self.images, "ran_on": str(self.run_info)}
         return {**facts, "first": first.node if first else None, "tensors": rows}
 
 
@@ -229,4 +239,4 @@ def agreement(
         # Nothing is no number: an output of the engine that is one departs.
         rows.append(Agreed(name, node, snr, not snr >= limit))
     progress("comparing", images, images)
-    return Agreement(tuple(rows), limit, images, runner.ran_on)
+    return Agreement(tuple(rows), limit, images, runner.run_info)

@@ -15,6 +15,7 @@ from trtdet.backends.base import (
     EngineOptions,
     Implicit,
     OwnCalibrator,
+    RunInfo,
     Runner,
 )
 from trtdet.backends.onnxruntime import OnnxRunner, OnnxRuntime
@@ -46,6 +47,7 @@ __all__ = [
     "Implicit",
     "OnnxRunner",
     "OwnCalibrator",
+    "RunInfo",
     "Runner",
     "build_remembering",
     "choose",

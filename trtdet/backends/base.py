@@ -197,9 +197,32 @@ class LayerTime:
     count: int = 1
 
 
-class Lane(Protocol):
-    """One stream of work with buffers of its own, filled with one batch; several lanes may run side by side in
-    threads."""
+@dataclass(frozen=True)
+class RunInfo:
+    """Where a model or an engine runs. ``str()`` says all of it, such as ``TensorRT 8.6.0 (NVIDIA H200)``.
+
+    Attributes:
+        device: ``CPU``, or the GPU as its driver calls it.
+        library: what runs it there, with its version.
+        fallback_reason: why it is not the engine that runs; empty where it is, or where there is none.
+        without_graphs: why the work is not launched as CUDA graphs; empty where it is, or where the device has none.
+    """
+
+    device: str
+    library: str
+    fallback_reason: str = ""
+    without_graphs: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.library} ({self.device})"
+        if self.without_graphs:
+            text += f", without CUDA graphs, as {self.without_graphs}"
+        return text + (f", as {self.fallback_reason}" if self.fallback_reason else "")
+
+
+class ExecutionContext(Protocol):
+    """One stream of work with its own buffers, which hold one batch. Several contexts of a runner may run at the same
+    time in different threads."""
 
     def run(self, transfers: bool = True) -> float:
         """Runs the batch once and waits for it.
@@ -221,14 +244,14 @@ class Runner(Protocol):
         batch: the fixed batch; None where it is dynamic.
         largest_batch: the most images it takes at once; None for any number.
         outputs: names.
-        ran_on: where it runs, in words, such as ``onnxruntime (CPU)`` or ``TensorRT 8.6.0 (NVIDIA H200)``.
+        run_info: the device and the library that run it.
     """
 
     input: str
     batch: int | None
     largest_batch: int | None
     outputs: tuple[str, ...]
-    ran_on: str
+    run_info: RunInfo
 
     def __call__(self, images: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
         """Runs float32 (B, 3, H, W); one smaller than a fixed batch is filled up and the filling left out again.
@@ -238,8 +261,8 @@ class Runner(Protocol):
         """
         ...
 
-    def lane(self, images: NDArray[np.float32]) -> Lane:
-        """A new lane for exactly this batch, warmed up once.
+    def new_context(self, images: NDArray[np.float32]) -> ExecutionContext:
+        """A new context for exactly this batch, warmed up once.
 
         Raises:
             BackendError: a batch it does not take, or no memory on the device.

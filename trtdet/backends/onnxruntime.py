@@ -17,7 +17,7 @@ import onnx
 import onnxruntime
 from numpy.typing import NDArray
 
-from trtdet.backends.base import BuildRequest, Built, Capabilities, LayerTime
+from trtdet.backends.base import BuildRequest, Built, Capabilities, LayerTime, RunInfo
 from trtdet.detection.suppression import EfficientNms, efficient_nms
 from trtdet.errors import BackendError, one_line
 from trtdet.passes.base import PLUGIN_DOMAIN
@@ -71,7 +71,7 @@ class OnnxRunner:
         self.batch: int | None = source.shape[0] if isinstance(source.shape[0], int) else None
         """The model's fixed batch, None where it is dynamic."""
         self.largest_batch = self.batch
-        self.ran_on = "onnxruntime (CPU)"
+        self.run_info = RunInfo("CPU", "onnxruntime")
         self.inputs: tuple[str, ...] = tuple(one.name for one in self._session.get_inputs())
         self.outputs: tuple[str, ...] = tuple(output.name for output in self._session.get_outputs())
 
@@ -92,8 +92,8 @@ class OnnxRunner:
         missing = 0 if self.batch is None else max(0, self.batch - len(images))
         return np.concatenate([images, np.repeat(images[-1:], missing, axis=0)]) if missing else images
 
-    def lane(self, images: NDArray[np.float32]) -> OnnxLane:
-        """One stream of work with exactly this batch, warmed up once; lanes share the model and its threads.
+    def new_context(self, images: NDArray[np.float32]) -> OnnxContext:
+        """One stream of work with exactly this batch, warmed up once; contexts share the model and its threads.
 
         Args:
             images: float32 (B, 3, H, W), pre-processed.
@@ -103,9 +103,9 @@ class OnnxRunner:
         """
         if self.batch not in (None, len(images)):
             raise BackendError(f"the model takes batches of exactly {self.batch}, got one of {len(images)} images")
-        lane = OnnxLane(self._session, {self.input: images})
-        lane.run()
-        return lane
+        context = OnnxContext(self._session, {self.input: images})
+        context.run()
+        return context
 
     def profile(self, images: NDArray[np.float32], runs: int, warm_up: int) -> tuple[LayerTime, ...]:
         """Times what onnxruntime made of the model's nodes, by its own profiler, in a session of the same options.
@@ -175,8 +175,8 @@ class OnnxRunner:
         return dict(zip(self.outputs, self._session.run(None, dict(arrays)), strict=True))
 
 
-class OnnxLane:
-    """One batch, run again and again; see :class:`trtdet.backends.base.Lane`."""
+class OnnxContext:
+    """One batch, run again and again; see :class:`trtdet.backends.base.ExecutionContext`."""
 
     def __init__(self, session: Any, feeds: Mapping[str, NDArray[np.float32]]) -> None:
         self._session, self._feeds = session, dict(feeds)

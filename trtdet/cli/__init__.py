@@ -234,7 +234,12 @@ def _parser() -> argparse.ArgumentParser:
         help="images at once (default: the fixed batch, else 1)",
     )
     bench.add_argument(
-        "--streams", type=int, nargs="+", default=[1], metavar="N", help="lanes side by side (default: 1)"
+        "--streams",
+        type=int,
+        nargs="+",
+        default=[1],
+        metavar="N",
+        help="execution contexts that run side by side (default: 1)",
     )
     bench.add_argument("--seconds", type=float, default=3.0, help="of each target at each point (default: %(default)s)")
     bench.add_argument("--warm-up", type=float, default=1.0, help="seconds, or until steady (default: %(default)s)")
@@ -720,7 +725,7 @@ def _eval(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     _say(
         options,
         f"{done.result.images} images, {done.result.detections} detections, {done.ms_per_image:.1f} ms an image; "
-        f"{done.file} on {done.ran_on}, NMS {done.nms}",
+        f"{done.file} on {done.run_info}, NMS {done.nms}",
     )
     if reference is None:
         return done.as_dict()
@@ -777,7 +782,7 @@ def _infer(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         progress=lambda count, total: console.progress("detecting", count, total),
     )
     total = sum(len(row["detections"]) for row in done.detections)
-    ran_on = detector.runner.ran_on
+    ran_on = str(detector.runner.run_info)
     _say(options, f"{total} detections in {len(done.pictures)} images on {ran_on}; wrote {done.folder}, {done.json}")
     return {"folder": str(done.folder), "images": list(done.detections), "ran_on": ran_on}
 
@@ -790,8 +795,8 @@ def _record(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     if options.num_images is not None:
         images = evenly(images, options.num_images)
     done = record(options.bundle, images, options.output, on=options.on, progress=console.progress)
-    _say(options, f"{done.images} images on {done.ran_on}; wrote {done.file}, {done.size / 1e6:.1f} MB")
-    return {"recording": str(done.file), "images": done.images, "bytes": done.size, "ran_on": done.ran_on}
+    _say(options, f"{done.images} images on {done.run_info}; wrote {done.file}, {done.size / 1e6:.1f} MB")
+    return {"recording": str(done.file), "images": done.images, "bytes": done.size, "ran_on": str(done.run_info)}
 
 
 def _bench(options: argparse.Namespace, console: Console) -> dict[str, Any]:

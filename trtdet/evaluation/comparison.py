@@ -95,7 +95,7 @@ class Comparison:
         """Plain values for JSON."""
         return {
             "file": self.reference.file,
-            "ran_on": self.reference.ran_on,
+            "ran_on": str(self.reference.run_info),
             "nms": self.reference.nms,
             "map": self.reference.result.map,
             "difference": self.difference,

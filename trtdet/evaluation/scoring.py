@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trtdet.backends import RunInfo
 from trtdet.config import NmsConfig
 from trtdet.data import Batch, CocoDataset, ImageStream
 from trtdet.detection.suppression import Detections
@@ -24,7 +25,7 @@ class Evaluation:
         metric: what they were computed from, so that two evaluations can be compared image by image.
         ms_per_image: wall time of inference and suppression, without decoding the image file, in milliseconds.
         file: the file that ran.
-        ran_on: where it ran, in words.
+        run_info: where it ran.
         nms: what suppressed.
         thresholds: what the suppression worked with.
     """
@@ -33,7 +34,7 @@ class Evaluation:
     metric: CocoMetric
     ms_per_image: float
     file: str
-    ran_on: str
+    run_info: RunInfo
     nms: str
     thresholds: NmsConfig
 
@@ -43,7 +44,7 @@ class Evaluation:
             **self.result.as_dict(),
             "ms_per_image": self.ms_per_image,
             "file": self.file,
-            "ran_on": self.ran_on,
+            "ran_on": str(self.run_info),
             "nms": self.nms,
         }
 
@@ -123,7 +124,7 @@ def evaluate_each(
             metric,
             1000 * spent / done,
             str(detector.file),
-            detector.runner.ran_on,
+            detector.runner.run_info,
             detector.where,
             nms,
         )

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtdet.backends import EngineRunner, OnnxRunner
-from trtdet.backends.base import Lane, Runner
+from trtdet.backends.base import ExecutionContext, RunInfo, Runner
 from trtdet.config import Config, InputConfig
 from trtdet.data import ImageStream, evenly, find_images
 from trtdet.data.images import preprocess
@@ -50,7 +50,7 @@ class BenchOptions:
 
     Attributes:
         batches: images at once; empty for the fixed batch that all targets have, else 1.
-        streams: for the throughput, how many lanes run side by side.
+        streams: for the throughput, how many contexts run side by side.
         seconds: at least so long each target is measured at each point, above 0.
         warm_up: at least so long each target runs before that, in seconds, 0 or more.
         min_runs: at least so many runs each point has, 2 or more.
@@ -229,7 +229,7 @@ class Throughput:
     """Images a second.
 
     Attributes:
-        streams: lanes that ran side by side.
+        streams: contexts that ran side by side.
         images_per_second: mean over the rounds.
         stddev: over the rounds.
         ratio: of the baseline's, above 1 is more; None for the baseline itself.
@@ -280,7 +280,7 @@ class Measured:
     Attributes:
         name: of the target.
         file: what ran.
-        ran_on: where, in words.
+        run_info: where it ran.
         nms: what suppressed.
         transfers: ``included`` or ``excluded`` in ``latency_ms`` and the throughput; None where there are none.
         points: for each batch size.
@@ -288,14 +288,21 @@ class Measured:
 
     name: str
     file: str
-    ran_on: str
+    run_info: RunInfo
     nms: str
     transfers: str | None
     points: tuple[Point, ...]
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return {**asdict(self), "points": [point.as_dict() for point in self.points]}
+        return {
+            "name": self.name,
+            "file": self.file,
+            "ran_on": str(self.run_info),
+            "nms": self.nms,
+            "transfers": self.transfers,
+            "points": [point.as_dict() for point in self.points],
+        }
 
 
 @dataclass(frozen=True)
@@ -430,7 +437,7 @@ class Bench:
         lines.append("")
         for target in self.targets:
             apart_from = "; suppression on the host comes on top" if target.nms == "host" else ""
-            lines.append(f"{target.name}: {target.file} on {target.ran_on}, NMS {target.nms}{apart_from}")
+            lines.append(f"{target.name}: {target.file} on {target.run_info}, NMS {target.nms}{apart_from}")
         lines.append(f"{ROUNDS} rounds in turn; images: {self.images}")
         lines += circumstances(self.before, self.after)
         return "\n".join(lines)
@@ -508,7 +515,7 @@ def measure(
         options: how.
         baseline: index of the target that the others are compared with.
         progress: called with a stage, steps done and steps in all.
-        clock: seconds; says when a measurement has lasted long enough, and how long lanes side by side took.
+        clock: seconds; says when a measurement has lasted long enough, and how long contexts side by side took.
 
     Raises:
         ConfigError: a target does not take a batch that is asked for; nothing was measured then.
@@ -528,7 +535,7 @@ def measure(
         Measured(
             target.name,
             target.file,
-            target.runner.ran_on,
+            target.runner.run_info,
             target.nms,
             ("included" if options.transfers else "excluded") if target.on_device else None,
             tuple(points),
@@ -575,10 +582,10 @@ def _measure(
 ) -> list[Point]:
     """All targets at one batch size."""
     batch = len(images[0])
-    lanes = [[target.runner.lane(one)] for target, one in zip(targets, images, strict=True)]
+    contexts = [[target.runner.new_context(one)] for target, one in zip(targets, images, strict=True)]
     stage = f"batch {batch}: warming up"
     warm = []
-    for index, (own, target) in enumerate(zip(lanes, targets, strict=True)):
+    for index, (own, target) in enumerate(zip(contexts, targets, strict=True)):
         progress(stage, index, len(targets))
         warm.append(_warm_up(own[0], options.warm_up, options.transfers and target.on_device, clock))
     progress(stage, len(targets), len(targets))
@@ -592,19 +599,19 @@ def _measure(
     for number in range(ROUNDS):
         for index in turns(len(targets), number):
             for mode in modes[index]:
-                times[index][mode].append(_slice(lanes[index][0], mode, seconds, least, clock))
+                times[index][mode].append(_slice(contexts[index][0], mode, seconds, least, clock))
         progress(f"batch {batch}: latency", number + 1, ROUNDS)
 
-    for own, target, one in zip(lanes, targets, images, strict=True):
-        own.extend(target.runner.lane(one) for _ in range(max(options.streams) - 1))
+    for own, target, one in zip(contexts, targets, images, strict=True):
+        own.extend(target.runner.new_context(one) for _ in range(max(options.streams) - 1))
     rates: list[list[Times]] = [[] for _ in targets]
     for streams in options.streams:
         rounds = np.zeros((len(targets), ROUNDS))
-        with ThreadPoolExecutor(streams, thread_name_prefix="trtdet-lane") as pool:
+        with ThreadPoolExecutor(streams, thread_name_prefix="trtdet-context") as pool:
             for number in range(ROUNDS):
                 for index in turns(len(targets), number):
                     rounds[index, number] = batch * _side_by_side(
-                        pool, lanes[index][:streams], options.transfers, seconds, least, clock
+                        pool, contexts[index][:streams], options.transfers, seconds, least, clock
                     )
                 progress(f"batch {batch}: throughput, {streams} streams", number + 1, ROUNDS)
         for kept, row in zip(rates, rounds, strict=True):
@@ -650,11 +657,11 @@ def turns(targets: int, number: int) -> list[int]:
     return [(index + number) % targets for index in range(targets)]
 
 
-def _warm_up(lane: Lane, seconds: float, transfers: bool, clock: Clock) -> WarmUp:
+def _warm_up(context: ExecutionContext, seconds: float, transfers: bool, clock: Clock) -> WarmUp:
     times, stamps = array("d"), array("d")
     started, due = clock(), seconds
     while True:
-        times.append(lane.run(transfers))
+        times.append(context.run(transfers))
         now = clock() - started
         stamps.append(now)
         if now < due:
@@ -672,31 +679,36 @@ def is_steady(times: Times) -> bool:
     return bool(abs(second - first) <= _STEADY * first)
 
 
-def _slice(lane: Lane, transfers: bool, seconds: float, least: int, clock: Clock) -> Times:
+def _slice(context: ExecutionContext, transfers: bool, seconds: float, least: int, clock: Clock) -> Times:
     """Milliseconds of runs one after the other, for so long and so many at least, after one that is not counted."""
-    lane.run(transfers)
+    context.run(transfers)
     times, end = array("d"), clock() + seconds
     while len(times) < least or clock() < end:
-        times.append(lane.run(transfers))
+        times.append(context.run(transfers))
     return np.asarray(times)
 
 
 def _side_by_side(
-    pool: ThreadPoolExecutor, lanes: Sequence[Lane], transfers: bool, seconds: float, least: int, clock: Clock
+    pool: ThreadPoolExecutor,
+    contexts: Sequence[ExecutionContext],
+    transfers: bool,
+    seconds: float,
+    least: int,
+    clock: Clock,
 ) -> float:
-    """Runs a second of lanes that start together, each in a thread of its own.
+    """Runs a second of contexts that start together, each in a thread of its own.
 
-    Each lane counts by its own last run, and their rates are added: one that ends early leaves no gap in the sum.
+    Each context counts by its own last run, and their rates are added: one that ends early leaves no gap in the sum.
     """
-    gate, stop = threading.Barrier(len(lanes)), threading.Event()
+    gate, stop = threading.Barrier(len(contexts)), threading.Event()
 
-    def work(lane: Lane) -> float:
+    def work(context: ExecutionContext) -> float:
         try:
-            lane.run(transfers)
+            context.run(transfers)
             gate.wait()
             started, runs, passed = clock(), 0, 0.0
             while (runs < least or passed < seconds) and not stop.is_set():
-                lane.run(transfers)
+                context.run(transfers)
                 runs += 1
                 passed = clock() - started
         except BaseException:
@@ -706,9 +718,9 @@ def _side_by_side(
         return runs / passed if passed else 0.0
 
     try:
-        futures: list[Future[float]] = [pool.submit(work, lane) for lane in lanes]
+        futures: list[Future[float]] = [pool.submit(work, context) for context in contexts]
         failed = [error for error in (future.exception() for future in futures) if error is not None]
-    except BaseException:  # Ctrl-C while starting them or waiting: the lanes end with the run that they are in
+    except BaseException:  # Ctrl-C while starting them or waiting: the contexts end with the run that they are in
         gate.abort()
         stop.set()
         raise

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trtdet.backends.base import LayerTime
+from trtdet.backends.base import LayerTime, RunInfo
 from trtdet.bundle import Bundle
 from trtdet.config import Config
 from trtdet.errors import BackendError, ConfigError
@@ -92,7 +92,7 @@ class Profile:
     Attributes:
         name: of the target.
         file: what ran.
-        ran_on: where, in words.
+        run_info: where it ran.
         batch: images at once.
         layers: in the order of execution, each with the milliseconds of every run.
         convs: names of the ONNX model's convolutions, in its order.
@@ -101,7 +101,7 @@ class Profile:
 
     name: str
     file: str
-    ran_on: str
+    run_info: RunInfo
     batch: int
     layers: tuple[LayerTime, ...]
     convs: tuple[str, ...]
@@ -129,7 +129,7 @@ class Profile:
         return {
             "name": self.name,
             "file": self.file,
-            "ran_on": self.ran_on,
+            "ran_on": str(self.run_info),
             "batch": self.batch,
             "runs": len(self.latency_ms),
             "sum_ms": self.sum_ms,
@@ -160,7 +160,7 @@ class Profile:
 
     def table(self, top: int) -> str:
         """Markdown: by kind, by part, and the ``top`` longest layers."""
-        lines = [f"{self.name}, batch {self.batch}, {len(self.latency_ms)} runs on {self.ran_on}", ""]
+        lines = [f"{self.name}, batch {self.batch}, {len(self.latency_ms)} runs on {self.run_info}", ""]
         lines += _table(("op type", "mean ms", "stddev", "count", "share", "cumulative"), _cells(self.by_type))
         if self.by_part:
             lines += ["", *_table(("part", "mean ms", "stddev", "count", "share", "cumulative"), _cells(self.by_part))]
@@ -481,7 +481,8 @@ class Profiling:
             if one is self.against:
                 body.append(f"<h1>{escape(one.name)}</h1>")
             body += [
-                f"<p>Batch {one.batch}, {len(one.latency_ms)} runs on {escape(one.ran_on)}: {escape(one.summary)}.</p>",
+                f"<p>Batch {one.batch}, {len(one.latency_ms)} runs on {escape(str(one.run_info))}: "
+                f"{escape(one.summary)}.</p>",
                 "<h2>By kind of operator</h2>",
                 _bars(one.by_type),
                 "<h2>Layers in the order of execution</h2>",
@@ -557,7 +558,7 @@ def profile_targets(
         target.check_batch(batch)
     before = Machine.now(targets)
     images = [target.pixels(batch, options.images, options.seed) for target in targets]
-    lanes = [target.runner.lane(one) for target, one in zip(targets, images, strict=True)]
+    contexts = [target.runner.new_context(one) for target, one in zip(targets, images, strict=True)]
     parts = [len(one) for one in np.array_split(range(options.runs), min(_TURNS, options.runs))]
     layers: list[list[tuple[LayerTime, ...]]] = [[] for _ in targets]
     latencies: list[list[float]] = [[] for _ in targets]
@@ -566,12 +567,12 @@ def profile_targets(
             progress("profiling", number * len(targets) + index, len(parts) * len(targets))
             layers[index].append(target.runner.profile(images[index], runs, options.warm_up))
             for _ in range(options.warm_up):
-                lanes[index].run()
+                contexts[index].run()
             # Without the transfers, which are in no layer.
-            latencies[index].extend(lanes[index].run(False) for _ in range(runs))
+            latencies[index].extend(contexts[index].run(False) for _ in range(runs))
     progress("profiling", len(parts) * len(targets), len(parts) * len(targets))
     profiles = [
-        Profile(target.name, target.file, target.runner.ran_on, batch, joined(target.name, own), names, tuple(plain))
+        Profile(target.name, target.file, target.runner.run_info, batch, joined(target.name, own), names, tuple(plain))
         for target, own, names, plain in zip(targets, layers, convs, latencies, strict=True)
     ]
     what = pixels_in_words(options.images, options.seed)

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trtdet.backends import EngineFacts, obstacle
+from trtdet.backends import EngineFacts, RunInfo, obstacle
 from trtdet.bundle import Bundle
 from trtdet.config import Config
 from trtdet.data import CocoDataset
@@ -34,7 +34,7 @@ class Worth:
 
     Attributes:
         against: precision of the other bundle, ``fp16`` or ``fp32``.
-        ran_on: where both ran.
+        run_info: where both ran.
         comparison: of their mAP; None where no annotated images were given.
         batch: images at once in ``latency``.
         latency: INT8's as a multiple of the other's, below 1 is faster; None where no engine can be run here.
@@ -43,7 +43,7 @@ class Worth:
     """
 
     against: str
-    ran_on: str
+    run_info: RunInfo
     comparison: Comparison | None
     batch: int = 1
     latency: Ratio | None = None
@@ -63,7 +63,7 @@ class Worth:
         if self.latency is not None:
             one = self.latency
             time = f"latency {one.value:.2f}x of {other} ({one.low:.2f} .. {one.high:.2f}) at batch {self.batch}"
-        said = f"INT8 against {other}: {accuracy}, {time}; on {self.ran_on}"
+        said = f"INT8 against {other}: {accuracy}, {time}; on {self.run_info}"
         if self.latency is not None and self.latency.low > 1:
             said += f". INT8 is slower than {other} here"
         return f"{said}. {self.advice}" if self.advice else said
@@ -82,6 +82,8 @@ class Worth:
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         plain = {**asdict(replace(self, comparison=None)), "said": str(self), "advice": self.advice}
+        del plain["run_info"]
+        plain["ran_on"] = str(self.run_info)
         return {**plain, "comparison": self.comparison.as_dict() if self.comparison is not None else None}
 
 
@@ -124,18 +126,20 @@ def weigh(
         twin = build(model, config, Path(folder) / without.precision, without, progress).bundle
         pair = (bundle.path, twin.path)
         comparison = _compared(pair, config, options.keep, progress) if annotated else None
-        ran_on = comparison.reference.ran_on if comparison is not None else ""
-        found = Worth(without.precision, ran_on, comparison, unmeasured=reason)
-        if not reason:
+        if reason:
+            assert comparison is not None
+            found = Worth(without.precision, comparison.reference.run_info, comparison, unmeasured=reason)
+        else:
             batch = bundle.manifest.input.shape.opt[0]
             timed = bench(pair, options=replace(timing, batches=(batch,)), baseline=twin.path, progress=progress)
             profiled = profile(
                 bundle.path, options=replace(profiling, batch=batch), against=twin.path, progress=progress
             )
             assert profiled.against is not None
-            found = replace(
-                found,
-                ran_on=timed.targets[0].ran_on.partition(", as ")[0],
+            found = Worth(
+                without.precision,
+                timed.targets[0].run_info,
+                comparison,
                 batch=batch,
                 latency=timed.targets[0].points[0].ratio,
                 slower=tuple(slower(profiled.profile, profiled.against)),

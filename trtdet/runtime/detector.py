@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,7 +28,7 @@ class Detector:
 
     Attributes:
         file: the engine or the ONNX file that is run.
-        runner: runs it; its ``ran_on`` says on what, and why not on the engine.
+        runner: runs it; its ``run_info`` says on what, and why not on the engine.
         where: what does the suppression.
         input: the pre-processing.
         nms: the thresholds.
@@ -61,7 +61,7 @@ class Detector:
             nms: for an ONNX file, what is to suppress; ``auto`` leaves the model's own suppression as it is, and is
                 ``host`` where it has none.
             on: for a bundle, what is run: ``auto`` is the engine where it can be run, else the model, and
-                ``runner.ran_on`` says why. An engine that can be run and then fails is an error, never the model.
+                ``runner.run_info`` says why. An engine that can be run and then fails is an error, never the model.
 
         Raises:
             BundleError, ModelError, ConfigError, BackendError: it cannot be opened or run.
@@ -156,5 +156,5 @@ def _runner(bundle: Bundle, on: On) -> tuple[Path, Runner]:
         )
     runner = OnnxRunner(bundle.model.read_bytes())
     if reason:
-        runner.ran_on += f", as {reason}"
+        runner.run_info = replace(runner.run_info, fallback_reason=reason)
     return bundle.model, runner

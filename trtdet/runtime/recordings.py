@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trtdet.backends import RunInfo
 from trtdet.bundle import Bundle
 from trtdet.data import ImageStream
 from trtdet.errors import DataError
@@ -50,7 +51,7 @@ class Recording:
     images: int
     size: int
     """In bytes."""
-    ran_on: str
+    run_info: RunInfo
 
 
 def fingerprints(images: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -114,7 +115,7 @@ def record(
         }
         for name, shape in shapes.items()
     }
-    about = {"format": FORMAT, "content_hash": manifest.content_hash, "ran_on": detector.runner.ran_on}
+    about = {"format": FORMAT, "content_hash": manifest.content_hash, "ran_on": str(detector.runner.run_info)}
     header = json.dumps({"__metadata__": about, **entries}).encode()
     header += b" " * (-len(header) % 8)
     seen: dict[bytes, Path] = {}
@@ -131,7 +132,7 @@ def record(
                 stream.write(np.ascontiguousarray(values[name][: len(batch.paths)], types[name]).tobytes())
             done += len(batch.paths)
             progress("recording", done, len(images))
-    return Recording(output, len(images), first + end, detector.runner.ran_on)
+    return Recording(output, len(images), first + end, detector.runner.run_info)
 
 
 def _check_distinct(prints: NDArray[np.float32], paths: Sequence[Path], seen: dict[bytes, Path]) -> None:

@@ -12,7 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtdet.backends import cuda
-from trtdet.backends.base import Capabilities, LayerTime
+from trtdet.backends.base import Capabilities, LayerTime, RunInfo
 from trtdet.backends.tensorrt.builder import PIP as TENSORRT_PIP
 from trtdet.backends.tensorrt.builder import advised, import_or_explain
 from trtdet.backends.tensorrt.rtx import PIP as RTX_PIP
@@ -146,15 +146,14 @@ def onnx_nodes(name: str, metadata: str = "") -> tuple[str, ...]:
 
 
 class EngineRunner:
-    """An engine on a device, as :class:`~trtdet.backends.base.Runner` says. Lanes may run in several threads; of calls,
-    one at a time does.
+    """An engine on a device, as :class:`~trtdet.backends.base.Runner` says. Contexts may run in several
+    threads at the same time; calls run one at a time.
 
     A call of a dynamic batch is launched without a CUDA graph: the state that a graph was captured with changes with
-    the shape. Lanes keep theirs.
+    the shape. Contexts keep theirs.
 
     Attributes:
         usual_batch: the batch that it was optimised for.
-        without_graphs: why the work is not launched as a CUDA graph; empty where it is, and before it was tried.
     """
 
     def __init__(self, loaded: _Loaded, graphs: bool) -> None:
@@ -164,14 +163,14 @@ class EngineRunner:
         self.batch: int | None = None if loaded.dynamic else loaded.batches[1]
         self.usual_batch = loaded.batches[1]
         self.largest_batch: int | None = loaded.batches[2]
-        self.ran_on = ""
-        self.without_graphs = ""
-        self._lanes: weakref.WeakSet[_EngineLane] = weakref.WeakSet()
+        self.run_info = RunInfo(loaded.gpu.device.name, f"{loaded.title} {loaded.trt.__version__}")
+        self._contexts: weakref.WeakSet[_EngineContext] = weakref.WeakSet()
         self._lock = threading.Lock()
-        self._called: _EngineLane | None = None
-        self._say("" if graphs else "they were not asked for")
-        if not loaded.gpu.graphs:
-            self._say(f"{loaded.gpu.through} has none")
+        self._called: _EngineContext | None = None
+        if not graphs:
+            self._run_without_graphs("they were not asked for")
+        elif not loaded.gpu.graphs:
+            self._run_without_graphs(f"{loaded.gpu.through} has none")
 
     def __call__(self, images: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
         smallest, _, largest = self._loaded.batches
@@ -181,33 +180,33 @@ class EngineRunner:
         filled = np.concatenate([images, np.repeat(images[-1:], missing, axis=0)]) if missing else images
         with self._lock:
             if self._called is None:
-                self._called = self._new_lane(largest)
-            lane = self._called
-            lane.fill(filled)
-            lane.run()
+                self._called = self._make_context(largest)
+            context = self._called
+            context.fill(filled)
+            context.run()
             if not self._loaded.dynamic:
-                self._capture(lane)
-            return {name: value[: len(images)].copy() for name, value in lane.results().items()}
+                self._capture(context)
+            return {name: value[: len(images)].copy() for name, value in context.results().items()}
 
-    def lane(self, images: NDArray[np.float32]) -> _EngineLane:
+    def new_context(self, images: NDArray[np.float32]) -> _EngineContext:
         with self._lock:
-            lane = self._lane_of(images)
+            context = self._context_of(images)
             # The first run also does what is done once; it must not be captured.
-            lane.run()
-            self._capture(lane)
-            lane.run()
-        return lane
+            context.run()
+            self._capture(context)
+            context.run()
+        return context
 
     def profile(self, images: NDArray[np.float32], runs: int, warm_up: int) -> tuple[LayerTime, ...]:
         profiler = _profiler(self._loaded.trt)
         with self._lock:
-            lane = self._lane_of(images, profiler)
+            context = self._context_of(images, profiler)
         rows: list[list[tuple[str, float]]] = []
         for _ in range(warm_up + runs):
             profiler.times = []
-            lane.run()
+            context.run()
             rows.append(profiler.times)
-        lane.close()
+        context.close()
         known = _layers(self.inspect())
         return _by_layer(rows[warm_up:], known)
 
@@ -230,9 +229,9 @@ class EngineRunner:
         return self._loaded.gpu.clocks()
 
     def close(self) -> None:
-        """Gives everything back to the device, lanes first. A second time does nothing."""
-        for lane in list(self._lanes):
-            lane.close()
+        """Gives everything back to the device, contexts first. A second time does nothing."""
+        for context in list(self._contexts):
+            context.close()
         self._loaded.close()
 
     def __enter__(self) -> EngineRunner:
@@ -243,30 +242,26 @@ class EngineRunner:
     ) -> None:
         self.close()
 
-    def _lane_of(self, images: NDArray[np.float32], profiler: Any = None) -> _EngineLane:
+    def _context_of(self, images: NDArray[np.float32], profiler: Any = None) -> _EngineContext:
         smallest, _, largest = self._loaded.batches
         if not smallest <= len(images) <= largest:
             allowed = str(largest) if smallest == largest else f"{smallest} to {largest}"
             raise BackendError(f"the engine takes a batch of {allowed}, not of {len(images)}; build it with --batch")
-        lane = self._new_lane(len(images), profiler)
-        lane.fill(images)
-        return lane
+        context = self._make_context(len(images), profiler)
+        context.fill(images)
+        return context
 
-    def _new_lane(self, batch: int, profiler: Any = None) -> _EngineLane:
-        lane = _EngineLane(self._loaded, batch, profiler)
-        self._lanes.add(lane)
-        return lane
+    def _make_context(self, batch: int, profiler: Any = None) -> _EngineContext:
+        context = _EngineContext(self._loaded, batch, profiler)
+        self._contexts.add(context)
+        return context
 
-    def _capture(self, lane: _EngineLane) -> None:
-        if not self.without_graphs and not lane.captured:
-            self._say(lane.capture())
+    def _capture(self, context: _EngineContext) -> None:
+        if not self.run_info.without_graphs and not context.captured:
+            self._run_without_graphs(context.capture())
 
-    def _say(self, without_graphs: str) -> None:
-        self.without_graphs = self.without_graphs or without_graphs
-        loaded = self._loaded
-        self.ran_on = f"{loaded.title} {loaded.trt.__version__} ({loaded.gpu.device.name})"
-        if self.without_graphs:
-            self.ran_on += f", without CUDA graphs, as {self.without_graphs}"
+    def _run_without_graphs(self, reason: str) -> None:
+        self.run_info = replace(self.run_info, without_graphs=reason)
 
 
 @dataclass(frozen=True)
@@ -375,7 +370,7 @@ class _Loaded:
         self.batches = smallest, usual, largest
 
 
-class _EngineLane:
+class _EngineContext:
     """One execution context with a stream and memory of its own, for batches up to a size."""
 
     def __init__(self, loaded: _Loaded, largest: int, profiler: Any = None) -> None:
@@ -405,7 +400,7 @@ class _EngineLane:
                 if not self._context.set_tensor_address(name, memory.address):
                     raise loaded.refused(f"taking memory for '{name}'", mark)
             self._kept = stack.pop_all()
-        self._finish = weakref.finalize(self, _end_lane, self._stream, self._kept)
+        self._finish = weakref.finalize(self, _end_context, self._stream, self._kept)
 
     @property
     def captured(self) -> bool:
@@ -502,8 +497,8 @@ class _EngineLane:
                 if self._context.active_optimization_profile != 0:
                     if not self._context.set_optimization_profile_async(0, stream.handle):
                         raise BackendError(
-                            f"{loaded.title} {loaded.trt.__version__} lets only one lane use this engine: it was built "
-                            "for one (PreviewFeature.PROFILE_SHARING_0806 was off); build it again"
+                            f"{loaded.title} {loaded.trt.__version__} lets only one context use this engine: it was "
+                            "built for one (PreviewFeature.PROFILE_SHARING_0806 was off); build it again"
                         )
                     stream.wait()
                 if not self._context.set_input_shape(loaded.input.name, (batch, *loaded.input.shape[1:])):
@@ -533,7 +528,7 @@ def _drop(gpu: cuda.Gpu, held: list[Any]) -> None:
             held.pop()
 
 
-def _end_lane(stream: cuda.Stream, kept: ExitStack) -> None:
+def _end_context(stream: cuda.Stream, kept: ExitStack) -> None:
     # After Ctrl-C there may be work under way, on memory that is about to go.
     with suppress(BackendError):
         stream.wait()
