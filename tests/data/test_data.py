@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import trtdet.data.stream
+import trtdet.data.cache
 from trtdet.config import COCO_CLASSES, InputConfig
 from trtdet.data import CocoDataset, ImageStream, content_hash, find_images
 from trtdet.data.images import preprocess, read_image
@@ -140,7 +140,7 @@ def test_stream_keeps_the_order_and_the_pixels(images: tuple[Path, ...], workers
     assert tuple(path for batch in batches for path in batch.paths) == images
     for batch in batches:
         assert batch.images.dtype == np.float32 and batch.images.shape == (len(batch), 3, 32, 32)
-        for tensor, placement, path in zip(batch.images, batch.placements, batch.paths, strict=True):
+        for tensor, placement, path in zip(batch.images, batch.transforms, batch.paths, strict=True):
             expected, where = preprocess(read_image(path), CONFIG)
             np.testing.assert_array_equal(tensor, expected)
             assert placement == where
@@ -152,13 +152,12 @@ def test_stream_keeps_the_order_and_the_pixels(images: tuple[Path, ...], workers
 
 def test_stream_reads_only_a_few_ahead(images: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Path] = []
-    load: Callable[..., Any] = trtdet.data.stream._load
 
-    def counted(path: Path, config: InputConfig) -> Any:
+    def counted(path: Path) -> Any:
         started.append(path)
-        return load(path, config)
+        return read_image(path)
 
-    monkeypatch.setattr(trtdet.data.stream, "_load", counted)
+    monkeypatch.setattr(trtdet.data.cache, "read_image", counted)
     for seen, _ in enumerate(ImageStream(images, CONFIG, workers=2), start=1):
         assert len(started) <= seen + 2 * 2
     assert len(started) == 25
@@ -196,6 +195,15 @@ def test_too_many_bad_images_are_an_error(images: tuple[Path, ...]) -> None:
     assert not decoders()
 
 
+def test_a_tenth_of_bad_images_is_allowed(images: tuple[Path, ...]) -> None:
+    for path in images[3:5]:
+        path.write_bytes(b"broken")
+    with pytest.warns(TrtdetWarning, match="skipped"):
+        assert sum(len(batch) for batch in ImageStream(images[:20], CONFIG)) == 18
+    with pytest.warns(TrtdetWarning), pytest.raises(DataError, match=r"2 of 19 .* allowed are 10%: 003\.png, 004\.png"):
+        list(ImageStream(images[:19], CONFIG))
+
+
 def test_the_only_image_is_bad(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"")
     with pytest.raises(DataError, match=r"1 of 1 images cannot be read so far.*a\.png"):
@@ -211,7 +219,10 @@ def test_on_bad_raise(images: tuple[Path, ...]) -> None:
 
 def test_stream_options() -> None:
     with pytest.raises(ValueError, match="at least 1, got 0 and 2"):
-        ImageStream([], CONFIG, batch_size=0)
+        ImageStream([], CONFIG, batch_size=0, workers=2)
+    with pytest.raises(ValueError, match="at least 1, got 1 and 0"):
+        ImageStream([], CONFIG, workers=0)
+    assert ImageStream([], CONFIG).workers == len(os.sched_getaffinity(0))
     assert list(ImageStream([], CONFIG)) == []
 
 

@@ -177,7 +177,7 @@ def score(data: Path, name: str, count: int) -> dict[str, CocoResult]:
             found = non_max_suppression(boxes, scores, config.with_nms(candidates=candidates).nms)
             places, values, classes = found.image(0)
             image = dataset.images[batch.indices[0]]
-            metric.update(image.id, batch.placements[0].to_image(places), values, classes)
+            metric.update(image.id, batch.transforms[0].to_image(places), values, classes)
     return {candidates: metric.compute() for candidates, metric in metrics.items()}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trtdet.data.cache import ImageCache
 from trtdet.data.coco import CocoDataset, CocoImage, GroundTruth
 from trtdet.data.folders import IMAGE_SUFFIXES, content_hash, evenly, find_images
 from trtdet.data.stream import Batch, ImageStream
@@ -12,6 +13,7 @@ __all__ = [
     "CocoDataset",
     "CocoImage",
     "GroundTruth",
+    "ImageCache",
     "ImageStream",
     "content_hash",
     "evenly",

@@ -151,7 +151,27 @@ def _to_rgb(image: Image.Image) -> NDArray[np.uint8]:
 
 
 def preprocess(image: NDArray[np.uint8], config: InputConfig) -> tuple[NDArray[np.float32], ImageTransform]:
-    """Makes the network's input of an image.
+    """Makes the network's input of an image: :func:`resize`, then :func:`normalise`.
+
+    Args:
+        image: uint8 (H, W, 3), RGB, 0..255.
+        config: the size, the resize rule and the normalisation.
+
+    Returns:
+        float32 (3, h, w), contiguous, channels in ``config.color`` order, ``(x * scale - mean) / std``; and
+        where the image lies in it.
+
+    Raises:
+        DataError: the array is not uint8 (H, W, 3) or is empty.
+    """
+    resized, transform = resize(image, config)
+    output = np.empty((3, config.height, config.width), np.float32)
+    normalise(resized, transform, config, output)
+    return output, transform
+
+
+def resize(image: NDArray[np.uint8], config: InputConfig) -> tuple[NDArray[np.uint8], ImageTransform]:
+    """An image in the size that it has in the network's input, without the border.
 
     Both letterboxes resize by the ratio min(h/H, w/W) to whole pixels, rounded with halves to the even
     number, and fill the rest with ``pad_value``. ``letterbox-topleft`` leaves the border at the right and the
@@ -161,11 +181,11 @@ def preprocess(image: NDArray[np.uint8], config: InputConfig) -> tuple[NDArray[n
 
     Args:
         image: uint8 (H, W, 3), RGB, 0..255.
-        config: the size, the resize rule and the normalisation.
+        config: the size and the resize rule.
 
     Returns:
-        float32 (3, h, w), contiguous, channels in ``config.color`` order, ``(x * scale - mean) / std``; and
-        where the image lies in it.
+        uint8 (H', W', 3), RGB, 0..255, ``image`` itself where its size is right; and where it lies in the network's
+        input.
 
     Raises:
         DataError: the array is not uint8 (H, W, 3) or is empty.
@@ -180,17 +200,28 @@ def preprocess(image: NDArray[np.uint8], config: InputConfig) -> tuple[NDArray[n
     resized = image
     if (new_width, new_height) != (width, height):
         resized = _resize(image, new_width, new_height, config.interpolation)
+    return resized, ImageTransform(new_width / width, new_height / height, left, top, width, height)
+
+
+def normalise(
+    resized: NDArray[np.uint8], transform: ImageTransform, config: InputConfig, output: NDArray[np.float32]
+) -> None:
+    """Writes a resized image and its border into the network's input.
+
+    Args:
+        resized: uint8 (H', W', 3), RGB, 0..255, as :func:`resize` gives it.
+        transform: where it lies.
+        config: that of :func:`resize`.
+        output: float32 (3, h, w), overwritten: channels in ``config.color`` order, ``(x * scale - mean) / std``.
+    """
+    height, width = resized.shape[:2]
+    bottom, right = transform.pad_y + height, transform.pad_x + width
     # A table of the 256 possible values makes the normalisation exact in float64 and cheap.
-    tables = _tables(config)
-    output = np.empty((3, config.height, config.width), np.float32)
-    bottom, right = top + new_height, left + new_width
-    whole = (new_height, new_width) == config.size
-    for channel, table in enumerate(tables):
+    for channel, table in enumerate(_tables(config)):
         plane = np.ascontiguousarray(resized[:, :, channel if config.color == "rgb" else 2 - channel])
-        if not whole:
+        if (height, width) != config.size:
             output[channel] = table[config.pad_value]
-        output[channel, top:bottom, left:right] = cv2.LUT(plane, table)
-    return output, ImageTransform(new_width / width, new_height / height, left, top, width, height)
+        output[channel, transform.pad_y : bottom, transform.pad_x : right] = cv2.LUT(plane, table)
 
 
 def _layout(width: int, height: int, config: InputConfig) -> tuple[int, int, int, int]:

@@ -1,10 +1,11 @@
-"""Images and annotations from disk: find them, stream them in batches, read COCO.
+"""Images in batches, decoded ahead.
 
-Nothing here holds more than a few decoded images, however many there are.
+A pass holds no more than a few decoded images, however many there are, apart from those that its cache keeps.
 """
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -17,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtdet.config import InputConfig
+from trtdet.data.cache import ImageCache, ResizedImage
 from trtdet.data.folders import first_names
-from trtdet.data.images import ImageTransform, preprocess, read_image
+from trtdet.data.images import ImageTransform, normalise
 from trtdet.errors import DataError, TrtdetWarning
 
 _MOST_BAD = 0.1
@@ -31,7 +33,8 @@ class Batch:
 
     images: NDArray[np.float32]
     """float32 (B, 3, h, w)."""
-    placements: tuple[ImageTransform, ...]
+    transforms: tuple[ImageTransform, ...]
+    """Where each image lies in the network's input."""
     paths: tuple[Path, ...]
     indices: tuple[int, ...]
     """Positions of the images in the stream's ``paths``."""
@@ -40,28 +43,21 @@ class Batch:
         return len(self.paths)
 
 
-@dataclass(frozen=True)
-class _Loaded:
-    tensor: NDArray[np.float32]
-    placement: ImageTransform
-    low: int
-    high: int
-    constant: bool
-
-
 class ImageStream:
     """Batches of images, decoded ahead in threads and in the order given; every iteration is a new pass.
 
-    At most ``2 * workers`` images and one batch are in memory. Ending a pass early, by an exception,
-    ``break`` or Ctrl-C, waits only for images that are being decoded at that moment.
+    At most ``2 * workers`` images (8-bit, resized) and one batch are in memory, besides the cache. Ending a pass early,
+    by an exception, ``break`` or Ctrl-C, waits only for images that are being decoded at that moment.
 
     Args:
         paths: the images.
         config: how they become the network's input.
         batch_size: images a batch.
-        workers: threads that decode.
+        workers: threads that decode; None for one on each core that this process may use.
         on_bad: ``skip`` leaves an unreadable image out with a TrtdetWarning that names it, unless over 10 %
             of all are unreadable; ``raise`` stops at the first one.
+        cache: what earlier passes over the same files decoded, and where this one keeps what it decodes; None to
+            decode every image and keep none.
 
     Raises:
         DataError: (when iterating) an image, or too many images, cannot be read.
@@ -74,9 +70,11 @@ class ImageStream:
         config: InputConfig,
         *,
         batch_size: int = 1,
-        workers: int = 2,
+        workers: int | None = None,
         on_bad: Literal["skip", "raise"] = "skip",
+        cache: ImageCache | None = None,
     ) -> None:
+        workers = len(os.sched_getaffinity(0)) if workers is None else workers
         if batch_size < 1 or workers < 1:
             raise ValueError(f"batch_size and workers must be at least 1, got {batch_size} and {workers}")
         self.paths = tuple(Path(path) for path in paths)
@@ -84,6 +82,7 @@ class ImageStream:
         self.batch_size = batch_size
         self.workers = workers
         self.on_bad = on_bad
+        self.cache = cache
         self._reset()
 
     def _reset(self) -> None:
@@ -151,18 +150,20 @@ class ImageStream:
             pool.shutdown(wait=True, cancel_futures=True)
 
     def _batches(self, pool: ThreadPoolExecutor) -> Iterator[Batch]:
-        ahead: deque[tuple[int, Future[_Loaded]]] = deque()
+        ahead: deque[tuple[int, Future[ResizedImage] | ResizedImage]] = deque()
         upcoming = iter(enumerate(self.paths))
-        loaded: list[tuple[int, _Loaded]] = []
+        read = ResizedImage.read if self.cache is None else self.cache.read
+        loaded: list[tuple[int, ResizedImage]] = []
         while True:
             # The length of this queue is what bounds the memory.
             while len(ahead) < 2 * self.workers and (item := next(upcoming, None)) is not None:
-                ahead.append((item[0], pool.submit(_load, item[1], self.config)))
+                kept = None if self.cache is None else self.cache.find(item[1], self.config)
+                ahead.append((item[0], kept or pool.submit(read, item[1], self.config)))
             if not ahead:
                 break
-            index, future = ahead.popleft()
+            index, coming = ahead.popleft()
             try:
-                image = future.result()
+                image = coming.result() if isinstance(coming, Future) else coming
             except DataError as error:
                 self._reject(self.paths[index], error)
                 continue
@@ -187,25 +188,20 @@ class ImageStream:
             )
         warnings.warn(f"skipped: {error}", TrtdetWarning, stacklevel=4)
 
-    def _note(self, path: Path, image: _Loaded) -> None:
+    def _note(self, path: Path, image: ResizedImage) -> None:
         self._read += 1
         self._low, self._high = min(self._low, image.low), max(self._high, image.high)
         if image.constant:
             self._constant.append(path)
 
-    def _batch(self, loaded: list[tuple[int, _Loaded]]) -> Batch:
+    def _batch(self, loaded: list[tuple[int, ResizedImage]]) -> Batch:
         indices = tuple(index for index, _ in loaded)
+        images = np.empty((len(loaded), 3, self.config.height, self.config.width), np.float32)
+        for output, (_, image) in zip(images, loaded, strict=True):
+            normalise(image.pixels, image.transform, self.config, output)
         return Batch(
-            images=np.stack([image.tensor for _, image in loaded]),
-            placements=tuple(image.placement for _, image in loaded),
+            images=images,
+            transforms=tuple(image.transform for _, image in loaded),
             paths=tuple(self.paths[index] for index in indices),
             indices=indices,
         )
-
-
-def _load(path: Path, config: InputConfig) -> _Loaded:
-    pixels = read_image(path)
-    tensor, placement = preprocess(pixels, config)
-    # The first row decides nearly always, so the whole image is rarely compared.
-    constant = bool((pixels[0] == pixels[0, 0]).all()) and bool((pixels == pixels[0, 0]).all())
-    return _Loaded(tensor, placement, int(pixels.min()), int(pixels.max()), constant)

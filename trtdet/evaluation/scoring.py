@@ -74,7 +74,7 @@ def record(metric: CocoMetric, batch: Batch, found: Detections) -> None:
         batch: where each image lies in the network's input.
         found: the detections in the network's input.
     """
-    for row, (index, placement) in enumerate(zip(batch.indices, batch.placements, strict=True)):
+    for row, (index, placement) in enumerate(zip(batch.indices, batch.transforms, strict=True)):
         boxes, scores, classes = found.image(row)
         metric.update(metric.dataset.images[index].id, placement.to_image(boxes), scores, classes)
 

@@ -58,18 +58,18 @@ def infer(
     pictures: list[Path] = []
     for batch in stream:
         found = detector(batch.images)
-        for row, (path, placement) in enumerate(zip(batch.paths, batch.placements, strict=True)):
+        for row, (path, transform) in enumerate(zip(batch.paths, batch.transforms, strict=True)):
             boxes, scores, classes = found.image(row)
             keep = scores >= score_threshold
-            inside = placement.to_image(boxes[keep])
+            inside = transform.to_image(boxes[keep])
             picture = draw(read_image(path), inside, scores[keep], classes[keep], detector.classes)
             pictures.append(folder / names[len(pictures)])
             write_atomically(pictures[-1], _jpeg(picture, pictures[-1]))
             rows.append(
                 {
                     "image": path.name,
-                    "width": placement.width,
-                    "height": placement.height,
+                    "width": transform.width,
+                    "height": transform.height,
                     "detections": [
                         {
                             "class": detector.classes[int(label)],
