@@ -61,9 +61,11 @@ class OutputError(TrtdetError):
 
 
 def one_line(text: object, limit: int = 300) -> str:
-    """What a library said, as it fits into a message of one line: white space folded, cut at ``limit`` characters."""
+    """Text from elsewhere as it fits into a message of one line: white space is folded, characters that a terminal
+    would obey or that cannot be encoded are replaced, and what follows ``limit`` characters is left out."""
     folded = " ".join(str(text).split())
-    return folded if len(folded) <= limit else folded[: limit - 3] + "..."
+    cut = folded if len(folded) <= limit else folded[: limit - 3] + "..."
+    return cut if cut.isprintable() else "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in cut)
 
 
 class TrtdetWarning(UserWarning):

@@ -10,6 +10,8 @@ from functools import cached_property
 from html import escape
 from typing import Literal, TypeAlias
 
+from trtdet.errors import one_line
+
 Align = Literal["left", "right"]
 Cell: TypeAlias = "str | int | float | None"
 
@@ -99,7 +101,8 @@ class Table:
             drawn.add_column(Text(_printable(column.title)), justify=align, overflow="fold")
         for row in self._cells:
             drawn.add_row(*map(Text, row))
-        console = Console(width=width or (None if sys.stdout.isatty() else _UNBOUNDED), color_system=None)
+        terminal = sys.stdout is not None and sys.stdout.isatty()
+        console = Console(width=width or (None if terminal else _UNBOUNDED), color_system=None)
         with console.capture() as captured:
             console.print(drawn)
         lines = [line.rstrip() for line in captured.get().splitlines()]
@@ -166,13 +169,7 @@ def _alignment(cells: Sequence[str]) -> Align:
 
 
 def _printable(text: str) -> str:
-    """White space folded; characters that would move a terminal's cursor or cannot be encoded are replaced."""
-    folded = " ".join(text.split()) if "\n" in text or "\r" in text or "\t" in text else text
-    return (
-        folded
-        if folded.isprintable()
-        else "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in folded)
-    )
+    return one_line(text, limit=max(len(text), 3))
 
 
 def _markdown_row(cells: Sequence[str]) -> str:

@@ -1,0 +1,257 @@
+"""``trtdet build``: a bundle with an engine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtdet.cli.command import Command
+from trtdet.cli.options import (
+    SILU,
+    add_backend,
+    add_calibration,
+    add_corrections,
+    add_model,
+    add_nms,
+    add_output,
+    add_quantization,
+    add_ranking,
+    add_validation,
+    calibration_of,
+    config_of,
+)
+from trtdet.progress import Console
+
+if TYPE_CHECKING:
+    from trtdet.audit import Audit
+    from trtdet.bundle import Bundle, SiluPart
+    from trtdet.pipeline import BuildOptions
+
+
+def _options(parser: ArgumentParser) -> None:
+    add_model(parser)
+    add_output(parser, "BUNDLE", "the folder that is written; a bundle of the same model in its place is replaced")
+    _add_precision(parser)
+    add_calibration(parser)
+    add_corrections(parser)
+    _add_kept(parser)
+    add_validation(parser, "for --max-map-drop")
+    add_ranking(parser)
+    add_nms(parser)
+    parser.add_argument(
+        "--silu", default="auto", choices=SILU, help="what SiLU and HardSwish become (default: auto, asks the backend)"
+    )
+    _add_implicit(parser)
+    add_backend(parser)
+    _add_engine(parser)
+    parser.add_argument(
+        "--batch",
+        type=_batch,
+        metavar="MIN:OPT:MAX",
+        help="batch sizes of a model that leaves it open; a single number fixes it (default: 1)",
+    )
+    parser.add_argument(
+        "--no-measure", action="store_true", help="do not measure, after an INT8 build, what INT8 cost and brought"
+    )
+
+
+def _add_precision(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("precision").add_mutually_exclusive_group()
+    for name, what in (
+        ("int8", "convolutions in INT8, with calibration images (the default)"),
+        ("fp16", "the float model in FP16"),
+        ("fp32", "the float model as it is"),
+    ):
+        group.add_argument(f"--{name}", dest="precision", action="store_const", const=name, help=what)
+    parser.set_defaults(precision="int8")
+
+
+def _add_kept(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "convolutions that stay in FP16", "with --int8; none by default"
+    ).add_mutually_exclusive_group()
+    group.add_argument(
+        "--keep-fp16",
+        type=_keep,
+        metavar="N|PLAN.json|NODE,...",
+        help="the N most sensitive, those of an edited plan, or the nodes of these names; 'depthwise' is all depthwise",
+    )
+    group.add_argument(
+        "--fp16-budget",
+        type=float,
+        metavar="SHARE",
+        help="the most sensitive, up to this share of the multiply-adds, 0 to 1",
+    )
+    group.add_argument(
+        "--max-map-drop",
+        type=float,
+        metavar="X",
+        help="the smallest set that loses at most X mAP points, measured on --val-images",
+    )
+
+
+def _add_implicit(parser: ArgumentParser) -> None:
+    add_quantization(parser, "Q/DQ nodes in the model, or a float model and a calibrator for TensorRT up to 10")
+    parser.add_argument(
+        "--calibrator",
+        default="trtdet",
+        choices=("trtdet", "tensorrt"),
+        help="implicit quantisation by trtdet's ranges, or by TensorRT's own calibrator of --calib "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--calibration-cache", type=Path, metavar="FILE", help="implicit quantisation by the ranges of this cache"
+    )
+
+
+def _add_engine(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("engine")
+    group.add_argument(
+        "--workspace",
+        type=float,
+        metavar="MIB",
+        help="scratch memory that a kernel may use, in MiB (default: the library's limit)",
+    )
+    group.add_argument("--version-compatible", action="store_true", help="runs on later TensorRT versions as well")
+    group.add_argument("--hardware-compatible", action="store_true", help="runs on every GPU since Ampere")
+    group.add_argument("--embed-plugins", action="store_true", help="the engine carries the plugin libraries")
+    group.add_argument(
+        "--tactic-sources",
+        nargs="*",
+        metavar="NAME",
+        help="kernel libraries that TensorRT may use (default: its own choice)",
+    )
+    group.add_argument(
+        "--timing-cache",
+        type=Path,
+        metavar="FILE",
+        help="measured times of the device's kernels, read and extended (default: beside -o)",
+    )
+
+
+def _batch(text: str) -> tuple[int, int, int]:
+    try:
+        sizes = [int(part) for part in text.split(":")]
+    except ValueError:
+        sizes = []
+    if len(sizes) == 1:
+        sizes *= 3
+    if len(sizes) != 3 or not 0 < sizes[0] <= sizes[1] <= sizes[2]:
+        raise argparse.ArgumentTypeError(f"'{text}' must be MIN:OPT:MAX with 0 < MIN <= OPT <= MAX, or one number")
+    return sizes[0], sizes[1], sizes[2]
+
+
+def _keep(text: str) -> int | Path | tuple[str, ...]:
+    if text.isdigit():
+        return int(text)
+    if text.endswith(".json"):
+        return Path(text)
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise argparse.ArgumentTypeError(f"'{text}' must be a number, a plan (.json), or NODE,NODE,...")
+    return names
+
+
+def _run(options: Namespace, console: Console) -> dict[str, Any]:
+    from trtdet.pipeline import build
+    from trtdet.pipeline.verdict import weigh
+
+    config, asked = config_of(options), _build_options(options)
+    result = build(options.model, config, options.output, asked, console.progress)
+    manifest = result.bundle.manifest
+    if result.audit is not None:
+        _say_audit(console, result.audit)
+    if manifest.quantization.corrections:
+        console.say(f"corrected: {'; '.join(manifest.quantization.corrections)}")
+    if result.trade_off is not None:
+        console.say(result.trade_off.table())
+        console.say(f"{result.trade_off.evaluations} scores; FP32 mAP {100 * result.trade_off.reference:.2f}")
+    worth = None
+    if options.precision == "int8" and not options.no_measure and not result.up_to_date:
+        worth = weigh(options.model, config, result.bundle, asked, progress=console.progress)
+    if worth is not None:
+        console.say(worth)
+    console.say(_summary(result.bundle, options, result.up_to_date))
+    return {
+        "bundle": str(result.bundle.path),
+        "up_to_date": result.up_to_date,
+        "manifest": json.loads(manifest.to_json()),
+        "worth": worth.as_dict() if worth is not None else None,
+        "trade_off": result.trade_off.as_dict() if result.trade_off else None,
+    }
+
+
+def _build_options(options: Namespace) -> BuildOptions:
+    from trtdet.backends import EngineOptions
+    from trtdet.pipeline import BuildOptions, KeepOptions
+
+    return BuildOptions(
+        options.precision,
+        calibration_of(options),
+        options.correct,
+        options.nms,
+        options.backend,
+        tuple(options.sm),
+        options.batch,
+        KeepOptions(
+            options.keep_fp16,
+            options.fp16_budget,
+            options.max_map_drop,
+            options.val_images,
+            options.annotations,
+            options.rank_images,
+            options.ray,
+        ),
+        silu=options.silu,
+        plugins=tuple(options.plugin_library),
+        quantization=options.quantization,
+        calibrator=options.calibrator,
+        cache=options.calibration_cache,
+        engine=EngineOptions(
+            None if options.workspace is None else int(options.workspace * 2**20),
+            options.version_compatible,
+            options.hardware_compatible,
+            options.embed_plugins,
+            None if options.tactic_sources is None else tuple(options.tactic_sources),
+        ),
+        timing_cache=options.timing_cache,
+    )
+
+
+def _say_audit(console: Console, found: Audit) -> None:
+    console.say(found.summary)
+    if found.advice:
+        console.say(f"to try, the first of {len(found.advice)} that 'trtdet audit' lists: {found.advice[0]}")
+
+
+def _summary(bundle: Bundle, options: Namespace, up_to_date: bool) -> str:
+    """The last line: what was asked for and what was done."""
+    manifest = bundle.manifest
+    counts = manifest.audit or manifest.precision
+    engine = bundle.engine
+    known = "as built" if manifest.audit else "as planned, not audited"
+    done = f"{counts.int8} convs INT8, {counts.fp16} FP16, {counts.fp32} FP32 {known}"
+    made = f"engine {engine.stat().st_size / 1e6:.1f} MB" if engine else "no engine (onnxruntime runs the model itself)"
+    target = f"{manifest.backend.name} {manifest.backend.version}"
+    if manifest.backend.sms:
+        target += f" for compute capability {', '.join(str(sm / 10) for sm in manifest.backend.sms)}"
+    state = "up to date" if up_to_date else "wrote"
+    asked = f"asked --backend {options.backend} --nms {options.nms} --silu {options.silu} --{options.precision}"
+    if manifest.quantization.mode == "implicit":
+        whose = {"trtdet": "trtdet's ranges", "tensorrt": "TensorRT's calibrator", "cache": "the ranges of a cache"}
+        done = f"quantised by TensorRT with {whose[manifest.quantization.source]}: {done}"
+    silu = _silu(manifest.silu)
+    return f"{state} {bundle.path}: {made}, {target}, NMS {manifest.nms.where}, {silu}, {done} ({asked})"
+
+
+def _silu(part: SiluPart | None) -> str:
+    if part is None:
+        return "SiLU as it was"
+    flow = f", {part.read_int8} read and {part.write_int8} write INT8" if part.done == "plugin" else ""
+    return f"SiLU {part.done} ({part.rewritten} rewritten{flow})"
+
+
+COMMAND = Command("build", "a bundle with an engine, from a float ONNX model; INT8 by default", _options, _run)

@@ -1,0 +1,60 @@
+"""An exception that nobody foresaw: one line for the user, the traceback in a file."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import sys
+import tempfile
+import time
+import traceback
+from contextlib import suppress
+from pathlib import Path
+
+from trtdet import __version__
+from trtdet.errors import one_line
+
+RAISE = "TRTDET_RAISE"
+"""Environment variable for developers: not empty, unforeseen exceptions leave the command line as they are."""
+
+
+def write_details(error: BaseException) -> Path | None:
+    """Writes the traceback, the command and the versions into a new file of the folder for temporary files.
+
+    Returns:
+        The file, which is whole; None where none could be written, as on a full disk.
+    """
+    part = ""
+    try:
+        trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        command = shlex.join(sys.argv)
+        text = f"trtdet {__version__}, Python {platform.python_version()}, {platform.platform()}\n{command}\n\n{trace}"
+        handle, part = tempfile.mkstemp(prefix=time.strftime("trtdet-error-%Y%m%d-%H%M%S-"), suffix=".part")
+        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+        done = Path(part).with_suffix(".txt")
+        Path(part).rename(done)
+    except (OSError, MemoryError, RecursionError):
+        if part:
+            with suppress(OSError):
+                Path(part).unlink()
+        return None
+    return done
+
+
+def describe(error: BaseException, details: Path | None) -> str:
+    """One line: the type, the message, and where to read more."""
+    said = one_line(_message(error)) or "no message"
+    if details is not None:
+        return f"unexpected {type(error).__name__}: {said}; please report it with the details in {details}"
+    frames = traceback.extract_tb(error.__traceback__, limit=-1)
+    place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    return f"unexpected {type(error).__name__}{place}: {said}; the details could not be written into a file"
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return "its message cannot be printed"

@@ -1,0 +1,264 @@
+"""Options that several commands share: their names, types, defaults and help, and what they become.
+
+The choices are written out here, since reading them from their owners would load NumPy and ONNX for ``--help``;
+tests/cli holds them to the tables that they come from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtdet.cli.command import add_renamed
+from trtdet.errors import ConfigError
+
+if TYPE_CHECKING:
+    from trtdet.config import Config
+    from trtdet.pipeline import CalibrationOptions
+
+RULES = ("minmax", "entropy", "percentile", "mse", "auto")
+CORRECTIONS = ("smooth", "shift", "round", "bias")
+SILU = ("auto", "keep", "swish", "plugin")
+NMS = ("auto", "efficient", "onnx", "native", "host")
+BACKENDS = ("auto", "tensorrt", "tensorrt-rtx", "onnxruntime")
+RUNTIMES = ("auto", "engine", "onnxruntime")
+
+
+def add_model(parser: ArgumentParser) -> None:
+    parser.add_argument("model", type=Path, metavar="MODEL", help="a float ONNX model")
+    parser.add_argument(
+        "--config", required=True, help="what its input and outputs mean: a YAML file, or a shipped name such as yolox"
+    )
+
+
+def add_target(parser: ArgumentParser, several: bool = False) -> None:
+    """A bundle, or a model with its configuration."""
+    name, what = ("targets", "bundles or ONNX models") if several else ("target", "a bundle or an ONNX model")
+    parser.add_argument(name, type=Path, nargs="+" if several else None, metavar="BUNDLE|MODEL", help=what)
+    parser.add_argument("--config", help="YAML file or shipped name; required for a MODEL, not used for a BUNDLE")
+
+
+def add_output(parser: ArgumentParser, metavar: str, what: str, required: bool = True) -> None:
+    parser.add_argument("-o", "--output", type=Path, required=required, metavar=metavar, help=what)
+
+
+def add_images(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("calibration images")
+    group.add_argument("--images", type=Path, metavar="DIR|LIST", help="a folder, or a .txt list of file names")
+    group.add_argument(
+        "--images-root", type=Path, metavar="DIR", help="the folder of a list's file names (default: the list's own)"
+    )
+    group.add_argument(
+        "--num-images", type=int, metavar="N", help="use N of them, evenly spaced (default: at most 128)"
+    )
+
+
+def add_calibration(parser: ArgumentParser) -> None:
+    add_images(parser)
+    group = parser.add_argument_group("calibration")
+    group.add_argument(
+        "--calib",
+        default="percentile",
+        choices=RULES,
+        help="the rule that turns a histogram into a range; auto takes the best for each tensor (default: %(default)s)",
+    )
+    add_percentile(group)
+    group.add_argument(
+        "--histograms", type=Path, metavar="NPZ", help="start from the histograms of an earlier run, without images"
+    )
+
+
+def add_percentile(parser: Any) -> None:
+    parser.add_argument(
+        "--percentile",
+        type=float,
+        default=99.99,
+        metavar="P",
+        help="percent of the values inside the range, for --calib percentile (default: %(default)s)",
+    )
+
+
+def add_corrections(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--correct",
+        type=corrections,
+        default=CORRECTIONS,
+        metavar="auto|none|NAME,...",
+        help=f"corrections that may be applied to the INT8 model: {', '.join(CORRECTIONS)}; none for the textbook form "
+        "(default: auto, which is all of them)",
+    )
+
+
+def add_validation(parser: ArgumentParser, purpose: str, required: bool = False) -> None:
+    group = parser.add_argument_group("annotated images")
+    group.add_argument("--val-images", type=Path, metavar="DIR", required=required, help=f"a folder, {purpose}")
+    group.add_argument(
+        "--annotations", type=Path, metavar="JSON", required=required, help="the COCO instances file of --val-images"
+    )
+
+
+def add_ranking(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--rank-images",
+        type=int,
+        default=32,
+        metavar="N",
+        help="rank the convolutions by their INT8 error on N images (default: %(default)s)",
+    )
+    add_ray(parser)
+
+
+def add_ray(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--ray",
+        metavar="ADDRESS|local",
+        help="work on a Ray cluster, or on Ray workers of this machine (default: this process)",
+    )
+
+
+def add_nms(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("non-maximum suppression")
+    group.add_argument(
+        "--nms",
+        default="auto",
+        choices=NMS,
+        help="where it runs: in the graph as TensorRT's plugin (efficient), as an ONNX operator (onnx) or as plain "
+        "operators (native), or in whoever reads the outputs (host) (default: auto, which asks the backend)",
+    )
+    add_thresholds(group, None)
+    group.add_argument(
+        "--pre-nms-topk",
+        type=int,
+        metavar="N",
+        help="candidates of an image, the best (default: the configuration's)",
+    )
+
+
+def add_thresholds(parser: Any, nargs: str | None) -> None:
+    """The values of NMS that a sweep can vary; each defaults to the configuration's."""
+    for name, kind, metavar, what in (
+        ("score-threshold", float, "S", "a candidate's score must exceed this, 0 to 1"),
+        ("iou-threshold", float, "IOU", "a better box of its class that overlaps more suppresses a box, 0 to 1"),
+        ("max-detections", int, "N", "detections of an image at most"),
+    ):
+        parser.add_argument(
+            f"--{name}",
+            type=kind,
+            nargs=nargs,
+            default=[] if nargs else None,
+            metavar=metavar,
+            help=f"{what} (default: the configuration's)",
+        )
+
+
+def add_quantization(parser: ArgumentParser, what: str) -> None:
+    parser.add_argument(
+        "--quantization", default="explicit", choices=("explicit", "implicit"), help=f"{what} (default: %(default)s)"
+    )
+
+
+def add_backend(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("backend")
+    group.add_argument(
+        "--backend", default="auto", choices=BACKENDS, help="who builds the engine (default: auto, the first available)"
+    )
+    group.add_argument(
+        "--sm",
+        type=compute_capability,
+        nargs="+",
+        default=[],
+        metavar="SM",
+        help="compute capabilities to build for, such as 8.6 8.9, also written 86 89 (default: the backend's)",
+    )
+    group.add_argument(
+        "--plugin-library",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="PATH",
+        help="libraries of TensorRT plugins, for --silu plugin (default: none)",
+    )
+
+
+def add_runtime(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--runtime",
+        default="auto",
+        choices=RUNTIMES,
+        help="what is run of a bundle: its engine where that is possible and else its ONNX model (auto), only the "
+        "engine, or only the model with onnxruntime (default: %(default)s)",
+    )
+    add_renamed(parser, "--on", "--runtime", RUNTIMES)
+
+
+def add_batch(parser: ArgumentParser, nargs: str | None = None) -> None:
+    parser.add_argument(
+        "--batch",
+        type=int,
+        nargs=nargs,
+        default=[] if nargs else None,
+        metavar="N",
+        help="images at once (default: the fixed batch size, or 1)",
+    )
+
+
+def compute_capability(text: str) -> int:
+    """``8.6`` and ``86`` -> 86."""
+    if re.fullmatch(r"[0-9]{1,2}\.[0-9]", text):
+        return int(text.replace(".", ""))
+    if re.fullmatch(r"[0-9]{2,3}", text):
+        return int(text)
+    raise argparse.ArgumentTypeError(f"'{text}' must be a compute capability, such as 8.6 or 86")
+
+
+def corrections(text: str) -> tuple[str, ...]:
+    """``auto``, ``none`` or names -> those names, in the order in which corrections are applied."""
+    if text in ("auto", "none"):
+        return CORRECTIONS if text == "auto" else ()
+    names = tuple(text.split(","))
+    unknown = [name for name in names if name not in CORRECTIONS]
+    if unknown:
+        raise argparse.ArgumentTypeError(
+            f"no correction '{unknown[0]}'; allowed: auto, none, or some of {','.join(CORRECTIONS)}"
+        )
+    return tuple(name for name in CORRECTIONS if name in names)
+
+
+def config_of(options: argparse.Namespace) -> Config:
+    """The configuration with the NMS values that were given."""
+    from trtdet.config import load_config
+
+    return load_config(options.config).with_nms(**nms_changes(options))
+
+
+def config_if_given(options: argparse.Namespace) -> Config | None:
+    """The configuration of a model; None for a bundle, which carries its own."""
+    return config_of(options) if options.config else None
+
+
+def nms_changes(options: argparse.Namespace) -> dict[str, Any]:
+    """The NMS values of the command line by key of the configuration; None where none was given."""
+    keys = ("score_threshold", "iou_threshold", "max_detections", "pre_nms_topk")
+    return {key: getattr(options, key, None) for key in keys}
+
+
+def calibration_of(options: argparse.Namespace) -> CalibrationOptions:
+    from trtdet.pipeline import CalibrationOptions
+
+    return CalibrationOptions(
+        options.calib,
+        options.percentile,
+        options.images,
+        options.images_root,
+        options.num_images,
+        options.histograms,
+    )
+
+
+def check_suffix(output: Path | None, *allowed: str) -> None:
+    """Refuses a name that says nothing of what is written, before anything is measured."""
+    if output is not None and output.suffix not in allowed:
+        raise ConfigError(f"-o {output} must end in {' or '.join(allowed)}")

@@ -1,0 +1,107 @@
+"""``trtdet sweep``: the matrix of variants."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from argparse import ArgumentParser, Namespace
+from typing import Any
+
+from trtdet.cli.command import Command
+from trtdet.cli.options import (
+    CORRECTIONS,
+    RULES,
+    SILU,
+    add_backend,
+    add_images,
+    add_model,
+    add_output,
+    add_percentile,
+    add_ray,
+    add_runtime,
+    add_thresholds,
+    add_validation,
+    corrections,
+)
+from trtdet.progress import Console
+
+
+def _options(parser: ArgumentParser) -> None:
+    add_model(parser)
+    add_output(parser, "DIR", "the folder of the rows and the table; rows of an earlier sweep in it are kept")
+    add_images(parser)
+    add_validation(parser, "to score every variant on", required=True)
+    axes = parser.add_argument_group("axes", "each takes several values; every combination is built and scored")
+    axes.add_argument(
+        "--calib", nargs="+", default=["percentile"], choices=RULES, help="calibration rules (default: percentile)"
+    )
+    axes.add_argument(
+        "--correct",
+        nargs="+",
+        type=corrections,
+        default=[CORRECTIONS],
+        metavar="auto|none|NAME,...",
+        help="sets of corrections (default: auto, which is all of them)",
+    )
+    axes.add_argument(
+        "--keep-fp16",
+        nargs="+",
+        type=_kept,
+        default=[0],
+        metavar="N|depthwise",
+        help="numbers of the most sensitive convolutions that stay in FP16, or all depthwise (default: 0)",
+    )
+    axes.add_argument("--silu", nargs="+", default=["auto"], choices=SILU, help="forms of SiLU (default: auto)")
+    add_thresholds(axes, "+")
+    add_percentile(parser)
+    add_backend(parser)
+    add_runtime(parser)
+    add_ray(parser)
+
+
+def _kept(text: str) -> int | str:
+    if text.isdigit() or text == "depthwise":
+        return int(text) if text.isdigit() else text
+    raise argparse.ArgumentTypeError(f"'{text}' must be a number of convolutions, or 'depthwise'")
+
+
+def _run(options: Namespace, console: Console) -> dict[str, Any]:
+    from trtdet.config import load_config
+    from trtdet.pipeline import CalibrationOptions
+    from trtdet.pipeline.variants import SweepOptions, sweep
+
+    config = load_config(options.config)
+    axes = {key: getattr(options, key) for key in ("score_threshold", "iou_threshold", "max_detections")}
+    named = {key: values for key, values in axes.items() if values}
+    suppressions = [
+        config.with_nms(**dict(zip(named, values, strict=True))).nms for values in itertools.product(*named.values())
+    ]
+    done = sweep(
+        options.model,
+        config,
+        options.output,
+        SweepOptions(
+            CalibrationOptions(
+                options.calib[0], options.percentile, options.images, options.images_root, options.num_images
+            ),
+            options.val_images,
+            options.annotations,
+            tuple(dict.fromkeys(options.calib)),
+            tuple(dict.fromkeys(options.correct)),
+            tuple(dict.fromkeys(options.keep_fp16)),
+            tuple(suppressions),
+            options.backend,
+            tuple(options.sm),
+            options.ray,
+            tuple(options.silu),
+            tuple(options.plugin_library),
+            options.runtime,
+        ),
+        console.progress,
+    )
+    console.say(done.table())
+    console.say(f"{len(done.rows)} rows; wrote {done.folder}")
+    return done.as_dict()
+
+
+COMMAND = Command("sweep", "a matrix of variants, each built and scored, one row each", _options, _run)
