@@ -167,7 +167,7 @@ def _write(text: str, flush: bool = False) -> None:
 
 
 def _discard_output() -> None:
-    """Output that is still in the buffer has nowhere to go; the interpreter would try again at exit, with a traceback."""
+    """Drops what the buffer holds, which the interpreter would try to write again at its end, with a traceback."""
     with suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())

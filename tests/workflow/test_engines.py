@@ -38,7 +38,7 @@ def bundle(machine, model, calibration_images, tmp_path_factory):
 @pytest.fixture(scope="module")
 def on_cpu(machine, bundle, validation):
     """The evaluation of the bundle's model."""
-    return evaluated(machine, bundle, validation, "--on", "onnxruntime")
+    return evaluated(machine, bundle, validation, "--runtime", "onnxruntime")
 
 
 def evaluated(machine, target, validation, *more, **settings):
@@ -66,9 +66,9 @@ def test_an_engine_scores_what_its_model_does_to_the_last_digit(machine, bundle,
 @pytest.mark.parametrize("version", ["8.6.0", "11.1.0"])
 def test_engines_of_other_versions_score_the_same(machine, model, calibration_images, validation, tmp_path, version):
     place = build(machine, model, calibration_images, tmp_path / "bundle", version=version)
-    found = evaluated(machine, place, validation, "--on", "engine", version=version)
+    found = evaluated(machine, place, validation, "--runtime", "engine", version=version)
     assert found["ran_on"] == f"TensorRT {version} (Stand-in GPU)"
-    assert score(found) == score(evaluated(machine, place, validation, "--on", "onnxruntime", version=version))
+    assert score(found) == score(evaluated(machine, place, validation, "--runtime", "onnxruntime", version=version))
 
 
 @pytest.mark.parametrize(
@@ -95,17 +95,19 @@ def test_the_model_runs_where_the_engine_cannot_and_the_reason_is_said(
     assert found["ran_on"] == f"{CPU}, as {reason}"
     assert Path(found["file"]).name == "int8.onnx"
     assert score(found) == score(on_cpu)
-    refused = evaluated(machine, bundle, validation, "--on", "engine", **settings)
+    refused = evaluated(machine, bundle, validation, "--runtime", "engine", **settings)
     assert refused["error"]["message"] == f"the engine of bundle '{bundle}' cannot be run here, as {reason}"
 
 
 def test_what_has_no_engine_is_refused_as_one(machine, model, calibration_images, validation, tmp_path):
     place = build(machine, model, calibration_images, tmp_path / "bundle", "--backend", "onnxruntime")
-    found = evaluated(machine, place, validation, "--on", "engine")
+    found = evaluated(machine, place, validation, "--runtime", "engine")
     assert found["error"]["message"].startswith(f"bundle '{place}' has no engine; build it with --backend")
     assert evaluated(machine, place, validation)["ran_on"] == CPU
-    found = evaluated(machine, model, validation, "--config", "shapes", "--on", "engine")
-    assert found["error"]["message"] == f"'{model}' is a model, which has no engine; give a bundle, or leave --on out"
+    found = evaluated(machine, model, validation, "--config", "shapes", "--runtime", "engine")
+    assert (
+        found["error"]["message"] == f"'{model}' is a model, which has no engine; give a bundle, or leave --runtime out"
+    )
 
 
 def test_an_engine_is_compared_with_a_model(machine, bundle, model, validation):
@@ -124,7 +126,7 @@ def test_infer_draws_what_the_engine_finds(machine, bundle, calibration_images, 
     pictures = sorted(calibration_images.iterdir())[:3]
     found = {}
     for on in ("engine", "onnxruntime"):
-        done = machine.trtdet("infer", bundle, *pictures, "-o", tmp_path / on, "--on", on)
+        done = machine.trtdet("infer", bundle, *pictures, "-o", tmp_path / on, "--runtime", on)
         assert done.code == 0, done.err
         found[on] = json.loads((tmp_path / on / "detections.json").read_text())
         assert ("on TensorRT 10.9.0 (Stand-in GPU);" if on == "engine" else f"on {CPU};") in done.out
@@ -136,8 +138,8 @@ def test_a_dynamic_batch_is_evaluated_at_its_best_size(machine, model, calibrati
     source = dynamic(tmp_path / "dynamic.onnx", model)
     place = build(machine, source, calibration_images, tmp_path / "bundle", "--batch", "2:3:4")
     # 16 images in batches of 3 leave one, which the engine takes only with another.
-    engine = evaluated(machine, place, validation, "--on", "engine")
-    assert score(engine) == score(evaluated(machine, place, validation, "--on", "onnxruntime"))
+    engine = evaluated(machine, place, validation, "--runtime", "engine")
+    assert score(engine) == score(evaluated(machine, place, validation, "--runtime", "onnxruntime"))
 
 
 @pytest.mark.parametrize(("version", "nms"), [("8.6.0", "efficient"), ("10.9.0", "native")])
@@ -148,8 +150,8 @@ def test_an_engine_with_plugins_finds_them_in_its_bundle(
     more = ["--silu", "plugin", "--plugin-library", library, "--nms", nms]
     place = build(machine, model, calibration_images, tmp_path / "bundle", *more, version=version)
     library.unlink()
-    engine = evaluated(machine, place, validation, "--on", "engine", version=version)
-    assert score(engine) == score(evaluated(machine, place, validation, "--on", "onnxruntime", version=version))
+    engine = evaluated(machine, place, validation, "--runtime", "engine", version=version)
+    assert score(engine) == score(evaluated(machine, place, validation, "--runtime", "onnxruntime", version=version))
 
 
 # what goes wrong once an engine could be run is an error, never the model instead

@@ -94,8 +94,8 @@ def test_what_is_implicit_can_be_scored_on_its_engine_alone(
     assert refused.code == 1
     assert "INT8 is in its engine alone, which cannot be run here, as" in refused.message
     assert "no CUDA driver" in refused.message
-    assert "--on onnxruntime leaves out" in machine.trtdet(
-        "eval", implicit.path, *data, "--on", "onnxruntime", version=OLD
+    assert "--runtime onnxruntime leaves out" in machine.trtdet(
+        "eval", implicit.path, *data, "--runtime", "onnxruntime", version=OLD
     ).message.replace("is what ", "")
     scored = machine.trtdet("eval", implicit.path, *data, "--json", version=OLD)
     assert scored.code == 0, scored.err
@@ -336,10 +336,12 @@ def test_a_sweep_scores_and_times_engines(
     assert [row["precision"] for row in rows] == ["FP32", "FP16", "INT8"]
     assert all(row["latency_ms"] > 0 and row["build_seconds"] > 0 for row in rows)
     assert (rows[1]["fp16"], rows[2]["int8"]) == (rows[0]["fp32"], rows[0]["fp32"])
-    cpu = machine.trtdet(*arguments, "--backend", "tensorrt", "-o", tmp_path / "c", "--json", "--on", "onnxruntime")
+    cpu = machine.trtdet(
+        *arguments, "--backend", "tensorrt", "-o", tmp_path / "c", "--json", "--runtime", "onnxruntime"
+    )
     assert cpu.code == 0, cpu.err
     assert [row["precision"] for row in cpu.json["rows"]] == ["FP32", "INT8"]
     assert [row["latency_ms"] for row in cpu.json["rows"]] == [None, None]
     assert [row["map"] for row in cpu.json["rows"]] == pytest.approx([rows[0]["map"], rows[2]["map"]], abs=1e-9)
-    refused = machine.trtdet(*arguments, "--backend", "onnxruntime", "-o", tmp_path / "n", "--on", "engine")
+    refused = machine.trtdet(*arguments, "--backend", "onnxruntime", "-o", tmp_path / "n", "--runtime", "engine")
     assert "engines cannot be run here, as onnxruntime" in refused.message

@@ -71,7 +71,7 @@ class Detector:
                 raise ConfigError(f"'{target}' is a bundle, which carries its own configuration; leave --config out")
             return _open_bundle(Bundle(target), nms, on)
         if on == "engine":
-            raise ConfigError(f"'{target}' is a model, which has no engine; give a bundle, or leave --on out")
+            raise ConfigError(f"'{target}' is a model, which has no engine; give a bundle, or leave --runtime out")
         if config is None:
             raise ConfigError(
                 f"'{target}' is a model, which needs --config: a YAML file or a shipped name such as yolox"
@@ -151,7 +151,7 @@ def _runner(bundle: Bundle, on: On) -> tuple[Path, Runner]:
     if bundle.manifest.quantization.mode == "implicit":
         raise BackendError(
             f"bundle '{bundle.path}' is quantised implicitly: INT8 is in its engine alone, which "
-            + (f"cannot be run here, as {reason}" if reason else "is what --on onnxruntime leaves out")
+            + (f"cannot be run here, as {reason}" if reason else "is what --runtime onnxruntime leaves out")
             + "; with --quantization explicit the model has it too"
         )
     runner = OnnxRunner(bundle.model.read_bytes())
