@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from standin.forked import Forks
 from standin.machine import Machine
+
+Once = Callable[[str, Callable[[Path], object]], Path]
 
 
 def pytest_configure() -> None:
@@ -49,8 +53,32 @@ def ray_workers() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
+def once(tmp_path_factory: pytest.TempPathFactory) -> Once:
+    """Makes what many tests read, once for all workers: ``once(name, make)`` gives the folder or file of that name,
+    which ``make(path)`` wrote for the first that asked; others wait for it."""
+    base = tmp_path_factory.getbasetemp()
+    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "once"
+    shared.mkdir(exist_ok=True)
+
+    def once(name: str, make: Callable[[Path], object]) -> Path:
+        path, done = shared / name, shared / f"{name}.done"
+        with (shared / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not done.exists():
+                if path.is_dir():
+                    shutil.rmtree(path)
+                make(path)
+                done.touch()
+        return path
+
+    return once
+
+
+@pytest.fixture(scope="session")
+def machine(once: Once) -> Iterator[Machine]:
     """A machine with a GPU and TensorRT, both stand-ins."""
     if shutil.which("cc") is None:
         pytest.skip("needs a C compiler for the stand-in of the CUDA driver: apt-get install gcc")
-    return Machine.make(tmp_path_factory.mktemp("machine"))
+    forks = Forks()
+    yield Machine(once("machine", Machine.make), forks)
+    forks.close()

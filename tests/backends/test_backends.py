@@ -7,6 +7,7 @@ import importlib.util
 import json
 import re
 import signal
+import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -553,3 +554,15 @@ def test_a_suppression_that_would_ignore_a_key_is_not_taken(
     assert suppression("auto", caps, None, True) == "onnx"
     with pytest.raises(BackendError, match="class_agnostic', which its EfficientNMS ignores; allowed: --nms onnx, nat"):
         suppression("efficient", caps, None, True)
+
+
+def test_operators_of_plugins_are_loaded_without_torch_and_leave_the_environment_alone() -> None:
+    program = (
+        "import os, sys\n"
+        "from trtdet.backends.onnxruntime import _custom_operators\n"
+        "before = dict(os.environ)\n"
+        "_custom_operators()\n"
+        "print('torch' in sys.modules, os.environ == before)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stdout == "False True\n", done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 
 import pytest
 
@@ -225,7 +226,7 @@ def test_what_a_device_does_not_tell_is_none(machine):
 
 def test_clocks_that_cannot_be_read_say_why(machine, tmp_path):
     (tmp_path / "libcuda.so.1").symlink_to(machine.libraries / "libcuda.so.1")
-    without = type(machine)(tmp_path)
+    without = replace(machine, libraries=tmp_path)
     program = PRELUDE + "gpu = cuda.open_device(); print(gpu.clocks(), gpu.no_clocks())"
     assert without.python(program).out.startswith("None NVML does not answer: NVML Shared Library Not Found")
     program = "import sys\nsys.modules['pynvml'] = None\n" + program

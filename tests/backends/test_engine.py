@@ -645,7 +645,7 @@ def test_what_is_never_closed_ends_with_the_process(machine):
         PRELUDE
         + "runner = open_engine(built(conv()), facts); context = runner.new_context(images(1)); runner(images(1))"
     )
-    done = machine.python(program + "\nprint(runner.run_info)")
+    done = machine.python(program + "\nprint(runner.run_info)", forked=False)
     assert done.out == "TensorRT 10.9.0 (Stand-in GPU)\n"
     assert done.err == ""
 

@@ -12,8 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from standin.forked import Forks
+
 FOLDER = Path(__file__).resolve().parent
 _ROOT = FOLDER.parent.parent
+PATIENCE = 600
+"""Seconds after which a process is taken for one that hangs."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Machine:
-    """Where the compiled stand-ins are.
+    """Where the compiled stand-ins are, and what starts processes.
 
     The keywords of every method set what this machine is like:
 
@@ -51,14 +55,14 @@ class Machine:
     """
 
     libraries: Path
+    forks: Forks
 
     @staticmethod
-    def make(folder: Path) -> Machine:
+    def make(folder: Path) -> None:
         """Compiles the stand-ins into a folder."""
         folder.mkdir(parents=True, exist_ok=True)
         for source, library in (("cuda.c", "libcuda.so.1"), ("nvml.c", "libnvidia-ml.so.1")):
             compile_library(FOLDER / source, folder / library)
-        return Machine(folder)
 
     def environment(
         self,
@@ -87,21 +91,21 @@ class Machine:
         """Runs a command of trtdet."""
         return self._run(["-m", "trtdet", *map(str, arguments)], settings)
 
-    def python(self, program: str, *arguments: object, **settings: Any) -> Finished:
-        """Runs a program; one that fails, fails the test."""
-        done = self._run(["-W", "error", "-c", program, *map(str, arguments)], settings)
+    def python(self, program: str, *arguments: object, forked: bool = True, **settings: Any) -> Finished:
+        """Runs a program; one that fails, fails the test. ``forked=False`` where the process's own end is looked at."""
+        done = self._run(["-W", "error", "-c", program, *map(str, arguments)], settings, forked)
         assert done.code == 0, done.err
         return done
 
-    def _run(self, arguments: list[str], settings: dict[str, Any]) -> Finished:
-        done = subprocess.run(
-            [sys.executable, *arguments],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=600,
-            env=self.environment(**settings),
-        )
+    def _run(self, arguments: list[str], settings: dict[str, Any], forked: bool = True) -> Finished:
+        environment = self.environment(**settings)
+        if forked:
+            done = self.forks.run(arguments, environment, PATIENCE)
+        else:
+            command = [sys.executable, *arguments]
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=False, timeout=PATIENCE, env=environment
+            )
         return Finished(done.returncode, done.stdout, done.stderr)
 
 

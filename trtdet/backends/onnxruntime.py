@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -319,8 +321,7 @@ def _runnable(model: onnx.ModelProto | bytes) -> tuple[bytes, bool]:
 @cache
 def _custom_operators() -> str:
     """The library with EfficientNMS_TRT, computed by its NumPy reference."""
-    import onnxruntime_extensions as extensions
-
+    extensions = _extensions()
     kinds = extensions.PyCustomOpDef
     names = {field.name: field.type for field in fields(EfficientNms)}
 
@@ -340,3 +341,22 @@ def _custom_operators() -> str:
         return found.num_dets, found.boxes, found.scores, found.classes
 
     return str(extensions.get_library_path())
+
+
+def _extensions() -> Any:
+    """Imports onnxruntime-extensions without the side effects of its converters, which are not used here: they import
+    torch, which takes seconds, and set a variable that makes protobuf slow in every process started afterwards."""
+    variable = "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION"
+    before = os.environ.get(variable)
+    spared = {"torch", "transformers"} - sys.modules.keys()
+    sys.modules.update(dict.fromkeys(spared))  # type: ignore[arg-type]  # None: importing it fails, and is caught
+    try:
+        import onnxruntime_extensions
+    finally:
+        for name in spared:
+            sys.modules.pop(name, None)
+        if before is None:
+            os.environ.pop(variable, None)
+        else:
+            os.environ[variable] = before
+    return onnxruntime_extensions

@@ -17,7 +17,7 @@ import onnx_graphsurgeon as gs
 from trtdet.config import Config
 from trtdet.detection.suppression import EfficientNms, sigmoid
 from trtdet.errors import ModelError
-from trtdet.passes.base import Options, Writer, explained
+from trtdet.passes.base import Options, Writer
 from trtdet.passes.nms import EFFICIENT
 from trtdet.passes.provenance import Origin
 
@@ -47,8 +47,7 @@ def embedded_nms(model: onnx.ModelProto, config: Config) -> EmbeddedNms | None:
     """
     if all(node.op_type not in _KINDS for node in model.graph.node):
         return None  # most models: the whole of one need not be read to know it
-    with explained("cut_nms"):
-        return _found(gs.import_onnx(model), config)[0]
+    return _found(gs.import_onnx(model), config)[0]
 
 
 def cut(graph: gs.Graph, options: Options) -> Options:
