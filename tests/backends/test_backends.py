@@ -19,10 +19,13 @@ import onnx
 import onnx.parser
 import pytest
 
-from trtdet.backends import BACKENDS, BuildRequest, Capabilities, EngineOptions, OnnxRunner, choose, cuda
+from trtdet.backends import BuildRequest, Capabilities, EngineOptions, OnnxRunner, choose, cuda
 from trtdet.backends.base import Typing
+from trtdet.backends.libraries import Library
 from trtdet.backends.tensorrt import builder as tensorrt
 from trtdet.backends.tensorrt import rtx as tensorrt_rtx
+from trtdet.backends.tensorrt.builder import LIBRARY, TensorRT
+from trtdet.backends.tensorrt.rtx import TensorRTRTX
 from trtdet.config import load_config
 from trtdet.errors import BackendError
 from trtdet.exporter import SHAPES_MODEL
@@ -60,16 +63,15 @@ def test_auto_prefers_tensorrt_with_a_gpu_then_rtx_and_never_onnxruntime(monkeyp
     found: list[cuda.Device] = []
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if name in here else None)
     monkeypatch.setattr(cuda, "devices", lambda: tuple(found))
-    monkeypatch.setattr(tensorrt, "import_or_explain", lambda module, title, pip: None)
-    monkeypatch.setattr(tensorrt_rtx, "import_or_explain", lambda module, title, pip: None)
+    monkeypatch.setattr(Library, "load", lambda library: None)
     with pytest.raises(BackendError, match="--backend onnxruntime"):
         choose("auto")
     here |= {"tensorrt", "tensorrt_rtx"}
-    assert type(choose("auto")) is BACKENDS["tensorrt-rtx"]
+    assert type(choose("auto")) is TensorRTRTX
     found.append(cuda.Device("a GPU", 86))
-    assert type(choose("auto")) is BACKENDS["tensorrt"]
+    assert type(choose("auto")) is TensorRT
     here.remove("tensorrt")
-    assert type(choose("auto")) is BACKENDS["tensorrt-rtx"]
+    assert type(choose("auto")) is TensorRTRTX
     here.clear()
     with pytest.raises(BackendError, match=r"pip install 'trtdet\[trt\]' or pip install 'trtdet\[rtx\]'"):
         choose("auto")
@@ -78,7 +80,7 @@ def test_auto_prefers_tensorrt_with_a_gpu_then_rtx_and_never_onnxruntime(monkeyp
 @pytest.mark.skipif(bool(cuda.devices()), reason="this machine has a CUDA device")
 def test_tensorrt_without_a_device_points_to_what_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
     library = type("library", (), {"__version__": "8.6.0"})
-    monkeypatch.setattr(tensorrt, "import_or_explain", lambda module, title, pip: library)
+    monkeypatch.setattr(Library, "load", lambda row: library)
     with pytest.raises(BackendError, match="TensorRT 8.6.0 builds only on a machine with a CUDA device.*tensorrt-rtx"):
         choose("tensorrt")
 
@@ -95,7 +97,7 @@ def test_capabilities_of_each_tensorrt(
     monkeypatch: pytest.MonkeyPatch, version: str, explicit: Typing, implicit: Typing | None, number: int
 ) -> None:
     library = type("library", (), {"__version__": version})
-    monkeypatch.setattr(tensorrt, "import_or_explain", lambda module, title, pip: library)
+    monkeypatch.setattr(Library, "load", lambda row: library)
     monkeypatch.setattr(cuda, "devices", lambda: (cuda.Device("a GPU", 90),))
     caps = choose("tensorrt").capabilities
     assert (caps.explicit, caps.implicit, caps.cache_version) == (explicit, implicit, number)
@@ -395,7 +397,7 @@ def test_words_that_are_known_come_with_advice(
     monkeypatch.setattr(tensorrt, "__file__", str(tmp_path / "tensorrt.py"))
     caps = Capabilities("test", "1", True, True, True)
     with pytest.raises(BackendError, match=f"^test 1: {re.escape(words)}.*{advice or '$'}"):
-        tensorrt.build_engine("tensorrt", caps, BuildRequest(conv()), silent)
+        tensorrt.build_engine(LIBRARY, caps, BuildRequest(conv()), silent)
 
 
 # plugins and the forms of SiLU
@@ -450,7 +452,7 @@ def test_plugins_without_a_library_are_compiled_into_the_engine(
     caps = Capabilities("test", "1", True, False, True, loads_plugins=True, compiles_plugins=True)
     for plugins, compiled in (((), True), ((tmp_path / "some.so",), False)):
         with pytest.raises(KeyboardInterrupt):
-            tensorrt.build_engine("tensorrt", caps, BuildRequest(model, plugins=plugins), silent)
+            tensorrt.build_engine(LIBRARY, caps, BuildRequest(model, plugins=plugins), silent)
         assert facts["compiled_plugins"] == compiled
         assert ("PREFER_AOT_PYTHON_PLUGINS" in facts["network_flags"]) == compiled
 
@@ -478,7 +480,7 @@ def test_what_each_tensorrt_may_write_silu_as(
     monkeypatch: pytest.MonkeyPatch, version: str, forms: tuple[str, ...], swish: bool
 ) -> None:
     known = type("library", (), {"__version__": version})
-    monkeypatch.setattr(tensorrt, "import_or_explain", lambda module, title, pip: known)
+    monkeypatch.setattr(Library, "load", lambda row: known)
     monkeypatch.setattr(cuda, "devices", lambda: (cuda.Device("a GPU", 90),))
     backend = choose("tensorrt")
     assert (backend.capabilities.silu, backend.capabilities.loads_plugins) == (forms, True)
@@ -544,7 +546,7 @@ def test_a_suppression_that_would_ignore_a_key_is_not_taken(
     monkeypatch: pytest.MonkeyPatch, version: str, heeds: bool
 ) -> None:
     known = type("library", (), {"__version__": version})
-    monkeypatch.setattr(tensorrt, "import_or_explain", lambda module, title, pip: known)
+    monkeypatch.setattr(Library, "load", lambda row: known)
     monkeypatch.setattr(cuda, "devices", lambda: (cuda.Device("a GPU", 90),))
     caps = choose("tensorrt").capabilities
     assert suppression("auto", caps, None, False) == suppression("efficient", caps, None, False) == "efficient"

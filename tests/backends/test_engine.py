@@ -26,7 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 import numpy as np, onnx, onnx.parser
 import tensorrt as trt
-from trtdet.backends import EngineFacts, OnnxRunner, cuda, open_engine
+from trtdet.backends import EngineFacts, OnnxRunner, cuda, library_named, open_engine
 from trtdet.backends.tensorrt.engine import _logger
 from trtdet.errors import BackendError
 
@@ -46,7 +46,7 @@ def conv(batch="1"):
 
 def built(model, batch=None, plugins=(), **options):
     # TensorRT keeps the first logger of a process.
-    logger = _logger("tensorrt")
+    logger = _logger(trt)
     builder = trt.Builder(logger)
     trt.init_libnvinfer_plugins(logger, "")
     for path in plugins:
@@ -68,7 +68,7 @@ def built(model, batch=None, plugins=(), **options):
         config.add_optimization_profile(profile)
     return bytes(builder.build_serialized_network(network, config))
 
-facts = EngineFacts("tensorrt", trt.__version__, (89,))
+facts = EngineFacts(library_named("tensorrt"), trt.__version__, (89,))
 
 def images(count, seed=0):
     return np.random.default_rng(seed).normal(size=(count, 3, 16, 16)).astype(np.float32)
@@ -91,7 +91,7 @@ def refused(function, *arguments, **named):
         print("NOT REFUSED")
 """
 
-RTX = PRELUDE.replace("import tensorrt as trt", "import tensorrt_rtx as trt").replace('"tensorrt"', '"tensorrt_rtx"')
+RTX = PRELUDE.replace("import tensorrt as trt", "import tensorrt_rtx as trt").replace('"tensorrt"', '"tensorrt-rtx"')
 RTX = RTX.replace('    trt.init_libnvinfer_plugins(logger, "")\n', "")
 
 
@@ -438,7 +438,7 @@ print(obstacle(facts))
         ("data[:-100]", "Plan is corrupt); [runtime.cpp::deserializeCudaEngine] Error Code 4: Internal Error"),
         ("data[:-1] + b'!'", "it was altered or cut short; build it again"),
         ("b'PK' + data", "Magic tag does not match"),
-        ("b'vtrt' + data", "the engine is none of TensorRT: it starts with b'vtrt'; build it again"),
+        ("b'vtrt' + data", "this is not an engine of TensorRT: it starts with b'vtrt'; build it again"),
     ],
 )
 def test_an_engine_that_is_not_whole_is_refused(machine, spoil, said):
@@ -456,11 +456,14 @@ def test_an_engine_that_is_not_whole_is_refused(machine, spoil, said):
     [
         ("b'vtrt' + bytes(12) + (500).to_bytes(8, 'little') + bytes(76)", "was cut short: 100 of 500 bytes"),
         ("b'vtrt'", "was cut short: 4 of 24 bytes"),
-        ("b'standin' + bytes(99)", "is none of TensorRT-RTX: it starts with b'stan'"),
+        ("b'standin' + bytes(99)", "is not an engine of TensorRT-RTX: it starts with b'stan'"),
     ],
 )
 def test_an_engine_of_rtx_is_measured_before_the_library_sees_it(machine, engine, said):
-    program = "import tensorrt_rtx\n" + f"refused(open_engine, {engine}, EngineFacts('tensorrt_rtx', rtx, (89,)))"
+    program = (
+        "import tensorrt_rtx\n"
+        + f"refused(open_engine, {engine}, EngineFacts(library_named('tensorrt-rtx'), rtx, (89,)))"
+    )
     done = machine.python(PRELUDE + program.replace("rtx, (", "tensorrt_rtx.__version__, ("))
     assert said in done.out
 

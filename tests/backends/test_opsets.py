@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 from trtdet.backends import BuildRequest, choose, cuda
-from trtdet.backends.tensorrt import builder as tensorrt
+from trtdet.backends.libraries import Library
 from trtdet.backends.tensorrt.opsets import NEVER, missing_operators, newest_opset
 from trtdet.config import load_config
 from trtdet.errors import BackendError
@@ -101,7 +101,7 @@ def test_the_row_of_each_tensorrt_is_that_of_the_table(
     monkeypatch: pytest.MonkeyPatch, version: str, opset: int
 ) -> None:
     library = type("library", (), {"__version__": version})
-    monkeypatch.setattr(tensorrt, "import_or_explain", lambda module, title, pip: library)
+    monkeypatch.setattr(Library, "load", lambda row: library)
     monkeypatch.setattr(cuda, "devices", lambda: (cuda.Device("a GPU", 90),))
     caps = choose("tensorrt").capabilities
     assert caps.max_opset == opset

@@ -87,10 +87,14 @@ class Scripted:
         self.name, self.takes, self.clock = name, takes, clock
         self.log = [] if log is None else log
         self.batch, self.largest_batch = batch, largest_batch
+        self.on_device = True
         self.contexts: list[Script] = []
 
     def __call__(self, images: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
         raise NotImplementedError
+
+    def clocks(self) -> None:
+        """Not known."""
 
     def new_context(self, images: NDArray[np.float32]) -> Script:
         self.contexts.append(Script(self, len(self.contexts)))

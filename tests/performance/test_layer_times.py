@@ -231,6 +231,7 @@ class Scripted:
     """A runner that notes what it is asked, and whose layers take as long as it has been profiled often."""
 
     input, outputs, largest_batch = "images", ("boxes",), None
+    on_device = True
     run_info = RunInfo("a device of paper", "a library of paper")
 
     def __init__(self, name: str, log: list[tuple[Any, ...]], batch: int | None = None) -> None:
@@ -238,6 +239,9 @@ class Scripted:
 
     def __call__(self, images: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
         raise NotImplementedError
+
+    def clocks(self) -> None:
+        """Not known."""
 
     def new_context(self, images: NDArray[np.float32]) -> Scripted:
         return self

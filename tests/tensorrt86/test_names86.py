@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 import trtdet.backends
-from trtdet.backends import BACKENDS
 from trtdet.backends.tensorrt import builder as tensorrt
 from trtdet.backends.tensorrt import calibrators
 from trtdet.backends.tensorrt.builder import TensorRT
@@ -164,7 +163,7 @@ def test_names_are_found_in_the_file_that_asks_the_builder() -> None:
 
 
 def test_the_flags_that_the_capabilities_name_are_there(trt: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = TensorRT.__new__(BACKENDS["tensorrt"])
+    made = TensorRT.__new__(TensorRT)
     monkeypatch.setattr(made, "_trt", trt, raising=False)
     caps = made.capabilities
     assert caps.version == "8.6.0"

@@ -65,7 +65,7 @@ class Handed:
     @property
     def facts(self) -> dict[str, Any]:
         """What the building process reads of it."""
-        return tensorrt._facts("tensorrt", self.caps, self.request, ())
+        return tensorrt._facts(tensorrt.LIBRARY, self.caps, self.request, ())
 
 
 class _AtTheBuilder(Exception):

@@ -1,42 +1,51 @@
-"""Backends: what builds and runs a detector. ``choose`` is the only way to one."""
+"""Backends: what builds and runs a detector. ``choose`` is the only way to one; ``LIBRARIES`` lists them all."""
 
 from __future__ import annotations
 
-import importlib.util
-from dataclasses import replace
-from pathlib import Path
+import importlib
+from typing import TYPE_CHECKING, Any
 
-from trtdet.backends import cuda
-from trtdet.backends.base import (
-    Backend,
-    BuildRequest,
-    Built,
-    Capabilities,
-    EngineOptions,
-    Implicit,
-    OwnCalibrator,
-    RunInfo,
-    Runner,
-)
-from trtdet.backends.onnxruntime import OnnxRunner, OnnxRuntime
-from trtdet.backends.tensorrt.builder import PIP as TENSORRT_PIP
-from trtdet.backends.tensorrt.builder import TensorRT
-from trtdet.backends.tensorrt.engine import EngineFacts, EngineRunner, obstacle, open_engine
-from trtdet.backends.tensorrt.rtx import PIP as RTX_PIP
-from trtdet.backends.tensorrt.rtx import TensorRTRTX
-from trtdet.errors import BackendError
-from trtdet.files import write_atomically
-from trtdet.progress import Progress, silent
+if TYPE_CHECKING:
+    from trtdet.backends.base import (
+        Backend,
+        BuildRequest,
+        Built,
+        Capabilities,
+        EngineOptions,
+        Implicit,
+        OwnCalibrator,
+        RunInfo,
+        Runner,
+    )
+    from trtdet.backends.choice import build_remembering, choose
+    from trtdet.backends.libraries import LIBRARIES, Library, library_named
+    from trtdet.backends.onnxruntime import OnnxRunner
+    from trtdet.backends.tensorrt.engine import EngineFacts, EngineRunner, obstacle, open_engine
 
-BACKENDS: dict[str, type[Backend]] = {
-    "tensorrt": TensorRT,
-    "tensorrt-rtx": TensorRTRTX,
-    "onnxruntime": OnnxRuntime,
+_HOMES = {
+    "LIBRARIES": "libraries",
+    "Backend": "base",
+    "BuildRequest": "base",
+    "Built": "base",
+    "Capabilities": "base",
+    "EngineFacts": "tensorrt.engine",
+    "EngineOptions": "base",
+    "EngineRunner": "tensorrt.engine",
+    "Implicit": "base",
+    "Library": "libraries",
+    "OnnxRunner": "onnxruntime",
+    "OwnCalibrator": "base",
+    "RunInfo": "base",
+    "Runner": "base",
+    "build_remembering": "choice",
+    "choose": "choice",
+    "library_named": "libraries",
+    "obstacle": "tensorrt.engine",
+    "open_engine": "tensorrt.engine",
 }
-"""Every backend by the name that ``--backend`` takes, in the order that ``auto`` prefers them."""
 
 __all__ = [
-    "BACKENDS",
+    "LIBRARIES",
     "Backend",
     "BuildRequest",
     "Built",
@@ -45,52 +54,21 @@ __all__ = [
     "EngineOptions",
     "EngineRunner",
     "Implicit",
+    "Library",
     "OnnxRunner",
     "OwnCalibrator",
     "RunInfo",
     "Runner",
     "build_remembering",
     "choose",
-    "cuda",
+    "library_named",
     "obstacle",
     "open_engine",
 ]
 
 
-def build_remembering(backend: Backend, request: BuildRequest, timings: Path, progress: Progress = silent) -> Built:
-    """Builds with what earlier builds learnt about the device's kernels, and keeps what this one learns.
-
-    Args:
-        backend: builds it.
-        request: what to build; its ``timing_cache`` is taken from the file.
-        timings: the file, which need not be there; only backends that time kernels write it.
-        progress: told of the builder's phases.
-    """
-    known = timings.read_bytes() if backend.capabilities.needs_gpu and timings.is_file() else b""
-    built = backend.build(replace(request, timing_cache=known), progress)
-    if built.timing_cache:
-        write_atomically(timings, built.timing_cache)
-    return built
-
-
-def choose(name: str) -> Backend:
-    """The backend of that name; ``auto`` takes TensorRT where there is a GPU, else TensorRT-RTX.
-
-    Raises:
-        BackendError: no such backend, or it is not usable here; for ``auto``, neither is. onnxruntime makes no engine
-            and is never taken unasked.
-    """
-    if name in BACKENDS:
-        return BACKENDS[name]()
-    if name != "auto":
-        raise BackendError(f"no backend '{name}'; allowed: auto, {', '.join(BACKENDS)}")
-    if importlib.util.find_spec("tensorrt") is not None and cuda.devices():
-        return TensorRT()
-    if importlib.util.find_spec("tensorrt_rtx") is not None:
-        return TensorRTRTX()
-    if cuda.devices():
-        raise BackendError(f"no TensorRT here to build an engine with: {TENSORRT_PIP} or {RTX_PIP}")
-    raise BackendError(
-        f"no TensorRT here to build an engine with: {RTX_PIP} builds without a GPU; for the Q/DQ model alone, "
-        "--backend onnxruntime"
-    )
+def __getattr__(name: str) -> Any:
+    """Imports a part when it is first used: the table of libraries then loads neither NumPy nor ONNX."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'trtdet.backends' has no attribute '{name}'")
+    return getattr(importlib.import_module(f"trtdet.backends.{_HOMES[name]}"), name)

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from trtdet.backends.cuda import Clocks
 from trtdet.config import InputConfig, NmsMode, SiluForm
 from trtdet.progress import Progress, silent
 from trtdet.quantization import Precision
@@ -42,7 +43,8 @@ class Capabilities:
         version: of the installed library.
         makes_engine: False where the Q/DQ model itself is what runs.
         lists_layers: what its builder says or its inspector gives lists the layers of the engine for the audit.
-        needs_gpu: an engine is built on a CUDA device, whose kernels are timed, and runs there.
+        keeps_timing_cache: its builder keeps the kernel times that it measured, and takes those of earlier builds.
+        has_inspector: an engine's layers are read from the library's inspector, which needs the GPU of the machine.
         sms: compute capabilities it can build for ahead of time; empty means the machine's own.
         default_sms: those it builds for when none is asked for.
         sms_without_int8: targets that make every INT8 convolution run in float.
@@ -67,7 +69,8 @@ class Capabilities:
     version: str
     makes_engine: bool
     lists_layers: bool
-    needs_gpu: bool
+    keeps_timing_cache: bool = False
+    has_inspector: bool = False
     sms: tuple[int, ...] = ()
     default_sms: tuple[int, ...] = ()
     sms_without_int8: tuple[int, ...] = ()
@@ -244,6 +247,7 @@ class Runner(Protocol):
         batch: the fixed batch; None where it is dynamic.
         largest_batch: the most images it takes at once; None for any number.
         outputs: names.
+        on_device: images are copied to a device and the outputs back; False where both stay in the host's memory.
         run_info: the device and the library that run it.
     """
 
@@ -251,6 +255,7 @@ class Runner(Protocol):
     batch: int | None
     largest_batch: int | None
     outputs: tuple[str, ...]
+    on_device: bool
     run_info: RunInfo
 
     def __call__(self, images: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
@@ -271,6 +276,10 @@ class Runner(Protocol):
 
     def profile(self, images: NDArray[np.float32], runs: int, warm_up: int) -> tuple[LayerTime, ...]:
         """Times every layer over so many runs of one batch, in the order of execution, after ``warm_up`` others."""
+        ...
+
+    def clocks(self) -> Clocks | None:
+        """What the device runs at now; None where that is not known."""
         ...
 
 

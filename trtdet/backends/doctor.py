@@ -8,12 +8,21 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from trtdet import __version__
-from trtdet.backends import BACKENDS, cuda
+from trtdet.backends import cuda
+from trtdet.backends.choice import new_backend
+from trtdet.backends.libraries import LIBRARIES, Library
 from trtdet.errors import BackendError
 
 _EXTRAS = (
-    ("rtx", "tensorrt-rtx", "engines without a GPU"),
-    ("trt", "tensorrt", "engines on the GPU of this machine"),
+    *(
+        (
+            row.extra,
+            row.distribution,
+            "engines on the GPU of this machine" if row.times_kernels else "engines without a GPU",
+        )
+        for row in LIBRARIES
+        if row.extra
+    ),
     ("export", "torch", "trtdet export: torch to ONNX"),
     ("pycuda", "pycuda", "device buffers through PyCUDA"),
     ("cuda", "cuda-python", "device buffers through NVIDIA's wheels"),
@@ -67,7 +76,7 @@ def diagnose() -> Diagnosis:
             f"{device.name}, compute capability {device.sm / 10}, {device.memory / 2**30:.1f} GiB" for device in found
         ),
         _driver(),
-        tuple(_backend(name) for name in BACKENDS),
+        tuple(_backend(library) for library in LIBRARIES),
         tuple(_extra(*row) for row in _EXTRAS),
     )
 
@@ -86,17 +95,16 @@ def _driver() -> str:
     return f"{said}, through {gpu.through}, " + (f"no clocks: {clocks}" if clocks else "clocks by NVML")
 
 
-def _backend(name: str) -> Check:
+def _backend(library: Library) -> Check:
     try:
-        caps = BACKENDS[name]().capabilities
+        caps = new_backend(library).capabilities
     except BackendError as error:
-        reason, _, fix = str(error).rpartition("; ")
-        return Check(name, False, reason, fix)
-    if not caps.makes_engine:
-        return Check(name, True, f"{caps.version}, runs the model itself, no engine")
-    where = "for the GPU of this machine" if caps.needs_gpu else "on any machine, no GPU needed"
+        return Check(library.name, False, error.problem, error.hint)
+    if not library.makes_engine:
+        return Check(library.name, True, f"{caps.version}, runs the model itself, no engine")
+    where = "for the GPU of this machine" if library.times_kernels else "on any machine, no GPU needed"
     targets = f", compute capabilities {', '.join(str(sm / 10) for sm in caps.sms)}" if caps.sms else ""
-    return Check(name, True, f"{caps.version}, builds engines {where}{targets}")
+    return Check(library.name, True, f"{caps.version}, builds engines {where}{targets}")
 
 
 def _extra(extra: str, package: str, purpose: str) -> Check:

@@ -20,12 +20,15 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from trtdet.backends.base import BuildRequest, Built, Capabilities, LayerTime, RunInfo
+from trtdet.backends.libraries import library_named
 from trtdet.detection.suppression import EfficientNms, efficient_nms
 from trtdet.errors import BackendError, one_line
 from trtdet.passes.base import PLUGIN_DOMAIN
 from trtdet.passes.nms import EFFICIENT
 from trtdet.passes.plugin_ops import plain
 from trtdet.progress import Progress, silent
+
+LIBRARY = library_named("onnxruntime")
 
 
 class OnnxRuntime:
@@ -34,11 +37,10 @@ class OnnxRuntime:
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(
-            name="onnxruntime",
+            name=LIBRARY.name,
             version=onnxruntime.__version__,
-            makes_engine=False,
+            makes_engine=LIBRARY.makes_engine,
             lists_layers=False,
-            needs_gpu=False,
             in_graph_nms=("onnx", "native", "efficient"),
             silu=("keep", "swish", "plugin"),
         )
@@ -73,7 +75,8 @@ class OnnxRunner:
         self.batch: int | None = source.shape[0] if isinstance(source.shape[0], int) else None
         """The model's fixed batch, None where it is dynamic."""
         self.largest_batch = self.batch
-        self.run_info = RunInfo("CPU", "onnxruntime")
+        self.on_device = False
+        self.run_info = RunInfo("CPU", LIBRARY.title)
         self.inputs: tuple[str, ...] = tuple(one.name for one in self._session.get_inputs())
         self.outputs: tuple[str, ...] = tuple(output.name for output in self._session.get_outputs())
 
@@ -88,6 +91,9 @@ class OnnxRunner:
         """
         results = self.feed({self.input: self.filled(images)})
         return {name: value[: len(images)] for name, value in results.items()}
+
+    def clocks(self) -> None:
+        """There is no device whose clocks could be read."""
 
     def filled(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
         """A batch that is smaller than the model's fixed one, filled up with its last image."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trtdet import __version__
+from trtdet.backends.libraries import LIBRARIES, library_named
 from trtdet.bundle import Bundle
 from trtdet.deploy import deepstream, triton
 from trtdet.deploy.triton import TritonOptions
@@ -39,6 +40,17 @@ class PackageOptions:
     format: Format
     name: str | None = None
     triton: TritonOptions | None = None
+
+
+def _served_by(format: Format) -> list[str]:
+    """The options of ``trtdet build`` whose bundles the server takes."""
+    return [
+        f"--backend {row.name}"
+        + (" on a machine with the GPU" if row.times_kernels else "")
+        + ("" if row.makes_engine else " for the ONNX model alone")
+        for row in LIBRARIES
+        if format not in row.not_served
+    ]
 
 
 @dataclass(frozen=True)
@@ -93,11 +105,11 @@ def package(bundle: Path, folder: Path, options: PackageOptions) -> Package:
             f"'{name}' cannot be the name of a served model: letters, digits, '.', '_' and '-' are allowed, a letter "
             "or digit first; give another with --name"
         )
-    if manifest.backend.name == "tensorrt-rtx":
-        whose = {"triton": "Triton has no backend", "deepstream": "nvinfer has no runtime"}[options.format]
+    library = library_named(manifest.backend.name)
+    if options.format in library.not_served:
         raise BundleError(
-            f"bundle '{bundle}' has an engine of TensorRT-RTX, for which {whose}; build it again with --backend "
-            "tensorrt on a machine with the GPU, or with --backend onnxruntime for the ONNX model alone"
+            f"bundle '{bundle}' has an engine of {library.title}, {library.not_served[options.format]}",
+            f"build it again with {' or with '.join(_served_by(options.format))}",
         )
     if options.format == "triton":
         files, warnings = triton.repository(source, name, options.triton or TritonOptions())

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trtdet.backends import EngineRunner, OnnxRunner
 from trtdet.backends.base import ExecutionContext, RunInfo, Runner
 from trtdet.config import Config, InputConfig
 from trtdet.data import ImageStream, evenly, find_images
@@ -106,7 +105,7 @@ class Target:
     @property
     def on_device(self) -> bool:
         """Whether images are copied to a device and results back."""
-        return not isinstance(self.runner, OnnxRunner)
+        return self.runner.on_device
 
     def check_batch(self, batch: int) -> None:
         """Raises ConfigError where the target does not take a batch of this size."""
@@ -351,7 +350,7 @@ def _cpu() -> str:
 
 def _clocks(targets: Sequence[Target]) -> dict[str, Any] | None:
     for target in targets:
-        if isinstance(target.runner, EngineRunner):
+        if target.on_device:
             found = target.runner.clocks()
             return None if found is None else asdict(found)
     return None

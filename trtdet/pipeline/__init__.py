@@ -936,7 +936,7 @@ def float_plan(plan: PrecisionPlan, precision: Precision) -> PrecisionPlan:
 
 
 def _audited(built: Built, plan: PrecisionPlan, model: onnx.ModelProto, caps: Capabilities) -> Audit | None:
-    if caps.needs_gpu and not built.layers:
+    if caps.has_inspector and not built.layers:
         warnings.warn(
             f"{caps.name} {caps.version} built the engine and its inspector gave nothing: it is not audited",
             TrtdetWarning,

@@ -406,7 +406,7 @@ class _Worker:
             self._progress,
         )
         counts = plan.counts()
-        if built.layers or (caps.lists_layers and not caps.needs_gpu):
+        if built.layers or (caps.lists_layers and not caps.has_inspector):
             found = audit(layers_of(built), plan, model)
             counts = {"int8": found.int8, "fp16": found.fp16, "fp32": found.fp32}
         if not built.engine:

@@ -3,7 +3,6 @@ that of the modern TensorRT."""
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import re
@@ -20,6 +19,7 @@ import onnx
 
 from trtdet.backends import cuda
 from trtdet.backends.base import BuildRequest, Built, Capabilities, Implicit, Typing
+from trtdet.backends.libraries import Library, library_named
 from trtdet.backends.tensorrt.opsets import missing_operators, newest_opset
 from trtdet.backends.tensorrt.silu_aot import NETWORK_FLAG
 from trtdet.calibration.cache import version_number
@@ -27,7 +27,7 @@ from trtdet.errors import BackendError, one_line
 from trtdet.passes.plugin_ops import plugin_nodes
 from trtdet.progress import Progress, silent
 
-PIP = "pip install 'trtdet[trt]'"
+LIBRARY = library_named("tensorrt")
 
 _BUILDER_FLAGS: dict[str, tuple[str, ...]] = {"int8": ("INT8", "FP16"), "fp16": ("FP16",), "fp32": ()}
 """By the lowest precision of an engine, what the builder of a weakly typed network may choose."""
@@ -62,40 +62,44 @@ class TensorRT:
     """
 
     def __init__(self) -> None:
-        self._trt: Any = import_or_explain("tensorrt", "TensorRT", PIP)
+        self._trt: Any = LIBRARY.load()
         found = cuda.devices()
         if not found:
             raise BackendError(
-                f"TensorRT {self._trt.__version__} builds only on a machine with a CUDA device, and {cuda.absence()}; "
-                "build on one that has, or use --backend tensorrt-rtx, which needs no GPU"
+                f"TensorRT {self._trt.__version__} builds only on a machine with a CUDA device, and {cuda.absence()}",
+                "build on one that has, or use --backend tensorrt-rtx, which needs no GPU",
             )
         self._device = found[0]
 
     @property
     def capabilities(self) -> Capabilities:
-        major, minor = (int(part) for part in self._trt.__version__.split(".")[:2])
+        version: str = self._trt.__version__
+        major, minor = (int(part) for part in version.split(".")[:2])
         # EfficientNMS is deprecated from 10.12 on, for INMSLayer, which NonMaxSuppression becomes.
         deprecated = (major, minor) >= (10, 12)
         return Capabilities(
-            name="tensorrt",
-            version=self._trt.__version__,
-            makes_engine=True,
+            name=LIBRARY.name,
+            version=version,
+            makes_engine=LIBRARY.makes_engine,
             lists_layers=True,
-            needs_gpu=True,
+            keeps_timing_cache=True,
+            has_inspector=True,
             in_graph_nms=("onnx", "efficient", "native") if deprecated else ("efficient", "onnx", "native"),
             # The plugin of the 8.6.0 wheel takes the field and computes as if it were not there.
-            nms_across_classes=not self._trt.__version__.startswith("8.6.0"),
+            nms_across_classes=not version.startswith("8.6.0"),
             max_topk=3840,
             explicit=Typing(("EXPLICIT_BATCH",), weak=True)
             if major < 10
             else Typing(("STRONGLY_TYPED",) if major == 10 else ()),
-            implicit=Typing(("EXPLICIT_BATCH",) if major < 10 else (), weak=True) if major < 11 else None,
+            implicit=Typing(("EXPLICIT_BATCH",) if major < 10 else (), weak=True)
+            if LIBRARY.may_read_calibration_cache(version)
+            else None,
             version_compatible=(major, minor) >= (8, 6),
             hardware_compatible=(major, minor) >= (8, 6),
             tactic_sources=tuple(getattr(getattr(self._trt, "TacticSource", None), "__members__", ())),
             # Without it one context alone could use the batches of a dynamic engine; later versions always share them.
             preview_features=("PROFILE_SHARING_0806",) if (major, minor) == (8, 6) else (),
-            cache_version=version_number(self._trt.__version__) if major < 11 else 0,
+            cache_version=version_number(version) if LIBRARY.may_read_calibration_cache(version) else 0,
             missing_ops=missing_operators((major, minor)),
             max_opset=newest_opset((major, minor)),
             silu=("plugin", "keep")
@@ -103,7 +107,7 @@ class TensorRT:
             else ("keep", "plugin")
             if major == 10
             else ("swish", "keep", "plugin"),
-            loads_plugins=True,
+            loads_plugins=LIBRARY.loads_plugins,
             compiles_plugins=(major, minor) >= (10, 9),
         )
 
@@ -117,24 +121,16 @@ class TensorRT:
                 f"TensorRT builds for the GPU it runs on, which is compute capability {self._device.sm}, not "
                 f"{' '.join(map(str, request.sms))}; leave --sm out or use --backend tensorrt-rtx"
             )
-        return replace(build_engine("tensorrt", self.capabilities, request, progress), sms=(self._device.sm,))
-
-
-def import_or_explain(module: str, title: str, pip: str) -> Any:
-    """Imports a vendor's module; a missing one is an error with its pip line."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise BackendError(f"{title} is not installed here ({error}); {pip}") from None
+        return replace(build_engine(LIBRARY, self.capabilities, request, progress), sms=(self._device.sm,))
 
 
 def build_engine(
-    module: str, caps: Capabilities, request: BuildRequest, progress: Progress, sms: tuple[int, ...] = ()
+    library: Library, caps: Capabilities, request: BuildRequest, progress: Progress, sms: tuple[int, ...] = ()
 ) -> Built:
     """Builds an engine in a process of its own, with detailed layer messages.
 
     Args:
-        module: ``tensorrt`` or ``tensorrt_rtx``.
+        library: the one that builds.
         caps: its row.
         request: what to build.
         progress: told of the builder's phases.
@@ -146,7 +142,7 @@ def build_engine(
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="trtdet-") as name:
         folder = Path(name)
-        (folder / "request.json").write_text(json.dumps(_facts(module, caps, request, sms)))
+        (folder / "request.json").write_text(json.dumps(_facts(library, caps, request, sms)))
         (folder / "model.onnx").write_bytes(request.model.SerializeToString())
         (folder / "timings").write_bytes(request.timing_cache)
         # What the environment holds shifts the heap, and with it the order of what the builder sorts by address.
@@ -175,14 +171,14 @@ def build_engine(
         return _built(folder, process.returncode, caps, sms, started)
 
 
-def _facts(module: str, caps: Capabilities, request: BuildRequest, sms: tuple[int, ...]) -> dict[str, Any]:
+def _facts(library: Library, caps: Capabilities, request: BuildRequest, sms: tuple[int, ...]) -> dict[str, Any]:
     """The request as the building process reads it."""
     typing = caps.explicit if request.implicit is None else caps.implicit
     if typing is None:
         raise BackendError(f"{caps.name} {caps.version} has no calibrators; quantise explicitly")
     compiled = caps.compiles_plugins and not request.plugins and any(plugin_nodes(request.model.graph))
     return {
-        "module": module,
+        "module": library.module,
         "network_flags": (*typing.network_flags, *((NETWORK_FLAG,) if compiled else ())),
         "builder_flags": _BUILDER_FLAGS[request.precision] if typing.weak else (),
         "sms": sms,
@@ -194,9 +190,8 @@ def _facts(module: str, caps: Capabilities, request: BuildRequest, sms: tuple[in
         "compiled_plugins": compiled,
         "implicit": _implicit_facts(request.implicit) if request.implicit is not None else None,
         "options": asdict(request.options),
-        # TensorRT-RTX takes a timing cache and ignores it.
-        "keep_timings": caps.needs_gpu,
-        "inspect": caps.needs_gpu,
+        "keep_timings": caps.keeps_timing_cache,
+        "inspect": caps.has_inspector,
     }
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import re
-import struct
 import threading
 import weakref
 from collections import deque
@@ -23,13 +21,10 @@ from numpy.typing import NDArray
 
 from trtdet.backends import cuda
 from trtdet.backends.base import Capabilities, LayerTime, RunInfo
-from trtdet.backends.tensorrt.builder import PIP as TENSORRT_PIP
-from trtdet.backends.tensorrt.builder import advised, import_or_explain
-from trtdet.backends.tensorrt.rtx import PIP as RTX_PIP
+from trtdet.backends.libraries import LIBRARIES, Library, library_named
+from trtdet.backends.tensorrt.builder import advised
 from trtdet.bundle import Bundle
 from trtdet.errors import BackendError, one_line
-
-_TITLES = {"tensorrt": ("TensorRT", TENSORRT_PIP), "tensorrt_rtx": ("TensorRT-RTX", RTX_PIP)}
 
 _AMPERE = 80
 
@@ -42,8 +37,8 @@ class EngineFacts:
     """What is known of an engine before it is opened.
 
     Attributes:
-        library: the module it was built with, ``tensorrt`` or ``tensorrt_rtx``.
-        version: that module's version then.
+        library: that it was built with.
+        version: of that library then.
         sms: compute capabilities it was built for.
         version_compatible: later versions run it as well.
         hardware_compatible: every device from compute capability 8.0 on runs it.
@@ -51,7 +46,7 @@ class EngineFacts:
         embedded: it carries its plugins, which are code of the host.
     """
 
-    library: str
+    library: Library
     version: str
     sms: tuple[int, ...]
     version_compatible: bool = False
@@ -64,7 +59,7 @@ class EngineFacts:
         """Those of a bundle's engine."""
         backend = bundle.manifest.backend
         return EngineFacts(
-            backend.name.replace("-", "_"),
+            library_named(backend.name),
             backend.version,
             backend.sms,
             version_compatible=backend.version_compatible,
@@ -76,7 +71,7 @@ class EngineFacts:
     @staticmethod
     def built(caps: Capabilities, sms: tuple[int, ...], plugins: tuple[Path, ...]) -> EngineFacts:
         """Those of an engine that was built in this process, or will be."""
-        return EngineFacts(caps.name.replace("-", "_"), caps.version, sms, plugins=plugins)
+        return EngineFacts(library_named(caps.name), caps.version, sms, plugins=plugins)
 
 
 def obstacle(facts: EngineFacts) -> str:
@@ -91,9 +86,9 @@ def obstacle(facts: EngineFacts) -> str:
         here = ", ".join(f"{device.name} with {device.sm / 10}" for device in cuda.devices())
         wanted = " or ".join(str(sm / 10) for sm in facts.sms) + (" and later" if facts.hardware_compatible else "")
         return f"the engine was built for compute capability {wanted}, and this machine has {here}; build it again here"
-    title, pip = _TITLES[facts.library]
+    title = facts.library.title
     try:
-        installed = import_or_explain(facts.library, title, pip).__version__
+        installed = facts.library.load().__version__
     except BackendError as error:
         return str(error)
     if installed != facts.version and not facts.version_compatible:
@@ -119,7 +114,7 @@ def open_engine(engine: bytes, facts: EngineFacts, *, graphs: bool = True) -> En
     reason = obstacle(facts)
     if reason:
         raise BackendError(f"the engine cannot be run here, as {reason}")
-    _check_plan(engine, facts)
+    _check_format(engine, facts.library)
     gpu = cuda.open_device(_fitting(facts)[0].index)
     try:
         return EngineRunner(_Loaded(engine, facts, gpu), graphs)
@@ -153,6 +148,7 @@ class EngineRunner:
     the shape. Contexts keep theirs.
 
     Attributes:
+        on_device: the images are copied to a device, and the outputs back.
         usual_batch: the batch that it was optimised for.
     """
 
@@ -161,6 +157,7 @@ class EngineRunner:
         self.input: str = loaded.input.name
         self.outputs: tuple[str, ...] = tuple(tensor.name for tensor in loaded.outputs)
         self.batch: int | None = None if loaded.dynamic else loaded.batches[1]
+        self.on_device = True
         self.usual_batch = loaded.batches[1]
         self.largest_batch: int | None = loaded.batches[2]
         self.run_info = RunInfo(loaded.gpu.device.name, f"{loaded.title} {loaded.trt.__version__}")
@@ -277,10 +274,10 @@ class _Loaded:
     """A deserialised engine, what it takes and gives, and the device it is on; all go together, in order."""
 
     def __init__(self, engine: bytes, facts: EngineFacts, gpu: cuda.Gpu) -> None:
-        self.title, _ = _TITLES[facts.library]
-        self.trt: Any = importlib.import_module(facts.library)
+        self.title = facts.library.title
+        self.trt: Any = facts.library.load()
         self.gpu = gpu
-        self.logger = _logger(facts.library)
+        self.logger = _logger(self.trt)
         self._held: list[Any] = []
         try:
             with self.doing("loading the engine"):
@@ -318,13 +315,12 @@ class _Loaded:
         return BackendError(f"{self.title} {self.trt.__version__} failed at {what}: {advised(words, _ADVICE)}")
 
     def _runtime(self, facts: EngineFacts) -> Any:
-        full = facts.library == "tensorrt"
-        if facts.plugins and not full:
+        if facts.plugins and not facts.library.loads_plugins:
             raise BackendError(f"{self.title} {self.trt.__version__} takes no plugin libraries; build the engine again")
         missing = [path for path in facts.plugins if not path.is_file()]
         if missing:
             raise BackendError(f"the engine needs the plugin library '{missing[0]}', which is not there")
-        if full:
+        if facts.library.loads_plugins:
             # TensorRT's own plugins, EfficientNMS among them. TensorRT-RTX must have no creators at all.
             self.trt.init_libnvinfer_plugins(self.logger, "")
         mark = self.logger.count
@@ -548,18 +544,19 @@ def _fitting(facts: EngineFacts) -> list[cuda.Device]:
     ]
 
 
-def _check_plan(engine: bytes, facts: EngineFacts) -> None:
-    """An engine of TensorRT-RTX starts with ``vtrt`` and holds its own length at byte 16. The header of TensorRT's own
-    is not published; its library refuses what is not whole."""
-    title, _ = _TITLES[facts.library]
+def _check_format(engine: bytes, library: Library) -> None:
+    """Refuses another library's engine and one that was cut short, as far as the formats are published; TensorRT itself
+    refuses the rest when it loads the engine."""
     if not engine:
-        raise BackendError("the engine is empty; build it again")
-    if (engine[:4] == b"vtrt") != (facts.library == "tensorrt_rtx"):
-        raise BackendError(f"the engine is none of {title}: it starts with {engine[:4]!r}; build it again")
-    if facts.library == "tensorrt_rtx":
-        size = struct.unpack_from("<Q", engine, 16)[0] if len(engine) >= 24 else 24
-        if size > len(engine):
-            raise BackendError(f"the engine was cut short: {len(engine)} of {size} bytes; build it again")
+        raise BackendError("the engine is empty", "build it again")
+    foreign = any(engine.startswith(row.engine.magic) for row in LIBRARIES if row.engine.magic and row != library)
+    if foreign or not engine.startswith(library.engine.magic):
+        raise BackendError(f"this is not an engine of {library.title}: it starts with {engine[:4]!r}", "build it again")
+    missing = library.engine.missing_bytes(engine)
+    if missing:
+        raise BackendError(
+            f"the engine was cut short: {len(engine)} of {len(engine) + missing} bytes", "build it again"
+        )
 
 
 _ADVICE = (
@@ -593,9 +590,7 @@ class _Words:
 
 
 @cache
-def _logger(library: str) -> Any:
-    trt: Any = importlib.import_module(library)
-
+def _logger(trt: Any) -> Any:
     class Logger(trt.ILogger, _Words):  # type: ignore[misc]  # the base is known only at run time
         def __init__(self) -> None:
             trt.ILogger.__init__(self)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import struct
 from typing import Any
 
 import onnx
 
 from trtdet.backends.base import BuildRequest, Built, Capabilities
-from trtdet.backends.tensorrt.builder import build_engine, import_or_explain
+from trtdet.backends.libraries import library_named
+from trtdet.backends.tensorrt.builder import build_engine
 from trtdet.backends.tensorrt.opsets import NEVER, NEWEST
 from trtdet.errors import BackendError
 from trtdet.passes.nms import EFFICIENT
 from trtdet.passes.plugin_ops import ACTIVATIONS
 from trtdet.progress import Progress, silent
 
-PIP = "pip install 'trtdet[rtx]'"
+LIBRARY = library_named("tensorrt-rtx")
 
 _SMS = (75, 80, 86, 89, 120, 121)
 
@@ -28,16 +28,18 @@ class TensorRTRTX:
     """
 
     def __init__(self) -> None:
-        self._trt: Any = import_or_explain("tensorrt_rtx", "TensorRT-RTX", PIP)
+        self._trt: Any = LIBRARY.load()
 
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(
-            name="tensorrt-rtx",
+            name=LIBRARY.name,
             version=self._trt.__version__,
-            makes_engine=True,
+            makes_engine=LIBRARY.makes_engine,
             lists_layers=True,
-            needs_gpu=False,
+            # It takes a timing cache and ignores it; its builder's messages list the layers.
+            keeps_timing_cache=False,
+            has_inspector=False,
             sms=_SMS,
             default_sms=(80, 86, 89, 120),
             sms_without_int8=(75,),
@@ -65,12 +67,10 @@ class TensorRTRTX:
                 f"TensorRT-RTX {caps.version} cannot build for compute capability {unknown[0]}; "
                 f"allowed: {', '.join(map(str, caps.sms))}"
             )
-        built = build_engine("tensorrt_rtx", caps, request, progress, request.sms or caps.default_sms)
-        _check_header(built.engine, caps)
+        built = build_engine(LIBRARY, caps, request, progress, request.sms or caps.default_sms)
+        # One that was cut short would fail only when it is loaded.
+        if not built.engine.startswith(LIBRARY.engine.magic) or LIBRARY.engine.missing_bytes(built.engine):
+            raise BackendError(
+                f"{LIBRARY.title} {caps.version} gave an engine that is not whole", "free memory and build again"
+            )
         return built
-
-
-def _check_header(engine: bytes, caps: Capabilities) -> None:
-    """The plan starts with ``vtrt`` and holds its own length at byte 16: a cut one would fail only when loaded."""
-    if engine[:4] != b"vtrt" or struct.unpack_from("<Q", engine, 16)[0] > len(engine):
-        raise BackendError(f"TensorRT-RTX {caps.version} gave an engine that is not whole; free memory and build again")

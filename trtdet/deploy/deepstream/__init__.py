@@ -19,6 +19,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from trtdet import __version__
+from trtdet.backends.libraries import library_named
 from trtdet.bundle import Bundle, Manifest
 from trtdet.calibration import cache
 from trtdet.config import InputConfig, shipped_folder
@@ -62,7 +63,8 @@ def configuration(bundle: Bundle, name: str) -> tuple[dict[str, bytes], tuple[st
     files["model.onnx"] = bundle.model.read_bytes()
     if bundle.engine is not None:
         files["model.engine"] = bundle.engine.read_bytes()
-    table = _CALIBRATION in manifest.files and _major(manifest) < 11
+    backend = manifest.backend
+    table = _CALIBRATION in manifest.files and library_named(backend.name).may_read_calibration_cache(backend.version)
     if table:
         files[_CALIBRATION] = bundle.file(_CALIBRATION).read_bytes()
     for part in manifest.backend.plugins:
@@ -90,10 +92,6 @@ def _normalisation(pixels: InputConfig) -> tuple[float, list[float]]:
             "the model's first convolution and build again"
         )
     return pixels.scale / pixels.std[0], offsets
-
-
-def _major(manifest: Manifest) -> int:
-    return int(manifest.backend.version.split(".")[0]) if manifest.backend.name == "tensorrt" else 0
 
 
 def _keys(bundle: Bundle, scale: float, offsets: list[float], table: bool) -> bytes:

@@ -30,6 +30,7 @@ from typing import Literal
 import onnx
 
 from trtdet import __version__
+from trtdet.backends.libraries import TritonBackend, library_named
 from trtdet.bundle import MANIFEST, Bundle, Manifest
 from trtdet.errors import BundleError, ConfigError
 
@@ -101,12 +102,12 @@ def repository(bundle: Bundle, name: str, options: TritonOptions) -> tuple[dict[
     folder = f"{name}_engine"
     files: dict[str, bytes] = {}
     if bundle.engine is not None:
-        files[f"{folder}/1/model.plan"] = bundle.engine.read_bytes()
+        files[f"{folder}/1/{_backend(manifest).file}"] = bundle.engine.read_bytes()
         for file in manifest.backend.loose_plugins:
             files[f"{folder}/{file}"] = bundle.file(file).read_bytes()
     else:
         warnings += _check_model(bundle)
-        files[f"{folder}/1/model.onnx"] = bundle.model.read_bytes()
+        files[f"{folder}/1/{_backend(manifest).file}"] = bundle.model.read_bytes()
     files[f"{folder}/config.pbtxt"] = _message(_engine(manifest, name, batch, options, bundle.engine is not None))
     files[f"{name}/config.pbtxt"] = _message(_ensemble(manifest, name, batch, options))
     files[f"{name}/labels.txt"] = "".join(f"{label}\n" for label in manifest.model.classes).encode()
@@ -167,6 +168,13 @@ def _type(dtype: str) -> str:
     return _TYPES[dtype]
 
 
+def _backend(manifest: Manifest) -> TritonBackend:
+    backend = library_named(manifest.backend.name).triton
+    if backend is None:
+        raise BundleError(f"Triton has no backend for a bundle of {manifest.backend.name}; build it with another one")
+    return backend
+
+
 def _image(batch: _Batch, options: TritonOptions) -> dict[str, object]:
     if options.input == "encoded":
         return _tensor("image", "TYPE_STRING", batch.client(1))
@@ -213,14 +221,12 @@ def _head(name: str, batch: _Batch, **kind: str) -> dict[str, object]:
 
 
 def _engine(manifest: Manifest, name: str, batch: _Batch, options: TritonOptions, engine: bool) -> dict[str, object]:
-    kind = {"platform": "tensorrt_plan", "backend": "tensorrt"}
-    if not engine:
-        kind = {"platform": "onnxruntime_onnx", "backend": "onnxruntime"}
-    config = _head(f"{name}_engine", batch, **kind)
-    config["default_model_filename"] = "model.plan" if engine else "model.onnx"
+    backend = _backend(manifest)
+    config = _head(f"{name}_engine", batch, platform=backend.platform, backend=backend.backend)
+    config["default_model_filename"] = backend.file
     if engine and not manifest.backend.hardware_compatible:
         config["cc_model_filenames"] = [
-            {"key": f"{sm // 10}.{sm % 10}", "value": "model.plan"} for sm in manifest.backend.sms
+            {"key": f"{sm // 10}.{sm % 10}", "value": backend.file} for sm in manifest.backend.sms
         ]
     config["input"] = [_network_input(manifest, batch, manifest.input.name)]
     config["output"] = _network_outputs(manifest, batch)

@@ -1,0 +1,187 @@
+"""The table of libraries, and that nobody outside ``backends`` decides by the name of one."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import trtdet
+from trtdet.backends.libraries import LIBRARIES, EngineFormat, Library, library_named
+from trtdet.errors import BackendError
+
+PACKAGE = Path(trtdet.__file__).resolve().parent
+NAMES = {word for library in LIBRARIES for word in (library.name, library.module, library.title)}
+
+BACKENDS = {library.backend.split(":")[1] for library in LIBRARIES}
+
+OTHER_CHOICES = {"calibrator", "on", "runtime"}
+"""Options whose values share a word with a library: whose calibrator is asked, what of a bundle is run."""
+
+
+def test_the_table_is_there_where_no_library_is() -> None:
+    program = (
+        "import sys\n"
+        "absent = 'tensorrt tensorrt_rtx onnxruntime onnx numpy cuda pycuda'.split()\n"
+        "sys.modules.update(dict.fromkeys(absent))\n"
+        "from trtdet.backends.libraries import LIBRARIES\n"
+        "import trtdet.backends\n"
+        "assert trtdet.backends.LIBRARIES is LIBRARIES\n"
+        "try:\n    LIBRARIES[0].load()\n"
+        "except Exception as error:\n    print(type(error).__name__, error.hint)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"BackendError {LIBRARIES[0].pip}\n"
+
+
+@pytest.mark.parametrize("library", LIBRARIES, ids=lambda library: library.name)
+def test_a_row_leads_to_its_backend(library: Library) -> None:
+    module, name = library.backend.split(":")
+    found = importlib.import_module(module)
+    assert isinstance(getattr(found, name), type)
+    assert found.LIBRARY is library
+    assert library_named(library.name) is library
+
+
+def test_names_are_used_once() -> None:
+    for part in ("name", "title", "module"):
+        assert len({getattr(library, part) for library in LIBRARIES}) == len(LIBRARIES)
+
+
+def test_every_library_is_served_or_says_why_not() -> None:
+    for library in LIBRARIES:
+        assert (library.triton is None) == ("triton" in library.not_served), library.name
+        assert set(library.not_served) <= {"triton", "deepstream"}
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(BackendError, match="no backend 'openvino'; allowed: auto, tensorrt, tensorrt-rtx, onnxruntime"):
+        library_named("openvino")
+
+
+@pytest.mark.parametrize(
+    ("engine", "missing"),
+    [
+        (b"vtrt" + bytes(12) + (30).to_bytes(8, "little"), 6),
+        (b"vtrt" + bytes(12) + (24).to_bytes(8, "little"), 0),
+        (b"vtrt", 20),
+    ],
+)
+def test_an_engine_that_holds_its_length_tells_what_it_lacks(engine: bytes, missing: int) -> None:
+    assert EngineFormat(b"vtrt", size_at=16).missing_bytes(engine) == missing
+    assert EngineFormat().missing_bytes(engine) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "reads"),
+    [
+        ("tensorrt", "8.6.0", True),
+        ("tensorrt", "10.13.2", True),
+        ("tensorrt", "11.0.0", False),
+        ("tensorrt-rtx", "1.7.1", False),
+        # Another library builds the engine of such a bundle, of a version that nobody knows yet.
+        ("onnxruntime", "1.23.0", True),
+    ],
+)
+def test_who_may_read_a_calibration_cache(name: str, version: str, reads: bool) -> None:
+    assert library_named(name).may_read_calibration_cache(version) is reads
+
+
+# nobody else asks for names
+
+
+def _constants(node: ast.AST) -> set[str]:
+    return {part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str)}
+
+
+def _option(node: ast.AST) -> str:
+    """``options.runtime`` and ``runtime`` -> ``runtime``."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _is_backend_name(node: ast.AST) -> bool:
+    """``caps.name``, ``manifest.backend.name``."""
+    return (
+        isinstance(node, ast.Attribute)
+        and node.attr == "name"
+        and _option(node.value) in {"backend", "caps", "capabilities", "library"}
+    )
+
+
+def decisions_by_name(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Where a program decides by a library's name, its module or the class of what runs an engine."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            named = any(_constants(side) & NAMES for side in sides)
+            other = any(_option(side) in OTHER_CHOICES for side in sides)
+            if (named and not other) or any(map(_is_backend_name, sides)):
+                yield node.lineno, ast.unparse(node)
+        elif isinstance(node, ast.MatchValue):
+            if _constants(node) & NAMES:
+                yield node.value.lineno, ast.unparse(node)
+        elif isinstance(node, ast.Dict):
+            if len({key.value for key in node.keys if isinstance(key, ast.Constant)} & NAMES) > 1:
+                yield node.lineno, ast.unparse(node)
+        elif isinstance(node, ast.Subscript):
+            if _is_backend_name(node.slice):
+                yield node.lineno, ast.unparse(node)
+        elif isinstance(node, ast.Call):
+            function = _option(node.func)
+            if function in {"isinstance", "issubclass"} and any(
+                _option(part).endswith(("Runner", "Backend")) or _option(part) in BACKENDS
+                for part in ast.walk(node.args[1])
+            ):
+                yield node.lineno, ast.unparse(node)
+            if function in {"find_spec", "import_module", "__import__", "startswith", "get"} and any(
+                isinstance(part, ast.Constant) and part.value in NAMES for part in node.args
+            ):
+                yield node.lineno, ast.unparse(node)
+            if function in {"get", "startswith", "replace"} and any(
+                _is_backend_name(part) for part in (*node.args, getattr(node.func, "value", None)) if part is not None
+            ):
+                yield node.lineno, ast.unparse(node)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "manifest.backend.name == 'tensorrt-rtx'",
+        "caps.name in allowed",
+        "name in ('tensorrt', 'onnxruntime')",
+        "isinstance(target.runner, OnnxRunner)",
+        "isinstance(runner, (backends.EngineRunner, Other))",
+        "importlib.util.find_spec('tensorrt')",
+        "{'tensorrt': 1, 'onnxruntime': 2}",
+        "titles[caps.name]",
+        "titles.get(backend.name)",
+        "caps.name.startswith(start)",
+        "match name:\n    case 'tensorrt-rtx':\n        pass",
+    ],
+)
+def test_a_decision_by_name_is_found(source: str) -> None:
+    assert list(decisions_by_name(ast.parse(source)))
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["options.calibrator == 'tensorrt'", "runtime != 'onnxruntime'", "choose('tensorrt')", "model.name == 'x'"],
+)
+def test_other_decisions_are_not(source: str) -> None:
+    assert not list(decisions_by_name(ast.parse(source)))
+
+
+def test_outside_this_room_nothing_decides_by_the_name_of_a_library() -> None:
+    found = [
+        f"{path.relative_to(PACKAGE)}:{line}: {text}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if path.relative_to(PACKAGE).parts[0] != "backends"
+        for line, text in decisions_by_name(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+    assert not found, "ask the row of the library or the capabilities:\n" + "\n".join(found)

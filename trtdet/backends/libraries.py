@@ -1,0 +1,165 @@
+"""The libraries that a detector can run with: one row each, which exists where the library is not installed.
+
+Only the standard library is imported here, so that the command line can list the names without loading any of them.
+What a library can do depends on its version as well and is asked of the installed one
+(:class:`trtdet.backends.base.Capabilities`); what is true of every version stands here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trtdet.errors import BackendError
+
+
+@dataclass(frozen=True)
+class EngineFormat:
+    """How a serialised engine begins.
+
+    Attributes:
+        magic: its first bytes; empty where the library's format is not published.
+        size_at: the byte at which it holds its own length, a little-endian uint64; None where it does not.
+    """
+
+    magic: bytes = b""
+    size_at: int | None = None
+
+    def missing_bytes(self, engine: bytes) -> int:
+        """How many bytes an engine lacks by its own word; 0 where it is whole, or does not tell."""
+        if self.size_at is None:
+            return 0
+        end = self.size_at + 8
+        size: int = struct.unpack_from("<Q", engine, self.size_at)[0] if len(engine) >= end else end
+        return max(0, size - len(engine))
+
+
+@dataclass(frozen=True)
+class TritonBackend:
+    """What Triton Inference Server runs the library's files with.
+
+    Attributes:
+        backend, platform: as a model's ``config.pbtxt`` names them.
+        file: the name that the backend looks for in the folder of a version.
+    """
+
+    backend: str
+    platform: str
+    file: str
+
+
+@dataclass(frozen=True)
+class Library:
+    """One library, as far as all of its versions agree.
+
+    Attributes:
+        name: as ``--backend`` takes it and a bundle's manifest keeps it.
+        title: as messages name it.
+        module: the Python module that is imported.
+        distribution: the package that pip installs for it.
+        extra: the extra of trtdet that has it; empty where trtdet always needs it.
+        backend: module and class of its :class:`~trtdet.backends.base.Backend`, ``module:class``.
+        makes_engine: False where the Q/DQ model itself is what runs.
+        times_kernels: its builder times kernels on the GPU of the machine, so that an engine is built only where there
+            is one.
+        loads_plugins: its builder and its runtime take libraries of plugins.
+        engine: how its engines begin.
+        last_calibrators: the newest major version that reads calibration caches; 0 where none does, None where another
+            library builds the engine.
+        triton: what serves its files in Triton; None where nothing does.
+        not_served: by package format, why its files cannot be served, as words that follow the library's title.
+    """
+
+    name: str
+    title: str
+    module: str
+    distribution: str
+    extra: str
+    backend: str
+    makes_engine: bool = True
+    times_kernels: bool = False
+    loads_plugins: bool = False
+    engine: EngineFormat = EngineFormat()
+    last_calibrators: int | None = 0
+    triton: TritonBackend | None = None
+    not_served: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def pip(self) -> str:
+        """The command that installs it."""
+        return f"pip install 'trtdet[{self.extra}]'" if self.extra else f"pip install {self.distribution}"
+
+    @property
+    def installed(self) -> bool:
+        """Whether its module can be found; nothing is imported."""
+        return importlib.util.find_spec(self.module) is not None
+
+    def load(self) -> Any:
+        """Imports its module.
+
+        Raises:
+            BackendError: it is not installed; the hint is the pip line.
+        """
+        try:
+            return importlib.import_module(self.module)
+        except ImportError as error:
+            raise BackendError(f"{self.title} is not installed here ({error})", self.pip) from None
+
+    def may_read_calibration_cache(self, version: str) -> bool:
+        """Whether that version's builder reads calibration caches; True where another library builds the engine, whose
+        version is not known."""
+        return self.last_calibrators is None or int(version.split(".")[0]) <= self.last_calibrators
+
+
+LIBRARIES = (
+    Library(
+        name="tensorrt",
+        title="TensorRT",
+        module="tensorrt",
+        distribution="tensorrt",
+        extra="trt",
+        backend="trtdet.backends.tensorrt.builder:TensorRT",
+        times_kernels=True,
+        loads_plugins=True,
+        last_calibrators=10,
+        triton=TritonBackend("tensorrt", "tensorrt_plan", "model.plan"),
+    ),
+    Library(
+        name="tensorrt-rtx",
+        title="TensorRT-RTX",
+        module="tensorrt_rtx",
+        distribution="tensorrt-rtx",
+        extra="rtx",
+        backend="trtdet.backends.tensorrt.rtx:TensorRTRTX",
+        engine=EngineFormat(b"vtrt", size_at=16),
+        not_served={"triton": "for which Triton has no backend", "deepstream": "for which nvinfer has no runtime"},
+    ),
+    Library(
+        name="onnxruntime",
+        title="onnxruntime",
+        module="onnxruntime",
+        distribution="onnxruntime",
+        extra="",
+        backend="trtdet.backends.onnxruntime:OnnxRuntime",
+        makes_engine=False,
+        last_calibrators=None,
+        triton=TritonBackend("onnxruntime", "onnxruntime_onnx", "model.onnx"),
+    ),
+)
+"""Every library, in the order in which ``--backend auto`` prefers them."""
+
+
+def library_named(name: str) -> Library:
+    """The row of that name.
+
+    Raises:
+        BackendError: there is none.
+    """
+    for library in LIBRARIES:
+        if library.name == name:
+            return library
+    raise BackendError(f"no backend '{name}'; allowed: auto, {', '.join(row.name for row in LIBRARIES)}")
