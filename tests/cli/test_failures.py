@@ -1,0 +1,254 @@
+"""Whatever goes wrong, the command line ends with one line, and with one object where JSON was asked for."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import trtdet.cli
+from trtdet.cli import Command, main
+from trtdet.cli.failures import RAISE
+from trtdet.errors import BundleError, TrtdetWarning
+from trtdet.progress import Console
+
+Act = Callable[[argparse.Namespace, Console], dict[str, Any]]
+
+
+@pytest.fixture
+def acting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Act], None]:
+    """``trtdet act`` does what it is given; files for details go into ``tmp_path``."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.delenv(RAISE, raising=False)
+
+    def install(act: Act) -> None:
+        monkeypatch.setattr(trtdet.cli, "COMMANDS", (Command("act", "acts", lambda parser: None, act),))
+
+    return install
+
+
+def raising(error: BaseException) -> Act:
+    def act(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+        raise error
+
+    return act
+
+
+def too_deep(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    return too_deep(options, console)
+
+
+def too_large(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    return {"bytes": len(bytearray(1 << 62))}
+
+
+def with_surrogates(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    raise ValueError("first\nsecond \x1b[31m\ud800")
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+UNFORESEEN = [
+    pytest.param(raising(ValueError("it broke")), "ValueError", "it broke", id="ValueError"),
+    pytest.param(raising(KeyError("k")), "KeyError", "'k'", id="KeyError"),
+    pytest.param(raising(OSError(28, "No space left on device", "x")), "OSError", "[Errno 28]", id="OSError"),
+    pytest.param(raising(BrokenPipeError(32, "Broken pipe")), "BrokenPipeError", "[Errno 32]", id="a worker's pipe"),
+    pytest.param(
+        raising(RuntimeError("can't start new thread")), "RuntimeError", "can't start new thread", id="thread"
+    ),
+    pytest.param(raising(MemoryError()), "MemoryError", "no message", id="MemoryError"),
+    pytest.param(too_large, "MemoryError", "", id="no memory"),
+    pytest.param(too_deep, "RecursionError", "maximum recursion depth exceeded", id="RecursionError"),
+    pytest.param(with_surrogates, "ValueError", "first second \ufffd[31m\ufffd", id="lines"),
+    pytest.param(raising(Mute()), "Mute", "its message cannot be printed", id="no message"),
+]
+
+
+@pytest.mark.parametrize(("act", "kind", "said"), UNFORESEEN)
+def test_an_unforeseen_exception_is_one_line_and_a_file(
+    acting: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path, act: Act, kind: str, said: str
+) -> None:
+    acting(act)
+    assert main(["act"]) == 1
+    done = capsys.readouterr()
+    assert done.out == ""
+    (line,) = done.err.splitlines()
+    (details,) = tmp_path.iterdir()
+    assert line.startswith(f"trtdet: error: unexpected {kind}: ")
+    assert said in line
+    assert line.endswith(f"; please report it with the details in {details}")
+    text = details.read_text(encoding="utf-8")
+    assert text.startswith(f"trtdet {trtdet.__version__}, Python ")
+    assert "Traceback (most recent call last):" in text
+    assert details.suffix == ".txt"
+    assert details.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(("act", "kind", "said"), UNFORESEEN)
+def test_with_json_it_is_an_object(
+    acting: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path, act: Act, kind: str, said: str
+) -> None:
+    acting(act)
+    assert main(["act", "--json"]) == 1
+    done = capsys.readouterr()
+    error = json.loads(done.out)["error"]
+    assert set(error) == {"type", "message", "details"}
+    assert error["type"] == kind
+    assert said in error["message"]
+    assert Path(error["details"]).is_file()
+    assert done.err == f"trtdet: error: {error['message']}\n"
+
+
+@pytest.mark.parametrize("json_asked", [False, True])
+def test_without_a_place_for_the_details_the_line_names_the_place_of_the_fault(
+    acting: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, json_asked: bool
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    acting(raising(ValueError("it broke")))
+    assert main(["act", *(["--json"] if json_asked else [])]) == 1
+    done = capsys.readouterr()
+    (line,) = done.err.splitlines()
+    assert re.fullmatch(
+        rf"trtdet: error: unexpected ValueError at {re.escape(__file__)}:\d+: it broke; the details could not be "
+        "written into a file",
+        line,
+    )
+    if json_asked:
+        assert json.loads(done.out)["error"]["details"] is None
+
+
+def test_a_developer_can_have_the_exception(acting: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(RAISE, "1")
+    acting(raising(ValueError("it broke")))
+    with pytest.raises(ValueError, match="it broke"):
+        main(["act"])
+
+
+def test_an_error_on_purpose_has_no_details_and_one_line(
+    acting: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    acting(raising(BundleError("bundle 'a\nb' is\x1b[2J incomplete", "build it again")))
+    assert main(["act"]) == 1
+    assert capsys.readouterr().err == "trtdet: error: bundle 'a b' is\ufffd[2J incomplete; build it again\n"
+    assert list(tmp_path.iterdir()) == []
+    assert main(["act", "--json"]) == 1
+    assert set(json.loads(capsys.readouterr().out)["error"]) == {"type", "message"}
+
+
+def test_a_message_of_megabytes_is_cut(acting: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    acting(raising(BundleError("x" * 10_000_000)))
+    assert main(["act"]) == 1
+    assert len(capsys.readouterr().err) < 5000
+
+
+def test_ctrl_c_is_one_line_and_130(acting: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    acting(raising(KeyboardInterrupt()))
+    assert main(["act"]) == 130
+    assert capsys.readouterr().err == "trtdet: stopped; nothing was left half-written\n"
+
+
+def test_a_warning_is_one_line(acting: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    def warn(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+        warnings.warn("node 'a\nb' is left out", TrtdetWarning, stacklevel=1)
+        return {}
+
+    acting(warn)
+    assert main(["act"]) == 0
+    assert capsys.readouterr().err == "warning: node 'a b' is left out\n"
+
+
+def test_an_exception_in_a_thread_is_one_line(acting: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    def act(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+        def fail() -> None:
+            raise ValueError("in\nthe thread")
+
+        thread = threading.Thread(target=fail)
+        thread.start()
+        thread.join()
+        return {}
+
+    before = threading.excepthook
+    acting(act)
+    assert main(["act"]) == 0
+    assert capsys.readouterr().err == "warning: a thread failed: ValueError: in the thread\n"
+    assert threading.excepthook is before
+
+
+def test_text_that_the_terminal_cannot_encode_is_printed_escaped(acting: Any) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, "console.say('a\\udcff \\u00e9')"],
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        check=True,
+    )
+    assert done.stdout == b"a\\udcff \\xe9\n"
+    assert done.stderr == b""
+
+
+# Standard output that cannot be written
+
+PROGRAM = """
+import sys
+import trtdet.cli as cli
+from trtdet.cli.command import Command
+
+def act(options, console):
+    exec(sys.argv[1])
+    return {}
+
+cli.COMMANDS = (Command("act", "acts", lambda parser: None, act),)
+sys.exit(cli.main(["act", *sys.argv[2:]]))
+"""
+
+
+def ran(redirections: str, act: str, *words: str) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of a process whose shell redirects them."""
+    command = ["bash", "-c", f'"$@" {redirections}', "bash", sys.executable, "-c", PROGRAM, act, *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return done.returncode, done.stdout, done.stderr
+
+
+FULL = "trtdet: error: standard output cannot be written: No space left on device; free some space\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a device of Linux")
+@pytest.mark.parametrize(
+    ("act", "words"), [("console.say('x')", ()), ("console.say('x' * 100_000)", ()), ("pass", ("--json",))]
+)
+def test_a_full_device_is_an_error_of_one_line(act: str, words: tuple[str, ...]) -> None:
+    code, _, err = ran(">/dev/full", act, *words)
+    assert (code, err) == (1, FULL)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a device of Linux")
+def test_an_error_that_cannot_be_printed_as_json_is_printed_as_text() -> None:
+    code, _, err = ran(">/dev/full", "from trtdet.errors import DataError; raise DataError('no image')", "--json")
+    assert (code, err) == (1, "trtdet: error: no image\n" + FULL)
+
+
+def test_a_reader_that_closes_the_pipe_ends_the_command_quietly() -> None:
+    code, out, err = ran("> >(head -c 1 >&2)", "for _ in range(100_000): console.say('x' * 100)")
+    assert (code, out) == (1, "")
+    assert err.strip() == "x"
+
+
+@pytest.mark.parametrize("redirections", [">&-", "2>&-", ">&- 2>&-", "2>/dev/full"])
+def test_closed_outputs_are_no_traceback(redirections: str) -> None:
+    code, out, err = ran(redirections, "console.say('x'); console.warn('w'); console.progress('s', 1, 2)")
+    assert code == 0
+    assert out == ("" if ">&- 2" in redirections or redirections == ">&-" else "x\n")
+    assert err == ("warning: w\n" if redirections == ">&-" else "")
