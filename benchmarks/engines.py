@@ -72,7 +72,7 @@ from trtdet.config import SiluForm
 from trtdet.data import ImageStream
 from trtdet.errors import ConfigError, TrtdetError
 from trtdet.evaluation.metrics import CocoMetric
-from trtdet.evaluation.scoring import Evaluation, record
+from trtdet.evaluation.scoring import Evaluation
 from trtdet.files import sha256_file, write_atomically
 from trtdet.files.journal import Rows
 from trtdet.mixed_precision.ranking import DEPTHWISE, multiply_adds, rank
@@ -415,7 +415,7 @@ class Work:
             detector = Detector.running(runner, config, "host")
             paths = [image.path for image in dataset.images]
             for batch in ImageStream(paths, detector.input, batch_size=detector.batch, on_bad="raise"):
-                record(kept, batch, detector(batch.images))
+                kept.update_batch(batch, detector(batch.images))
                 self.progress(f"scoring {step.model} {row}", len(kept.ids), len(paths))
             ran_on = str(runner.run_info)
         kept.save(self._path(step))

@@ -82,6 +82,29 @@ def test_no_detections_and_no_truth(one_dog: CocoDataset, engine: Any) -> None:
     assert CocoMetric(one_dog, engine).update(1, [[0, 0, 9, 9]], [1], [0]).compute().map == -1
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("area", "size"), [(31.0**2, "small"), (33.0**2, "medium"), (97.0**2, "large")])
+def test_a_box_is_as_large_as_its_annotated_area(tmp_path: Path, engine: Any, area: float, size: str) -> None:
+    """That of the object's mask, which a box of 100 x 50 does not tell; a box of each other size is not there."""
+    dataset = make_dataset(tmp_path, [box(0, 5, 10, 20, 100, 50, area=area)])
+    result = CocoMetric(dataset, engine).update(0, [[10, 20, 110, 70]], [0.9], [1]).compute()
+    by_size = {"small": result.map_small, "medium": result.map_medium, "large": result.map_large}
+    assert by_size == {name: pytest.approx(1.0) if name == size else -1 for name in by_size}
+    recall = {"small": result.ar_small, "medium": result.ar_medium, "large": result.ar_large}
+    assert recall == {name: pytest.approx(1.0) if name == size else -1 for name in recall}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_detection_that_finds_nothing_is_as_large_as_its_box(tmp_path: Path, engine: Any) -> None:
+    """It is wrong among boxes of its own size, and says nothing about the others."""
+    dataset = make_dataset(tmp_path, [box(0, 5, 10, 20, 100, 50, area=100), box(1, 5, 0, 0, 200, 200)])
+    stray, small, large = [200, 200, 300, 250], [10, 20, 110, 70], [0, 0, 200, 200]  # the stray one is medium
+    metric = CocoMetric(dataset, engine).update(0, [stray, small], [0.95, 0.9], [1, 1]).update(1, [large], [0.9], [1])
+    result = metric.compute()
+    assert (result.map_small, result.map_large) == (pytest.approx(1.0), pytest.approx(1.0))
+    assert result.map_medium == -1 and result.map < 0.99
+
+
 def test_wrong_class_or_place_scores_zero(one_dog: CocoDataset) -> None:
     assert CocoMetric(one_dog).update(0, [[10, 20, 110, 70]], [0.9], [0]).compute().map == 0
     assert CocoMetric(one_dog).update(0, [[200, 20, 300, 70]], [0.9], [1]).compute().map == 0

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from trtdet.bundle import Bundle
 from trtdet.config import Config, NmsMode
 from trtdet.errors import ConfigError, DataError, TrtdetWarning
-from trtdet.evaluation.metrics import ClassMatches
+from trtdet.evaluation.matching import ClassMatches
 from trtdet.evaluation.scoring import Evaluation
 from trtdet.runtime.detector import Detector, On
 
@@ -22,10 +22,10 @@ RECALLS = np.linspace(0.0, 1.0, 101)
 """COCO's recall points, to the bit."""
 
 _DRAWN = 100
-"""So many resamples are scored at a time, between two reports of progress."""
+"""How many resamples are scored at a time, between two reports of progress."""
 
 _HELD = 4_000_000
-"""So many detections of one class over several resamples are held at a time, 32 MB an array."""
+"""How many detections of a class, over several resamples, are held at a time: 32 MB an array."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,10 @@ class Bootstrap:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What :func:`compare` found; mAP over IoU 0.50:0.95 as fractions, 0..1.
+    """The difference that :func:`compare` found; mAP over IoU 0.50:0.95 as fractions, 0..1.
 
     Attributes:
-        reference: the evaluation that was compared with.
+        reference: the evaluation compared with.
         difference: mAP of the evaluation minus that of the reference; below 0 is a loss.
         low, high: the interval of the difference.
         images: how many images were drawn from.
@@ -75,7 +75,7 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """``a loss`` or ``a gain`` where the interval leaves zero out, else ``no loss shown``."""
+        """``a loss`` or ``a gain`` where the interval excludes zero, else ``no loss shown``."""
         if self.high < 0:
             return "a loss"
         return "a gain" if self.low > 0 else "no loss shown"
@@ -83,7 +83,7 @@ class Comparison:
     def __str__(self) -> str:
         """One sentence, in points of mAP (hundredths)."""
         score, difference, low, high = (
-            100 * one for one in (self.reference.result.map, self.difference, self.low, self.high)
+            100 * value for value in (self.reference.result.map, self.difference, self.low, self.high)
         )
         return (
             f"against {self.reference.file} (mAP {score:.2f}): mAP {difference:+.2f} "
@@ -116,7 +116,7 @@ def open_pair(
     nms: NmsMode | Literal["auto"] = "auto",
     on: On = "auto",
 ) -> tuple[Detector, Detector]:
-    """Opens two detectors that are to be compared.
+    """Opens two detectors for a comparison.
 
     Args:
         target: a bundle's folder or an ONNX file.
@@ -154,44 +154,27 @@ def compare(
     The interval speaks of the choice of images alone, not of the choice of calibration images.
 
     Args:
-        evaluation: what is to be judged.
-        reference: what it is compared with.
+        evaluation: the score to be judged.
+        reference: the score it is compared with.
         bootstrap: how the images are drawn.
         progress: called with resamples done and in all.
 
     Raises:
         ConfigError: the classes differ.
-        DataError: the images or their boxes differ, there is nothing to find, or the installed evaluator does not tell
-            its matches.
+        DataError: the images or their boxes differ, there is nothing to find, or the installed evaluator matches
+            otherwise than pycocotools.
 
     Warns:
         TrtdetWarning: the thresholds of the suppression differ, so that more than the models is compared.
     """
-    first, second = evaluation.metric, reference.metric
-    _check_classes((evaluation.file, first.dataset.classes), (reference.file, second.dataset.classes))
-    if first.image_ids != second.image_ids:
-        raise DataError(
-            f"'{evaluation.file}' was scored on {len(first.image_ids)} images and '{reference.file}' on others "
-            f"({len(second.image_ids)}); a paired comparison needs the same images for both"
-        )
-    pair = first.matches(), second.matches()
-    if [one.truths.tolist() for one in pair[0]] != [one.truths.tolist() for one in pair[1]]:
-        raise DataError(
-            f"'{evaluation.file}' and '{reference.file}' were scored on different boxes of the same images; use the "
-            "same annotations for both"
-        )
-    if not pair[0]:
-        raise DataError(f"'{first.dataset.annotations}' has no box to find in the images that were scored")
+    pair = _matches(evaluation, reference)
     _warn_of_thresholds(evaluation, reference)
-    whole = np.ones((1, len(first.image_ids)), np.int32)
-    for one, matches in zip((evaluation, reference), pair, strict=True):
-        _check_score(one, float(mean_average_precision(matches, whole)[0]))
-
+    images = len(evaluation.metric.image_ids)
     differences: list[NDArray[np.float64]] = []
     done = 0
-    for weights in _draws(len(first.image_ids), bootstrap):
-        scores = [mean_average_precision(matches, weights) for matches in pair]
-        differences.append(scores[0] - scores[1])
+    for weights in _draws(images, bootstrap):
+        ours, theirs = (mean_average_precision(matches, weights) for matches in pair)
+        differences.append(ours - theirs)
         done += len(weights)
         progress(done, bootstrap.resamples)
     tail = 50 * (1 - bootstrap.confidence)
@@ -201,13 +184,38 @@ def compare(
         difference=evaluation.result.map - reference.result.map,
         low=float(low),
         high=float(high),
-        images=len(first.image_ids),
+        images=images,
         bootstrap=bootstrap,
     )
 
 
+def _matches(
+    evaluation: Evaluation, reference: Evaluation
+) -> tuple[tuple[ClassMatches, ...], tuple[ClassMatches, ...]]:
+    """The matches of both, which are of the same images and boxes and give the scores of both."""
+    first, second = evaluation.metric, reference.metric
+    _check_classes((evaluation.file, first.dataset.classes), (reference.file, second.dataset.classes))
+    if first.image_ids != second.image_ids:
+        raise DataError(
+            f"'{evaluation.file}' was scored on {len(first.image_ids)} images and '{reference.file}' on others "
+            f"({len(second.image_ids)}); a paired comparison needs the same images for both"
+        )
+    pair = first.matches(), second.matches()
+    if [matches.truths.tolist() for matches in pair[0]] != [matches.truths.tolist() for matches in pair[1]]:
+        raise DataError(
+            f"'{evaluation.file}' and '{reference.file}' were scored on different boxes of the same images; use the "
+            "same annotations for both"
+        )
+    if not pair[0]:
+        raise DataError(f"'{first.dataset.annotations}' has no box to find in the images that were scored")
+    whole = np.ones((1, len(first.image_ids)), np.int32)
+    for scored, matches in zip((evaluation, reference), pair, strict=True):
+        _check_score(scored, float(mean_average_precision(matches, whole)[0]))
+    return pair
+
+
 def mean_average_precision(matches: Sequence[ClassMatches], weights: NDArray[np.int32]) -> NDArray[np.float64]:
-    """COCO's mAP over choices of images, from what was matched.
+    """COCO's mAP over choices of images, from the matches.
 
     Args:
         matches: of every class that has a box to find; C of them.
@@ -215,16 +223,16 @@ def mean_average_precision(matches: Sequence[ClassMatches], weights: NDArray[np.
 
     Returns:
         (B,), 0..1: the mean over IoU thresholds, recall points and the classes that have a box in the choice; NaN where
-        none has. With every weight 1 it is what the evaluators compute.
+        no class has. With every weight 1 it is the evaluators' mAP.
     """
     total, classes = np.zeros(len(weights)), np.zeros(len(weights), np.int64)
-    for one in matches:
-        rows = max(1, _HELD // max(1, len(one.images)))
+    for of_class in matches:
+        rows = max(1, _HELD // max(1, len(of_class.images)))
         for start in range(0, len(weights), rows):
             part = slice(start, start + rows)
-            truths = weights[part] @ one.truths
+            truths = weights[part] @ of_class.truths
             present = np.flatnonzero(truths) + start
-            total[present] += _average_precision(one, weights[present], truths[present - start])
+            total[present] += _average_precision(of_class, weights[present], truths[present - start])
             classes[present] += 1
     mean: NDArray[np.float64] = np.full(len(weights), np.nan)
     return np.divide(total, classes, out=mean, where=classes > 0)
@@ -233,7 +241,7 @@ def mean_average_precision(matches: Sequence[ClassMatches], weights: NDArray[np.
 def _average_precision(
     matches: ClassMatches, weights: NDArray[np.int32], truths: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """One class's average precision over (B, I) weights that hold (B,) boxes, none of them zero; (B,)."""
+    """A class's average precision over (B, I) weights that hold (B,) boxes, none of them zero; (B,)."""
     # Precision is highest, and recall rises, only where a detection hits: all sums are needed just there.
     found = _cumulative(matches, weights, slice(None))
     result: NDArray[np.float64] = np.zeros(len(weights))
@@ -275,8 +283,8 @@ def _check_classes(target: tuple[str, tuple[str, ...]], reference: tuple[str, tu
     said = [
         f"'{file}' has {len(extra)} that the other lacks ({', '.join(extra[:3])}{', ...' if len(extra) > 3 else ''})"
         for file, extra in (
-            (name, [one for one in classes if one not in others]),
-            (other_name, [one for one in others if one not in classes]),
+            (name, [label for label in classes if label not in others]),
+            (other_name, [label for label in others if label not in classes]),
         )
         if extra
     ]
@@ -302,6 +310,6 @@ def _check_score(evaluation: Evaluation, got: float) -> None:
     """The interval is worth nothing if the matches do not give the score that the evaluator itself gave."""
     if abs(got - evaluation.result.map) > 1e-6:
         raise DataError(
-            f"the matches that {evaluation.metric.engine} tells give mAP {got:.6f} where it computes "
+            f"the matches of '{evaluation.file}' give mAP {got:.6f} where {evaluation.metric.engine} computes "
             f"{evaluation.result.map:.6f}; this version of it cannot be used for a comparison, install another"
         )

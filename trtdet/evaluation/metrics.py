@@ -1,7 +1,7 @@
 """COCO's mean average precision from arrays.
 
-The arithmetic is that of the official evaluators, faster-coco-eval (C++) or pycocotools; here is only what
-goes in and what comes out.
+The arithmetic is that of the official evaluators, faster-coco-eval (C++) or pycocotools; here are only their inputs
+and results.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from trtdet.data import CocoDataset
+from trtdet.data import Batch, CocoDataset
+from trtdet.detection.suppression import Detections
 from trtdet.errors import DataError
+from trtdet.evaluation.matching import ClassMatcher, ClassMatches, ImageTruth
 
 Engine = Literal["faster-coco-eval", "pycocotools"]
 
@@ -27,32 +29,14 @@ _STATS = (
     "map", "map50", "map75", "map_small", "map_medium", "map_large",
     "ar1", "ar10", "ar100", "ar_small", "ar_medium", "ar_large",
 )  # fmt: skip
-"""The evaluators' ``stats`` in their order, as fields of CocoResult."""
+"""The evaluators' ``stats`` in their order, named as the fields of CocoResult."""
 
 _MODULES: dict[Engine, str] = {"faster-coco-eval": "faster_coco_eval", "pycocotools": "pycocotools"}
 
 
-@dataclass(frozen=True, eq=False)
-class ClassMatches:
-    """What the evaluator made of one class's detections over N detections and I images, at T IoU thresholds.
-
-    The thresholds are COCO's, 0.50:0.05:0.95; boxes of every area count, and of each image the 100 best detections.
-    """
-
-    images: NDArray[np.int64]
-    """(N,), the position of each detection's image among the I images in order of id. The detections are in falling
-    order of score, equal ones in the order of the images."""
-    hits: NDArray[np.bool_]
-    """(T, N), matched to a box."""
-    ignored: NDArray[np.bool_]
-    """(T, N), neither right nor wrong, such as what lies on a crowd."""
-    truths: NDArray[np.int64]
-    """(I,), how many boxes each image has to find."""
-
-
 @dataclass(frozen=True)
 class CocoResult:
-    """COCO's box scores, 0..1; -1, as in pycocotools, where no box of that size or class is there to find."""
+    """COCO's box scores, 0..1; -1, as in pycocotools, where there is no box of that size or class to find."""
 
     map: float
     """Mean AP over IoU 0.50:0.05:0.95 and the classes."""
@@ -64,7 +48,7 @@ class CocoResult:
     map_large: float
     """Of boxes whose area is above 96 * 96 pixels."""
     ar1: float
-    """Mean recall with the one best detection of each class in an image."""
+    """Mean recall with only the best detection of each class in an image."""
     ar10: float
     ar100: float
     ar_small: float
@@ -99,7 +83,7 @@ class CocoResult:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; what is -1 here, because there is nothing to find, is None there."""
+        """Plain values for JSON; a score of -1, where there is nothing to find, becomes None."""
         names = [field.name for field in dataclasses.fields(self) if field.name != "per_class"]
         data: dict[str, Any] = {name: _none_if_absent(getattr(self, name)) for name in names}
         data["per_class"] = {name: _none_if_absent(value) for name, value in self.per_class.items()}
@@ -118,8 +102,7 @@ class CocoMetric:
 
     Args:
         dataset: the annotated boxes.
-        engine: ``auto`` is faster-coco-eval where it is installed and pycocotools otherwise; both give the
-            same.
+        engine: ``auto`` is faster-coco-eval where it is installed and pycocotools otherwise; their results are equal.
 
     Raises:
         DataError: the engine is not installed.
@@ -179,8 +162,23 @@ class CocoMetric:
         self._found[image_id] = (box_array.copy(), score_array.copy(), class_array.astype(np.int64))
         return self
 
+    def update_batch(self, batch: Batch, found: Detections) -> CocoMetric:
+        """Adds the detections of a batch, mapped to pixels of the images.
+
+        Args:
+            batch: images by their index in the data set, and where each lies in the network's input.
+            found: the detections in pixels of the network's input.
+
+        Raises:
+            DataError: as of :meth:`update`.
+        """
+        for row, (index, transform) in enumerate(zip(batch.indices, batch.transforms, strict=True)):
+            boxes, scores, classes = found.image(row)
+            self.update(self.dataset.images[index].id, transform.to_image(boxes), scores, classes)
+        return self
+
     def compute(self) -> CocoResult:
-        """Scores what was given so far.
+        """Scores the images given so far.
 
         Raises:
             DataError: no image was given.
@@ -200,27 +198,32 @@ class CocoMetric:
         return CocoResult(**stats, images=len(image_ids), detections=len(found["annotations"]), per_class=per_class)
 
     def matches(self) -> tuple[ClassMatches, ...]:
-        """What each detection was matched to, of every class that has a box to find.
+        """What each detection was matched to, for every class that has a box to find, in order of category ids.
 
         The average precision over any choice of the images follows from this without another match.
 
         Raises:
-            DataError: no image was given, or the installed engine does not tell its matches.
+            DataError: no image was given.
         """
-        image_ids = self._scored()
-        evaluation = _evaluator(self.engine, self._truth(image_ids), self._detections(image_ids), separate=True)
-        evaluation.params.areaRng = evaluation.params.areaRng[:1]
-        evaluation.params.areaRngLbl = evaluation.params.areaRngLbl[:1]
-        evaluation.params.maxDets = evaluation.params.maxDets[-1:]
-        with contextlib.redirect_stdout(io.StringIO()):
-            evaluation.evaluate()
-        read = _read_faster if self.engine == "faster-coco-eval" else _read_plain
-        cells, count = read(evaluation), len(image_ids)
-        # Class by class, and within each image by image.
-        by_class = (cells[start : start + count] for start in range(0, len(cells), count))
-        thresholds = len(evaluation.params.iouThrs)
-        matches = (_class_matches(of_class, thresholds) for of_class in by_class)
-        return tuple(one for one in matches if one.truths.any())
+        image_ids, truth = self._scored(), self.dataset.truth
+        matchers = [ClassMatcher(len(image_ids)) for _ in self.dataset.classes]
+        rows_of = _rows_by_value(truth.image_ids)
+        for position, image_id in enumerate(image_ids):
+            boxes, scores, classes = self._found[image_id]
+            found, rows = _rows_by_value(classes), rows_of.get(image_id, np.zeros(0, np.int64))
+            wanted = {index: rows[part] for index, part in _rows_by_value(truth.classes[rows]).items()}
+            for index in sorted(found.keys() | wanted.keys()):
+                part = found.get(index, np.zeros(0, np.int64))
+                here = wanted.get(index)
+                matchers[index].add(
+                    position,
+                    _xywh(boxes[part]),
+                    scores[part],
+                    None if here is None else ImageTruth(truth.boxes[here], truth.areas[here], truth.crowd[here]),
+                )
+        order = np.argsort(self.dataset.category_ids, kind="stable")
+        matches = (matchers[index].matches() for index in order)
+        return tuple(of_class for of_class in matches if of_class.truths.any())
 
     @property
     def image_ids(self) -> tuple[int, ...]:
@@ -262,10 +265,9 @@ class CocoMetric:
         annotations: list[dict[str, Any]] = []
         for image_id in image_ids:
             boxes, scores, classes = self._found[image_id]
-            sizes = boxes[:, 2:] - boxes[:, :2]
-            xywh = np.concatenate([boxes[:, :2], sizes], axis=1).tolist()
-            areas = (sizes[:, 0] * sizes[:, 1]).tolist()
-            for box, area, score, index in zip(xywh, areas, scores.tolist(), classes.tolist(), strict=True):
+            xywh = _xywh(boxes)
+            areas = (xywh[:, 2] * xywh[:, 3]).tolist()
+            for box, area, score, index in zip(xywh.tolist(), areas, scores.tolist(), classes.tolist(), strict=True):
                 annotations.append(
                     {
                         "id": len(annotations) + 1,
@@ -300,16 +302,12 @@ def _evaluate(engine: Engine, truth: dict[str, Any], found: dict[str, Any]) -> A
     return evaluation
 
 
-def _evaluator(engine: Engine, truth: dict[str, Any], found: dict[str, Any], *, separate: bool = False) -> Any:
-    """The evaluator before its first step; ``separate`` has the C++ one keep the matches that it else drops."""
+def _evaluator(engine: Engine, truth: dict[str, Any], found: dict[str, Any]) -> Any:
+    """The evaluator before its first step."""
     if engine == "faster-coco-eval":
         faster = importlib.import_module("faster_coco_eval")
         return faster.COCOeval_faster(
-            faster.COCO(truth),
-            faster.COCO(found),
-            iouType="bbox",
-            print_function=lambda *_: None,
-            separate_eval=separate,
+            faster.COCO(truth), faster.COCO(found), iouType="bbox", print_function=lambda *_: None
         )
     plain = importlib.import_module("pycocotools.coco")
     with contextlib.redirect_stdout(io.StringIO()):
@@ -320,56 +318,13 @@ def _evaluator(engine: Engine, truth: dict[str, Any], found: dict[str, Any], *, 
         return importlib.import_module("pycocotools.cocoeval").COCOeval(expected, actual, iouType="bbox")
 
 
-@dataclass(frozen=True)
-class _Cell:
-    """One class in one image that has a detection or a box: D detections and G boxes at T thresholds."""
-
-    matched: Any
-    """(T, D) or flat, the id of the box, 0 for none."""
-    ignored: Any
-    """(T, D) or flat."""
-    scores: Any
-    """(D,), falling."""
-    truths_ignored: Any
-    """(G,)"""
+def _xywh(boxes: NDArray[np.float64]) -> NDArray[np.float64]:
+    """x1 y1 x2 y2 as x y width height."""
+    return np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], axis=1)
 
 
-def _read_plain(evaluation: Any) -> list[_Cell | None]:
-    return [
-        _Cell(one["dtMatches"], one["dtIgnore"], one["dtScores"], one["gtIgnore"]) if one else None
-        for one in evaluation.evalImgs
-    ]
-
-
-def _read_faster(evaluation: Any) -> list[_Cell | None]:
-    """The C++ evaluator's results, which show themselves only as their pickled state, the same from 1.6.8 on."""
-    cells: list[_Cell | None] = []
-    for one in evaluation._evalImgs_cpp:
-        state = one.__getstate__()
-        if not isinstance(state, tuple) or len(state) < 5:
-            raise DataError(
-                "this version of faster-coco-eval does not tell its matches; run: pip install 'faster-coco-eval>=1.6.8'"
-            )
-        matched, _, scores, truths_ignored, ignored = state[:5]
-        cells.append(_Cell(matched, ignored, scores, truths_ignored) if scores or truths_ignored else None)
-    return cells
-
-
-def _class_matches(cells: list[_Cell | None], thresholds: int) -> ClassMatches:
-    truths = np.zeros(len(cells), np.int64)
-    images, scores, matched, ignored = [], [], [], []
-    for image, cell in enumerate(cells):
-        if cell is not None:
-            truths[image] = np.count_nonzero(~np.asarray(cell.truths_ignored, dtype=bool))
-            images.append(np.full(len(cell.scores), image))
-            scores.append(np.asarray(cell.scores, dtype=np.float64))
-            matched.append(np.asarray(cell.matched, dtype=bool).reshape(thresholds, -1))
-            ignored.append(np.asarray(cell.ignored, dtype=bool).reshape(thresholds, -1))
-    if not images:
-        none = np.zeros((thresholds, 0), bool)
-        return ClassMatches(np.zeros(0, np.int64), none, none, truths)
-    # As the evaluators order them: images by id, then a stable sort.
-    order = np.argsort(-np.concatenate(scores), kind="stable")
-    skipped = np.concatenate(ignored, axis=1)[:, order]
-    hits = np.concatenate(matched, axis=1)[:, order] & ~skipped
-    return ClassMatches(np.concatenate(images)[order], hits, skipped, truths)
+def _rows_by_value(values: NDArray[np.int64]) -> dict[int, NDArray[np.int64]]:
+    """The rows of each value, in their order."""
+    order = np.argsort(values, kind="stable")
+    found, starts = np.unique(values[order], return_index=True)
+    return dict(zip(found.tolist(), np.split(order, starts[1:]), strict=True)) if len(values) else {}

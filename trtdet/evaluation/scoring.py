@@ -1,4 +1,4 @@
-"""COCO mAP of a bundle or a model: what it costs is the difference of two of these."""
+"""COCO mAP of a bundle or a model."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any
 
 from trtdet.backends import RunInfo
 from trtdet.config import NmsConfig
-from trtdet.data import Batch, CocoDataset, ImageStream
-from trtdet.detection.suppression import Detections
+from trtdet.data import CocoDataset, ImageCache, ImageStream
 from trtdet.errors import ConfigError
 from trtdet.evaluation.metrics import CocoMetric, CocoResult
 from trtdet.runtime.detector import Detector
@@ -22,7 +21,7 @@ class Evaluation:
 
     Attributes:
         result: COCO's figures.
-        metric: what they were computed from, so that two evaluations can be compared image by image.
+        metric: the detections behind them, so that two evaluations can be compared image by image.
         ms_per_image: wall time of inference and suppression, without decoding the image file, in milliseconds.
         file: the file that ran.
         run_info: where it ran.
@@ -50,33 +49,24 @@ class Evaluation:
 
 
 def evaluate(
-    detector: Detector, dataset: CocoDataset, progress: Callable[[int, int], None] = lambda done, total: None
+    detector: Detector,
+    dataset: CocoDataset,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    cache: ImageCache | None = None,
 ) -> Evaluation:
     """Runs a detector over an annotated data set.
 
     Args:
-        detector: what to score.
+        detector: the detector to score.
         dataset: images and boxes; its classes are the detector's.
         progress: called with images done and in all.
+        cache: shared by several passes over the same images.
 
     Raises:
         DataError: an image cannot be read: a score over the others would not be comparable.
     """
-    (only,) = evaluate_each(detector, dataset, (detector.nms,), progress)
-    return only
-
-
-def record(metric: CocoMetric, batch: Batch, found: Detections) -> None:
-    """Adds the detections of a batch to a metric, in pixels of the images themselves.
-
-    Args:
-        metric: over the data set that the batch is of, by index.
-        batch: where each image lies in the network's input.
-        found: the detections in the network's input.
-    """
-    for row, (index, placement) in enumerate(zip(batch.indices, batch.transforms, strict=True)):
-        boxes, scores, classes = found.image(row)
-        metric.update(metric.dataset.images[index].id, placement.to_image(boxes), scores, classes)
+    (evaluation,) = evaluate_each(detector, dataset, (detector.nms,), progress, cache)
+    return evaluation
 
 
 def evaluate_each(
@@ -84,14 +74,16 @@ def evaluate_each(
     dataset: CocoDataset,
     thresholds: Sequence[NmsConfig],
     progress: Callable[[int, int], None] = lambda done, total: None,
+    cache: ImageCache | None = None,
 ) -> list[Evaluation]:
     """Scores one detector with several suppressions, from one pass over the images.
 
     Args:
-        detector: what to score.
+        detector: the detector to score.
         dataset: images and boxes; its classes are the detector's.
-        thresholds: of each suppression; one in the graph has its own, and only that.
+        thresholds: of each suppression; a suppression in the graph has only its own.
         progress: called with images done and in all.
+        cache: shared by several passes over the same images.
 
     Raises:
         DataError: an image cannot be read.
@@ -105,6 +97,7 @@ def evaluate_each(
         detector.input,
         batch_size=detector.batch,
         on_bad="raise",
+        cache=cache,
     )
     seconds, done = [0.0] * len(metrics), 0
     for batch in stream:
@@ -115,7 +108,7 @@ def evaluate_each(
             started = time.perf_counter()
             found = detector.suppressed(outputs, nms)
             seconds[number] += shared + time.perf_counter() - started
-            record(metric, batch, found)
+            metric.update_batch(batch, found)
         done += len(batch)
         progress(done, len(dataset.images))
     return [

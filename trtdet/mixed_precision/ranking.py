@@ -36,7 +36,6 @@ from trtdet.data import Batch, CocoDataset, ImageStream
 from trtdet.detection.suppression import non_max_suppression
 from trtdet.errors import ConfigError
 from trtdet.evaluation.metrics import CocoMetric
-from trtdet.evaluation.scoring import record
 from trtdet.files import cluster, write_atomically
 from trtdet.files.journal import Rows
 from trtdet.passes import Decoded
@@ -442,7 +441,7 @@ class _Scored:
         for row in range(len(batch)):
             self.error.update((exact[0][row], exact[1][row]), (boxes[row], scores[row]))
         if self._metric is not None:
-            record(self._metric, batch, non_max_suppression(boxes, scores, self._nms))
+            self._metric.update_batch(batch, non_max_suppression(boxes, scores, self._nms))
 
     def map(self) -> float | None:
         return None if self._metric is None else self._metric.compute().map

@@ -1,0 +1,172 @@
+"""Which detection finds which box: COCO's matching, as pycocotools defines it.
+
+The evaluators keep their matches to themselves or in a form of their own, and the bootstrap needs them; mAP itself is
+always computed by the evaluators.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+IOU_THRESHOLDS: Floats = np.linspace(0.5, 0.95, 10)
+"""COCO's, to the bit."""
+
+_BEST = 100
+"""So many detections of a class and image count."""
+
+_LARGEST_AREA = 1e5**2
+"""In square pixels; boxes above it, or below 0, are neither right nor wrong."""
+
+
+@dataclass(frozen=True, eq=False)
+class ClassMatches:
+    """What one class's detections found: N detections in I images, at T IoU thresholds.
+
+    The thresholds are COCO's, 0.50:0.05:0.95; boxes of every area count, and of each image the 100 best detections.
+    """
+
+    images: NDArray[np.int64]
+    """(N,), the position of each detection's image among the I images in order of id. The detections are in falling
+    order of score, equal scores in the order of the images."""
+    hits: Flags
+    """(T, N), matched to a box."""
+    ignored: Flags
+    """(T, N), neither right nor wrong, such as a detection on a crowd."""
+    truths: NDArray[np.int64]
+    """(I,), how many boxes each image has to find."""
+
+
+@dataclass(frozen=True, eq=False)
+class ImageTruth:
+    """The annotated boxes of one class in one image, G of them."""
+
+    boxes: Floats
+    """(G, 4), x y width height in pixels."""
+    areas: Floats
+    """(G,), as annotated, in square pixels."""
+    crowd: Flags
+    """(G,), a group of objects: any number of detections on it are neither right nor wrong."""
+
+
+@dataclass
+class ClassMatcher:
+    """Matches one class image by image, the images given in order of their ids.
+
+    Attributes:
+        count: images in all.
+    """
+
+    count: int
+    _images: list[NDArray[np.int64]] = field(default_factory=list)
+    _scores: list[Floats] = field(default_factory=list)
+    _hits: list[Flags] = field(default_factory=list)
+    _ignored: list[Flags] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._truths = np.zeros(self.count, np.int64)
+
+    def add(self, image: int, boxes: Floats, scores: Floats, truth: ImageTruth | None) -> None:
+        """Matches the detections of one image.
+
+        Args:
+            image: its position.
+            boxes: (D, 4), x y width height in pixels.
+            scores: (D,).
+            truth: the boxes to find; None where there are none.
+        """
+        best = np.argsort(-scores, kind="stable")[:_BEST]
+        hits, ignored = match(boxes[best], truth)
+        if truth is not None:
+            self._truths[image] = np.count_nonzero(~_ignored(truth))
+        self._images.append(np.full(len(best), image))
+        self._scores.append(scores[best])
+        self._hits.append(hits)
+        self._ignored.append(ignored)
+
+    def matches(self) -> ClassMatches:
+        """All that were given, ordered as the evaluators order them: images by id, then a stable sort by score."""
+        if not self._images:
+            none = np.zeros((len(IOU_THRESHOLDS), 0), bool)
+            return ClassMatches(np.zeros(0, np.int64), none, none, self._truths)
+        order = np.argsort(-np.concatenate(self._scores), kind="stable")
+        hits, ignored = (np.concatenate(flags, axis=1)[:, order] for flags in (self._hits, self._ignored))
+        return ClassMatches(np.concatenate(self._images)[order], hits, ignored, self._truths)
+
+
+def match(boxes: Floats, truth: ImageTruth | None) -> tuple[Flags, Flags]:
+    """Matches detections of one class in one image, the best first, as pycocotools' ``evaluateImg`` does.
+
+    Each detection takes the box of greatest IoU that is still free, among equals the last; a box that counts is
+    preferred to an ignored box, and a crowd is never used up.
+
+    Args:
+        boxes: (D, 4), x y width height in pixels, in falling order of score.
+        truth: the boxes to find; None where there are none.
+
+    Returns:
+        (T, D), matched to a box that counts; (T, D), neither right nor wrong.
+    """
+    hits: Flags = np.zeros((len(IOU_THRESHOLDS), len(boxes)), bool)
+    ignored: Flags = np.zeros_like(hits)
+    if truth is not None and len(truth.boxes):
+        _match(boxes, truth, hits, ignored)
+    areas = boxes[:, 2] * boxes[:, 3]
+    ignored |= ~hits & ((areas < 0) | (areas > _LARGEST_AREA))
+    return hits, ignored
+
+
+def _match(boxes: Floats, truth: ImageTruth, hits: Flags, ignored: Flags) -> None:
+    skipped = _ignored(truth)
+    order = np.argsort(skipped, kind="stable")  # decides among equals
+    skipped, crowd = skipped[order], truth.crowd[order]
+    counted = np.count_nonzero(~skipped)
+    overlaps = iou(boxes, truth.boxes[order], crowd)
+    thresholds = np.minimum(IOU_THRESHOLDS, 1 - 1e-10)[:, None]
+    taken = np.zeros((len(thresholds), len(crowd)), bool)
+    rows = np.arange(len(thresholds))
+    for detection in np.flatnonzero(overlaps.max(axis=1) >= thresholds[0]):
+        free = (overlaps[detection] >= thresholds) & ~(taken & ~crowd)
+        free[free[:, :counted].any(axis=1), counted:] = False
+        values = np.where(free, overlaps[detection], -1.0)
+        last = values.shape[1] - 1 - values[:, ::-1].argmax(axis=1)
+        matched = free[rows, last]
+        taken[rows[matched], last[matched]] = True
+        hits[:, detection] = matched & ~skipped[last]
+        ignored[:, detection] = matched & skipped[last]
+
+
+def _ignored(truth: ImageTruth) -> Flags:
+    flags: Flags = truth.crowd | (truth.areas < 0) | (truth.areas > _LARGEST_AREA)
+    return flags
+
+
+def iou(boxes: Floats, truths: Floats, crowd: Flags) -> Floats:
+    """Intersection over union in the arithmetic of pycocotools' ``bbIou``; over the detection's own area for a crowd.
+
+    Args:
+        boxes: (D, 4), x y width height.
+        truths: (G, 4), likewise.
+        crowd: (G,).
+
+    Returns:
+        (D, G), 0..1.
+    """
+    one, other = boxes[:, None], truths[None]
+    sides = [
+        np.minimum(one[..., axis + 2] + one[..., axis], other[..., axis + 2] + other[..., axis])
+        - np.maximum(one[..., axis], other[..., axis])
+        for axis in (0, 1)
+    ]
+    inside = (sides[0] > 0) & (sides[1] > 0)
+    common = sides[0] * sides[1]
+    area = one[..., 2] * one[..., 3]
+    union = np.where(crowd, area, area + other[..., 2] * other[..., 3] - common)
+    result: Floats = np.zeros(common.shape)
+    np.divide(common, union, out=result, where=inside)
+    return result
