@@ -19,7 +19,7 @@ from corrections import MODELS, scored
 import trtdet
 from trtdet.audit import audit, layers_of
 from trtdet.backends import BuildRequest, choose
-from trtdet.pipeline import FORMS, CalibrationOptions, prepare, rewritten
+from trtdet.pipeline import FORMS, CalibrationOptions, calibrated, host_graph, prepared, select_images
 from trtdet.quantization import CORRECTIONS
 from trtdet.runtime.detector import Detector
 
@@ -37,26 +37,26 @@ def main() -> None:
         family, candidates = MODELS[name]
         config = trtdet.load_config(family).with_nms(candidates=candidates)
         path = options.data / "models" / f"{name}.onnx"
-        keep = rewritten(path, config).model
+        keep = host_graph(path, config).model
         reference = scored(Detector.running(keep, config, "host"), coco)
         print(f"| {name} | FP32 | | | | {100 * reference.result.map:.2f} | | | |", flush=True)
         for form in FORMS:
-            graph = rewritten(path, config, form).model
+            graph = host_graph(path, config, form)
             started = time.perf_counter()
             calibration = CalibrationOptions(images=coco / "train2017", num_images=options.num_images)
-            prepared = prepare(path, config, calibration, CORRECTIONS, graph=graph, counted=keep)
+            ready = prepared(calibrated(graph, calibration, select_images(calibration)), calibration, CORRECTIONS)
             seconds = time.perf_counter() - started
-            inputs = prepared.ranges.inputs
+            inputs = ready.ranges.inputs
             variants = {form: inputs}
             if form == "plugin":
                 variants["plugin, all read float"] = {}
                 variants["plugin, all read INT8"] = {key: replace(one, noise=0.0) for key, one in inputs.items()}
             for title, ranges in variants.items():
-                made = replace(prepared, ranges=replace(prepared.ranges, inputs=ranges)).explicit(prepared.plan)
+                made = replace(ready, ranges=replace(ready.ranges, inputs=ranges)).explicit(ready.plan)
                 convs = ""
                 if form != "plugin":
                     built = choose("tensorrt-rtx").build(BuildRequest(made.model, (86,)))
-                    convs = str(audit(layers_of(built), prepared.plan, made.model).int8)
+                    convs = str(audit(layers_of(built), ready.plan, made.model).int8)
                 rewrites = sum(node.op_type in OPERATORS for node in made.model.graph.node)
                 got = scored(Detector.running(made.model, config, "host"), coco)
                 found = trtdet.compare(got, reference)

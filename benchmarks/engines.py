@@ -55,7 +55,6 @@ import trtdet
 from trtdet.audit import Audit, audit, layers_of
 from trtdet.backends import (
     Backend,
-    BuildRequest,
     Capabilities,
     EngineFacts,
     EngineOptions,
@@ -66,6 +65,7 @@ from trtdet.backends import (
     cuda,
     open_engine,
 )
+from trtdet.backends.requests import Target, compose
 from trtdet.backends.tensorrt.opsets import missing_operators, newest_opset
 from trtdet.calibration import Ranges
 from trtdet.config import SiluForm
@@ -76,12 +76,24 @@ from trtdet.evaluation.scoring import Evaluation
 from trtdet.files import sha256_file, write_atomically
 from trtdet.files.journal import Rows
 from trtdet.mixed_precision.ranking import DEPTHWISE, multiply_adds, rank
-from trtdet.passes import Options, Rewritten, load_model, rewrite, save_model
-from trtdet.performance.latency import BenchOptions, Target, measure
+from trtdet.passes import Options, load_model, save_model
+from trtdet.performance.latency import BenchOptions, measure
+from trtdet.performance.latency import Target as Timed
 from trtdet.performance.layers import ProfileOptions, profile_targets
-from trtdet.pipeline import CalibrationOptions, KeepOptions, Prepared, choose_plan, float_plan, prepare, select_images
+from trtdet.pipeline import (
+    CalibrationOptions,
+    Graph,
+    KeepOptions,
+    Prepared,
+    calibrated,
+    choose_plan,
+    float_plan,
+    prepared,
+    rewritten,
+    select_images,
+)
 from trtdet.progress import Console
-from trtdet.quantization import CORRECTIONS, PrecisionPlan, place, quantizable, to_half
+from trtdet.quantization import CORRECTIONS, PrecisionPlan, to_half
 from trtdet.runtime.detector import Detector
 
 WORTH_IT = 1.3
@@ -362,13 +374,12 @@ class Work:
         self.progress(f"building {step.name}", 0, 1)
         built = build_remembering(
             self.backend,
-            BuildRequest(
+            compose(
                 graph,
-                precisions=network.precisions,
-                plugins=self._plugins(row),
-                precision=row.precision,
-                implicit=implicit,
-                options=self.settings.engine,
+                row.precision,
+                network.precisions,
+                Target(plugins=self._plugins(row), options=self.settings.engine),
+                implicit,
             ),
             timings,
             self.progress,
@@ -391,14 +402,14 @@ class Work:
     def _plugins(self, row: Row) -> tuple[Path, ...]:
         return self.settings.plugins if row.silu == "plugin" else ()
 
-    def _target(self, model: str, row: str, batch: int, stack: ExitStack) -> Target:
+    def _target(self, model: str, row: str, batch: int, stack: ExitStack) -> Timed:
         """An engine that is closed with the stack."""
         engine = self._path(Step("engine", model, (row,), batch))
         caps = self.backend.capabilities
         facts = EngineFacts.built(caps, (cuda.devices()[0].sm,), self._plugins(ROWS[row]))
         runner: EngineRunner = stack.enter_context(open_engine(engine.read_bytes(), facts))
         network = Network.load(engine.with_name("network.onnx"))
-        return Target(row, runner, network.config.input, engine.name, "host")
+        return Timed(row, runner, network.config.input, engine.name, "host")
 
     def _dataset(self, model: Model) -> trtdet.CocoDataset:
         found = trtdet.CocoDataset.load(model.annotations, model.val_images, model.config.classes)
@@ -641,37 +652,33 @@ class Networks:
     def __init__(self, model: Model, settings: Settings, version: str, console: Console) -> None:
         self._model, self._settings, self._version, self._progress = model, settings, version, console.progress
         self._prepared: dict[tuple[Any, ...], Prepared] = {}
-        self._forms: dict[SiluForm, Rewritten] = {}
+        self._graphs: dict[SiluForm, Graph] = {}
 
     def make(self, row: Row, place: Path) -> dict[str, Any]:
         """Writes a row's network; what the table says of it is given back."""
-        prepared = None
+        graph, ready = self._graph("keep"), None
         if not row.quantization:
-            plan = float_plan(everywhere(self._graph("keep")), row.precision)
-            made, precisions = to_half(self._graph("keep"), plan.names("fp16")), {}
+            plan = float_plan(graph.placement.plan, row.precision)
+            made, precisions = to_half(graph.model, plan.names("fp16")), {}
         elif row.calibrator:
-            made = self._graph("keep")
-            plan = everywhere(made)
-            precisions = quantizable(made, plan).precisions(plan)
+            made, plan = graph.model, graph.placement.plan
+            precisions = graph.quantizable.precisions(plan)
         else:
-            prepared = self._prepare(row)
-            if row.keep == (DEPTHWISE,) and not self._depthwise(prepared):
+            ready = self._prepare(row)
+            if row.keep == (DEPTHWISE,) and not self._depthwise(ready):
                 return {"left_out": "the model has no depthwise convolution in INT8, so that this is int8"}
             ranking = self._settings.output / self._model.name / "ranking.jsonl"
             plan = choose_plan(
-                prepared,
+                ready,
                 KeepOptions(row.keep),
-                lambda: rank(prepared.subject(KeepOptions().num_images), rows=ranking, progress=self._progress),
-                self._progress,
+                lambda: rank(ready.subject(KeepOptions().num_images), rows=ranking, progress=self._progress),
+                progress=self._progress,
             ).plan
             if row.quantization == "implicit":
-                made, precisions = (
-                    prepared.model,
-                    quantizable(prepared.model, everywhere(prepared.model)).precisions(plan),
-                )
+                made, precisions = ready.model, ready.graph.quantizable.precisions(plan)
             else:
-                made, precisions = prepared.explicit(plan).model, plan.kept()
-            prepared.ranges.save(place.with_name("ranges.json"))
+                made, precisions = ready.explicit(plan).model, plan.kept()
+            ready.ranges.save(place.with_name("ranges.json"))
         facts = {
             "version": self._version,
             "config": self._config.model_dump(mode="json"),
@@ -684,42 +691,36 @@ class Networks:
         return {
             "kept": list(plan.names("fp16")) if row.keep else [],
             "planned": plan.counts(),
-            "corrections": list(prepared.summary) if prepared is not None else [],
+            "corrections": list(ready.summary) if ready is not None else [],
         }
-
-    def _graph(self, silu: SiluForm) -> onnx.ModelProto:
-        return self._rewritten(silu).model
 
     @property
     def _config(self) -> trtdet.Config:
-        return self._rewritten("keep").config
+        return self._graph("keep").config
 
-    def _rewritten(self, silu: SiluForm) -> Rewritten:
-        if silu not in self._forms:
+    def _graph(self, silu: SiluForm) -> Graph:
+        if silu not in self._graphs:
             major, minor = (int(part) for part in self._version.split(".")[:2])
             opset, missing = newest_opset((major, minor)), frozenset(missing_operators((major, minor)))
             options = Options(self._model.config, "host", "batch", silu=silu, max_opset=opset, missing_ops=missing)
-            self._forms[silu] = rewrite(load_model(self._model.file), options)
-        return self._forms[silu]
+            self._graphs[silu] = rewritten(load_model(self._model.file), options)
+        return self._graphs[silu]
 
     def _prepare(self, row: Row) -> Prepared:
         key = row.quantization, row.correct, row.silu
         if key in self._prepared:
             return self._prepared[key]
-        graph = self._graph(row.silu)
-        implicit = row.quantization == "implicit"
         histograms = self._settings.output / self._model.name / f"histograms-{row.quantization}.npz"
         options = calibration(self._model, self._settings)
-        made = prepare(
-            self._model.file,
-            self._config,
-            replace(options, histograms=histograms if histograms.is_file() else None),
-            row.correct,
-            graph=graph,
-            counted=self._graph("keep"),
-            tensors=quantizable(graph, everywhere(graph)).tensors if implicit else None,
+        options = replace(options, histograms=histograms if histograms.is_file() else None)
+        ranged = calibrated(
+            self._graph(row.silu),
+            options,
+            select_images(options),
+            implicit=row.quantization == "implicit",
             progress=self._progress,
         )
+        made = prepared(ranged, options, row.correct, self._progress)
         if not histograms.is_file():
             histograms.parent.mkdir(parents=True, exist_ok=True)
             made.calibrated.collection.save(histograms)
@@ -739,11 +740,6 @@ def with_batch(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
     for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.shape.dim[0].dim_value = batch
     return model
-
-
-def everywhere(graph: onnx.ModelProto) -> PrecisionPlan:
-    """INT8 for every convolution that can be."""
-    return place(graph).plan
 
 
 # detections

@@ -15,7 +15,8 @@ from trtdet.demo import shapes
 from trtdet.errors import BackendError, ConfigError
 from trtdet.exporter import SHAPES_MODEL
 from trtdet.mixed_precision.ranking import DEPTHWISE, Method, Sensitivity, multiply_adds, rank
-from trtdet.pipeline import Prepared, prepare
+from trtdet.pipeline import Prepared, calibrated, host_graph, select_images
+from trtdet.pipeline import prepared as prepare
 from trtdet.quantization import Entry, HeadError, PrecisionPlan, insert_qdq
 from trtdet.runtime.detector import Detector
 
@@ -29,7 +30,8 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def prepared(images: Path) -> Prepared:
-    return prepare(SHAPES_MODEL, CONFIG, CalibrationOptions("minmax", images=images), ())
+    options = CalibrationOptions("minmax", images=images)
+    return prepare(calibrated(host_graph(SHAPES_MODEL, CONFIG), options, select_images(options)), options, ())
 
 
 @pytest.fixture(scope="module")

@@ -71,7 +71,7 @@ def test_every_variant_has_a_row(done: Any) -> None:
 def test_the_files_hold_what_was_given(done: Any) -> None:
     assert json.loads((done.folder / "sweep.json").read_text()) == list(done.rows)
     table = (done.folder / "sweep.md").read_text()
-    assert table == done.table() + "\n"
+    assert table == done.markdown() + "\n"
     assert len(table.splitlines()) == 2 + len(done.rows)
     assert "| INT8 | keep | minmax | bias | depthwise | 0.001 / 0.5 / 300 |" in table
 
@@ -154,7 +154,7 @@ def test_ray_gives_the_same_rows_though_a_worker_is_killed(few: SweepOptions, do
                     name = (entry / "cmdline").read_bytes()
                 except OSError:
                     continue
-                if name.startswith(b"ray::_listed"):
+                if name.startswith(b"ray::rows_of_group"):
                     killed.append(int(entry.name))
                     os.kill(int(entry.name), signal.SIGKILL)
                     return

@@ -140,7 +140,7 @@ class Fake:
 
 
 def test_a_plugin_library_goes_into_the_bundle_and_is_verified(run, model, calibration_images, tmp_path, monkeypatch):
-    monkeypatch.setattr("trtdet.pipeline.choose", lambda name: Fake())
+    monkeypatch.setattr("trtdet.pipeline.assembly.choose", lambda name: Fake())
     library = tmp_path / "libtrtdet_plugins.so"
     asked = ["build", model, *QUICK, "--images", calibration_images, "--silu", "plugin", "-o", tmp_path / "b"]
     assert "give it with --plugin-library PATH" in run(*asked).message

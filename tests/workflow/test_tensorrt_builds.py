@@ -274,16 +274,17 @@ import trtdet
 from trtdet.performance.latency import BenchOptions
 from trtdet.pipeline import BuildOptions, CalibrationOptions, KeepOptions, build
 from trtdet.performance.layers import ProfileOptions
-from trtdet.pipeline.verdict import weigh
+from trtdet.pipeline.assembly import Job
+from trtdet.pipeline.verdict import Measuring, weigh
 
 model, images, val, annotations, place, backend = map(Path, sys.argv[1:])
 config = trtdet.load_config("shapes")
 keep = KeepOptions(images=val, annotations=annotations)
 calibration = CalibrationOptions(images=images, num_images=6)
-options = BuildOptions(calibration=calibration, correct=(), backend=str(backend), keep=keep, silu="keep")
+options = BuildOptions(calibration=calibration, correct=(), backend=str(backend), keep=keep, silu="keep", measure=False)
 bundle = build(model, config, place, options).bundle
 timing = BenchOptions(seconds=0.05, warm_up=0, min_runs=20)
-found = weigh(model, config, bundle, options, timing, ProfileOptions(runs=10, warm_up=1))
+found = weigh(Job(model, config, place, options), bundle, Measuring(timing, ProfileOptions(runs=10, warm_up=1)))
 print(json.dumps({**found.as_dict(), "words": str(found)}))
 """
 

@@ -19,7 +19,6 @@ import onnx
 from numpy.typing import NDArray
 
 from trtdet.backends import (
-    BuildRequest,
     EngineFacts,
     EngineOptions,
     OnnxRunner,
@@ -29,6 +28,7 @@ from trtdet.backends import (
     obstacle,
     open_engine,
 )
+from trtdet.backends.requests import Target, compose
 from trtdet.bundle import Bundle
 from trtdet.data import ImageStream, evenly, find_images
 from trtdet.errors import BackendError, ConfigError
@@ -142,17 +142,14 @@ def compare_layers(
     watched = watched_tensors(model)
     exposed = with_outputs(model, watched)
     shape, plan = manifest.input.shape, PrecisionPlan.load(bundle.file("plan.json"))
-    options = EngineOptions(workspace=manifest.command["engine"]["workspace"])
     backend = choose(manifest.backend.name)
-    request = BuildRequest(
-        exposed,
+    target = Target(
         facts.sms if backend.capabilities.sms else (),
-        (shape.min[0], shape.opt[0], shape.max[0]) if shape.min[0] != shape.max[0] else None,
-        quantizable(model, plan).precisions(plan) if precision != "fp32" else {},
+        (shape.min[0], shape.opt[0], shape.max[0]),
         tuple(bundle.file(part.file) for part in manifest.backend.plugins),
-        precision,
-        options=options,
+        EngineOptions(workspace=manifest.command["engine"]["workspace"]),
     )
+    request = compose(exposed, precision, quantizable(model, plan).precisions(plan), target)
     built = backend.build(request, progress)
     stream = ImageStream(evenly(find_images(images), count), manifest.input.preprocess, batch_size=1)
     with open_engine(built.engine, facts) as runner:

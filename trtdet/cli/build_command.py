@@ -53,6 +53,7 @@ def _options(parser: ArgumentParser) -> None:
         metavar="MIN:OPT:MAX",
         help="batch sizes of a model that leaves it open; a single number fixes it (default: 1)",
     )
+    parser.add_argument("--force", action="store_true", help="replace a bundle of another model in the place of -o")
     parser.add_argument(
         "--no-measure", action="store_true", help="do not measure, after an INT8 build, what INT8 cost and brought"
     )
@@ -157,7 +158,6 @@ def _keep(text: str) -> int | Path | tuple[str, ...]:
 
 def _run(options: Namespace, console: Console) -> dict[str, Any]:
     from trtdet.pipeline import build
-    from trtdet.pipeline.verdict import weigh
 
     config, asked = config_of(options), _build_options(options)
     result = build(options.model, config, options.output, asked, console.progress)
@@ -169,9 +169,7 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
     if result.trade_off is not None:
         console.say(result.trade_off.table())
         console.say(f"{result.trade_off.evaluations} scores; FP32 mAP {100 * result.trade_off.reference:.2f}")
-    worth = None
-    if options.precision == "int8" and not options.no_measure and not result.up_to_date:
-        worth = weigh(options.model, config, result.bundle, asked, progress=console.progress)
+    worth = result.worth
     if worth is not None:
         console.say(worth)
     console.say(_summary(result.bundle, options, result.up_to_date))
@@ -218,6 +216,8 @@ def _build_options(options: Namespace) -> BuildOptions:
             None if options.tactic_sources is None else tuple(options.tactic_sources),
         ),
         timing_cache=options.timing_cache,
+        measure=not options.no_measure,
+        force=options.force,
     )
 
 

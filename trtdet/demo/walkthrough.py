@@ -118,11 +118,17 @@ def run_demo(folder: Path, progress: Progress = silent) -> Demo:
     rows: list[Row] = []
     backend = ""
     calibrated = CalibrationOptions(images=calibration.images)
-    variants = {"FP32": (bundles / "fp32", BuildOptions("fp32")), "INT8": (main, BuildOptions(calibration=calibrated))}
+    variants = {
+        "FP32": (bundles / "fp32", BuildOptions("fp32")),
+        "INT8": (main, BuildOptions(calibration=calibrated, measure=False)),
+    }
     for rule in RULES:
         # The images are run once; every further rule starts from the same histograms.
         alone = CalibrationOptions(rule, images=calibration.images, histograms=main / HISTOGRAMS)
-        variants[f"INT8 {rule} alone"] = (bundles / f"int8-{rule}", BuildOptions(calibration=alone, correct=()))
+        variants[f"INT8 {rule} alone"] = (
+            bundles / f"int8-{rule}",
+            BuildOptions(calibration=alone, correct=(), measure=False),
+        )
     for variant, (place, options) in variants.items():
         bundle = build(SHAPES_MODEL, config, place, options, progress).bundle
         manifest = bundle.manifest

@@ -101,14 +101,31 @@ class TradeOff:
         return "\n".join(lines)
 
 
+def check_count(count: int, convolutions: int) -> None:
+    """Refuses a number of convolutions that the model does not have in INT8."""
+    if not 0 <= count <= convolutions:
+        raise ConfigError(f"--keep-fp16 {count}: the model has {convolutions} convolutions in INT8 to keep")
+
+
+def check_share(share: float) -> None:
+    """Refuses a share of the multiply-adds that is none."""
+    if not 0 <= share <= 1:
+        raise ConfigError(f"--fp16-budget must be a share of the multiply-adds, 0 to 1, got {share:g}")
+
+
+def check_bound(bound: float) -> None:
+    """Refuses a bound on the loss that nothing can keep."""
+    if not bound >= 0:
+        raise ConfigError(f"--max-map-drop must be at least 0 mAP points, got {bound:g}")
+
+
 def most_sensitive(ranking: Sensitivity, count: int) -> tuple[str, ...]:
     """The first ``count`` convolutions.
 
     Raises:
         ConfigError: there are not so many.
     """
-    if not 0 <= count <= len(ranking.layers):
-        raise ConfigError(f"--keep-fp16 {count}: the model has {len(ranking.layers)} convolutions in INT8 to keep")
+    check_count(count, len(ranking.layers))
     return tuple(layer.name for layer in ranking.layers[:count])
 
 
@@ -124,8 +141,7 @@ def within_budget(ranking: Sensitivity, share: float) -> tuple[str, ...]:
     Raises:
         ConfigError: the share is out of range.
     """
-    if not 0 <= share <= 1:
-        raise ConfigError(f"--fp16-budget must be a share of the multiply-adds, 0 to 1, got {share:g}")
+    check_share(share)
     left = share * ranking.macs
     chosen = []
     useful = [layer for layer in ranking.layers if layer.score > 0]
@@ -197,8 +213,7 @@ def smallest(
     Raises:
         ConfigError: a bound below 0, or no set keeps it, not even all convolutions.
     """
-    if bound < 0:
-        raise ConfigError(f"--max-map-drop must be at least 0 mAP points, got {bound:g}")
+    check_bound(bound)
     none = Candidate("none", (), 0.0, measure(()))
     loss = -100 * none.score.difference
     if loss <= bound:

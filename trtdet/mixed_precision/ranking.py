@@ -40,7 +40,7 @@ from trtdet.files import cluster, write_atomically
 from trtdet.files.journal import Rows
 from trtdet.passes import Decoded
 from trtdet.progress import Progress, silent
-from trtdet.quantization import Corrections, HeadError, QdqPlacement, Switch
+from trtdet.quantization import Corrections, HeadError, PrecisionPlan, QdqPlacement, Switch
 
 DEPTHWISE = "depthwise"
 """The group of all depthwise convolutions: padded to whole vectors, they are often no faster in INT8 than in FP16."""
@@ -207,6 +207,12 @@ class Sensitivity:
         return found
 
 
+def check_rankable(plan: PrecisionPlan) -> None:
+    """Refuses a model without INT8 convolutions."""
+    if not plan.names("int8"):
+        raise ConfigError("no convolution of the model runs in INT8, so there is nothing to rank")
+
+
 def rank(
     subject: Subject,
     method: Method = Method(),
@@ -227,9 +233,8 @@ def rank(
         ConfigError: there is nothing to rank, or ``rows`` is of something else.
         BackendError: Ray is asked for and missing.
     """
+    check_rankable(subject.placement.plan)
     names = subject.placement.plan.names("int8")
-    if not names:
-        raise ConfigError("no convolution of the model runs in INT8, so there is nothing to rank")
     if not subject.images:
         raise ConfigError("a ranking needs images: a folder or a list of file names with --images")
     macs = multiply_adds(subject.model)

@@ -1,4 +1,4 @@
-"""Was INT8 worth it? What it cost in mAP and brought in latency, against the same model without it."""
+"""Was INT8 worth it? What it cost in mAP and gained in latency, against the same model without it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from trtdet.evaluation.comparison import Comparison, compare
 from trtdet.evaluation.scoring import Evaluation, evaluate
 from trtdet.performance.latency import BenchOptions, Ratio, bench
 from trtdet.performance.layers import Difference, ProfileOptions, profile, slower
-from trtdet.pipeline import BuildOptions, CalibrationOptions, KeepOptions, build, timing_cache_of
+from trtdet.pipeline.assembly import Job, assemble, timing_cache_of
+from trtdet.pipeline.options import BuildOptions, CalibrationOptions, KeepOptions
 from trtdet.progress import Progress, silent
 from trtdet.runtime.detector import Detector
 
@@ -25,7 +26,7 @@ WORTH = "worth.json"
 """The file of a bundle that keeps the answer."""
 
 _NAMED = 8
-"""So many convolutions are named in the sentence; the file has all."""
+"""How many convolutions the sentence names; the file has all."""
 
 
 @dataclass(frozen=True)
@@ -51,18 +52,17 @@ class Worth:
     slower: tuple[Difference, ...] = ()
 
     def __str__(self) -> str:
-        """One sentence, and one more where something should be moved."""
+        """One sentence, and a second where convolutions should be moved."""
         accuracy = "mAP not measured (give --val-images and --annotations)"
         if self.comparison is not None:
-            difference, low, high = (
-                100 * one for one in (self.comparison.difference, self.comparison.low, self.comparison.high)
-            )
+            found = self.comparison
+            difference, low, high = (100 * share for share in (found.difference, found.low, found.high))
             accuracy = f"mAP {difference:+.2f} ({low:+.2f} .. {high:+.2f})"
         other = self.against.upper()
         time = f"latency not measured, as {self.unmeasured}"
         if self.latency is not None:
-            one = self.latency
-            time = f"latency {one.value:.2f}x of {other} ({one.low:.2f} .. {one.high:.2f}) at batch {self.batch}"
+            ratio = self.latency
+            time = f"latency {ratio.value:.2f}x of {other} ({ratio.low:.2f} .. {ratio.high:.2f}) at batch {self.batch}"
         said = f"INT8 against {other}: {accuracy}, {time}; on {self.run_info}"
         if self.latency is not None and self.latency.low > 1:
             said += f". INT8 is slower than {other} here"
@@ -71,10 +71,10 @@ class Worth:
     @property
     def advice(self) -> str:
         """Which convolutions to move, and how; empty where none is slower."""
-        names = [name for one in self.slower for name in one.convs]
+        names = [name for layer in self.slower for name in layer.convs]
         if not names:
             return ""
-        gain = sum(one.gain_ms for one in self.slower)
+        gain = sum(layer.gain_ms for layer in self.slower)
         listed = ",".join(names[:_NAMED])
         rest = f" and {len(names) - _NAMED} more, see {WORTH}" if len(names) > _NAMED else ""
         return f"Slower in INT8, by {gain:.3f} ms in all: --keep-fp16 {listed}{rest}"
@@ -87,27 +87,24 @@ class Worth:
         return {**plain, "comparison": self.comparison.as_dict() if self.comparison is not None else None}
 
 
-def weigh(
-    model: Path,
-    config: Config,
-    bundle: Bundle,
-    options: BuildOptions,
-    timing: BenchOptions = BenchOptions(seconds=2.0),
-    profiling: ProfileOptions = ProfileOptions(),
-    progress: Progress = silent,
-) -> Worth | None:
+@dataclass(frozen=True)
+class Measuring:
+    """How two bundles are compared; the batch is the one that the engine was optimised for."""
+
+    timing: BenchOptions = BenchOptions(seconds=2.0)
+    profiling: ProfileOptions = ProfileOptions()
+
+
+def weigh(job: Job, bundle: Bundle, measuring: Measuring = Measuring(), progress: Progress = silent) -> Worth | None:
     """Builds the same model without INT8, runs both, and keeps the answer in the bundle.
 
     Engines are compared with FP16, in one run, by latency, by layer and, where annotated images are given, by mAP.
-    Where none can be run the models are, on the CPU and against FP32: by mAP alone.
+    Where no engine can be run the models are compared, on the CPU and with FP32: by mAP alone.
 
     Args:
-        model: the float ONNX model that the bundle was built from.
-        config: as it was built with.
+        job: the build of the bundle; its ``keep.images`` and ``keep.annotations`` are the annotated images.
         bundle: with INT8.
-        options: as it was built with; ``keep.images`` and ``keep.annotations`` are the annotated images.
-        timing: how the latency is measured; its batches are those that the engine was optimised for.
-        profiling: how the layers are; likewise.
+        measuring: how latency and layers are measured.
         progress: told of every stage.
 
     Returns:
@@ -117,35 +114,40 @@ def weigh(
         TrtdetError: the other bundle cannot be built, or one of both cannot be run.
     """
     # The search for a plan under a bound on mAP has scored the models already.
-    annotated = options.keep.images is not None and options.keep.max_map_drop is None
+    annotated = job.options.keep.images is not None and job.options.keep.max_map_drop is None
     reason = "the bundle has no engine" if bundle.engine is None else obstacle(EngineFacts.of(bundle))
     if reason and (not annotated or bundle.manifest.quantization.mode == "implicit"):
         return None
-    without = _without_int8(options, bundle, bool(reason))
+    without = _without_int8(job.options, bundle, bool(reason))
     with tempfile.TemporaryDirectory(prefix=f".{bundle.path.name}.", dir=bundle.path.parent) as folder:
-        twin = build(model, config, Path(folder) / without.precision, without, progress).bundle
+        twin = assemble(replace(job, output=Path(folder) / without.precision, options=without), progress).bundle
         pair = (bundle.path, twin.path)
-        comparison = _compared(pair, config, options.keep, progress) if annotated else None
+        comparison = _compared(pair, job.config, job.options.keep, progress) if annotated else None
         if reason:
             assert comparison is not None
             found = Worth(without.precision, comparison.reference.run_info, comparison, unmeasured=reason)
         else:
-            batch = bundle.manifest.input.shape.opt[0]
-            timed = bench(pair, options=replace(timing, batches=(batch,)), baseline=twin.path, progress=progress)
-            profiled = profile(
-                bundle.path, options=replace(profiling, batch=batch), against=twin.path, progress=progress
-            )
-            assert profiled.against is not None
-            found = Worth(
-                without.precision,
-                timed.targets[0].run_info,
-                comparison,
-                batch=batch,
-                latency=timed.targets[0].points[0].ratio,
-                slower=tuple(slower(profiled.profile, profiled.against)),
-            )
+            found = replace(_timed(bundle, twin, measuring, progress), comparison=comparison)
     bundle.add(WORTH, (json.dumps(found.as_dict(), indent=1) + "\n").encode())
     return found
+
+
+def _timed(bundle: Bundle, twin: Bundle, measuring: Measuring, progress: Progress) -> Worth:
+    """Both engines side by side, by latency and by layer."""
+    batch = bundle.manifest.input.shape.opt[0]
+    timing = replace(measuring.timing, batches=(batch,))
+    timed = bench((bundle.path, twin.path), options=timing, baseline=twin.path, progress=progress)
+    profiling = replace(measuring.profiling, batch=batch)
+    profiled = profile(bundle.path, options=profiling, against=twin.path, progress=progress)
+    assert profiled.against is not None
+    return Worth(
+        twin.manifest.command["precision"],
+        timed.targets[0].run_info,
+        None,
+        batch=batch,
+        latency=timed.targets[0].points[0].ratio,
+        slower=tuple(slower(profiled.profile, profiled.against)),
+    )
 
 
 def _without_int8(options: BuildOptions, bundle: Bundle, on_cpu: bool) -> BuildOptions:

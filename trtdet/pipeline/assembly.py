@@ -1,0 +1,219 @@
+"""The row of stages, run: from a float model to a bundle. A stage whose result is there already is skipped."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from trtdet import __version__
+from trtdet.audit import Audit
+from trtdet.backends import Backend, Capabilities, choose
+from trtdet.bundle import Bundle, BundleWriter, PluginPart
+from trtdet.calibration import Collection
+from trtdet.config import Config
+from trtdet.data import CocoDataset, content_hash, find_images
+from trtdet.files import sha256_file
+from trtdet.mixed_precision.planning import TradeOff
+from trtdet.pipeline.fingerprint import Stage, stage_keys
+from trtdet.pipeline.options import BuildOptions, KeepOptions
+from trtdet.pipeline.stages.bundles import Origin, model_bytes, plugin_parts, written
+from trtdet.pipeline.stages.calibrating import Selection, calibrated, select_images
+from trtdet.pipeline.stages.correcting import Prepared, prepared
+from trtdet.pipeline.stages.engines import built_engine, target_of, warn_of
+from trtdet.pipeline.stages.networks import (
+    Network,
+    cached_network,
+    explicit_network,
+    float_network,
+    implicit_network,
+)
+from trtdet.pipeline.stages.planning import choose_plan, ranking
+from trtdet.pipeline.stages.rewriting import Graph, build_graph
+from trtdet.pipeline.validation import annotated_images, check_build, check_placement, previous_bundle
+from trtdet.progress import Progress, silent
+from trtdet.quantization import PrecisionPlan
+
+
+@dataclass(frozen=True)
+class Job:
+    """One build: a float ONNX model, its configuration, the bundle's folder, and how it is built."""
+
+    model: Path
+    config: Config
+    output: Path
+    options: BuildOptions
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """A finished bundle.
+
+    Attributes:
+        bundle: the bundle.
+        audit: of its engine; None where no layers were listed, or the bundle was there already.
+        up_to_date: it was there already.
+        trade_off: what was tried for ``max_map_drop``.
+    """
+
+    bundle: Bundle
+    audit: Audit | None = None
+    up_to_date: bool = False
+    trade_off: TradeOff | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Validated:
+    """A build of which everything is known that needs no image to be decoded.
+
+    Attributes:
+        job: what is built.
+        backend: builds the engine.
+        graph: the rewritten model.
+        plugins: the plugin libraries.
+        selected: the calibration images.
+        dataset: annotated images, for a bound on the loss.
+        previous: the bundle at the output's place, which may lend its histograms and its ranking.
+        keys: the key of every stage.
+    """
+
+    job: Job
+    backend: Backend
+    graph: Graph
+    plugins: tuple[PluginPart, ...]
+    selected: Selection
+    dataset: CocoDataset | None
+    previous: Bundle | None
+    keys: Mapping[Stage, str]
+
+    @property
+    def key(self) -> str:
+        """The key of the last stage, which is the bundle's content hash."""
+        return self.keys[Stage.ENGINE]
+
+
+def assemble(job: Job, progress: Progress = silent) -> Assembled:
+    """Runs the stages of a build, unless the bundle is up to date.
+
+    Raises:
+        TrtdetError: of the kind that says where it went wrong; the previous content of the output is untouched.
+    """
+    known = validated(job, progress)
+    previous = known.previous
+    if previous is not None and previous.manifest.content_hash == known.key:
+        return Assembled(previous, up_to_date=True)
+    caps = known.backend.capabilities
+    # Opened before the work is done: a place that cannot be written is found out now, not after it.
+    with BundleWriter(job.output) as writer:
+        network = _network(known, caps, progress)
+        timings = job.options.timing_cache or timing_cache_of(job.output)
+        engine = built_engine(network, known.backend, target_of(job.options), timings, progress)
+        warn_of(engine, caps)
+        origin = Origin(job.model, known.graph, job.options, caps, known.plugins, known.key)
+        bundle = written(writer, engine, origin)
+    return Assembled(bundle, engine.audit, False, network.planned.trade_off if network.planned is not None else None)
+
+
+def validated(job: Job, progress: Progress = silent) -> Validated:
+    """Checks everything about a build that needs no image to be decoded, and rewrites its model.
+
+    Raises:
+        TrtdetError: of the kind that says what is wrong; nothing has been written.
+    """
+    options = job.options
+    backend = choose(options.backend)
+    caps = backend.capabilities
+    check_build(options, caps)
+    plugins = plugin_parts(options.plugins, caps, options.engine.embed_plugins)
+    progress("rewriting the graph", 0, 1)
+    graph = build_graph(job.model, job.config, options, backend)
+    int8 = options.precision == "int8" and options.cache is None
+    if int8:
+        check_placement(options.keep, graph.placement)
+    dataset = annotated_images(options.keep.images, options.keep.annotations, graph.config)
+    previous = previous_bundle(job.output, job.model, options.force)
+    selected = select_images(options.calibration) if int8 else Selection()
+    facts = _facts(graph, options, caps, selected, plugins)
+    keys = stage_keys(options, facts, options.precision == "int8")
+    return Validated(job, backend, graph, plugins, selected, dataset, previous, keys)
+
+
+def timing_cache_of(bundle: Path) -> Path:
+    """The default file of measured kernel times: beside the bundle."""
+    return bundle.with_name(f"{bundle.name}.timing-cache")
+
+
+def _network(known: Validated, caps: Capabilities, progress: Progress) -> Network:
+    """Calibration, corrections, plan and network, as far as the options ask for them."""
+    graph, options = known.graph, known.job.options
+    if options.cache is not None:
+        return cached_network(graph, options.cache, caps)
+    if options.precision != "int8":
+        return float_network(graph, options.precision)
+    ready = _prepared(known, progress)
+
+    planned = choose_plan(
+        ready,
+        options.keep,
+        lambda: ranking(ready, options.keep, known.previous, progress),
+        known.dataset,
+        progress,
+    )
+    if options.implicit:
+        return implicit_network(ready, planned, options, caps)
+    return explicit_network(ready, planned, caps)
+
+
+def _prepared(known: Validated, progress: Progress) -> Prepared:
+    options = known.job.options
+    ranged = calibrated(
+        known.graph,
+        options.calibration,
+        known.selected,
+        implicit=options.implicit,
+        previous=known.previous,
+        progress=progress,
+    )
+    return prepared(ranged, options.calibration, () if options.implicit else options.correct, progress)
+
+
+def _facts(
+    graph: Graph,
+    options: BuildOptions,
+    caps: Capabilities,
+    selected: Selection,
+    plugins: tuple[PluginPart, ...],
+) -> dict[str, Any]:
+    """What the options resolve to, by the names that their metadata gives, and what stands for no option."""
+    keep, histograms = options.keep, options.calibration.histograms
+    return {
+        "trtdet": __version__,
+        "config": graph.config.model_dump(mode="json"),
+        "model": hashlib.sha256(model_bytes(graph.model)).hexdigest(),
+        "nms": [graph.nms_mode, graph.passes.keep_own],
+        "backend": [caps.name, caps.version],
+        "images": selected.sha256,
+        # Images say it all; without them the given collection does.
+        "histograms": Collection.load(histograms).key if histograms is not None and not selected.paths else None,
+        "cache": sha256_file(options.cache) if options.cache is not None else None,
+        "kept": _kept(keep),
+        "annotated": _annotated(keep),
+        "ranked_images": keep.num_images if keep.ranked else None,
+        "plugins": [part.sha256 for part in plugins],
+    }
+
+
+def _kept(keep: KeepOptions) -> Any:
+    if isinstance(keep.keep, Path):
+        return ["plan", json.dumps(asdict(PrecisionPlan.load(keep.keep)), sort_keys=True)]
+    return keep.keep
+
+
+def _annotated(keep: KeepOptions) -> Any:
+    """The plan depends on annotated images where it is found by their score."""
+    if keep.max_map_drop is None or keep.images is None or keep.annotations is None:
+        return None
+    return [sha256_file(keep.annotations), content_hash(find_images(keep.images))]

@@ -1,0 +1,127 @@
+"""The verbs: calibrate a model, rank its convolutions, build its bundle. The command line and Python call the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from trtdet.audit import Audit
+from trtdet.bundle import Bundle
+from trtdet.config import Config
+from trtdet.errors import ConfigError
+from trtdet.mixed_precision.planning import TradeOff
+from trtdet.mixed_precision.ranking import Method, Sensitivity, check_rankable, rank
+from trtdet.pipeline.assembly import Job, assemble
+from trtdet.pipeline.options import BuildOptions, CalibrationOptions, SensitivityOptions
+from trtdet.pipeline.stages.calibrating import Calibrated, calibrated, select_images
+from trtdet.pipeline.stages.correcting import prepared
+from trtdet.pipeline.stages.rewriting import host_graph
+from trtdet.pipeline.validation import annotated_images, check_calibration, check_sensitivity
+from trtdet.pipeline.verdict import WORTH, Worth, weigh
+from trtdet.progress import Progress, silent
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """A finished bundle.
+
+    Attributes:
+        bundle: the bundle.
+        audit: of its engine; None where no layers were listed, or the bundle was there already.
+        up_to_date: it was there already.
+        trade_off: what was tried for ``max_map_drop``.
+        worth: what INT8 cost and gained; None where it was not measured.
+    """
+
+    bundle: Bundle
+    audit: Audit | None
+    up_to_date: bool
+    trade_off: TradeOff | None = None
+    worth: Worth | None = None
+
+
+def build(
+    model: Path,
+    config: Config,
+    output: Path,
+    options: BuildOptions = BuildOptions(),
+    progress: Progress = silent,
+) -> BuildResult:
+    """Builds a bundle from a float ONNX model, and measures what INT8 cost and gained.
+
+    A bundle at ``output`` that was made from the same model, configuration, images and options is kept as it is; a
+    bundle that differs only in what comes after the histograms lends them.
+
+    Args:
+        model: float ONNX model.
+        config: its configuration, NMS thresholds included.
+        output: the bundle's folder.
+        options: precision, calibration, backend.
+        progress: told of every image and every stage.
+
+    Raises:
+        TrtdetError: of the kind that says where it went wrong; the previous content of ``output`` is untouched.
+    """
+    job = Job(model, config, output, options)
+    done = assemble(job, progress)
+    worth = None
+    answered = done.up_to_date and WORTH in done.bundle.manifest.files
+    if options.precision == "int8" and options.measure and not answered:
+        worth = weigh(job, done.bundle, progress=progress)
+    return BuildResult(done.bundle, done.audit, done.up_to_date, done.trade_off, worth)
+
+
+def calibrate(
+    model: Path,
+    config: Config,
+    options: CalibrationOptions,
+    progress: Progress = silent,
+    quantization: Literal["explicit", "implicit"] = "explicit",
+) -> Calibrated:
+    """Runs calibration images through a model and chooses the range of every activation that INT8 needs.
+
+    Args:
+        model: float ONNX model.
+        config: its configuration.
+        options: images and rule.
+        progress: told of every image.
+        quantization: ``explicit`` for what Q/DQ nodes read; ``implicit`` for every tensor that TensorRT may run in
+            INT8 by itself, about four times as many.
+
+    Raises:
+        ModelError, DataError, CalibrationError, ConfigError: see the messages; nothing has been written.
+    """
+    if options.images is None and options.histograms is None:
+        raise ConfigError("calibration needs images: a folder or a list of file names with --images")
+    check_calibration(options, ())
+    graph = host_graph(model, config)
+    ranged = calibrated(graph, options, select_images(options), implicit=quantization == "implicit", progress=progress)
+    return replace(ranged, ranges=prepared(ranged, options, (), progress).ranges)
+
+
+def sensitivity(
+    model: Path, config: Config, options: SensitivityOptions, rows: Path | None = None, progress: Progress = silent
+) -> Sensitivity:
+    """Ranks the convolutions of a model by what INT8 costs at each.
+
+    Args:
+        model: float ONNX model.
+        config: its configuration.
+        options: calibration, corrections and method.
+        rows: a file that every finished row is appended to; an existing file is resumed.
+        progress: told of every image and row.
+
+    Raises:
+        ModelError, DataError, CalibrationError, ConfigError, BackendError: see the messages.
+    """
+    check_sensitivity(options)
+    graph = host_graph(model, config)
+    check_rankable(graph.placement.plan)
+    dataset = annotated_images(options.images, options.annotations, config)
+    if dataset is not None:
+        dataset = dataset.first(options.num_images)
+    ranged = calibrated(graph, options.calibration, select_images(options.calibration), progress=progress)
+    ready = prepared(ranged, options.calibration, options.correct, progress)
+    method = Method(options.method, options.base, dataset, config.nms)
+    return rank(ready.subject(options.num_images, dataset), method, rows, options.ray, progress)

@@ -1,0 +1,140 @@
+"""The axes of a sweep, and the names and the key of its rows."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from trtdet.config import Config, NmsConfig, SiluForm
+from trtdet.data import CocoDataset, content_hash
+from trtdet.files import sha256_file
+from trtdet.pipeline.options import CalibrationOptions
+from trtdet.pipeline.stages.calibrating import Selection
+from trtdet.pipeline.stages.rewriting import FORMS
+from trtdet.quantization import CORRECTIONS, Precision
+from trtdet.runtime.detector import On
+
+Keep = int | Literal["depthwise"]
+
+
+@dataclass(frozen=True)
+class SweepOptions:
+    """The axes of the matrix, and what all of it shares.
+
+    Attributes:
+        calibration: the images; its rule is the first of ``rules``.
+        rules: calibration rules.
+        corrections: sets of corrections, the empty one for the textbook form.
+        keeps: how many of the most sensitive convolutions stay in FP16, or ``depthwise``.
+        suppressions: thresholds.
+        images: annotated images that are scored.
+        annotations: their COCO file.
+        backend: builds the engines; see :class:`trtdet.BuildOptions`.
+        sms: compute capabilities to build for.
+        ray: None, ``local`` or the address of a Ray cluster.
+        silus: what SiLU is written as in the INT8 models, see :class:`trtdet.BuildOptions`.
+        plugins: libraries with the plugins.
+        on: what is run and scored, see :meth:`trtdet.runtime.detector.Detector.open`.
+    """
+
+    calibration: CalibrationOptions
+    images: Path
+    annotations: Path
+    rules: tuple[str, ...] = ("percentile",)
+    corrections: tuple[tuple[str, ...], ...] = (CORRECTIONS,)
+    keeps: tuple[Keep, ...] = (0,)
+    suppressions: tuple[NmsConfig, ...] = ()
+    backend: str = "auto"
+    sms: tuple[int, ...] = ()
+    ray: str | None = None
+    silus: tuple[str, ...] = ("auto",)
+    plugins: tuple[Path, ...] = ()
+    on: On = "auto"
+
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Row(TypedDict):
+    """One variant, as ``rows.jsonl`` and ``sweep.json`` hold it; mAP as fractions, 0..1."""
+
+    variant: str
+    precision: str
+    silu: str
+    calibration: str | None
+    corrections: list[str] | None
+    nms: NmsConfig
+    map: Finite
+    map50: Finite
+    difference: Finite
+    low: Finite | None
+    high: Finite | None
+    kept: int | str | None
+    kept_names: list[str]
+    int8: int
+    fp16: int
+    fp32: int
+    build_seconds: Finite | None
+    engine_mb: Finite | None
+    latency_ms: Finite | None
+
+
+@dataclass(frozen=True)
+class Group:
+    """Variants that share ranges, corrections and ranking; the float model by itself, in each precision."""
+
+    rule: str | None = None
+    corrections: tuple[str, ...] = ()
+    silu: SiluForm = "keep"
+    precision: Precision = "int8"
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """One sweep: a model, its configuration, the folder of the results, the axes, and the images that were chosen."""
+
+    model: Path
+    config: Config
+    folder: Path
+    options: SweepOptions
+    selected: Selection
+    dataset: CocoDataset
+
+    def groups(self) -> list[Group]:
+        axes = itertools.product(FORMS, self.options.rules, self.options.corrections)
+        quantized = (Group(rule, corrections, silu) for silu, rule, corrections in axes if silu in self.options.silus)
+        precisions: tuple[Precision, ...] = ("fp32", "fp16") if self.options.on == "engine" else ("fp32",)
+        return [*(Group(precision=precision) for precision in precisions), *quantized]
+
+    def keeps(self, group: Group) -> tuple[Keep | None, ...]:
+        return (None,) if group.rule is None else self.options.keeps
+
+    def name(self, group: Group, keep: Keep | None, nms: NmsConfig) -> str:
+        settings = [nms.model_dump(mode="json"), self.options.backend, self.options.sms, self.options.on]
+        if group.rule is None:
+            return json.dumps([group.precision, *settings])
+        libraries = [sha256_file(path) for path in self.options.plugins] if group.silu == "plugin" else []
+        calibration = [group.rule, self.options.calibration.percentile, group.corrections, keep]
+        return json.dumps([*calibration, group.silu, *libraries, *settings])
+
+    def names(self, group: Group) -> list[str]:
+        return [self.name(group, keep, nms) for keep in self.keeps(group) for nms in self.options.suppressions]
+
+    def key(self) -> str:
+        """What all rows share."""
+        facts = {
+            "config": self.config.with_nms().model_dump(mode="json", exclude={"nms"}),
+            "images": self.selected.sha256,
+            "annotations": sha256_file(self.dataset.annotations),
+            "validation": content_hash([image.path for image in self.dataset.images]),
+        }
+        digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+        digest.update(self.model.read_bytes())
+        return digest.hexdigest()

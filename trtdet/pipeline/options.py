@@ -1,0 +1,149 @@
+"""What can be asked for, as frozen values. Each field says how it enters the fingerprint of a bundle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from trtdet.backends import EngineOptions
+from trtdet.config import NmsMode, SiluForm
+from trtdet.pipeline.fingerprint import Stage, enters, stays_out
+from trtdet.quantization import CORRECTIONS, Precision
+
+AUTO = "auto"
+"""The rule that takes, tensor by tensor, the threshold of least error on held-back images."""
+
+RANKED_IMAGES = 32
+DEFAULT_IMAGES = 128
+
+
+@dataclass(frozen=True)
+class CalibrationOptions:
+    """Where the ranges come from.
+
+    Attributes:
+        rule: ``minmax``, ``entropy``, ``percentile``, ``mse``, or ``auto`` for the best of them for each tensor.
+        percentile: in percent, for the rule of that name.
+        images: a folder of images, or a list of file names (``.txt``).
+        root: the folder that a list's names are relative to; None for the list's own folder.
+        num_images: use so many, evenly spaced over the sorted names; None for at most 128.
+        histograms: start from this collection instead of running the images.
+    """
+
+    rule: str = field(default="percentile", metadata=enters(Stage.RANGES, int8_only=True))
+    percentile: float = field(default=99.99, metadata=enters(Stage.RANGES, int8_only=True))
+    images: Path | None = field(default=None, metadata=enters(Stage.RANGES, "images"))
+    root: Path | None = field(default=None, metadata=enters(Stage.RANGES, "images"))
+    num_images: int | None = field(default=None, metadata=enters(Stage.RANGES, "images"))
+    histograms: Path | None = field(default=None, metadata=enters(Stage.RANGES, "histograms"))
+
+
+@dataclass(frozen=True)
+class KeepOptions:
+    """Which convolutions an INT8 bundle keeps in FP16: by one of ``keep``, ``budget`` and ``max_map_drop``, or none.
+
+    Attributes:
+        keep: a number takes the most sensitive ones; a path an edited ``plan.json``; names are taken as they are,
+            ``depthwise`` standing for all depthwise convolutions.
+        budget: the most sensitive ones for this share of the multiply-adds, 0..1.
+        max_map_drop: the smallest set whose measured loss is within so many mAP points (hundredths), at least 0.
+        images: annotated images, for ``max_map_drop`` and for the comparison after the build.
+        annotations: their COCO file.
+        num_images: calibration images that the ranking is measured on, at least 1.
+        ray: None, ``local`` or the address of a Ray cluster to rank on.
+    """
+
+    keep: int | Path | tuple[str, ...] | None = field(default=None, metadata=enters(Stage.PLAN, "kept", int8_only=True))
+    budget: float | None = field(default=None, metadata=enters(Stage.PLAN, int8_only=True))
+    max_map_drop: float | None = field(default=None, metadata=enters(Stage.PLAN, int8_only=True))
+    images: Path | None = field(default=None, metadata=enters(Stage.PLAN, "annotated", int8_only=True))
+    annotations: Path | None = field(default=None, metadata=enters(Stage.PLAN, "annotated", int8_only=True))
+    num_images: int = field(default=RANKED_IMAGES, metadata=enters(Stage.PLAN, "ranked_images", int8_only=True))
+    ray: str | None = field(default=None, metadata=stays_out("where the ranking is computed changes no number"))
+
+    @property
+    def ranked(self) -> bool:
+        """Whether a ranking is needed."""
+        return isinstance(self.keep, int) or self.budget is not None or self.max_map_drop is not None
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """How a bundle is built.
+
+    Attributes:
+        precision: ``int8`` quantises every convolution that can be; ``fp16`` and ``fp32`` build the float model.
+        calibration: used for ``int8``.
+        correct: the corrections that may be used for ``int8``, see :mod:`trtdet.quantization.corrections`; empty for
+            the textbook form.
+        nms: ``native``, ``onnx`` and ``efficient`` put the suppression into the graph, see :mod:`trtdet.passes.nms`;
+            ``host`` leaves it out; ``auto`` leaves a model's own as it is and else takes what the backend does best.
+        backend: ``auto``, ``tensorrt``, ``tensorrt-rtx`` or ``onnxruntime``.
+        sms: compute capabilities to build for, such as 86; empty for the backend's default.
+        batch: (min, opt, max) for a model with a dynamic batch; None freezes it to 1.
+        keep: what stays in FP16 with ``int8``.
+        silu: what SiLU and HardSwish are written as, see :class:`trtdet.passes.Options`; ``auto`` asks the backend.
+        plugins: libraries with the plugins, for a backend that loads them; they are copied into the bundle.
+        quantization: ``explicit`` writes Q/DQ nodes into the model, for every backend; ``implicit`` leaves a float
+            model and gives TensorRT up to 10 a calibrator.
+        calibrator: for ``implicit``, who chooses the ranges: ``trtdet``, handed over as a calibration cache, or
+            ``tensorrt``, by its own calibrator of the rule's name.
+        cache: for ``implicit``, an existing calibration cache.
+        engine: further settings of the builder.
+        timing_cache: the file that keeps the measured times of the device's kernels; None for a file beside the
+            bundle. It is read and written where engines are timed on the device.
+        measure: after an INT8 build, measure what INT8 cost and gained against the same model without it, and keep the
+            answer in the bundle as ``worth.json``; skipped where nothing can be measured.
+        force: replace a bundle of another model.
+    """
+
+    precision: Precision = field(default="int8", metadata=enters(Stage.RANGES))
+    calibration: CalibrationOptions = CalibrationOptions()
+    correct: tuple[str, ...] = field(default=CORRECTIONS, metadata=enters(Stage.CORRECTIONS, int8_only=True))
+    nms: NmsMode | Literal["auto"] = field(default="auto", metadata=enters(Stage.GRAPH, "nms"))
+    backend: str = field(default="auto", metadata=enters(Stage.GRAPH, "backend"))
+    sms: tuple[int, ...] = field(default=(), metadata=enters(Stage.ENGINE))
+    batch: tuple[int, int, int] | None = field(default=None, metadata=enters(Stage.GRAPH))
+    keep: KeepOptions = KeepOptions()
+    silu: SiluForm | Literal["auto"] = field(default="auto", metadata=enters(Stage.GRAPH))
+    plugins: tuple[Path, ...] = field(default=(), metadata=enters(Stage.ENGINE, "plugins"))
+    quantization: Literal["explicit", "implicit"] = field(
+        default="explicit", metadata=enters(Stage.RANGES, int8_only=True)
+    )
+    calibrator: Literal["trtdet", "tensorrt"] = field(default="trtdet", metadata=enters(Stage.NETWORK, int8_only=True))
+    cache: Path | None = field(default=None, metadata=enters(Stage.RANGES, "cache"))
+    engine: EngineOptions = EngineOptions()
+    timing_cache: Path | None = field(default=None, metadata=stays_out("measured times of kernels, no choice"))
+    measure: bool = field(default=True, metadata=stays_out("done with the finished bundle"))
+    force: bool = field(default=False, metadata=stays_out("says what may be replaced"))
+
+    @property
+    def implicit(self) -> bool:
+        """Whether TensorRT quantises by itself."""
+        return self.quantization == "implicit"
+
+
+@dataclass(frozen=True)
+class SensitivityOptions:
+    """How convolutions are ranked.
+
+    Attributes:
+        calibration: images and rule of the ranges.
+        correct: the corrections, see :class:`BuildOptions`.
+        num_images: images that are measured on: so many of the calibration images, or of the annotated ones.
+        method: ``fast`` or ``reference``, see :mod:`trtdet.mixed_precision.ranking`.
+        base: ``fp32``: each convolution alone in INT8; ``int8``: all but each.
+        images: annotated images, to measure mAP as well.
+        annotations: their COCO file.
+        ray: None, ``local`` or the address of a Ray cluster.
+    """
+
+    calibration: CalibrationOptions = CalibrationOptions()
+    correct: tuple[str, ...] = CORRECTIONS
+    num_images: int = RANKED_IMAGES
+    method: Literal["fast", "reference"] = "fast"
+    base: Literal["fp32", "int8"] = "fp32"
+    images: Path | None = None
+    annotations: Path | None = None
+    ray: str | None = None

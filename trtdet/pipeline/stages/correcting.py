@@ -1,0 +1,135 @@
+"""Third stage: ranges -> corrections that hold on images held back, and all else that the Q/DQ model is made from."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field
+
+import onnx
+
+from trtdet.backends import OnnxRunner
+from trtdet.calibration import RULES, Ranges
+from trtdet.config import Config
+from trtdet.data import CocoDataset, content_hash, evenly
+from trtdet.errors import ConfigError, ModelError, TrtdetWarning
+from trtdet.mixed_precision.ranking import Subject
+from trtdet.passes import decoded
+from trtdet.pipeline.options import AUTO, CalibrationOptions
+from trtdet.pipeline.stages.calibrating import Calibrated
+from trtdet.pipeline.stages.rewriting import Graph
+from trtdet.progress import Progress, silent
+from trtdet.quantization import (
+    Corrections,
+    PrecisionPlan,
+    QdqPlacement,
+    Requantized,
+    Sources,
+    correct,
+    insert_qdq,
+    lint,
+    requantize,
+    to_half,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A model with all that INT8 needs to be known of it, before it is decided what each convolution runs in.
+
+    Attributes:
+        calibrated: the model, the histograms, and the ranges of the rule that was named.
+        ranges: the ranges that are written; with ``auto`` the best of each tensor.
+        corrections: the corrections that were kept.
+        plan: the placement's, with the corrections of each convolution.
+        summary: one sentence for each kind of correction.
+        reached: largest magnitudes of tensors that no histogram has, filled as they are measured.
+    """
+
+    calibrated: Calibrated
+    ranges: Ranges
+    corrections: Corrections
+    plan: PrecisionPlan
+    summary: tuple[str, ...] = ()
+    reached: dict[str, float] = field(default_factory=dict, repr=False)
+
+    @property
+    def graph(self) -> Graph:
+        """The rewritten float model with its placement."""
+        return self.calibrated.graph
+
+    @property
+    def model(self) -> onnx.ModelProto:
+        """The rewritten float model."""
+        return self.graph.model
+
+    @property
+    def config(self) -> Config:
+        """The model's configuration."""
+        return self.graph.config
+
+    @property
+    def placement(self) -> QdqPlacement:
+        """Where Q/DQ pairs go."""
+        return self.graph.placement
+
+    def explicit(self, plan: PrecisionPlan) -> Requantized:
+        """The Q/DQ model of a plan, checked for everything that would make INT8 run in float.
+
+        Raises:
+            ConfigError: the plan does not fit the model.
+            ModelError: INT8 would be lost.
+        """
+        explicit = insert_qdq(self.model, self.placement.following(plan), self.ranges, self.corrections)
+        made = requantize(to_half(explicit, plan.names("fp16")), self.ranges.inputs)
+        problems = lint(made.model)
+        if problems:
+            raise ModelError(f"the INT8 graph would lose INT8 in {len(problems)} places, the first: {problems[0]}")
+        return made
+
+    def subject(self, count: int, dataset: CocoDataset | None = None) -> Subject:
+        """What is ranked, on so many of the calibration images or on annotated images."""
+        if count < 1:
+            raise ConfigError(f"a ranking needs at least 1 image, got {count}")
+        paths = self.calibrated.paths if dataset is None else tuple(image.path for image in dataset.images)
+        if dataset is None:
+            paths = evenly(paths, count)
+        return Subject(
+            self.model,
+            self.placement,
+            self.ranges,
+            self.corrections,
+            decoded(self.graph.nms_mode, self.config),
+            paths,
+            content_hash(paths),
+            self.config.input,
+        )
+
+
+def prepared(
+    calibrated: Calibrated, options: CalibrationOptions, names: tuple[str, ...], progress: Progress = silent
+) -> Prepared:
+    """Works out the corrections; with the rule ``auto`` the rules are among what is compared.
+
+    Args:
+        calibrated: model and histograms.
+        options: rule and percentile.
+        names: the corrections that may be used; empty for the textbook form.
+        progress: told of every image.
+
+    Raises:
+        ConfigError: an unknown correction, or fewer than two images.
+    """
+    graph = calibrated.graph
+    if not names and options.rule != AUTO:
+        return Prepared(calibrated, calibrated.ranges, Corrections(), graph.placement.plan)
+    candidates = {calibrated.ranges.rule: calibrated.ranges}
+    if options.rule == AUTO:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", TrtdetWarning)  # given when the first rule was applied
+            for rule in RULES:
+                if rule not in candidates:
+                    candidates[rule] = Ranges.choose(calibrated.collection, rule, options.percentile)
+    head = decoded(graph.nms_mode, graph.config)
+    sources = Sources(calibrated.paths, graph.config.input, OnnxRunner, head, progress)
+    done = correct(graph.model, graph.placement, candidates, names, sources)
+    return Prepared(calibrated, done.ranges, done.corrections, done.plan, done.summary)

@@ -1,0 +1,76 @@
+"""Sixth stage: the network -> an engine, and what its layers run in."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtdet.audit import Audit, audit, layers_of
+from trtdet.backends import Backend, Built, Capabilities, build_remembering
+from trtdet.backends.requests import Target, compose
+from trtdet.errors import TrtdetWarning
+from trtdet.pipeline.options import BuildOptions
+from trtdet.pipeline.stages.networks import Network
+from trtdet.progress import Progress, silent
+
+
+@dataclass(frozen=True, eq=False)
+class Engine:
+    """A built network.
+
+    Attributes:
+        network: what was built.
+        built: what the builder gave.
+        audit: what its layers run in; None where no layers were listed.
+    """
+
+    network: Network
+    built: Built
+    audit: Audit | None
+
+
+def target_of(options: BuildOptions) -> Target:
+    """What the options ask the engine to be built for."""
+    return Target(options.sms, options.batch, options.plugins, options.engine)
+
+
+def built_engine(
+    network: Network, backend: Backend, target: Target, timings: Path, progress: Progress = silent
+) -> Engine:
+    """Builds a network and audits what came out.
+
+    Args:
+        network: to build.
+        backend: builds it.
+        target: what the engine is for.
+        timings: the file of measured kernel times, which may be missing.
+        progress: told of the builder's phases.
+
+    Raises:
+        BackendError: the backend refused the network or the target.
+    """
+    caps = backend.capabilities
+    progress(f"building the engine with {caps.name} {caps.version}", 0, 1)
+    request = compose(network.model, network.precision, network.precisions, target, network.implicit)
+    built = build_remembering(backend, request, timings, progress)
+    return Engine(network, built, _audited(network, built, caps))
+
+
+def _audited(network: Network, built: Built, caps: Capabilities) -> Audit | None:
+    if not caps.lists_layers or (caps.has_inspector and not built.layers):
+        return None
+    return audit(layers_of(built), network.plan, network.model, silu=caps.silu)
+
+
+def warn_of(engine: Engine, caps: Capabilities) -> None:
+    """Warns of what the audit found, or that there was nothing to audit."""
+    if engine.audit is not None:
+        for warning in engine.audit.warnings:
+            warnings.warn(warning, TrtdetWarning, stacklevel=3)
+    elif caps.lists_layers:
+        warnings.warn(
+            f"{caps.name} {caps.version} built the engine and its inspector gave nothing: it is not audited",
+            TrtdetWarning,
+            stacklevel=3,
+        )

@@ -1,0 +1,214 @@
+"""First stage: a float ONNX model -> the graph that every later stage works on, with its Q/DQ placement."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import onnx
+
+from trtdet.backends import Backend, Capabilities
+from trtdet.config import Config, NmsConfig, NmsMode, SiluForm
+from trtdet.errors import BackendError, ModelError, TrtdetWarning
+from trtdet.passes import EmbeddedNms, Options, PassResult, Rewritten, embedded_nms, load_model, rewrite
+from trtdet.passes.plugin_ops import ACTIVATIONS
+from trtdet.pipeline.options import BuildOptions
+from trtdet.quantization import QdqPlacement, Quantizable, place, quantizable
+
+FORMS: tuple[SiluForm, ...] = ("keep", "swish", "plugin")
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """A float model as the passes leave it.
+
+    Attributes:
+        source: the model as it was given.
+        passes: what the passes were asked for.
+        done: the rewritten model, its configuration, and the result of each pass.
+        placement: where Q/DQ pairs go; its plan has every convolution in INT8 that can be.
+    """
+
+    source: onnx.ModelProto
+    passes: Options
+    done: Rewritten
+    placement: QdqPlacement
+
+    @property
+    def model(self) -> onnx.ModelProto:
+        """The rewritten model."""
+        return self.done.model
+
+    @property
+    def config(self) -> Config:
+        """The configuration, as the model's own suppression left it."""
+        return self.done.config
+
+    @property
+    def nms_mode(self) -> NmsMode:
+        """What does the suppression."""
+        return self.passes.nms
+
+    @property
+    def silu(self) -> PassResult:
+        """The result of the pass that writes SiLU and HardSwish."""
+        return self.done.results["silu"]
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether the batch stays open."""
+        return isinstance(self.passes.batch, str)
+
+    @cached_property
+    def quantizable(self) -> Quantizable:
+        """What TensorRT may run in INT8 where it quantises by itself."""
+        return quantizable(self.model, self.placement.plan)
+
+    @cached_property
+    def with_own_activations(self) -> onnx.ModelProto:
+        """The model with SiLU and HardSwish as they were: histograms of it serve every form of SiLU."""
+        if self.passes.silu == "keep":
+            return self.model
+        return rewrite(self.source, replace(self.passes, silu="keep")).model
+
+
+def rewritten(source: onnx.ModelProto, passes: Options) -> Graph:
+    """Runs the passes over a model and places its Q/DQ pairs.
+
+    Raises:
+        ModelError: it does not fit the configuration, cannot be rewritten, or has no convolutions.
+        ConfigError: the NMS asked for is beyond the backend.
+    """
+    done = rewrite(source, passes)
+    placement = place(done.model)
+    if not placement.plan.entries:
+        raise ModelError("the model has no convolutions, so there is nothing to quantise; is it a detector?")
+    return Graph(source, passes, done, placement)
+
+
+def host_graph(model: Path, config: Config, silu: SiluForm = "keep", caps: Capabilities | None = None) -> Graph:
+    """A float ONNX model with decoded boxes and scores as outputs and a batch of 1 where it is dynamic.
+
+    Args:
+        model: float ONNX model.
+        config: its configuration.
+        silu: what SiLU is written as.
+        caps: of the backend that is to read it; None for a backend that reads everything.
+
+    Raises:
+        ModelError, ConfigError: as of :func:`rewritten`.
+    """
+    source = load_model(model)
+    passes = Options(config, batch=_batch(source, config.input.name, None), silu=silu)
+    if caps is not None:
+        passes = replace(passes, max_opset=caps.max_opset, missing_ops=frozenset(caps.missing_ops))
+    return rewritten(source, passes)
+
+
+def build_graph(model: Path, config: Config, options: BuildOptions, backend: Backend) -> Graph:
+    """A float ONNX model as a backend is to build it.
+
+    Raises:
+        ModelError: as of :func:`rewritten`, or the backend cannot build an operator of the model.
+        ConfigError, BackendError: the suppression or the form of SiLU is beyond the backend.
+    """
+    caps = backend.capabilities
+    source = load_model(model)
+    own = embedded_nms(source, config)
+    kept = own if options.nms == "auto" else None
+    passes = Options(
+        config,
+        suppression(options.nms, caps, own, config.nms.class_agnostic),
+        _batch(source, config.input.name, options.batch),
+        caps.max_topk,
+        silu_form(options.silu, options.plugins, caps),
+        kept is not None,
+        caps.max_opset,
+        frozenset(caps.missing_ops),
+    )
+    if kept is not None:
+        _warn_of_thresholds(kept, config.nms)
+    graph = rewritten(source, passes)
+    _check_operators(graph.model, backend)
+    return graph
+
+
+def suppression(
+    asked: NmsMode | Literal["auto"], caps: Capabilities, own: EmbeddedNms | None, across_classes: bool
+) -> NmsMode:
+    """What does the suppression; with ``auto`` the model's own kind, if it has one.
+
+    Raises:
+        BackendError: it is beyond the backend.
+    """
+    allowed = caps.in_graph_nms
+    if across_classes and not caps.nms_across_classes:
+        allowed = tuple(mode for mode in allowed if mode != "efficient")
+    wanted: NmsMode = asked if asked != "auto" else own.kind if own else (*allowed, "host")[0]
+    if wanted == "host" or wanted in allowed:
+        return wanted
+    said = f"--nms {asked}" if asked != "auto" or own is None else f"the model's own suppression '{own.name}'"
+    if wanted in caps.in_graph_nms:
+        said += " with key 'nms.class_agnostic', which its EfficientNMS ignores"
+    raise BackendError(f"{caps.name} {caps.version} cannot take {said}; allowed: --nms {', '.join(allowed)} or host")
+
+
+def silu_form(asked: str, plugins: tuple[Path, ...], caps: Capabilities) -> SiluForm:
+    """What SiLU is written as; ``auto`` takes the backend's first form that needs no library that was not given.
+
+    Raises:
+        BackendError: the backend lacks the form, or the plugin library for it was not given.
+    """
+    # onnxruntime runs a plugin's operators by their definition, and so needs no library.
+    library = bool(plugins) or not caps.makes_engine
+    compiled = caps.compiles_plugins and asked == "plugin"
+    usable = [form for form in caps.silu if form != "plugin" or library or compiled]
+    for form in usable:
+        if asked in ("auto", form):
+            return form
+    if asked in caps.silu:
+        raise BackendError(
+            f"--silu plugin with {caps.name} needs the library that has the plugin: give it with --plugin-library "
+            f"PATH, or choose --silu {' or '.join(usable)}"
+        )
+    operator = {"plugin": ACTIVATIONS[0], "swish": "Swish"}.get(asked, "")
+    reason = f": {caps.missing_ops[operator]}" if operator in caps.missing_ops else ""
+    raise BackendError(
+        f"{caps.name} {caps.version} cannot take --silu {asked}{reason}; allowed: auto, {', '.join(caps.silu)}"
+    )
+
+
+def _warn_of_thresholds(own: EmbeddedNms, nms: NmsConfig) -> None:
+    asked = nms.model_dump()
+    other = [f"{key} {value}, not {asked[key]}" for key, value in own.thresholds.items() if value != asked[key]]
+    if other:
+        warnings.warn(
+            f"the model's own suppression '{own.name}' is left as it is: {'; '.join(other)}; replace it with --nms",
+            TrtdetWarning,
+            stacklevel=4,
+        )
+
+
+def _batch(model: onnx.ModelProto, name: str | None, asked: tuple[int, int, int] | None) -> int | str | None:
+    """The batch that the model is to have: a size, a name for a dynamic batch, None to keep it as it is."""
+    if asked is not None:
+        return asked[0] if asked[0] == asked[2] else "batch"
+    initializers = {tensor.name for tensor in model.graph.initializer}
+    inputs = [tensor for tensor in model.graph.input if tensor.name not in initializers and name in (None, tensor.name)]
+    if not inputs or not inputs[0].type.tensor_type.shape.dim:
+        return None  # the passes say what is wrong with it
+    return None if inputs[0].type.tensor_type.shape.dim[0].dim_value else 1
+
+
+def _check_operators(model: onnx.ModelProto, backend: Backend) -> None:
+    unsupported = backend.unsupported(model)
+    if unsupported:
+        caps = backend.capabilities
+        listed = "; ".join(f"{op}: {reason}" for op, reason in unsupported.items())
+        raise ModelError(
+            f"the model uses operators that {caps.name} {caps.version} cannot build: {listed}; cut the graph before "
+            "them with head.outputs, or choose another --backend"
+        )

@@ -1,0 +1,251 @@
+"""All checks that need no images: a wrong option is an error before anything is decoded, run or written."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable
+from pathlib import Path
+from typing import get_args
+
+from trtdet.backends import Capabilities, OwnCalibrator, cuda
+from trtdet.bundle import Bundle
+from trtdet.calibration import RULES
+from trtdet.config import Config
+from trtdet.data import CocoDataset
+from trtdet.errors import BackendError, BundleError, CalibrationError, ConfigError, OutputError
+from trtdet.files import cluster, sha256_file
+from trtdet.mixed_precision.planning import check_bound, check_count, check_share, named
+from trtdet.mixed_precision.ranking import DEPTHWISE
+from trtdet.pipeline.options import AUTO, BuildOptions, CalibrationOptions, KeepOptions, SensitivityOptions
+from trtdet.pipeline.stages.planning import edited_plan
+from trtdet.quantization import CORRECTIONS, QdqPlacement
+
+
+def check_build(options: BuildOptions, caps: Capabilities) -> None:
+    """Refuses options that contradict each other or are beyond the backend.
+
+    Raises:
+        ConfigError: a value is out of range, or two options do not fit together.
+        BackendError: the backend cannot do it.
+        CalibrationError: the given cache or histograms do not exist.
+    """
+    _check_engine(options, caps)
+    check_targets(options.sms, caps)
+    _check_batch(options.batch)
+    if options.precision != "int8":
+        if options.keep != KeepOptions():
+            raise ConfigError(f"--{options.precision} leaves nothing in INT8 to keep out of it; leave --keep-fp16 out")
+        return
+    if options.implicit:
+        _check_implicit(options, caps)
+    if options.cache is not None:
+        return
+    lost = [sm for sm in options.sms if sm in caps.sms_without_int8]
+    if lost:
+        raise BackendError(
+            f"--sm {lost[0]} together with --int8: with compute capability {lost[0] / 10} among the targets "
+            f"{caps.name} {caps.version} runs every convolution in float without saying so; leave {lost[0]} out, "
+            "or build for it alone with --fp32"
+        )
+    check_calibration(options.calibration, () if options.implicit else options.correct)
+    _check_keep(options.keep, options.calibration)
+
+
+def check_calibration(calibration: CalibrationOptions, correct: tuple[str, ...]) -> None:
+    """Refuses a calibration that lacks images, or whose values are out of range.
+
+    Raises:
+        ConfigError: see the message.
+        CalibrationError: the given histograms do not exist.
+    """
+    if calibration.images is None and calibration.histograms is None:
+        raise ConfigError("INT8 needs calibration images: a folder or a list of file names with --images")
+    if calibration.num_images is not None and calibration.num_images < 1:
+        raise ConfigError(f"--num-images must be at least 1, got {calibration.num_images}")
+    if calibration.rule not in (*RULES, AUTO):
+        raise ConfigError(f"no calibration rule '{calibration.rule}'; allowed: {', '.join(RULES)}, {AUTO}")
+    if not 0 < calibration.percentile <= 100:
+        raise ConfigError(
+            f"percentile must be over 0 and up to 100, got {calibration.percentile}; the usual value is 99.99"
+        )
+    if calibration.histograms is not None and not calibration.histograms.is_file():
+        raise CalibrationError(f"'{calibration.histograms}' does not exist; make it with 'trtdet calibrate'")
+    unknown = [name for name in correct if name not in CORRECTIONS]
+    if unknown:
+        raise ConfigError(f"no correction '{unknown[0]}'; allowed: auto, none, or some of {','.join(CORRECTIONS)}")
+    # Histograms alone are enough for a rule, not for what is judged on images.
+    if calibration.images is None and calibration.rule == AUTO:
+        raise ConfigError("--calib auto compares the rules on images: give --images, or name one rule")
+    if calibration.images is None and correct:
+        raise ConfigError("corrections are worked out on images: give --images, or build with --correct none")
+
+
+def check_sensitivity(options: SensitivityOptions) -> None:
+    """Refuses a ranking that cannot be measured.
+
+    Raises:
+        ConfigError, CalibrationError: see the message.
+        BackendError: Ray is asked for and missing.
+    """
+    check_calibration(options.calibration, options.correct)
+    check_annotated(options.images, options.annotations)
+    _check_ranked_images(options.num_images)
+    _check_ray(options.ray)
+
+
+def check_placement(keep: KeepOptions, placement: QdqPlacement) -> None:
+    """Refuses what a model cannot keep in FP16: unknown names, more convolutions than there are, a foreign plan.
+
+    Raises:
+        ConfigError: see the message.
+    """
+    if isinstance(keep.keep, Path):
+        edited_plan(keep.keep, placement)
+    elif isinstance(keep.keep, tuple):
+        named(placement.plan, [name for name in keep.keep if name != DEPTHWISE])
+    elif keep.keep is not None:
+        check_count(keep.keep, len(placement.plan.names("int8")))
+
+
+def annotated_images(images: Path | None, annotations: Path | None, config: Config) -> CocoDataset | None:
+    """The annotated images, read and checked but not decoded; None where none are given.
+
+    Raises:
+        DataError: the annotations cannot be read, or do not fit the images or the classes.
+    """
+    if images is None or annotations is None:
+        return None
+    return CocoDataset.load(annotations, images, config.classes)
+
+
+def check_annotated(images: Path | None, annotations: Path | None) -> None:
+    """Refuses annotated images without annotations, and the reverse."""
+    if (images is None) != (annotations is None):
+        raise ConfigError("--val-images and --annotations belong together: give both")
+
+
+def previous_bundle(output: Path, model: Path, force: bool) -> Bundle | None:
+    """The bundle at the output's place; None where there is none, or it is damaged and built again.
+
+    Raises:
+        OutputError: it is a bundle of another model, and nobody has said that it may be replaced.
+    """
+    try:
+        known = Bundle(output, verify=False).manifest.model
+    except BundleError:
+        return None
+    if not force and known.sha256 != sha256_file(model):
+        raise OutputError(
+            f"'{output}' is a bundle of another model ('{known.name}', SHA-256 {known.sha256[:12]}...), not of "
+            f"'{model}'; choose another place with -o, or replace it with --force"
+        )
+    try:
+        return Bundle(output)
+    except BundleError:
+        return None
+
+
+def _check_engine(options: BuildOptions, caps: Capabilities) -> None:
+    engine, backend = options.engine, f"{caps.name} {caps.version}"
+    if engine.version_compatible and not caps.version_compatible:
+        raise BackendError(f"{backend} cannot make version-compatible engines; leave --version-compatible out")
+    if engine.hardware_compatible and not caps.hardware_compatible:
+        raise BackendError(
+            f"{backend} cannot make engines for GPUs later than those it builds for; leave --hardware-compatible out"
+            + (" and name them with --sm" if caps.sms else "")
+        )
+    if engine.embed_plugins and not options.plugins:
+        raise ConfigError("--embed-plugins needs the libraries: give them with --plugin-library")
+    unknown = [name for name in engine.tactic_sources or () if name not in caps.tactic_sources]
+    if unknown or (engine.tactic_sources is not None and not caps.tactic_sources):
+        allowed = f"allowed: {', '.join(caps.tactic_sources)}" if caps.tactic_sources else "leave --tactic-sources out"
+        raise BackendError(f"{backend} has no tactic source{f' {unknown[0]!r}' if unknown else 's'}; {allowed}")
+    if engine.workspace is not None and engine.workspace <= 0:
+        raise ConfigError(f"--workspace must be over 0 MiB, got {engine.workspace / 2**20:g}")
+    if not options.implicit:
+        for name, given in (("--calibrator", options.calibrator != "trtdet"), ("--calibration-cache", options.cache)):
+            if given:
+                raise ConfigError(f"{name} belongs to --quantization implicit; Q/DQ nodes hold trtdet's own ranges")
+    elif options.precision != "int8":
+        raise ConfigError(f"--quantization implicit is about INT8; leave it out with --{options.precision}")
+
+
+def check_targets(sms: Iterable[int], caps: Capabilities) -> None:
+    """Refuses compute capabilities that cannot be built for; a backend without engines builds for none in particular.
+
+    Raises:
+        BackendError: see the message.
+    """
+    if not caps.makes_engine:
+        return
+    # Without targets of its own the library builds for the machine's GPU; where there is none, choosing it fails.
+    possible = caps.sms or tuple(device.sm for device in cuda.devices()[:1])
+    impossible = [sm for sm in sms if sm not in possible]
+    if impossible and possible:
+        hint = "" if caps.sms else "; leave --sm out, or use --backend tensorrt-rtx, which builds for other GPUs"
+        raise BackendError(
+            f"{caps.name} {caps.version} cannot build for compute capability {impossible[0]}; allowed: "
+            f"{', '.join(map(str, possible))}{hint}"
+        )
+
+
+def _check_batch(batch: tuple[int, int, int] | None) -> None:
+    if batch is not None and not 0 < batch[0] <= batch[1] <= batch[2]:
+        raise ConfigError(f"--batch must be MIN:OPT:MAX with 0 < MIN <= OPT <= MAX, got {':'.join(map(str, batch))}")
+
+
+def _check_implicit(options: BuildOptions, caps: Capabilities) -> None:
+    if caps.implicit is None:
+        raise BackendError(
+            f"{caps.name} {caps.version} has no calibrators, so it cannot quantise implicitly; use --quantization "
+            "explicit, which writes the same ranges into the model as Q/DQ nodes"
+        )
+    if options.correct not in ((), CORRECTIONS):
+        raise ConfigError(
+            "corrections are made in the Q/DQ model, which --quantization implicit has not; leave --correct out"
+        )
+    rule = options.calibration.rule
+    if rule == AUTO:
+        raise ConfigError("--calib auto compares rules in the Q/DQ model; with --quantization implicit name one rule")
+    if options.calibrator == "tensorrt" and rule not in get_args(OwnCalibrator):
+        raise ConfigError(
+            f"TensorRT has no calibrator for --calib {rule}; allowed with --calibrator tensorrt: "
+            f"{', '.join(get_args(OwnCalibrator))}"
+        )
+    if options.calibrator == "tensorrt" and options.calibration.images is None:
+        raise ConfigError("TensorRT's own calibrators look at images: give them with --images")
+    if options.keep.max_map_drop is not None:
+        raise ConfigError("--max-map-drop scores Q/DQ models; with --quantization implicit give --keep-fp16")
+    if options.cache is not None and not options.cache.is_file():
+        raise CalibrationError(f"the calibration cache '{options.cache}' does not exist; give another")
+    if options.cache is not None and options.keep != KeepOptions():
+        raise ConfigError("what stays in FP16 is found on images; with --calibration-cache leave it out")
+
+
+def _check_keep(keep: KeepOptions, calibration: CalibrationOptions) -> None:
+    ways = {"--keep-fp16": keep.keep, "--fp16-budget": keep.budget, "--max-map-drop": keep.max_map_drop}
+    asked = [name for name, value in ways.items() if value is not None]
+    if len(asked) > 1:
+        raise ConfigError(f"{asked[0]} and {asked[1]} both say what stays in FP16: give one of them")
+    check_annotated(keep.images, keep.annotations)
+    if keep.budget is not None:
+        check_share(keep.budget)
+    if keep.max_map_drop is not None:
+        check_bound(keep.max_map_drop)
+        if keep.images is None:
+            raise ConfigError("--max-map-drop measures mAP: give annotated images with --val-images and --annotations")
+    if keep.ranked:
+        _check_ranked_images(keep.num_images)
+        _check_ray(keep.ray)
+        if calibration.images is None:
+            raise ConfigError("a ranking of the convolutions is measured on images: give --images, or name them")
+
+
+def _check_ranked_images(count: int) -> None:
+    if count < 1:
+        raise ConfigError(f"a ranking needs at least 1 image, got {count}; give --rank-images 1 or more")
+
+
+def _check_ray(address: str | None) -> None:
+    if address is not None and importlib.util.find_spec("ray") is None:
+        raise BackendError("Ray is not installed here", cluster.PIP)
