@@ -23,7 +23,7 @@ an engine for 1 to 32 images that is the 32 that it is optimised for, so that at
 chosen for other work, INT8 and FP16 ones not to the same disadvantage. That costs a second build, and is what someone
 does who serves one size. mAP is that of the engine of the largest batch, which is built first.
 
-All rows of a model are timed side by side, in one run of :func:`trtdet.performance.latency.measure` a batch, with fp16
+All rows of a model are timed side by side, in one run of :func:`trtdet.performance.measure` a batch, with fp16
 of that very run as the baseline. "Times FP16" is how many times as fast a row is, without the transfers of images and
 results; with them it is in a column of its own. INT8 rows that are less than 1.3 times FP16 at the largest batch are
 profiled beside it; what the audit finds with the measured times, what it advises and which convolutions are slower is
@@ -77,9 +77,8 @@ from trtdet.files import sha256_file, write_atomically
 from trtdet.files.journal import Rows
 from trtdet.mixed_precision.ranking import DEPTHWISE, multiply_adds, rank
 from trtdet.passes import Options, load_model, save_model
-from trtdet.performance.latency import BenchOptions, measure
-from trtdet.performance.latency import Target as Timed
-from trtdet.performance.layers import ProfileOptions, profile_targets
+from trtdet.performance import BenchOptions, OnnxNodes, ProfileOptions, measure, profile_targets
+from trtdet.performance import Target as Timed
 from trtdet.pipeline import (
     CalibrationOptions,
     Graph,
@@ -456,9 +455,9 @@ class Work:
         rows = (step.rows[0], FP16.name)
         with ExitStack() as stack:
             targets = [self._target(step.model, row, step.batch, stack) for row in rows]
-            convs = [Network.load(self._path(Step("network", step.model, (row,)))).convs for row in rows]
+            nodes = [OnnxNodes(Network.load(self._path(Step("network", step.model, (row,)))).convs) for row in rows]
             options = replace(self.settings.profile, batch=step.batch)
-            found = profile_targets(targets, convs, options, self.progress)
+            found = profile_targets(targets, nodes, options, self.progress)
         slower = found.slower
         facts: dict[str, Any] = {
             "slower": [asdict(one) for one in slower[:LISTED]],

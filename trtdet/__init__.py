@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from trtdet.evaluation.comparison import Bootstrap, compare
     from trtdet.evaluation.scoring import evaluate
     from trtdet.exporter import ExportOptions, export
-    from trtdet.performance.latency import BenchOptions, bench
-    from trtdet.performance.layers import ProfileOptions, profile
+    from trtdet.performance import BenchOptions, ProfileOptions, bench, profile
     from trtdet.pipeline import (
         BuildOptions,
         CalibrationOptions,
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 
 # No module may be called like one of these names: importing it would put the module in the function's place.
 _HOMES = {
-    "BenchOptions": "performance.latency",
+    "BenchOptions": "performance",
     "Bootstrap": "evaluation.comparison",
     "BuildOptions": "pipeline",
     "Bundle": "bundle",
@@ -51,13 +50,13 @@ _HOMES = {
     "ExportOptions": "exporter",
     "KeepOptions": "pipeline",
     "PackageOptions": "deploy",
-    "ProfileOptions": "performance.layers",
+    "ProfileOptions": "performance",
     "SensitivityOptions": "pipeline",
     "SweepOptions": "pipeline.variants",
     "TritonOptions": "deploy",
     "TrtdetError": "errors",
     "TrtdetWarning": "errors",
-    "bench": "performance.latency",
+    "bench": "performance",
     "build": "pipeline",
     "calibrate": "pipeline",
     "compare": "evaluation.comparison",
@@ -66,7 +65,7 @@ _HOMES = {
     "infer": "runtime.pictures",
     "load_config": "config",
     "package": "deploy",
-    "profile": "performance.layers",
+    "profile": "performance",
     "record": "runtime.recordings",
     "sensitivity": "pipeline",
     "sweep": "pipeline.variants",

@@ -24,19 +24,12 @@ from trtdet.backends import OnnxRunner, RunInfo
 from trtdet.config import load_config
 from trtdet.errors import BackendError, ConfigError, DataError
 from trtdet.exporter import SHAPES_MODEL
-from trtdet.performance import latency as benching
-from trtdet.performance.latency import (
-    ROUNDS,
-    BenchOptions,
-    Latency,
-    Target,
-    bench,
-    is_steady,
-    measure,
-    open_targets,
-    paired_ratio,
-    turns,
-)
+from trtdet.performance import BenchOptions, Target, bench, latency, measure, open_targets
+from trtdet.performance.latency import turns
+from trtdet.performance.ratios import paired_ratio
+from trtdet.performance.results import ROUNDS, Latency
+from trtdet.performance.timing import Slice, is_steady
+from trtdet.tables import Table
 
 CONFIG = load_config("shapes")
 SHORT = BenchOptions(seconds=1.0, warm_up=0.0, min_runs=2)
@@ -266,7 +259,7 @@ def test_transfers_are_told_apart() -> None:
     assert one.points[0].compute_ms.p50 == 2.0
     assert one.points[0].transfers_ms == 1.0
     assert one.points[0].throughput[0].images_per_second == pytest.approx(1000 / 3)
-    assert "p50 without transfers" in done.table()
+    assert "p50 without transfers" in done.table().text()
 
 
 def test_transfers_are_left_out_where_they_are_not_wanted() -> None:
@@ -277,7 +270,7 @@ def test_transfers_are_left_out_where_they_are_not_wanted() -> None:
     point = done.targets[0].points[0]
     assert (point.latency_ms.p50, point.compute_ms, point.transfers_ms) == (2.0, None, None)
     assert done.targets[0].transfers == "excluded"
-    assert done.table().startswith("Latency of one run, ms without transfers")
+    assert done.table().text().startswith("Latency of one run, ms without transfers")
 
 
 @pytest.mark.parametrize(("seconds", "least", "runs"), [(1.0, 2, 100), (0.001, 100, 100), (1.0, 1000, 1000)])
@@ -298,21 +291,21 @@ def test_ratios_refer_to_the_baseline() -> None:
     assert [one and one.value for one in ratios] == [pytest.approx(0.61), None, pytest.approx(2.0)]
     rates = [one.points[0].throughput[0].ratio for one in done.targets]
     assert [one and one.value for one in rates] == [pytest.approx(10 / 6.1), None, pytest.approx(0.5)]
-    rows = [line for line in done.table().splitlines() if line.startswith("| int8")]
+    rows = [line for line in done.table().markdown().splitlines() if line.startswith("| int8")]
     assert "| 0.610 (0.610 .. 0.610) |" in rows[0]
 
 
 def test_a_baseline_named_by_path_is_measured_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr(
-        benching, "open_targets", lambda paths, config: [constant(str(one), 1.0, clock) for one in paths]
+        latency, "open_targets", lambda paths, config: [constant(str(one), 1.0, clock) for one in paths]
     )
     seen: dict[str, Any] = {}
 
     def measured(targets: Sequence[Target], options: BenchOptions, baseline: int, progress: Any) -> Any:
         seen.update(names=[one.name for one in targets], baseline=baseline)
 
-    monkeypatch.setattr(benching, "measure", measured)
+    monkeypatch.setattr(latency, "measure", measured)
     bench([Path("a"), Path("b")], baseline=Path("c"))
     assert seen == {"names": ["a", "b", "c"], "baseline": 2}
     bench([Path("a"), Path("b")], baseline=Path("b"))
@@ -394,7 +387,7 @@ def test_ctrl_c_ends_contexts_that_would_run_on() -> None:
     contexts = [runner.new_context(np.zeros((1, 3, 8, 8), np.float32)) for _ in range(3)]
     try:
         with pytest.raises(KeyboardInterrupt), ThreadPoolExecutor(3, thread_name_prefix="trtdet-context") as pool:
-            benching._side_by_side(pool, contexts, True, 0.0, sys.maxsize, clock)
+            Slice(0.0, sys.maxsize, clock).runs_per_second(pool, contexts, True)
     finally:
         signal.signal(signal.SIGINT, before)
     assert not [one for one in threading.enumerate() if one.name.startswith("trtdet-context")]
@@ -511,11 +504,11 @@ def test_a_busy_machine_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_clocks_are_noted_before_and_after_or_said_not_to_be_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "clocks not known" in run([constant("a", 1.0, Clock())]).table()
+    assert "clocks not known" in run([constant("a", 1.0, Clock())]).table().text()
     readings = iter([{"sm_mhz": 1980}, {"sm_mhz": 1200}])
-    monkeypatch.setattr("trtdet.performance.latency._clocks", lambda targets: next(readings))
+    monkeypatch.setattr("trtdet.performance.machine._clocks", lambda targets: next(readings))
     done = run([constant("a", 1.0, Clock())])
-    assert "clocks: sm_mhz 1980 before, sm_mhz 1200 after" in done.table()
+    assert "clocks: sm_mhz 1980 before, sm_mhz 1200 after" in done.table().text()
     assert done.as_dict()["machine"]["after"]["clocks"] == {"sm_mhz": 1200}
 
 
@@ -542,16 +535,17 @@ def test_the_dictionary_of_several_targets_has_none_at_the_top() -> None:
     assert data["targets"][1]["points"][0]["ratio"] == pytest.approx({"value": 0.5, "low": 0.5, "high": 0.5})
 
 
-def test_the_rows_of_a_table_are_as_wide_as_its_head() -> None:
+def test_a_table_has_a_row_for_each_point_and_each_number_of_streams() -> None:
     clock = Clock()
     done = run(
         [constant("a", 4.0, clock), constant("b", 2.0, clock)],
         BenchOptions(batches=(1, 2), streams=(1, 2), seconds=0.1, warm_up=0.0),
     )
-    blocks = [block.splitlines() for block in done.table().split("\n\n") if block.startswith("|")]
-    assert [len(block) for block in blocks] == [2 + 4, 2 + 8]
-    for block in blocks:
-        assert len({line.count("|") for line in block}) == 1
+    latencies, rates = (part for part in done.table().parts if isinstance(part, Table))
+    assert [row[:3] for row in latencies.rows] == [("a", 1, 4.0), ("a", 2, 4.0), ("b", 1, 2.0), ("b", 2, 2.0)]
+    assert [row[-1] for row in latencies.rows] == ["1", "1", "0.500 (0.500 .. 0.500)", "0.500 (0.500 .. 0.500)"]
+    assert [row[1:3] for row in rates.rows] == [(1, 1), (1, 2), (2, 1), (2, 2)] * 2
+    assert rates.notes[0] == "a: engine on a library of paper (a device of paper), NMS native"
 
 
 def test_progress_reaches_its_end_at_each_stage() -> None:

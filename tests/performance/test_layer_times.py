@@ -1,4 +1,4 @@
-"""Profiles of layers whose times are known, onnxruntime's trace, and what the two are drawn as."""
+"""Profiles of layers whose times are known, and onnxruntime's trace."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import re
 import tempfile
 from collections.abc import Sequence
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +24,32 @@ from trtdet.backends.onnxruntime import layer_times
 from trtdet.config import load_config
 from trtdet.errors import BackendError, ConfigError
 from trtdet.exporter import SHAPES_MODEL
-from trtdet.performance import layers as profiling
-from trtdet.performance.latency import Target, open_targets
-from trtdet.performance.layers import (
+from trtdet.passes.provenance import Origin
+from trtdet.performance import (
     Difference,
+    OnnxNodes,
     Profile,
     ProfileOptions,
+    Target,
     differences,
-    joined,
-    part,
+    open_targets,
     profile,
     profile_targets,
     slower,
 )
+from trtdet.performance.profiles import joined, part_of
+from trtdet.tables import Table
 
 CONFIG = load_config("shapes")
+NODES = OnnxNodes(("a",))
+ORIGINS = {
+    "trtdet/qdq/QuantizeLinear_1": Origin.QDQ,
+    "trtdet/nms/TopK_7": Origin.NMS,
+    "trtdet/nms/step/MatMul_1": Origin.NMS,
+    "/neck/up/Conv_output_0/float": Origin.FP16,
+    "/neck/act/Mul/TRT_SiLU": Origin.ACTIVATION,
+}
+"""What trtdet wrote into the models of these tests."""
 
 
 def layer(name: str, kind: str, ms: float | Sequence[float], onnx: Sequence[str] = (), count: int = 1) -> LayerTime:
@@ -48,7 +58,13 @@ def layer(name: str, kind: str, ms: float | Sequence[float], onnx: Sequence[str]
 
 def made(*layers: LayerTime, convs: Sequence[str] = ("a", "b"), name: str = "net", plain: float = 10.0) -> Profile:
     return Profile(
-        name, "engine", RunInfo("a device of paper", "a library of paper"), 1, layers, tuple(convs), (plain, plain)
+        name,
+        "engine",
+        RunInfo("a device of paper", "a library of paper"),
+        1,
+        layers,
+        OnnxNodes(tuple(convs), ORIGINS),
+        (plain, plain),
     )
 
 
@@ -74,17 +90,18 @@ def test_time_by_kind_of_operator() -> None:
     assert (pointwise.name, pointwise.ms, pointwise.stddev, pointwise.count) == ("Pointwise", 1.0, 0.0, 3)
     assert found.sum_ms == 9.0
     assert found.overhead == pytest.approx(1 / 8)
-    assert "| Conv | 8.000 | 2.828 | 2 | 88.9% | 88.9% |" in found.table(5)
-    assert "| Pointwise | 1.000 | 0.000 | 3 | 11.1% | 100.0% |" in found.table(5)
-    assert "9.000 ms; without the profiler a run takes 8.000 ms (stddev 0.000): +12.5% with it" in found.table(5)
+    table = found.table(5).markdown()
+    assert "| Conv | 8.000 | 2.828 | 2 | 88.9% | 88.9% |" in table
+    assert "| Pointwise | 1.000 | 0.000 | 3 | 11.1% | 100.0% |" in table
+    assert "9.000 ms; without the profiler a run takes 8.000 ms (stddev 0.000): +12.5% with it" in table
 
 
 def test_the_longest_layers_come_first_with_their_place() -> None:
     found = made(*(layer(f"l{index}", "Conv", ms) for index, ms in enumerate((1.0, 5.0, 3.0))))
-    table = found.table(2)
-    assert "The 2 longest of 3 layers" in table
-    places = re.findall(r"^\| (\d) \| (l\d) \|", table, re.MULTILINE)
-    assert places == [("2", "l1"), ("3", "l2")]
+    longest = found.table(2).parts[-1]
+    assert isinstance(longest, Table)
+    assert longest.title.startswith("The 2 longest of 3 layers")
+    assert [row[:2] for row in longest.rows] == [(2, "l1"), (3, "l2")]
 
 
 @pytest.mark.parametrize(
@@ -96,14 +113,20 @@ def test_the_longest_layers_come_first_with_their_place() -> None:
         (["trtdet/qdq/QuantizeLinear_1", "/head/stems.0/conv/Conv"], "head/stems"),
         (["trtdet/nms/TopK_7"], "trtdet/nms"),
         (["trtdet/nms/step/MatMul_1"], "trtdet/nms"),
+        (["/neck/up/Conv_output_0/float"], "trtdet/fp16"),
+        (["/neck/up/Conv_output_0/float", "/head/stems.0/conv/Conv"], "head/stems"),
+        (["/neck/act/Mul/TRT_SiLU"], "neck/act"),
+        (["trtdet/nms/brought_along"], "trtdet/nms"),
         (["Conv_41"], ""),
         (["trtdet/qdq/QuantizeLinear_1", "Conv_41"], ""),
         (["Conv_41", "/neck/Conv"], "neck"),
         ([], ""),
     ],
 )
-def test_the_part_of_the_network_is_read_off_a_path(nodes: list[str], expected: str) -> None:
-    assert part(layer("l", "Conv", 1.0, nodes)) == expected
+def test_the_part_of_the_network_is_the_path_of_a_node_or_the_step_that_wrote_all_of_them(
+    nodes: list[str], expected: str
+) -> None:
+    assert part_of(layer("l", "Conv", 1.0, nodes), OnnxNodes((), ORIGINS)) == expected
 
 
 def test_parts_are_left_out_where_no_name_tells_one() -> None:
@@ -180,6 +203,13 @@ def test_decoding_and_suppression_belong_to_no_convolution() -> None:
     assert slower(made(conv, nms), made(conv)) == []
 
 
+def test_a_node_that_only_is_named_like_suppression_belongs_to_the_convolution_before_it() -> None:
+    conv = layer("a", "Conv", 1.0, ["a"])
+    named = layer("own", "TopK", 9.0, ["trtdet/nms/TopK_8"])
+    (found,) = differences(made(conv, named), made(conv))
+    assert (found.convs, found.gain_ms) == (("a",), 9.0)
+
+
 def test_what_the_scatter_explains_is_not_called_slower() -> None:
     generator = np.random.default_rng(0)
     steady = generator.normal(1.0, 0.01, 50)
@@ -205,7 +235,7 @@ def test_networks_with_no_convolution_in_common_are_refused() -> None:
 @st.composite
 def networks(draw: st.DrawFn) -> Profile:
     """Layers in any order that name any convolutions, other nodes or none, but the first convolution at least."""
-    names = st.lists(st.sampled_from(["a", "b", "c", "act", "add", "trtdet/nms/TopK"]), max_size=3, unique=True)
+    names = st.lists(st.sampled_from(["a", "b", "c", "act", "add", "trtdet/nms/TopK_7"]), max_size=3, unique=True)
     kinds = st.sampled_from(["Conv", "kgen", "Reformat"])
     times = st.lists(st.integers(0, 50).map(float), min_size=3, max_size=3)
     found = draw(st.lists(st.builds(layer, st.uuids().map(str), kinds, times, names), max_size=8))
@@ -262,7 +292,7 @@ def target(runner: Any) -> Target:
 def test_two_targets_are_profiled_in_turns_with_plain_runs_between() -> None:
     log: list[tuple[Any, ...]] = []
     pair = [target(Scripted(name, log)) for name in "ab"]
-    done = profile_targets(pair, [("a",), ("a",)], ProfileOptions(batch=2, runs=12, warm_up=3))
+    done = profile_targets(pair, [NODES, NODES], ProfileOptions(batch=2, runs=12, warm_up=3))
     profiled = [entry for entry in log if entry[1] == "profile"]
     assert [entry[0] for entry in profiled] == list("ababababab")
     assert [entry[3] for entry in profiled if entry[0] == "a"] == [3, 3, 2, 2, 2]
@@ -276,7 +306,7 @@ def test_two_targets_are_profiled_in_turns_with_plain_runs_between() -> None:
 
 
 def test_one_target_alone_has_nothing_slower() -> None:
-    done = profile_targets([target(Scripted("a", []))], [("a",)], ProfileOptions(runs=2))
+    done = profile_targets([target(Scripted("a", []))], [NODES], ProfileOptions(runs=2))
     assert done.against is None
     assert done.slower == []
     assert json.loads(json.dumps(done.as_dict()))["against"] is None
@@ -286,7 +316,7 @@ def test_a_batch_that_the_other_does_not_take_is_refused_before_anything_runs() 
     log: list[tuple[Any, ...]] = []
     pair = [target(Scripted("a", log)), target(Scripted("b", log, batch=1))]
     with pytest.raises(ConfigError, match="'b' takes batches of exactly 1, got --batch 4"):
-        profile_targets(pair, [("a",), ("a",)], ProfileOptions(batch=4))
+        profile_targets(pair, [NODES, NODES], ProfileOptions(batch=4))
     assert log == []
 
 
@@ -444,9 +474,11 @@ def test_a_model_with_a_loop_is_profiled_with_its_body() -> None:
     images = Target("a", detector.runner, CONFIG.input, "", "native").pixels(1, None, 0)
     found = detector.runner.profile(images, 2, 1)
     (loop,) = [one for one in found if one.type == "Loop"]
+    assert isinstance(detector.runner, OnnxRunner)
+    nodes = OnnxNodes.of(detector.runner.model)
     body = [one for one in found if one.onnx and one.onnx[0].startswith("trtdet/nms/step/")]
     assert body
-    assert all(one.onnx == (one.name,) and part(one) == "trtdet/nms" for one in body)
+    assert all(one.onnx == (one.name,) and part_of(one, nodes) == "trtdet/nms" for one in body)
     assert min(loop.ms) >= 0
 
 
@@ -463,66 +495,8 @@ def test_a_model_against_itself() -> None:
     done = profile(SHAPES_MODEL, CONFIG, ProfileOptions(runs=3, warm_up=1), SHAPES_MODEL)
     assert done.against is not None
     found = differences(done.profile, done.against)
-    assert [name for one in found for name in one.convs] == list(done.profile.convs)
-    assert len(done.profile.convs) == 95
+    assert [name for one in found for name in one.convs] == list(done.profile.nodes.convs)
+    assert len(done.profile.nodes.convs) == 95
     # onnxruntime numbers the copies between layouts anew each time.
     unnumbered = [[re.sub(r"_token_\d+", "", name) for name in layers] for one in found for layers in _both(one)]
     assert list(map(sorted, unnumbered[::2])) == list(map(sorted, unnumbered[1::2]))
-
-
-# the page
-
-
-class Page(HTMLParser):
-    """Checks that tags are closed, and notes what would be loaded."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.seen: list[tuple[str, dict[str, str | None]]] = []
-        self.text: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.append((tag, dict(attrs)))
-        if tag != "meta":
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text.append(data)
-
-
-def test_the_page_is_whole_loads_nothing_and_escapes_names() -> None:
-    log: list[tuple[Any, ...]] = []
-    pair = [target(Scripted(name, log)) for name in ("<b>&first|", "second")]
-    done = profile_targets(pair, [("a",), ("a",)], ProfileOptions(runs=4, warm_up=1))
-    text = done.html(5)
-    page = Page()
-    page.feed(text)
-    assert page.open == []
-    assert not {tag for tag, _ in page.seen} & {"script", "link", "img", "iframe", "b"}
-    assert not any(key in ("src", "href") for _, attributes in page.seen for key in attributes)
-    assert "http" not in text
-    assert "<b>&first|" in page.text
-    assert [tag for tag, _ in page.seen].count("svg") == 4
-    assert "First against second" in page.text
-
-
-def test_the_longest_bar_and_column_fill_the_picture() -> None:
-    found = made(layer("a", "Conv", 8.0), layer("b", "Add", 2.0))
-    widths = [
-        float(one) for one in re.findall(r'<rect x="190" y="\d+" width="([\d.]+)"', profiling._bars(found.by_type))
-    ]
-    assert widths == [620.0, 155.0]
-    heights = [float(one) for one in re.findall(r'height="([\d.]+)" fill', profiling._columns(found))]
-    assert heights == [190.0, 47.5]
-
-
-@pytest.mark.parametrize(("highest", "ticks"), [(8.25, [0, 2, 4, 6, 8]), (0.4, [0, 0.1, 0.2, 0.3, 0.4]), (0.0, [0])])
-def test_ticks_are_round_numbers(highest: float, ticks: list[float]) -> None:
-    assert profiling._ticks(highest) == pytest.approx(ticks)

@@ -271,9 +271,9 @@ WEIGH = """
 import json, sys
 from pathlib import Path
 import trtdet
-from trtdet.performance.latency import BenchOptions
+from trtdet.performance import BenchOptions
 from trtdet.pipeline import BuildOptions, CalibrationOptions, KeepOptions, build
-from trtdet.performance.layers import ProfileOptions
+from trtdet.performance import ProfileOptions
 from trtdet.pipeline.assembly import Job
 from trtdet.pipeline.verdict import Measuring, weigh
 

@@ -27,7 +27,6 @@ _EXTRAS = (
     ("pycuda", "pycuda", "device buffers through PyCUDA"),
     ("cuda", "cuda-python", "device buffers through NVIDIA's wheels"),
     ("cuda", "nvidia-ml-py", "clocks and temperature beside a measured time"),
-    ("report", "jinja2", "HTML reports"),
     ("ray", "ray", "rankings and sweeps on a Ray cluster"),
 )
 """Name of the extra, a package of it, and what that is for."""

@@ -80,6 +80,11 @@ class OnnxRunner:
         self.inputs: tuple[str, ...] = tuple(one.name for one in self._session.get_inputs())
         self.outputs: tuple[str, ...] = tuple(output.name for output in self._session.get_outputs())
 
+    @property
+    def model(self) -> onnx.ModelProto:
+        """The model that runs, with the plugin library's operators expressed in standard ones."""
+        return onnx.load_from_string(self._data)
+
     def __call__(self, images: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
         """Runs one batch; one smaller than a fixed batch is filled up and the filling left out of the outputs.
 
@@ -153,7 +158,7 @@ class OnnxRunner:
             finally:
                 trace = Path(session.end_profiling())
             events = json.loads(trace.read_text(encoding="utf-8"))
-        return layer_times(events, onnx.load_from_string(self._data), warm_up + runs, warm_up)
+        return layer_times(events, self.model, warm_up + runs, warm_up)
 
     def _options(self) -> Any:
         options = onnxruntime.SessionOptions()

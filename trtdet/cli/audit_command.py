@@ -43,7 +43,7 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
     from trtdet.audit import Audit, load_times
     from trtdet.audit.agreement import compare_layers
     from trtdet.bundle import Bundle
-    from trtdet.performance.layers import layer_means
+    from trtdet.performance import layer_means
 
     if options.compare != (options.images is not None):
         raise ConfigError("--compare and --images belong together: give both")
@@ -63,4 +63,4 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
     return {**found.as_dict(), "compare": agreed.as_dict()}
 
 
-COMMAND = Command("audit", "what precision each convolution got, and what got in the way of INT8", _options, _run)
+COMMAND = Command("audit", "audit each convolution's precision, and what got in the way of INT8", _options, _run)

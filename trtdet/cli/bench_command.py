@@ -55,7 +55,7 @@ def _options(parser: ArgumentParser) -> None:
 
 
 def _run(options: Namespace, console: Console) -> dict[str, Any]:
-    from trtdet.performance.latency import BenchOptions, bench
+    from trtdet.performance import BenchOptions, bench
 
     check_suffix(options.output, ".json")
     done = bench(

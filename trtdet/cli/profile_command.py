@@ -34,7 +34,8 @@ def _options(parser: ArgumentParser) -> None:
 
 
 def _run(options: Namespace, console: Console) -> dict[str, Any]:
-    from trtdet.performance.layers import ProfileOptions, profile
+    from trtdet.performance import ProfileOptions, profile
+    from trtdet.report import profile_page
 
     check_suffix(options.output, ".json", ".html")
     done = profile(
@@ -46,7 +47,12 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
     )
     console.say(done.table(options.top))
     result, page = done.as_dict(), options.output is not None and options.output.suffix == ".html"
-    finish(options.output, console, done.warnings, done.html(options.top) if page else json.dumps(result, indent=1))
+    finish(
+        options.output,
+        console,
+        done.warnings,
+        profile_page(done, options.top) if page else json.dumps(result, indent=1),
+    )
     return result
 
 

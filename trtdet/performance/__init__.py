@@ -1,1 +1,33 @@
 """How long a detector takes: latency side by side, and time by layer."""
+
+from __future__ import annotations
+
+from trtdet.performance.latency import bench, measure
+from trtdet.performance.layer_differences import Difference, differences, slower
+from trtdet.performance.options import BenchOptions, ProfileOptions
+from trtdet.performance.profiles import OnnxNodes, Profile, Share
+from trtdet.performance.profiling import Profiling, layer_means, profile, profile_targets
+from trtdet.performance.ratios import Ratio
+from trtdet.performance.results import Bench
+from trtdet.performance.targets import Target, open_targets
+
+__all__ = [
+    "Bench",
+    "BenchOptions",
+    "Difference",
+    "OnnxNodes",
+    "Profile",
+    "ProfileOptions",
+    "Profiling",
+    "Ratio",
+    "Share",
+    "Target",
+    "bench",
+    "differences",
+    "layer_means",
+    "measure",
+    "open_targets",
+    "profile",
+    "profile_targets",
+    "slower",
+]

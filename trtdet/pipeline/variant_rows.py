@@ -13,8 +13,8 @@ from trtdet.config import NmsConfig, SiluForm
 from trtdet.evaluation.comparison import compare
 from trtdet.evaluation.scoring import Evaluation, evaluate_each
 from trtdet.mixed_precision.ranking import Sensitivity, rank
-from trtdet.performance.latency import BenchOptions, measure
-from trtdet.performance.latency import Target as Timed
+from trtdet.performance import BenchOptions, measure
+from trtdet.performance import Target as Timed
 from trtdet.pipeline.matrix import Group, Matrix
 from trtdet.pipeline.options import RANKED_IMAGES, CalibrationOptions, KeepOptions
 from trtdet.pipeline.stages.calibrating import HISTOGRAMS, calibrated

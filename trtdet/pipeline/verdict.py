@@ -15,8 +15,7 @@ from trtdet.config import Config
 from trtdet.data import CocoDataset
 from trtdet.evaluation.comparison import Comparison, compare
 from trtdet.evaluation.scoring import Evaluation, evaluate
-from trtdet.performance.latency import BenchOptions, Ratio, bench
-from trtdet.performance.layers import Difference, ProfileOptions, profile, slower
+from trtdet.performance import BenchOptions, Difference, ProfileOptions, Ratio, bench, profile, slower
 from trtdet.pipeline.assembly import Job, assemble, timing_cache_of
 from trtdet.pipeline.options import BuildOptions, CalibrationOptions, KeepOptions
 from trtdet.progress import Progress, silent

@@ -1,0 +1,187 @@
+"""Two profiles of the same network, convolution by convolution: which layers are slower than in the other."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from trtdet.backends.base import LayerTime
+from trtdet.errors import ConfigError
+from trtdet.passes.provenance import Origin
+from trtdet.performance.profiles import Profile, part_of
+from trtdet.performance.ratios import CONFIDENCE, Times
+
+_SEPARATE = (Origin.DECODE, Origin.NMS, Origin.EMBEDDED_NMS)
+"""Steps after the convolutions, whose layers belong to none of them."""
+
+Owner = tuple[str, ...]
+"""The convolutions that a layer belongs to; or, alone, the part of the network that belongs to none."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The same convolutions in two profiles, with all that runs between them and the next ones.
+
+    Attributes:
+        convs: names in the ONNX model; several where either ran them as one layer; none for what comes before the first
+            convolution, and for the decoding and suppression that trtdet wrote.
+        part: ``trtdet/decode`` and the like where there are no ``convs``; empty before the first convolution.
+        first_ms, second_ms: mean time of a run.
+        gain_ms: ``first_ms - second_ms``: what a run would gain if these were as in the second; below 0 it would lose.
+        low_ms, high_ms: the 90 % interval of the gain, by the scatter over the runs.
+        first_layers, second_layers: names of the layers, in the order of execution.
+    """
+
+    convs: tuple[str, ...]
+    part: str
+    first_ms: float
+    second_ms: float
+    gain_ms: float
+    low_ms: float
+    high_ms: float
+    first_layers: tuple[str, ...]
+    second_layers: tuple[str, ...]
+
+
+def differences(first: Profile, second: Profile) -> list[Difference]:
+    """Compares two profiles of the same network, convolution by convolution.
+
+    Layers differ between engines, the ONNX nodes they come from do not. A convolution's kernel is the layer that names
+    it and is of a kind of convolution, or else names the fewest. Any other layer belongs to the convolution that ran
+    last before it, of those that it names if it names any: the pointwise kernels, the copies between layouts and
+    precisions. What trtdet wrote to decode and suppress belongs to none. A layer that names ONNX nodes belongs where
+    they did in the second profile, so that another order of execution moves nothing. Convolutions that one kernel of
+    either profile computes together stay together.
+
+    Returns:
+        What comes before the first convolution, the convolutions in the order of the ONNX model, and the rest.
+
+    Raises:
+        ConfigError: the two have no convolution in common.
+    """
+    order = {name: index for index, name in enumerate(dict.fromkeys((*second.nodes.convs, *first.nodes.convs)))}
+    kernels = [_kernels(profile.layers, order) for profile in (second, first)]
+    if not set(kernels[0]) & set(kernels[1]):
+        raise ConfigError(
+            f"'{first.name}' and '{second.name}' run no convolution of the same name, so their layers cannot be "
+            "compared",
+            "give two of the same model, or compare the tables of each alone",
+        )
+    together = _together(kernels, order)
+    homes: dict[str, Owner] = {}
+    in_second, in_first = (
+        _by_owner(profile, own, together, homes) for profile, own in zip((second, first), kernels, strict=True)
+    )
+    places = {
+        owner: min((order.get(name, len(order)) for name in owner), default=-1) for owner in (*in_second, *in_first)
+    }
+    return [
+        _difference(
+            () if places[owner] == len(order) else owner,
+            owner[0] if places[owner] == len(order) else "",
+            in_first.get(owner, []),
+            in_second.get(owner, []),
+        )
+        for owner in sorted(places, key=lambda owner: (places[owner], owner))
+    ]
+
+
+def slower(first: Profile, second: Profile) -> list[Difference]:
+    """The convolutions that the first runs slower than the second, beyond the scatter of the runs, the worst first.
+
+    They are those to move to the precision that the second runs them in; ``gain_ms`` adds up what that would save, as
+    far as their neighbours stay as they are.
+
+    Raises:
+        ConfigError: the two have no convolution in common.
+    """
+    found = [difference for difference in differences(first, second) if difference.convs and difference.low_ms > 0]
+    return sorted(found, key=lambda difference: -difference.gain_ms)
+
+
+def _difference(
+    convs: tuple[str, ...], part: str, first: Sequence[LayerTime], second: Sequence[LayerTime]
+) -> Difference:
+    (mine, mine_layers), (other, other_layers) = _summed(first), _summed(second)
+    normal = statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+    gain = float(mine.mean() - other.mean())
+    error = normal * float(np.sqrt(mine.var(ddof=1) / len(mine) + other.var(ddof=1) / len(other)))
+    return Difference(
+        convs,
+        part,
+        float(mine.mean()),
+        float(other.mean()),
+        gain,
+        gain - error,
+        gain + error,
+        mine_layers,
+        other_layers,
+    )
+
+
+def _summed(layers: Sequence[LayerTime]) -> tuple[Times, tuple[str, ...]]:
+    """Milliseconds by run of all of them, and their names."""
+    if not layers:
+        return np.zeros(2), ()
+    return np.sum([layer.ms for layer in layers], axis=0), tuple(layer.name for layer in layers)
+
+
+def _kernels(layers: Sequence[LayerTime], convs: Collection[str]) -> dict[str, int]:
+    """The index of each convolution's kernel among the layers."""
+    ranks: dict[str, tuple[bool, int, int]] = {}
+    for index, layer in enumerate(layers):
+        named = [name for name in layer.onnx if name in convs]
+        # Types are such as Conv, CaskConvolution and CaskGemmConvolution; a pointwise kernel may name its neighbours.
+        rank = (re.search("conv", layer.type, re.IGNORECASE) is None, len(named), index)
+        for name in named:
+            ranks[name] = min(rank, ranks.get(name, rank))
+    return {name: rank[-1] for name, rank in ranks.items()}
+
+
+def _together(kernels: Sequence[dict[str, int]], order: dict[str, int]) -> dict[str, Owner]:
+    """For each convolution, all that a kernel of any profile computes together with it, directly or through others."""
+    groups = {name: {name} for own in kernels for name in own}
+    for own in kernels:
+        sharing: dict[int, list[str]] = defaultdict(list)
+        for name, index in own.items():
+            sharing[index].append(name)
+        for names in sharing.values():
+            joined = set().union(*(groups[name] for name in names))
+            for name in joined:
+                groups[name] = joined
+    return {name: tuple(sorted(group, key=order.__getitem__)) for name, group in groups.items()}
+
+
+def _by_owner(
+    profile: Profile, kernels: Mapping[str, int], together: Mapping[str, Owner], homes: dict[str, Owner]
+) -> dict[Owner, list[LayerTime]]:
+    """The layers by their owner; notes in ``homes`` where each ONNX node went."""
+    found: dict[Owner, list[LayerTime]] = defaultdict(list)
+    latest: Owner = ()
+    before: Owner = ()
+    for index, layer in enumerate(profile.layers):
+        named = [name for name in layer.onnx if name in kernels]
+        computed = [name for name in named if kernels[name] == index]
+        known = next((homes[name] for name in layer.onnx if name in homes), None)
+        if computed:
+            owner = latest = together[computed[0]]
+        elif named:
+            ran = [name for name in named if kernels[name] < index]
+            owner = together[max(ran, key=kernels.__getitem__) if ran else min(named, key=kernels.__getitem__)]
+        elif known is not None:
+            owner = known
+        elif profile.nodes.written_by(layer) in _SEPARATE:
+            owner = (part_of(layer, profile.nodes),)
+        else:
+            owner = latest if layer.onnx else before
+        before = owner
+        for name in layer.onnx:
+            if name not in kernels:
+                homes.setdefault(name, owner)
+        found[owner].append(layer)
+    return found

@@ -1,0 +1,234 @@
+"""Where the time goes: one target layer by layer, or two in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trtdet.backends import OnnxRunner
+from trtdet.backends.base import LayerTime
+from trtdet.bundle import Bundle
+from trtdet.config import Config
+from trtdet.passes import load_model
+from trtdet.performance.layer_differences import Difference, differences, slower
+from trtdet.performance.machine import Machine, circumstances
+from trtdet.performance.options import ProfileOptions
+from trtdet.performance.profiles import OnnxNodes, Profile, Share, joined, shortened
+from trtdet.performance.targets import Target, open_targets, source_of_pixels
+from trtdet.progress import Progress, silent
+from trtdet.runtime.detector import Detector
+from trtdet.tables import Column, Table, Tables
+
+_TURNS = 5
+"""The runs are cut into so many parts, between which profiled and plain runs, and the two targets, take turns."""
+
+
+@dataclass(frozen=True)
+class Profiling:
+    """What :func:`profile` measured.
+
+    Attributes:
+        profile: of the target.
+        against: of the other; None where there is none.
+        images: what was run, in words.
+        before, after: the machine.
+        warnings: what to know before the figures are believed, one sentence each.
+    """
+
+    profile: Profile
+    against: Profile | None
+    images: str
+    before: Machine
+    after: Machine
+    warnings: tuple[str, ...]
+
+    @property
+    def slower(self) -> list[Difference]:
+        """The convolutions that the target runs slower than the other; empty where there is no other."""
+        return [] if self.against is None else slower(self.profile, self.against)
+
+    @property
+    def circumstances(self) -> tuple[str, ...]:
+        """What was run, and the state of the machine, one sentence each."""
+        return (f"images: {self.images}", *circumstances(self.before, self.after))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        result: dict[str, Any] = {
+            **self.profile.as_dict(),
+            "images": self.images,
+            "machine": {"before": asdict(self.before), "after": asdict(self.after)},
+            "warnings": list(self.warnings),
+            "against": None,
+        }
+        if self.against is not None:
+            result["against"] = {
+                **self.against.as_dict(),
+                "differences": [asdict(difference) for difference in differences(self.profile, self.against)],
+                "slower": [asdict(difference) for difference in self.slower],
+            }
+        return result
+
+    def table(self, top: int = 20) -> Tables:
+        """Each target's tables, the two compared, and the circumstances; ``top`` layers and convolutions of each."""
+        parts = [*self.profile.table(top).parts]
+        if self.against is not None:
+            parts += [*self.against.table(top).parts, *self.compared(top).parts]
+        return Tables((*parts, "\n".join(self.circumstances)))
+
+    def compared(self, top: int = 20) -> Tables:
+        """The two against each other: by kind of operator, and the ``top`` convolutions that the first runs slower.
+
+        Raises:
+            ValueError: there is no other.
+        """
+        if self.against is None:
+            raise ValueError("one profile alone has nothing to be compared with")
+        found = self.slower
+        gain = sum(difference.gain_ms for difference in found)
+        summary = f"{len(found)} groups, {gain:.3f} ms in all if they were as in the second" if found else "none"
+        title = f"Slower in the first, beyond the scatter of the runs: {summary}"
+        heading = f"{self.profile.name} (first) against {self.against.name} (second)"
+        return Tables(
+            (heading, _type_table(self.profile, self.against), _slower_table(found[:top], title) if found else title)
+        )
+
+
+def _type_table(first: Profile, second: Profile) -> Table:
+    mine, others = ({share.name: share for share in profile.by_type} for profile in (first, second))
+    nothing = Share("", 0.0, 0.0, 0, 0.0)
+    both = [(kind, mine.get(kind, nothing), others.get(kind, nothing)) for kind in dict.fromkeys((*mine, *others))]
+    both.sort(key=lambda row: -abs(row[1].ms - row[2].ms))
+    return Table(
+        (
+            *(Column("op type", align="left"), Column("first ms", ".3f"), Column("second ms", ".3f")),
+            *(Column("difference", "+.3f"), "first count", "second count"),
+        ),
+        [(kind, own.ms, other.ms, own.ms - other.ms, own.count, other.count) for kind, own, other in both],
+    )
+
+
+def _slower_table(found: Sequence[Difference], title: str) -> Table:
+    rows = [
+        (
+            shortened(difference.convs),
+            *(difference.first_ms, difference.second_ms, difference.gain_ms),
+            f"{difference.low_ms:.4f} .. {difference.high_ms:.4f}",
+            shortened(difference.first_layers),
+        )
+        for difference in found
+    ]
+    return Table(
+        (
+            Column("convolutions", align="left"),
+            *(Column("first ms", ".4f"), Column("second ms", ".4f"), Column("gain ms", ".4f")),
+            *(Column("90% interval", align="right"), Column("layers in the first", align="left")),
+        ),
+        rows,
+        title,
+    )
+
+
+def profile(
+    path: Path,
+    config: Config | None = None,
+    options: ProfileOptions = ProfileOptions(),
+    against: Path | None = None,
+    progress: Progress = silent,
+) -> Profiling:
+    """Profiles a bundle or a model, and another in turns with it.
+
+    Args:
+        path: a bundle or an ONNX file.
+        config: of the ONNX files; bundles carry their own.
+        options: what is run.
+        against: another of the same network.
+        progress: called with a stage, steps done and steps in all.
+
+    Raises:
+        ConfigError: a target does not take the batch, or the two have no convolution in common.
+        BundleError, ModelError, BackendError, DataError: a target cannot be opened or run, or an image not read.
+    """
+    paths = [path] if against is None else [path, against]
+    targets = open_targets(paths, config)
+    nodes = [_nodes(path, target) for path, target in zip(paths, targets, strict=True)]
+    done = profile_targets(targets, nodes, options, progress)
+    if done.against is not None:
+        differences(done.profile, done.against)  # two that cannot be compared are an error at once
+    return done
+
+
+def profile_targets(
+    targets: Sequence[Target],
+    nodes: Sequence[OnnxNodes],
+    options: ProfileOptions = ProfileOptions(),
+    progress: Progress = silent,
+) -> Profiling:
+    """Profiles one or two targets that are open.
+
+    The runs are cut into parts. In each part every target is profiled and then run as often without the profiler, so
+    that all four series see the same machine.
+
+    Args:
+        targets: one, or two to compare.
+        nodes: the ONNX model of each.
+        options: what is run.
+        progress: called with a stage, steps done and steps in all.
+
+    Raises:
+        ConfigError: a target does not take the batch.
+        BackendError: a target fails, or its layers change from one part to the next.
+        DataError: an image cannot be read.
+    """
+    batch = options.batch or targets[0].runner.batch or 1
+    for target in targets:
+        target.check_batch(batch)
+    before = Machine.now(targets)
+    images = [target.pixels(batch, options.images, options.seed) for target in targets]
+    contexts = [target.runner.new_context(pixels) for target, pixels in zip(targets, images, strict=True)]
+    parts = [len(part) for part in np.array_split(range(options.runs), min(_TURNS, options.runs))]
+    layers: list[list[tuple[LayerTime, ...]]] = [[] for _ in targets]
+    latencies: list[list[float]] = [[] for _ in targets]
+    for number, runs in enumerate(parts):
+        for index, target in enumerate(targets):
+            progress("profiling", number * len(targets) + index, len(parts) * len(targets))
+            layers[index].append(target.runner.profile(images[index], runs, options.warm_up))
+            for _ in range(options.warm_up):
+                contexts[index].run()
+            # Without the transfers, which are in no layer.
+            latencies[index].extend(contexts[index].run(False) for _ in range(runs))
+    progress("profiling", len(parts) * len(targets), len(parts) * len(targets))
+    profiles = [
+        Profile(target.name, target.file, target.runner.run_info, batch, joined(target.name, mine), known, tuple(plain))
+        for target, mine, known, plain in zip(targets, layers, nodes, latencies, strict=True)
+    ]
+    source = source_of_pixels(options.images, options.seed)
+    other = profiles[1] if len(profiles) > 1 else None
+    return Profiling(profiles[0], other, source, before, Machine.now(targets), before.warnings)
+
+
+def layer_means(path: Path, progress: Progress = silent) -> dict[str, float]:
+    """Mean milliseconds of each layer of a bundle's engine, by its name.
+
+    Raises:
+        BackendError: the bundle has no engine, or it cannot be run here.
+    """
+    detector = Detector.open(path, on="engine")
+    target = Target(str(path), detector.runner, detector.input, str(detector.file), detector.where)
+    options = ProfileOptions()
+    images = target.pixels(detector.batch, None, options.seed)
+    progress("profiling", 0, 1)
+    layers = target.runner.profile(images, options.runs, options.warm_up)
+    progress("profiling", 1, 1)
+    return {layer.name: float(np.mean(layer.ms)) for layer in layers}
+
+
+def _nodes(path: Path, target: Target) -> OnnxNodes:
+    """Of the model that runs, or that the engine was built from."""
+    if isinstance(target.runner, OnnxRunner):
+        return OnnxNodes.of(target.runner.model)
+    return OnnxNodes.of(load_model(Bundle(path, verify=False).model, allow_quantized=True))

@@ -1,0 +1,7 @@
+"""Reports: what was measured, as a page to look at."""
+
+from __future__ import annotations
+
+from trtdet.report.pages import profile_page
+
+__all__ = ["profile_page"]
