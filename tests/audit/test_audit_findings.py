@@ -16,7 +16,9 @@ from trtdet.audit.traffic import Flow
 from trtdet.backends import Backend, BuildRequest, choose
 from trtdet.calibration import Range, Ranges
 from trtdet.errors import ConfigError
+from trtdet.passes.provenance import Origin, origin_of, put
 from trtdet.quantization import Entry, PrecisionPlan, insert_qdq, place, to_half
+from trtdet.tables import Table
 
 # A stem, a depthwise-separable block with a residual sum, and a head that nothing quantises
 NET = """<ir_version: 8, opset_import: ["" : 13]>
@@ -173,8 +175,26 @@ def qdq_model() -> onnx.ModelProto:
     return model
 
 
-def seen(*layers: dict[str, Any], plan: PrecisionPlan = PLAN, **more: Any) -> Audit:
-    return audit(parse_inspector(json.dumps({"Layers": list(layers)})), plan, qdq_model(), **more)
+def few_channels() -> onnx.ModelProto:
+    """Both convolutions read 20 channels."""
+    model = qdq_model()
+    model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(np.ones((32, 20, 1, 1), np.float32), "w"))
+    return model
+
+
+def written(*names: str, origin: Origin = Origin.NMS) -> onnx.ModelProto:
+    """With further nodes, which trtdet wrote."""
+    model = qdq_model()
+    for name in names:
+        model.graph.node.append(onnx.helper.make_node("Identity", ["y"], [name], name=name))
+    put(model, dict.fromkeys(names, origin))
+    return model
+
+
+def seen(
+    *layers: dict[str, Any], plan: PrecisionPlan = PLAN, model: onnx.ModelProto | None = None, **more: Any
+) -> Audit:
+    return audit(parse_inspector(json.dumps({"Layers": list(layers)})), plan, model or qdq_model(), **more)
 
 
 def conv(name: str, given: str, taken: dict[str, Any]) -> dict[str, Any]:
@@ -242,12 +262,45 @@ def test_a_cast_names_the_convolution_that_the_plan_keeps() -> None:
 def test_a_vectorised_format_pads_channels() -> None:
     few = conv(FIRST, "q", tensor("r"))
     few["Inputs"] = [tensor("q", channels=20)]
-    model = qdq_model()
-    model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(np.ones((32, 20, 1, 1), np.float32), "w"))
-    found = audit(parse_inspector(json.dumps({"Layers": [few]})), PLAN, model)
-    (one,) = found.findings
+    (one,) = seen(few, model=few_channels()).findings
     assert (one.kind, one.bytes) == ("padding", 12 * 1024)
     assert one.cause == f"{FIRST} (20 channels) reads 32, as its Int8 kernel takes them"
+
+
+def test_the_writer_of_a_padded_tensor_is_counted_once_however_many_read_it() -> None:
+    quantise = layer("QuantizeLinear_0", "Reformat", [tensor("x", LINEAR, 20)], [tensor("q", channels=20)])
+    readers = [conv(name, "q", tensor(f"{name} out")) for name in (FIRST, SECOND)]
+    for reader in readers:
+        reader["Inputs"] = [tensor("q", channels=20)]
+    padding = [one for one in seen(quantise, *readers, model=few_channels()).findings if one.kind == "padding"]
+    assert sorted(one.nodes for one in padding) == [(FIRST,), (SECOND,)]
+    # Each convolution reads 12 channels too many, and they are written once.
+    assert sum(one.parts.get("QuantizeLinear_0", 0) for one in padding) == 12 * 1024
+    assert sum(one.bytes for one in padding) == 3 * 12 * 1024
+
+
+@pytest.mark.parametrize(
+    ("weights", "kind", "groups", "channels", "depthwise"),
+    [
+        ((32, 1, 1, 1), "Conv", 32, 32, True),
+        ((32, 8, 1, 1), "Conv", 4, 32, False),
+        ((32, 32, 1, 1), "Conv", 1, 32, False),
+        ((16, 32, 1, 1), "ConvTranspose", 1, 16, False),
+        ((16, 8, 1, 1), "ConvTranspose", 4, 16, False),
+        ((16, 1, 1, 1), "ConvTranspose", 16, 16, True),
+    ],
+)
+def test_channels_and_groups_are_read_off_the_weights(
+    weights: tuple[int, ...], kind: str, groups: int, channels: int, depthwise: bool
+) -> None:
+    model = qdq_model()
+    model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(np.ones(weights, np.float32), "w"))
+    (node,) = (node for node in model.graph.node if node.name == FIRST)
+    node.op_type = kind
+    node.attribute.append(onnx.helper.make_attribute("group", groups))
+    layers = parse_inspector(json.dumps({"Layers": [conv(FIRST, "q", tensor("r"))]}))
+    found = Flow(layers, PLAN, model).convolutions[FIRST]
+    assert (found.channels, found.depthwise) == (channels, depthwise)
 
 
 def test_a_convolution_that_fell_back_to_float_is_a_finding_with_its_cost() -> None:
@@ -262,10 +315,31 @@ def test_a_convolution_that_fell_back_to_float_is_a_finding_with_its_cost() -> N
 
 def test_a_quadratic_suppression_is_advised_against() -> None:
     square = {"Name": "m", "Location": "Device", "Dimensions": [1, 1000, 1000], "Format/Datatype": "Float"}
-    step = layer("nms", "kgen", [square], [tensor("k", LINEAR, 1)], Metadata="[ONNX Layer: trtdet/nms/MatMul_1]")
-    found = seen(conv(FIRST, "q", tensor("r")), step)
+    step = layer("nms", "kgen", [square], [tensor("k", LINEAR, 1)], Metadata="[ONNX Layer: nms/MatMul_1]")
+    found = seen(conv(FIRST, "q", tensor("r")), step, model=written("nms/MatMul_1"))
     assert found.findings[0].kind == "suppression"
     assert [(one.option, one.bytes) for one in found.advice] == [("--pre-nms-topk 500", 3_000_000)]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "suppresses"),
+    [
+        (("nms/a", "nms/b", "Softmax_11"), True),
+        (("nms/a", "Softmax_11"), False),
+        (("nms/a", "Softmax_11", "Relu_10"), False),
+        (("nms/a", "QuantizeLinear_0", "DequantizeLinear_1"), True),
+        (("trtdet/nms/own",), False),
+    ],
+)
+def test_a_layer_belongs_to_the_suppression_where_most_of_its_nodes_do(
+    nodes: tuple[str, ...], suppresses: bool
+) -> None:
+    model = written("nms/a", "nms/b")
+    put(model, {**origin_of(model), "QuantizeLinear_0": Origin.QDQ, "DequantizeLinear_1": Origin.CHANNEL_MAP})
+    metadata = "\x1f".join(f"[ONNX Layer: {name}]" for name in nodes)
+    mixed = layer("mixed", "kgen", [tensor("m", LINEAR)], [tensor("k", LINEAR)], Metadata=metadata)
+    found = seen(conv(FIRST, "q", tensor("r")), mixed, model=model)
+    assert ("suppression" in {one.kind for one in found.findings}) is suppresses
 
 
 def test_weights_that_are_not_constant_are_no_obstacle() -> None:
@@ -293,7 +367,18 @@ def test_measured_times_replace_the_estimated_shares() -> None:
     assert [(one.layer, one.ms) for one in found.findings[:2]] == [(ACTIVATION, 0.5), ("QuantizeLinear_0", 0.3)]
     assert found.findings[0].share == pytest.approx(5 / 9)
     assert found.warnings == ("1 layers have no measured time, such as 'Softmax_11'",)
-    assert "by measured time (0.900 ms in all)" in found.report() and found.warnings[0] in found.report()
+    assert "by measured time (0.900 ms in all)" in found.report().text() and found.warnings[0] in found.report().text()
+
+
+def test_the_time_of_a_layer_is_shared_out_among_its_findings() -> None:
+    outputs = [tensor("c", HALF), tensor("c8")]
+    both = layer(ACTIVATION, "PointWiseV2", [tensor("a", HALF)], outputs)
+    times = {f"w + {FIRST}": 1.0, ACTIVATION: 5.0}
+    found = seen(conv(FIRST, "q", tensor("a", HALF)), both, times=times)
+    parts = {one.kind: (one.bytes, one.ms) for one in found.findings}
+    # It reads and writes 2 bytes of each value, and writes 1 more: 2 of these 5 are the copy.
+    assert parts == {"copy": (2 * 32 * 1024, pytest.approx(2.0)), "activation": (3 * 32 * 1024, pytest.approx(3.0))}
+    assert sum(one.share for one in found.findings) == pytest.approx(5 / 6)
 
 
 @pytest.mark.parametrize("times", [{}, {"elsewhere": 1.0}, {"QuantizeLinear_0": 1.0, "elsewhere": 1.0}])
@@ -311,12 +396,20 @@ def test_a_report_shows_three_of_each_kind_unless_all_are_asked_for() -> None:
         for index in range(5)
     ]
     found = seen(*copies, plan=PrecisionPlan({}))
-    short, full = found.report().splitlines(), found.report(everything=True).splitlines()
-    assert "kernels that only move data or change its layout (5)" in short[2]
-    assert [line for line in short if "--all" in line] == [short[-1]] and "2 more; --all shows them" in short[-1]
-    assert len(full) == len(short) + 1 and not any("--all" in line for line in full)
-    assert short[0] == "what gets in the way, by estimated memory traffic (0.3 MB in all):"
+    (short,), (full,) = (found.report(everything).parts for everything in (False, True))
+    assert isinstance(short, Table) and isinstance(full, Table)
+    assert short.title == "what gets in the way, by estimated memory traffic (0.3 MB in all):"
+    said = [row[-1] for row in short.rows]
+    assert said[0] == "kernels that only move data or change its layout (5)"
+    assert len(said) == 5 and said[-1] == "  2 more; --all shows them"
+    assert len(full.rows) == 6 and not any("--all" in str(row[-1]) for row in full.rows)
+    assert short.rows[0][:2] == full.rows[0][:2] == pytest.approx((5 * 65536 / 1e6, 1.0))
 
 
 def test_a_report_of_nothing_says_so() -> None:
-    assert seen(conv(FIRST, "q", tensor("r")), plan=PrecisionPlan({})).report().startswith("nothing gets in the way")
+    assert (
+        seen(conv(FIRST, "q", tensor("r")), plan=PrecisionPlan({}))
+        .report()
+        .text()
+        .startswith("nothing gets in the way")
+    )

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from trtdet.audit.findings import Finding, activations
+from trtdet.audit.findings import Finding, activation_functions
 from trtdet.audit.fp16 import bytes_in_fp16
 from trtdet.audit.traffic import Flow
 from trtdet.config import SiluForm
 
 _WORTH = 0.01
-"""What saves less than this share of all bytes is not mentioned."""
+"""Advice that saves less than this share of all bytes is left out."""
 
 _SQUARE = 256
-"""A matrix of at least so many rows and as many columns in the suppression is the one of candidates by candidates."""
+"""A square matrix of at least so many rows in the suppression compares all candidates with all."""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """Something to try.
+    """An option to try.
 
     Attributes:
         option: of ``trtdet build``, with its value.
@@ -51,7 +51,7 @@ def advise(
     found = [*_precision(flow, got, findings), *_plugin(flow, findings, silu), *_suppression(flow, findings)]
     total = max(flow.bytes, 1)
     worth = [Advice(option, text, saved, saved / total) for option, text, saved in found if saved >= _WORTH * total]
-    return tuple(sorted(worth, key=lambda one: -one.bytes))
+    return tuple(sorted(worth, key=lambda advice: -advice.bytes))
 
 
 def _precision(flow: Flow, got: Mapping[str, str], findings: Sequence[Finding]) -> Iterator[tuple[str, str, int]]:
@@ -78,19 +78,19 @@ def _precision(flow: Flow, got: Mapping[str, str], findings: Sequence[Finding]) 
         )
     if int8:
         half = bytes_in_fp16(flow, int8)
-        alone = {node for one in findings if one.kind in ("activation", "element-wise") for node in one.nodes}
+        alone = {node for found in findings if found.kind in ("activation", "element-wise") for node in found.nodes}
         yield (
             "--fp16",
-            f"all in all this engine moves {_ratio(flow.bytes, half)} the bytes of one in FP16: what follows "
-            f"{len(alone & set(int8))} of the {len(int8)} INT8 convolutions has kernels of its own. INT8 is the faster "
-            "one only where its arithmetic wins that back, so time both",
+            f"all in all this engine moves {_ratio(flow.bytes, half)} the bytes of an FP16 engine: "
+            f"after {len(alone & set(int8))} of the {len(int8)} INT8 convolutions come kernels of their own. "
+            "INT8 is faster only where its arithmetic makes up for that, so time both",
             flow.bytes - half,
         )
 
 
 def _keeping(flow: Flow, names: Sequence[str], kept: Sequence[str]) -> str:
-    """The option that keeps these in FP16, and those that are there already."""
-    all_depthwise = {name for name, one in flow.convolutions.items() if one.depthwise}
+    """The option that keeps these convolutions in FP16 besides those that the plan already keeps."""
+    all_depthwise = {name for name, convolution in flow.convolutions.items() if convolution.depthwise}
     before = [name for name in kept if name not in all_depthwise or "depthwise" not in names]
     if all_depthwise and all_depthwise <= set(before):
         before = ["depthwise", *(name for name in before if name not in all_depthwise)]
@@ -102,8 +102,8 @@ def _around(flow: Flow, names: Collection[str]) -> tuple[int, int]:
     beside = set()
     for name in names:
         index = flow.convolutions[name].layer
-        beside |= {index, *(one for tensor in flow.layers[index].inputs for one in flow.writers[tensor.name])}
-        beside |= {one for tensor in flow.layers[index].outputs for one in flow.readers[tensor.name]}
+        beside |= {index, *(writer for tensor in flow.layers[index].inputs for writer in flow.writers[tensor.name])}
+        beside |= {reader for tensor in flow.layers[index].outputs for reader in flow.readers[tensor.name]}
     before = sum(flow.layers[index].bytes for index in beside)
     return before, before - (flow.bytes - bytes_in_fp16(flow, names))
 
@@ -117,8 +117,8 @@ def _unquantised(flow: Flow, names: Collection[str]) -> list[str]:
     found = []
     for name in names:
         layer = flow.layers[flow.convolutions[name].layer]
-        after = [flow.layers[one] for tensor in layer.outputs for one in flow.readers[tensor.name]]
-        outputs = {tensor.type for one in after for tensor in one.outputs}
+        after = [flow.layers[reader] for tensor in layer.outputs for reader in flow.readers[tensor.name]]
+        outputs = {tensor.type for reader in after for tensor in reader.outputs}
         if layer.output == "Float" and "Int8" not in outputs:
             found.append(name)
     return found
@@ -130,15 +130,15 @@ def _plugin(flow: Flow, findings: Sequence[Finding], silu: Collection[SiluForm])
         return
     layers = {layer.name: layer for layer in flow.layers}
     saved, count = 0, 0
-    for one in findings:
-        layer = layers[one.layer]
-        if one.kind != "activation" or not set(activations(flow, layer).values()) <= {"SiLU", "HardSwish"}:
+    for finding in findings:
+        layer = layers[finding.layer]
+        if finding.kind != "activation" or not set(activation_functions(flow, layer).values()) <= {"SiLU", "HardSwish"}:
             continue
         inputs = [tensor for tensor in layer.inputs if tensor.type in ("Float", "Half")]
         makers = {index for tensor in inputs for index in flow.writers[tensor.name]}
         if makers and all(index in flow.runs and flow.layers[index].input == "Int8" for index in makers):
             saved += sum(2 * (tensor.bytes - tensor.elements) for tensor in inputs)
-            count += len(one.nodes)
+            count += len(finding.nodes)
     if count:
         yield (
             "--silu plugin",
@@ -149,7 +149,7 @@ def _plugin(flow: Flow, findings: Sequence[Finding], silu: Collection[SiluForm])
 
 
 def _suppression(flow: Flow, findings: Sequence[Finding]) -> Iterator[tuple[str, str, int]]:
-    parts = {name for one in findings if one.kind == "suppression" for name in one.parts}
+    parts = {name for finding in findings if finding.kind == "suppression" for name in finding.parts}
     squares = [
         tensor
         for layer in flow.layers

@@ -1,4 +1,4 @@
-"""What gets in the way of INT8 in an engine: every layer, or part of one, that only the change of precision costs."""
+"""What gets in the way of INT8 in an engine: layers, and parts of layers, that only the change of precision needs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 import onnx
 
 from trtdet.audit.layers import Layer, Tensor
-from trtdet.audit.traffic import ACTIVATIONS, POINTWISE, TYPE_CHANGES, Convolution, Flow
+from trtdet.audit.traffic import ACTIVATION_FUNCTIONS, POINTWISE, TYPE_CHANGES, Convolution, Flow
 from trtdet.passes.plugin_ops import HARD_SWISH, SILU
+from trtdet.passes.provenance import Origin
 from trtdet.quantization import PrecisionPlan
 from trtdet.quantization.placement import CONVOLUTIONS
 
@@ -29,23 +30,23 @@ KINDS: Mapping[str, str] = {
 """What the findings of each kind are called in a report."""
 
 _SUPPRESSION = ("NonMaxSuppression", "EfficientNMS_TRT")
-_WRITTEN_SUPPRESSION = "trtdet/nms/"
+_QUANTISING = (Origin.QDQ, Origin.CHANNEL_MAP)
 _ELEMENT_WISE = frozenset(("Add", "Concat", "Div", "Identity", "Max", "Min", "Mul", "Sub", *TYPE_CHANGES))
 _CONSTANT_STEPS = ("Add", "Sub", "Mul", "Div")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something in the engine that gets in the way.
+    """A layer, or part of it, that gets in the way.
 
     Attributes:
         kind: one of ``KINDS``.
-        layer: name of the layer; of several, the one that moves most.
+        layer: name of the layer; of several layers, the layer that moves most.
         nodes: names of the convolutions or other ONNX nodes it is about.
         cause: what the layer does, for which producer and consumer, and why.
         bytes: what it moves, a run of the engine: an estimate from dimensions and types.
         share: of the engine: of its bytes, or of its time where that was measured; 0..1.
-        ms: measured milliseconds, if they were.
+        ms: measured milliseconds; None where they were not measured.
         parts: bytes by layer name; a layer's other bytes belong to other findings or are no finding.
     """
 
@@ -71,7 +72,7 @@ class Finding:
 
 
 def find(flow: Flow, plan: PrecisionPlan, got: Mapping[str, str]) -> tuple[Finding, ...]:
-    """Everything that gets in the way, the costliest first.
+    """Finds what gets in the way, the costliest first.
 
     Args:
         flow: the engine.
@@ -85,8 +86,8 @@ def find(flow: Flow, plan: PrecisionPlan, got: Mapping[str, str]) -> tuple[Findi
         *_suppression(flow),
     ]
     spent: dict[str, int] = {}
-    for one in found:
-        for name, part in one.parts.items():
+    for finding in found:
+        for name, part in finding.parts.items():
             spent[name] = spent.get(name, 0) + part
     for index, layer in enumerate(flow.layers):
         left = layer.bytes - spent.get(layer.name, 0)
@@ -96,15 +97,15 @@ def find(flow: Flow, plan: PrecisionPlan, got: Mapping[str, str]) -> tuple[Findi
         if described is not None:
             kind, nodes, cause = described
             found.append(_finding(flow, kind, nodes, cause, {layer.name: left}))
-    return tuple(sorted(found, key=lambda one: -one.bytes))
+    return tuple(sorted(found, key=lambda finding: -finding.bytes))
 
 
-def activations(flow: Flow, layer: Layer) -> dict[str, str]:
+def activation_functions(flow: Flow, layer: Layer) -> dict[str, str]:
     """The activation functions that a layer computes right after a convolution: what they are, by convolution."""
     found: dict[str, str] = {}
     for name in layer.onnx:
         node = flow.nodes.get(name)
-        if node is None or node.op_type not in ACTIVATIONS:
+        if node is None or node.op_type not in ACTIVATION_FUNCTIONS:
             continue
         source = flow.before(node.input[0])
         gated = source
@@ -122,8 +123,8 @@ def _title(flow: Flow, layer: Layer, node: onnx.NodeProto, source: onnx.NodeProt
     if node.op_type in (HARD_SWISH, "HardSwish"):
         return "HardSwish"
     product = any(
-        one.op_type == "Mul" and node.output[0] in one.input and not _by_constant(flow, one)
-        for one in (flow.nodes[name] for name in layer.onnx if name in flow.nodes)
+        reader.op_type == "Mul" and node.output[0] in reader.input and not _by_constant(flow, reader)
+        for reader in (flow.nodes[name] for name in layer.onnx if name in flow.nodes)
     )
     if product and node.op_type == "Sigmoid":
         return "SiLU"
@@ -150,8 +151,8 @@ def _in_float(flow: Flow, plan: PrecisionPlan, got: Mapping[str, str]) -> Iterat
 
 def _paddings(flow: Flow) -> Iterator[Finding]:
     done: set[str] = set()
-    for one in flow.convolutions.values():
-        layer, share = flow.layers[one.layer], flow.padding(one)
+    for convolution in flow.convolutions.values():
+        layer, share = flow.layers[convolution.layer], flow.padding(convolution)
         if share <= 1:
             continue
         tensor = layer.inputs[0]
@@ -163,10 +164,11 @@ def _paddings(flow: Flow) -> Iterator[Finding]:
                 more = writer.bytes if only else _extra(tensor, share) + flow.filling(writer, tensor, share)
                 parts[writer.name] = min(more, writer.bytes)
         done.add(tensor.name)
-        touched = round(one.channels * share)
-        what = "depthwise: " if one.depthwise else ""
-        cause = f"{one.name} ({what}{one.channels} channels) reads {touched}, as its {tensor.type} kernel takes them"
-        yield _finding(flow, "padding", [one.name], cause, parts)
+        touched = round(convolution.channels * share)
+        kind = "depthwise: " if convolution.depthwise else ""
+        channels = f"{convolution.name} ({kind}{convolution.channels} channels)"
+        cause = f"{channels} reads {touched}, as its {tensor.type} kernel takes them"
+        yield _finding(flow, "padding", [convolution.name], cause, parts)
 
 
 def _extra(tensor: Tensor, padding: float) -> int:
@@ -175,9 +177,9 @@ def _extra(tensor: Tensor, padding: float) -> int:
 
 def _copies(flow: Flow, plan: PrecisionPlan) -> Iterator[Finding]:
     for layer in flow.layers:
-        quantised = [one for one in layer.outputs if one.type == "Int8"]
+        quantised = [output for output in layer.outputs if output.type == "Int8"]
         for tensor in layer.outputs:
-            same = [one for one in quantised if math.prod(one.dims) == math.prod(tensor.dims)]
+            same = [copy for copy in quantised if math.prod(copy.dims) == math.prod(tensor.dims)]
             if layer.type not in POINTWISE or tensor.type not in ("Float", "Half") or not same:
                 continue
             cause = (
@@ -188,13 +190,14 @@ def _copies(flow: Flow, plan: PrecisionPlan) -> Iterator[Finding]:
 
 
 def _suppresses(flow: Flow, layer: Layer) -> bool:
-    nodes = [name for name in layer.onnx if "/qdq/" not in name]
-    mine = [
+    """Whether most of a layer's nodes, Q/DQ aside, belong to the suppression."""
+    nodes = [name for name in layer.onnx if flow.origins.get(name) not in _QUANTISING]
+    suppressing = [
         name
         for name in nodes
-        if name.startswith(_WRITTEN_SUPPRESSION) or (name in flow.nodes and flow.nodes[name].op_type in _SUPPRESSION)
+        if flow.origins.get(name) is Origin.NMS or (name in flow.nodes and flow.nodes[name].op_type in _SUPPRESSION)
     ]
-    return 2 * len(mine) > len(nodes)
+    return 2 * len(suppressing) > len(nodes)
 
 
 def _suppression(flow: Flow) -> Iterator[Finding]:
@@ -204,29 +207,26 @@ def _suppression(flow: Flow) -> Iterator[Finding]:
 
 
 def _pointwise(flow: Flow, plan: PrecisionPlan, layer: Layer) -> tuple[str, tuple[str, ...], str] | None:
-    """Kind, nodes and cause of a kernel that works element by element; nothing for one that does work of its own."""
+    """Kind, nodes and cause of a kernel that works element by element; None for a kernel that does work of its own."""
     operators = flow.operators(layer) - set(CONVOLUTIONS)
-    before = activations(flow, layer)
+    before = activation_functions(flow, layer)
     if before:
         return "activation", tuple(before), _of_activation(flow, layer, before)
     if layer.type == "Reformat" or operators <= set(TYPE_CHANGES):
         return _of_conversion(flow, plan, layer)
-    makers = [one for tensor in layer.inputs for one in _makers(flow, tensor)]
+    makers = [convolution for tensor in layer.inputs for convolution in _makers(flow, tensor)]
     if operators <= _ELEMENT_WISE and makers:
-        names = tuple(dict.fromkeys(one.name for one in makers))
-        what = " and ".join(sorted(operators - {*TYPE_CHANGES, "Identity"}))
-        return (
-            "element-wise",
-            names,
-            f"{what} after {_listed(names)}, whose kernel does not take it in{_ends(flow, layer)}",
-        )
+        names = tuple(dict.fromkeys(convolution.name for convolution in makers))
+        work = " and ".join(sorted(operators - {*TYPE_CHANGES, "Identity"}))
+        cause = f"{work} after {_listed(names)}, whose kernel does not include it{_ends(flow, layer)}"
+        return "element-wise", names, cause
     return None
 
 
 def _of_activation(flow: Flow, layer: Layer, before: Mapping[str, str]) -> str:
     convolutions = [flow.convolutions[name] for name in before if name in flow.convolutions]
-    kinds = sorted({flow.layers[one.layer].input for one in convolutions})
-    types = sorted({flow.layers[one.layer].output for one in convolutions})
+    kinds = sorted({flow.layers[convolution.layer].input for convolution in convolutions})
+    types = sorted({flow.layers[convolution.layer].output for convolution in convolutions})
     kernel = f": the {' and '.join(kinds)} kernel writes {' and '.join(types)}" if kinds else ""
     return f"{' and '.join(sorted(set(before.values())))} after {_listed(tuple(before))}{kernel}{_ends(flow, layer)}"
 
@@ -262,7 +262,7 @@ def _why(flow: Flow, plan: PrecisionPlan, tensor: Tensor) -> str:
         if index in flow.runs and kept:
             entry = plan.entries[kept[0]]
             reasons.append(f"which the plan has in {entry.precision.upper()} ({entry.reason})")
-        elif any(one.type == "Int8" for one in layer.outputs):
+        elif any(output.type == "Int8" for output in layer.outputs):
             reasons.append("which quantises it with a step of its own")
         else:
             first = next((flow.nodes[name] for name in layer.onnx if name in flow.nodes), None)
@@ -275,7 +275,7 @@ def _why(flow: Flow, plan: PrecisionPlan, tensor: Tensor) -> str:
 
 
 def _makers(flow: Flow, tensor: Tensor) -> list[Convolution]:
-    return [one for index in flow.writers[tensor.name] for one in flow.runs.get(index, ())]
+    return [convolution for index in flow.writers[tensor.name] for convolution in flow.runs.get(index, ())]
 
 
 def _source(flow: Flow, tensor: Tensor) -> str:

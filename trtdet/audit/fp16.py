@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from trtdet.audit.layers import Layer, Tensor
-from trtdet.audit.traffic import ACTIVATIONS, TYPE_CHANGES, Convolution, Flow
+from trtdet.audit.traffic import ACTIVATION_FUNCTIONS, TYPE_CHANGES, Convolution, Flow
 
 _FUSES = frozenset(
     (
-        *ACTIVATIONS,
+        *ACTIVATION_FUNCTIONS,
         *TYPE_CHANGES,
         *("Add", "Concat", "Conv", "ConvTranspose", "Div", "Identity", "Max", "Min", "Mul", "Sub"),
     )
@@ -22,12 +22,12 @@ def bytes_in_fp16(flow: Flow, names: Collection[str]) -> int:
 
     It takes for granted what builders were seen to do: an FP16 convolution reads and writes FP16, has the activation
     after it in its own kernel where nothing quantises the result, and a depthwise one pads no channels. What an INT8
-    convolution reads as well keeps its INT8 tensor; what is quantised for none any more is float32 for its other
-    readers. Outputs of the engine stay float32.
+    convolution reads as well keeps its INT8 tensor; a tensor that is no longer quantised for any convolution is float32
+    for its other readers. Outputs of the engine stay float32.
 
     Args:
         flow: the engine.
-        names: convolutions that it runs now in INT8; those of one layer go together.
+        names: convolutions that it runs now in INT8; all convolutions of a layer are named together.
     """
     return _InFp16(flow, names).bytes
 
@@ -64,7 +64,7 @@ class _InFp16:
         flow, layer = self._flow, self._flow.layers[index]
         if index in flow.runs or not flow.operators(layer) <= _FUSES or "Slic" in layer.name:
             return False
-        if any(one.name in self._stays or not flow.readers[one.name] for one in layer.outputs):
+        if any(tensor.name in self._stays or not flow.readers[tensor.name] for tensor in layer.outputs):
             return False
         makers = {maker for tensor in layer.inputs for maker in flow.writers[tensor.name] if maker in flow.runs}
         return bool(makers) and makers <= set(self._half)
@@ -93,7 +93,7 @@ class _InFp16:
                 total += self._moved(tensor, tensor.elements)
         written: set[tuple[int, int]] = set()
         for tensor in dict.fromkeys(layer.outputs):
-            takers = [self._half[one] for one in self._flow.readers[tensor.name] if one in self._half]
+            takers = [self._half[reader] for reader in self._flow.readers[tensor.name] if reader in self._half]
             share = self._undone(takers[0]) if takers else 1.0
             values = int(tensor.elements / share)
             if tensor.name in self._stays or not takers:
@@ -113,7 +113,10 @@ class _InFp16:
         What is cast to FP16 then is a float copy. None for all other layers.
         """
         takers = [
-            self._half[one] for tensor in layer.outputs for one in self._flow.readers[tensor.name] if one in self._half
+            self._half[reader]
+            for tensor in layer.outputs
+            for reader in self._flow.readers[tensor.name]
+            if reader in self._half
         ]
         shared = any(tensor.name in self._stays for tensor in layer.inputs)
         if not takers or not shared or not self._hands_on(index):
@@ -127,7 +130,7 @@ class _InFp16:
         layer = self._flow.layers[index]
         source = layer.inputs[0]
         total = 4 * (source.elements + values) if self._flow.operators(layer) - _FUSES else 0
-        makers = [one for one in self._flow.writers[source.name] if self._hands_on(one)]
+        makers = [writer for writer in self._flow.writers[source.name] if self._hands_on(writer)]
         return total + (self._float_copy(makers[0], source.elements) if makers else 4 * source.elements)
 
     def _moved(self, tensor: Tensor, values: int) -> int:
@@ -146,7 +149,7 @@ class _InFp16:
     def _no_longer_quantised(self, writers: Collection[int]) -> bool:
         """Whether the only convolutions that a tensor was quantised for are among the FP16 ones."""
         outputs = [tensor for index in writers for tensor in self._flow.layers[index].outputs if tensor.type == "Int8"]
-        readers = {one for tensor in outputs for one in self._flow.readers[tensor.name]}
+        readers = {reader for tensor in outputs for reader in self._flow.readers[tensor.name]}
         return bool(readers & self._half.keys()) and not any(tensor.name in self._stays for tensor in outputs)
 
     def _hands_on(self, index: int) -> bool:

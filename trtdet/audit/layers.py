@@ -1,4 +1,4 @@
-"""The layers of an engine, read from what the builder or the engine inspector says of them."""
+"""The layers of an engine, read from the builder's log or from the text of the engine inspector."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _MULTIPLE = re.compile(r"channel % (\d+) == 0")
 
 @dataclass(frozen=True)
 class Tensor:
-    """What a layer reads or writes.
+    """A tensor that a layer reads or writes.
 
     Attributes:
         name: the builder's; the same name in two layers is the same memory.
@@ -64,7 +64,7 @@ class Tensor:
 
     @property
     def step(self) -> int:
-        """What the format pads the channels to a multiple of; 1 where it pads nothing."""
+        """The format pads the channels to a multiple of this; 1 where it pads nothing."""
         wide, multiple = _WIDE.search(self.format), _MULTIPLE.search(self.format)
         if wide:
             return _WIDTHS[wide[1].lower()]
@@ -73,14 +73,14 @@ class Tensor:
     @property
     def elements(self) -> int:
         """How many values lie in memory, padding of channels counted; an open dimension counts as 1."""
-        dims = [max(one, 1) for one in self.dims]
+        dims = [max(size, 1) for size in self.dims]
         if len(dims) > 2:
             dims[1] = -(-dims[1] // self.step) * self.step
         return math.prod(dims)
 
     @property
     def bytes(self) -> int:
-        """What reading or writing it once moves; 0 for a data type whose size is not known."""
+        """How many bytes reading or writing it once moves; 0 for a data type whose size is not known."""
         return -(-self.elements * BITS.get(self.type, 0) // 8)
 
 
@@ -91,9 +91,9 @@ class Layer:
     Attributes:
         name: the builder's.
         type: the builder's kind of kernel.
-        inputs: activations that it reads.
-        constants: weights, scales and the like that it reads.
-        outputs: what it writes.
+        inputs: tensors that it reads.
+        constants: weights, scales and other constants that it reads.
+        outputs: tensors that it writes.
         onnx: names of the ONNX nodes it came from, as far as the builder tells.
     """
 
@@ -121,7 +121,7 @@ class Layer:
 
     @cached_property
     def bytes(self) -> int:
-        """What one run of it reads and writes; the same part of a tensor listed twice is read once."""
+        """How many bytes one run of it reads and writes; the same part of a tensor listed twice is read once."""
         if self.type in NO_KERNEL:
             return 0
         return sum(
@@ -130,14 +130,14 @@ class Layer:
 
 
 def layers_of(built: Built) -> tuple[Layer, ...]:
-    """The layers of an engine: as its inspector tells them, or, where none was asked, as the builder's log does.
+    """The layers of an engine: from its inspector's text, or, where there is none, from the builder's log.
 
     Raises:
         BackendError: nothing lists them, or the inspector's text is of a schema that is not known.
     """
     layers = parse_inspector(built.layers) if built.layers else parse_layers(built.log)
     if not layers:
-        raise BackendError("the builder listed no layers; is the logger at VERBOSE and profiling verbosity DETAILED?")
+        raise BackendError("the builder listed no layers", "is the logger at VERBOSE and profiling verbosity DETAILED?")
     return layers
 
 
@@ -155,14 +155,18 @@ def parse_layers(log: Sequence[str]) -> tuple[Layer, ...]:
             continue
         inputs, constants, outputs = (
             tuple(
-                Tensor(one["name"], one["type"], tuple(map(int, filter(None, one["dims"].split(",")))), one["format"])
-                for one in _TENSOR.finditer(found[part])
+                Tensor(match["name"], match["type"], _dims(match["dims"]), match["format"])
+                for match in _TENSOR.finditer(found[part])
             )
             for part in ("inputs", "constants", "outputs")
         )
         onnx = tuple(_ONNX.findall(found["metadata"] or ""))
         layers.append(Layer(found["name"], found["type"], inputs, constants, outputs, onnx))
     return tuple(layers)
+
+
+def _dims(listed: str) -> tuple[int, ...]:
+    return tuple(int(size) for size in listed.split(",") if size)
 
 
 def parse_inspector(text: str) -> tuple[Layer, ...]:
@@ -181,52 +185,52 @@ def parse_inspector(text: str) -> tuple[Layer, ...]:
     """
     try:
         data = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BackendError(
-            f"the engine inspector's text is not JSON ({error}); ask it for LayerInformationFormat.JSON"
+            f"the engine inspector's text is not JSON ({error})", "ask it for LayerInformationFormat.JSON"
         ) from None
     listed = data.get("Layers") if isinstance(data, dict) else None
     if not isinstance(listed, list):
         met = ", ".join(sorted(data)) if isinstance(data, dict) else type(data).__name__
         raise BackendError(f"the engine inspector's text has no list 'Layers', but: {met or 'nothing'}")
-    if any(isinstance(one, str) for one in listed):
-        raise BackendError("the engine holds names of layers only; build it with profiling verbosity DETAILED")
-    return tuple(_inspected(one) for one in listed if not _OTHER_PROFILE.search(str(_get(one, "Name"))))
+    if any(isinstance(entry, str) for entry in listed):
+        raise BackendError("the engine holds names of layers only", "build it with profiling verbosity DETAILED")
+    return tuple(_inspected(entry) for entry in listed if not _OTHER_PROFILE.search(str(_get(entry, "Name"))))
 
 
-def _inspected(one: Any) -> Layer:
-    name, kind = str(_get(one, "Name")), str(_get(one, "LayerType"))
-    inputs, outputs = (tuple(_tensor(tensor) for tensor in _get(one, key)) for key in ("Inputs", "Outputs"))
-    constants = tuple(_tensor(tensor) for tensor in one.get("Constants", ()))
+def _inspected(entry: Any) -> Layer:
+    name, kind = str(_get(entry, "Name")), str(_get(entry, "LayerType"))
+    inputs, outputs = (tuple(_tensor(tensor) for tensor in _get(entry, key)) for key in ("Inputs", "Outputs"))
+    constants = tuple(_tensor(tensor) for tensor in entry.get("Constants", ()))
     for key in ("Weights", "Bias"):  # TensorRT 8.6 and 10 count them instead of listing constants
-        counted = one.get(key)
+        counted = entry.get(key)
         if isinstance(counted, dict) and counted.get("Count"):
             constants += (Tensor(key, _type_in(str(_get(counted, "Type"))), (int(counted["Count"]),)),)
-    return Layer(name, kind, inputs, constants, outputs, onnx_nodes(name, str(one.get("Metadata") or "")))
+    return Layer(name, kind, inputs, constants, outputs, onnx_nodes(name, str(entry.get("Metadata") or "")))
 
 
-def _tensor(one: Any) -> Tensor:
-    name, dims = str(_get(one, "Name")), tuple(int(size) for size in _get(one, "Dimensions"))
-    if "Format/Datatype" in one:
-        both = str(one["Format/Datatype"])
+def _tensor(entry: Any) -> Tensor:
+    name, dims = str(_get(entry, "Name")), tuple(int(size) for size in _get(entry, "Dimensions"))
+    if "Format/Datatype" in entry:
+        both = str(entry["Format/Datatype"])
         return Tensor(name, _type_in(both), dims, both)
-    kind = one.get("Datatype", one.get("DataType"))
+    kind = entry.get("Datatype", entry.get("DataType"))
     if kind is None:
-        raise _unknown("a tensor", one)
-    return Tensor(name, _type_in(str(kind)), dims, str(one.get("Format") or ""))
+        raise _unknown("a tensor", entry)
+    return Tensor(name, _type_in(str(kind)), dims, str(entry.get("Format") or ""))
 
 
-def _get(one: Any, key: str) -> Any:
-    if not isinstance(one, dict) or key not in one:
-        raise _unknown("an entry", one)
-    return one[key]
+def _get(entry: Any, key: str) -> Any:
+    if not isinstance(entry, dict) or key not in entry:
+        raise _unknown("an entry", entry)
+    return entry[key]
 
 
-def _unknown(what: str, one: Any) -> BackendError:
-    met = ", ".join(one) if isinstance(one, dict) else repr(one)
+def _unknown(what: str, entry: Any) -> BackendError:
+    met = ", ".join(entry) if isinstance(entry, dict) else repr(entry)
     return BackendError(
-        f"the engine inspector's text is of a schema that is not known: {what} has {met or 'no keys'}; known are those "
-        "of TensorRT 8.6 and 10 (Format/Datatype) and 11 (Datatype, Format)"
+        f"the engine inspector's text is of an unknown schema: {what} has {met or 'no keys'}; known are those of "
+        "TensorRT 8.6 and 10 (Format/Datatype) and 11 (Datatype, Format)"
     )
 
 

@@ -12,16 +12,20 @@ import onnx
 
 from trtdet.audit.layers import Layer, Tensor
 from trtdet.passes.plugin_ops import ACTIVATIONS as PLUGIN_ACTIVATIONS
+from trtdet.passes.provenance import Origin, origin_of
 from trtdet.quantization import PrecisionPlan
 
 POINTWISE = ("kgen", "PointWise", "PointWiseV2", "Reformat", "Scale", "NoOp", "Constant", "ElementWise", "Cast")
 """Layer types that are never a convolution, though they may name the convolutions around them."""
 
-ACTIVATIONS = (
+ACTIVATION_FUNCTIONS = (
     *("Clip", "Elu", "HardSigmoid", "HardSwish", "LeakyRelu", "PRelu", "Relu", "Sigmoid", "Softplus", "Swish", "Tanh"),
     *PLUGIN_ACTIVATIONS,
 )
+"""Operators that compute an activation function."""
+
 TYPE_CHANGES = ("QuantizeLinear", "DequantizeLinear", "Cast")
+"""Operators that only change the data type."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class Convolution:
     Attributes:
         name: of the ONNX node.
         layer: index of its layer.
-        channels: that it reads, by the shape of its weights.
+        channels: how many it reads, by the shape of its weights.
         depthwise: each of its channels is a group of its own.
     """
 
@@ -47,14 +51,15 @@ class Flow:
     Args:
         layers: in the order of the builder.
         plan: its entries are the convolutions.
-        model: that the engine was built from: what its node names are.
+        model: the ONNX model that the engine was built from, with the registry of what wrote its nodes.
     """
 
     def __init__(self, layers: Sequence[Layer], plan: PrecisionPlan, model: onnx.ModelProto) -> None:
         self.layers = tuple(layers)
         self.nodes: dict[str, onnx.NodeProto] = {node.name: node for node in model.graph.node}
         self.maker: dict[str, onnx.NodeProto] = {name: node for node in model.graph.node for name in node.output}
-        self._shapes = {one.name: tuple(one.dims) for one in model.graph.initializer}
+        self.origins: Mapping[str, Origin] = origin_of(model)
+        self._shapes = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
         self.writers: dict[str, list[int]] = defaultdict(list)
         self.readers: dict[str, list[int]] = defaultdict(list)
         for index, layer in enumerate(self.layers):
@@ -77,7 +82,7 @@ class Flow:
 
     @cached_property
     def convolutions(self) -> Mapping[str, Convolution]:
-        """Those with constant weights that a layer of their own runs, by name."""
+        """The convolutions with constant weights that a layer of their own runs, by name."""
         found = {}
         for name, index in self.kernels.items():
             node, layer = self.nodes.get(name), self.layers[index]
@@ -86,7 +91,7 @@ class Flow:
             shape = self._weight_shape(node.input[1])
             if not shape:
                 continue
-            groups = next((one.i for one in node.attribute if one.name == "group"), 1)
+            groups = next((attribute.i for attribute in node.attribute if attribute.name == "group"), 1)
             inputs = shape[0] if node.op_type == "ConvTranspose" else shape[1] * groups
             found[name] = Convolution(name, index, inputs, groups > 1 and groups == inputs)
         return found
@@ -95,8 +100,8 @@ class Flow:
     def runs(self) -> Mapping[int, tuple[Convolution, ...]]:
         """The convolutions by index of their layer: full TensorRT runs some side by side in one."""
         found: dict[int, tuple[Convolution, ...]] = {}
-        for one in self.convolutions.values():
-            found[one.layer] = (*found.get(one.layer, ()), one)
+        for convolution in self.convolutions.values():
+            found[convolution.layer] = (*found.get(convolution.layer, ()), convolution)
         return found
 
     def operators(self, layer: Layer) -> frozenset[str]:
@@ -104,27 +109,29 @@ class Flow:
         return frozenset(self.nodes[name].op_type for name in layer.onnx if name in self.nodes)
 
     def before(self, tensor: str) -> onnx.NodeProto | None:
-        """What makes an ONNX tensor, Q/DQ pairs, casts and identities looked through."""
+        """The node that computes an ONNX tensor, Q/DQ pairs, casts and identities skipped."""
         node = self.maker.get(tensor)
         while node is not None and node.op_type in (*TYPE_CHANGES, "Identity"):
             node = self.maker.get(node.input[0])
         return node
 
     def padding(self, convolution: Convolution) -> float:
-        """How many channels the layer of a convolution reads for each that there is, 1 or more."""
+        """How many channels the layer of a convolution reads for each channel that the model has, 1 or more."""
         data = self.layers[convolution.layer].inputs[0]
         if len(data.dims) < 3 or not data.elements:
             return 1.0
-        there = math.prod(max(one, 1) for one in (data.dims[0], *data.dims[2:])) * convolution.channels
-        return max(1.0, data.elements / there)
+        unpadded = math.prod(max(size, 1) for size in (data.dims[0], *data.dims[2:])) * convolution.channels
+        return max(1.0, data.elements / unpadded)
 
     def filling(self, layer: Layer, tensor: Tensor, padding: float) -> int:
         """Bytes of the constant that fills the channels of an output up, where the layer reads one."""
         filling = tensor.elements * (1 - 1 / padding)
-        return sum(one.bytes for one in layer.constants if padding > 1 and math.isclose(one.elements, filling))
+        return sum(
+            constant.bytes for constant in layer.constants if padding > 1 and math.isclose(constant.elements, filling)
+        )
 
     def _weight_shape(self, tensor: str) -> tuple[int, ...]:
-        """The shape of the constant that weights are made of; empty where there is none."""
+        """The shape of the constant behind the weights; empty where they are not constant."""
         while tensor not in self._shapes and tensor in self.maker and self.maker[tensor].input:
             tensor = self.maker[tensor].input[0]
         return self._shapes.get(tensor, ())

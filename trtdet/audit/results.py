@@ -1,0 +1,254 @@
+"""What an audit found: its tables, its file, and the measured times that replace its estimates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from trtdet.audit.advice import Advice
+from trtdet.audit.findings import KINDS, Finding
+from trtdet.audit.layers import Layer
+from trtdet.errors import BundleError, ConfigError, one_line
+from trtdet.tables import Column, Table, Tables
+
+_SCHEMA = 2
+_SHOWN = 3
+"""Findings of a kind that a report shows unless all are asked for."""
+
+Milliseconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True)
+class Departure:
+    """A convolution that the builder runs in another precision than planned."""
+
+    name: str
+    planned: str
+    got: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"'{self.name}' was planned as {self.planned} and runs in {self.got}"
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The precisions of an engine's convolutions as built, and what gets in the way.
+
+    Attributes:
+        int8: how many convolutions read INT8.
+        fp16: how many read FP16.
+        fp32: how many read FP32.
+        layers: every layer of the engine.
+        departures: convolutions that are not what the plan says.
+        warnings: what to look at, one sentence each; those of the departures included.
+        findings: what gets in the way, the costliest first.
+        advice: what to try, the largest saving first.
+        ms: measured milliseconds of all layers; None where shares are of estimated memory traffic.
+    """
+
+    int8: int
+    fp16: int
+    fp32: int
+    layers: tuple[Layer, ...]
+    departures: tuple[Departure, ...]
+    warnings: tuple[str, ...]
+    findings: tuple[Finding, ...] = ()
+    advice: tuple[Advice, ...] = ()
+    ms: float | None = None
+
+    @property
+    def bytes(self) -> int:
+        """What all layers read and write, a run; estimated from dimensions, types and formats."""
+        return sum(layer.bytes for layer in self.layers)
+
+    @property
+    def cost(self) -> str:
+        """What the shares of the findings are of."""
+        return "estimated memory traffic" if self.ms is None else "measured time"
+
+    @property
+    def summary(self) -> str:
+        """How many convolutions got which precision, in one line."""
+        return (
+            f"as built: {self.int8} convs in INT8, {self.fp16} in FP16, {self.fp32} in FP32; "
+            f"{len(self.departures)} not as planned; {len(self.layers)} layers in all"
+        )
+
+    def timed(self, times: Mapping[str, float]) -> Audit:
+        """The same with measured shares.
+
+        Args:
+            times: milliseconds by layer name, as a profiler gives them.
+
+        Raises:
+            ConfigError: they are of another engine.
+        """
+        layers = {layer.name: layer.bytes for layer in self.layers}
+        working = [name for name, moved in layers.items() if moved]
+        untimed = [name for name in working if name not in times]
+        # Generated layers have names that other engines have as well, so that a few in common say nothing.
+        if 2 * len(untimed) > len(working):
+            raise ConfigError(
+                f"the measured times are of another engine: {len(untimed)} of this one's {len(working)} layers have "
+                f"none, such as '{untimed[0]}'",
+                "profile the bundle's own engine",
+            )
+        left = (f"{len(untimed)} layers have no measured time, such as '{untimed[0]}'",) if untimed else ()
+        total = sum(ms for name, ms in times.items() if name in layers)
+        findings = [finding.timed(times, layers, total) for finding in self.findings]
+        return replace(
+            self,
+            findings=tuple(sorted(findings, key=lambda finding: -(finding.ms or 0.0))),
+            warnings=(*self.warnings, *left),
+            ms=total,
+        )
+
+    def report(self, everything: bool = False) -> Tables:
+        """What departs from the plan, what gets in the way, grouped by kind, and the advice.
+
+        Args:
+            everything: all findings; otherwise the costliest three of each kind.
+        """
+        parts: list[Table | str] = []
+        if self.departures:
+            columns = ("name", "planned", "got", "reason")
+            rows = [[getattr(departure, column) for column in columns] for departure in self.departures]
+            parts.append(Table(("convolution", *columns[1:]), rows, "not as planned:"))
+        departed = {str(departure) for departure in self.departures}
+        parts.extend(warning for warning in self.warnings if warning not in departed)
+        parts.append(
+            self._obstacles(everything)
+            if self.findings
+            else "nothing gets in the way of INT8 that the builder's list of layers shows"
+        )
+        if self.advice:
+            parts.append(self._to_try())
+        return Tables(parts)
+
+    def _obstacles(self, everything: bool) -> Table:
+        groups: dict[str, list[Finding]] = {}
+        for finding in self.findings:
+            groups.setdefault(finding.kind, []).append(finding)
+        rows = []
+        for kind, found in sorted(groups.items(), key=lambda group: -sum(finding.share for finding in group[1])):
+            count = "" if kind == "suppression" else f" ({len(found)})"
+            rows.append((*self._figures(found), f"{KINDS[kind]}{count}"))
+            shown = found if everything else found[:_SHOWN]
+            rows.extend((*self._figures([finding]), f"  {_short(finding.layer)}: {finding.cause}") for finding in shown)
+            if len(shown) < len(found):
+                more = f"  {len(found) - len(shown)} more; --all shows them"
+                rows.append((*self._figures(found[len(shown) :]), more))
+        total = f"{self.bytes / 1e6:.1f} MB" if self.ms is None else f"{self.ms:.3f} ms"
+        cost = Column("MB", ".2f") if self.ms is None else Column("ms", ".4f")
+        title = f"what gets in the way, by {self.cost} ({total} in all):"
+        return Table((cost, Column("share", ".1%"), Column("finding", align="left")), rows, title)
+
+    def _to_try(self) -> Table:
+        rows = [(advice.bytes / 1e6, advice.share, advice.option, advice.text) for advice in self.advice]
+        columns = (Column("MB less", ".1f"), Column("share", ".0%"), "option", "reason")
+        return Table(columns, rows, "what to try, by what it would save (not additive; estimated memory traffic):")
+
+    def _figures(self, found: Sequence[Finding]) -> tuple[float, float]:
+        """Megabytes, or milliseconds where they were measured; and the share."""
+        cost = (finding.bytes / 1e6 if self.ms is None else finding.ms or 0.0 for finding in found)
+        return sum(cost), sum(finding.share for finding in found)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        layers = [
+            {**asdict(layer), "input": layer.input, "weights": layer.weights, "output": layer.output}
+            for layer in self.layers
+        ]
+        return {**asdict(self), "layers": layers, "cost": self.cost, "bytes": self.bytes}
+
+    def to_json(self) -> str:
+        """The text of ``audit.json``."""
+        return json.dumps({"schema": _SCHEMA, **asdict(self)}, indent=1) + "\n"
+
+    @staticmethod
+    def load(path: Path) -> Audit:
+        """Reads ``audit.json``.
+
+        Raises:
+            BundleError: it cannot be read or is of another schema.
+        """
+        try:
+            data = path.read_bytes()
+            if _adapter(_Header).validate_json(data, strict=True).schema != _SCHEMA:
+                raise BundleError(
+                    f"'{path}' was written by another version of trtdet", "remove the bundle and build it again"
+                )
+            loaded: Audit = _adapter(Audit).validate_json(data, strict=True)
+            return loaded
+        except (OSError, ValidationError) as error:
+            raise BundleError(f"'{path}' cannot be read ({_first(error)})", "build the bundle again") from None
+
+
+def load_times(path: Path) -> dict[str, float]:
+    """Measured times of layers: an object of milliseconds by name, or what ``trtexec --exportProfile`` writes.
+
+    Returns:
+        Milliseconds of one run by layer name.
+
+    Raises:
+        ConfigError: the file is missing or neither.
+    """
+    try:
+        data = path.read_bytes()
+        if data.lstrip().startswith(b"["):
+            # The first entry counts the runs and has no name.
+            rows = _adapter(list[_Counted | _Timed]).validate_json(data, strict=True)
+            return {row.name: row.averageMs for row in rows if isinstance(row, _Timed)}
+        times: dict[str, float] = _adapter(dict[str, Milliseconds]).validate_json(data, strict=True)
+        return times
+    except (OSError, ValidationError) as error:
+        raise ConfigError(
+            f"'{path}' has no times of layers ({_first(error)})",
+            "give what 'trtexec --exportProfile' writes, or an object of milliseconds by layer name",
+        ) from None
+
+
+@dataclass(frozen=True)
+class _Header:
+    schema: int
+
+
+@dataclass(frozen=True)
+class _Counted:
+    """An entry of trtexec's profile that is about all runs."""
+
+    count: int
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """An entry of trtexec's profile that is about a layer."""
+
+    name: str
+    averageMs: Milliseconds
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def _first(error: OSError | ValidationError) -> str:
+    """What was wrong first, in one line."""
+    if isinstance(error, OSError):
+        return str(error)
+    problem = error.errors(include_url=False, include_input=False)[0]
+    place = ".".join(map(str, problem["loc"]))
+    return one_line(f"{place}: {problem['msg']}" if place else problem["msg"])
+
+
+def _short(name: str, width: int = 50) -> str:
+    """A layer's name for a table: generated kernels are named after all that they compute, and numbered at the end."""
+    return name if len(name) <= width else f"{name[: width - 15]}...{name[-12:]}"
