@@ -8,6 +8,8 @@ import onnx
 import pytest
 
 from trtdet.backends import OnnxRunner
+from trtdet.passes import provenance
+from trtdet.passes.provenance import Origin
 from trtdet.quantization import Entry, PrecisionPlan, insert_qdq, region_of, to_half
 
 SILU = """(float[1,4,8,8] x) => (float[1,4,8,8] y) {
@@ -92,7 +94,11 @@ def test_decoding_and_what_is_no_feature_map_stay_in_float(net: Any, normal: Any
     )
     assert casts(to_half(model, ["Conv_0"])) == [("input", "half", "Conv"), ("Sigmoid", "float", "Reshape")]
     model.graph.node[1].name = "trtdet/decode/Sigmoid_1"
+    assert casts(to_half(model, ["Conv_0"])) == [("input", "half", "Conv"), ("Sigmoid", "float", "Reshape")]
+    provenance.put(model, {"trtdet/decode/Sigmoid_1": Origin.DECODE})
     assert casts(to_half(model, ["Conv_0"])) == [("input", "half", "Conv"), ("Conv", "float", "Sigmoid")]
+    provenance.put(model, {"trtdet/decode/Sigmoid_1": Origin.ACTIVATION})
+    assert casts(to_half(model, ["Conv_0"])) == [("input", "half", "Conv"), ("Sigmoid", "float", "Reshape")]
 
 
 def test_scales_of_a_resize_are_no_data(net: Any, normal: Any) -> None:

@@ -18,8 +18,7 @@ from trtdet.passes.base import PLUGIN_DOMAIN
 from trtdet.passes.model import to_graph, to_model
 from trtdet.passes.plugin_ops import attributes
 from trtdet.quantization import Corrections, insert_qdq, lint, reach, requantize, to_half
-from trtdet.quantization.corrections.channel_map import ChannelMap
-from trtdet.quantization.corrections.rounding import Rounded, nearest, weight_scales
+from trtdet.quantization.encoding import ChannelMap, Rounded, nearest, weight_scales
 from trtdet.quantization.placement import QdqPlacement
 from trtdet.quantization.precision import Entry, PrecisionPlan
 

@@ -10,7 +10,6 @@ from trtdet.backends import OnnxRunner
 from trtdet.calibration import Range, Ranges
 from trtdet.errors import CalibrationError
 from trtdet.quantization import insert_qdq, lint, place
-from trtdet.quantization.qdq import weight_scales
 
 NET = """(float[N,3,16,16] x) => (float[N,4,16,16] y) {
     a = Conv<pads = [1,1,1,1]>(x, w1, b1) s = Sigmoid(a) c = Mul(a, s)
@@ -126,15 +125,6 @@ def test_a_channel_of_zeros_has_a_scale_over_0_and_stays_zero(net: Any, normal: 
     int8 = insert_qdq(model, *measured(model, x))
     assert lint(int8) == ()
     assert not OnnxRunner(int8)(x)["y"][0, 2].any()
-
-
-def test_weight_scales_are_a_127th_of_the_largest_weight_of_a_channel() -> None:
-    weight = np.zeros((3, 2, 2, 2), np.float32)
-    weight[0, 1, 0, 1] = -254
-    weight[1] = 12.7
-    scales = weight_scales(weight)
-    assert scales.dtype == np.float32
-    np.testing.assert_allclose(scales, [2, 0.1, 1 / 127], rtol=1e-6)
 
 
 def test_convolutions_in_one_and_three_dimensions_are_quantised(net: Any, normal: Any, measured: Any) -> None:

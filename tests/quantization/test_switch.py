@@ -9,8 +9,7 @@ import pytest
 from trtdet.backends import OnnxRunner
 from trtdet.calibration import expose
 from trtdet.quantization import Corrections, Entry, PrecisionPlan, Switch, insert_qdq
-from trtdet.quantization.corrections.channel_map import ChannelMap
-from trtdet.quantization.corrections.rounding import Rounded, nearest, weight_scales
+from trtdet.quantization.encoding import ChannelMap, Rounded, nearest, weight_scales
 
 NET = """(float[1,4,8,8] x) => (float[1,4,8,8] y, float[1,4,8,8] z) {
     a = Conv(x, w1) b = Relu(a) c = Conv<pads = [1,1,1,1]>(b, w2) d = Add(b, c) e = Conv(d, w3) y = Relu(e)

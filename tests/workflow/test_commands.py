@@ -215,8 +215,8 @@ def test_some_corrections_and_what_is_up_to_date(run, model, calibration_images,
 
 
 def test_corrections_that_do_not_hold_are_not_written(run, model, calibration_images, tmp_path, monkeypatch):
-    module = importlib.import_module("trtdet.quantization.corrections")
-    monkeypatch.setattr(module, "_head_errors", lambda *_: [0.1, 0.2, 0.3, 0.4])
+    module = importlib.import_module("trtdet.quantization.corrections.gate")
+    monkeypatch.setattr(module, "head_errors", lambda *_: [0.1, 0.2, 0.3, 0.4])
     command = ["build", model, "--config", "shapes", "--images", calibration_images, "--num-images", 2]
     command += ["--backend", "onnxruntime", "--json", "--correct"]
     done = run(*command, "bias", "-o", tmp_path / "b")

@@ -1,12 +1,13 @@
 """Quantisation: where Q/DQ pairs go, in which precision each convolution runs, and what is corrected."""
 
+from trtdet.quantization.activation_ranges import reach
 from trtdet.quantization.corrections import CORRECTIONS, Corrected, Sources, correct
 from trtdet.quantization.graph_check import GraphProblem, lint
 from trtdet.quantization.half import LARGEST, region_of, to_half
 from trtdet.quantization.head_error import HeadError
 from trtdet.quantization.implicit import Quantizable, quantizable
 from trtdet.quantization.placement import CONVOLUTIONS, QdqPlacement, place
-from trtdet.quantization.plugin_fusion import Requantized, reach, requantize
+from trtdet.quantization.plugin_fusion import Requantized, requantize
 from trtdet.quantization.precision import Cause, Entry, Precision, PrecisionPlan, Step
 from trtdet.quantization.qdq import Corrections, insert_qdq
 from trtdet.quantization.switch import Switch

@@ -28,7 +28,7 @@ LARGEST = 65504.0
 
 _FLOAT, _HALF = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16
 
-_ACTIVATIONS = (
+_ACTIVATION_FUNCTIONS = (
     *("Sigmoid", "HardSigmoid", "HardSwish", "Relu", "LeakyRelu", "PRelu", "Clip", "Tanh", "Elu", "Selu", "Softplus"),
     *("Mish", "Swish", "Gelu", "Erf"),
     *ACTIVATIONS,
@@ -38,7 +38,7 @@ _MOVES = (
     *("Concat", "Split", "Slice", "MaxPool", "AveragePool", "GlobalAveragePool", "Resize", "Transpose", "Pad"),
     *("DepthToSpace", "SpaceToDepth", "Identity"),
 )
-_JOINING = {*_ACTIVATIONS, *_ARITHMETIC, *_MOVES}
+_JOINING = {*_ACTIVATION_FUNCTIONS, *_ARITHMETIC, *_MOVES}
 
 _VALUES = {"Resize": (0,), "Slice": (0,), "Split": (0,), "Pad": (0, 2)}
 """Operators of which only some inputs have the type of the data."""
@@ -117,7 +117,9 @@ def region_of(model: onnx.ModelProto, names: Collection[str]) -> tuple[str, ...]
 def _region(graph: gs.Graph, names: set[str]) -> list[gs.Node]:
     """The nodes that run in FP16, in graph order."""
     region = {id(node) for node in graph.nodes if node.op in CONVOLUTIONS and node.name in names}
-    joining = [node for node in graph.nodes if _may_join(node)]
+    # What decodes, suppresses or quantises is no part of the model; what stands for a node of the model is.
+    foreign = {name for name, origin in registry(graph).items() if not origin.replaces}
+    joining = [node for node in graph.nodes if node.name not in foreign and _may_join(node)]
     grown = True
     while grown:
         grown = False
@@ -140,7 +142,7 @@ def _region(graph: gs.Graph, names: set[str]) -> list[gs.Node]:
 
 
 def _may_join(node: gs.Node) -> bool:
-    if node.op not in _JOINING or node.name.startswith("trtdet/"):
+    if node.op not in _JOINING:
         return False
     feature_maps = [one for one in (*node.inputs[:1], *node.outputs) if isinstance(one, gs.Variable)]
     return all(one.shape is not None and len(one.shape) == 4 and one.dtype == np.float32 for one in feature_maps)

@@ -13,36 +13,26 @@ the way joins INT8: each of its inputs is mapped and quantised by itself, which 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
 
-from trtdet.calibration import ChannelRange, expose
-from trtdet.config import InputConfig
-from trtdet.data import ImageStream
+from trtdet.calibration import ChannelRange
 from trtdet.passes.base import Writer
 from trtdet.passes.model import to_graph, to_model
-from trtdet.passes.plugin_ops import ACTIVATIONS, HARD_SWISH, INT8, SAME, SILU, plugin_nodes
+from trtdet.passes.plugin_ops import ACTIVATIONS, INT8, SAME, plugin_nodes
 from trtdet.passes.provenance import Origin
-from trtdet.quantization.corrections.channel_map import QMAX, SMALLEST, Extremes
+from trtdet.quantization.encoding import QMAX
 
 _FLOAT32 = 0
 """``output_type`` of an activation that reads INT8 and writes float."""
 
 MOST_NOISE = 5e-4
 """An activation whose input's rounding would add more than this share of its variance reads float."""
-
-_FLOORS = {SILU: 8.0, HARD_SWISH: 3.0}
-"""Below minus this an activation is 0, to 0.003 for SiLU and exactly for HardSwish."""
-
-_SAMPLES = 1024
-_QUIET = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +59,7 @@ def requantize(model: onnx.ModelProto, inputs: Mapping[str, ChannelRange]) -> Re
 
     Args:
         model: with Q/DQ pairs; it is not changed.
-        inputs: ranges of what the activations read, see :func:`reach`.
+        inputs: ranges of what the activations read, see :func:`trtdet.quantization.activation_ranges.reach`.
     """
     if next(plugin_nodes(model.graph), None) is None:
         return Requantized(model)
@@ -91,69 +81,6 @@ def requantize(model: onnx.ModelProto, inputs: Mapping[str, ChannelRange]) -> Re
             skipped.append(f"{node.name}: it reads float: {reason}")
     graph.cleanup()
     return Requantized(to_model(graph), len(nodes), read, written, tuple(skipped))
-
-
-def reach(
-    model: onnx.ModelProto,
-    images: Sequence[Path],
-    preprocess: InputConfig,
-    load: Callable[[onnx.ModelProto], Any],
-    progress: Callable[[str, int, int], None],
-) -> dict[str, ChannelRange]:
-    """The range of every channel that an activation of the plugin library reads from a convolution.
-
-    It is that of the corrections' channel maps, the largest value seen with room for what was not, but for what is so
-    far below 0 that the activation hardly tells it from 0: this is left to saturate.
-
-    Args:
-        model: float model.
-        images: calibration images.
-        preprocess: how they become the network's input.
-        load: makes a model ready to run.
-        progress: told of every image.
-    """
-    makers = {output: node.op_type for node in model.graph.node for output in node.output}
-    kinds = {node.input[0]: node.op_type for node in model.graph.node if node.op_type in ACTIVATIONS}
-    kinds = {name: kind for name, kind in kinds.items() if makers.get(name) == "Conv"}
-    if not kinds:
-        return {}
-    extremes = {name: Extremes() for name in kinds}
-    samples: dict[str, list[NDArray[np.float32]]] = {name: [] for name in kinds}
-    runner = load(expose(model, list(kinds)))
-    places = max(1, _SAMPLES // len(images))
-    done = 0
-    for batch in ImageStream(images, preprocess, batch_size=runner.batch or 1):
-        for name, values in runner(batch.images).items():
-            for x in values:
-                extremes[name].update(x)
-                flat = x.reshape(len(x), -1)
-                samples[name].append(flat[:, :: max(1, flat.shape[1] // places)][:, :places].copy())
-        done += len(batch)
-        progress("ranges of activations", done, len(images))
-    found = {}
-    for name, kind in kinds.items():
-        low, high = extremes[name].ranges()
-        amax = np.maximum(np.minimum(-low, _FLOORS[kind]), high)
-        # A channel that was silent on all images must not blow its weights up.
-        amax = np.maximum(amax, SMALLEST * amax.max()) if amax.max() > 0 else np.ones(len(amax))
-        x = np.concatenate(samples.pop(name), axis=1).astype(np.float64)
-        found[name] = ChannelRange(tuple(map(float, amax)), _noise(kind, x, amax))
-    return found
-
-
-def _noise(kind: str, x: NDArray[np.float64], amax: NDArray[np.float64]) -> float:
-    """What the steps of a range do to an activation of samples (C, places), as a share of its variance."""
-    step = amax[:, None] / QMAX
-    exact = _activation(kind, x)
-    error = np.square(_activation(kind, np.rint(x / step).clip(-QMAX - 1, QMAX) * step) - exact).mean(axis=1)
-    variance = exact.var(axis=1)
-    # A channel that hardly moves is not what detections hang on.
-    return float((error / np.maximum(variance, _QUIET * variance.mean() + 1e-30)).mean())
-
-
-def _activation(kind: str, x: NDArray[np.float64]) -> NDArray[np.float64]:
-    gate = 1 / (1 + np.exp(-np.maximum(x, -80.0))) if kind == SILU else np.clip(x / 6 + 0.5, 0, 1)
-    return x * gate
 
 
 def _quantize_inputs(write: Writer, concat: gs.Node) -> None:

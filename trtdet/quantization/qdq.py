@@ -24,10 +24,9 @@ from trtdet.errors import CalibrationError
 from trtdet.passes.base import Writer
 from trtdet.passes.model import to_graph, to_model
 from trtdet.passes.provenance import Origin
-from trtdet.quantization.corrections.channel_map import QMAX, ChannelMap
-from trtdet.quantization.corrections.rounding import Rounded, nearest, weight_scales
-from trtdet.quantization.corrections.windows import Window
+from trtdet.quantization.encoding import QMAX, ChannelMap, Rounded, nearest, weight_scales
 from trtdet.quantization.placement import QdqPlacement
+from trtdet.quantization.windows import Window
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +100,7 @@ def insert_qdq(
 
 def _plain(conv: gs.Node) -> Rounded:
     weight = conv.inputs[1].values.astype(np.float32)
-    scales = weight_scales(weight)
+    scales = weight_scales(weight, f"'{conv.name}'")
     integers = nearest(weight.reshape(len(weight), -1), scales).reshape(weight.shape)
     bias = conv.inputs[2].values if len(conv.inputs) > 2 else np.zeros(len(weight))
     return Rounded(integers, scales, bias.astype(np.float32))

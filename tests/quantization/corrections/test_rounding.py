@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from trtdet.quantization.corrections.rounding import compensated, nearest, weight_scales
+from trtdet.errors import TrtdetWarning
+from trtdet.quantization.corrections import rounding as module
+from trtdet.quantization.corrections.rounding import Round, compensated
+from trtdet.quantization.encoding import ChannelMap, nearest, weight_scales
 
 
 @pytest.mark.parametrize("width", [9, 150])
@@ -36,3 +41,35 @@ def test_with_independent_inputs_nearest_is_best() -> None:
 def test_a_silent_input_is_no_trouble() -> None:
     rows = np.ones((1, 2, 4))
     np.testing.assert_array_equal(compensated(rows, np.full((1, 2), 0.5, np.float32), np.zeros((1, 4, 4))), 2)
+
+
+def test_the_covariance_is_that_of_the_mapped_and_quantised_input(layer: Any) -> None:
+    """Rounding adds a twelfth of a squared step to each variance, and nothing between channels."""
+    rng = np.random.default_rng(2)
+    samples = rng.normal(0, 1, (4, 4)) @ rng.uniform(-1, 1, (4, 5000))
+    scale = np.array([1.0, 2.0, 0.5, 4.0])
+    amax = float(np.abs(scale[:, None] * samples).max())
+    found = layer(rng.normal(0, 1, (3, 4, 1, 1)), samples, ChannelMap(amax, scale)).covariance()[0]
+    step = amax / 127
+    exact = np.cov(scale[:, None] * samples.astype(np.float32).astype(np.float64), bias=True)
+    np.testing.assert_allclose(found - exact, np.eye(4) * step**2 / 12, atol=1e-6 * step**2)
+
+
+def test_windows_that_are_too_wide_are_rounded_to_nearest(layer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = np.random.default_rng(0).normal(0, 1, (3, 8, 1, 1))
+    samples = np.random.default_rng(1).normal(0, 1, (8, 500))
+    assert Round().round(layer(weight, samples, ChannelMap(4.0))) is not None
+    monkeypatch.setattr("trtdet.quantization.corrections.moments.MOST_COLUMNS", 7)
+    assert Round().round(layer(weight, samples, ChannelMap(4.0))) is None
+
+
+def test_a_covariance_that_cannot_be_factored_leaves_nearest_with_a_warning(
+    layer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
+        raise np.linalg.LinAlgError("Matrix is not positive definite")
+
+    monkeypatch.setattr(module, "compensated", fails)
+    given = layer(np.ones((3, 8, 1, 1)), np.random.default_rng(1).normal(0, 1, (8, 50)), ChannelMap(4.0))
+    with pytest.warns(TrtdetWarning, match="'Conv_0' are rounded to nearest: the covariance .* not positive definite"):
+        assert Round().round(given) is None

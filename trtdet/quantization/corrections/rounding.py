@@ -2,45 +2,43 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trtdet.quantization.corrections.channel_map import QMAX
-
-MOST_COLUMNS = 4608
-"""Wider matrices (over 512 channels under a 3x3 kernel) are rounded to nearest: the solution grows with the cube."""
+from trtdet.errors import TrtdetWarning
+from trtdet.quantization.corrections.base import Correction, Layer
+from trtdet.quantization.encoding import QMAX
 
 _DAMPING = 0.01
 _BLOCK = 64
 
 
-@dataclass(frozen=True, eq=False)
-class Rounded:
-    """A convolution's weights as they are written.
+@dataclass(frozen=True)
+class Round(Correction):
+    """A weight's rounding error is made up for by the weights that are still to be rounded."""
 
-    Attributes:
-        integers: int8 (out, in / groups, kh, kw), -127..127.
-        scales: float32 (out,), over 0.
-        bias: float32 (out,).
-    """
+    name: ClassVar[str] = "round"
+    needs_covariance: ClassVar[bool] = True
+    weight_share: ClassVar[float] = 0.25
 
-    integers: NDArray[np.int8]
-    scales: NDArray[np.float32]
-    bias: NDArray[np.float32]
-
-
-def weight_scales(weight: NDArray[np.floating]) -> NDArray[np.float32]:
-    """The scale of each output channel, float32 (out,): ``max |w| / 127``, and 1 / 127 for a channel of zeros."""
-    amax = np.abs(weight.reshape(len(weight), -1)).max(axis=1)
-    return np.where(amax > 0, amax, 1.0).astype(np.float32) / np.float32(QMAX)
-
-
-def nearest(rows: NDArray[np.floating], scales: NDArray[np.float32]) -> NDArray[np.int8]:
-    """Each weight to the nearest integer: rows (..., out, D), scales float32 (..., out) -> int8 (..., out, D)."""
-    integers: NDArray[np.int8] = np.rint(rows / scales[..., None]).clip(-QMAX, QMAX).astype(np.int8)
-    return integers
+    def round(self, layer: Layer) -> NDArray[np.int8] | None:
+        covariance = layer.covariance()
+        if covariance is None:
+            return None
+        try:
+            return compensated(layer.rows, layer.scales, covariance)
+        except np.linalg.LinAlgError as error:
+            warnings.warn(
+                f"the weights of '{layer.name}' are rounded to nearest: the covariance of its input cannot be factored "
+                f"({error}); is its input constant on the calibration images?",
+                TrtdetWarning,
+                stacklevel=2,
+            )
+            return None
 
 
 def compensated(
@@ -58,6 +56,9 @@ def compensated(
 
     Returns:
         int8 (groups, out, D).
+
+    Raises:
+        numpy.linalg.LinAlgError: the covariance is not positive definite, even with damping.
     """
     power = np.einsum("gii->gi", covariance)
     order = np.argsort(-power, axis=1, kind="stable")

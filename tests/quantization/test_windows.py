@@ -7,7 +7,7 @@ import onnx_graphsurgeon as gs
 import pytest
 
 from trtdet.backends import OnnxRunner
-from trtdet.quantization.corrections.windows import Window
+from trtdet.quantization.windows import Window
 
 CASES = [
     ("pads = [1,1,1,1]", 1, 3),

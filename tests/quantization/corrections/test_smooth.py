@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from trtdet.quantization.corrections.channel_map import ChannelMap, Extremes, Reader, _noise, choose_scale
+from trtdet.quantization.corrections.base import Reader
+from trtdet.quantization.corrections.smooth import _noise, choose_scale
 
 RNG = np.random.default_rng(0)
 REACH = np.array([100.0, 1.0, 2.0, 0.5, 1.0, 3.0])
@@ -48,30 +49,3 @@ def test_the_gradient_is_that_of_the_noise() -> None:
         step = np.eye(6)[channel] * 1e-6
         up, down = (_noise(at + sign * step, np.log(REACH), variance, readers, 0.5)[0] for sign in (1, -1))
         assert (up - down) / 2e-6 == pytest.approx(slope[channel], rel=1e-3, abs=1e-6 * abs(slope).max())
-
-
-def test_ranges_leave_room_for_what_still_grows() -> None:
-    found = Extremes()
-    for high in (10.0, 20.0, 15.0, 5.0):
-        found.update(np.array([[[-1.0, high]], [[-1.0, high / 2]]], np.float32))
-    low, high = found.ranges(0)
-    np.testing.assert_allclose(low, [-1, -1])
-    np.testing.assert_allclose(high, [20, 10])
-    # 15 in one half of the images, 20 in the other: a factor of sqrt(20 / 15) for every doubling.
-    low, high = found.ranges(2)
-    np.testing.assert_allclose(low, [-1, -1])
-    np.testing.assert_allclose(high, np.array([20, 10]) * 20 / 15)
-
-
-def test_ranges_of_one_image_and_of_silence() -> None:
-    found = Extremes()
-    found.update(np.zeros((2, 1, 4), np.float32))
-    np.testing.assert_array_equal(found.ranges(), np.zeros((2, 2)))
-
-
-def test_the_offset_is_what_comes_after_the_scale() -> None:
-    shift, scale = np.array([1.0, -2.0]), np.array([4.0, 0.5])
-    x = np.array([3.0, 5.0])
-    offset = ChannelMap(1.0, scale, shift).offset()
-    np.testing.assert_allclose(scale * x + offset, scale * (x - shift))
-    assert ChannelMap(1.0, scale).offset() is None

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+import pytest
+from PIL import Image
+
+from trtdet.backends import OnnxRunner
+from trtdet.calibration import Ranges, collect, expose
+from trtdet.config import load_config
+from trtdet.data import ImageStream
+from trtdet.passes import Decoded
+from trtdet.quantization import HeadError, Sources, place
+from trtdet.quantization.corrections.base import Layer
+from trtdet.quantization.corrections.moments import Moments
+from trtdet.quantization.encoding import ChannelMap, weight_scales
+from trtdet.quantization.windows import Window
+
+NET = """(float[1,3,32,32] x) => (float[1,64,4] boxes, float[1,64,2] scores) {
+    a = Conv<pads = [1,1,1,1], strides = [2,2]>(x, w1, b1) s = Sigmoid(a) c = Mul(a, s)
+    d = Conv<group = 8, pads = [1,1,1,1], strides = [2,2]>(c, w2, b2) e = Conv(d, w3) f = Add(d, e)
+    g = Conv(f, w4, b4) h = Relu(g) i = Conv(h, w5)
+    j = Transpose<perm = [0,2,3,1]>(i) k = Reshape(j, to) l, m = Split<axis = 2>(k, sizes)
+    boxes = Mul(l, wide) scores = Sigmoid(m) }"""
+
+
+@pytest.fixture
+def model(net: Any, normal: Any) -> onnx.ModelProto:
+    """A detector of five convolutions; the first channel of tensor ``c`` is an outlier that one range has to cover."""
+    first = normal(8, 3, 3, 3, seed=1, scale=0.3) / 127
+    first[0] *= 60
+    return net(
+        NET,
+        w1=first,
+        b1=normal(8, seed=2, scale=0.1),
+        w2=normal(8, 1, 3, 3, seed=3, scale=0.5) / np.array([60, *[1] * 7], np.float32).reshape(8, 1, 1, 1),
+        b2=normal(8, seed=4, scale=0.1),
+        w3=normal(8, 8, 1, 1, seed=5, scale=0.3),
+        w4=normal(16, 8, 3, 3, seed=6, scale=0.3)[:, :, 1:2, 1:2],
+        b4=normal(16, seed=7, scale=0.1),
+        w5=normal(6, 16, 1, 1, seed=8, scale=0.3),
+        to=np.array([1, 64, 6], np.int64),
+        sizes=np.array([4, 2], np.int64),
+        wide=np.float32(10),
+    )
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Callable[[int], Sources]:
+    """Images of noise, as the model above reads them."""
+
+    def sources(count: int = 8) -> Sources:
+        rng = np.random.default_rng(0)
+        paths = [tmp_path / f"{index}.png" for index in range(count)]
+        for path in paths:
+            Image.fromarray(rng.integers(0, 255, (32, 32, 3), np.uint8)).save(path)
+        preprocess = load_config("shapes").input.model_copy(update={"size": (32, 32)})
+        return Sources(paths, preprocess, OnnxRunner, Decoded("boxes", "scores"))
+
+    return sources
+
+
+@pytest.fixture
+def chosen() -> Callable[..., dict[str, Ranges]]:
+    """The ranges of a model by rule."""
+
+    def chosen(model: onnx.ModelProto, sources: Sources, *rules: str) -> dict[str, Ranges]:
+        tensors = place(model).activations
+        runner = OnnxRunner(expose(model, tensors))
+        stream = ImageStream(sources.images, sources.preprocess)
+        found = collect(runner, runner.input, tensors, stream, key="key", images_sha256="sha")
+        return {rule: Ranges.choose(found, rule) for rule in rules}
+
+    return chosen
+
+
+@pytest.fixture
+def distance() -> Callable[[onnx.ModelProto, onnx.ModelProto, Sources], float]:
+    """How far the detections of a model are from another's on the held-back images, measured here."""
+
+    def distance(model: onnx.ModelProto, int8: onnx.ModelProto, sources: Sources) -> float:
+        error = HeadError()
+        _, held = sources.split()
+        reference, runner = OnnxRunner(model), OnnxRunner(int8)
+        for batch in ImageStream(held, sources.preprocess):
+            expected, got = reference(batch.images), runner(batch.images)
+            error.update((expected["boxes"][0], expected["scores"][0]), (got["boxes"][0], got["scores"][0]))
+        return error.distance
+
+    return distance
+
+
+@pytest.fixture
+def layer(net: Any) -> Callable[..., Layer]:
+    """A 1x1 convolution whose input had the samples float32 (C, places)."""
+
+    def layer(weight: np.ndarray, samples: np.ndarray, map: ChannelMap, covariance: bool = True) -> Layer:
+        channels = len(samples)
+        conv = net(f"(float[1,{channels},4,4] x) => (float[1,N,4,4] y) {{ y = Conv(x, w) }}", w=weight)
+        window = Window.of(gs.import_onnx(conv).nodes[0])
+        assert window is not None
+        moments = Moments(1, channels, covariance).update(samples[None].astype(np.float32))
+        rows = window.rows(weight.astype(np.float64))
+        if map.scale is not None:
+            rows = rows / window.spread(map.scale)[:, None, :]
+        return Layer("Conv_0", rows, weight_scales(rows[0])[None], map, window, moments)
+
+    return layer

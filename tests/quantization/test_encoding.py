@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from trtdet.errors import ModelError
+from trtdet.quantization.encoding import ChannelMap, weight_scales
+
+
+def test_the_offset_is_what_comes_after_the_scale() -> None:
+    shift, scale = np.array([1.0, -2.0]), np.array([4.0, 0.5])
+    x = np.array([3.0, 5.0])
+    offset = ChannelMap(1.0, scale, shift).offset()
+    np.testing.assert_allclose(scale * x + offset, scale * (x - shift))
+    assert ChannelMap(1.0, scale).offset() is None
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_weights_that_are_not_finite_are_refused_and_counted(value: float) -> None:
+    weight = np.ones((4, 3, 1, 1), np.float32)
+    weight[2, 1] = weight[0, 0] = value
+    with pytest.raises(ModelError, match=r"the weights of 'Conv_7' are NaN or infinite in 2 of 12 places; .*export"):
+        weight_scales(weight, "'Conv_7'")
+
+
+def test_weight_scales_are_a_127th_of_the_largest_weight_of_a_channel() -> None:
+    weight = np.zeros((3, 2, 2, 2), np.float32)
+    weight[0, 1, 0, 1] = -254
+    weight[1] = 12.7
+    scales = weight_scales(weight)
+    assert scales.dtype == np.float32
+    np.testing.assert_allclose(scales, [2, 0.1, 1 / 127], rtol=1e-6)

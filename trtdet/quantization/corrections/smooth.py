@@ -1,0 +1,111 @@
+"""x -> scale * x, channel by channel, so that one range a tensor fits all of its channels.
+
+The scale is chosen for each tensor by the noise that it leaves. Sources: Nagel et al. 2019, "Data-Free Quantization
+Through Weight Equalization and Bias Correction", arXiv:1906.04721, and Xiao et al. 2022, "SmoothQuant",
+arXiv:2211.10438.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtdet.calibration.channel_ranges import SMALLEST
+from trtdet.quantization.corrections.base import Activation, Correction, Proposal, Reader
+from trtdet.quantization.encoding import ChannelMap
+
+_STEPS = 120
+_SHARPNESS = 12.0
+
+
+@dataclass(frozen=True)
+class Smooth(Correction):
+    """A scale for each channel."""
+
+    name: ClassVar[str] = "smooth"
+    counts: ClassVar[Literal["tensors", "convs"]] = "tensors"
+
+    def propose(self, activation: Activation) -> Proposal:
+        reach = np.maximum(np.abs(activation.low), np.abs(activation.high))
+        scale, amax, noise = choose_scale(reach, activation.variance, activation.readers, activation.weight_share)
+        return Proposal((self.name,), ChannelMap(amax, scale), noise)
+
+
+def choose_scale(
+    reach: NDArray[np.float64], variance: NDArray[np.float64], readers: Sequence[Reader], weight_share: float
+) -> tuple[NDArray[np.float64], float, float]:
+    """The scale of each channel that leaves the least noise at the outputs of the convolutions that read the tensor.
+
+    With ``A = max_i scale_i reach_i`` the activation's rounding noise is ``(A / 127)^2 / (12 scale_i^2)`` a channel,
+    and the weights' ``(max_i |w_oi| / scale_i / 127)^2 / 12`` an element; both reach the output through the other
+    operand. Their sum is lowered by gradient descent over log scale, which finds for every tensor its own compromise
+    between the two extremes: 1 / reach (alpha 1 in SmoothQuant; the solution for depthwise convolutions) and equal
+    weights (alpha 0).
+
+    Args:
+        reach: float64 (C,): the largest magnitude of each channel.
+        variance: float64 (C,): of each channel; the mean's share is left to the bias.
+        readers: the convolutions.
+        weight_share: what the weights' noise counts, 0..1: under 1 where their rounding is chosen, not just nearest.
+
+    Returns:
+        float64 (C,), geometric mean 1, the amax of what is scaled so, and the noise that is left.
+    """
+    reach = np.maximum(reach, SMALLEST * reach.max())
+    log_reach = np.log(reach)
+    # Where every output reads a single channel, that channel's scale is its weights' too and costs them nothing.
+    depthwise = all(reader.squares.shape[2] == 1 for reader in readers)
+    u = -log_reach if depthwise else -0.75 * log_reach
+    momentum, power = np.zeros_like(u), np.zeros_like(u)
+    best, best_loss = u, np.inf
+    for step in range(1 if depthwise else _STEPS):
+        loss, slope = _noise(u, log_reach, variance, readers, weight_share)
+        if loss < best_loss:
+            best, best_loss = u, loss
+        slope /= max(loss, 1e-300)
+        # Adam (Kingma and Ba 2015) with a falling rate.
+        momentum = 0.9 * momentum + 0.1 * slope
+        power = 0.98 * power + 0.02 * slope * slope
+        rate = 0.12 * 0.97**step
+        u = u - rate * momentum / (1 - 0.9 ** (step + 1)) / (np.sqrt(power / (1 - 0.98 ** (step + 1))) + 1e-8)
+    scale: NDArray[np.float64] = np.exp(best - best.mean())
+    return scale, float((scale * reach).max()), best_loss
+
+
+def _noise(
+    u: NDArray[np.float64],
+    log_reach: NDArray[np.float64],
+    variance: NDArray[np.float64],
+    readers: Sequence[Reader],
+    weight_share: float,
+) -> tuple[float, NDArray[np.float64]]:
+    """The noise for scales ``exp(u)`` and its gradient."""
+    # A smooth maximum: the true one moves a single channel a step.
+    raised = log_reach + u
+    top = raised.max()
+    share = np.exp(_SHARPNESS * (raised - top))
+    total = share.sum()
+    amax_squared = np.exp(2 * (top + np.log(total) / _SHARPNESS))
+    inverse = np.exp(-2 * u)
+    spread = np.exp(2 * u) * variance
+    loss, slope = 0.0, np.zeros_like(u)
+    for reader in readers:
+        activation = amax_squared * reader.through * inverse
+        loss += float(activation.sum())
+        slope += activation.sum() * 2 * share / total - 2 * activation
+        groups, _, depth = reader.squares.shape
+        scaled = reader.squares * inverse.reshape(groups, 1, depth)
+        widest = scaled.argmax(axis=2)
+        largest = np.take_along_axis(scaled, widest[..., None], axis=2)[..., 0]
+        step = weight_share * reader.taps * reader.importance * largest
+        through = spread.reshape(groups, depth)
+        per_output = step * through.sum(axis=1, keepdims=True)
+        loss += float(per_output.sum())
+        slope += (2 * step.sum(axis=1, keepdims=True) * through).reshape(-1)
+        channels = widest + depth * np.arange(groups)[:, None]
+        slope -= 2 * np.bincount(channels.reshape(-1), per_output.reshape(-1), len(u))
+    return loss, slope

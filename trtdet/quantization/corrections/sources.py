@@ -1,0 +1,67 @@
+"""The calibration images of corrections, and how models run on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+from numpy.typing import NDArray
+
+from trtdet.config import InputConfig
+from trtdet.data import ImageStream
+from trtdet.errors import ConfigError
+from trtdet.passes import Decoded
+from trtdet.progress import Progress, silent
+from trtdet.quantization.simulator import Load
+
+_HELD_BACK = 4
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where the numbers come from.
+
+    Attributes:
+        images: calibration images, in any order.
+        preprocess: how they become the network's input.
+        load: makes a model ready to run.
+        head: where the model holds its decoded boxes and scores.
+        progress: told of every image.
+    """
+
+    images: Sequence[Path]
+    preprocess: InputConfig
+    load: Load
+    head: Decoded
+    progress: Progress = silent
+
+    def split(self) -> tuple[list[Path], list[Path]]:
+        """The images that corrections are computed from, and those that judge them: every fourth of the sorted paths.
+
+        Raises:
+            ConfigError: there are fewer than two.
+        """
+        if len(self.images) < 2:
+            raise ConfigError(
+                f"corrections need at least 2 calibration images, one of them to judge by, got {len(self.images)}: "
+                "give more with --images, or build with --correct none"
+            )
+        images = sorted(self.images)
+        held = images[_HELD_BACK - 1 :: _HELD_BACK] or images[-1:]
+        return [path for path in images if path not in set(held)], held
+
+    def outputs(
+        self, models: Sequence[onnx.ModelProto], paths: Sequence[Path], stage: str
+    ) -> Iterator[list[dict[str, NDArray[Any]]]]:
+        """Every image's outputs of each model, without the batch axis, the network's input among them."""
+        simulators = [self.load(model) for model in models]
+        done = 0
+        for batch in ImageStream(paths, self.preprocess, batch_size=simulators[0].batch or 1):
+            found = [{**simulator(batch.images), simulator.input: batch.images} for simulator in simulators]
+            for row in range(len(batch)):
+                yield [{name: value[row] for name, value in outputs.items()} for outputs in found]
+            done += len(batch)
+            self.progress(stage, done, len(paths))

@@ -1,0 +1,391 @@
+"""The ways to quantise a tensor and the convolutions that read it, each with its error on held-back images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+from numpy.typing import NDArray
+
+from trtdet.calibration import Ranges
+from trtdet.calibration.channel_ranges import Extremes
+from trtdet.quantization.corrections.base import Activation, Correction, Layer, OutputMeans, Proposal, Reader
+from trtdet.quantization.corrections.moments import MOST_COLUMNS, Moments
+from trtdet.quantization.encoding import QMAX, ChannelMap, Rounded, nearest, weight_scales
+from trtdet.quantization.placement import QdqPlacement
+from trtdet.quantization.precision import Step
+from trtdet.quantization.windows import Window
+
+_PLACES = 256
+"""Windows that are looked at in one image and convolution; up to four times as many where they are wide."""
+
+_QUIET = 0.01
+"""An output's error counts as a share of its variance, but of at least this share of the outputs' median variance."""
+
+_GRAM_BYTES = 1 << 30
+"""Second moments that are held at a time; a model with more of them is read in several passes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rounding:
+    """Integers for a convolution.
+
+    Attributes:
+        name: of the correction that proposed them; empty for the nearest.
+        scales: float32 (groups, out / groups).
+        integers: int8 (groups, out / groups, D).
+    """
+
+    name: str
+    scales: NDArray[np.float32]
+    integers: NDArray[np.int8]
+
+
+@dataclass(eq=False)
+class Trial:
+    """One way to quantise a tensor, and what becomes of the convolutions that read it.
+
+    Attributes:
+        names: of the corrections in the channel map; empty where a threshold rule gives the range.
+        map: of the tensor.
+        rule: that gave the range; empty for a channel map.
+        roundings: by convolution, the nearest first.
+        means: by window, the sum of the samples as the convolution reads them.
+        errors: by convolution, float64 (roundings, offsets): see :meth:`Site.add_errors`.
+        offsets: name of the correction that each column of the errors is of; the first has none.
+    """
+
+    names: tuple[str, ...]
+    map: ChannelMap
+    rule: str = ""
+    roundings: dict[str, list[Rounding]] = field(default_factory=dict)
+    means: dict[Window, NDArray[np.floating]] = field(default_factory=dict)
+    errors: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    offsets: tuple[str, ...] = ("",)
+    _written: dict[str, list[_Written]] = field(default_factory=dict)
+
+    def quantized(self, windows: NDArray[np.float32], window: Window) -> NDArray[np.float32]:
+        """Sampled windows as the convolution will read them: mapped and rounded."""
+        step = np.float32(self.map.amax / QMAX)
+        factor: np.float32 | NDArray[np.float32] = 1 / step
+        if self.map.scale is not None:
+            factor = window.spread(self.map.scale).astype(np.float32)[..., None] * factor
+        rounded: NDArray[np.float32]
+        if self.map.shift is None:
+            rounded = windows * factor
+        else:
+            rounded = windows - window.spread(self.map.shift).astype(np.float32)[..., None]
+            rounded *= factor
+        np.rint(rounded, out=rounded)
+        np.clip(rounded, -QMAX, QMAX, out=rounded)
+        rounded *= step
+        return rounded
+
+    def written(self, site: Site, conv: str) -> list[_Written]:
+        """The roundings of a convolution with their offsets, as the judging multiplies them."""
+        if conv not in self._written:
+            self._written[conv] = []
+            for rounding in self.roundings[conv]:
+                names, offsets = zip(*site.offsets(self, conv, rounding), strict=True)
+                self.offsets = names
+                weights = rounding.integers * rounding.scales[..., None]
+                self._written[conv].append(
+                    _Written(weights, [offset.astype(np.float32)[..., None] for offset in offsets])
+                )
+        return self._written[conv]
+
+    def forget_written(self) -> None:
+        self._written.clear()
+
+    def loss(self) -> float:
+        """The sum over the convolutions of the least error of each."""
+        return sum(float(errors.min()) for errors in self.errors.values())
+
+
+@dataclass(frozen=True, eq=False)
+class _Written:
+    weights: NDArray[np.float32]
+    offsets: list[NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class Pick:
+    """What a policy takes of a trial for one convolution: positions of a rounding and of an offset."""
+
+    rounding: int
+    offset: int
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """What a policy takes at a site.
+
+    Attributes:
+        rule: the trial of the best threshold rule.
+        trial: that is taken.
+        picks: by convolution.
+    """
+
+    rule: Trial
+    trial: Trial
+    picks: Mapping[str, Pick]
+
+
+@dataclass(eq=False)
+class Site:
+    """A tensor that is quantised, with the convolutions that read it.
+
+    Attributes:
+        tensor: name of the tensor.
+        convs: by name.
+        windows: by name of the convolution.
+        number: of the site in its model; part of the seed of every sample.
+        corrections: in use.
+    """
+
+    tensor: str
+    convs: dict[str, gs.Node]
+    windows: dict[str, Window]
+    number: int
+    corrections: tuple[Correction, ...]
+    trials: list[Trial] = field(default_factory=list)
+    _extremes: Extremes = field(default_factory=Extremes)
+    _moments: dict[Window, Moments] = field(default_factory=dict)
+    _importance: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    _means: dict[Window, NDArray[np.floating]] = field(default_factory=dict)
+    _seen: dict[Window, int] = field(default_factory=dict)
+    _judged: dict[Window, int] = field(default_factory=dict)
+
+    def weight(self, conv: str) -> NDArray[np.float64]:
+        weight: NDArray[np.float64] = self.convs[conv].inputs[1].values.astype(np.float64)
+        return weight
+
+    def bias(self, conv: str) -> NDArray[np.float64]:
+        inputs = self.convs[conv].inputs
+        bias: NDArray[np.float64] = np.zeros(len(inputs[1].values))
+        return bias if len(inputs) < 3 else bias + inputs[2].values
+
+    @property
+    def rules(self) -> list[Trial]:
+        return [trial for trial in self.trials if not trial.names]
+
+    @property
+    def mapped(self) -> list[Trial]:
+        return [trial for trial in self.trials if trial.names]
+
+    def moment_bytes(self, covariance: bool) -> int:
+        """What the second moments take at most of the windows that the convolutions share."""
+        need = 0
+        for name, window in self.windows.items():
+            width = self._width(name)
+            need = max(need, 8 * window.groups * width * (width if covariance and width <= MOST_COLUMNS else 1))
+        return need
+
+    def add_moments(self, x: NDArray[np.float32], seed: int | None) -> None:
+        """Adds an image's activation (C, H, W): its extremes and, with a seed, samples of its windows."""
+        self._extremes.update(x)
+        if seed is None:
+            return
+        if not self._moments:
+            covariance = any(correction.needs_covariance for correction in self.corrections)
+            for name, window in self.windows.items():
+                self._moments.setdefault(window, Moments(window.groups, self._width(name), covariance))
+        for window, moments in self._moments.items():
+            moments.update(self._sample(x, window, seed))
+
+    def prepare(self, candidates: Mapping[str, Ranges]) -> None:
+        """Works out every trial from the moments, which are let go."""
+        for name, window in self.windows.items():
+            power = self._moments[window].through(window.rows(self.weight(name)))
+            floor = max(_QUIET * float(np.median(power)), 1e-6 * float(power.mean()), 1e-30)
+            self._importance[name] = 1 / np.maximum(power, floor) / power.size
+        self.trials = [
+            Trial((), ChannelMap(ranges.tensors[self.tensor].amax), rule) for rule, ranges in candidates.items()
+        ]
+        best = self._best_map()
+        if best is not None:
+            self.trials.append(Trial(best.names, best.map))
+        for trial in self.trials:
+            for name in self.windows:
+                # The plain form is there to be compared with, so that its rounding is chosen only where it can win.
+                trial.roundings[name] = self._roundings(trial, name, bool(trial.names) or best is None)
+        self._moments.clear()
+
+    def _width(self, conv: str) -> int:
+        return int(np.prod(self.convs[conv].inputs[1].values.shape[1:]))
+
+    def _sample(self, x: NDArray[np.float32], window: Window, seed: int) -> NDArray[np.float32]:
+        width = len(x) // window.groups * window.taps
+        return window.sample(x, min(max(_PLACES, width // 4), 4 * _PLACES), seed * 65537 + self.number)
+
+    def _best_map(self) -> Proposal | None:
+        """The channel map of least expected noise, if the tensor varies at all."""
+        variance = np.zeros(0)
+        for window, moments in self._moments.items():
+            found = moments.variance().reshape(-1, window.taps).mean(axis=1)
+            variance = np.maximum(variance, found) if len(variance) else found
+        if not variance.max() > 0:
+            return None
+        low, high = self._extremes.ranges()
+        padded = any(any(window.pads) for window in self.windows.values())
+        if padded:  # the padding's zeros are quantised as well
+            low, high = np.minimum(low, 0), np.maximum(high, 0)
+        readers = [
+            Reader.of(self.weight(name), window.groups, self._importance[name].reshape(-1))
+            for name, window in self.windows.items()
+        ]
+        share = min((correction.weight_share for correction in self.corrections), default=1.0)
+        enabled = frozenset(correction.name for correction in self.corrections)
+        activation = Activation(low, high, variance, readers, padded, share, enabled)
+        proposals = [correction.propose(activation) for correction in self.corrections]
+        return min((found for found in proposals if found is not None), key=lambda found: found.noise, default=None)
+
+    def _roundings(self, trial: Trial, name: str, corrected: bool) -> list[Rounding]:
+        window = self.windows[name]
+        rows = window.rows(self.weight(name))
+        if trial.map.scale is not None:
+            rows = rows / window.spread(trial.map.scale)[:, None, :]
+        scales = np.stack([weight_scales(group, f"'{name}'") for group in rows])
+        found = [Rounding("", scales, nearest(rows, scales))]
+        if corrected:
+            layer = Layer(name, rows, scales, trial.map, window, self._moments[window])
+            for correction in self.corrections:
+                integers = correction.round(layer)
+                if integers is not None:
+                    found.append(Rounding(correction.name, scales, integers))
+        return found
+
+    def add_roundings(self, name: str, integers: Mapping[str, NDArray[np.int8]]) -> None:
+        """Adds what a correction of the whole network proposes for convolutions of this site, (out, ...) each."""
+        trial = self.trials[-1]
+        for conv in self.windows:
+            if conv in integers:
+                first = trial.roundings[conv][0]
+                trial.roundings[conv].append(Rounding(name, first.scales, integers[conv].reshape(first.integers.shape)))
+
+    def add_means(self, x: NDArray[np.float32], seed: int) -> None:
+        """Adds an image's activation to the means of the windows, in float and as each trial quantises them."""
+        for window in dict.fromkeys(self.windows.values()):
+            windows = self._sample(x, window, seed)
+            self._seen[window] = self._seen.get(window, 0) + windows.shape[2]
+            self._means[window] = self._means.get(window, 0.0) + windows.sum(axis=2)
+            for trial in self.trials:
+                total = trial.quantized(windows, window).sum(axis=2)
+                trial.means[window] = trial.means.get(window, 0.0) + total
+
+    def offsets(self, trial: Trial, name: str, rounding: Rounding) -> list[tuple[str, NDArray[np.float64]]]:
+        """What may be added to the integer product, float64 (groups, out) each, by the correction that proposes it.
+
+        The first, without a name, makes up for the shift of the channel map alone.
+        """
+        window = self.windows[name]
+        rows = window.rows(self.weight(name))
+        bias = self.bias(name).reshape(window.groups, -1)
+        shift = np.zeros(bias.shape)
+        if trial.map.shift is not None:
+            shift = np.einsum("goi,gi->go", rows, window.spread(trial.map.shift))
+        wanted = np.einsum("goi,gi->go", rows, self._means[window] / self._seen[window])
+        mean = trial.means[window] / self._seen[window]
+        got = np.einsum("goi,gi->go", rounding.integers.astype(np.float64), mean) * rounding.scales
+        means = OutputMeans(bias, wanted, got)
+        proposals = [(correction.name, correction.offset(means)) for correction in self.corrections]
+        return [("", bias + shift), *((name, offset) for name, offset in proposals if offset is not None)]
+
+    def add_errors(self, x: NDArray[np.float32], seed: int) -> None:
+        """Adds the error of every trial, rounding and offset at the output of every convolution on one image."""
+        for window in dict.fromkeys(self.windows.values()):
+            windows = self._sample(x, window, seed)
+            self._judged[window] = self._judged.get(window, 0) + windows.shape[2]
+            rounded = [trial.quantized(windows, window) for trial in self.trials]
+            for name in [name for name, other in self.windows.items() if other == window]:
+                expected = window.rows(self.weight(name)).astype(np.float32) @ windows
+                expected += self.bias(name).astype(np.float32).reshape(window.groups, -1)[..., None]
+                for trial, read in zip(self.trials, rounded, strict=True):
+                    self._add_error(trial, name, read, expected)
+
+    def _add_error(self, trial: Trial, name: str, read: NDArray[np.float32], expected: NDArray[np.float32]) -> None:
+        weight = self._importance[name].astype(np.float32)[..., None]
+        written = trial.written(self, name)
+        errors = trial.errors.setdefault(name, np.zeros((len(written), len(written[0].offsets))))
+        for row, form in enumerate(written):
+            rest = form.weights @ read - expected
+            for column, offset in enumerate(form.offsets):
+                error = rest + offset
+                error *= error
+                error *= weight
+                # The fourth power: what saturates does so where there is an object, rarely and by much.
+                errors[row, column] += float(np.vdot(error, error))
+
+    def settle(self) -> None:
+        """Ends the judging: sums become means, as shares of the outputs' variance."""
+        for trial in self.trials:
+            trial.forget_written()
+            for name, errors in trial.errors.items():
+                places = self._judged[self.windows[name]]
+                trial.errors[name] = np.sqrt(errors / places * self._importance[name].size)
+
+    def rounded(self, choice: Choice) -> dict[str, Rounded]:
+        """The weights of the convolutions that are not plain."""
+        return {
+            name: self.form(choice.trial, name, pick)
+            for name, pick in choice.picks.items()
+            if choice.trial.names or pick.rounding or pick.offset
+        }
+
+    def form(self, trial: Trial, name: str, pick: Pick) -> Rounded:
+        """The weights of one convolution as they are written."""
+        rounding = trial.roundings[name][pick.rounding]
+        shape = self.convs[name].inputs[1].values.shape
+        _, offset = self.offsets(trial, name, rounding)[pick.offset]
+        bias = offset.reshape(-1).astype(np.float32)
+        return Rounded(rounding.integers.reshape(shape), rounding.scales.reshape(-1), bias)
+
+    def steps(self, choice: Choice) -> dict[str, tuple[Step, ...]]:
+        """For each convolution what was done, each with the error without it and with it."""
+        found = {}
+        for name, pick in choice.picks.items():
+            errors = choice.trial.errors[name]
+            last = float(errors[pick.rounding, pick.offset])
+            rounding = choice.trial.roundings[name][pick.rounding]
+            steps = []
+            if choice.trial.names:
+                steps.append(Step(", ".join(choice.trial.names), float(choice.rule.errors[name].min()), last))
+            if pick.rounding:
+                steps.append(Step(rounding.name, float(errors[0, pick.offset]), last))
+            if pick.offset:
+                steps.append(Step(choice.trial.offsets[pick.offset], float(errors[pick.rounding, 0]), last))
+            found[name] = tuple(steps)
+        return found
+
+
+def find_sites(model: onnx.ModelProto, placement: QdqPlacement, corrections: tuple[Correction, ...]) -> list[Site]:
+    """The tensors whose INT8 convolutions are all understood: 2-D, with known padding."""
+    nodes = {node.name: node for node in gs.import_onnx(model).nodes}
+    chosen = set(placement.plan.names("int8"))
+    found: list[Site] = []
+    for tensor in placement.activations:
+        convs = {name: nodes[name] for name, _ in placement.readers[tensor] if name in chosen}
+        windows = {name: Window.of(conv) for name, conv in convs.items()}
+        known = {name: window for name, window in windows.items() if window is not None}
+        # A map must suit all convolutions that read the tensor, so that one unknown window rules the tensor out.
+        if known and len(known) == len(convs):
+            found.append(Site(tensor, convs, known, len(found), corrections))
+    return found
+
+
+def batches(sites: Sequence[Site]) -> Iterator[list[Site]]:
+    """The sites in runs whose moments fit into memory together."""
+    batch: list[Site] = []
+    used = 0
+    for site in sites:
+        need = site.moment_bytes(any(correction.needs_covariance for correction in site.corrections))
+        if batch and used + need > _GRAM_BYTES:
+            yield batch
+            batch, used = [], 0
+        batch.append(site)
+        used += need
+    if batch:
+        yield batch

@@ -1,0 +1,76 @@
+"""How numbers become INT8: the channel maps of activations, the integers and scales of weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtdet.errors import ModelError
+
+QMAX = 127.0
+
+
+@dataclass(frozen=True, eq=False)
+class ChannelMap:
+    """How a tensor is quantised: ``clip(round(127 / amax * scale * (x - shift)))``.
+
+    The convolution's weights take the inverse: ``W x = (W / scale) (scale (x - shift)) + W shift``, exact in float.
+
+    Attributes:
+        amax: the largest magnitude that INT8 represents, of what is rounded.
+        scale: float64 (C,), over 0; None for 1.
+        shift: float64 (C,); None for 0.
+    """
+
+    amax: float
+    scale: NDArray[np.float64] | None = None
+    shift: NDArray[np.float64] | None = None
+
+    def offset(self) -> NDArray[np.float64] | None:
+        """What is added after the product with ``scale``: ``-scale * shift``, float64 (C,)."""
+        if self.shift is None:
+            return None
+        return -self.shift if self.scale is None else -self.shift * self.scale
+
+
+@dataclass(frozen=True, eq=False)
+class Rounded:
+    """A convolution's weights as they are written.
+
+    Attributes:
+        integers: int8 (out, in / groups, kh, kw), -127..127.
+        scales: float32 (out,), over 0.
+        bias: float32 (out,).
+    """
+
+    integers: NDArray[np.int8]
+    scales: NDArray[np.float32]
+    bias: NDArray[np.float32]
+
+
+def weight_scales(weight: NDArray[np.floating], owner: str = "a convolution") -> NDArray[np.float32]:
+    """The scale of each output channel, float32 (out,): ``max |w| / 127``, and 1 / 127 for a channel of zeros.
+
+    Args:
+        weight: (out, ...).
+        owner: what an error calls the convolution.
+
+    Raises:
+        ModelError: a weight is NaN or infinite.
+    """
+    amax = np.abs(weight.reshape(len(weight), -1)).max(axis=1)
+    if not np.isfinite(amax).all():
+        wrong = int((~np.isfinite(weight)).sum())
+        raise ModelError(
+            f"the weights of {owner} are NaN or infinite in {wrong} of {weight.size} places; INT8 needs finite weights",
+            "export the model again from a checkpoint whose training did not diverge",
+        )
+    return np.where(amax > 0, amax, 1.0).astype(np.float32) / np.float32(QMAX)
+
+
+def nearest(rows: NDArray[np.floating], scales: NDArray[np.float32]) -> NDArray[np.int8]:
+    """Each weight to the nearest integer: rows (..., out, D), scales float32 (..., out) -> int8 (..., out, D)."""
+    integers: NDArray[np.int8] = np.rint(rows / scales[..., None]).clip(-QMAX, QMAX).astype(np.int8)
+    return integers
