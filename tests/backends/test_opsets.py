@@ -17,7 +17,7 @@ from trtdet.config import load_config
 from trtdet.errors import BackendError
 from trtdet.exporter import SHAPES_MODEL
 from trtdet.passes import Options, load_model, rewrite
-from trtdet.passes.lowering import lower
+from trtdet.passes.opset.lowering import lower
 from trtdet.pipeline import BuildOptions, build
 
 needs_rtx = pytest.mark.skipif(

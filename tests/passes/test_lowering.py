@@ -19,7 +19,8 @@ from trtdet.errors import ModelError
 from trtdet.exporter import SHAPES_MODEL
 from trtdet.passes import plugin_ops
 from trtdet.passes.base import PLUGIN_DOMAIN
-from trtdet.passes.lowering import _FORMS, lower
+from trtdet.passes.opset.forms import FORMS
+from trtdet.passes.opset.lowering import lower
 
 NEWEST = 26
 """The newest opset that onnxruntime 1.31 runs."""
@@ -63,7 +64,7 @@ def operators(model: onnx.ModelProto) -> list[str]:
 
 
 def why(model: onnx.ModelProto, version: int) -> str:
-    """The reason that is given for a node that cannot be said."""
+    """The reason that is given for a node that cannot be expressed."""
     with pytest.raises(ModelError) as caught:
         lower(model, version)
     head, _, rest = str(caught.value).partition(", the newest that the backend reads: ")
@@ -403,10 +404,10 @@ def test_the_type_that_a_quantizer_gives_is_said_by_its_zero_point() -> None:
 @pytest.mark.parametrize(
     ("body", "source", "target", "reason"),
     [
-        ("ReduceMean(x, i)", 18, 17, "its axes are computed in the graph, an older opset wants them fixed"),
+        ("ReduceMean(x, i)", 18, 17, "its axes are computed in the graph, an older opset needs them as constants"),
         ("ReduceMax<noop_with_empty_axes = 1>(x, i)", 18, 17, "its axes are computed in the graph, an older opset"),
         ('Pad<mode = "wrap">(x, pads)', 19, 18, "its attribute mode = wrap exists from opset 19 on"),
-        ("Pad(x, i, , one)", 18, 17, "its widths are computed in the graph, an older opset wants them fixed"),
+        ("Pad(x, i, , one)", 18, 17, "its widths are computed in the graph, an older opset needs them as constants"),
         ("Resize<antialias = 1>(x, , s)", 18, 17, "its attribute antialias = 1 exists from opset 18 on"),
         (
             'Resize<keep_aspect_ratio_policy = "not_smaller">(x, , , n)',
@@ -435,7 +436,7 @@ def test_the_type_that_a_quantizer_gives_is_said_by_its_zero_point() -> None:
         ("Mod(x, x)", 28, 26, "of floats it takes the sign of the divisor from opset 28 on only"),
         ("BitwiseNot(i)", 18, 17, "the operator exists from opset 18 on"),
         ("Trilu(x)", 14, 13, "the operator exists from opset 14 on"),
-        ("QuantizeLinear(h, hs)", 19, 17, "its input 'h' is float16, which it took later only"),
+        ("QuantizeLinear(h, hs)", 19, 17, "its input 'h' is float16, which newer opsets take"),
         ("QuantizeLinear<block_size = 2>(x, qs)", 21, 17, "its attribute block_size = 2 exists from opset 21 on"),
         ("DequantizeLinear<output_dtype = 10>(q, s1)", 23, 17, "its attribute output_dtype = 10 exists from opset 23"),
         ("Cast<to = 18>(x)", 24, 23, "infinity becomes another value of that type from opset 24 on"),
@@ -494,7 +495,7 @@ def test_operators_of_another_default_have_a_form() -> None:
                 if schema.attributes[name].default_value != older[name].default_value:
                     changed.add(schema.name)
     assert changed == {"GridSample"}
-    assert changed <= set(_FORMS)
+    assert changed <= set(FORMS)
 
 
 # ONNX's own cases

@@ -7,14 +7,14 @@ import onnx
 import pytest
 
 from trtdet.errors import ConfigError, ModelError
-from trtdet.passes import Options, opset
+from trtdet.passes import Options, opset, silu
 from trtdet.passes.base import PassResult
 from trtdet.passes.model import to_graph, to_model
 
 
 def test_the_arrow_stands_in_the_docstring() -> None:
-    said = "opset < 13 -> opset 13; opset > what the backend reads -> that opset"
-    assert (opset.__doc__ or "").splitlines()[0] == said
+    arrow = "opset < 13 -> opset 13; opset > the newest that the backend reads -> that opset"
+    assert (opset.__doc__ or "").splitlines()[0] == arrow
 
 
 @pytest.mark.parametrize("version", [13, 17, 21])
@@ -137,8 +137,9 @@ def test_a_node_that_the_older_opset_cannot_say_is_an_error_that_names_it(net: A
     with pytest.raises(ModelError) as caught:
         opset.apply(graph, Options(configure(), max_opset=17))
     assert str(caught.value) == (
-        "node 'Resize_0' (Resize) cannot be said in ONNX opset 17, the newest that the backend reads: its attribute "
-        "antialias = 1 exists from opset 18 on; export the model with opset 17 or older, or choose another --backend"
+        "node 'Resize_0' (Resize) cannot be expressed in ONNX opset 17, the newest that the backend reads: its "
+        "attribute antialias = 1 exists from opset 18 on; export the model with opset 17 or older, or "
+        "choose another --backend"
     )
 
 
@@ -146,3 +147,27 @@ def test_swish_is_not_written_into_an_opset_that_lacks_it(net: Any, configure: A
     graph = to_graph(net("(float[1,3,8,8] x) => (float[1,3,8,8] y) {y = Relu(x)}"))
     with pytest.raises(ConfigError, match=r"Swish of opset 24, the backend reads opsets up to 20; choose --silu keep$"):
         opset.apply(graph, Options(configure(), max_opset=20, silu="swish"))
+
+
+@pytest.mark.parametrize("version", [25, 26])
+def test_swish_is_written_in_the_opset_that_onnxruntime_runs_it_in(
+    net: Any, run: Any, configure: Any, version: int
+) -> None:
+    text = "(float[1,3,8,8] x) => (float[1,3,8,8] y) {s = Sigmoid(x) y = Mul(x, s)}"
+    model = net(text, opset=version)
+    graph = to_graph(onnx.shape_inference.infer_shapes(model))
+    options = Options(configure(), silu="swish")
+    opset.apply(graph, options)
+    assert silu.apply(graph, options).count == 1
+    made = to_model(graph)
+    assert [entry.version for entry in made.opset_import] == [24]
+    x = np.linspace(-4, 4, 192, dtype=np.float32).reshape(1, 3, 8, 8)
+    np.testing.assert_allclose(run(made, x=x)["y"], run(model, x=x)["y"], rtol=1e-6)
+
+
+def test_a_model_that_needs_a_newer_opset_keeps_it_though_swish_is_wanted(net: Any, configure: Any) -> None:
+    inputs = "(float16[2] x, float16[2] m) => (float16[2] y)"
+    graph = to_graph(onnx.shape_inference.infer_shapes(net(f"{inputs} {{y = Mod(x, m)}}", opset=28)))
+    result = opset.apply(graph, Options(configure(), silu="swish"))
+    assert graph.opset == 28
+    assert result.skipped[0].startswith("the opset stays 28: node 'Mod_0' (Mod) cannot be expressed in ONNX opset 24")

@@ -57,7 +57,7 @@ def test_activations_are_registered_under_the_name_they_get(net: Any, normal: An
 
 
 def test_nodes_of_an_older_opset_are_registered_and_the_rest_is_not(net: Any) -> None:
-    from trtdet.passes.lowering import lower
+    from trtdet.passes.opset.lowering import lower
 
     model = net("(float[2,4] x) => (float[2,4] y) {a = Relu(x) y = Swish(a)}", opset=24)
     lowered, _ = lower(model, 17)

@@ -1,4 +1,4 @@
-"""opset < 13 -> opset 13; opset > what the backend reads -> that opset"""
+"""opset < 13 -> opset 13; opset > the newest that the backend reads -> that opset"""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ import onnx_graphsurgeon as gs
 from trtdet.errors import ConfigError, ModelError, one_line
 from trtdet.passes.base import Options, PassResult
 from trtdet.passes.clean import fold
-from trtdet.passes.lowering import MINIMUM, lower
 from trtdet.passes.model import to_graph, to_model
+from trtdet.passes.opset.lowering import MINIMUM, lower
 from trtdet.passes.provenance import registry
 
-_SWISH = 24
-"""The opset that ONNX's Swish came with."""
+SWISH = 24
+"""The opset that ONNX's Swish came with, and the only one for which onnxruntime 1.31 has a kernel of it."""
 
 
 def apply(graph: gs.Graph, options: Options) -> PassResult:
-    """Upgrades an old model with ONNX's own version converter, and lowers a new one to ``max_opset``, where there is
-    one. Operators among ``missing_ops`` that ONNX defines by others are replaced by that definition.
+    """Upgrades an old model with ONNX's own version converter, and lowers a newer one to ``max_opset``.
+
+    Operators among ``missing_ops`` that ONNX defines by others are replaced by that definition.
 
     Raises:
         ModelError: an operator has no conversion; the message names the node.
@@ -28,18 +29,29 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
     if upgraded:
         upgrade(graph, MINIMUM)
     newest = options.max_opset
-    if newest is not None and newest < _SWISH and options.silu == "swish":
+    if newest is not None and newest < SWISH and options.silu == "swish":
         raise ConfigError(
-            f"--silu swish writes ONNX's Swish of opset {_SWISH}, the backend reads opsets up to {newest}; choose "
-            "--silu keep"
+            f"--silu swish writes ONNX's Swish of opset {SWISH}, the backend reads opsets up to {newest}",
+            "choose --silu keep",
         )
-    if newest is None and not options.missing_ops:
-        return PassResult(int(upgraded))
+    count = int(upgraded)
+    if newest is not None or options.missing_ops:
+        count += _lowered(graph, graph.opset if newest is None else newest, options)
+    if options.silu != "swish" or graph.opset <= SWISH:
+        return PassResult(count)
+    try:
+        return PassResult(count + _lowered(graph, SWISH, options))
+    except ModelError as error:
+        return PassResult(count, (f"the opset stays {graph.opset}: {error.problem}",))
+
+
+def _lowered(graph: gs.Graph, version: int, options: Options) -> int:
+    """Lowers a graph in place; gives how many nodes were rewritten."""
     model = to_model(graph)
-    lowered, count = lower(model, graph.opset if newest is None else newest, options.missing_ops)
+    lowered, count = lower(model, version, options.missing_ops)
     if lowered is not model:
         _replace(graph, lowered)
-    return PassResult(upgraded + count)
+    return count
 
 
 def upgrade(graph: gs.Graph, version: int) -> None:
@@ -59,7 +71,7 @@ def upgrade(graph: gs.Graph, version: int) -> None:
 
 
 def _replace(graph: gs.Graph, model: onnx.ModelProto) -> None:
-    """Puts a model's content in the place of a graph's."""
+    """Gives a graph the content of a model."""
     changed = to_graph(model)
     registry(graph).update(registry(changed))
     for attribute in ("nodes", "inputs", "outputs", "import_domains", "opset", "functions"):

@@ -1,0 +1,93 @@
+"""What the schema of an older opset takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import onnx
+
+from trtdet.passes.opset.scope import InexpressibleError, Scope
+
+_NEW_VALUES = {
+    ("Pad", "mode", b"wrap"): 19,
+    ("Resize", "coordinate_transformation_mode", b"half_pixel_symmetric"): 19,
+    ("ScatterND", "reduction", b"max"): 18,
+    ("ScatterND", "reduction", b"min"): 18,
+    ("ScatterElements", "reduction", b"max"): 18,
+    ("ScatterElements", "reduction", b"min"): 18,
+}
+"""The opset that a value of an attribute, which itself is older, came with."""
+
+
+def schema_of(op: str, version: int) -> onnx.defs.OpSchema | None:
+    """The schema of an operator in an opset; None where it does not exist or is deprecated."""
+    try:
+        found: onnx.defs.OpSchema = onnx.defs.get_schema(op, version, "")
+    except onnx.defs.SchemaError:
+        return None
+    return None if found.deprecated else found
+
+
+def first_opset(op: str, test: Callable[[onnx.defs.OpSchema], bool] = lambda schema: True) -> int:
+    """The first opset whose schema of an operator passes a test."""
+    versions = range(1, onnx.defs.onnx_opset_version() + 1)
+    schemas = (schema_of(op, version) for version in versions)
+    return next(schema.since_version for schema in schemas if schema is not None and test(schema))
+
+
+def _default(schema: onnx.defs.OpSchema | None, name: str) -> Any:
+    """An attribute's default value; None where it has none, or the schema has no such attribute."""
+    value = schema.attributes[name].default_value if schema is not None and name in schema.attributes else None
+    return onnx.helper.get_attribute_value(value) if value is not None and value.name else None
+
+
+def drop_new_attributes(
+    node: onnx.NodeProto, newer: onnx.defs.OpSchema, older: onnx.defs.OpSchema, scope: Scope
+) -> None:
+    """Drops attributes that the older schema lacks and that have their default value.
+
+    Raises:
+        InexpressibleError: another value of such an attribute, or a value that is newer than its attribute.
+    """
+    for attribute in list(node.attribute):
+        name, value = attribute.name, onnx.helper.get_attribute_value(attribute)
+        if name not in older.attributes:
+            if value != _default(newer, name):
+                since = first_opset(node.op_type, lambda schema, name=name: name in schema.attributes)  # type: ignore[misc]
+                raise InexpressibleError(f"its attribute {name} = {text_of(value)} exists from opset {since} on")
+            node.attribute.remove(attribute)
+        elif isinstance(value, bytes) and scope.crosses(_NEW_VALUES.get((node.op_type, name, value), 0)):
+            since = _NEW_VALUES[node.op_type, name, value]
+            raise InexpressibleError(f"its attribute {name} = {text_of(value)} exists from opset {since} on")
+
+
+def text_of(value: Any) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else f"{value}"
+
+
+def check_tensors(node: onnx.NodeProto, older: onnx.defs.OpSchema, scope: Scope) -> None:
+    """Drops empty inputs and outputs at the end and checks the others.
+
+    Raises:
+        InexpressibleError: the older schema takes fewer or more of them, or does not take their types.
+    """
+    allowed = {each.type_param_str: each.allowed_type_strs for each in older.type_constraints}
+    sides = (
+        ("input", node.input, older.inputs, older.min_input, older.max_input),
+        ("output", node.output, older.outputs, older.min_output, older.max_output),
+    )
+    for side, names, parameters, least, most in sides:
+        while names and not names[-1]:
+            del names[-1]
+        if not least <= len(names) <= most:
+            raise InexpressibleError(f"it has {len(names)} {side}s, opset {scope.target} takes {least} to {most}")
+        for index, name in enumerate(names):
+            written = parameters[min(index, len(parameters) - 1)].type_str
+            kind = scope.type(name)
+            if kind and f"tensor({type_name(kind)})" not in allowed.get(written, [written]):
+                raise InexpressibleError(f"its {side} '{name}' is {type_name(kind)}, which newer opsets take")
+
+
+def type_name(kind: int) -> str:
+    return str(onnx.TensorProto.DataType.Name(kind)).lower()

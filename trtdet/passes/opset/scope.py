@@ -1,0 +1,96 @@
+"""The types and constants known around a node, and the reason why it cannot be lowered."""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import MutableMapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+ONNX_DOMAINS = ("", "ai.onnx")
+"""The two spellings of the domain of ONNX's own operators."""
+
+
+class InexpressibleError(Exception):
+    """Why a node cannot be expressed in the older opset."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scope:
+    """The types and constants known around a node.
+
+    Attributes:
+        source: the opset that the node is written in.
+        target: the opset that it shall be in.
+        missing: operators to replace by their definition even where the target has them.
+        types: by tensor, those of outer graphs included.
+        constants: by tensor, likewise.
+    """
+
+    source: int
+    target: int
+    missing: frozenset[str]
+    types: MutableMapping[str, onnx.TypeProto.Tensor]
+    constants: MutableMapping[str, onnx.TensorProto]
+
+    def crosses(self, version: int) -> bool:
+        return self.target < version <= self.source
+
+    def inner(self, graph: onnx.GraphProto) -> Scope:
+        types, constants = known(graph)
+        return replace(self, types=ChainMap(types, self.types), constants=ChainMap(constants, self.constants))
+
+    def type(self, name: str) -> int:
+        """Of the elements; 0 where it is not known."""
+        return self.types[name].elem_type if name in self.types else 0
+
+    def shape(self, name: str) -> list[int | None] | None:
+        """With None for an open dimension; None where the rank is not known."""
+        if name not in self.types or not self.types[name].HasField("shape"):
+            return None
+        return [dim.dim_value if dim.HasField("dim_value") else None for dim in self.types[name].shape.dim]
+
+    def rank(self, name: str) -> int:
+        shape = self.shape(name)
+        if shape is None:
+            raise InexpressibleError(f"the rank of its input '{name}' is not known")
+        return len(shape)
+
+    def size(self, name: str, axis: int) -> int:
+        shape = self.shape(name)
+        size = shape[axis] if shape is not None else None
+        if size is None:
+            raise InexpressibleError(f"the size of axis {axis} of its input '{name}' is not fixed")
+        return size
+
+    def constant(self, name: str, called: str) -> NDArray[Any]:
+        if name not in self.constants:
+            raise InexpressibleError(f"its {called} are computed in the graph, an older opset needs them as constants")
+        return onnx.numpy_helper.to_array(self.constants[name])
+
+
+def known(graph: onnx.GraphProto) -> tuple[dict[str, onnx.TypeProto.Tensor], dict[str, onnx.TensorProto]]:
+    """By tensor of a graph, its type, and its value where that is constant."""
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        for attribute in node.attribute:
+            if node.op_type == "Constant" and node.domain in ONNX_DOMAINS:
+                constants[node.output[0]] = _constant_value(attribute)
+    types = {value.name: value.type.tensor_type for value in (*graph.value_info, *graph.input, *graph.output)}
+    types |= {
+        name: onnx.helper.make_tensor_type_proto(tensor.data_type, tensor.dims).tensor_type
+        for name, tensor in constants.items()
+    }
+    return {name: kind for name, kind in types.items() if kind.elem_type}, constants
+
+
+def _constant_value(attribute: onnx.AttributeProto) -> onnx.TensorProto:
+    value = onnx.helper.get_attribute_value(attribute)
+    if isinstance(value, onnx.TensorProto):
+        return value
+    dtype = np.float32 if attribute.name in ("value_float", "value_floats") else np.int64
+    return onnx.numpy_helper.from_array(np.array(value, dtype))
