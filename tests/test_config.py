@@ -154,6 +154,95 @@ def test_text_that_is_not_yaml_is_an_error(write: Any, text: str) -> None:
     assert "is not YAML" in message(write(text))
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        "2024-13-45",
+        "2024-02-30 25:61:00",
+        "9" * 5000,
+        "!!int x",
+        "!!float x",
+        "!!bool x",
+        "!!timestamp x",
+        "!!binary x",
+        "!!null {a: b}",
+    ],
+)
+def test_a_value_that_its_tag_cannot_be_is_an_error(write: Any, value: str) -> None:
+    text = message(write(PLAIN + f"nms: {{max_detections: {value}}}\n"))
+    assert "mine.yaml" in text
+    assert len(text) < 500
+
+
+@pytest.mark.parametrize("brackets", ["[]", "{}"])
+def test_deep_nesting_is_an_error(write: Any, brackets: str) -> None:
+    opening, closing = brackets
+    inner = "a: " if brackets == "{}" else ""
+    text = message(write(f"name: {(opening + inner) * 2_000}{closing * 2_000}\n"))
+    assert "is nested too deeply" in text
+
+
+def test_a_number_of_too_many_digits_to_be_printed_is_an_error(write: Any) -> None:
+    text = message(write(changed(name="N").replace("name: N", f"name: 0x{'f' * 6000}")))
+    assert "key 'name': input should be a valid string, got int of too many digits" in text
+    assert "key 'input.size.0'" in message(write(PLAIN.replace("64", f"0x{'f' * 6000}")))
+
+
+def bomb(levels: int, first: str = "[x]", form: str = "[{}]") -> str:
+    """Aliases that stand for 9 ** levels values."""
+    lines = [f"a0: &a0 {first}"]
+    for level in range(1, levels + 1):
+        nine = ", ".join([f"*a{level - 1}"] * 9)
+        lines.append(f"a{level}: &a{level} {form.format(nine)}")
+    return "\n".join(lines) + "\n"
+
+
+def test_aliases_that_multiply_are_refused_before_anything_is_printed(write: Any) -> None:
+    text = message(write(bomb(9) + PLAIN))
+    assert "over 100000 values by its aliases" in text
+    assert len(text) < 500
+
+
+def test_merged_mappings_that_multiply_are_refused(write: Any) -> None:
+    text = message(write(bomb(7, "{k: v}", "{{<<: [{}]}}") + PLAIN))
+    assert "over 100000 merged keys" in text
+
+
+def test_a_short_message_about_a_value_of_many_parts(write: Any) -> None:
+    assert len(message(write(bomb(4) + PLAIN))) < 1000
+    assert len(message(write(PLAIN.replace("mine", "[" + "abc, " * 1000 + "]")))) < 500
+    many = message(write(PLAIN.replace("[cat, dog]", str(list(range(5000))))))
+    assert "(and 4999 more: " in many and many.endswith(", ...)")
+    assert len(many) < 2001
+
+
+def test_an_alias_that_contains_itself_is_an_error(write: Any) -> None:
+    assert "has an alias that contains itself" in message(write(PLAIN.replace("[cat, dog]", "&a [*a]")))
+
+
+def test_aliases_as_they_are_meant_are_taken(write: Any) -> None:
+    text = "name: &n mine\nclasses: [*n]\ninput: &i {size: &s [64, 64]}\nhead: {decode: yolox, strides: *s}\n"
+    assert load_config(write(text)).classes == ("mine",)
+    merged = load_config(write(PLAIN.replace("input:\n", "input:\n  <<: {scale: 2.0}\n")))
+    assert (merged.input.scale, merged.input.size) == (2.0, (64, 96))
+
+
+@pytest.mark.parametrize("name", ["a\\0b", "x" * 300, "a\\nb"])
+def test_extends_a_name_that_no_file_can_have_is_an_error(write: Any, name: str) -> None:
+    assert "configuration 'a" in message(write(f'extends: "{name}"\n')) or name.startswith("x")
+
+
+def test_a_device_is_not_read_to_its_end(write: Any) -> None:
+    assert "'/dev/zero' is larger than" in message(write("extends: /dev/zero\n"))
+    assert "'/dev/zero' is larger than" in message("/dev/zero")
+
+
+def test_links_in_a_circle_are_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").symlink_to(tmp_path / "b.yaml")
+    (tmp_path / "b.yaml").symlink_to(tmp_path / "a.yaml")
+    assert "cannot be read" in message(tmp_path / "a.yaml")
+
+
 @pytest.mark.parametrize(("text", "kind"), [("- a\n- b", "list"), ("hello", "str"), ("", "NoneType"), ("7", "int")])
 def test_yaml_that_is_no_mapping_says_what_it_is(write: Any, text: str, kind: str) -> None:
     assert f"must be a mapping of keys, got {kind}" in message(write(text))
@@ -182,6 +271,29 @@ def test_a_misspelt_key_is_named_with_its_path_and_the_nearest_key(
 
 def test_a_key_that_is_not_text_is_an_error(write: Any) -> None:
     assert "keys should be strings" in message(write(PLAIN + "5: 6\n"))
+
+
+def test_a_key_with_a_line_break_stays_on_the_line(write: Any) -> None:
+    assert "unknown key 'a b'" in message(write(PLAIN + '"a\\nb": 1\n'))
+    assert "unknown key 'input.\ufffd[2J'" in message(write(PLAIN.replace("  size", '  "\\e[2J": 1\n  size')))
+
+
+@pytest.mark.parametrize(
+    ("key", "before", "after"),
+    [
+        ("name", "name: mine", 'name: "a\\ud800"'),
+        ("classes.1", "dog", '"\\udfff"'),
+        ("head.outputs.0", "decode: yolox", 'decode: yolox\n  outputs: ["\\udc00"]'),
+        ("input.name", "size:", 'name: "\\ud83d"\n  size:'),
+    ],
+)
+def test_text_that_no_file_can_hold_is_an_error(write: Any, key: str, before: str, after: str) -> None:
+    """A manifest with it could not be read again."""
+    assert f"key '{key}': has a lone surrogate" in message(write(PLAIN.replace(before, after)))
+
+
+def test_every_character_is_taken_in_a_name(write: Any) -> None:
+    assert load_config(write(PLAIN.replace("mine", '"h\u00e9lmet \U0001f600"'))).name == "h\u00e9lmet \U0001f600"
 
 
 @pytest.mark.parametrize(

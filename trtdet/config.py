@@ -1,17 +1,18 @@
 """Typed, validated configuration of a detector: what the pixels must look like and what the outputs mean.
 
-One YAML file describes one detector. Everything that a C++ consumer must repeat (pre-processing, thresholds,
-class names) is data here and travels into the bundle's manifest unchanged.
+A YAML file describes a detector. Everything that a C++ consumer must repeat (pre-processing, thresholds, class names)
+is data here and is copied into the bundle's manifest unchanged.
 """
 
 from __future__ import annotations
 
 import difflib
+import reprlib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from trtdet.errors import ConfigError, one_line
 
@@ -31,14 +32,29 @@ COCO_CLASSES: tuple[str, ...] = (
 """The 80 category names of COCO in the order of their ids, which is the class order of nearly every release."""
 
 NmsMode = Literal["native", "onnx", "efficient", "host"]
-"""What suppresses: plain operators, NonMaxSuppression or EfficientNMS_TRT in the graph, or the reader of outputs."""
+"""Where non-maximum suppression runs: in the graph as plain operators, as ONNX's NonMaxSuppression or as TensorRT's
+EfficientNMS_TRT; or on the host, in whoever reads the outputs."""
 
 SiluForm = Literal["keep", "swish", "plugin"]
-"""What SiLU is written as: as the model has it, as an ONNX operator, or as one of trtdet's plugin library."""
+"""What SiLU becomes: the operators that the model has, ONNX's Swish, or the operator of trtdet's plugin library."""
 
-Positive = Annotated[int, Field(gt=0)]
+
+def _encodable(text: str) -> str:
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError("has a lone surrogate, which no file can hold; write the character itself")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_encodable)]
+Positive = Annotated[int, Field(gt=0, lt=2**31)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+_LARGEST = 1 << 20
+"""Bytes of a configuration file: a file that is something else, or a device, is not read to its end."""
+_MOST_VALUES = 100_000
+_MOST_PROBLEMS = 10
 
 
 class _Section(BaseModel):
@@ -54,8 +70,8 @@ class InputConfig(_Section):
 
     size: tuple[Positive, Positive]
     """(height, width) in pixels."""
-    name: str | None = None
-    """The model's input; may be left out where the model has only one."""
+    name: Text | None = None
+    """The model's input; may be left out where the model has a single input."""
     resize: Literal["letterbox-topleft", "letterbox-centre", "stretch"] = "letterbox-centre"
     interpolation: Literal["nearest", "linear", "cubic", "area"] = "linear"
     pad_value: Annotated[int, Field(ge=0, le=255)] = 114
@@ -94,9 +110,9 @@ class HeadConfig(_Section):
     - ``yolox``: (B, N, 5 + C), ``xy = (xy + grid) * stride``, ``wh = exp(wh) * stride``, objectness, classes
     - ``yolov5``: (B, N, 5 + C), boxes already decoded to centre x, y, width, height in pixels, objectness, classes
     - ``yolov8``: (B, 4 + C, N), boxes decoded as above, classes; also YOLO11
-    - ``dfl``: distance distributions of ``bins`` values a side (Li et al. 2020, arXiv:2006.04388), as one output
+    - ``dfl``: distance distributions of ``bins`` values a side (Li et al. 2020, arXiv:2006.04388), as a single output
       (B, N, C + 4 * bins) or, per stride, a class map (B, N_s, C) and a distance map (B, N_s, 4 * bins)
-    - ``boxes``: decoded already: boxes (B, N, 4) in pixels, coded as ``boxes`` says, and scores (B, N, C)
+    - ``boxes``: already decoded: boxes (B, N, 4) in pixels, in the form that ``boxes`` names, and scores (B, N, C)
     """
 
     decode: Literal["yolox", "yolov5", "yolov8", "dfl", "boxes"]
@@ -108,7 +124,7 @@ class HeadConfig(_Section):
     """What the four numbers of rule ``boxes`` are: two corners, or centre, width and height."""
     scores: Literal["probabilities", "logits"] = "probabilities"
     """``logits`` where the model leaves the sigmoid to the consumer."""
-    outputs: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    outputs: Annotated[tuple[Text, ...], Field(min_length=1)] | None = None
     """Names of the raw outputs, in the order the rule expects; None takes the model's own outputs in order."""
 
     @field_validator("strides", "outputs", mode="before")
@@ -118,8 +134,8 @@ class HeadConfig(_Section):
 
 
 class NmsConfig(_Section):
-    """Which detections leave the detector. The defaults are those COCO is scored with: a service that wants only
-    confident boxes raises ``score_threshold`` here or filters again when it reads the result."""
+    """Which detections leave the detector. The defaults are those that COCO mAP is measured with: a service that wants
+    only confident boxes raises ``score_threshold`` here, or filters again when it reads the result."""
 
     score_threshold: Probability = 0.001
     """A candidate's score must exceed this."""
@@ -127,7 +143,7 @@ class NmsConfig(_Section):
     """A box is suppressed by a better one of its class that overlaps it by more than this."""
     max_detections: Positive = 300
     pre_nms_topk: Positive = 3000
-    """At most so many candidates of an image enter the suppression, best first."""
+    """The candidates of an image, the best, that enter the suppression at most."""
     class_agnostic: bool = False
     candidates: Literal["all-classes", "best-class"] = "all-classes"
     """``all-classes``: a box competes with every class over the threshold; ``best-class``: with its best one only."""
@@ -144,8 +160,8 @@ class NmsConfig(_Section):
 class Config(_Section):
     """A detector: its input, its head, its NMS and its class names."""
 
-    name: str
-    classes: tuple[str, ...]
+    name: Text
+    classes: tuple[Text, ...]
     input: InputConfig
     head: HeadConfig
     nms: NmsConfig = NmsConfig()
@@ -216,12 +232,12 @@ def load_config(source: str | Path) -> Config:
     """Reads a configuration.
 
     Args:
-        source: a YAML file, or the name of a shipped one such as ``yolox``. A file may start from another with
-            ``extends:`` and the name of a shipped one or a path relative to itself, and give only what differs.
+        source: a YAML file, or the name of a shipped configuration such as ``yolox``. A file may start from another
+            with ``extends:`` and a shipped name or a path relative to itself, and give only the keys that differ.
 
     Raises:
-        ConfigError: the file is missing, is not YAML, or a key is misspelt, missing, of the wrong type or out of
-            range; the message names the key path.
+        ConfigError: the file is missing, too large or not YAML, or a key is misspelt, missing, of the wrong type or out
+            of range; the message is a single line that names the key path.
     """
     return _validate(_read(source), str(source))
 
@@ -229,29 +245,74 @@ def load_config(source: str | Path) -> Config:
 def _read(source: str | Path, folder: Path = Path(), seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     known = shipped("configs")
     path = known[str(source)] if str(source) in known else folder / source
-    if path.resolve() in seen:
-        raise ConfigError(f"{path}: 'extends' runs in a circle; extend a shipped configuration: {', '.join(known)}")
     try:
-        text = path.read_text(encoding="utf-8")
+        place = path.resolve()
+        if place in seen:
+            raise ConfigError(f"{path}: 'extends' runs in a circle; extend a shipped configuration: {', '.join(known)}")
+        with path.open("rb") as file:
+            content = file.read(_LARGEST + 1)
     except FileNotFoundError:
-        raise ConfigError(
+        raise _error(
             f"configuration '{source}' is neither a file nor a shipped name; shipped: {', '.join(known)}"
             f"{_suggest(str(source), known)}"
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"configuration '{source}' cannot be read: {error}") from None
-    try:
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"configuration '{source}' is not YAML: {one_line(error)}") from None
-    if not isinstance(data, dict):
-        raise ConfigError(f"configuration '{source}' must be a mapping of keys, got {type(data).__name__}")
+    except (OSError, ValueError, RuntimeError) as error:  # also of a name with a null character, or links in a circle
+        raise _error(f"configuration '{source}' cannot be read: {error}") from None
+    if len(content) > _LARGEST:
+        raise _error(f"configuration '{source}' is larger than {_LARGEST} bytes; a detector takes a few dozen lines")
+    data = _parse(content, source)
     base = data.pop("extends", None)
     if base is None:
         return data
     if not isinstance(base, str):
-        raise ConfigError(f"{source}: 'extends' must be a name or a file, got {base!r}")
-    return _merge(_read(base, path.parent, (*seen, path.resolve())), data)
+        raise _error(f"{source}: 'extends' must be a name or a file, got {_shown(base)}")
+    return _merge(_read(base, path.parent, (*seen, place)), data)
+
+
+def _parse(content: bytes, source: str | Path) -> dict[str, Any]:
+    try:
+        data = yaml.load(content.decode("utf-8"), _Loader)
+    except UnicodeDecodeError as error:
+        raise _error(f"configuration '{source}' cannot be read: {error}; write it in UTF-8") from None
+    except yaml.YAMLError as error:
+        raise _error(f"configuration '{source}' is not YAML: {error}") from None
+    except RecursionError:
+        raise _error(f"configuration '{source}' is nested too deeply; a detector takes three levels") from None
+    except Exception as error:
+        # Of the text behind a tag, PyYAML raises whatever int(), datetime() and its own tables raise.
+        raise _error(f"configuration '{source}' has a value that YAML cannot read: {error}") from None
+    if not isinstance(data, dict):
+        raise _error(f"configuration '{source}' must be a mapping of keys, got {type(data).__name__}")
+    _count(data, str(source), {})
+    return data
+
+
+class _Loader(yaml.SafeLoader):
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Writes out ``<<``, whose aliases multiply before there is anything to count."""
+        super().flatten_mapping(node)
+        if len(node.value) > _MOST_VALUES:
+            raise yaml.constructor.ConstructorError(None, None, f"over {_MOST_VALUES} merged keys", node.start_mark)
+
+
+def _count(value: Any, source: str, known: dict[int, int]) -> int:
+    """The values that a document has once its aliases are written out, which a few bytes can make billions.
+
+    Args:
+        known: counts by the identity of lists and mappings; 0 for those that are being counted.
+    """
+    if not isinstance(value, (dict, list)):
+        return 1
+    if id(value) in known:
+        if not known[id(value)]:
+            raise _error(f"configuration '{source}' has an alias that contains itself; write the values out")
+        return known[id(value)]
+    known[id(value)] = 0
+    total = 1 + sum(_count(part, source, known) for part in (value.values() if isinstance(value, dict) else value))
+    if total > _MOST_VALUES:
+        raise _error(f"configuration '{source}' has over {_MOST_VALUES} values by its aliases; write the values out")
+    known[id(value)] = total
+    return total
 
 
 def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -266,14 +327,15 @@ def _validate(data: dict[str, Any], source: str) -> Config:
     try:
         return Config.model_validate(data)
     except ValidationError as error:
-        problems = [_explain(dict(item)) for item in error.errors(include_url=False)]
-        more = f" (and {len(problems) - 1} more: {'; '.join(problems[1:])})" if len(problems) > 1 else ""
-        raise ConfigError(f"{source}: {problems[0]}{more}") from None
+        problems = [_explain(dict(item)) for item in error.errors(include_url=False)[:_MOST_PROBLEMS]]
+        others = error.error_count() - 1
+        more = f" (and {others} more: {'; '.join(problems[1:])}{', ...' if others >= len(problems) else ''})"
+        raise _error(f"{source}: {problems[0]}{more if others else ''}") from None
 
 
 def _explain(item: dict[str, Any]) -> str:
     location: tuple[str | int, ...] = item["loc"]
-    path = ".".join(str(part) for part in location) or "configuration"
+    path = ".".join(one_line(part, 60) for part in location) or "configuration"
     if item["type"] == "extra_forbidden":
         allowed = sorted(_section_at(location[:-1]).model_fields)
         return f"unknown key '{path}'{_suggest(str(location[-1]), allowed)}; allowed here: {', '.join(allowed)}"
@@ -282,7 +344,21 @@ def _explain(item: dict[str, Any]) -> str:
     message = str(item["msg"]).removeprefix("Value error, ")
     if item["type"] == "value_error":
         return f"key '{path}': {message}" if location else message
-    return f"key '{path}': {message[0].lower()}{message[1:]}, got {item['input']!r}"
+    return f"key '{path}': {message[0].lower()}{message[1:]}, got {_shown(item['input'])}"
+
+
+def _shown(value: Any) -> str:
+    """A value as a message can quote it, in a few words whatever it holds."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = 60
+    try:
+        return short.repr(value)
+    except ValueError:
+        return f"{type(value).__name__} of too many digits"
+
+
+def _error(message: str) -> ConfigError:
+    return ConfigError(one_line(message, 2000))
 
 
 def _section_at(location: tuple[str | int, ...]) -> type[BaseModel]:
