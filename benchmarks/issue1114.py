@@ -222,9 +222,7 @@ class Job:
         save_model(model, file)
         config = self.config
         runner = OnnxRunner(model)
-        return self.evaluate(
-            Detector(file, runner, "onnxruntime (CPU)", "host", config.input, config.nms, config.classes)
-        )
+        return self.evaluate(Detector.running(runner, config, "host", file))
 
     def evaluate(self, detector: Detector) -> Evaluation:
         coco = self.data / "coco"

@@ -145,7 +145,7 @@ class InPython:
 
     def __init__(self, settings: Settings) -> None:
         bundle = Bundle(settings.bundle)
-        self.detector = Detector.open(settings.bundle, on="onnxruntime" if settings.recording else "engine")
+        self.detector = Detector.open(settings.bundle, runtime="onnxruntime" if settings.recording else "engine")
         shape = bundle.manifest.input.shape
         self._largest = self.detector.runner.largest_batch or shape.max[0]
         self._delay = settings.max_delay_us * 1e-6

@@ -86,7 +86,7 @@ class Case:
         """A model whose outputs are boxes and scores, as a detector."""
         runner = OnnxRunner(file.read_bytes())
         config = self.config
-        return Detector(file, runner, "onnxruntime (CPU)", "host", config.input, config.nms, config.classes)
+        return Detector.running(runner, config, "host", file)
 
 
 def prepare(name: str, data: Path, folder: Path) -> Case:

@@ -121,7 +121,7 @@ def test_an_efficient_nms_is_left_as_it_is_unless_another_is_asked_for(saved: An
     boxes, logits = fed(model)
     attributes = EfficientNms(0.3, 0.4, 7, score_activation=1, box_coding=int(centre))
     wanted, got = efficient_nms(boxes, logits, attributes), left(IMAGES)
-    assert left.where == "efficient" and left.nms.iou_threshold == pytest.approx(0.4)
+    assert left.nms_mode == "efficient" and left.nms.iou_threshold == pytest.approx(0.4)
     np.testing.assert_array_equal(got.num_dets, wanted.num_dets)
     assert wanted.num_dets.min() > 0
     for index in range(2):
@@ -142,7 +142,7 @@ def test_a_nonmaxsuppression_keeps_its_constant_thresholds_or_is_replaced(saved:
     model = detector("onnx", wired=wired)
     path, config = saved(model), configuration()
     left = Detector.open(path, config)
-    assert left.where == "onnx"
+    assert left.nms_mode == "onnx"
     assert left.nms.iou_threshold == pytest.approx(0.4 if wired > 3 else config.nms.iou_threshold)
     assert left.nms.score_threshold == pytest.approx(0.3 if wired > 4 else config.nms.score_threshold)
     boxes, logits = fed(model)

@@ -62,8 +62,8 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
         own = config.model_copy(update={"nms": config.nms.model_copy(update={"score_threshold": threshold})})
         build(model, own, bundle, BuildOptions("fp32", backend="onnxruntime", nms=nms, batch=(1, 4, 8)))
         content_hash = Bundle(bundle).manifest.content_hash
-        record(bundle, files, recordings / f"{content_hash}.recording", on="onnxruntime")
-        detector = Detector.open(bundle, on="onnxruntime")
+        record(bundle, files, recordings / f"{content_hash}.recording", runtime="onnxruntime")
+        detector = Detector.open(bundle, runtime="onnxruntime")
         for file in files:
             found[file][content_hash] = find(detector, file)
         bundles.append(bundle)

@@ -93,7 +93,7 @@ def main() -> int:
     if "SERVE_STANDIN_REFUSES" in os.environ:
         print(os.environ["SERVE_STANDIN_REFUSES"], file=sys.stderr)
         return 1
-    server = Server(Detector.open(options.bundle, on="onnxruntime"))
+    server = Server(Detector.open(options.bundle, runtime="onnxruntime"))
     print(f"trtdet-serve: http://127.0.0.1:{server.server_address[1]}", flush=True)
     server.serve_forever()
     return 0

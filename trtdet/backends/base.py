@@ -249,6 +249,7 @@ class Runner(Protocol):
         outputs: names.
         on_device: images are copied to a device and the outputs back; False where both stay in the host's memory.
         run_info: the device and the library that run it.
+        model: the ONNX model that is run; None for an engine.
     """
 
     input: str
@@ -257,6 +258,9 @@ class Runner(Protocol):
     outputs: tuple[str, ...]
     on_device: bool
     run_info: RunInfo
+
+    @property
+    def model(self) -> onnx.ModelProto | None: ...
 
     def __call__(self, images: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
         """Runs float32 (B, 3, H, W); one smaller than a fixed batch is filled up and the filling left out again.

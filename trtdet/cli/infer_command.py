@@ -35,7 +35,7 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
     images: list[Path] = []
     for source in options.images:
         images += find_images(source) if source.is_dir() or source.suffix.lower() == ".txt" else [source]
-    detector = Detector.open(options.target, config_if_given(options), on=options.runtime)
+    detector = Detector.open(options.target, config_if_given(options), runtime=options.runtime)
     done = infer(
         detector,
         images,

@@ -23,7 +23,6 @@ RULES = ("minmax", "entropy", "percentile", "mse", "auto")
 CORRECTIONS = ("smooth", "shift", "round", "bias")
 SILU = ("auto", "keep", "swish", "plugin")
 NMS = ("auto", "efficient", "onnx", "native", "host")
-BACKENDS = ("auto", "tensorrt", "tensorrt-rtx", "onnxruntime")
 RUNTIMES = ("auto", "engine", "onnxruntime")
 
 
@@ -161,9 +160,14 @@ def add_quantization(parser: ArgumentParser, what: str) -> None:
 
 
 def add_backend(parser: ArgumentParser) -> None:
+    from trtdet.backends.libraries import LIBRARIES
+
     group = parser.add_argument_group("backend")
     group.add_argument(
-        "--backend", default="auto", choices=BACKENDS, help="who builds the engine (default: auto, the first available)"
+        "--backend",
+        default="auto",
+        choices=("auto", *(library.name for library in LIBRARIES)),
+        help="who builds the engine (default: auto, the first available)",
     )
     group.add_argument(
         "--sm",

@@ -30,7 +30,7 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
     images = find_images(options.images)
     if options.num_images is not None:
         images = evenly(images, options.num_images)
-    done = record(options.bundle, images, options.output, on=options.runtime, progress=console.progress)
+    done = record(options.bundle, images, options.output, runtime=options.runtime, progress=console.progress)
     console.say(f"{done.images} images on {done.run_info}; wrote {done.file}, {done.size / 1e6:.1f} MB")
     return {"recording": str(done.file), "images": done.images, "bytes": done.size, "ran_on": str(done.run_info)}
 

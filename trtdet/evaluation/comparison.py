@@ -16,7 +16,7 @@ from trtdet.config import Config, NmsMode
 from trtdet.errors import ConfigError, DataError, TrtdetWarning
 from trtdet.evaluation.matching import ClassMatches
 from trtdet.evaluation.scoring import Evaluation
-from trtdet.runtime.detector import Detector, On
+from trtdet.runtime.detector import Detector, Runtime
 
 RECALLS = np.linspace(0.0, 1.0, 101)
 """COCO's recall points, to the bit."""
@@ -114,7 +114,7 @@ def open_pair(
     reference: Path,
     config: Config | None = None,
     nms: NmsMode | Literal["auto"] = "auto",
-    on: On = "auto",
+    runtime: Runtime = "auto",
 ) -> tuple[Detector, Detector]:
     """Opens two detectors for a comparison.
 
@@ -124,17 +124,18 @@ def open_pair(
             that it was built with where it is a bundle.
         config: needed where ``target`` is an ONNX file.
         nms: as in :meth:`Detector.open`, for ``target``.
-        on: likewise; of a reference that is a bundle, the engine is run where it can be unless this is ``onnxruntime``.
+        runtime: likewise; the engine of a reference bundle is run where that is possible, unless this is
+            ``onnxruntime``.
 
     Raises:
         ConfigError: the two do not have the same classes, or a configuration is missing or too many.
         BundleError, ModelError, BackendError: one cannot be opened or run.
     """
-    detector = Detector.open(target, config, nms, on)
+    detector = Detector.open(target, config, nms, runtime)
     if reference.is_dir():
-        other = Detector.open(reference, on="auto" if on == "engine" else on)
+        other = Detector.open(reference, runtime="auto" if runtime == "engine" else runtime)
     else:
-        other = Detector.open(reference, config or Bundle(target, verify=False).config, detector.where)
+        other = Detector.open(reference, config or Bundle(target, verify=False).config, detector.nms_mode)
     _check_classes((str(target), detector.classes), (str(reference), other.classes))
     return detector, other
 

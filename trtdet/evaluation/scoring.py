@@ -89,7 +89,7 @@ def evaluate_each(
         DataError: an image cannot be read.
         ConfigError: other thresholds than its own for a detector that suppresses in the graph.
     """
-    if detector.where != "host" and tuple(thresholds) != (detector.nms,):
+    if detector.nms_mode != "host" and tuple(thresholds) != (detector.nms,):
         raise ConfigError("suppression in the graph has its thresholds there; score the model with --nms host")
     metrics = [CocoMetric(dataset) for _ in thresholds]
     stream = ImageStream(
@@ -118,7 +118,7 @@ def evaluate_each(
             1000 * spent / done,
             str(detector.file),
             detector.runner.run_info,
-            detector.where,
+            detector.nms_mode,
             nms,
         )
         for metric, nms, spent in zip(metrics, thresholds, seconds, strict=True)

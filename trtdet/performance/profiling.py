@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from trtdet.backends import OnnxRunner
 from trtdet.backends.base import LayerTime
 from trtdet.bundle import Bundle
 from trtdet.config import Config
@@ -217,8 +216,8 @@ def layer_means(path: Path, progress: Progress = silent) -> dict[str, float]:
     Raises:
         BackendError: the bundle has no engine, or it cannot be run here.
     """
-    detector = Detector.open(path, on="engine")
-    target = Target(str(path), detector.runner, detector.input, str(detector.file), detector.where)
+    detector = Detector.open(path, runtime="engine")
+    target = Target(str(path), detector.runner, detector.input, str(detector.file), detector.nms_mode)
     options = ProfileOptions()
     images = target.pixels(detector.batch, None, options.seed)
     progress("profiling", 0, 1)
@@ -229,6 +228,6 @@ def layer_means(path: Path, progress: Progress = silent) -> dict[str, float]:
 
 def _nodes(path: Path, target: Target) -> OnnxNodes:
     """Of the model that runs, or that the engine was built from."""
-    if isinstance(target.runner, OnnxRunner):
-        return OnnxNodes.of(target.runner.model)
+    if (model := target.runner.model) is not None:
+        return OnnxNodes.of(model)
     return OnnxNodes.of(load_model(Bundle(path, verify=False).model, allow_quantized=True))

@@ -97,5 +97,5 @@ def open_targets(paths: Sequence[Path], config: Config | None) -> tuple[Target, 
         detector = Detector.open(path, None if path.is_dir() else config)
         earlier = paths[:index].count(path)
         name = f"{path} #{earlier + 1}" if earlier else str(path)
-        opened.append(Target(name, detector.runner, detector.input, str(detector.file), detector.where))
+        opened.append(Target(name, detector.runner, detector.input, str(detector.file), detector.nms_mode))
     return tuple(opened)

@@ -19,7 +19,7 @@ from trtdet.pipeline.options import CalibrationOptions
 from trtdet.pipeline.stages.calibrating import Selection
 from trtdet.pipeline.stages.rewriting import FORMS
 from trtdet.quantization import CORRECTIONS, Precision
-from trtdet.runtime.detector import On
+from trtdet.runtime.detector import Runtime
 
 Keep = int | Literal["depthwise"]
 
@@ -56,7 +56,7 @@ class SweepOptions:
     ray: str | None = None
     silus: tuple[str, ...] = ("auto",)
     plugins: tuple[Path, ...] = ()
-    on: On = "auto"
+    on: Runtime = "auto"
 
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]

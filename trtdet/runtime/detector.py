@@ -12,24 +12,25 @@ import onnx
 from numpy.typing import NDArray
 
 from trtdet.backends import EngineFacts, OnnxRunner, Runner, obstacle, open_engine
+from trtdet.backends.libraries import LIBRARIES
 from trtdet.bundle import Bundle
 from trtdet.config import Config, InputConfig, NmsConfig, NmsMode
 from trtdet.detection.suppression import Detections, non_max_suppression
 from trtdet.errors import BackendError, ConfigError
 from trtdet.passes import Options, embedded_nms, load_model, rewrite
 
-On = Literal["auto", "engine", "onnxruntime"]
-"""What a bundle is run on: its engine where that can be, only its engine, or its ONNX model."""
+Runtime = Literal["auto", "engine", "onnxruntime"]
+"""What of a bundle is run: its engine where that is possible and else its model, only its engine, or only its model."""
 
 
 @dataclass(frozen=True)
 class Detector:
-    """What runs, and how to feed it and read it.
+    """A runner with the pre-processing that its input needs and the suppression that its outputs need.
 
     Attributes:
         file: the engine or the ONNX file that is run.
-        runner: runs it; its ``run_info`` says on what, and why not on the engine.
-        where: what does the suppression.
+        runner: runs it; its ``run_info`` has the device, and why it is not the engine that runs.
+        nms_mode: what does the suppression: a part of the graph, or the host.
         input: the pre-processing.
         nms: the thresholds.
         logits: with ``host``, whether the model's scores still lack their sigmoid.
@@ -39,7 +40,7 @@ class Detector:
 
     file: Path
     runner: Runner
-    where: NmsMode
+    nms_mode: NmsMode
     input: InputConfig
     nms: NmsConfig
     logits: bool
@@ -48,7 +49,7 @@ class Detector:
 
     @staticmethod
     def open(
-        target: Path, config: Config | None = None, nms: NmsMode | Literal["auto"] = "auto", on: On = "auto"
+        target: Path, config: Config | None = None, nms: NmsMode | Literal["auto"] = "auto", runtime: Runtime = "auto"
     ) -> Detector:
         """Opens a bundle's folder, or an ONNX file together with a configuration.
 
@@ -58,10 +59,11 @@ class Detector:
         Args:
             target: a bundle's folder or an ONNX file.
             config: needed for an ONNX file; a bundle carries its own.
-            nms: for an ONNX file, what is to suppress; ``auto`` leaves the model's own suppression as it is, and is
-                ``host`` where it has none.
-            on: for a bundle, what is run: ``auto`` is the engine where it can be run, else the model, and
-                ``runner.run_info`` says why. An engine that can be run and then fails is an error, never the model.
+            nms: for an ONNX file, what does the suppression; ``auto`` leaves the model's own suppression as it is, and
+                is ``host`` where it has none.
+            runtime: for a bundle, what is run: ``auto`` is the engine where it can be run, else the model, and
+                ``runner.run_info`` has the reason. An engine that can be run and then fails is an error; the model
+                never takes its place.
 
         Raises:
             BundleError, ModelError, ConfigError, BackendError: it cannot be opened or run.
@@ -69,8 +71,8 @@ class Detector:
         if target.is_dir():
             if config is not None:
                 raise ConfigError(f"'{target}' is a bundle, which carries its own configuration; leave --config out")
-            return _open_bundle(Bundle(target), nms, on)
-        if on == "engine":
+            return _open_bundle(Bundle(target), nms, runtime)
+        if runtime == "engine":
             raise ConfigError(f"'{target}' is a model, which has no engine; give a bundle, or leave --runtime out")
         if config is None:
             raise ConfigError(
@@ -78,25 +80,25 @@ class Detector:
             )
         source = load_model(target, allow_quantized=True)
         own = embedded_nms(source, config) if nms == "auto" else None
-        where: NmsMode = own.kind if own else "host" if nms == "auto" else nms
-        done = rewrite(source, Options(config, where, keep_own=own is not None))
-        return Detector.running(done.model, done.config, where, target)
+        mode: NmsMode = own.kind if own else "host" if nms == "auto" else nms
+        done = rewrite(source, Options(config, mode, keep_own=own is not None))
+        return Detector.running(done.model, done.config, mode, target)
 
     @staticmethod
     def running(
-        model: onnx.ModelProto | Runner, config: Config, where: NmsMode, file: Path = Path("model")
+        model: onnx.ModelProto | Runner, config: Config, nms_mode: NmsMode, file: Path = Path("model")
     ) -> Detector:
-        """A rewritten model that is at hand, or what runs it.
+        """The detector of a rewritten model that is in memory, or of a runner.
 
         Args:
-            model: with the outputs of ``where``.
+            model: with the outputs that ``nms_mode`` gives.
             config: its configuration.
-            where: what does the suppression.
-            file: what it is called.
+            nms_mode: what does the suppression.
+            file: its name in messages.
         """
         runner = OnnxRunner(model) if isinstance(model, onnx.ModelProto) else model
         logits, batch = config.suppresses_logits, runner.batch or 1
-        return Detector(file, runner, where, config.input, config.nms, logits, config.classes, batch)
+        return Detector(file, runner, nms_mode, config.input, config.nms, logits, config.classes, batch)
 
     def __call__(self, images: NDArray[np.float32]) -> Detections:
         """Detects on one batch.
@@ -107,46 +109,47 @@ class Detector:
         return self.suppressed(self.runner(images), self.nms)
 
     def suppressed(self, outputs: Mapping[str, NDArray[Any]], nms: NmsConfig) -> Detections:
-        """The detections in what the model gave; where it suppresses itself, ``nms`` was in the graph already."""
-        if self.where == "host":
+        """The detections in the model's outputs; ``nms`` is used with ``host`` alone, as a graph has its own."""
+        if self.nms_mode == "host":
             return non_max_suppression(outputs["boxes"], outputs["scores"], nms, logits=self.logits)
         return Detections(outputs["num_dets"], outputs["boxes"], outputs["scores"], outputs["classes"])
 
 
-def _open_bundle(bundle: Bundle, nms: str, on: On) -> Detector:
+def _open_bundle(bundle: Bundle, nms: str, runtime: Runtime) -> Detector:
     manifest = bundle.manifest
-    where = manifest.nms.where
-    if nms not in ("auto", where):
+    nms_mode = manifest.nms.where
+    if nms not in ("auto", nms_mode):
         raise ConfigError(
-            f"bundle '{bundle.path}' was built with --nms {where}, not {nms}; build it again or leave --nms out"
+            f"bundle '{bundle.path}' was built with --nms {nms_mode}, not {nms}; build it again or leave --nms out"
         )
     thresholds = manifest.nms.model_dump(exclude={"where", "scores", "own"})
-    file, runner = _runner(bundle, on)
+    file, runner = _runner(bundle, runtime)
     return Detector(
         file,
         runner,
-        where,
+        nms_mode,
         manifest.input.preprocess,
         NmsConfig.model_validate(thresholds),
         manifest.nms.scores == "logits",
         manifest.model.classes,
-        # Of a dynamic batch, an engine is fastest at what it was optimised for; for the CPU it makes no difference.
+        # With a dynamic batch, an engine is fastest at the size it was optimised for; on the CPU all are alike.
         runner.batch or (manifest.input.shape.opt[0] if file == bundle.engine else 1),
     )
 
 
-def _runner(bundle: Bundle, on: On) -> tuple[Path, Runner]:
-    """What runs a bundle, and the file of it that is run."""
+def _runner(bundle: Bundle, runtime: Runtime) -> tuple[Path, Runner]:
+    """The bundle's file that is run, and what runs it."""
     engine = bundle.engine
-    if engine is None and on == "engine":
-        raise BackendError(f"bundle '{bundle.path}' has no engine; build it with --backend tensorrt or tensorrt-rtx")
+    if engine is None and runtime == "engine":
+        builders = " or ".join(row.name for row in LIBRARIES if row.makes_engine)
+        raise BackendError(f"bundle '{bundle.path}' has no engine", f"build it with --backend {builders}")
     reason = ""
-    if engine is not None and on != "onnxruntime":
+    if engine is not None and runtime != "onnxruntime":
         facts = EngineFacts.of(bundle)
         reason = obstacle(facts)
         if not reason:
             return engine, open_engine(engine.read_bytes(), facts)
-        if on == "engine":
+        if runtime == "engine":
             raise BackendError(f"the engine of bundle '{bundle.path}' cannot be run here, as {reason}")
     if bundle.manifest.quantization.mode == "implicit":
         raise BackendError(

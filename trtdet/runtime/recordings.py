@@ -24,7 +24,7 @@ from trtdet.data import ImageStream
 from trtdet.errors import DataError
 from trtdet.files import writing_atomically
 from trtdet.progress import Progress, silent
-from trtdet.runtime.detector import Detector, On
+from trtdet.runtime.detector import Detector, Runtime
 
 FORMAT = "trtdet-recording-1"
 
@@ -76,7 +76,7 @@ def fingerprints(images: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def record(
-    bundle: Path, images: Sequence[Path], output: Path, *, on: On = "auto", progress: Progress = silent
+    bundle: Path, images: Sequence[Path], output: Path, *, runtime: Runtime = "auto", progress: Progress = silent
 ) -> Recording:
     """Runs a bundle on images and writes its raw outputs. One batch at a time is in memory.
 
@@ -84,7 +84,7 @@ def record(
         bundle: its folder.
         images: image files.
         output: the file to write.
-        on: what of the bundle is run, as for :meth:`trtdet.Detector.open`.
+        runtime: what of the bundle is run, as for :meth:`trtdet.Detector.open`.
         progress: told of every batch.
 
     Raises:
@@ -96,7 +96,7 @@ def record(
     if not images:
         raise DataError("there is no image to record; give a folder or a list of some")
     manifest = Bundle(bundle, verify=False).manifest  # opening it below compares every file
-    detector = Detector.open(bundle, on=on)
+    detector = Detector.open(bundle, runtime=runtime)
     height, width = manifest.input.preprocess.size
     shapes: dict[str, tuple[int, ...]] = {"fingerprints": (3, min(CELLS, height), min(CELLS, width))}
     types: dict[str, np.dtype[Any]] = {"fingerprints": np.dtype(np.float32)}

@@ -158,6 +158,7 @@ class EngineRunner:
         self.outputs: tuple[str, ...] = tuple(tensor.name for tensor in loaded.outputs)
         self.batch: int | None = None if loaded.dynamic else loaded.batches[1]
         self.on_device = True
+        self.model = None
         self.usual_batch = loaded.batches[1]
         self.largest_batch: int | None = loaded.batches[2]
         self.run_info = RunInfo(loaded.gpu.device.name, f"{loaded.title} {loaded.trt.__version__}")
