@@ -184,7 +184,7 @@ def test_a_model_without_one_has_none(saved: Any) -> None:
 
 def test_its_thresholds_must_be_possible() -> None:
     with pytest.raises(ConfigError, match=r"nms.max_detections|max_detections \(5000\)"):
-        rewrite(detector("efficient", max_output_boxes=5000), Options(configuration(), "efficient", keep_own=True))
+        rewrite(detector("efficient", max_output_boxes=5000), Options(configuration(), "efficient", keep_embedded=True))
 
 
 @pytest.mark.parametrize("where", ["efficient", "onnx"])

@@ -63,7 +63,7 @@ def ran(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
     return OnnxRunner(model)(x.astype(np.float32))["y"]
 
 
-@pytest.mark.parametrize("op", plugin_ops.ACTIVATIONS)
+@pytest.mark.parametrize("op", plugin_ops.PLUGIN_ACTIVATIONS)
 @pytest.mark.parametrize("asked", [-1, 0, 1, 2])
 @pytest.mark.parametrize("source", [np.float32, np.float16, np.int8])
 @pytest.mark.parametrize("wide", [False, True])
@@ -89,7 +89,7 @@ def test_the_plain_form_computes_the_contract(op: str, asked: int, source: Any, 
         np.testing.assert_allclose(got, expected, rtol=2e-3 if made == np.float16 else 2e-6, atol=1e-5)
 
 
-@pytest.mark.parametrize("op", plugin_ops.ACTIVATIONS)
+@pytest.mark.parametrize("op", plugin_ops.PLUGIN_ACTIVATIONS)
 def test_ties_go_to_even_values_saturate_and_nan_is_0(op: str) -> None:
     # From 20 on both activations give back what they are given.
     x = np.array([25, 27, 29, 31, 1000, np.inf, np.nan, 0, -40], np.float32).reshape(1, 1, 9)

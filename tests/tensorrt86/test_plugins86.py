@@ -18,7 +18,7 @@ from trtdet.config import load_config
 from trtdet.detection.suppression import EfficientNms
 from trtdet.exporter import SHAPES_MODEL
 from trtdet.passes import Options, load_model, rewrite
-from trtdet.passes.plugin_ops import ACTIVATIONS, INT8, NAMESPACE, attributes
+from trtdet.passes.plugin_ops import INT8, NAMESPACE, PLUGIN_ACTIVATIONS, attributes
 
 pytestmark = pytest.mark.tensorrt86
 
@@ -111,10 +111,10 @@ def test_class_agnostic_changes_nothing_in_8_6_0(trt: Any, efficient: Any, writt
 def creators(trt: Any, library: Path) -> dict[str, Any]:
     registry = trt.get_plugin_registry()
     assert registry.load_library(str(library)) is not None
-    return {name: registry.get_plugin_creator(name, "1", NAMESPACE) for name in ACTIVATIONS}
+    return {name: registry.get_plugin_creator(name, "1", NAMESPACE) for name in PLUGIN_ACTIVATIONS}
 
 
-@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("name", PLUGIN_ACTIVATIONS)
 def test_the_registry_finds_an_activation_with_its_attributes(creators: Any, name: str) -> None:
     creator = creators[name]
     assert (creator.name, creator.plugin_version, creator.plugin_namespace) == (name, "1", NAMESPACE)
@@ -122,7 +122,7 @@ def test_the_registry_finds_an_activation_with_its_attributes(creators: Any, nam
     assert types(creator) == {one: "INT32" if one == "output_type" else "FLOAT32" for one in written}
 
 
-@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("name", PLUGIN_ACTIVATIONS)
 def test_an_activation_is_made_from_its_attributes_and_survives_its_own_state(
     trt: Any, creators: Any, name: str
 ) -> None:
@@ -136,7 +136,7 @@ def test_an_activation_is_made_from_its_attributes_and_survives_its_own_state(
     assert np.frombuffer(state(plugin), np.float32)[-5:].tolist() == [0.5, 1.0, 2.0, 3.0, 0.0]
 
 
-@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("name", PLUGIN_ACTIVATIONS)
 def test_wrong_attributes_and_a_cut_state_are_refused_with_a_reason(
     trt: Any, creators: Any, name: str, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,7 +11,7 @@ from functools import cached_property
 import onnx
 
 from trtdet.audit.layers import Layer, Tensor
-from trtdet.passes.plugin_ops import ACTIVATIONS as PLUGIN_ACTIVATIONS
+from trtdet.passes.plugin_ops import PLUGIN_ACTIVATIONS
 from trtdet.passes.provenance import Origin, origin_of
 from trtdet.quantization import PrecisionPlan
 

@@ -31,7 +31,7 @@ class Options:
         max_topk: the largest K that the backend's TopK takes; None for any.
         silu: what SiLU and HardSwish are written as: ``keep`` as the model has them, ``swish`` as ONNX operators,
             ``plugin`` as those of trtdet's plugin library.
-        keep_own: where the model has an NMS of its own, keep its thresholds instead of the configuration's.
+        keep_embedded: keep the thresholds of an NMS that is embedded in the model instead of the configuration's.
         max_opset: the newest ONNX opset that the backend reads; None for any.
         missing_ops: operators that the backend lacks, to be replaced by others where ONNX defines them by others.
     """
@@ -41,7 +41,7 @@ class Options:
     batch: int | str | None = None
     max_topk: int | None = None
     silu: SiluForm = "keep"
-    keep_own: bool = False
+    keep_embedded: bool = False
     max_opset: int | None = None
     missing_ops: frozenset[str] = frozenset()
 

@@ -53,7 +53,7 @@ def embedded_nms(model: onnx.ModelProto, config: Config) -> EmbeddedNms | None:
 def cut(graph: gs.Graph, options: Options) -> Options:
     """Cuts a model's own suppression off a graph and says in the options what is left.
 
-    The boxes and scores that went into it become the outputs, read with rule ``boxes``. With ``keep_own`` its
+    The boxes and scores that went into it become the outputs, read with rule ``boxes``. With ``keep_embedded`` its
     thresholds become the configuration's.
 
     Raises:
@@ -81,7 +81,7 @@ def cut(graph: gs.Graph, options: Options) -> Options:
     graph.outputs = [boxes, scores]
     graph.cleanup()
     changed = config.model_copy(update={"head": config.head.model_copy(update=head)})
-    if options.keep_own:
+    if options.keep_embedded:
         changed = changed.with_nms(**found.thresholds)
     return replace(options, config=changed)
 

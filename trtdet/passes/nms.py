@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from trtdet.config import Config
+from trtdet.config import Config, NmsMode
 from trtdet.detection.suppression import EfficientNms, score_bound
 from trtdet.errors import ConfigError, ModelError
 from trtdet.passes.base import PLUGIN_DOMAIN, Options, PassResult, Writer
@@ -70,9 +70,9 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
     return PassResult(1)
 
 
-def decoded(where: str, config: Config) -> Decoded:
-    """Where all decoded boxes and scores are, in a model that was rewritten for ``where``."""
-    names = (BOXES, SCORES) if where == "host" else (ALL_BOXES, ALL_SCORES)
+def decoded(nms_mode: NmsMode, config: Config) -> Decoded:
+    """The tensors of all decoded boxes and scores, in a model that was rewritten for ``nms_mode``."""
+    names = (BOXES, SCORES) if nms_mode == "host" else (ALL_BOXES, ALL_SCORES)
     return Decoded(*names, config.suppresses_logits)
 
 
@@ -126,7 +126,7 @@ def _efficient(write: Writer, boxes: gs.Variable, scores: gs.Variable, pool: int
         scores = _by_class(write, score, label, len(config.classes), empty, axis=2)
     for tensor in (boxes, scores):
         tensor.dtype = np.float32
-    attributes = _attributes(config, exact=options.keep_own)
+    attributes = _attributes(config, exact=options.keep_embedded)
     outputs = write.plugin(EFFICIENT, [boxes, scores], 4, {"plugin_version": "1", **asdict(attributes)})
     if attributes.score_threshold < EfficientNms.DENSE:
         real = write("Greater", outputs[2], write.const(config.nms.score_threshold, np.float32))

@@ -28,7 +28,7 @@ from trtdet.passes.base import PLUGIN_DOMAIN
 VERSION = 1
 NAMESPACE = "trtdet"
 SILU, HARD_SWISH = "TRT_SiLU", "TRT_HardSwish"
-ACTIVATIONS = (SILU, HARD_SWISH)
+PLUGIN_ACTIVATIONS = (SILU, HARD_SWISH)
 """The operators of the plugin library."""
 
 SAME, INT8 = -1, 2
@@ -48,7 +48,7 @@ def attributes(**changed: Any) -> dict[str, Any]:
 def plugin_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
     """The nodes that need the plugin library, those in branches and loops included."""
     for node in graph.node:
-        if node.domain == PLUGIN_DOMAIN and node.op_type in ACTIVATIONS:
+        if node.domain == PLUGIN_DOMAIN and node.op_type in PLUGIN_ACTIVATIONS:
             yield node
         for attribute in node.attribute:
             for inner in (attribute.g, *attribute.graphs):
@@ -85,7 +85,7 @@ def _lower(graph: onnx.GraphProto, outer: Mapping[str, onnx.TypeProto.Tensor]) -
             for inner in (attribute.g, *attribute.graphs):
                 if inner.node:
                     _lower(inner, types)
-        known = node.domain == PLUGIN_DOMAIN and node.op_type in ACTIVATIONS
+        known = node.domain == PLUGIN_DOMAIN and node.op_type in PLUGIN_ACTIVATIONS
         nodes += _lowered(node, types.get(node.input[0])) if known else [node]
     copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
     del graph.node[:]
@@ -189,7 +189,7 @@ def _infer(context: Any) -> None:
 def _register() -> None:
     """Makes the operators known to ONNX's checker and its shape inference, once in a process."""
     one = onnx.helper.make_attribute
-    for name in ACTIVATIONS:
+    for name in PLUGIN_ACTIVATIONS:
         if onnx.defs.has(name, PLUGIN_DOMAIN):
             continue
         types = ["tensor(float)", "tensor(float16)", "tensor(int8)"]

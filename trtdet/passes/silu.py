@@ -19,7 +19,7 @@ import onnx_graphsurgeon as gs
 
 from trtdet.passes.base import PLUGIN_DOMAIN, Options, PassResult
 from trtdet.passes.opset import upgrade
-from trtdet.passes.plugin_ops import ACTIVATIONS, HARD_SWISH, SILU, attributes
+from trtdet.passes.plugin_ops import HARD_SWISH, PLUGIN_ACTIVATIONS, SILU, attributes
 from trtdet.passes.provenance import Origin, registry
 
 _OPERATORS = {"swish": ("Swish", "HardSwish"), "plugin": (SILU, HARD_SWISH)}
@@ -61,7 +61,7 @@ class _Found:
 
 
 def _write(graph: gs.Graph, found: _Found, op: str) -> None:
-    last, plugin = found.last, op in ACTIVATIONS
+    last, plugin = found.last, op in PLUGIN_ACTIVATIONS
     made = last.outputs[0]
     last.outputs.clear()
     if made.dtype is None or made.shape is None:
@@ -86,7 +86,7 @@ def _search(graph: gs.Graph) -> tuple[list[_Found], tuple[str, ...]]:
     skipped: list[str] = []
     for node in graph.nodes:
         one: _Found | str | None = None
-        if node.op in ("Swish", "HardSwish", *ACTIVATIONS):
+        if node.op in ("Swish", "HardSwish", *PLUGIN_ACTIVATIONS):
             one = _whole(node)
         elif node.op == "Mul" and not any(isinstance(tensor, gs.Constant) for tensor in node.inputs):
             one = _product(graph, node)
@@ -102,7 +102,7 @@ def _whole(node: gs.Node) -> _Found | str:
     if node.attrs.get("alpha", 1.0) != 1.0:
         return f"it is x * Sigmoid({node.attrs['alpha']:g} x), not SiLU"
     neutral = {"output_type": [-1], "factor": [1.0], "offset": [0.0]}
-    if node.op in ACTIVATIONS and any(
+    if node.op in PLUGIN_ACTIVATIONS and any(
         np.any(node.attrs.get(key, one) != np.array(one)) for key, one in neutral.items()
     ):
         return "it does more than the activation: it scales its output, or changes its type"

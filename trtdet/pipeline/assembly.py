@@ -193,7 +193,7 @@ def _facts(
         "trtdet": __version__,
         "config": graph.config.model_dump(mode="json"),
         "model": hashlib.sha256(model_bytes(graph.model)).hexdigest(),
-        "nms": [graph.nms_mode, graph.passes.keep_own],
+        "nms": [graph.nms_mode, graph.passes.keep_embedded],
         "backend": [caps.name, caps.version],
         "images": selected.sha256,
         # Images say it all; without them the given collection does.

@@ -13,7 +13,7 @@ from trtdet.calibration import ChannelRange, expose
 from trtdet.calibration.channel_ranges import SMALLEST, Extremes
 from trtdet.config import InputConfig
 from trtdet.data import ImageStream
-from trtdet.passes.plugin_ops import ACTIVATIONS, HARD_SWISH, SILU
+from trtdet.passes.plugin_ops import HARD_SWISH, PLUGIN_ACTIVATIONS, SILU
 from trtdet.progress import Progress, silent
 from trtdet.quantization.encoding import QMAX
 from trtdet.quantization.simulator import Load
@@ -48,7 +48,7 @@ def reach(
         progress: told of every image.
     """
     makers = {output: node.op_type for node in model.graph.node for output in node.output}
-    kinds = {node.input[0]: node.op_type for node in model.graph.node if node.op_type in ACTIVATIONS}
+    kinds = {node.input[0]: node.op_type for node in model.graph.node if node.op_type in PLUGIN_ACTIVATIONS}
     kinds = {name: kind for name, kind in kinds.items() if makers.get(name) == "Conv"}
     if not kinds:
         return {}

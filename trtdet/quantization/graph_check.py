@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from trtdet.passes.plugin_ops import ACTIVATIONS
+from trtdet.passes.plugin_ops import PLUGIN_ACTIVATIONS
 from trtdet.quantization.placement import CONVOLUTIONS
 
 
@@ -32,7 +32,7 @@ def lint(model: onnx.ModelProto) -> tuple[GraphProblem, ...]:
             findings += [GraphProblem(node.name, problem) for problem in _pair_problems(node)]
         elif node.op in CONVOLUTIONS:
             findings += [GraphProblem(node.name, problem) for problem in _convolution_problems(node)]
-        elif node.op in ACTIVATIONS:
+        elif node.op in PLUGIN_ACTIVATIONS:
             findings += [GraphProblem(node.name, problem) for problem in _activation_problems(node)]
     return tuple(findings)
 

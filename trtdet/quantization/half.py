@@ -19,7 +19,7 @@ import onnx_graphsurgeon as gs
 
 from trtdet.passes.base import Writer
 from trtdet.passes.model import to_graph, to_model
-from trtdet.passes.plugin_ops import ACTIVATIONS
+from trtdet.passes.plugin_ops import PLUGIN_ACTIVATIONS
 from trtdet.passes.provenance import Origin, registry
 from trtdet.quantization.placement import CONVOLUTIONS
 
@@ -31,7 +31,7 @@ _FLOAT, _HALF = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16
 _ACTIVATION_FUNCTIONS = (
     *("Sigmoid", "HardSigmoid", "HardSwish", "Relu", "LeakyRelu", "PRelu", "Clip", "Tanh", "Elu", "Selu", "Softplus"),
     *("Mish", "Swish", "Gelu", "Erf"),
-    *ACTIVATIONS,
+    *PLUGIN_ACTIVATIONS,
 )
 _ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Min", "Max", "Neg")
 _MOVES = (

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from trtdet.calibration import ChannelRange
 from trtdet.passes.base import Writer
 from trtdet.passes.model import to_graph, to_model
-from trtdet.passes.plugin_ops import ACTIVATIONS, INT8, SAME, plugin_nodes
+from trtdet.passes.plugin_ops import INT8, PLUGIN_ACTIVATIONS, SAME, plugin_nodes
 from trtdet.passes.provenance import Origin
 from trtdet.quantization.encoding import QMAX
 
@@ -65,7 +65,7 @@ def requantize(model: onnx.ModelProto, inputs: Mapping[str, ChannelRange]) -> Re
         return Requantized(model)
     graph = to_graph(model)
     write = Writer(graph, "trtdet/requantize", Origin.REQUANTIZE)
-    nodes = [node for node in graph.nodes if node.op in ACTIVATIONS]
+    nodes = [node for node in graph.nodes if node.op in PLUGIN_ACTIVATIONS]
     for concat in [node for node in graph.nodes if node.op == "Concat"]:
         _quantize_inputs(write, concat)
     read = written = 0
@@ -95,7 +95,11 @@ def _quantize_inputs(write: Writer, concat: gs.Node) -> None:
     if len(sizes) < len(concat.inputs) or len(made.outputs) != 1 or final:
         return
     end = _quantized(write.graph, made, made.outputs[0])
-    if not any(tensor.inputs[0].op in ACTIVATIONS for tensor in alone) or isinstance(end, str) or end.pads is not None:
+    if (
+        not any(tensor.inputs[0].op in PLUGIN_ACTIVATIONS for tensor in alone)
+        or isinstance(end, str)
+        or end.pads is not None
+    ):
         return
     channels, start = sum(sizes), 0
     factor, offset = (np.broadcast_to(one, channels) for one in (end.factor, end.offset))

@@ -81,7 +81,7 @@ class Detector:
         source = load_model(target, allow_quantized=True)
         own = embedded_nms(source, config) if nms == "auto" else None
         mode: NmsMode = own.kind if own else "host" if nms == "auto" else nms
-        done = rewrite(source, Options(config, mode, keep_own=own is not None))
+        done = rewrite(source, Options(config, mode, keep_embedded=own is not None))
         return Detector.running(done.model, done.config, mode, target)
 
     @staticmethod

@@ -12,7 +12,7 @@ from trtdet.backends.tensorrt.builder import build_engine
 from trtdet.backends.tensorrt.opsets import NEVER, NEWEST
 from trtdet.errors import BackendError
 from trtdet.passes.nms import EFFICIENT
-from trtdet.passes.plugin_ops import ACTIVATIONS
+from trtdet.passes.plugin_ops import PLUGIN_ACTIVATIONS
 from trtdet.progress import Progress, silent
 
 LIBRARY = library_named("tensorrt-rtx")
@@ -50,7 +50,7 @@ class TensorRTRTX:
                 "NonMaxSuppression": "it parses but has no implementation on any GPU",
                 "NonZero": "its import fails",
                 "RoiAlign": "its import needs a CUDA driver",
-                **dict.fromkeys((*ACTIVATIONS, EFFICIENT), "parsing an operator of a plugin ends its process"),
+                **dict.fromkeys((*PLUGIN_ACTIVATIONS, EFFICIENT), "parsing an operator of a plugin ends its process"),
             },
         )
 

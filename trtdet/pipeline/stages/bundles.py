@@ -184,7 +184,7 @@ def _nms_part(graph: Graph) -> NmsPart:
     return NmsPart(
         where=mode,
         scores="logits" if mode == "host" and config.suppresses_logits else "probabilities",
-        own=graph.passes.keep_own,
+        own=graph.passes.keep_embedded,
         **config.nms.model_dump(),
     )
 

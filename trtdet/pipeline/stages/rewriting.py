@@ -14,7 +14,7 @@ from trtdet.backends import Backend, Capabilities
 from trtdet.config import Config, NmsConfig, NmsMode, SiluForm
 from trtdet.errors import BackendError, ModelError, TrtdetWarning
 from trtdet.passes import EmbeddedNms, Options, PassResult, Rewritten, embedded_nms, load_model, rewrite
-from trtdet.passes.plugin_ops import ACTIVATIONS
+from trtdet.passes.plugin_ops import PLUGIN_ACTIVATIONS
 from trtdet.pipeline.options import BuildOptions
 from trtdet.quantization import QdqPlacement, Quantizable, place, quantizable
 
@@ -174,7 +174,7 @@ def silu_form(asked: str, plugins: tuple[Path, ...], caps: Capabilities) -> Silu
             f"--silu plugin with {caps.name} needs the library that has the plugin: give it with --plugin-library "
             f"PATH, or choose --silu {' or '.join(usable)}"
         )
-    operator = {"plugin": ACTIVATIONS[0], "swish": "Swish"}.get(asked, "")
+    operator = {"plugin": PLUGIN_ACTIVATIONS[0], "swish": "Swish"}.get(asked, "")
     reason = f": {caps.missing_ops[operator]}" if operator in caps.missing_ops else ""
     raise BackendError(
         f"{caps.name} {caps.version} cannot take --silu {asked}{reason}; allowed: auto, {', '.join(caps.silu)}"
