@@ -160,7 +160,7 @@ def test_a_bundle_without_engine_says_none(tmp_path: Path) -> None:
         assert writer.commit(FIELDS).engine is None
 
 
-@pytest.mark.parametrize("schema", [2, 0, "1", None])
+@pytest.mark.parametrize("schema", [2, 0, "1", None, True, 1.0])
 def test_another_schema_is_an_error(tmp_path: Path, schema: Any) -> None:
     make(tmp_path / "bundle")
     path = tmp_path / "bundle" / MANIFEST
@@ -172,15 +172,43 @@ def test_another_schema_is_an_error(tmp_path: Path, schema: Any) -> None:
 @pytest.mark.parametrize("text", ["[]", "3", "null"])
 def test_a_manifest_that_is_no_object_is_an_error(tmp_path: Path, text: str) -> None:
     (tmp_path / MANIFEST).write_text(text)
-    with pytest.raises(BundleError, match="has schema '(list|int|NoneType)'"):
+    with pytest.raises(BundleError, match="manifest.json' is a (list|int|NoneType), an object is expected; build the"):
         Bundle(tmp_path)
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"\xff\xfe"])
+@pytest.mark.parametrize("data", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"schema": 1, "created": "\\ud800"}'])
 def test_a_manifest_that_is_not_json_is_an_error(tmp_path: Path, data: bytes) -> None:
     (tmp_path / MANIFEST).write_bytes(data)
-    with pytest.raises(BundleError, match="cannot be read .*; build the bundle again"):
+    with pytest.raises(BundleError, match="manifest.json' is not JSON .*; build the bundle again") as caught:
         Bundle(tmp_path)
+    assert len(str(caught.value)) < 500
+
+
+def test_a_manifest_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / MANIFEST).mkdir()
+    with pytest.raises(BundleError, match="manifest.json' cannot be read: Is a directory; check the file"):
+        Bundle(tmp_path)
+
+
+def test_a_folder_whose_name_is_no_text_is_named_in_a_manifest_that_can_be_read(tmp_path: Path) -> None:
+    """File names are bytes; Python makes half surrogate pairs of those that are no UTF-8."""
+    with BundleWriter(tmp_path / "bundle") as writer:
+        writer.add("int8.onnx", b"x")
+        writer.commit({**FIELDS, "command": {"images": os.fsdecode(b"/im\xffages/\xc3\xa9"), "list": ["\ud800"]}})
+    command = Bundle(tmp_path / "bundle").manifest.command
+    assert command == {"images": "/im\\udcffages/é", "list": ["\\ud800"]}
+
+
+def test_keys_that_have_another_name_in_python_keep_theirs_in_the_file(tmp_path: Path) -> None:
+    part = NmsPart(where="host", own=True, **CONFIG.nms.model_dump())
+    with BundleWriter(tmp_path / "bundle") as writer:
+        writer.add("int8.onnx", b"x")
+        writer.commit({**FIELDS, "nms": part})
+    data = json.loads((tmp_path / "bundle" / MANIFEST).read_text())
+    assert (data["nms"]["where"], data["nms"]["own"], data["schema"]) == ("host", True, 1)
+    assert not {"mode", "embedded", "schema_"} & {*data, *data["nms"]}
+    read = Bundle(tmp_path / "bundle").manifest.nms
+    assert (read.mode, read.embedded, read.thresholds) == ("host", True, CONFIG.nms)
 
 
 def test_a_missing_or_unknown_key_of_the_manifest_is_named_by_its_path(tmp_path: Path) -> None:

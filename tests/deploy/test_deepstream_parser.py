@@ -173,7 +173,7 @@ def hold(parsed: Parsed, found: Detections) -> int:
 def test_it_suppresses_as_trtdet_does(made: Bundle, tmp_path: Path, nms: dict[str, Any], release: int) -> None:
     parser = packaged(made, tmp_path, release, **nms)
     manifest = Bundle(tmp_path / "bundle").manifest.nms
-    config = NmsConfig.model_validate(manifest.model_dump(exclude={"where", "scores", "own"}))
+    config = manifest.thresholds
     logits = manifest.scores == "logits"
     total = 0
     for seed in range(12):
@@ -190,7 +190,7 @@ def parser(made: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Parser:
 
 def test_a_bundles_own_outputs_on_pictures(made: Bundle, parser: Parser, tmp_path: Path) -> None:
     manifest = made.manifest
-    config = NmsConfig.model_validate(manifest.nms.model_dump(exclude={"where", "scores", "own"}))
+    config = manifest.nms.thresholds
     runner, total = OnnxRunner(made.model.read_bytes()), 0
     for path in sorted(shapes.generate(tmp_path, "val", 3).images.iterdir()):
         outputs = runner(preprocess(read_image(path), manifest.input.preprocess)[0][None])

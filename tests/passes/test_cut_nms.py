@@ -222,7 +222,7 @@ def test_int8_bundles_of_logits_give_the_same_detections_whatever_suppresses(sav
     with pytest.warns(TrtdetWarning, match="own suppression 'nms' is left as it is: score_threshold 0.3.*not 0.001"):
         options = BuildOptions("int8", calibration, backend="onnxruntime")
         manifest = build(path, configuration(), tmp_path / "own", options).bundle.manifest
-    assert (manifest.nms.where, manifest.nms.own, manifest.nms.max_detections) == ("efficient", True, 7)
+    assert (manifest.nms.mode, manifest.nms.embedded, manifest.nms.max_detections) == ("efficient", True, 7)
     if importlib.util.find_spec("tensorrt_rtx") is None:
         pytest.skip("TensorRT-RTX is not installed: that it refuses EfficientNMS was not seen")
     with pytest.raises(BackendError, match="cannot take the model's own suppression 'nms'; allowed: --nms native or"):

@@ -60,7 +60,7 @@ def test_build_leaves_a_bundle_with_an_int8_engine(built):
     assert bundle.engine.read_bytes()[:4] == b"vtrt"
     assert manifest.backend.name == "tensorrt-rtx"
     assert manifest.backend.sms == (86,)
-    assert manifest.nms.where == "native"
+    assert manifest.nms.mode == "native"
     convs = manifest.precision.int8
     assert convs > 50
     assert manifest.audit is not None
@@ -185,7 +185,7 @@ def test_without_corrections_the_textbook_form_is_written(run, model, calibratio
     assert [entry.corrections for entry in plan.entries.values()] == [()] * len(plan.entries)
     # The textbook, step by step: the rewritten model, the rule's thresholds, a pair for each.
     most = choose("onnxruntime").capabilities.max_topk
-    options = Options(load_config("shapes"), bundle.manifest.nms.where, None, most)
+    options = Options(load_config("shapes"), bundle.manifest.nms.mode, None, most)
     rewritten = rewrite(load_model(model), options).model
     int8 = insert_qdq(rewritten, place(rewritten), Ranges.load(bundle.file("ranges.json")))
     assert bundle.file("int8.onnx").read_bytes() == int8.SerializeToString(deterministic=True)

@@ -166,7 +166,7 @@ def test_of_a_tensorrt_engine_only_the_run_is_another(
     bundle = Bundle(tmp_path / "b")
     assert bundle.engine is not None
     assert (tmp_path / "models" / "shapes_engine" / "1" / "model.plan").read_bytes() == bundle.engine.read_bytes()
-    assert bundle.manifest.nms.where == "efficient"
+    assert bundle.manifest.nms.mode == "efficient"
     ensemble = Ensemble(tmp_path / "models", "shapes", Detector.open(tmp_path / "b", runtime="onnxruntime").runner)
     detector = Detector.open(tmp_path / "b", runtime="onnxruntime")
     assert sum(hold(ensemble(image=encoded(path.read_bytes())), 0, detector, path) for path in pictures) > 20

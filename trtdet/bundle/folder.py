@@ -1,9 +1,8 @@
-"""The bundle as a folder: read, verified, and written in one rename."""
+"""The bundle as a folder: read, verified, and written in one step."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
@@ -11,42 +10,36 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from trtdet.bundle.manifest import MANIFEST, SCHEMA, Manifest
+from trtdet.bundle.manifest import MANIFEST, Manifest
 from trtdet.config import Config
-from trtdet.errors import BundleError
+from trtdet.errors import BundleError, one_line
 from trtdet.files import FolderWriter, sha256_file, write_atomically
 
 
 class Bundle:
-    """A finished bundle on the disk, read and verified.
+    """A finished bundle, read and verified.
 
     Args:
         path: the bundle's folder.
         verify: compare every file with its hash.
 
     Raises:
-        BundleError: no bundle there, a schema this version does not read, a file missing or altered.
+        BundleError: there is no bundle, its manifest is of another schema, or a file is missing or altered.
     """
 
     def __init__(self, path: Path, *, verify: bool = True) -> None:
         self.path = path
         file = path / MANIFEST
         try:
-            data = json.loads(file.read_text(encoding="utf-8"))
+            data = file.read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             raise BundleError(f"'{path}' is not a bundle: it has no {MANIFEST}; make one with 'trtdet build'") from None
-        except (OSError, ValueError) as error:
-            raise BundleError(f"'{file}' cannot be read ({error}); build the bundle again") from None
-        if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-            got = data.get("schema") if isinstance(data, dict) else type(data).__name__
-            raise BundleError(f"'{file}' has schema {got!r}; this trtdet reads schema {SCHEMA}; build it again")
-        data["schema_"] = data.pop("schema")
+        except OSError as error:
+            raise BundleError(f"'{file}' cannot be read: {error.strerror or error}; check the file") from None
         try:
-            self.manifest = Manifest.model_validate_json(json.dumps(data))
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            key = ".".join(str(part) for part in first["loc"])
-            raise BundleError(f"'{file}': key '{key}': {first['msg']}; build the bundle again") from None
+            self.manifest = Manifest.from_json(data)
+        except ValueError as error:
+            raise BundleError(f"'{file}' {one_line(error)}; build the bundle again") from None
         if verify:
             self._verify()
 
@@ -75,7 +68,7 @@ class Bundle:
         return self.path / name
 
     def add(self, name: str, data: bytes) -> None:
-        """Puts one more file into the bundle, or another in its place; the bundle is whole at every moment.
+        """Adds a file to the bundle, or replaces it; the bundle is whole at every moment.
 
         Raises:
             OutputError: the folder cannot be written.
@@ -95,7 +88,7 @@ class Bundle:
         """The configuration that the bundle was built with, thresholds of the command line included.
 
         Raises:
-            BundleError: the manifest's ``command`` does not hold one that this version reads.
+            BundleError: the manifest's ``command`` holds no configuration that this version reads.
         """
         try:
             return Config.model_validate(self.manifest.command.get("config"))
@@ -117,7 +110,7 @@ class Bundle:
 
 
 class BundleWriter(FolderWriter):
-    """Collects the files of a bundle beside its place and puts all of it there in one rename.
+    """Collects the files of a bundle beside its place and puts all of it there in one step.
 
     Raises:
         OutputError: the place holds something that is not a bundle, cannot be written, or the disk is full.
@@ -129,6 +122,6 @@ class BundleWriter(FolderWriter):
     def commit(self, fields: Mapping[str, Any]) -> Bundle:
         """Writes the manifest from ``fields`` (its keys without files and created) and puts the bundle in place."""
         created = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        manifest = Manifest(**fields, created=created, files=self.files)
+        manifest = Manifest.model_validate({**fields, "created": created, "files": self.files})
         self.put(manifest.to_json().encode())
         return Bundle(self.path, verify=False)

@@ -1,27 +1,25 @@
 """The bundle: a folder with an engine and everything that is known about it. The contract with C++.
 
 ``manifest.json`` is written last and holds the SHA-256 of every other file, so a folder with a manifest that
-verifies is complete. A bundle appears under its name in one rename; what stood there before stays until then.
+verifies is complete. A bundle appears under its name in one step; an older bundle stays until then.
 """
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from trtdet.config import InputConfig, NmsMode
-
-if TYPE_CHECKING:
-    pass
+from trtdet.config import InputConfig, NmsConfig, NmsMode
 
 SCHEMA: Literal[1] = 1
 MANIFEST = "manifest.json"
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # Keys whose names say too little, or belong to Python, have other names here than in the file.
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
 
 class ModelPart(_Part):
@@ -50,10 +48,10 @@ class OutputPart(_Part):
 
 
 class NmsPart(_Part):
-    where: NmsMode
+    mode: NmsMode = Field(alias="where")
     scores: Literal["probabilities", "logits"] = "probabilities"
-    """What ``scores`` holds with ``host``; thresholds and results are probabilities all the same."""
-    own: bool = False
+    """The values of the output ``scores`` with ``host``; thresholds and results are probabilities all the same."""
+    embedded: bool = Field(False, alias="own")
     """The model brought its suppression along: kind and thresholds are the model's, not the configuration's."""
     score_threshold: float
     iou_threshold: float
@@ -61,6 +59,11 @@ class NmsPart(_Part):
     pre_nms_topk: int
     class_agnostic: bool
     candidates: Literal["all-classes", "best-class"]
+
+    @property
+    def thresholds(self) -> NmsConfig:
+        """The thresholds, as a configuration has them."""
+        return NmsConfig.model_validate(self.model_dump(exclude={"mode", "scores", "embedded"}))
 
 
 class PluginPart(_Part):
@@ -82,12 +85,12 @@ class BackendPart(_Part):
 
     @property
     def loose_plugins(self) -> tuple[str, ...]:
-        """Files with plugins that the engine does not carry: what runs it must load them first."""
+        """Files with plugins that the engine does not carry: a program must load them before the engine."""
         return tuple(part.file for part in self.plugins if not part.embedded)
 
     @property
     def carries_plugins(self) -> bool:
-        """The engine holds plugins itself, which are code of the host."""
+        """The engine itself holds plugins, which are code that runs on the host."""
         return any(part.embedded for part in self.plugins)
 
 
@@ -100,7 +103,7 @@ class ImagesPart(_Part):
 class QuantizationPart(_Part):
     mode: Literal["explicit", "implicit", "none"]
     source: Literal["trtdet", "tensorrt", "cache"] = "trtdet"
-    """Who chose the ranges: trtdet, TensorRT's own calibrator, or whoever made the calibration cache that was given."""
+    """Where the ranges come from: trtdet, TensorRT's own calibrator, or a calibration cache that was given."""
     calibrator: str | None = None
     percentile: float | None = None
     histograms_key: str | None = None
@@ -109,11 +112,11 @@ class QuantizationPart(_Part):
 
 
 class SiluPart(_Part):
-    """What became of SiLU and HardSwish.
+    """How SiLU and HardSwish were rewritten.
 
-    ``asked`` and ``done`` are values of ``--silu``; ``rewritten`` counts the nodes that were written anew,
-    ``read_int8`` and ``write_int8`` the plugin's that read and write INT8; ``skipped`` has the reason for each that
-    could not be.
+    ``asked`` and ``done`` are values of ``--silu``; ``rewritten`` counts the rewritten activations, ``read_int8`` and
+    ``write_int8`` those nodes of the plugin that read and write INT8; ``skipped`` has the reason for each activation
+    that was left.
     """
 
     asked: str
@@ -141,9 +144,9 @@ class AuditPart(CountsPart):
 
 
 class Manifest(_Part):
-    """What ``manifest.json`` holds. Keys are added within schema 1, never removed or given another meaning."""
+    """The content of ``manifest.json``. Keys are added within schema 1, never removed or given another meaning."""
 
-    schema_: Literal[1] = SCHEMA
+    schema_: Literal[1] = Field(SCHEMA, alias="schema")
     trtdet_version: str
     created: str
     model: ModelPart
@@ -160,7 +163,46 @@ class Manifest(_Part):
     content_hash: str
     """SHA-256 over everything the engine was made from; equal hashes mean there is nothing to build."""
 
+    @classmethod
+    def from_json(cls, data: bytes) -> Manifest:
+        """Reads a manifest.
+
+        Raises:
+            ValueError: it is not JSON, of another schema, or a key is missing, unknown or of the wrong type; the
+                message says which.
+        """
+        try:
+            schema = _Schema.model_validate_json(data).value
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            if first["type"] == "json_invalid":
+                raise ValueError(f"is not JSON ({first['ctx']['error']})") from None
+            raise ValueError(f"is a {type(first['input']).__name__}, an object is expected") from None
+        if type(schema) is not int or schema != SCHEMA:
+            raise ValueError(f"has schema {schema!r}; this trtdet reads schema {SCHEMA}")
+        try:
+            return cls.model_validate_json(data)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            raise ValueError(f"has key '{'.'.join(map(str, first['loc']))}': {first['msg']}") from None
+
     def to_json(self) -> str:
-        data = self.model_dump(mode="json")
-        ordered = {"schema": data.pop("schema_"), **data}
-        return json.dumps(ordered, indent=2) + "\n"
+        """The file's text; :meth:`from_json` gives the same manifest back.
+
+        Bytes of file names that are no UTF-8 are written as ``\\udcXX``, six characters each: as surrogates, no
+        reader would take them.
+        """
+        return json.dumps(_encodable(self.model_dump(mode="json", by_alias=True)), indent=2) + "\n"
+
+
+class _Schema(BaseModel):
+    value: Any = Field(None, alias="schema")
+
+
+def _encodable(value: Any) -> Any:
+    """The same plain value with every text such that UTF-8 can hold it."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode("utf-8")
+    if isinstance(value, dict):
+        return {_encodable(key): _encodable(item) for key, item in value.items()}
+    return [_encodable(item) for item in value] if isinstance(value, list) else value

@@ -244,7 +244,7 @@ def _summary(bundle: Bundle, options: Namespace, up_to_date: bool) -> str:
         whose = {"trtdet": "trtdet's ranges", "tensorrt": "TensorRT's calibrator", "cache": "the ranges of a cache"}
         done = f"quantised by TensorRT with {whose[manifest.quantization.source]}: {done}"
     silu = _silu(manifest.silu)
-    return f"{state} {bundle.path}: {made}, {target}, NMS {manifest.nms.where}, {silu}, {done} ({asked})"
+    return f"{state} {bundle.path}: {made}, {target}, NMS {manifest.nms.mode}, {silu}, {done} ({asked})"
 
 
 def _silu(part: SiluPart | None) -> str:

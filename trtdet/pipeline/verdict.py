@@ -150,7 +150,7 @@ def _timed(bundle: Bundle, twin: Bundle, measuring: Measuring, progress: Progres
 
 
 def _without_int8(options: BuildOptions, bundle: Bundle, on_cpu: bool) -> BuildOptions:
-    nms = "auto" if bundle.manifest.nms.own else bundle.manifest.nms.where
+    nms = "auto" if bundle.manifest.nms.embedded else bundle.manifest.nms.mode
     if on_cpu:
         return BuildOptions("fp32", nms=nms, backend="onnxruntime", batch=options.batch)
     return replace(

@@ -117,19 +117,18 @@ class Detector:
 
 def _open_bundle(bundle: Bundle, nms: str, runtime: Runtime) -> Detector:
     manifest = bundle.manifest
-    nms_mode = manifest.nms.where
+    nms_mode = manifest.nms.mode
     if nms not in ("auto", nms_mode):
         raise ConfigError(
             f"bundle '{bundle.path}' was built with --nms {nms_mode}, not {nms}; build it again or leave --nms out"
         )
-    thresholds = manifest.nms.model_dump(exclude={"where", "scores", "own"})
     file, runner = _runner(bundle, runtime)
     return Detector(
         file,
         runner,
         nms_mode,
         manifest.input.preprocess,
-        NmsConfig.model_validate(thresholds),
+        manifest.nms.thresholds,
         manifest.nms.scores == "logits",
         manifest.model.classes,
         # With a dynamic batch, an engine is fastest at the size it was optimised for; on the CPU all are alike.

@@ -149,8 +149,8 @@ def _rules(manifest: Manifest) -> bytes:
     nms = manifest.nms
     score, overlap = np.float32(nms.score_threshold), np.float32(nms.iou_threshold)
     values = {
-        "where": f"Suppression::{nms.where}",
-        "logits": str(nms.where == "host" and nms.scores == "logits").lower(),
+        "where": f"Suppression::{nms.mode}",
+        "logits": str(nms.mode == "host" and nms.scores == "logits").lower(),
         "score_threshold": f"{float(score).hex()}F /* {float(score):.9g} */",
         "iou_threshold": f"{float(overlap).hex()}F /* {float(overlap):.9g} */",
         "max_detections": str(nms.max_detections),
@@ -249,7 +249,7 @@ def _readme(bundle: Bundle, name: str, warnings: list[str]) -> str:
     nms = {
         "host": f"The network leaves suppression to its reader; the parser does it as trtdet does, with the values in "
         f"`{_PARSER}_config.h`.",
-    }.get(manifest.nms.where, "The network suppresses; the parser only reads.")
+    }.get(manifest.nms.mode, "The network suppresses; the parser only reads.")
     said = "".join(f"- {warning}{'' if warning.endswith('.') else '.'}\n" for warning in warnings)
     return f"""# {name} for DeepStream
 

@@ -206,7 +206,7 @@ def _found(manifest: Manifest, batch: _Batch) -> list[dict[str, object]]:
 
 def _room(manifest: Manifest) -> int:
     """K, for how many detections of an image there is room; -1 where the engine decides."""
-    if manifest.nms.where == "host":
+    if manifest.nms.mode == "host":
         return manifest.nms.max_detections
     size = next(part.shape[1] for part in manifest.outputs if part.name == "scores")
     return size if isinstance(size, int) else -1
@@ -238,7 +238,7 @@ def _engine(manifest: Manifest, name: str, batch: _Batch, options: TritonOptions
             "max_queue_delay_microseconds": options.queue_delay_us,
         }
     # A loop over the suppressed boxes and outputs whose size the data decides cannot be captured.
-    if engine and manifest.nms.where in ("efficient", "host"):
+    if engine and manifest.nms.mode in ("efficient", "host"):
         config["optimization"] = {"cuda": {"graphs": True}}
     if not engine and manifest.quantization.mode != "none":
         # Only what is always exact: fused into integer kernels, Q/DQ saturates at 16 bits on CPUs without VNNI.
@@ -413,7 +413,7 @@ def _engine_line(bundle: Bundle) -> str:
 
 def _postprocess_line(manifest: Manifest) -> str:
     back = "boxes back to the image's pixels"
-    return f"suppression with trtdet's own code, and {back}" if manifest.nms.where == "host" else back
+    return f"suppression with trtdet's own code, and {back}" if manifest.nms.mode == "host" else back
 
 
 def _version_lines(bundle: Bundle) -> str:

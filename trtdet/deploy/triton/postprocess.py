@@ -15,7 +15,6 @@ import triton_python_backend_utils as pb_utils
 from numpy.typing import NDArray
 
 from trtdet.bundle import Bundle
-from trtdet.config import NmsConfig
 from trtdet.data.images import ImageTransform
 from trtdet.detection.suppression import Detections, EfficientNms, non_max_suppression
 from trtdet.errors import ModelError
@@ -28,9 +27,9 @@ class TritonPythonModel:
         """Reads the manifest beside this file; Triton calls it once a process."""
         manifest = Bundle(Path(args["model_repository"]) / args["model_version"], verify=False).manifest
         self._names = [part.name for part in manifest.outputs]
-        self._host = manifest.nms.where == "host"
+        self._host = manifest.nms.mode == "host"
         self._logits = manifest.nms.scores == "logits"
-        self._nms = NmsConfig.model_validate(manifest.nms.model_dump(exclude={"where", "scores", "own"}))
+        self._nms = manifest.nms.thresholds
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answers each request."""
