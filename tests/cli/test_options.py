@@ -123,10 +123,11 @@ def test_the_corrections_are_those_that_exist_in_their_order() -> None:
     assert tuple(CORRECTIONS) == shared.CORRECTIONS
 
 
-def test_the_backends_are_those_of_the_library_table() -> None:
-    from trtdet.backends import BACKENDS
+@pytest.mark.parametrize("name", ["build", "sweep"])
+def test_the_backends_are_the_rows_of_the_library_table(name: str) -> None:
+    from trtdet.backends import LIBRARIES
 
-    assert ("auto", *BACKENDS) == shared.BACKENDS
+    assert PARSERS[name].options()["--backend"].choices == ("auto", *(library.name for library in LIBRARIES))
 
 
 def test_the_nms_modes_and_forms_of_silu_are_those_of_the_configuration() -> None:
@@ -139,7 +140,7 @@ def test_the_nms_modes_and_forms_of_silu_are_those_of_the_configuration() -> Non
 def test_the_runtimes_are_those_of_the_detector() -> None:
     from trtdet.runtime import detector
 
-    assert get_args(detector.On) == shared.RUNTIMES
+    assert get_args(detector.Runtime) == shared.RUNTIMES
 
 
 def test_the_package_formats_are_those_of_deploy() -> None:

@@ -1,7 +1,7 @@
 """Options that several commands share: their names, types, defaults and help, and what they become.
 
-The choices are written out here, since reading them from their owners would load NumPy and ONNX for ``--help``;
-tests/cli holds them to the tables that they come from.
+Most choices are written out here, since reading them from their owners would load NumPy and ONNX for ``--help``;
+tests/cli compares them with the tables that they come from.
 """
 
 from __future__ import annotations
