@@ -179,11 +179,11 @@ def test_pixels_in_place_of_files(remade: Remake, tmp_path: Path) -> None:
     assert [shape(one) for one in found["shapes"].input] == [("image", "TYPE_UINT8", [-1, -1, 3])]
 
 
-@pytest.mark.parametrize(("where", "graphs"), [("host", True), ("efficient", True), ("native", False), ("onnx", False)])
+@pytest.mark.parametrize(("mode", "graphs"), [("host", True), ("efficient", True), ("native", False), ("onnx", False)])
 def test_cuda_graphs_where_they_can_be_captured(
-    made: Bundle, remade: Remake, tmp_path: Path, where: str, graphs: bool
+    made: Bundle, remade: Remake, tmp_path: Path, mode: str, graphs: bool
 ) -> None:
-    engine = configs(repository(remade((1, 2, 2), nms=nms(made, where=where)), tmp_path))["shapes_engine"]
+    engine = configs(repository(remade((1, 2, 2), nms=nms(made, mode=mode)), tmp_path))["shapes_engine"]
     assert engine.optimization.cuda.graphs is graphs
 
 
