@@ -75,7 +75,8 @@ from trtdet.evaluation.metrics import CocoMetric
 from trtdet.evaluation.scoring import Evaluation
 from trtdet.files import sha256_file, write_atomically
 from trtdet.files.journal import Rows
-from trtdet.mixed_precision.ranking import DEPTHWISE, multiply_adds, rank
+from trtdet.mixed_precision.macs import DEPTHWISE, multiply_adds
+from trtdet.mixed_precision.ranking import rank
 from trtdet.passes import Options, load_model, save_model
 from trtdet.performance import BenchOptions, OnnxNodes, ProfileOptions, measure, profile_targets
 from trtdet.performance import Target as Timed

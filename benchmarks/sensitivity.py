@@ -17,7 +17,9 @@ from trtdet.backends import OnnxRunner
 from trtdet.calibration import Ranges, collect, expose
 from trtdet.config import load_config
 from trtdet.data import ImageStream, content_hash, evenly, find_images
-from trtdet.mixed_precision.ranking import Method, Sensitivity, Subject, rank
+from trtdet.mixed_precision.ranking import rank
+from trtdet.mixed_precision.scores import Sensitivity
+from trtdet.mixed_precision.subject import Method, Subject
 from trtdet.passes import Options, decoded, load_model, rewrite
 from trtdet.quantization import Corrections, place
 

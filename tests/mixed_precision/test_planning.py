@@ -5,17 +5,9 @@ from collections.abc import Callable
 import pytest
 
 from trtdet.errors import ConfigError
-from trtdet.mixed_precision.planning import (
-    EVALUATIONS,
-    Score,
-    keeping,
-    most_sensitive,
-    named,
-    reasons,
-    smallest,
-    within_budget,
-)
-from trtdet.mixed_precision.ranking import LayerScore, Sensitivity
+from trtdet.mixed_precision.planning import keeping, most_sensitive, named, reasons, within_budget
+from trtdet.mixed_precision.scores import LayerScore, Sensitivity
+from trtdet.mixed_precision.search import EVALUATIONS, Score, smallest
 from trtdet.quantization import Cause, Entry, PrecisionPlan
 
 POWERS = [0.5, 0.2, 0.1, 0.05, 0.05, 0.04, 0.03, 0.02, 0.005, 0.005]

@@ -14,7 +14,10 @@ from trtdet.data import ImageStream
 from trtdet.demo import shapes
 from trtdet.errors import BackendError, ConfigError
 from trtdet.exporter import SHAPES_MODEL
-from trtdet.mixed_precision.ranking import DEPTHWISE, Method, Sensitivity, multiply_adds, rank
+from trtdet.mixed_precision.macs import DEPTHWISE, multiply_adds
+from trtdet.mixed_precision.ranking import rank
+from trtdet.mixed_precision.scores import Sensitivity
+from trtdet.mixed_precision.subject import Method
 from trtdet.pipeline import Prepared, calibrated, host_graph, select_images
 from trtdet.pipeline import prepared as prepare
 from trtdet.quantization import Entry, HeadError, PrecisionPlan, insert_qdq

@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 from trtdet.bundle import Bundle
-from trtdet.mixed_precision.ranking import Sensitivity
+from trtdet.mixed_precision.scores import Sensitivity
 from trtdet.quantization import PrecisionPlan
 
 CALIBRATION = ["--num-images", 4, "--calib", "minmax", "--correct", "none", "--rank-images", 2]

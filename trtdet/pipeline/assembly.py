@@ -17,7 +17,7 @@ from trtdet.calibration import Collection
 from trtdet.config import Config
 from trtdet.data import CocoDataset, content_hash, find_images
 from trtdet.files import sha256_file
-from trtdet.mixed_precision.planning import TradeOff
+from trtdet.mixed_precision.search import TradeOff
 from trtdet.pipeline.fingerprint import Stage, stage_keys
 from trtdet.pipeline.options import BuildOptions, KeepOptions
 from trtdet.pipeline.stages.bundles import Origin, model_bytes, plugin_parts, written

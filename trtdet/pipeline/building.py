@@ -10,8 +10,10 @@ from trtdet.audit import Audit
 from trtdet.bundle import Bundle
 from trtdet.config import Config
 from trtdet.errors import ConfigError
-from trtdet.mixed_precision.planning import TradeOff
-from trtdet.mixed_precision.ranking import Method, Sensitivity, check_rankable, rank
+from trtdet.mixed_precision.ranking import check_rankable, rank
+from trtdet.mixed_precision.scores import Sensitivity
+from trtdet.mixed_precision.search import TradeOff
+from trtdet.mixed_precision.subject import Method
 from trtdet.pipeline.assembly import Job, assemble
 from trtdet.pipeline.options import BuildOptions, CalibrationOptions, SensitivityOptions
 from trtdet.pipeline.stages.calibrating import Calibrated, calibrated, select_images

@@ -12,7 +12,8 @@ from trtdet.backends.requests import Target
 from trtdet.config import NmsConfig, SiluForm
 from trtdet.evaluation.comparison import compare
 from trtdet.evaluation.scoring import Evaluation, evaluate_each
-from trtdet.mixed_precision.ranking import Sensitivity, rank
+from trtdet.mixed_precision.ranking import rank
+from trtdet.mixed_precision.scores import Sensitivity
 from trtdet.performance import BenchOptions, measure
 from trtdet.performance import Target as Timed
 from trtdet.pipeline.matrix import Group, Matrix

@@ -12,7 +12,7 @@ from trtdet.calibration import RULES, Ranges
 from trtdet.config import Config
 from trtdet.data import CocoDataset, content_hash, evenly
 from trtdet.errors import ConfigError, ModelError, TrtdetWarning
-from trtdet.mixed_precision.ranking import Subject
+from trtdet.mixed_precision.subject import Subject
 from trtdet.passes import decoded
 from trtdet.pipeline.options import AUTO, CalibrationOptions
 from trtdet.pipeline.stages.calibrating import Calibrated

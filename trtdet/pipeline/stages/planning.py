@@ -18,17 +18,12 @@ from trtdet.data import CocoDataset, ImageStream
 from trtdet.errors import ConfigError, TrtdetWarning
 from trtdet.evaluation.comparison import compare
 from trtdet.evaluation.scoring import Evaluation, evaluate
-from trtdet.mixed_precision.planning import (
-    Score,
-    TradeOff,
-    keeping,
-    most_sensitive,
-    named,
-    reasons,
-    smallest,
-    within_budget,
-)
-from trtdet.mixed_precision.ranking import DEPTHWISE, Method, Sensitivity, multiply_adds, rank, subject_key
+from trtdet.mixed_precision.macs import DEPTHWISE, multiply_adds
+from trtdet.mixed_precision.planning import keeping, most_sensitive, named, reasons, within_budget
+from trtdet.mixed_precision.ranking import rank
+from trtdet.mixed_precision.scores import Sensitivity
+from trtdet.mixed_precision.search import Score, TradeOff, smallest
+from trtdet.mixed_precision.subject import Method, subject_key
 from trtdet.pipeline.options import KeepOptions
 from trtdet.pipeline.stages.correcting import Prepared
 from trtdet.progress import Progress, silent
