@@ -77,7 +77,7 @@ def test_an_alignment_that_is_given_holds() -> None:
     assert table.markdown().splitlines()[1] == "|---|---:|"
 
 
-@pytest.mark.parametrize("text", ["a\nb", "a\r\tb", "  a \n b "])
+@pytest.mark.parametrize("text", ["a\nb", "a\r\tb", "\na \n b "])
 def test_a_cell_stays_on_one_line(text: str) -> None:
     table = Table(("name",), [(text,)])
     assert table.text().splitlines()[-1] == "a b"
@@ -89,6 +89,11 @@ def test_nothing_that_a_terminal_obeys_or_that_cannot_be_encoded_is_printed() ->
     for text in (table.text(), table.markdown(), table.html()):
         assert "\x1b" not in text and "\x07" not in text
         text.encode()
+
+
+def test_spaces_before_a_cell_stay() -> None:
+    """They show what belongs to what."""
+    assert Table(("finding",), [("kind",), ("  layer",)]).text().splitlines()[2:] == ["kind", "  layer"]
 
 
 def test_markup_of_rich_is_text() -> None:

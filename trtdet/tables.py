@@ -169,7 +169,8 @@ def _alignment(cells: Sequence[str]) -> Align:
 
 
 def _printable(text: str) -> str:
-    return one_line(text, limit=max(len(text), 3))
+    indent = len(text) - len(text.lstrip(" "))
+    return " " * indent + one_line(text, limit=max(len(text), 3))
 
 
 def _markdown_row(cells: Sequence[str]) -> str:
