@@ -109,6 +109,7 @@ def test_a_pipe_gets_whole_lines_and_a_width_wraps_them(monkeypatch: pytest.Monk
     long = "/model/" + "x" * 400
     table = Table(("layer", "ms"), [(long, 1.25)])
     assert long in table.text()
+    assert table.text().splitlines()[1] == "-" * 100
     wrapped = table.text(40).splitlines()
     assert max(map(len, wrapped)) <= 40
     assert "".join(re.findall("[/a-wyz]|x", "".join(line.split(" ")[0] for line in wrapped[2:]))) == long

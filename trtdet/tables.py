@@ -17,7 +17,9 @@ Cell: TypeAlias = "str | int | float | None"
 
 _NUMBER = re.compile(r"[-+]?[\d ]*\d(\.\d+)?([eE][-+]?\d+)?\s?%?$")
 _UNBOUNDED = 10_000
-"""Columns of text that nothing printed here reaches: where there is no terminal, no line is wrapped."""
+"""A width that nothing printed here reaches: where there is no terminal, no line is wrapped."""
+
+_LONGEST_RULE = 100
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ class Table:
         console = Console(width=width or (None if terminal else _UNBOUNDED), color_system=None)
         with console.capture() as captured:
             console.print(drawn)
-        lines = [line.rstrip() for line in captured.get().splitlines()]
+        lines = [_rule_cut(line.rstrip()) for line in captured.get().splitlines()]
         above = [_printable(self.title), ""] if self.title else []
         below = ["", *map(_printable, self.notes)] if self.notes else []
         return "\n".join([*above, *lines, *below])
@@ -171,6 +173,11 @@ def _alignment(cells: Sequence[str]) -> Align:
 def _printable(text: str) -> str:
     indent = len(text) - len(text.lstrip(" "))
     return " " * indent + one_line(text, limit=max(len(text), 3))
+
+
+def _rule_cut(line: str) -> str:
+    """The rule under the headings need not be as long as the longest sentence in a cell."""
+    return line[:_LONGEST_RULE] if set(line) == {"-"} else line
 
 
 def _markdown_row(cells: Sequence[str]) -> str:
