@@ -91,8 +91,9 @@ def test_nothing_that_a_terminal_obeys_or_that_cannot_be_encoded_is_printed() ->
         text.encode()
 
 
-def test_spaces_before_a_cell_stay() -> None:
+def test_spaces_in_a_cell_and_a_note_stay() -> None:
     """They show what belongs to what."""
+    assert Table(("a",), [], notes=("bundles   demo",)).text().endswith("bundles   demo")
     assert Table(("finding",), [("kind",), ("  layer",)]).text().splitlines()[2:] == ["kind", "  layer"]
 
 

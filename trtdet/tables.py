@@ -171,8 +171,7 @@ def _alignment(cells: Sequence[str]) -> Align:
 
 
 def _printable(text: str) -> str:
-    indent = len(text) - len(text.lstrip(" "))
-    return " " * indent + one_line(text, limit=max(len(text), 3))
+    return text if text.isprintable() else one_line(text, limit=max(len(text), 3))
 
 
 def _rule_cut(line: str) -> str:
