@@ -226,7 +226,7 @@ def test_what_is_not_a_bundle_says_how_to_make_one(tmp_path: Path) -> None:
     file.write_text("x")
     for path in (tmp_path, tmp_path / "absent", file):
         with pytest.raises(
-            BundleError, match=r"is not a bundle: it has no manifest\.json; make one with 'trtdet build'"
+            BundleError, match=r"is not a bundle: it has no manifest\.json; make a bundle with 'trtdet build'"
         ):
             Bundle(path)
 
@@ -291,7 +291,7 @@ def test_a_full_disk_leaves_the_old_bundle_and_nothing_else(tmp_path: Path, requ
     make(tmp_path / "bundle", b"old")
     before = contents(tmp_path)
     request.getfixturevalue("full_disk")
-    with pytest.raises(OutputError, match="No space left on device; what was there is untouched"):
+    with pytest.raises(OutputError, match="No space left on device; the old content is untouched"):
         make(tmp_path / "bundle", b"new")
     assert contents(tmp_path) == before
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]

@@ -4,6 +4,7 @@ import json
 import os
 import threading
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -308,21 +309,34 @@ def test_coco_broken_files(coco: tuple[Path, Path, dict[str, Any]], tmp_path: Pa
     path.write_bytes(b"\xff\xff")
     fails("not JSON")
     path.write_text("[]")
-    fails("lack 'images', 'annotations', 'categories'")
+    fails(r"do not fit: the document: input should be an object, got \[\]; give a complete COCO instances file")
+    path.write_text("[" * 100_000)
+    fails("not JSON")
     path.write_text(json.dumps({"images": [], "annotations": []}))
-    fails("lack 'categories'")
+    fails("do not fit: categories: is missing; give")
     change(path, document, "images", {})
-    fails("'images' is a dict, a list is expected")
-    change(path, document, "images", [{"id": 1, "file_name": "a"}])
-    fails(r"images\[0\] lacks 'width', 'height'")
+    fails(r"images: input should be a valid (list|array), got {}")
+    change(path, document, "images", [{"id": 1, "file_name": "a", "width": 3}])
+    fails(r"images\[0\]\.height: is missing")
     change(path, document, "annotations", [3])
-    fails(r"annotations\[0\] lacks 'image_id'")
+    fails(r"annotations\[0\]: input should be .*, got 3")
+    for key, name, value in (
+        ("images", "id", [1]),
+        ("images", "id", 2**63),
+        ("images", "width", None),
+        ("images", "height", "x" * 10_000),
+        ("annotations", "image_id", {}),
+        ("annotations", "category_id", 1.5),
+        ("annotations", "area", "large"),
+        ("categories", "id", None),
+        ("categories", "name", ["cat"]),
+    ):
+        change(path, document, key, [document[key][0] | {name: value}, *document[key][1:]])
+        fails(rf"do not fit: {key}\[0\]\.{name}: input should be .*, got .{{,80}}; give")
     change(path, document, "images", [])
     fails("have no images")
     change(path, document, "images", document["images"] + document["images"][:1])
     fails("images has ids twice: 30")
-    change(path, document, "images", [document["images"][0] | {"width": None}])
-    fails("not a whole number")
     change(path, document, "annotations", [])
     fails("have no boxes")
     change(path, document, "annotations", [document["annotations"][0] | {"image_id": 99}])
@@ -331,11 +345,34 @@ def test_coco_broken_files(coco: tuple[Path, Path, dict[str, Any]], tmp_path: Pa
     fails("category ids that are not in 'categories': 5")
     for bbox in ([1, 2, 3], "x", [1, 2, None, 4], [1, 2, float("nan"), 4]):
         change(path, document, "annotations", [document["annotations"][0] | {"bbox": bbox}])
-        fails(r"annotations\[0\] has bbox")
+        fails(r"annotations\[0\]\.bbox(\[2\]|\[3\])?: (is missing|input should be )")
     change(path, document, "categories", [*document["categories"], {"id": 11, "name": "cat"}])
     fails("categories twice: cat")
     path.unlink()
     fails("cannot be read: No such file")
+
+
+def test_coco_fields_that_are_absent_or_of_another_kind_of_number(coco: tuple[Path, Path, dict[str, Any]]) -> None:
+    path, folder, document = coco
+    plain = {"image_id": 10, "category_id": 7, "bbox": [1, 2, 3, 4]}
+    boxes = [plain, plain | {"area": None, "iscrowd": None}, plain | {"area": float("nan"), "iscrowd": True}]
+    change(path, document, "annotations", [*boxes, plain | {"image_id": 10.0, "area": 5, "segmentation": [[1, 2]]}])
+    truth = CocoDataset.load(path, folder, ("cat", "dog")).truth
+    assert truth.areas.tolist() == [12.0, 12.0, 12.0, 5.0]
+    assert truth.crowd.tolist() == [False, False, True, False] and truth.image_ids.tolist() == [10] * 4
+    change(path, document, "categories", [{"id": 2, "name": 0}, {"id": 7, "name": "dog"}])
+    assert CocoDataset.load(path, folder, ("dog", "0")).category_ids == (7, 2)
+
+
+def test_some_of_the_images_with_their_boxes(coco: tuple[Path, Path, dict[str, Any]]) -> None:
+    dataset = CocoDataset.load(coco[0], coco[1], ("cat", "dog"))
+    part = dataset.first(2)
+    assert [image.id for image in part.images] == [0, 20] and part.truth.image_ids.tolist() == [0]
+    assert part.truth.crowd.tolist() == [True] and part.truth.areas.tolist() == [100.0]
+    assert len(dataset.first(9).images) == 5
+    moved = replace(dataset, truth=replace(dataset.truth, image_ids=np.array([10, 10])))
+    with pytest.raises(DataError, match="none of 2 images of .* has a box"):
+        moved.first(2)
 
 
 def test_coco_classes_must_match_both_ways(coco: tuple[Path, Path, dict[str, Any]]) -> None:

@@ -431,7 +431,7 @@ def test_a_full_disk_keeps_the_old_bundle(bundle, model, images, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limit, check=False)
     assert done.returncode == 1, done.stderr
     assert "cannot be written" in done.stderr
-    assert "what was there is untouched" in done.stderr
+    assert "the old content is untouched" in done.stderr
     assert contents(bundle) == before
     assert leftovers(tmp_path) == []
 

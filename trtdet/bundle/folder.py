@@ -33,7 +33,9 @@ class Bundle:
         try:
             data = file.read_bytes()
         except (FileNotFoundError, NotADirectoryError):
-            raise BundleError(f"'{path}' is not a bundle: it has no {MANIFEST}; make one with 'trtdet build'") from None
+            raise BundleError(
+                f"'{path}' is not a bundle: it has no {MANIFEST}; make a bundle with 'trtdet build'"
+            ) from None
         except OSError as error:
             raise BundleError(f"'{file}' cannot be read: {error.strerror or error}; check the file") from None
         try:

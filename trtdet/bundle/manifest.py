@@ -81,7 +81,7 @@ class BackendPart(_Part):
     version_compatible: bool = False
     """The engine runs on later versions of the library as well."""
     hardware_compatible: bool = False
-    """The engine runs on compute capability 8.0 and every later one, not on those of ``sms`` alone."""
+    """The engine runs on every compute capability from 8.0 on, not on those of ``sms`` alone."""
 
     @property
     def loose_plugins(self) -> tuple[str, ...]:
@@ -200,7 +200,7 @@ class _Schema(BaseModel):
 
 
 def _encodable(value: Any) -> Any:
-    """The same plain value with every text such that UTF-8 can hold it."""
+    """A plain value with each character that UTF-8 cannot hold escaped."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode("utf-8")
     if isinstance(value, dict):

@@ -21,8 +21,8 @@ _SHARE = 0.25
 
 @dataclass(frozen=True, eq=False)
 class ResizedImage:
-    """An image as 8-bit pixels in the size that it has in the network's input, which normalisation makes exact floats
-    of; a quarter of the memory of those."""
+    """An image as 8-bit pixels in the size that it has in the network's input: a quarter of the memory of the floats,
+    which normalisation computes from them exactly."""
 
     pixels: NDArray[np.uint8]
     """uint8 (H', W', 3), RGB, without the border."""
@@ -48,7 +48,7 @@ class ResizedImage:
 
 
 class ImageCache:
-    """Images that were decoded, kept for later passes over the same files: one object for one piece of work.
+    """Images that were decoded, kept for later passes over the same files; each build has a cache of its own.
 
     The first images that fit the budget stay, and all others are decoded again in each pass: passes go through the
     files in the same order, so that dropping the oldest image would drop every image just before it is needed.
@@ -111,7 +111,7 @@ def _key(path: Path, config: InputConfig) -> tuple[Any, ...]:
 def available_memory(meminfo: Path = Path("/proc/meminfo"), control_group: Path = Path("/sys/fs/cgroup")) -> int:
     """Bytes that this process may still take without swapping; 0 where the system does not tell.
 
-    It is what the kernel estimates (MemAvailable), and within a control group (version 2) no more than is left to it.
+    The kernel's estimate (MemAvailable), and within a control group (version 2) no more than its limit leaves.
     """
     try:
         lines = (line.split() for line in meminfo.read_text().splitlines())

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import math
+import reprlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from trtdet.data.folders import evenly, first_names
-from trtdet.errors import DataError
+from trtdet.errors import DataError, one_line
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class GroundTruth:
     boxes: NDArray[np.float64]
     """float64 (M, 4), x y width height in pixels of the image."""
     areas: NDArray[np.float64]
-    """In square pixels. COCO's are those of the masks; the area of the box where the file gives none."""
+    """In square pixels. COCO gives the areas of the masks; the area of the box where the file gives none."""
     crowd: NDArray[np.bool_]
 
     def __len__(self) -> int:
@@ -53,7 +53,7 @@ class CocoDataset:
     category_ids: tuple[int, ...]
     """The category id of each class, in the order of ``classes``."""
     images: tuple[CocoImage, ...]
-    """Sorted by id; those without a box included."""
+    """Sorted by id, images without a box included."""
     truth: GroundTruth
 
     @classmethod
@@ -61,7 +61,7 @@ class CocoDataset:
         """Reads annotations and checks that they, the image folder and the classes fit together.
 
         Every class must be a category of the file, by name. Categories that are no class are left out if no
-        box uses them, and are an error if one does: a score over a part of the categories is not the data
+        box uses them, and are an error if a box does: a score over a part of the categories is not the data
         set's score.
 
         Args:
@@ -70,7 +70,7 @@ class CocoDataset:
             classes: the class names of the configuration, in the model's order.
 
         Raises:
-            DataError: the file is not such a file; categories and classes do not match; images are missing,
+            DataError: the file is no COCO instances file; categories and classes do not match; images are missing,
                 or boxes are on unknown images; there are no boxes.
         """
         annotations, images, classes = Path(annotations), Path(images), tuple(classes)
@@ -78,7 +78,7 @@ class CocoDataset:
         entries = _images(annotations, document, images)
         category_ids = _match_categories(annotations, document, classes)
         known = {entry.id for entry in entries}
-        truth = _truth(annotations, document["annotations"], known, category_ids)
+        truth = _truth(annotations, document.annotations, known, category_ids)
         missing = [entry.path.name for entry in entries if not entry.path.is_file()]
         if missing:
             raise DataError(
@@ -88,7 +88,7 @@ class CocoDataset:
         return cls(annotations, classes, category_ids, entries, truth)
 
     def first(self, count: int) -> CocoDataset:
-        """So many of the images, evenly spaced, with their boxes; all of them where there are no more.
+        """``count`` of the images, evenly spaced, with their boxes; all images where there are no more.
 
         Raises:
             DataError: none of them has a box, so that there is nothing to score.
@@ -97,88 +97,102 @@ class CocoDataset:
         kept = np.isin(self.truth.image_ids, [image.id for image in images])
         if not kept.any():
             raise DataError(f"none of {len(images)} images of '{self.annotations}' has a box: score more of them")
-        arrays = {one.name: getattr(self.truth, one.name)[kept] for one in fields(self.truth)}
+        arrays = {field.name: getattr(self.truth, field.name)[kept] for field in fields(self.truth)}
         return replace(self, images=images, truth=GroundTruth(**arrays))
 
 
-def _read_coco(path: Path) -> dict[str, list[dict[str, Any]]]:
+Id = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Name = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, int) else value)]
+Coordinate = Annotated[float, Field(allow_inf_nan=False)]
+
+
+@dataclass(frozen=True)
+class _Image:
+    id: Id
+    file_name: Name
+    width: int
+    height: int
+
+
+@dataclass(frozen=True)
+class _Annotation:
+    image_id: Id
+    category_id: Id
+    bbox: tuple[Coordinate, Coordinate, Coordinate, Coordinate]
+    area: float | None = None
+    iscrowd: int | None = 0
+
+
+@dataclass(frozen=True)
+class _Category:
+    id: Id
+    name: Name
+
+
+@dataclass(frozen=True)
+class _Document:
+    """What is read of an instances file; all other keys are left unread."""
+
+    images: list[_Image]
+    annotations: list[_Annotation]
+    categories: list[_Category]
+
+
+def _read_coco(path: Path) -> _Document:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = TypeAdapter(_Document).validate_json(path.read_bytes())
     except OSError as error:
         raise DataError(
             f"annotations '{path}' cannot be read: {error.strerror or error}; give a COCO instances file"
         ) from None
-    except ValueError as error:  # JSONDecodeError and UnicodeDecodeError
-        raise DataError(
-            f"annotations '{path}' are not JSON, or are truncated: {error}; give a complete COCO instances file"
-        ) from None
-    keys = ("images", "annotations", "categories")
-    lacking = [key for key in keys if not isinstance(document, dict) or key not in document]
-    if lacking:
-        raise DataError(
-            f"annotations '{path}' lack {', '.join(map(repr, lacking))}; a COCO instances file has {', '.join(keys)}"
-        )
-    fields = {
-        "images": ("id", "file_name", "width", "height"),
-        "annotations": ("image_id", "category_id", "bbox"),
-        "categories": ("id", "name"),
-    }
-    for key in keys:
-        entries = document[key]
-        if not isinstance(entries, list):
-            raise DataError(f"annotations '{path}': '{key}' is a {type(entries).__name__}, a list is expected")
-        for i, entry in enumerate(entries):
-            absent = [field for field in fields[key] if not isinstance(entry, dict) or field not in entry]
-            if absent:
-                raise DataError(
-                    f"annotations '{path}': {key}[{i}] lacks {', '.join(map(repr, absent))}, every entry "
-                    f"needs {', '.join(fields[key])}; give a COCO instances file"
-                )
-        if key != "annotations":
-            twice = [id_ for id_, count in Counter(entry["id"] for entry in entries).items() if count > 1]
-            if twice:
-                raise DataError(
-                    f"annotations '{path}': {key} has ids twice: {first_names(twice)}; ids must be distinct"
-                )
-    return {key: document[key] for key in keys}
+    except ValidationError as error:
+        raise DataError(f"annotations '{path}' {_explained(error)}; give a complete COCO instances file") from None
+    for key, entries in (("images", document.images), ("categories", document.categories)):
+        twice = [number for number, count in Counter(entry.id for entry in entries).items() if count > 1]
+        if twice:
+            raise DataError(f"annotations '{path}': {key} has ids twice: {first_names(twice)}; ids must be distinct")
+    return document
 
 
-def _images(path: Path, document: dict[str, list[dict[str, Any]]], folder: Path) -> tuple[CocoImage, ...]:
-    if not document["images"]:
+def _explained(error: ValidationError) -> str:
+    """The first of pydantic's errors, with where it is: ``annotations[3].bbox[0]``."""
+    first = error.errors(include_url=False)[0]
+    if first["type"] == "json_invalid":
+        return f"are not JSON, or are truncated: {first['ctx']['error']}"
+    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])[1:] or "the document"
+    problem = "is missing" if first["type"] == "missing" else f"{first['msg'][0].lower()}{first['msg'][1:]}"
+    got = "" if first["type"] == "missing" else f", got {one_line(reprlib.repr(first['input']), 80)}"
+    return f"do not fit: {place}: {problem}{got}"
+
+
+def _images(path: Path, document: _Document, folder: Path) -> tuple[CocoImage, ...]:
+    if not document.images:
         raise DataError(f"annotations '{path}' have no images; give a COCO instances file with some")
     if not folder.is_dir():
         raise DataError(f"image folder '{folder}' does not exist; give the folder of the images in '{path}'")
-    try:
-        entries = [
-            CocoImage(int(e["id"]), folder / str(e["file_name"]), int(e["width"]), int(e["height"]))
-            for e in document["images"]
-        ]
-    except (TypeError, ValueError) as error:
-        raise DataError(f"annotations '{path}': an image's id or size is not a whole number: {error}") from None
+    entries = (CocoImage(image.id, folder / image.file_name, image.width, image.height) for image in document.images)
     return tuple(sorted(entries, key=lambda entry: entry.id))
 
 
-def _match_categories(
-    path: Path, document: dict[str, list[dict[str, Any]]], classes: tuple[str, ...]
-) -> tuple[int, ...]:
-    names = [str(category["name"]) for category in document["categories"]]
+def _match_categories(path: Path, document: _Document, classes: tuple[str, ...]) -> tuple[int, ...]:
+    names = [category.name for category in document.categories]
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise DataError(f"annotations '{path}' have categories twice: {first_names(twice)}; names must be distinct")
-    ids = {str(category["name"]): int(category["id"]) for category in document["categories"]}
-    used = {annotation["category_id"] for annotation in document["annotations"]}
+    ids = {category.name: category.id for category in document.categories}
+    used = {annotation.category_id for annotation in document.annotations}
     absent = [name for name in classes if name not in ids]
     extra = [name for name in names if name not in classes and ids[name] in used]
     if absent or extra:
-        said = []
+        problems = []
         if absent:
-            said.append(f"{len(absent)} of the {len(classes)} classes are no category ({first_names(absent)})")
+            problems.append(f"{len(absent)} of the {len(classes)} classes are no category ({first_names(absent)})")
         if extra:
-            said.append(
+            problems.append(
                 f"{len(extra)} of the {len(names)} categories have boxes but are no class ({first_names(extra)})"
             )
         raise DataError(
-            f"annotations '{path}' do not match the configuration: {' and '.join(said)}; 'classes' must "
+            f"annotations '{path}' do not match the configuration: {' and '.join(problems)}; 'classes' must "
             "name the categories exactly, in the model's order"
         )
     unknown = used - set(ids.values())
@@ -191,35 +205,23 @@ def _match_categories(
 
 
 def _truth(
-    path: Path, annotations: list[dict[str, Any]], known: set[int], category_ids: tuple[int, ...]
+    path: Path, annotations: Sequence[_Annotation], known: set[int], category_ids: tuple[int, ...]
 ) -> GroundTruth:
     if not annotations:
         raise DataError(f"annotations '{path}' have no boxes, so nothing can be scored; give annotated images")
-    strangers = sorted({a["image_id"] for a in annotations} - known)
+    strangers = sorted({annotation.image_id for annotation in annotations} - known)
     if strangers:
         raise DataError(
             f"annotations '{path}' have boxes on {len(strangers)} image ids that are not in 'images': "
             f"{first_names(strangers)}; add the images or drop the boxes"
         )
     class_of = {category: index for index, category in enumerate(category_ids)}
-    boxes = np.zeros((len(annotations), 4), np.float64)
-    areas = np.zeros(len(annotations), np.float64)
-    for i, annotation in enumerate(annotations):
-        try:
-            boxes[i] = annotation["bbox"]
-            areas[i] = annotation.get("area", math.nan)
-        except (TypeError, ValueError):
-            boxes[i] = math.nan
-        if not np.isfinite(boxes[i]).all():
-            raise DataError(
-                f"annotations '{path}': annotations[{i}] has bbox {annotation['bbox']!r}, expected four "
-                "numbers x, y, width, height in pixels"
-            )
-    areas = np.where(np.isfinite(areas), areas, boxes[:, 2] * boxes[:, 3])
+    boxes = np.array([annotation.bbox for annotation in annotations], np.float64)
+    areas = np.array([annotation.area for annotation in annotations], np.float64)  # NaN for None
     return GroundTruth(
-        image_ids=np.array([a["image_id"] for a in annotations], np.int64),
-        classes=np.array([class_of[a["category_id"]] for a in annotations], np.int64),
+        image_ids=np.array([annotation.image_id for annotation in annotations], np.int64),
+        classes=np.array([class_of[annotation.category_id] for annotation in annotations], np.int64),
         boxes=boxes,
-        areas=areas,
-        crowd=np.array([bool(a.get("iscrowd", 0)) for a in annotations], bool),
+        areas=np.where(np.isfinite(areas), areas, boxes[:, 2] * boxes[:, 3]),
+        crowd=np.array([bool(annotation.iscrowd) for annotation in annotations], bool),
     )

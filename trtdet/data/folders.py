@@ -1,4 +1,4 @@
-"""Which images: those of a folder or of a list, evenly chosen, and the hash that tells two sets apart."""
+"""Finding the images of a folder or a list, choosing some of them evenly, and hashing a set of them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import TypeVar
 from trtdet.errors import DataError
 
 IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
-"""What ``find_images`` takes for an image, in any case."""
+"""The suffixes of files that ``find_images`` takes for images, in upper or lower case."""
 
 
 def find_images(source: Path, root: Path | None = None) -> tuple[Path, ...]:
-    """The images of a folder, or those that a list names.
+    """The images of a folder, or the images that a list names.
 
     Args:
-        source: a folder, whose own images are taken sorted by name (folders in it are not entered); or a
-            ``.txt`` list of one file name a line, kept in its order, in which blank lines and lines starting
-            with ``#`` say nothing.
+        source: a folder, whose own images are taken, sorted by name (folders in it are not entered); or a
+            ``.txt`` list with a file name in each line, kept in its order, in which blank lines and lines starting
+            with ``#`` are skipped.
         root: the folder that the names of a list are relative to; None is the folder of the list.
 
     Raises:
@@ -104,6 +104,6 @@ Item = TypeVar("Item")
 
 
 def evenly(items: Sequence[Item], count: int) -> tuple[Item, ...]:
-    """``count`` of the items, evenly spaced over their order; all of them where there are no more."""
+    """``count`` of the items, evenly spaced over their order; all items where there are no more."""
     count = min(count, len(items))
     return tuple(items[index * len(items) // count] for index in range(count))

@@ -33,7 +33,7 @@ _INTERPOLATION = {
 class ImageTransform:
     """Where an image lies in the network's input: ``network = image * scale + pad`` on each axis, in pixels.
 
-    The scale is the one the pixels really underwent, resized size / original size. Sizes are whole numbers,
+    The scale is exactly that of the pixels, resized size / original size. Sizes are whole numbers,
     so the two axes can differ a little even where the aspect ratio is kept.
     """
 
@@ -106,10 +106,10 @@ def read_image(path: Path) -> NDArray[np.uint8]:
 
 
 def decode_image(data: bytes) -> NDArray[np.uint8]:
-    """Decodes an image that is at hand, as :func:`read_image` does one in a file.
+    """Decodes an image in memory, as :func:`read_image` decodes a file.
 
     Args:
-        data: what an image file holds.
+        data: the content of an image file.
 
     Returns:
         uint8 (H, W, 3), RGB, 0..255, contiguous.
@@ -122,7 +122,7 @@ def decode_image(data: bytes) -> NDArray[np.uint8]:
     except DataError as error:
         raise DataError(f"the image {error}") from None
     except Exception as error:  # as above
-        # Pillow names what it was given, which is an address here.
+        # Pillow names its source, which is an address here.
         reason = re.sub(r" (?:file )?<_io\.BytesIO[^>]*>", "", " ".join(str(error).split())).rstrip(".")
         raise DataError(
             f"the image cannot be decoded: {reason or type(error).__name__}; send a whole image file"
@@ -293,7 +293,7 @@ def draw(
 
 def _colour(index: int) -> tuple[int, int, int]:
     # Steps of the golden ratio around the hue circle keep neighbouring classes apart, but come close again
-    # after 13, 21, 34 ... of them; a cycle of four tones tells those apart.
+    # after 13, 21, 34 ... of them; a cycle of four tones distinguishes these.
     saturation, value = ((0.9, 1.0), (0.5, 1.0), (0.95, 0.6), (0.4, 0.7))[index % 4]
     red, green, blue = colorsys.hsv_to_rgb(index * 0.618033988749895 % 1, saturation, value)
     return round(red * 255), round(green * 255), round(blue * 255)

@@ -1,6 +1,6 @@
 """Images in batches, decoded ahead.
 
-A pass holds no more than a few decoded images, however many there are, apart from those that its cache keeps.
+A pass holds no more than a few decoded images, however many there are, besides the images in its cache.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class ImageStream:
         paths: the images.
         config: how they become the network's input.
         batch_size: images a batch.
-        workers: threads that decode; None for one on each core that this process may use.
+        workers: threads that decode; None for as many as there are cores that this process may use.
         on_bad: ``skip`` leaves an unreadable image out with a TrtdetWarning that names it, unless over 10 %
-            of all are unreadable; ``raise`` stops at the first one.
-        cache: what earlier passes over the same files decoded, and where this one keeps what it decodes; None to
-            decode every image and keep none.
+            of all are unreadable; ``raise`` stops at the first.
+        cache: the images that earlier passes over the same files decoded; this pass adds its own. None decodes
+            every image and keeps none.
 
     Raises:
         DataError: (when iterating) an image, or too many images, cannot be read.
@@ -113,7 +113,7 @@ class ImageStream:
         return self._low, self._high
 
     def check_pixels(self) -> None:
-        """Checks, after a pass, that the images can be what they should be: pictures with values of 0 to 255.
+        """Checks, after a pass, that the images look like pictures with values of 0 to 255.
 
         Warns (TrtdetWarning) where some images are constant.
 
@@ -155,7 +155,7 @@ class ImageStream:
         read = ResizedImage.read if self.cache is None else self.cache.read
         loaded: list[tuple[int, ResizedImage]] = []
         while True:
-            # The length of this queue is what bounds the memory.
+            # The length of this queue bounds the memory.
             while len(ahead) < 2 * self.workers and (item := next(upcoming, None)) is not None:
                 kept = None if self.cache is None else self.cache.find(item[1], self.config)
                 ahead.append((item[0], kept or pool.submit(read, item[1], self.config)))
@@ -171,7 +171,7 @@ class ImageStream:
             loaded.append((index, image))
             if len(loaded) == self.batch_size:
                 batch = self._batch(loaded)
-                loaded = []  # before the pause, so that the batch is not held twice
+                loaded = []  # before the pause, so that the images are not held beside the batch
                 yield batch
         if loaded:
             yield self._batch(loaded)

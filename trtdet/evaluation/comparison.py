@@ -1,4 +1,4 @@
-"""The difference of two detectors' COCO mAP over the same images, and how sure those images make it."""
+"""The difference of two detectors' COCO mAP over the same images, and the interval that these images give it."""
 
 from __future__ import annotations
 
@@ -120,8 +120,8 @@ def open_pair(
 
     Args:
         target: a bundle's folder or an ONNX file.
-        reference: likewise. An ONNX file is read and suppressed as ``target`` is: by its configuration, or by the one
-            that it was built with where it is a bundle.
+        reference: likewise. An ONNX file is read and suppressed as ``target`` is: by ``config``, or by the
+            configuration in the target's bundle.
         config: needed where ``target`` is an ONNX file.
         nms: as in :meth:`Detector.open`, for ``target``.
         runtime: likewise; the engine of a reference bundle is run where that is possible, unless this is
@@ -129,7 +129,7 @@ def open_pair(
 
     Raises:
         ConfigError: the two do not have the same classes, or a configuration is missing or too many.
-        BundleError, ModelError, BackendError: one cannot be opened or run.
+        BundleError, ModelError, BackendError: a detector cannot be opened or run.
     """
     detector = Detector.open(target, config, nms, runtime)
     if reference.is_dir():
@@ -281,7 +281,7 @@ def _check_classes(target: tuple[str, tuple[str, ...]], reference: tuple[str, tu
     (name, classes), (other_name, others) = target, reference
     if set(classes) == set(others):
         return
-    said = [
+    problems = [
         f"'{file}' has {len(extra)} that the other lacks ({', '.join(extra[:3])}{', ...' if len(extra) > 3 else ''})"
         for file, extra in (
             (name, [label for label in classes if label not in others]),
@@ -290,8 +290,8 @@ def _check_classes(target: tuple[str, tuple[str, ...]], reference: tuple[str, tu
         if extra
     ]
     raise ConfigError(
-        f"the classes of '{name}' ({len(classes)}) and '{other_name}' ({len(others)}) differ: {'; '.join(said)}; only "
-        "detectors of the same classes can be compared"
+        f"the classes of '{name}' ({len(classes)}) and '{other_name}' ({len(others)}) differ: {'; '.join(problems)}; "
+        "only detectors of the same classes can be compared"
     )
 
 

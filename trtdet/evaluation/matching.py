@@ -26,7 +26,7 @@ _LARGEST_AREA = 1e5**2
 
 @dataclass(frozen=True, eq=False)
 class ClassMatches:
-    """What one class's detections found: N detections in I images, at T IoU thresholds.
+    """The matches of one class: N detections in I images, at T IoU thresholds.
 
     The thresholds are COCO's, 0.50:0.05:0.95; boxes of every area count, and of each image the 100 best detections.
     """
@@ -157,16 +157,16 @@ def iou(boxes: Floats, truths: Floats, crowd: Flags) -> Floats:
     Returns:
         (D, G), 0..1.
     """
-    one, other = boxes[:, None], truths[None]
+    found, wanted = boxes[:, None], truths[None]
     sides = [
-        np.minimum(one[..., axis + 2] + one[..., axis], other[..., axis + 2] + other[..., axis])
-        - np.maximum(one[..., axis], other[..., axis])
+        np.minimum(found[..., axis + 2] + found[..., axis], wanted[..., axis + 2] + wanted[..., axis])
+        - np.maximum(found[..., axis], wanted[..., axis])
         for axis in (0, 1)
     ]
     inside = (sides[0] > 0) & (sides[1] > 0)
     common = sides[0] * sides[1]
-    area = one[..., 2] * one[..., 3]
-    union = np.where(crowd, area, area + other[..., 2] * other[..., 3] - common)
+    area = found[..., 2] * found[..., 3]
+    union = np.where(crowd, area, area + wanted[..., 2] * wanted[..., 3] - common)
     result: Floats = np.zeros(common.shape)
     np.divide(common, union, out=result, where=inside)
     return result

@@ -25,8 +25,8 @@ class Evaluation:
         ms_per_image: wall time of inference and suppression, without decoding the image file, in milliseconds.
         file: the file that ran.
         run_info: where it ran.
-        nms: what suppressed.
-        thresholds: what the suppression worked with.
+        nms: where the suppression ran.
+        thresholds: those of the suppression.
     """
 
     result: CocoResult

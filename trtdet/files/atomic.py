@@ -36,13 +36,13 @@ class writing:
     ) -> None:
         if isinstance(value, OSError):
             raise OutputError(
-                f"'{self.path}' cannot be written: {value.strerror or value}; what was there is untouched; "
+                f"'{self.path}' cannot be written: {value.strerror or value}; the old content is untouched; "
                 "choose another place with -o"
             ) from None
 
 
 def check_target(path: Path, *, folder: bool = False) -> None:
-    """Refuses to replace what is no regular file (with ``folder``, no folder): writing in one rename would remove it.
+    """Refuses a place that holds no regular file (with ``folder``, no folder), which a rename would replace silently.
 
     Links are followed. A path where nothing is yet passes.
 
@@ -71,8 +71,8 @@ def write_atomically(path: Path, data: bytes) -> None:
     Temporaries that killed writers of ``path`` have left are removed.
 
     Raises:
-        OutputError: the folder cannot be written, the disk is full, or ``path`` is no regular file; what stood there is
-            untouched.
+        OutputError: the folder cannot be written, the disk is full, or ``path`` is no regular file; the old content
+            is untouched.
     """
     with writing_atomically(path) as stream:
         stream.write(data)
@@ -104,7 +104,7 @@ def writing_atomically(path: Path) -> Iterator[BinaryIO]:
 
 
 def flush(stream: BinaryIO) -> None:
-    """Sends what was written to the disk."""
+    """Sends all written data to the disk."""
     stream.flush()
     os.fsync(stream.fileno())
 

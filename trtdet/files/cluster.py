@@ -1,4 +1,4 @@
-"""Independent pieces of work on a Ray cluster; what comes out is the same as without one."""
+"""Independent tasks on a Ray cluster; the results are the same as without a cluster."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run(
     Args:
         function: of a module, so that a worker can import it.
         common: sent once to every worker.
-        tasks: what differs.
+        tasks: the second argument of each call.
         address: ``local`` for workers on this machine; else a cluster's address, whose machines see the same files
             under the same names. A task whose worker dies is given to another.
 
@@ -51,8 +51,8 @@ def run(
         waiting = [remote.remote(shared, task) for task in tasks]
         while waiting:
             ready, waiting = ray.wait(waiting)
-            for one in ready:
-                yield ray.get(one)
+            for result in ready:
+                yield ray.get(result)
     finally:
         if mine:
             ray.shutdown()

@@ -1,4 +1,4 @@
-"""Folders that are replaced as a whole: at every moment the old or the new one is in its place."""
+"""Folders that are replaced as a whole: at every moment the old or the new folder is in its place."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ class FolderWriter:
     """Collects the files of a folder beside its place and puts all of it there in one step.
 
     An existing folder is exchanged with the new one (renameat2 with RENAME_EXCHANGE), so that a process killed at any
-    moment leaves either in its place, whole. Where the file system cannot do that, the old one is moved aside and the
-    new one takes its place; killed between the two, the place is empty until the next writer puts the old one back.
+    moment leaves the old or the new folder in its place, whole. Where the file system cannot exchange, the old folder
+    is moved aside and the new folder takes its place; killed between the two, the place is empty until the next writer
+    puts the old folder back.
 
     Args:
         path: the folder's place. An empty folder, or a folder of the same kind, is replaced; nothing else is.
         marker: the file by which a folder of this kind is known; it is written last.
-        kind: what such a folder is called.
+        kind: the name of this kind of folder in messages.
 
     Raises:
         OutputError: the place holds something of another kind, cannot be written, or the disk is full.
@@ -86,7 +87,7 @@ class FolderWriter:
 
     @property
     def _old(self) -> Path:
-        """Where the folder that is being replaced waits until the new one is in place, without an exchange."""
+        """Where the folder that is being replaced waits until the new folder is in place, without an exchange."""
         return self._folder.with_name(self._folder.name + OLD)
 
     def add(self, name: str, data: bytes) -> None:
@@ -128,7 +129,7 @@ class FolderWriter:
         return None
 
     def _discard(self) -> None:
-        """Removes what the new folder has replaced, or the new folder if it has not come that far."""
+        """Removes the replaced folder, or the new folder if it was not put in place."""
         remove(self._folder)
         if os.path.lexists(self.path):
             remove(self._old)
@@ -138,7 +139,7 @@ def exchange(first: Path, second: Path) -> None:
     """Gives each of two folders the name of the other in one step.
 
     Raises:
-        OSError: nothing was changed: one of them does not exist (ENOENT), this system cannot exchange names (ENOSYS,
+        OSError: nothing was changed: a folder does not exist (ENOENT), this system cannot exchange names (ENOSYS,
             EINVAL, ...), or the kernel refused for another reason.
     """
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)

@@ -1,4 +1,4 @@
-"""Rows of JSON that are appended one by one, so that work that was killed resumes where it stopped."""
+"""Rows of JSON that are appended one at a time, so that work that was killed resumes where it stopped."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Rows:
         valid: whether a row of a resumed file can be used; any other is dropped, as a damaged line is.
 
     Attributes:
-        found: rows by name, those of the resumed file included. Damaged lines are dropped.
+        found: rows by name, including the rows of the resumed file. Damaged lines are dropped.
 
     Raises:
-        ConfigError: the file has another key, or is no such file.
+        ConfigError: the file has another key, or no header line.
         OutputError: it cannot be read or written, or is no regular file.
     """
 

@@ -1,7 +1,7 @@
 """Temporary files and folders beside their target: locked while their writer lives, removed by later writers.
 
 A temporary is called ``.TARGET.XXXXXXXX.trtdet``. Its writer holds a lock on it (flock), which ends with the process,
-however that ends: a temporary whose lock can be taken is stale. On a file system without such locks none is removed.
+however that ends: a temporary whose lock can be taken is stale. On a file system without locks no temporary is removed.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Temporary:
             self.descriptor = -1
 
     def remove(self) -> None:
-        """Removes what is at ``path``, if anything is."""
+        """Removes the file or folder, if it is still at ``path``."""
         remove(self.path)
 
 
@@ -76,8 +76,8 @@ def remove(path: Path) -> None:
 def remove_stale(target: Path) -> None:
     """Removes the temporaries of ``target`` whose writers were killed, and puts back a folder that was moved aside.
 
-    A writer that cannot exchange two folders moves the old one aside first. Killed at that moment, it leaves the target
-    missing and the old folder beside it: the next writer puts it back before it does anything else.
+    A writer that cannot exchange two folders moves the old folder aside first. Killed at that moment, it leaves no
+    target and the old folder beside its place: the next writer puts it back before it does anything else.
     """
     pattern = re.compile(re.escape(f".{target.name}.") + "[a-z0-9_]{8}" + re.escape(SUFFIX))
     try:
@@ -94,7 +94,7 @@ def remove_stale(target: Path) -> None:
 
 
 def _settle_old(old: Path, target: Path) -> None:
-    """The folder moved aside by a writer that is dead goes back to its place, or away where a newer one is there."""
+    """A folder that a dead writer moved aside goes back to its place, or away where a newer folder is there."""
     writer = old.with_name(old.name[: -len(OLD)])
     if writer.exists() and not _remove_if_stale(writer):
         return
@@ -108,7 +108,7 @@ def _settle_old(old: Path, target: Path) -> None:
 
 
 def _remove_if_stale(path: Path) -> bool:
-    """Removes a temporary that nobody holds; tells whether nobody did."""
+    """Removes a temporary whose lock is free; returns whether it was."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
