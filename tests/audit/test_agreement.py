@@ -82,7 +82,7 @@ def test_the_first_that_departs_is_named_with_its_ratio(scale: float, expected: 
     assert found.first.snr == pytest.approx(expected, abs=0.01)
     assert [one.departs for one in found.tensors][:2] == [False, True]
     assert f"'Relu_d' is the first layer that departs: 'd' has {expected:.1f} dB, under {limit:g}" in str(found)
-    assert "| Relu_d | d | " in found.table()
+    assert "| Relu_d | d | " in found.table().markdown()
     assert agreement(exposed(net(scale)), exposed(net()), watched_tensors(net()), images(), expected - 1).first is None
 
 

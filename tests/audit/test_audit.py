@@ -223,12 +223,20 @@ def test_an_audit_as_plain_values_has_the_keys_of_the_contract() -> None:
     assert json.loads(json.dumps(data))["cost"] == "estimated memory traffic"
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 2}', '{"schema": 2, "layers": [3]}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "[]", "{}", '{"schema": 2}', '{"schema": 2, "layers": [3]}', '{"schema": "2"}'),
+        *("[" * 9999, '{"schema": 2, "layers": ' + "[" * 9999, AUDIT.to_json().replace('"int8": 1', '"int8": "1"')),
+    ],
+    ids=lambda text: text[:24],
+)
 def test_what_is_not_an_audit_is_an_error(tmp_path: Path, text: str) -> None:
     path = tmp_path / "audit.json"
     path.write_text(text)
-    with pytest.raises(BundleError, match="cannot be read .*; build the bundle again"):
+    with pytest.raises(BundleError, match="cannot be read .*; build the bundle again") as caught:
         Audit.load(path)
+    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_an_audit_of_another_schema_or_none_at_all_is_an_error(tmp_path: Path) -> None:

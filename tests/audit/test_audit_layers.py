@@ -164,7 +164,10 @@ def test_an_engine_of_tensorrt_11_says_type_and_format_apart(key: str) -> None:
         ("[]", "has no list 'Layers', but: list"),
         ('{"layers": [], "b": 1}', "has no list 'Layers', but: b, layers"),
         ('{"Layers": ["Conv_0", "Relu_1"]}', "names of layers only; build it with profiling verbosity DETAILED"),
-        ('{"Layers": [{"name": "a", "kind": "b"}]}', "an entry has name, kind; known are those of TensorRT 8.6 and 10"),
+        (
+            '{"Layers": [{"name": "a", "kind": "b"}]}',
+            "an entry has name, kind; known are the schemas of TensorRT 8.6 and 10",
+        ),
         ('{"Layers": [3]}', "an entry has 3;"),
         (
             '{"Layers": [{"Name": "a", "LayerType": "b", "Inputs": [{"Name": "x", "Dimensions": [1], "dtype": 1}], '
@@ -193,7 +196,11 @@ def test_times_are_read_from_a_profile_or_an_object(tmp_path: Path) -> None:
     assert load_times(profile) == load_times(plain) == {"Conv_46": 0.0125}
 
 
-@pytest.mark.parametrize("text", [None, "", "3", '[{"name": "a"}]', '{"a": "b"}'])
+@pytest.mark.parametrize(
+    "text",
+    [None, "", "3", '[{"name": "a"}]', '{"a": "b"}', '{"a": -1}', '{"a": NaN}', "[" * 9999, '{"a":' * 9999],
+    ids=lambda text: str(text)[:12],
+)
 def test_what_has_no_times_is_an_error(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / "times.json").write_text(text)

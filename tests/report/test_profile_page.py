@@ -90,7 +90,7 @@ def test_the_longest_bar_and_column_fill_the_picture() -> None:
     text = page(found)
     widths = [float(width) for width in re.findall(r'<rect x="190" y="\d+" width="([\d.]+)"', text)]
     assert widths == [620.0, 155.0]
-    heights = [float(height) for height in re.findall(r'width="[\d.]+" height="([\d.]+\.\d\d)" fill', text)]
+    heights = [float(height) for height in re.findall(r'width="[\d.]+" height="([\d.]+\.\d\d)" style', text)]
     assert heights == [190.0, 47.5]
 
 

@@ -1,10 +1,10 @@
-"""Where an engine departs from the model it was built from: tensor by tensor against onnxruntime, the first one named.
+"""Where an engine departs from the model it was built from: each tensor against onnxruntime, the first that differs.
 
-What lies inside an engine cannot be read, so a second one is built whose outputs are the tensors to look at. They are
-those that the engine holds anyway: what a convolution reads, before it is quantised, and the model's own outputs. A
-tensor between a convolution and its activation would have to be written only to be looked at, which changes what is
-fused. Source of the method: Polygraphy, "Debugging TensorRT Accuracy Issues" (``polygraphy run --trt-outputs mark all
---onnx-outputs mark all``); the measure and the comparison are Polygraphy's.
+An engine's inner tensors cannot be read, so a second engine is built whose outputs are the tensors to compare. They are
+tensors that the engine holds anyway: the inputs of convolutions, before they are quantised, and the model's own
+outputs. A tensor between a convolution and its activation would have to be written only to be compared, which changes
+what is fused. Source of the method: Polygraphy, "Debugging TensorRT Accuracy Issues" (``polygraphy run --trt-outputs
+mark all --onnx-outputs mark all``); the measure and the comparison are Polygraphy's.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from trtdet.errors import BackendError, ConfigError
 from trtdet.passes.decode import ALL_BOXES, ALL_SCORES, CONTRACT
 from trtdet.progress import Progress, silent
 from trtdet.quantization import CONVOLUTIONS, PrecisionPlan, quantizable
+from trtdet.tables import Column, Table
 
 LIMITS = {"int8": 20.0, "fp16": 35.0, "fp32": 50.0}
 """The least signal-to-noise ratio, in decibels, by the lowest precision of the engine. Two INT8 computations of the
@@ -79,29 +80,29 @@ class Agreement:
 
     @property
     def first(self) -> Agreed | None:
-        """The first tensor that departs: what gives it, or what lies between it and the ones before, is to blame."""
-        return next((one for one in self.tensors if one.departs), None)
+        """The first tensor that departs: the cause lies in its node, or between it and the tensors before it."""
+        return next((tensor for tensor in self.tensors if tensor.departs), None)
 
     def __str__(self) -> str:
         """One sentence."""
-        first, count = self.first, sum(one.departs for one in self.tensors)
+        first, count = self.first, sum(tensor.departs for tensor in self.tensors)
         against = f"{len(self.tensors)} tensors against onnxruntime, {self.images} images, {self.run_info}"
         if first is None:
-            lowest = min(self.tensors, key=lambda one: one.snr)
+            lowest = min(self.tensors, key=lambda tensor: tensor.snr)
             return f"no layer departs: '{lowest.node}' is the farthest with {lowest.snr:.1f} dB ({against})"
         return (
             f"'{first.node}' is the first layer that departs: '{first.tensor}' has {first.snr:.1f} dB, under "
             f"{self.limit:g}; {count} depart in all ({against})"
         )
 
-    def table(self) -> str:
-        """Markdown, in the order of the model."""
-        rows = [f"| {one.node} | {one.tensor} | {one.snr:.1f} | {'x' if one.departs else ''} |" for one in self.tensors]
-        return "\n".join(["| layer | tensor | dB | departs |", "|---|---|---|---|", *rows])
+    def table(self) -> Table:
+        """A row for each tensor, in the order of the model."""
+        rows = [(tensor.node, tensor.tensor, tensor.snr, "x" if tensor.departs else "") for tensor in self.tensors]
+        return Table(("layer", "tensor", Column("dB", ".1f", "right"), "departs"), rows)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; a ratio that is infinite, since both are equal, or no number is null."""
-        rows = [{**asdict(one), "snr": one.snr if np.isfinite(one.snr) else None} for one in self.tensors]
+        """Plain values for JSON; a ratio that is infinite, both being equal, or not a number is null."""
+        rows = [{**asdict(tensor), "snr": tensor.snr if np.isfinite(tensor.snr) else None} for tensor in self.tensors]
         first = self.first
         facts = {"limit": self.limit, "images": self.images, "ran_on": str(self.run_info)}
         return {**facts, "first": first.node if first else None, "tensors": rows}
@@ -115,9 +116,9 @@ def compare_layers(
     Args:
         bundle: with an engine that can be run here.
         images: a folder or a list of file names.
-        count: so many of them are run, evenly spaced.
+        count: how many of them are run, evenly spaced.
         limit: in decibels; None for that of the engine's precision in ``LIMITS``.
-        progress: told of the build and of every image.
+        progress: called during the build and after each image.
 
     Raises:
         BackendError: the bundle has no engine, it cannot be run here, or it cannot be built with these outputs.
@@ -125,11 +126,11 @@ def compare_layers(
     """
     manifest = bundle.manifest
     if bundle.engine is None:
-        raise BackendError(f"bundle '{bundle.path}' has no engine to compare; build it with --backend tensorrt")
+        raise BackendError(f"bundle '{bundle.path}' has no engine to compare", "build it with --backend tensorrt")
     if manifest.quantization.mode == "implicit":
         raise ConfigError(
-            f"bundle '{bundle.path}' is quantised implicitly: its model is float and cannot say what INT8 should give; "
-            "compare one that was built with --quantization explicit"
+            f"bundle '{bundle.path}' is quantised implicitly: its model is float and cannot tell what INT8 should give",
+            "compare a bundle that was built with --quantization explicit",
         )
     facts = EngineFacts.of(bundle)
     reason = obstacle(facts)
@@ -158,14 +159,14 @@ def compare_layers(
 
 
 def watched_tensors(model: onnx.ModelProto) -> dict[str, str]:
-    """The tensors to look at, each with the node that gives it, in the order in which they are computed.
+    """The tensors to compare, each with the node that computes it, in the order in which they are computed.
 
     Args:
         model: with Q/DQ nodes or without; its nodes are named and sorted.
     """
     makers = {name: node for node in model.graph.node for name in node.output if name}
     outputs = {value.name for value in model.graph.output}
-    # Of a suppression in the graph, entries past the number of detections are undefined: what it reads is looked at.
+    # The outputs of a suppression in the graph are undefined past the number of detections: its inputs are compared.
     read = {ALL_BOXES, ALL_SCORES} if outputs == set(CONTRACT) else outputs
     for node in model.graph.node:
         if node.op_type in CONVOLUTIONS:
@@ -195,15 +196,15 @@ def agreement(
     limit: float,
     progress: Progress = silent,
 ) -> Agreement:
-    """Compares two that give the same outputs.
+    """Compares two runners with the same outputs.
 
     Args:
-        runner: what is looked at.
-        reference: what it should give.
-        tensors: the outputs, each with the node that gives it, in order.
+        runner: the engine.
+        reference: the model, which gives the expected values.
+        tensors: the outputs, each with the node that computes it, in order.
         batches: float32 (B, 3, H, W), pre-processed; run one after the other and not kept.
         limit: in decibels.
-        progress: told of every batch.
+        progress: called after each batch.
 
     Raises:
         BackendError: Polygraphy is not installed.
@@ -213,27 +214,27 @@ def agreement(
         from polygraphy.comparator import Comparator, IterationResult, RunResults, SnrCompareFunc
         from polygraphy.logger import G_LOGGER
     except ImportError as error:
-        raise BackendError(f"layers are compared by Polygraphy, which is not installed here ({error}); {PIP}") from None
+        raise BackendError(f"layers are compared by Polygraphy, which is not installed here ({error})", PIP) from None
     ratios: dict[str, list[float]] = {name: [] for name in tensors}
     images = 0
     for batch in batches:
         results = RunResults()
-        for name, one in (("onnxruntime", reference), ("engine", runner)):
-            outputs = {key: np.asarray(value, np.float32) for key, value in one(batch).items()}
+        for name, run in (("onnxruntime", reference), ("engine", runner)):
+            outputs = {key: np.asarray(value, np.float32) for key, value in run(batch).items()}
             results.append((name, [IterationResult(outputs, runner_name=name)]))
         with G_LOGGER.verbosity(G_LOGGER.CRITICAL):
             (compared,) = Comparator.compare_accuracy(results, compare_func=SnrCompareFunc(snr_threshold=limit))
         ((found,),) = compared.values()
-        for name, one in found.items():
-            ratios[name].append(float(one.snr))
+        for name, ratio in found.items():
+            ratios[name].append(float(ratio.snr))
         images += len(batch)
         progress("comparing", images, images + 1)
     if not images:
-        raise ConfigError("there is no image to compare on; give a folder of images or a list of file names")
+        raise ConfigError("there is no image to compare on", "give a folder of images or a list of file names")
     rows = []
     for name, node in tensors.items():
         snr = float(np.mean(ratios[name]))
-        # Nothing is no number: an output of the engine that is one departs.
+        # Where the engine gives NaN the ratio is NaN, which counts as a departure.
         rows.append(Agreed(name, node, snr, not snr >= limit))
     progress("comparing", images, images)
     return Agreement(tuple(rows), limit, images, runner.run_info)

@@ -254,7 +254,7 @@ def _of_conversion(flow: Flow, plan: PrecisionPlan, layer: Layer) -> tuple[str, 
 
 
 def _why(flow: Flow, plan: PrecisionPlan, tensor: Tensor) -> str:
-    """Why those that read a float tensor do not read INT8, as far as it can be known."""
+    """Why the readers of a float tensor do not read INT8, as far as it can be known."""
     reasons = []
     for index in flow.readers[tensor.name]:
         layer = flow.layers[index]

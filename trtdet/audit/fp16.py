@@ -21,9 +21,9 @@ def bytes_in_fp16(flow: Flow, names: Collection[str]) -> int:
     """What all layers would move, a run, were these convolutions in FP16.
 
     It takes for granted what builders were seen to do: an FP16 convolution reads and writes FP16, has the activation
-    after it in its own kernel where nothing quantises the result, and a depthwise one pads no channels. What an INT8
-    convolution reads as well keeps its INT8 tensor; a tensor that is no longer quantised for any convolution is float32
-    for its other readers. Outputs of the engine stay float32.
+    after it in its own kernel where nothing quantises the result, and a depthwise convolution pads no channels. A
+    tensor that an INT8 convolution reads too stays INT8; a tensor that is no longer quantised for any convolution is
+    float32 for its other readers. Outputs of the engine stay float32.
 
     Args:
         flow: the engine.
@@ -102,7 +102,7 @@ class _InFp16:
             else:
                 total -= 0 if inside else self._flow.filling(layer, tensor, share)
                 moved = self._moved(tensor, values)
-            # An INT8 and a float copy may have become one.
+            # An INT8 and a float copy may have become the same copy.
             total += moved if tensor.bytes == moved or (values, moved) not in written else 0
             written.add((values, moved))
         return total
@@ -147,7 +147,7 @@ class _InFp16:
         return tensor.bytes
 
     def _no_longer_quantised(self, writers: Collection[int]) -> bool:
-        """Whether the only convolutions that a tensor was quantised for are among the FP16 ones."""
+        """Whether every convolution that a tensor was quantised for would be in FP16."""
         outputs = [tensor for index in writers for tensor in self._flow.layers[index].outputs if tensor.type == "Int8"]
         readers = {reader for tensor in outputs for reader in self._flow.readers[tensor.name]}
         return bool(readers & self._half.keys()) and not any(tensor.name in self._stays for tensor in outputs)

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from trtdet.backends import Built
-from trtdet.backends.tensorrt.engine_layers import onnx_nodes
+from trtdet.backends.tensorrt.engine import onnx_nodes
 from trtdet.errors import BackendError
 
 BITS: Mapping[str, int] = {
@@ -54,7 +54,7 @@ class Tensor:
         name: the builder's; the same name in two layers is the same memory.
         type: data type, such as ``Int8``, ``Half`` or ``Float``.
         dims: the part that the layer touches, (N, C, H, W) for pictures of features; -1 where it is open.
-        format: layout in the builder's words; empty where it says none.
+        format: layout in the builder's words; empty where it is not given.
     """
 
     name: str
@@ -121,7 +121,7 @@ class Layer:
 
     @cached_property
     def bytes(self) -> int:
-        """How many bytes one run of it reads and writes; the same part of a tensor listed twice is read once."""
+        """How many bytes a run of it reads and writes; the same part of a tensor listed twice is read once."""
         if self.type in NO_KERNEL:
             return 0
         return sum(
@@ -148,7 +148,7 @@ def parse_layers(log: Sequence[str]) -> tuple[Layer, ...]:
         log: messages of the builder, which may hold several lines each.
     """
     layers = []
-    # Not splitlines(): TensorRT parts the names of one layer with control characters that would count as line ends.
+    # Not splitlines(): TensorRT separates the names of a layer by control characters that would count as line ends.
     for line in "\n".join(log).split("\n"):
         found = _LINE.match(line.strip())
         if found is None:
@@ -170,9 +170,9 @@ def _dims(listed: str) -> tuple[int, ...]:
 
 
 def parse_inspector(text: str) -> tuple[Layer, ...]:
-    """The layers in the JSON of ``EngineInspector.get_engine_information``; of several profiles those of the first.
+    """The layers in the JSON of ``EngineInspector.get_engine_information``; of several profiles, the first.
 
-    Two schemas are read. TensorRT 8.6 and 10 say ``Format/Datatype`` in one text, such as ``Thirty-two wide channel
+    Two schemas are read. TensorRT 8.6 and 10 give ``Format/Datatype`` in one text, such as ``Thirty-two wide channel
     vectorized row major Int8 format``, or a bare ``Half`` for layers that their compiler generated. TensorRT 11 has
     ``Datatype`` and ``Format`` apart and lists ``Constants``.
 
@@ -229,8 +229,8 @@ def _get(entry: Any, key: str) -> Any:
 def _unknown(what: str, entry: Any) -> BackendError:
     met = ", ".join(entry) if isinstance(entry, dict) else repr(entry)
     return BackendError(
-        f"the engine inspector's text is of an unknown schema: {what} has {met or 'no keys'}; known are those of "
-        "TensorRT 8.6 and 10 (Format/Datatype) and 11 (Datatype, Format)"
+        f"the engine inspector's text is of an unknown schema: {what} has {met or 'no keys'}; known are the schemas "
+        "of TensorRT 8.6 and 10 (Format/Datatype) and 11 (Datatype, Format)"
     )
 
 

@@ -46,8 +46,8 @@ class Audit:
         fp16: how many read FP16.
         fp32: how many read FP32.
         layers: every layer of the engine.
-        departures: convolutions that are not what the plan says.
-        warnings: what to look at, one sentence each; those of the departures included.
+        departures: convolutions that run in another precision than planned.
+        warnings: what to look at, one sentence each; each departure is among them.
         findings: what gets in the way, the costliest first.
         advice: what to try, the largest saving first.
         ms: measured milliseconds of all layers; None where shares are of estimated memory traffic.

@@ -70,14 +70,14 @@ class Flow:
         kernels: dict[str, int] = {}
         for index, layer in enumerate(self.layers):
             for node in layer.onnx:
-                # A pointwise kernel also names the convolutions around it; the convolution itself is never one.
+                # A pointwise kernel also names the convolutions around it; the convolution itself is never pointwise.
                 if node in plan.entries and (node not in kernels or self.layers[kernels[node]].type in POINTWISE):
                     kernels[node] = index
         self.kernels: Mapping[str, int] = kernels
 
     @cached_property
     def bytes(self) -> int:
-        """What one run of every layer moves; what a loop repeats is counted once."""
+        """How many bytes a run of every layer moves; a loop's body is counted once."""
         return sum(layer.bytes for layer in self.layers)
 
     @cached_property
@@ -98,7 +98,7 @@ class Flow:
 
     @cached_property
     def runs(self) -> Mapping[int, tuple[Convolution, ...]]:
-        """The convolutions by index of their layer: full TensorRT runs some side by side in one."""
+        """The convolutions by index of their layer: full TensorRT runs some side by side in a layer."""
         found: dict[int, tuple[Convolution, ...]] = {}
         for convolution in self.convolutions.values():
             found[convolution.layer] = (*found.get(convolution.layer, ()), convolution)
@@ -124,7 +124,7 @@ class Flow:
         return max(1.0, data.elements / unpadded)
 
     def filling(self, layer: Layer, tensor: Tensor, padding: float) -> int:
-        """Bytes of the constant that fills the channels of an output up, where the layer reads one."""
+        """Bytes of the constant that fills the channels of an output up, where the layer reads such a constant."""
         filling = tensor.elements * (1 - 1 / padding)
         return sum(
             constant.bytes for constant in layer.constants if padding > 1 and math.isclose(constant.elements, filling)

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from trtdet.backends.choice import build_remembering, choose
     from trtdet.backends.libraries import LIBRARIES, Library, library_named
     from trtdet.backends.onnxruntime import OnnxRunner
-    from trtdet.backends.tensorrt.engine import EngineRunner, open_engine
-    from trtdet.backends.tensorrt.engine_facts import EngineFacts, obstacle
+    from trtdet.backends.tensorrt.engine import EngineFacts, EngineRunner, obstacle, open_engine
 
 _HOMES = {
     "LIBRARIES": "libraries",
@@ -29,7 +28,7 @@ _HOMES = {
     "BuildRequest": "base",
     "Built": "base",
     "Capabilities": "base",
-    "EngineFacts": "tensorrt.engine_facts",
+    "EngineFacts": "tensorrt.engine",
     "EngineOptions": "base",
     "EngineRunner": "tensorrt.engine",
     "Implicit": "base",
@@ -41,7 +40,7 @@ _HOMES = {
     "build_remembering": "choice",
     "choose": "choice",
     "library_named": "libraries",
-    "obstacle": "tensorrt.engine_facts",
+    "obstacle": "tensorrt.engine",
     "open_engine": "tensorrt.engine",
 }
 

@@ -39,10 +39,10 @@ CLASSES: tuple[str, ...] = (
 DEFAULT_SEED = 2107
 
 _VERSION = 1
-"""Of the renderer; raising it makes ``generate`` write again what an older one wrote."""
+"""Of the renderer; raising it makes ``generate`` write again the images of an older version."""
 
 _SIZES = ((256, 256), (256, 256), (256, 320), (320, 256))
-"""(height, width) of the images; the repeated ones are as much more frequent."""
+"""(height, width) of the images; a repeated size is so much more frequent."""
 
 _SCALES = ((13.0, 30.0), (34.0, 92.0), (98.0, 150.0))
 """Longest extent in pixels of small, medium and large objects: COCO's limits, 32 and 96 pixels, lie between."""
@@ -68,11 +68,11 @@ class ShapesSplit:
 def generate(root: Path, split: str, count: int, seed: int = DEFAULT_SEED) -> ShapesSplit:
     """Writes ``root/<split>/000001.png ...`` and ``root/annotations/instances_<split>.json``.
 
-    The annotations are written last, through a temporary name; where they are there and were made with the same
-    arguments, nothing is written again.
+    The annotations are written last, through a temporary name; where they exist and were made with the same arguments,
+    nothing is written again.
 
     Args:
-        root: folder of the data set; made if need be.
+        root: folder of the data set; created if missing.
         split: name of the split, such as ``train`` or ``val``; other names give other images.
         count: number of images, 1 or more.
         seed: 0 or more.
@@ -93,7 +93,7 @@ def generate(root: Path, split: str, count: int, seed: int = DEFAULT_SEED) -> Sh
     try:
         made.images.mkdir(parents=True, exist_ok=True)
         made.annotations.parent.mkdir(parents=True, exist_ok=True)
-        made.annotations.unlink(missing_ok=True)  # what it describes is about to be overwritten
+        made.annotations.unlink(missing_ok=True)  # the images that it describes are about to be overwritten
         document = _write_images(made.images, split, count, seed)
         write_atomically(made.annotations, json.dumps({"info": info, **document}).encode())
     except OSError as error:
@@ -192,7 +192,7 @@ def _boxes(owner: NDArray[np.uint8], count: int) -> Boxes:
 
 
 def _place(rng: np.random.Generator, canvas: Image, owner: NDArray[np.uint8], label: int, pixels: list[int]) -> bool:
-    """Draws one object where it hides too much of no other; False where it would."""
+    """Draws an object unless it would hide too much of another; returns whether it did."""
     height, width = owner.shape
     low, high = _SCALES[int(rng.choice(3, p=_SCALE_ODDS))]
     extent = math.exp(rng.uniform(math.log(low), math.log(high)))
@@ -306,7 +306,7 @@ def _colour(rng: np.random.Generator, against: NDArray[np.float32], contrast: fl
 
 
 def _paint(rng: np.random.Generator, height: int, width: int, under: Image) -> Image:
-    """What fills an object: one colour, a gradient or stripes, uint8 (height, width, 3)."""
+    """The filling of an object: one colour, a gradient or stripes, uint8 (height, width, 3)."""
     ground = np.array(cv2.mean(under)[:3], np.float32)
     first = _colour(rng, ground, rng.uniform(35, 110))
     kind = rng.random()
@@ -405,6 +405,6 @@ def _degrade(rng: np.random.Generator, canvas: Image) -> Image:
 
 @functools.lru_cache(maxsize=1)
 def _noise() -> Image:
-    """Gaussian noise uint8 (512, 512, 3) of mean 128 and deviation 32: cutting a window is cheaper than drawing one."""
+    """Gaussian noise uint8 (512, 512, 3) of mean 128 and deviation 32: a window of it is cheaper than new noise."""
     noise = np.random.default_rng(0).normal(128, 32, (512, 512, 3))
     return np.asarray(np.clip(np.round(noise), 0, 255).astype(np.uint8))

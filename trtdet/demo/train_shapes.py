@@ -40,7 +40,7 @@ from trtdet.files import write_atomically
 
 SIZE = 256
 CONFIG = load_config("shapes")
-"""What the trained network expects and gives; scores over 0.001, NMS at IoU 0.65."""
+"""The trained network's input and output; scores over 0.001, NMS at IoU 0.65."""
 
 _VALIDATION_IMAGES = 200
 _SCORES = ("map", "map50", "map75", "map_small", "map_medium", "map_large")
@@ -54,7 +54,7 @@ _TOP_CANDIDATES = 10
 
 @dataclass(frozen=True)
 class Recipe:
-    """What the result depends on, but for the number of threads and the versions of the libraries."""
+    """All that the result depends on, except the number of threads and the versions of the libraries."""
 
     seed: int = 1
     epochs: int = 9
@@ -147,7 +147,7 @@ class Anchors:
         return torch.cat((centre - half, centre + half), dim=-1)
 
     def encode(self, boxes: Tensor, index: Tensor) -> Tensor:
-        """What ``raw`` (n, 4) would have to be for boxes (n, 4) at cells ``index`` (n,)."""
+        """The ``raw`` (n, 4) that decodes to boxes (n, 4) at cells ``index`` (n,)."""
         stride = self.strides[index][:, None]
         centre = (boxes[:, :2] + boxes[:, 2:]) / 2 / stride - self.corners[index]
         size = (boxes[:, 2:] - boxes[:, :2]).clamp(min=1.0) / stride
@@ -198,7 +198,7 @@ def assign(anchors: Anchors, raw: Tensor, predicted: Tensor, boxes: Tensor, clas
     best = cost.topk(_TOP_CANDIDATES, dim=-1, largest=False)
     taken = (torch.arange(_TOP_CANDIDATES) < wanted[..., None]) & (best.values < 1e8)
     matched = torch.zeros_like(inside).scatter(2, best.indices, taken)
-    # A cell that several objects want goes to the one it costs least.
+    # A cell that several objects claim goes to the object with the least cost.
     owner = cost.masked_fill(~matched, torch.inf).argmin(dim=1)
     owner = owner.masked_fill(~matched.any(dim=1), -1)
     return owner, iou.gather(1, owner.clamp(min=0)[:, None])[:, 0]
@@ -216,7 +216,7 @@ def loss(anchors: Anchors, raw: Tensor, boxes: Tensor, classes: Tensor) -> Tenso
     box_loss = (1 - giou).sum()
     l1_loss = functional.l1_loss(raw[image, cell, :4], anchors.encode(wanted, cell), reduction="sum")
     object_loss = functional.binary_cross_entropy_with_logits(raw[..., 4], (owner >= 0).float(), reduction="sum")
-    # The target of the class is the overlap, so that the score says how good the box is as well.
+    # The target of the class is the overlap, so that the score also tells how good the box is.
     one_hot = functional.one_hot(classes[image, target], raw.shape[2] - 5) * iou[image, cell][:, None]
     class_loss = functional.binary_cross_entropy_with_logits(raw[image, cell, 5:], one_hot, reduction="sum")
     return (5 * box_loss + l1_loss + object_loss + class_loss) / count
@@ -236,7 +236,7 @@ def evaluate(model: nn.Module, split: shapes.ShapesSplit) -> CocoResult:
 
 
 def train(out: Path, recipe: Recipe, threads: int) -> None:
-    """Trains, resuming from ``out/checkpoint.pth`` where there is one, and writes ``shapes.onnx`` and ``shapes.json``
+    """Trains, resuming from an existing ``out/checkpoint.pth``, and writes ``shapes.onnx`` and ``shapes.json``
     into ``out`` after every epoch. A finished run is exported again.
 
     Raises:
@@ -281,7 +281,8 @@ def train(out: Path, recipe: Recipe, threads: int) -> None:
                 speed = ran * recipe.batch / (time.monotonic() - begin)
                 _say(f"epoch {epoch + 1} step {ran}/{steps} loss {total / ran:.3f} {speed:.1f} images/s")
         seconds = time.monotonic() - started
-        _save(checkpoint, recipe, epoch + 1, seconds, model, average, optimizer)
+        parts = {"model": average, "training": model, "optimizer": optimizer}
+        _save(checkpoint, recipe, epoch + 1, seconds, {name: part.state_dict() for name, part in parts.items()})
         result = evaluate(average, validation)
         _say(f"epoch {epoch + 1} map {result.map:.4f} map50 {result.map50:.4f}")
         _publish(out, recipe, average, epoch + 1, seconds, result)
@@ -309,19 +310,10 @@ def _update(average: nn.Module, model: nn.Module, decay: float) -> None:
             value.lerp_(theirs[name], 1 - decay)
 
 
-def _save(
-    path: Path, recipe: Recipe, epoch: int, seconds: float, model: nn.Module, average: nn.Module, optimizer: Any
-) -> None:
+def _save(path: Path, recipe: Recipe, epoch: int, seconds: float, states: dict[str, Any]) -> None:
+    """Writes a checkpoint; ``states`` are those of the average (``model``), of what is trained and of the optimizer."""
     stream = io.BytesIO()
-    content = {
-        "recipe": asdict(recipe),
-        "epoch": epoch,
-        "seconds": seconds,
-        "model": average.state_dict(),
-        "training": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
-    }
-    torch.save(content, stream)
+    torch.save({"recipe": asdict(recipe), "epoch": epoch, "seconds": seconds, **states}, stream)
     write_atomically(path, stream.getvalue())
 
 
@@ -333,7 +325,7 @@ def _resume(
     differing = [k for k, v in asdict(recipe).items() if content["recipe"].get(k) != v and k != "epochs"]
     if differing:
         raise ConfigError(
-            f"'{path}' was made with another {', '.join(differing)}; give the same options or another --out"
+            f"'{path}' was made with another {', '.join(differing)}", "give the same options or another --out"
         )
     model.load_state_dict(content["training"])
     average.load_state_dict(content["model"])
@@ -376,7 +368,7 @@ def _say(text: str) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the command line; 0 when done, 1 on an error that is said in one line."""
+    """Runs the command line; 0 when done, 1 on an error, which is printed in one line."""
     default = Recipe()
     parser = argparse.ArgumentParser("python -m trtdet.demo.train_shapes", description="Train the shapes detector.")
     parser.add_argument("--out", type=Path, required=True, help="folder of the checkpoint, shapes.onnx and shapes.json")

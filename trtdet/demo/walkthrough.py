@@ -1,4 +1,4 @@
-"""The whole way on generated images: the shipped detector becomes INT8 bundles, and mAP says what each one costs."""
+"""The whole way on generated images: the shipped detector becomes INT8 bundles, and mAP tells what each costs."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from trtdet.pipeline import HISTOGRAMS, BuildOptions, CalibrationOptions, build
 from trtdet.progress import Progress, silent
 from trtdet.runtime.detector import Detector
 from trtdet.runtime.pictures import Pictures, infer
+from trtdet.tables import Column, Table
 
 CALIBRATION_IMAGES = 64
 VALIDATION_IMAGES = 200
 PICTURES = 6
 MAIN = "int8"
-"""The bundle that a build without options makes; the others are the threshold rules alone."""
+"""The bundle of a build with default options; the other bundles use a single threshold rule without corrections."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One variant: its precision, its score, what it lost against FP32, and its engine."""
+    """A variant: its precision, its score, its loss against FP32, and its engine."""
 
     variant: str
     map: float
@@ -58,39 +59,24 @@ class Demo:
             "folder": str(self.folder),
         }
 
-    def table(self) -> str:
-        """The rows as text, and where the files are."""
-        titles = ("variant", "mAP", "AP50", "against FP32", "INT8 convs", "float convs", "engine MB")
-        lines = [
-            (
-                row.variant,
-                f"{100 * row.map:.2f}",
-                f"{100 * row.map50:.2f}",
-                f"{-100 * row.loss:+.2f}" if row.loss else "",
-                str(row.int8_convs),
-                str(row.float_convs),
-                f"{row.engine_mb:.1f}",
-            )
-            for row in self.rows
-        ]
-        widths = [max(len(line[column]) for line in [titles, *lines]) for column in range(len(titles))]
-        text = [
-            "  ".join(
-                cell.ljust(width) if column == 0 else cell.rjust(width)
-                for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-            )
-            for line in [titles, *lines]
-        ]
-        text.insert(1, "-" * len(text[0]))
-        return "\n".join(
+    def table(self) -> Table:
+        """The rows, and where the files are."""
+        percent = Column("mAP", ".2f"), Column("AP50", ".2f"), Column("against FP32", "+.2f")
+        return Table(
+            (Column("variant", align="left"), *percent, "INT8 convs", "float convs", Column("engine MB", ".1f")),
             [
-                *text,
-                "",
+                (
+                    *(row.variant, 100 * row.map, 100 * row.map50, -100 * row.loss if row.loss else None),
+                    *(row.int8_convs, row.float_convs, row.engine_mb),
+                )
+                for row in self.rows
+            ],
+            notes=(
                 f"{VALIDATION_IMAGES} generated images scored, {CALIBRATION_IMAGES} for calibration, {self.backend}",
                 f"bundles   {self.folder / 'bundles'}",
                 f"pictures  {self.pictures.folder}",
                 f"figures   {self.folder / 'results.json'}",
-            ]
+            ),
         )
 
 
@@ -98,11 +84,11 @@ def run_demo(folder: Path, progress: Progress = silent) -> Demo:
     """Generates the data, builds FP32, INT8, and INT8 by each rule alone, scores all of them, draws a few pictures.
 
     Args:
-        folder: where everything goes; what a former run left there is used again.
-        progress: told of every image and stage.
+        folder: where everything goes; the files of an earlier run are used again.
+        progress: called with a stage, steps done and steps in all.
 
     Raises:
-        TrtdetError: of the kind that says where it went wrong.
+        TrtdetError: a stage failed; its class tells which.
     """
     config = load_config("shapes")
     progress("generating images", 0, 1)
@@ -151,5 +137,5 @@ def run_demo(folder: Path, progress: Progress = silent) -> Demo:
     pictures = infer(Detector.open(main), chosen, folder / "pictures")
     done = Demo(tuple(rows), folder, backend, pictures)
     write_atomically(folder / "results.json", (json.dumps(done.as_dict(), indent=1) + "\n").encode())
-    write_atomically(folder / "results.txt", (done.table() + "\n").encode())
+    write_atomically(folder / "results.txt", (done.table().text() + "\n").encode())
     return done

@@ -64,8 +64,8 @@ def measure(
     Every measurement is cut into rounds. In each the targets take turns, the first of them changing from round to
     round, so that a clock that drops or a neighbour that wakes up hits all of them alike; the first run of a turn,
     whose caches the others have filled, is not counted. Before, each target runs for ``options.warm_up`` seconds and
-    goes on until the medians of both halves of the last such span differ by at most 2 %, for three times as long at
-    most (trtexec warms up for 200 ms, with no such check).
+    goes on until the medians of both halves of the last span of that length differ by at most 2 %, for three times as
+    long at most (trtexec warms up for 200 ms without a check).
 
     Args:
         targets: the detectors to measure.
@@ -161,7 +161,7 @@ class _Entrant:
         self._rates[streams].append(len(self._images) * rate)
 
     def point(self, baseline: _Entrant | None) -> Point:
-        """What was measured; the ratios are None where there is no ``baseline``, this one being it."""
+        """What was measured; the ratios are None where there is no ``baseline``: this is it."""
         main, *others = self._modes
         apart = others[0] if others else None
         rates = []
@@ -185,7 +185,7 @@ class _Entrant:
         return paired_ratio(self._medians(mode), baseline._medians(mode))
 
     def _medians(self, mode: bool) -> Times:
-        """The median by round; where runs are not told apart by their transfers, of all runs."""
+        """The median by round; where transfers are not separated, of all runs."""
         return np.array([np.median(times) for times in self._times.get(mode) or self._times[self._modes[0]]])
 
 

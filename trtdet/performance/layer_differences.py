@@ -25,7 +25,7 @@ Owner = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Difference:
-    """The same convolutions in two profiles, with all that runs between them and the next ones.
+    """The same convolutions in two profiles, with all that runs between them and the next convolutions.
 
     Attributes:
         convs: names in the ONNX model; several where either ran them as one layer; none for what comes before the first
@@ -53,10 +53,10 @@ def differences(first: Profile, second: Profile) -> list[Difference]:
 
     Layers differ between engines, the ONNX nodes they come from do not. A convolution's kernel is the layer that names
     it and is of a kind of convolution, or else names the fewest. Any other layer belongs to the convolution that ran
-    last before it, of those that it names if it names any: the pointwise kernels, the copies between layouts and
-    precisions. What trtdet wrote to decode and suppress belongs to none. A layer that names ONNX nodes belongs where
-    they did in the second profile, so that another order of execution moves nothing. Convolutions that one kernel of
-    either profile computes together stay together.
+    last before it, or, where it names convolutions, to the last of these: the pointwise kernels, the copies between
+    layouts and precisions. What trtdet wrote to decode and suppress belongs to none. A layer that names ONNX nodes
+    belongs where they did in the second profile, so that another order of execution moves nothing. Convolutions that
+    one kernel of either profile computes together stay together.
 
     Returns:
         What comes before the first convolution, the convolutions in the order of the ONNX model, and the rest.
@@ -94,8 +94,8 @@ def differences(first: Profile, second: Profile) -> list[Difference]:
 def slower(first: Profile, second: Profile) -> list[Difference]:
     """The convolutions that the first runs slower than the second, beyond the scatter of the runs, the worst first.
 
-    They are those to move to the precision that the second runs them in; ``gain_ms`` adds up what that would save, as
-    far as their neighbours stay as they are.
+    Move these to the precision that the second runs them in; ``gain_ms`` adds up what that would save, as far as their
+    neighbours stay as they are.
 
     Raises:
         ConfigError: the two have no convolution in common.
@@ -136,7 +136,7 @@ def _kernels(layers: Sequence[LayerTime], convs: Collection[str]) -> dict[str, i
     ranks: dict[str, tuple[bool, int, int]] = {}
     for index, layer in enumerate(layers):
         named = [name for name in layer.onnx if name in convs]
-        # Types are such as Conv, CaskConvolution and CaskGemmConvolution; a pointwise kernel may name its neighbours.
+        # Types are named Conv, CaskConvolution, CaskGemmConvolution; a pointwise kernel may name its neighbours.
         rank = (re.search("conv", layer.type, re.IGNORECASE) is None, len(named), index)
         for name in named:
             ranks[name] = min(rank, ranks.get(name, rank))

@@ -57,7 +57,7 @@ class OnnxNodes:
         return OnnxNodes(tuple(convs), origin_of(model))
 
     def added(self, name: str) -> Origin | None:
-        """The step of trtdet that added a node; None for the model's own nodes and for those in their places."""
+        """The step of trtdet that added a node; None for the model's own nodes and for their replacements."""
         origin = self.origins.get(name)
         return None if origin is None or origin.replaces else origin
 
@@ -67,7 +67,7 @@ class OnnxNodes:
         return None if None in origins else next(iter(origins), None)
 
     def own_first(self, names: Sequence[str]) -> list[str]:
-        """The model's own nodes, then those that trtdet added."""
+        """The model's own nodes, then the nodes that trtdet added."""
         return sorted(names, key=lambda name: self.added(name) is not None)
 
 
@@ -190,8 +190,8 @@ def part_of(layer: LayerTime, nodes: OnnxNodes) -> str:
 
     The first two modules of the path of the first node that has one, so that ``/backbone/backbone/dark2/conv/Conv`` is
     ``backbone/dark2`` and ``model.24.m.0/Conv`` is ``model.24``. A layer that holds nothing but what trtdet added is
-    told by the step that added it: ``trtdet/decode``, ``trtdet/nms``. Empty where no node is known or its name is no
-    path, such as ``Conv_41``.
+    named after the step that added it: ``trtdet/decode``, ``trtdet/nms``. Empty where no node is known or its name is
+    not a path: ``Conv_41``.
     """
     origin = nodes.written_by(layer)
     if origin is not None:

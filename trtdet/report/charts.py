@@ -11,7 +11,8 @@ from trtdet.performance.profiles import Profile, Share, shortened
 
 COLOURS = ("#2f6db5", "#d9822b", "#3a9d5d", "#b5446e", "#7b5ea7", "#a08032", "#2f9aa0", "#c0504d")
 """For the kinds of operator that take longest; all others are grey."""
-GREY = "#a9b2bc"
+GREY = "var(--grey)"
+"""Which the page makes darker on a dark ground, where the whiskers are light."""
 
 
 @dataclass(frozen=True)
