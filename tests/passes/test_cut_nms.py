@@ -13,7 +13,8 @@ from PIL import Image
 from trtdet import BuildOptions, CalibrationOptions, build
 from trtdet.backends import OnnxRunner
 from trtdet.config import Config
-from trtdet.detection.suppression import EfficientNms, efficient_nms, non_max_suppression, sigmoid
+from trtdet.detection.plugin_nms import EfficientNms, efficient_nms
+from trtdet.detection.suppression import non_max_suppression, sigmoid
 from trtdet.errors import BackendError, ConfigError, ModelError, TrtdetWarning
 from trtdet.passes import Options, embedded_nms, load_model, rewrite
 from trtdet.runtime.detector import Detector

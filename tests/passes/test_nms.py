@@ -13,18 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
+from other_nms import nms_layer, torchvision_nms
 
 from trtdet.backends import OnnxRunner
 from trtdet.config import Config, NmsConfig, NmsMode
+from trtdet.detection.plugin_nms import EfficientNms, efficient_nms
 from trtdet.detection.suppression import (
     Detections,
-    EfficientNms,
-    efficient_nms,
-    nms_layer,
     non_max_suppression,
     score_bound,
     sigmoid,
-    torchvision_nms,
 )
 from trtdet.errors import ConfigError
 from trtdet.passes import Options, nms

@@ -15,7 +15,7 @@ import pytest
 
 from trtdet.backends import cuda
 from trtdet.config import load_config
-from trtdet.detection.suppression import EfficientNms
+from trtdet.detection.plugin_nms import EfficientNms
 from trtdet.exporter import SHAPES_MODEL
 from trtdet.passes import Options, load_model, rewrite
 from trtdet.passes.plugin_ops import INT8, NAMESPACE, PLUGIN_ACTIVATIONS, attributes

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from trtdet.backends.base import BuildRequest, Built, Capabilities, LayerTime, RunInfo
 from trtdet.backends.libraries import library_named
-from trtdet.detection.suppression import EfficientNms, efficient_nms
+from trtdet.detection.plugin_nms import EfficientNms, efficient_nms
 from trtdet.errors import BackendError, one_line
 from trtdet.passes.base import PLUGIN_DOMAIN
 from trtdet.passes.nms import EFFICIENT

@@ -15,7 +15,8 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from trtdet.config import Config
-from trtdet.detection.suppression import EfficientNms, sigmoid
+from trtdet.detection.plugin_nms import EfficientNms
+from trtdet.detection.suppression import sigmoid
 from trtdet.errors import ModelError
 from trtdet.passes.base import Options, Writer
 from trtdet.passes.nms import EFFICIENT

@@ -10,7 +10,8 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from trtdet.config import Config, NmsMode
-from trtdet.detection.suppression import EfficientNms, score_bound
+from trtdet.detection.plugin_nms import EfficientNms
+from trtdet.detection.suppression import score_bound
 from trtdet.errors import ConfigError, ModelError
 from trtdet.passes.base import PLUGIN_DOMAIN, Options, PassResult, Writer
 from trtdet.passes.decode import ALL_BOXES, ALL_SCORES, BOXES, CONTRACT, SCORES, Decoded

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from trtdet.bundle import Bundle
 from trtdet.data.images import ImageTransform
-from trtdet.detection.suppression import Detections, EfficientNms, non_max_suppression
+from trtdet.detection.plugin_nms import EfficientNms
+from trtdet.detection.suppression import Detections, non_max_suppression
 from trtdet.errors import ModelError
 
 

@@ -1,0 +1,142 @@
+"""TensorRT's plugin EfficientNMS_TRT in NumPy, exactly: what it has in common with the reference and what not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtdet.detection.suppression import Detections, Float, checked, corners_of, greedy, packed, sigmoid
+
+
+@dataclass(frozen=True)
+class EfficientNms:
+    """The attributes of TensorRT's EfficientNMS_TRT, by their own names.
+
+    Attributes:
+        score_threshold: at least 0; a score must reach it.
+        iou_threshold: over 0; suppresses from it on.
+        max_output_boxes: K.
+        background_class: left out of the result; -1 for none.
+        score_activation: 1 where the scores are logits.
+        class_agnostic: 1 where boxes of all classes suppress each other.
+        box_coding: 0 for two corners, 1 for centre and size.
+    """
+
+    score_threshold: float
+    iou_threshold: float
+    max_output_boxes: int
+    background_class: int = -1
+    score_activation: int = 0
+    class_agnostic: int = 0
+    box_coding: int = 0
+
+    CANDIDATES: ClassVar[int] = 4096
+    """At most so many (box, class) pairs of an image enter the suppression, best first."""
+    DENSE: ClassVar[float] = 0.007
+    """Under this threshold the pairs that do not reach it are sorted to the end instead of being left out."""
+    EMPTY: ClassVar[float] = -32768.0
+    """The score that such pairs then have; they are still counted in ``num_detections``."""
+
+
+def efficient_nms(boxes: NDArray[Any], scores: NDArray[Any], attributes: EfficientNms) -> Detections:
+    """What TensorRT's EfficientNMS_TRT gives, with all that sets it apart from :func:`non_max_suppression`.
+
+    It suppresses at an IoU equal to the threshold as well and keeps a score equal to it; no more than 4096 pairs of
+    box and class enter; an inverted box is turned round before its overlaps are computed, not after; and with a
+    threshold under 0.007 nothing is filtered: pairs that do not reach it get the score -32768, stand at the end and are
+    counted, and a NaN is not even that: it stands at the front. Where it filters, equal scores come in an order that
+    changes from run to run; here they keep theirs.
+    Source: NVIDIA/TensorRT, ``plugin/efficientNMSPlugin/efficientNMSInference.cu`` (main, 2026-07).
+
+    Args:
+        boxes: float (B, N, 4), (B, N, 1, 4) or, a box for each class, (B, N, C, 4).
+        scores: float (B, N, C).
+        attributes: of the node.
+
+    Returns:
+        Detections with K = ``max_output_boxes``, zeros after the last one; boxes are corners whatever they were.
+
+    Raises:
+        ModelError: the shapes do not belong together.
+    """
+    all_boxes = np.asarray(boxes, np.float32)
+    all_boxes = all_boxes[:, :, None] if all_boxes.ndim == 3 else all_boxes
+    all_scores = np.asarray(scores, np.float32)
+    per_class = all_boxes.shape[2:3] == all_scores.shape[2:3] and all_boxes.shape[2:3] != (1,)
+    if not per_class:
+        checked(all_boxes[:, :, 0], all_scores)
+    threshold, dense_from = _plugin_thresholds(attributes)
+    found = []
+    for image_boxes, image_scores in zip(all_boxes, all_scores, strict=True):
+        flat, labels = image_scores.reshape(-1).copy(), np.tile(np.arange(image_scores.shape[1]), len(image_scores))
+        foreign = labels == attributes.background_class
+        if threshold < dense_from:
+            flat[(flat < threshold) | foreign] = EfficientNms.EMPTY
+            order = np.arange(len(flat))
+        else:
+            order = np.flatnonzero((flat >= threshold) & ~foreign)
+        falling = np.argsort(np.where(np.isnan(flat[order]), -np.inf, -flat[order]), kind="stable")
+        order = order[falling][: EfficientNms.CANDIDATES]
+        score, label, index = flat[order], labels[order], order // image_scores.shape[1]
+        corners = image_boxes[index, label if per_class else 0]
+        if attributes.box_coding:
+            corners = corners_of(corners[:, :2], corners[:, 2:])
+        groups = np.zeros_like(label) if attributes.class_agnostic else label
+        overlaps = partial(_plugin_overlaps, _turned(corners), score, groups, np.float32(attributes.iou_threshold))
+        kept = greedy(len(order), overlaps, attributes.max_output_boxes)
+        result = sigmoid(score[kept]) if attributes.score_activation else score[kept]
+        found.append((corners[kept], result, label[kept]))
+    return packed(found, attributes.max_output_boxes)
+
+
+def _plugin_thresholds(attributes: EfficientNms) -> tuple[np.float32, np.float32]:
+    """What a score is compared with, and what decides whether pairs are filtered, both as logits where they are."""
+    threshold, dense_from = np.float32(attributes.score_threshold), np.float32(EfficientNms.DENSE)
+    if not attributes.score_activation:
+        return threshold, dense_from
+    one = np.float32(1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        inverse = np.log(threshold / (one - threshold)) if threshold > 0 else np.float32(EfficientNms.EMPTY)
+    return np.float32(inverse), np.float32(np.log(dense_from / (one - dense_from)))
+
+
+def _turned(corners: Float) -> Float:
+    """Corners with the lower one first, swapped by sums and differences as the plugin does."""
+    low, high = corners[:, :2], corners[:, 2:]
+    with np.errstate(invalid="ignore", over="ignore"):
+        difference = low - high
+        swapped_high = difference + high
+        swapped_low = swapped_high - difference
+    swap = low > high
+    return np.concatenate([np.where(swap, swapped_low, low), np.where(swap, swapped_high, high)], axis=1)
+
+
+def _plugin_overlaps(
+    boxes: Float,
+    scores: Float,
+    groups: NDArray[np.intp],
+    threshold: np.float32,
+    rows: NDArray[np.intp],
+    columns: NDArray[np.intp],
+) -> NDArray[np.bool_]:
+    """bool (rows, columns): which of the pairs the plugin takes for overlapping."""
+    mine, theirs = boxes[rows][:, None], boxes[columns][None]
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        low = np.where(mine[..., :2] > theirs[..., :2], mine[..., :2], theirs[..., :2])
+        high = np.where(mine[..., 2:] < theirs[..., 2:], mine[..., 2:], theirs[..., 2:])
+        shared = _plugin_area(low, high)
+        union = _plugin_area(mine[..., :2], mine[..., 2:]) + _plugin_area(theirs[..., :2], theirs[..., 2:]) - shared
+        iou = np.where((shared <= 0) | (union <= 0), np.float32(0), shared / union)
+        falling = scores[columns][None, :] <= scores[rows][:, None]
+        same: NDArray[np.bool_] = groups[rows][:, None] == groups[columns][None, :]
+        return same & falling & (iou >= threshold)
+
+
+def _plugin_area(low: Float, high: Float) -> Float:
+    sides = high - low
+    area: Float = np.where((sides <= 0).any(axis=-1), np.float32(0), sides[..., 0] * sides[..., 1])
+    return area
