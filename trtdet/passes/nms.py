@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
     """Puts the suppression of :func:`trtdet.detection.suppression.non_max_suppression` into the graph.
 
     The best ``pre_nms_topk`` candidates are sorted by score; memory is bounded by them, not by the number of boxes.
-    Then
+    There are three modes:
 
     - ``native`` is written with plain operators that every backend has. With ``S[i, j] = 1`` where the better
       candidate j overlaps i by more than the threshold, greedy suppression is the only fixed point of ``keep = valid
@@ -35,11 +35,11 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
       when nothing changes has found it. It is exact, and takes as many steps as the longest chain of suppressions, not
       as there are candidates. Memory is that of a few (B, K, K) matrices with K = pre_nms_topk.
     - ``onnx`` is one NonMaxSuppression with all five inputs: without the fifth TensorRT drops what is not above 0.
-    - ``efficient`` is TensorRT's plugin EfficientNMS_TRT, held to the same meaning: it suppresses at the threshold and
-      keeps at the threshold, so it is given the next larger float32 of both; what it counts without a score is
-      taken off ``num_dets`` again. It chooses its own candidates where ``pre_nms_topk`` is the 4096 that it takes.
+    - ``efficient`` is TensorRT's plugin EfficientNMS_TRT, with the same meaning: it suppresses at the threshold and
+      keeps at the threshold, so it gets the next larger float32 of both; boxes that it counts though they have no
+      score are subtracted from ``num_dets``. It chooses its candidates itself where ``pre_nms_topk`` is its own 4096.
 
-    Scores may be logits: they are compared as they are, and those that are kept get their sigmoid.
+    Scores may be logits: they are compared as they are, and the sigmoid is computed for the result alone.
 
     Raises:
         ConfigError: ``pre_nms_topk`` exceeds what the backend's TopK or the plugin takes.
@@ -53,20 +53,19 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
     pool = _box_count(boxes, scores) * (len(config.classes) if config.nms.candidates == "all-classes" else 1)
     topk = min(config.nms.pre_nms_topk, pool)
     write = Writer(graph, "trtdet/nms", Origin.NMS)
-    scores = _known(write, scores, config)
+    scores = _without_nan(write, scores, config)
     if options.nms == "efficient":
         _efficient(write, boxes, scores, pool, topk, options)
     else:
         _check_topk(topk, options)
-        score, order, index, label = _candidates(write, scores, topk, options)
-        corners = _rows(write, boxes, index)
-        valid = _as_float(write, write("Greater", score, write.const(_bound(config), np.float32)))
+        found = _candidates(write, boxes, scores, topk, config)
+        valid = _as_float(write, write("Greater", found.score, write.const(_bound(config), np.float32)))
         if options.nms == "native":
-            suppression = _suppression(write, corners, score, order, label, options)
-            keep = _fixed_point(write, suppression, valid, [scores.shape[0], topk, 1])
+            suppression = _suppression(write, found, config)
+            keep = _fixed_point(write, suppression, valid, [found.batch, topk, 1])
         else:
-            keep = _selected(write, corners, score, label, valid, config)
-        graph.outputs = _best(write, corners, score, label, keep, scores.shape[0], topk, config)
+            keep = _selected(write, found, valid, config)
+        graph.outputs = _best(write, found, keep, config)
     graph.cleanup().toposort()
     return PassResult(1)
 
@@ -81,14 +80,14 @@ def _bound(config: Config) -> np.float32:
     return score_bound(config.nms.score_threshold, config.suppresses_logits)
 
 
-def _nothing(config: Config) -> float:
-    """The score of what has none: below every threshold."""
+def _no_score(config: Config) -> float:
+    """A score below every threshold, for a box or a class that is no candidate."""
     return _LOWEST if config.suppresses_logits else -1.0
 
 
-def _known(write: Writer, scores: gs.Variable, config: Config) -> gs.Variable:
-    """The scores with what is not a number put below every other: neither a sort nor the plugin has a place for it."""
-    known = write("Where", write("Equal", scores, scores), scores, write.const(_nothing(config), np.float32))
+def _without_nan(write: Writer, scores: gs.Variable, config: Config) -> gs.Variable:
+    """The scores with NaN below every other value: neither a sort nor the plugin has a place for it."""
+    known = write("Where", write("Equal", scores, scores), scores, write.const(_no_score(config), np.float32))
     known.dtype, known.shape = np.float32, scores.shape
     return known
 
@@ -119,12 +118,12 @@ def _efficient(write: Writer, boxes: gs.Variable, scores: gs.Variable, pool: int
             f"{EfficientNms.CANDIDATES} candidates; lower it with --pre-nms-topk {EfficientNms.CANDIDATES} or choose "
             "another --nms"
         )
-    empty = write.const(_nothing(config), np.float32)
+    empty = write.const(_no_score(config), np.float32)
     if config.nms.candidates == "best-class" or topk < min(pool, EfficientNms.CANDIDATES):
         _check_topk(topk, options)
-        score, _, index, label = _candidates(write, scores, topk, options)
-        boxes = _rows(write, boxes, index)
-        scores = _by_class(write, score, label, len(config.classes), empty, axis=2)
+        found = _candidates(write, boxes, scores, topk, config)
+        boxes = found.corners
+        scores = _by_class(write, found.score, found.label, len(config.classes), empty, axis=2)
     for tensor in (boxes, scores):
         tensor.dtype = np.float32
     attributes = _attributes(config, exact=options.keep_embedded)
@@ -161,25 +160,24 @@ def _by_class(
     return write("Where", mine, write("Unsqueeze", score, at), empty)
 
 
-def _selected(
-    write: Writer, corners: gs.Variable, score: gs.Variable, label: gs.Variable, valid: gs.Variable, config: Config
-) -> gs.Variable:
-    """float32 (B, K), 1 for what NonMaxSuppression keeps.
+def _selected(write: Writer, found: _Candidates, valid: gs.Variable, config: Config) -> gs.Variable:
+    """float32 (B, K), 1 for each candidate that NonMaxSuppression keeps.
 
-    Its boxes may have their corners in any order: one that is inverted here has no area, so its upper corner is moved
-    to the lower one; and one that is not a number is made a point.
+    It takes the corners of a box in any order. Here an inverted box has no area, so its upper corner is moved to the
+    lower one; and a box with NaN coordinates becomes a point.
     """
+    corners = found.corners
     last = write.const([2], np.int64)
     total = write("ReduceSum", corners, last, keepdims=1)
     real = write("Where", write("Equal", total, total), corners, write.const(0.0, np.float32))
     low, high = write.many("Split", 2, real, write.const([2, 2], np.int64), axis=2)
     upright = write("Concat", low, write("Max", low, high), axis=2)
     empty, row = write.const(_LOWEST, np.float32), write.const([1], np.int64)
-    allowed = write("Where", write("Greater", valid, write.const(0.5, np.float32)), score, empty)
+    allowed = write("Where", write("Greater", valid, write.const(0.5, np.float32)), found.score, empty)
     if config.nms.class_agnostic:
         scores = write("Unsqueeze", allowed, row)
     else:
-        scores = _by_class(write, allowed, label, len(config.classes), empty, axis=1)
+        scores = _by_class(write, allowed, found.label, len(config.classes), empty, axis=1)
     limits = (
         write.const([config.nms.max_detections], np.int64),
         write.const([config.nms.iou_threshold], np.float32),
@@ -187,7 +185,7 @@ def _selected(
     )
     selected = write("NonMaxSuppression", upright, scores, *limits)
     positions = write("Gather", selected, write.const([0, 2], np.int64), axis=1)
-    count = write("Slice", write("Shape", selected), *(write.const([one], np.int64) for one in (0, 1, 0)))
+    count = write("Slice", write("Shape", selected), *(write.const([bound], np.int64) for bound in (0, 1, 0)))
     ones = write("Expand", write.const([1.0], np.float32), count)
     return write("ScatterND", write("Mul", valid, write.const(0.0, np.float32)), positions, ones)
 
@@ -196,21 +194,41 @@ def _as_float(write: Writer, tensor: gs.Variable) -> gs.Variable:
     return write("Cast", tensor, to=1)
 
 
-def _candidates(
-    write: Writer, scores: gs.Variable, topk: int, options: Options
-) -> tuple[gs.Variable, gs.Variable, gs.Variable, gs.Variable]:
-    """The best candidates: scores float32, tie-breaking order, box index and class index int64, each (B, K)."""
-    k = write.const([topk], np.int64)
-    if options.config.nms.candidates == "all-classes":
+@dataclass(frozen=True, eq=False)
+class _Candidates:
+    """The K best candidates of each image, best first.
+
+    Attributes:
+        batch: B, a number or the name of an open dimension.
+        count: K.
+        score: float32 (B, K).
+        order: int64 (B, K), smaller for the better of two equal scores.
+        label: int64 (B, K), indices of classes.
+        corners: float32 (B, K, 4), xyxy in network pixels.
+    """
+
+    batch: int | str
+    count: int
+    score: gs.Variable
+    order: gs.Variable
+    label: gs.Variable
+    corners: gs.Variable
+
+
+def _candidates(write: Writer, boxes: gs.Variable, scores: gs.Variable, count: int, config: Config) -> _Candidates:
+    k = write.const([count], np.int64)
+    if config.nms.candidates == "all-classes":
         flat = write("Reshape", scores, write.const([0, -1], np.int64))
         score, order = write.many("TopK", 2, flat, k, axis=1)
-        width = write.const(len(options.config.classes), np.int64)
+        width = write.const(len(config.classes), np.int64)
         box = write("Div", order, width)
-        return score, order, box, write("Sub", order, write("Mul", box, width))
-    best, label = write.many("TopK", 2, scores, write.const([1], np.int64), axis=2)
-    axis = write.const([2], np.int64)
-    score, box = write.many("TopK", 2, write("Squeeze", best, axis), k, axis=1)
-    return score, box, box, write("GatherElements", write("Squeeze", label, axis), box, axis=1)
+        label = write("Sub", order, write("Mul", box, width))
+    else:
+        best, classes = write.many("TopK", 2, scores, write.const([1], np.int64), axis=2)
+        axis = write.const([2], np.int64)
+        score, box = write.many("TopK", 2, write("Squeeze", best, axis), k, axis=1)
+        order, label = box, write("GatherElements", write("Squeeze", classes, axis), box, axis=1)
+    return _Candidates(scores.shape[0], count, score, order, label, _rows(write, boxes, box))
 
 
 def _rows(write: Writer, table: gs.Variable, index: gs.Variable) -> gs.Variable:
@@ -219,21 +237,14 @@ def _rows(write: Writer, table: gs.Variable, index: gs.Variable) -> gs.Variable:
     return write("GatherElements", table, write("Tile", wide, write.const([1, 1, 4], np.int64)), axis=1)
 
 
-def _suppression(
-    write: Writer,
-    corners: gs.Variable,
-    score: gs.Variable,
-    order: gs.Variable,
-    label: gs.Variable,
-    options: Options,
-) -> gs.Variable:
+def _suppression(write: Writer, found: _Candidates, config: Config) -> gs.Variable:
     """float32 (B, K, K), 1 where the better candidate j would suppress i.
 
     Better is decided by score and then by index, not by position: a constant (K, K) triangle would be stored in the
     engine, nine megabytes of it at K = 3000, and the order would hang on how a backend's TopK treats equal scores.
     """
     column, row = write.const([2], np.int64), write.const([1], np.int64)
-    x1, y1, x2, y2 = write.many("Split", 4, corners, write.const([1, 1, 1, 1], np.int64), axis=2)
+    x1, y1, x2, y2 = write.many("Split", 4, found.corners, write.const([1, 1, 1, 1], np.int64), axis=2)
     zero = write.const(0.0, np.float32)
 
     def across(tensor: gs.Variable) -> gs.Variable:
@@ -247,19 +258,19 @@ def _suppression(
     height = clipped(write("Min", y2, across(y2)), write("Max", y1, across(y1)))
     shared = write("Mul", width, height)
     union = write("Sub", write("Add", area, across(area)), shared)
-    overlaps = write("Greater", write("Div", shared, union), write.const(options.config.nms.iou_threshold, np.float32))
-    if not options.config.nms.class_agnostic:
-        same = write("Equal", write("Unsqueeze", label, column), write("Unsqueeze", label, row))
+    overlaps = write("Greater", write("Div", shared, union), write.const(config.nms.iou_threshold, np.float32))
+    if not config.nms.class_agnostic:
+        same = write("Equal", write("Unsqueeze", found.label, column), write("Unsqueeze", found.label, row))
         overlaps = write("And", overlaps, same)
-    mine, theirs = write("Unsqueeze", score, column), write("Unsqueeze", score, row)
-    earlier = write("Less", write("Unsqueeze", order, row), write("Unsqueeze", order, column))
+    mine, theirs = write("Unsqueeze", found.score, column), write("Unsqueeze", found.score, row)
+    earlier = write("Less", write("Unsqueeze", found.order, row), write("Unsqueeze", found.order, column))
     tied = write("And", write("Equal", theirs, mine), earlier)
     better = write("Or", write("Greater", theirs, mine), tied)
     return _as_float(write, write("And", overlaps, better))
 
 
 def _fixed_point(write: Writer, suppression: gs.Variable, valid: gs.Variable, shape: list[int | str]) -> gs.Variable:
-    """float32 (B, K), 1 for what the greedy suppression keeps."""
+    """float32 (B, K), 1 for each candidate that the greedy suppression keeps."""
     column = write.const([2], np.int64)
     start = write("Unsqueeze", valid, column)
     body = gs.Graph(name="trtdet/nms/step", opset=write.graph.opset, ir_version=write.graph.ir_version)
@@ -279,35 +290,27 @@ def _fixed_point(write: Writer, suppression: gs.Variable, valid: gs.Variable, sh
     return write("Squeeze", final, column)
 
 
-def _best(
-    write: Writer,
-    corners: gs.Variable,
-    score: gs.Variable,
-    label: gs.Variable,
-    keep: gs.Variable,
-    batch: int | str,
-    topk: int,
-    config: Config,
-) -> list[gs.Variable]:
+def _best(write: Writer, found: _Candidates, keep: gs.Variable, config: Config) -> list[gs.Variable]:
+    """The four outputs, of the best kept candidates."""
     padded = config.nms.max_detections
-    count = min(padded, topk)
+    count = min(padded, found.count)
     kept = write("Greater", keep, write.const(0.5, np.float32))
-    ranked = write("Where", kept, score, write.const(_LOWEST, np.float32))
+    ranked = write("Where", kept, found.score, write.const(_LOWEST, np.float32))
     best, position = write.many("TopK", 2, ranked, write.const([count], np.int64), axis=1)
     axis = write.const([1], np.int64)
     total = write("ReduceSum", keep, axis, keepdims=1)
     num = write("Cast", write("Min", total, write.const(float(count), np.float32)), to=6)
     # Entries past num_dets are undefined by contract; zero is what a reader expects to see there.
     values = write("Sigmoid", best) if config.suppresses_logits else write("Max", best, write.const(0.0, np.float32))
-    labels = write("Cast", write("GatherElements", label, position, axis=1), to=6)
-    boxes = _rows(write, corners, position)
+    labels = write("Cast", write("GatherElements", found.label, position, axis=1), to=6)
+    boxes = _rows(write, found.corners, position)
     outputs = [num, boxes, values, labels]
     if count < padded:
         short = padded - count
         outputs[1] = write("Pad", boxes, write.const([0, 0, 0, 0, short, 0], np.int64))
         outputs[2] = write("Pad", values, write.const([0, 0, 0, short], np.int64))
         outputs[3] = write("Pad", labels, write.const([0, 0, 0, short], np.int64))
-    return _named(outputs, batch, padded)
+    return _named(outputs, found.batch, padded)
 
 
 def _named(outputs: list[gs.Variable], batch: int | str, room: int) -> list[gs.Variable]:
