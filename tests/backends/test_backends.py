@@ -30,6 +30,7 @@ from trtdet.config import load_config
 from trtdet.errors import BackendError
 from trtdet.exporter import SHAPES_MODEL
 from trtdet.passes import Options, load_model, rewrite
+from trtdet.passes.provenance import Origin, origin_of, put
 from trtdet.pipeline import plugin_parts, silu_form, suppression
 from trtdet.progress import silent
 
@@ -133,6 +134,18 @@ def test_an_engine_with_a_loop_has_the_same_bytes_every_time() -> None:
     backend = choose("tensorrt-rtx")
     built = [hashlib.sha256(backend.build(BuildRequest(model, (86,))).engine).hexdigest() for _ in range(2)]
     assert built[0] == built[1]
+
+
+@needs_rtx
+@pytest.mark.tensorrt
+def test_the_registry_of_provenance_leaves_no_trace_in_an_engine() -> None:
+    model = conv()
+    backend = choose("tensorrt-rtx")
+    without = backend.build(BuildRequest(model, (86,))).engine
+    put(model, {node.name: Origin.DECODE for node in model.graph.node})
+    assert origin_of(model)
+    assert backend.build(BuildRequest(model, (86,))).engine == without
+    assert origin_of(model)
 
 
 @needs_rtx

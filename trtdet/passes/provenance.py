@@ -2,7 +2,7 @@
 
 Names cannot tell: a model may bring along nodes named ``trtdet/nms/...``, and a prefix that is taken is lengthened.
 Each node that trtdet writes is registered instead, and the registry travels with the model, as JSON under one key of
-its metadata (``ModelProto.metadata_props``), which no backend reads.
+its metadata (``ModelProto.metadata_props``). It stays out of engines, see :func:`without_registry`.
 """
 
 from __future__ import annotations
@@ -83,6 +83,14 @@ def put(model: onnx.ModelProto, origins: Mapping[str, Origin]) -> None:
 def carry(source: onnx.ModelProto, target: onnx.ModelProto) -> None:
     """Gives a model that was made out of another's nodes what is known of these."""
     put(target, origin_of(source))
+
+
+def without_registry(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model as a builder should see it: TensorRT-RTX writes a model's metadata into the engine."""
+    bare = onnx.ModelProto()
+    bare.CopyFrom(model)
+    put(bare, {})
+    return bare
 
 
 def node_names(graph: onnx.GraphProto) -> Iterator[str]:

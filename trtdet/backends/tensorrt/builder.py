@@ -25,6 +25,7 @@ from trtdet.backends.tensorrt.silu_aot import NETWORK_FLAG
 from trtdet.calibration.cache import version_number
 from trtdet.errors import BackendError, one_line
 from trtdet.passes.plugin_ops import plugin_nodes
+from trtdet.passes.provenance import without_registry
 from trtdet.progress import Progress, silent
 
 LIBRARY = library_named("tensorrt")
@@ -143,7 +144,7 @@ def build_engine(
     with tempfile.TemporaryDirectory(prefix="trtdet-") as name:
         folder = Path(name)
         (folder / "request.json").write_text(json.dumps(_facts(library, caps, request, sms)))
-        (folder / "model.onnx").write_bytes(request.model.SerializeToString())
+        (folder / "model.onnx").write_bytes(without_registry(request.model).SerializeToString())
         (folder / "timings").write_bytes(request.timing_cache)
         # What the environment holds shifts the heap, and with it the order of what the builder sorts by address.
         kept = {key: value for key, value in os.environ.items() if key.startswith(_KEPT)}
