@@ -50,7 +50,7 @@ def main() -> None:
             variants = {form: inputs}
             if form == "plugin":
                 variants["plugin, all read float"] = {}
-                variants["plugin, all read INT8"] = {key: replace(one, noise=0.0) for key, one in inputs.items()}
+                variants["plugin, all read INT8"] = {key: replace(entry, noise=0.0) for key, entry in inputs.items()}
             for title, ranges in variants.items():
                 made = replace(ready, ranges=replace(ready.ranges, inputs=ranges)).explicit(ready.plan)
                 convs = ""

@@ -58,7 +58,7 @@ def main() -> None:
         }
         half = variants["fp16"].bytes
         for title, found in variants.items():
-            sums = [sum(one.bytes for one in found.findings if one.kind == kind) for kind in PARTS]
+            sums = [sum(finding.bytes for finding in found.findings if finding.kind == kind) for kind in PARTS]
             parts = " | ".join(f"{moved / 1e6:.1f}" if moved else "" for moved in sums)
             ratio = found.bytes / half
             print(
@@ -66,15 +66,17 @@ def main() -> None:
                 flush=True,
             )
         before = variants["int8"]
-        for index, one in enumerate(before.advice):
-            after = audited(name, f"advice-{index}", one.option.split())
-            checks.append((name, one, before.bytes - one.bytes, after.bytes))
+        for index, advice in enumerate(before.advice):
+            after = audited(name, f"advice-{index}", advice.option.split())
+            checks.append((name, advice, before.bytes - advice.bytes, after.bytes))
 
     print("\n| model | advice | saves, MB | expected, MB | as built, MB | error |\n" + "|---|" + "---|" * 5)
-    for name, one, expected, got in checks:
-        option = one.option if len(one.option) < 60 else f"{one.option[:45]}... ({one.option.count(',') + 1})"
+    for name, advice, expected, got in checks:
+        option = advice.option
+        if len(option) >= 60:
+            option = f"{option[:45]}... ({option.count(',') + 1})"
         error = expected / got - 1
-        figures = f"{one.bytes / 1e6:.1f} | {expected / 1e6:.1f} | {got / 1e6:.1f} | {error:+.1%}"
+        figures = f"{advice.bytes / 1e6:.1f} | {expected / 1e6:.1f} | {got / 1e6:.1f} | {error:+.1%}"
         print(f"| {name} | `{option}` | {figures} |")
 
 

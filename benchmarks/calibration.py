@@ -3,7 +3,7 @@
     python benchmarks/calibration.py MODEL --config NAME --images DIR [--num-images 64] [--runs 3]
 
 Prints wall time and peak memory of each, the ratio pair by pair, and what twice the images add to trtdet's memory. The
-three read the same images through the same pre-processing; a run of one is followed at once by a run of the others, so
+three read the same images through the same pre-processing; a run of each is followed at once by a run of the others, so
 that a machine whose speed drifts does not favour any of them.
 """
 
@@ -119,13 +119,13 @@ def main() -> None:
         last = list(commands)[-1]
         print(f"{options.model.name}, {options.num_images} images, median of {options.runs} runs, whole processes")
         for name, found in runs.items():
-            seconds = statistics.median(one[0] for one in found)
+            seconds = statistics.median(run[0] for run in found)
             ratio = statistics.median(mine[0] / other[0] for mine, other in zip(found, runs[last], strict=True))
-            peak = max(one[1] for one in found)
+            peak = max(run[1] for run in found)
             print(f"{name:38} {seconds:7.2f} s  {ratio:5.2f} of the peer  peak {peak:6.0f} MB")
         first = next(iter(commands))
         twice = measure(trtdet("percentile", 2 * options.num_images))[1]
-        once = max(one[1] for one in runs[first])
+        once = max(run[1] for run in runs[first])
         print(f"{first} with {2 * options.num_images} images: peak {twice:.0f} MB, {twice - once:+.0f} MB")
         histograms = f"{folder}/percentile-{options.num_images}.npz"
         again = measure(trtdet("mse", options.num_images, "--histograms", histograms))[0]

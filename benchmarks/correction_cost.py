@@ -60,7 +60,7 @@ def main() -> None:
         bare = time.perf_counter() - started
         pairs.append((bare, corrections(len(images))))
     bare, seconds = (statistics.median(column) for column in zip(*pairs, strict=True))
-    ratio = statistics.median(corrected / one for one, corrected in pairs)
+    ratio = statistics.median(corrected / plain for plain, corrected in pairs)
     print(
         f"{options.model.name}, {len(images)} images: one pass {bare:.2f} s, corrections {seconds:.2f} s, {ratio:.1f}x"
     )

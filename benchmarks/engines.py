@@ -14,14 +14,15 @@ Each row is one network, handed to the builder as ``trtdet build`` would hand it
 
 - fp32, fp16: the float model. All rows are compared with fp32 in mAP and with fp16 in time; both are always there.
 - int8: explicit, with trtdet's corrections. int8-none: ``--correct none``. int8-top5: the 5 most sensitive convolutions
-  in FP16. int8-depthwise: the depthwise ones in FP16. int8-plugin: SiLU as trtdet's plugin, with ``--plugin-library``.
+  in FP16. int8-depthwise: all depthwise convolutions in FP16. int8-plugin: SiLU as trtdet's plugin, with
+  ``--plugin-library``.
 - implicit: no Q/DQ nodes, trtdet's ranges (percentile) in a calibration cache. implicit-minmax, implicit-entropy and
   implicit-percentile: TensorRT's own calibrators.
 
 A batch has an engine of its own, of a network whose batch is fixed to it. A builder times its kernels at one shape: of
 an engine for 1 to 32 images that is the 32 that it is optimised for, so that at batch 1 it would run kernels that were
-chosen for other work, INT8 and FP16 ones not to the same disadvantage. That costs a second build, and is what someone
-does who serves one size. mAP is that of the engine of the largest batch, which is built first.
+chosen for other work, and INT8 loses by that differently from FP16. That costs a second build, and is what users do
+who serve batches of one size. mAP is that of the engine of the largest batch, which is built first.
 
 All rows of a model are timed side by side, in one run of :func:`trtdet.performance.measure` a batch, with fp16
 of that very run as the baseline. "Times FP16" is how many times as fast a row is, without the transfers of images and
@@ -114,7 +115,7 @@ class Row:
         correct: the corrections.
         keep: what stays in FP16.
         silu: what SiLU is written as.
-        calibrator: for ``implicit``, TensorRT's own one; empty for trtdet's ranges.
+        calibrator: for ``implicit``, TensorRT's own calibrator; empty for trtdet's ranges.
         options: of ``trtdet build``, that make the same network.
     """
 
@@ -234,11 +235,11 @@ class Work:
 
     def found(self, step: Step) -> dict[str, Any] | None:
         """The record of a step: the latest, where what it made got lost and it was done again."""
-        records = [one for one in self._rows.found.values() if one["step"] == step.name]
+        records = [record for record in self._rows.found.values() if record["step"] == step.name]
         return records[-1] if records else None
 
     def place(self, step: Step) -> Path | None:
-        """The file that a step makes for others, where it makes one."""
+        """The file that a step makes for others; None where it makes no file."""
         folder = self.settings.output / step.model / step.rows[0]
         names: dict[Kind, str] = {
             "network": "network.onnx",
@@ -250,15 +251,15 @@ class Work:
     # which
 
     def waiting(self) -> list[Step]:
-        """The steps that are not done and do not depend on one that failed, in order, without those they need."""
+        """The steps that are not done and depend on no failed step, in order, without the steps they need."""
         return [step for step in dict.fromkeys(self._wanted()) if self.found(step) is None and not self._blocked(step)]
 
     def next(self, step: Step) -> Step:
         """A step that is waiting, or the first that has to be done for it."""
-        for one in self._needs(step):
-            made = self.place(one)
-            if self.found(one) is None or (made is not None and not made.is_file()):
-                return self.next(one)
+        for needed in self._needs(step):
+            made = self.place(needed)
+            if self.found(needed) is None or (made is not None and not made.is_file()):
+                return self.next(needed)
         return step
 
     def _wanted(self) -> Iterator[Step]:
@@ -308,7 +309,7 @@ class Work:
         """Whether something that it needs failed or was left out; what failed to be scored is not timed either."""
         scored = [Step("score", step.model, (row,)) for row in step.rows] if step.kind == "measure" else []
         needed = [*self._needs(step), *scored]
-        return any(not self._made(one) or self._blocked(one) for one in needed)
+        return any(not self._made(earlier) or self._blocked(earlier) for earlier in needed)
 
     def _made(self, step: Step) -> bool:
         record = self.found(step) or {}
@@ -316,7 +317,8 @@ class Work:
 
     def estimate(self, step: Step) -> float:
         """Seconds that a step will take, by the longest of its kind so far."""
-        known = [one["seconds"] / len(one["rows"]) for one in self._rows.found.values() if one["kind"] == step.kind]
+        alike = [record for record in self._rows.found.values() if record["kind"] == step.kind]
+        known = [record["seconds"] / len(record["rows"]) for record in alike]
         guess = GUESSES.get(step.kind, 0.0)
         if step.kind == "measure":
             bench = self.settings.bench
@@ -328,7 +330,7 @@ class Work:
         """Does and records a step; a failure is recorded as well and False is given back."""
         started = time.perf_counter()
         doing: dict[Kind, Callable[[Step], dict[str, Any]]] = {
-            "network": lambda one: self._networks[one.model].make(ROWS[one.rows[0]], self._path(one)),
+            "network": lambda step: self._networks[step.model].make(ROWS[step.rows[0]], self._path(step)),
             "engine": self._engine,
             "score": self._score,
             "measure": self._measure,
@@ -339,7 +341,7 @@ class Work:
             found = doing[step.kind](step)
         except TrtdetError as error:
             found = {"failed": str(error)}
-        count = sum(one["step"] == step.name for one in self._rows.found.values())
+        count = sum(record["step"] == step.name for record in self._rows.found.values())
         seconds = round(time.perf_counter() - started, 2)
         facts = {"kind": step.kind, "model": step.model, "rows": list(step.rows), "batch": step.batch}
         self._rows.append(
@@ -461,22 +463,22 @@ class Work:
             found = profile_targets(targets, nodes, options, self.progress)
         slower = found.slower
         facts: dict[str, Any] = {
-            "slower": [asdict(one) for one in slower[:LISTED]],
-            "slower_convs": [name for one in slower for name in one.convs],
+            "slower": [asdict(difference) for difference in slower[:LISTED]],
+            "slower_convs": [name for difference in slower for name in difference.convs],
             "by_type": [
-                {"row": profile.name, "type": one.name, "ms": one.ms, "count": one.count}
+                {"row": profile.name, "type": share.name, "ms": share.ms, "count": share.count}
                 for profile in (found.profile, found.against)
                 if profile is not None
-                for one in profile.by_type
+                for share in profile.by_type
             ],
             "findings": [],
             "advice": [],
         }
         audited = self._path(Step("engine", step.model, step.rows, step.batch)).with_suffix(".audit.json")
         if audited.is_file():
-            seen = Audit.load(audited).timed({one.name: float(np.mean(one.ms)) for one in found.profile.layers})
-            facts["findings"] = [{**asdict(one), "parts": len(one.parts)} for one in seen.findings[:LISTED]]
-            facts["advice"] = [str(one) for one in seen.advice[:LISTED]]
+            seen = Audit.load(audited).timed({layer.name: float(np.mean(layer.ms)) for layer in found.profile.layers})
+            facts["findings"] = [{**asdict(finding), "parts": len(finding.parts)} for finding in seen.findings[:LISTED]]
+            facts["advice"] = [str(advice) for advice in seen.advice[:LISTED]]
             facts["audit"] = f"{seen.summary}\n{seen.report()}"
         return facts
 
@@ -486,7 +488,7 @@ class Work:
     def speeds(measured: dict[str, Any] | None) -> dict[str, float]:
         """How many times as fast as FP16 each row of a measurement is, without transfers."""
         targets = (measured or {}).get("bench", {}).get("targets", [])
-        ratios = {one["name"]: one["points"][0]["compute_ratio"] for one in targets}
+        ratios = {target["name"]: target["points"][0]["compute_ratio"] for target in targets}
         return {row: 1 / ratio["value"] for row, ratio in ratios.items() if ratio is not None}
 
     def table(self) -> list[dict[str, Any]]:
@@ -505,12 +507,12 @@ class Work:
                     batch: self.found(Step("engine", model, (row.name,), batch)) for batch in self.settings.batches
                 }
                 batches = {str(batch): self._at(model, row.name, batch, engines[batch] or {}) for batch in engines}
-                parts = [*about.values(), *(one or {} for one in engines.values())]
+                parts = [*about.values(), *(engine or {} for engine in engines.values())]
                 line = {
                     "model": model,
                     "row": row.name,
                     "command": self._command(model, row),
-                    "not_made": "; ".join(one[key] for one in parts for key in ("failed", "left_out") if key in one),
+                    "not_made": "; ".join(part[key] for part in parts for key in ("failed", "left_out") if key in part),
                     "map": about["score"].get("map"),
                     "map50": about["score"].get("map50"),
                     "to_fp32": {key: about["compare"][key] for key in ("difference", "low", "high")}
@@ -538,16 +540,16 @@ class Work:
         return " ".join([*words, f"--nms host --batch {batch}:{batch}:{batch} --backend tensorrt"])
 
     def _at(self, model: str, row: str, batch: int, engine: dict[str, Any]) -> dict[str, Any]:
-        """What is known at one batch, by the latest measurement that has the row; FP16's time is of the same one."""
+        """What is known at one batch, by the latest measurement that has the row, FP16's time included."""
         facts = {key: engine.get(key) for key in ("build_seconds", "engine_mb", "audit")}
         runs = [
-            one["bench"]
-            for one in self._rows.found.values()
-            if "bench" in one and (one["model"], one["batch"]) == (model, batch) and row in one["rows"]
+            record["bench"]
+            for record in self._rows.found.values()
+            if "bench" in record and (record["model"], record["batch"]) == (model, batch) and row in record["rows"]
         ]
         if not runs:
             return {**facts, "compute_ms": None}
-        points = {one["name"]: one["points"][0] for one in runs[-1]["targets"]}
+        points = {target["name"]: target["points"][0] for target in runs[-1]["targets"]}
         own, rate = points[row], points[row]["throughput"][0]
         return {
             **facts,
@@ -594,8 +596,8 @@ class Work:
         }
 
     def _clocks(self) -> list[dict[str, Any]]:
-        runs = [one for one in self._rows.found.values() if "bench" in one]
-        return [{"step": one["step"], **one["bench"]["machine"]} for one in runs]
+        runs = [record for record in self._rows.found.values() if "bench" in record]
+        return [{"step": record["step"], **record["bench"]["machine"]} for record in runs]
 
 
 EXPLAINED = ("slower", "slower_convs", "by_type", "findings", "advice", "audit")
@@ -734,8 +736,8 @@ class Networks:
 
 
 def with_batch(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
-    """A network of a dynamic batch with a fixed one."""
-    # Shapes that were inferred for the dynamic one say nothing now; the parser infers its own.
+    """A network of a dynamic batch with a fixed batch."""
+    # Shapes that were inferred for the dynamic batch are wrong now; the parser infers its own.
     del model.graph.value_info[:]
     for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.shape.dim[0].dim_value = batch
@@ -759,8 +761,8 @@ class Kept(CocoMetric):
         return super().update(image_id, boxes, scores, classes)
 
     def save(self, path: Path) -> None:
-        boxes, scores, classes = (np.concatenate(one) for one in zip(*self._parts, strict=True))
-        counts = [len(one[1]) for one in self._parts]
+        boxes, scores, classes = (np.concatenate(column) for column in zip(*self._parts, strict=True))
+        counts = [len(part[1]) for part in self._parts]
         with path.open("wb") as stream:
             np.savez_compressed(stream, ids=self.ids, counts=counts, boxes=boxes, scores=scores, classes=classes)
 
@@ -807,10 +809,10 @@ def markdown(lines: Sequence[dict[str, Any]], facts: dict[str, Any], left: Seque
     ]
     text += [f"- {name}: left out: {reason}" for name, reason in settings.left_out.items()]
     text += [f"- {line['model']} {line['row']}: not made: {line['not_made']}" for line in lines if line["not_made"]]
-    text += [f"- left to do: {one}" for one in left]
+    text += [f"- left to do: {step}" for step in left]
     for line in lines:
         text += _explained(line)
-    device, clocks = facts["device"], [one["before"]["clocks"] for one in facts["clocks"]]
+    device, clocks = facts["device"], [reading["before"]["clocks"] for reading in facts["clocks"]]
     text += [
         "",
         f"TensorRT {facts['tensorrt']}, {device['name'] if device else 'no device'}, CUDA {facts['cuda_driver']} of "
@@ -827,12 +829,12 @@ def markdown(lines: Sequence[dict[str, Any]], facts: dict[str, Any], left: Seque
 def _timed(at: dict[str, Any], row: str) -> list[str]:
     if at["compute_ms"] is None:
         return [""] * 5
-    one, moved = at["times_fp16"], at["times_fp16_with_transfers"]
+    alone, moved = at["times_fp16"], at["times_fp16_with_transfers"]
     baseline = row == FP16.name
     return [
         f"{at['compute_ms']:.3f}",
-        "1" if baseline else f"{one['value']:.2f}",
-        "" if baseline else f"{one['low']:.2f} .. {one['high']:.2f}",
+        "1" if baseline else f"{alone['value']:.2f}",
+        "" if baseline else f"{alone['low']:.2f} .. {alone['high']:.2f}",
         "1" if baseline else f"{moved['value']:.2f}",
         f"{at['images_per_second']:.0f}",
     ]
@@ -873,7 +875,7 @@ def main() -> int:
 def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="models, images and annotations, see above")
-    # The first is the one that says most: its convolutions are large enough for INT8 to pay.
+    # The first model tells most: its convolutions are large enough for INT8 to pay.
     parser.add_argument("--models", nargs="+", default=["yolov5n", "yolox_nano", "picodet_s"], choices=list(MODELS))
     parser.add_argument("--model", type=Path, help="instead: an ONNX file")
     parser.add_argument("--config", help="its configuration")
@@ -898,11 +900,11 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def asked_models(options: argparse.Namespace) -> list[Model]:
-    one = (options.config, options.images, options.val_images, options.annotations)
-    if (options.data is None) == (options.model is None) or (options.model is not None) != all(one):
+    given = (options.config, options.images, options.val_images, options.annotations)
+    if (options.data is None) == (options.model is None) or (options.model is not None) != all(given):
         raise ConfigError("give --data, or --model with --config, --images, --val-images and --annotations")
     if options.model is not None:
-        return [Model(options.model.stem, options.model, trtdet.load_config(options.config), *one[1:])]
+        return [Model(options.model.stem, options.model, trtdet.load_config(options.config), *given[1:])]
     coco = options.data / "coco"
     annotations = coco / "annotations" / "instances_val2017.json"
     return [
@@ -931,7 +933,7 @@ def asked_settings(options: argparse.Namespace) -> Settings:
         tuple(row for name, row in ROWS.items() if name in wanted),
         tuple(sorted(set(options.batches), reverse=True)),
         min(options.num_images, 16) if options.quick else options.num_images,
-        min((one for one in few if one is not None), default=None),
+        min((count for count in few if count is not None), default=None),
         bench,
         ProfileOptions(runs=2, warm_up=1) if options.quick else ProfileOptions(),
         tuple(options.plugin_library),
@@ -1017,7 +1019,7 @@ def run(options: argparse.Namespace, started: float, console: Console) -> int:
             waiting = work.waiting()
         if settings.networks_for is None:
             print(work.write())
-        print(f"left to do: {'; '.join(one.name for one in waiting) or 'nothing'}")
+        print(f"left to do: {'; '.join(step.name for step in waiting) or 'nothing'}")
     if not done:
         console.line("run the same command again to go on with the rest")
         return 1

@@ -100,7 +100,7 @@ def with_float(placement: QdqPlacement, convs: Sequence[str]) -> QdqPlacement:
     plan = PrecisionPlan(entries)
     int8 = set(plan.names("int8"))
     readers = {
-        name: tuple(one for one in found if one[0] not in convs)
+        name: tuple(pair for pair in found if pair[0] not in convs)
         for name, found in placement.readers.items()
         if any(reader in int8 for reader, _ in found)
     }
@@ -126,7 +126,7 @@ Decoded = tuple[NDArray[np.float32], NDArray[np.float32]]
 
 
 def overlap(first: NDArray[np.float32], second: NDArray[np.float32]) -> NDArray[np.float32]:
-    """IoU of each box with the one in the same row, float32 (N,)."""
+    """IoU of each box with the box in the same row, float32 (N,)."""
     sides = np.minimum(first[:, 2:], second[:, 2:]) - np.maximum(first[:, :2], second[:, :2])
     shared = np.maximum(sides, 0).prod(axis=1)
     areas = [np.maximum(boxes[:, 2:] - boxes[:, :2], 0).prod(axis=1) for boxes in (first, second)]
@@ -155,7 +155,7 @@ def head_error(got: Sequence[Decoded], wanted: Sequence[Decoded]) -> float:
 def decoded(model: onnx.ModelProto, images: Sequence[NDArray[np.float32]]) -> list[Decoded]:
     runner = OnnxRunner(model)
     found = [runner(image) for image in images]
-    return [(one["boxes"][0], one["scores"][0]) for one in found]
+    return [(outputs["boxes"][0], outputs["scores"][0]) for outputs in found]
 
 
 def sensitivities(
@@ -169,7 +169,7 @@ def sensitivities(
     for name in convs:
         found[name] = head_error(decoded(quantized(model, alone(placement, name), ranges), images), wanted)
         progress(f"sensitivity {stage}", len(found), len(convs))
-    return dict(sorted(found.items(), key=lambda one: -one[1]))
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
 def evenly_spaced(paths: Sequence[Path], count: int) -> tuple[Path, ...]:

@@ -41,16 +41,16 @@ def main() -> None:
     parser.add_argument("--images", type=Path, required=True)
     parser.add_argument("--annotations", type=Path)
     parser.add_argument("--topk", type=int, nargs="+", default=[300, 1000, 3000])
-    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--job", help=argparse.SUPPRESS)
     options = parser.parse_args()
     config = load_config(options.config)
-    if options.one:
-        measure(config, **json.loads(options.one))
+    if options.job:
+        measure(config, **json.loads(options.job))
         return
     paths = evenly(find_images(options.images), IMAGES)
     detector = Detector.open(options.model, config)
     found = [detector.runner(batch.images) for batch in ImageStream(paths, config.input)]
-    boxes, scores = (np.concatenate([one[name] for one in found]) for name in ("boxes", "scores"))
+    boxes, scores = (np.concatenate([outputs[name] for outputs in found]) for name in ("boxes", "scores"))
     print(f"{options.model.name}: {boxes.shape[1]} boxes, {scores.shape[2]} classes, {len(paths)} images\n")
     print(
         "| pre_nms_topk | boxes | way | ms an image | of host | peak memory over idle, MB |\n|---|---|---|---|---|---|"
@@ -68,7 +68,7 @@ def main() -> None:
                     job = json.dumps({"arrays": f"{folder}/{times}.npz", "way": way, "topk": topk})
                     command = [sys.executable, __file__, str(options.model), "--config", options.config]
                     done = subprocess.run(
-                        [*command, "--images", str(options.images), "--one", job],
+                        [*command, "--images", str(options.images), "--job", job],
                         capture_output=True,
                         text=True,
                         check=True,

@@ -86,8 +86,8 @@ def main() -> None:
             same = "yes" if engines[0] == engines[1] else "NO"
             convs = f"{audit.int8} / {audit.fp16 + audit.fp32}"
             print(f"| {name} | {rule} | {got.map:.4f} | {got.map50:.4f} | {convs} | {size:.1f} | {same} |", flush=True)
-            for one in audit.float_by_backend:
-                print(f"{name}: {one.name} runs in {one.got}: {one.reason}", file=sys.stderr)
+            for conv in audit.float_by_backend:
+                print(f"{name}: {conv.name} runs in {conv.got}: {conv.reason}", file=sys.stderr)
 
 
 if __name__ == "__main__":

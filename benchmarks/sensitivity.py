@@ -24,9 +24,9 @@ from trtdet.passes import Options, decoded, load_model, rewrite
 from trtdet.quantization import Corrections, place
 
 
-def spearman(one: list[float], other: list[float]) -> float:
+def spearman(first: list[float], other: list[float]) -> float:
     """The rank correlation of two lists without ties."""
-    ranks = [np.argsort(np.argsort(values)) for values in (one, other)]
+    ranks = [np.argsort(np.argsort(values)) for values in (first, other)]
     return float(np.corrcoef(*ranks)[0, 1])
 
 
@@ -57,19 +57,19 @@ def main() -> None:
         results[name] = rank(subject, Method(name, options.base))
         seconds[name] = time.perf_counter() - started
     fast, reference = (results[name].layers for name in ("fast", "reference"))
-    shared = len({one.name for one in fast[:10]} & {one.name for one in reference[:10]})
-    scores = {one.name: one.score for one in fast}
+    shared = len({layer.name for layer in fast[:10]} & {layer.name for layer in reference[:10]})
+    scores = {layer.name: layer.score for layer in fast}
     first = reference[:30]
-    order = spearman([one.score for one in first], [scores[one.name] for one in first])
-    total = sum(one.score for one in reference)
+    order = spearman([layer.score for layer in first], [scores[layer.name] for layer in first])
+    total = sum(layer.score for layer in reference)
     print(f"{options.model.name}, {len(reference)} convolutions, {len(images)} images, base {options.base}")
     print(f"reference {seconds['reference']:.1f} s, fast {seconds['fast']:.1f} s", end=": ")
     print(f"{seconds['fast'] / seconds['reference']:.3f} of the time")
     print(f"shared of the top 10: {shared}; Spearman over the reference's first 30: {order:.4f}")
-    print("largest difference of a score:", max(abs(scores[one.name] - one.score) for one in reference))
+    print("largest difference of a score:", max(abs(scores[layer.name] - layer.score) for layer in reference))
     print(f"the first is {reference[0].name} with {reference[0].score / total:.1%} of the summed power")
-    for one in reference[:10]:
-        print(f"  {one.rank:2} {one.name:24} power {one.score:.5f} distance {one.distance:.4f}")
+    for layer in reference[:10]:
+        print(f"  {layer.rank:2} {layer.name:24} power {layer.score:.5f} distance {layer.distance:.4f}")
 
 
 if __name__ == "__main__":

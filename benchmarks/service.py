@@ -9,7 +9,7 @@ answer is the detections in pixels of the image. Both decode the JPEG, pre-proce
 batches, run the engine in as many lanes, suppress, and map the boxes back.
 
 - service: ``trtdet-serve`` in a process of its own, asked over HTTP on this machine by clients in other processes.
-- Python: threads of this process call trtdet's own functions and lanes of ``trtdet.backends``; there is no HTTP.
+- Python: threads of this process call trtdet's own functions and execution contexts of ``trtdet.backends``; no HTTP.
 
 They take turns, several rounds for each number of clients. The ratio of their throughput is taken round by round; its
 median is shown, and between which values the rounds lay. Latency is that of all rounds.
@@ -182,25 +182,25 @@ class InPython:
             batch, until = [first], time.monotonic() + self._delay
             while len(batch) < self._largest and not ended:
                 try:
-                    one = self._waiting.get(timeout=max(0.0, until - time.monotonic()))
+                    waiting = self._waiting.get(timeout=max(0.0, until - time.monotonic()))
                 except queue.Empty:
                     break
-                if one is None:
+                if waiting is None:
                     ended = True
                 else:
-                    batch.append(one)
+                    batch.append(waiting)
             try:
                 outputs = lane.run(np.stack([image for image, _ in batch]))
                 found = self.detector.suppressed(outputs, self.detector.nms)
                 for row, (_, future) in enumerate(batch):
-                    future.set_result(tuple(np.array(one) for one in found.image(row)))
+                    future.set_result(tuple(np.array(part) for part in found.image(row)))
             except BaseException as error:
                 for _, future in batch:
                     future.set_exception(error)
 
 
 def ask_python(detect: Callable[[Path], Found], paths: Sequence[Path], clients: int, seconds: float) -> Answers:
-    def one(client: int, end: float) -> list[float]:
+    def ask(client: int, end: float) -> list[float]:
         ms = []
         for index in itertools.count(client):
             started = time.monotonic()
@@ -212,7 +212,7 @@ def ask_python(detect: Callable[[Path], Found], paths: Sequence[Path], clients: 
 
     started = time.monotonic()
     with ThreadPoolExecutor(clients) as pool:
-        rows = list(pool.map(one, range(clients), [started + seconds] * clients))
+        rows = list(pool.map(ask, range(clients), [started + seconds] * clients))
     return Answers(list(itertools.chain.from_iterable(rows)), time.monotonic() - started)
 
 
@@ -324,7 +324,7 @@ def client_process(
     """Some of the clients, as threads of a process; gives milliseconds and when the last one was done."""
     bodies = [path.read_bytes() for path in paths]
 
-    def one(client: int) -> list[float]:
+    def ask(client: int) -> list[float]:
         ms = []
         with Connection(port) as connection:
             time.sleep(max(0.0, start - time.monotonic()))
@@ -337,7 +337,7 @@ def client_process(
         return ms
 
     with ThreadPoolExecutor(len(clients)) as pool:
-        rows = list(pool.map(one, clients))
+        rows = list(pool.map(ask, clients))
     return list(itertools.chain.from_iterable(rows)), time.monotonic()
 
 
@@ -376,10 +376,10 @@ class Compared:
     """The largest differences where as many were found, of the same classes."""
 
 
-def compare(paths: Sequence[Path], one: Callable[[Path], Found], other: Callable[[Path], Found]) -> Compared:
+def compare(paths: Sequence[Path], first: Callable[[Path], Found], other: Callable[[Path], Found]) -> Compared:
     different, box, score, count = [], 0.0, 0.0, 0
     for path in paths:
-        mine, theirs = one(path), other(path)
+        mine, theirs = first(path), other(path)
         count += len(mine.scores)
         if len(mine.scores) != len(theirs.scores):
             different.append(f"{path.name}: {len(mine.scores)} and {len(theirs.scores)} detections")
@@ -420,7 +420,7 @@ def table(lines: Sequence[Line], compared: Compared, facts: Sequence[str]) -> st
         "",
         f"Detections equal for {equal} of {compared.images} images ({compared.detections} detections). Boxes differ "
         f"by up to {compared.box:.2g} pixels, scores by up to {compared.score:.2g}.",
-        *(f"- {one}" for one in compared.different),
+        *(f"- {line}" for line in compared.different),
         "",
         *facts,
     ]
@@ -438,7 +438,7 @@ def facts_of(settings: Settings, python: InPython, processes: int) -> list[str]:
         f"{sys.version.split()[0]}, trtdet {trtdet.__version__}, NumPy {np.__version__}.",
     ]
     if settings.recording:
-        facts.append("No engine was run: these times and ratios say nothing of one.")
+        facts.append("No engine was run: these times and ratios tell nothing about engines.")
     return facts
 
 

@@ -56,7 +56,7 @@ def measure(command: list[str], log: Path) -> Measured:
 
 
 def environment_of(peer: str, folder: Path) -> Path:
-    """The Python of an environment with what ``requirements-PEER.txt`` pins; one that is there already is kept.
+    """The Python of an environment with the packages that ``requirements-PEER.txt`` pins; an existing one is kept.
 
     Raises:
         Failed: it cannot be made or pip cannot install; the message is pip's own.

@@ -237,7 +237,7 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, required=True)
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
-    builder = choose("tensorrt-rtx").capabilities  # before the work, so that a missing one is found out now
+    builder = choose("tensorrt-rtx").capabilities  # before the work: a missing backend is an error at once
     print(f"{IMAGES} calibration images; trtdet {trtdet.__version__}, {builder.name} {builder.version}.")
     for peer in options.peers:
         pins = [line for line in requirements_of(peer).read_text().splitlines() if line and not line.startswith("#")]

@@ -96,7 +96,7 @@ def test_both_sides_are_timed_and_their_detections_compared(
     check_report(done.out)
     assert (tmp_path / "out.md").read_text() == done.out
     assert f"The service ran the recording '{recording}', Python onnxruntime (CPU)." in done.out
-    assert "No engine was run: these times and ratios say nothing of one." in done.out
+    assert "No engine was run: these times and ratios tell nothing about engines." in done.out
 
 
 @pytest.mark.skipif(
