@@ -298,7 +298,7 @@ def test_options_of_triton_are_refused_elsewhere(remade: Remake, tmp_path: Path)
 
 @pytest.mark.parametrize("given", [{"queue_delay_us": -1}, {"cpu_instances": 0}])
 def test_numbers_that_cannot_be_are_refused(given: Any) -> None:
-    with pytest.raises(ConfigError, match="the delay must be at least 0, and there must be at least 1 process"):
+    with pytest.raises(ConfigError, match="the delay must be at least 0, and the processes at least 1"):
         TritonOptions(**given)
 
 

@@ -21,20 +21,20 @@ __all__ = ["MARKER", "Package", "PackageOptions", "TritonOptions", "package"]
 Format = Literal["triton", "deepstream"]
 
 MARKER = "trtdet-package.json"
-"""By this file a folder is known as a package, which another package may replace."""
+"""The file that marks a folder as a package, which another package may replace."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True)
 class PackageOptions:
-    """What is made of a bundle.
+    """The kind of a package, and its settings.
 
     Attributes:
         format: ``triton`` for a model repository of Triton Inference Server, ``deepstream`` for Gst-nvinfer.
-        name: of the model; None for the name of the bundle's configuration. Folders are called so: letters, digits,
-            ``.``, ``_`` and ``-``.
-        triton: of a model repository; None for the defaults.
+        name: of the model, which names folders: letters, digits, ``.``, ``_`` and ``-``; None for the name of the
+            bundle's configuration.
+        triton: settings of a model repository; None for the defaults.
     """
 
     format: Format
@@ -58,10 +58,10 @@ class Package:
     """What :func:`package` wrote.
 
     Attributes:
-        folder: where.
-        format: of what kind it is.
-        files: their names in it, sorted.
-        warnings: what will not be as it is in trtdet, or has to be done by hand, a sentence each.
+        folder: the package.
+        format: its kind.
+        files: the names of its files, sorted.
+        warnings: differences from trtdet and steps that are left to the user, a sentence each.
     """
 
     folder: Path
@@ -82,28 +82,29 @@ class Package:
 def package(bundle: Path, folder: Path, options: PackageOptions) -> Package:
     """Writes a package of a bundle.
 
-    The bundle is verified first. The folder appears in one rename; what stood there is replaced where it was a package
-    and is an error where it was anything else.
+    The bundle is verified first. The folder appears in one rename; an existing package is replaced, and any other
+    folder is an error.
 
     Args:
         bundle: the bundle's folder.
-        folder: where to write.
-        options: for what, and how.
+        folder: the package to write.
+        options: its kind and settings.
 
     Raises:
-        BundleError: no bundle there, one that was altered, or one that the server cannot take.
-        ConfigError: an option that cannot be right, or pre-processing that the server cannot do.
+        BundleError: the folder has no bundle, the bundle was altered, or the server cannot run it.
+        ConfigError: an option is invalid, or the server cannot do the bundle's pre-processing.
         OutputError: the folder holds something else or cannot be written.
     """
     source = Bundle(bundle)
     manifest = source.manifest
     if options.triton is not None and options.format != "triton":
-        raise ConfigError(f"instances, queue and input are Triton's; leave them out with --format {options.format}")
+        raise ConfigError("instances, queue and input are Triton's", f"leave them out with --format {options.format}")
     name = manifest.model.name if options.name is None else options.name
     if not _NAME.fullmatch(name):
         raise ConfigError(
             f"'{name}' cannot be the name of a served model: letters, digits, '.', '_' and '-' are allowed, a letter "
-            "or digit first; give another with --name"
+            "or digit first",
+            "give another with --name",
         )
     library = library_named(manifest.backend.name)
     if options.format in library.not_served:
