@@ -58,7 +58,7 @@ def test_bench_of_a_model(run, model, tmp_path):
 def test_bench_of_a_bundle_against_its_model(run, model, bundle, calibration_images):
     done = run("bench", bundle, *CONFIG, *SHORT, "--baseline", model, "--images", calibration_images)
     assert done.code == 0, done.err
-    rows = [line for line in done.out.splitlines() if line.startswith(f"| {bundle} ")]
+    rows = [line for line in done.out.splitlines() if line.startswith(f"{bundle} ")]
     assert len(rows) == 2
     assert f"of {model} (90% interval)" in done.out
     assert f"images: from '{calibration_images}'" in done.out
@@ -147,6 +147,22 @@ sys.exit(main(sys.argv[1:]))
 
 
 # profile
+
+
+def test_what_trtdet_wrote_is_read_out_of_the_model_of_a_bundle(bundle):
+    """The same whether that model runs or an engine that was built from it."""
+    from dataclasses import replace
+    from types import SimpleNamespace
+
+    from trtdet.passes.provenance import Origin
+    from trtdet.performance import open_targets
+    from trtdet.performance.profiling import nodes_behind
+
+    (target,) = open_targets([bundle], None)
+    found = nodes_behind(bundle, target)
+    assert len(found.convs) == 95
+    assert {Origin.QDQ, Origin.DECODE} <= set(found.origins.values())
+    assert nodes_behind(bundle, replace(target, runner=SimpleNamespace(model=None))) == found
 
 
 def test_profile_of_a_model(run, model, tmp_path):

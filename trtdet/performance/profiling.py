@@ -154,7 +154,7 @@ def profile(
     """
     paths = [path] if against is None else [path, against]
     targets = open_targets(paths, config)
-    nodes = [_nodes(path, target) for path, target in zip(paths, targets, strict=True)]
+    nodes = [nodes_behind(path, target) for path, target in zip(paths, targets, strict=True)]
     done = profile_targets(targets, nodes, options, progress)
     if done.against is not None:
         differences(done.profile, done.against)  # two that cannot be compared are an error at once
@@ -226,8 +226,8 @@ def layer_means(path: Path, progress: Progress = silent) -> dict[str, float]:
     return {layer.name: float(np.mean(layer.ms)) for layer in layers}
 
 
-def _nodes(path: Path, target: Target) -> OnnxNodes:
-    """Of the model that runs, or that the engine was built from."""
+def nodes_behind(path: Path, target: Target) -> OnnxNodes:
+    """The nodes of the model that runs, or that the engine of the bundle at ``path`` was built from."""
     if (model := target.runner.model) is not None:
         return OnnxNodes.of(model)
     return OnnxNodes.of(load_model(Bundle(path, verify=False).model, allow_quantized=True))
