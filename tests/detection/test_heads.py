@@ -56,6 +56,17 @@ def test_yolov5_and_yolov8() -> None:
     np.testing.assert_allclose(scores[0, 0], [0.2, 0.4, 0.6])
 
 
+@pytest.mark.parametrize(
+    ("order", "row"), [("xyxy", [40, 35, 60, 45]), ("yxyx", [35, 40, 45, 60]), ("cxcywh", [50, 40, 20, 10])]
+)
+@pytest.mark.parametrize("first", ["boxes", "scores"])
+def test_decoded_boxes_in_every_order_of_coordinates(order: str, row: list[int], first: str) -> None:
+    raw = {"boxes": np.array([[row]], np.float32), "scores": np.array([[[0.1, 0.2, 0.3]]], np.float32)}
+    boxes, scores = decode({name: raw[name] for name in sorted(raw, key=first.__ne__)}, make("boxes", boxes=order))
+    np.testing.assert_array_equal(boxes, [[[40, 35, 60, 45]]])
+    np.testing.assert_array_equal(scores, raw["scores"])
+
+
 def dfl_maps(config: Config, seed: int = 3) -> tuple[list[np.ndarray], list[np.ndarray]]:
     height, width = config.input.size
     cells = [-(-height // s) * -(-width // s) for s in config.head.strides]

@@ -158,6 +158,44 @@ def test_a_wrong_graph_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert not list(tmp_path.iterdir())
 
 
+def test_values_that_are_not_numbers_in_one_of_the_two_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = convert.to_onnx
+
+    def damaged(*args: Any, **kwargs: Any) -> onnx.ModelProto:
+        model = whole(*args, **kwargs)
+        bias = next(t for t in model.graph.initializer if len(t.dims) == 1)
+        bias.CopyFrom(onnx.numpy_helper.from_array(np.full(bias.dims, np.nan, np.float32), bias.name))
+        return model
+
+    monkeypatch.setattr(convert, "to_onnx", damaged)
+    with pytest.raises(ModelError, match="output output differs from torch by nan"):
+        export("shapes", tmp_path / "m.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_images_have_the_range_that_the_network_sees(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scale 1 / 255 and standard deviation 0.5: black is 0 and white is 2."""
+    seen: list[Any] = []
+    measure = convert._compare
+    monkeypatch.setattr(convert, "_compare", lambda *args: seen.append(args[3]) or measure(*args))
+    export(f"{own}:tensor", Path("m.onnx"), SMALL)
+    for batch in seen[0]:
+        assert (batch.min(), batch.max()) == (0, 2)
+
+
+def test_the_largest_error_of_all_batches_is_reported(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = iter([(1.0, 0.5), (3.0, 0.1), (2.0, 0.9)])
+    monkeypatch.setattr(
+        convert, "_measure", lambda source, name, want, *rest: convert.OutputCheck(name, want.shape, *next(errors))
+    )
+    options = ExportOptions(config=SMALL.config, dynamic_batch=True)
+    (check,) = export(f"{own}:tensor", Path("m.onnx"), options).outputs
+    assert check == convert.OutputCheck("output", (1, 8, 1024), 3.0, 0.1)
+    assert next(errors, None) is None
+
+
 def test_an_output_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="cannot be written"):

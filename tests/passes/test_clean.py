@@ -126,6 +126,23 @@ def test_weights_listed_as_inputs_are_weights(net: Any, run: Any, configure: Any
 # The batch
 
 
+def test_shapes_of_another_batch_are_forgotten_when_the_batch_is_frozen(net: Any, configure: Any) -> None:
+    model = net("(float[N,3,8,8] x) => (float[1,3,8,8] y) {a = Relu(x) y = Neg(a)}")
+    model.graph.value_info.append(onnx.helper.make_tensor_value_info("a", onnx.TensorProto.FLOAT, [1, 3, 8, 8]))
+    after, _ = cleaned(model, configure(), batch=4)
+    for value in (*after.graph.input, *after.graph.value_info, *after.graph.output):
+        assert shape(value) == [4, 3, 8, 8]
+
+
+@pytest.mark.parametrize("size", [(16, 8), (8, 16)])
+def test_height_and_width_must_both_be_those_of_the_configuration(
+    net: Any, configure: Any, size: tuple[int, int]
+) -> None:
+    message = f"input 'x' is 8x8 .height x width. but key 'input.size' says {size[0]}x{size[1]}"
+    with pytest.raises(ModelError, match=message):
+        cleaned(net(PLAIN), configure(size=size))
+
+
 def test_a_dynamic_batch_stays_unless_it_is_frozen(net: Any, configure: Any) -> None:
     model = net(PLAIN)
     assert shape(cleaned(model, configure())[0].graph.output[0]) == ["N", 3, 8, 8]

@@ -83,6 +83,13 @@ def test_dfl_as_one_output(run: Any, configure: Any, normal: Any, scores: str, o
     check(run, {"output": normal(2, TOTAL, 3 + 20, scale=3)}, config)
 
 
+@pytest.mark.parametrize("scores", ["probabilities", "logits"])
+@pytest.mark.parametrize("order", ["xyxy", "yxyx", "cxcywh"])
+def test_boxes_in_every_order_of_coordinates(run: Any, configure: Any, normal: Any, order: str, scores: str) -> None:
+    config = configure("boxes", SIZE, boxes=order, scores=scores)
+    check(run, {"b": normal(2, 11, 4, scale=20), "s": normal(2, 11, 3, seed=1)}, config)
+
+
 def pairs(normal: Any, classes: int, bins: int) -> dict[str, np.ndarray]:
     made = {}
     for stride, cells in CELLS.items():

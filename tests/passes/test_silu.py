@@ -118,6 +118,11 @@ def test_bounds_that_are_attributes_are_read(net: Any, configure: Any) -> None:
             "Mul_3: a Cast in between rounds",
         ),
         (
+            "s = Sigmoid(x) c = Cast<to = 10>(x) d = Cast<to = 1>(c) y = Mul(d, s)",
+            "y",
+            "Mul_3: a Cast in between rounds",
+        ),
+        (
             "r = Relu(x) s = Sigmoid(r) y = Mul(x, s)",
             "y",
             "Mul_2: its Sigmoid is of another tensor than the one that it multiplies",
