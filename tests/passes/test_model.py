@@ -104,7 +104,7 @@ def test_external_data_is_loaded(external: Path, normal: Any) -> None:
 def test_missing_external_data_is_an_error(external: Path) -> None:
     (external.parent / "weights.bin").unlink()
     text = refused(external)
-    assert "keeps its weights in files beside it and one is missing or cut" in text
+    assert "keeps its weights in separate files and one is missing or cut" in text
     assert f"copy them to '{external.parent}'" in text
 
 

@@ -9,10 +9,10 @@ import onnx
 import pytest
 
 from trtdet.calibration import expose
-from trtdet.exporter import SHAPES_MODEL
 from trtdet.passes import Options, rewrite
 from trtdet.passes.base import Writer
-from trtdet.passes.model import load_model, save_model, to_graph, to_model
+from trtdet.passes.loading import load_model
+from trtdet.passes.model import save_model, to_graph, to_model
 from trtdet.passes.provenance import KEY, Origin, node_names, origin_of, registry
 
 NET = "(float[1,3,8,8] x) => (float[1,9,8,8] y) {a = Conv(x, w) s = Sigmoid(a) y = Mul(a, s)}"
@@ -113,28 +113,3 @@ def test_other_metadata_of_a_model_does_not_count(net: Any) -> None:
     model = net("(float[4] x) => (float[4] y) {y = Relu(x)}")
     model.metadata_props.add(key="names", value=json.dumps({"nms": ["Relu_0"]}))
     assert origin_of(model) == {}
-
-
-@pytest.mark.tensorrt
-def test_an_engine_is_the_same_with_the_registry_and_without() -> None:
-    """Byte for byte: TensorRT-RTX builds deterministically where no kernel is timed."""
-    trt = pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: pip install 'trtdet[rtx]'")
-    model = onnx.load(str(SHAPES_MODEL))
-
-    def built(registered: bool) -> bytes:
-        changed = onnx.ModelProto()
-        changed.CopyFrom(model)
-        if registered:
-            nodes = [node.name for node in model.graph.node]
-            changed.metadata_props.add(key=KEY, value=json.dumps({"decode": nodes}))
-        logger = trt.Logger(trt.Logger.ERROR)
-        builder = trt.Builder(logger)
-        network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
-        parser = trt.OnnxParser(network, logger)
-        assert parser.parse(changed.SerializeToString())
-        config = builder.create_builder_config()
-        config.num_compute_capabilities = 1
-        config.set_compute_capability(trt.ComputeCapability.SM89, 0)
-        return bytes(builder.build_serialized_network(network, config))
-
-    assert built(True) == built(False)

@@ -175,7 +175,16 @@ def spoiled(model: Path, path: Path, value: float) -> tuple[Path, str]:
     return path, conv.outputs[0].name
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("precision", ["--int8", "--fp16", "--fp32"])
+def test_a_weight_that_is_not_a_number_is_refused_in_every_precision(run, model, images, tmp_path, precision):
+    bad, _ = spoiled(model, tmp_path / "bad.onnx", np.nan)
+    done = build(run, bad, images, tmp_path / "b", precision)
+    assert done.code == 1
+    assert "has a weight that is not finite" in done.message
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize("value", [3e38, -3e38])
 def test_activations_that_are_not_finite_name_tensor_and_image(run, model, images, tmp_path, value):
     bad, _ = spoiled(model, tmp_path / "bad.onnx", value)
     done = build(run, bad, images, tmp_path / "b")
@@ -244,7 +253,7 @@ def test_external_data_that_is_missing(run, model, images, tmp_path):
     (place.parent / "weights.bin").unlink()
     done = build(run, place, images, tmp_path / "b")
     assert done.code == 1
-    assert "files beside it" in done.message
+    assert "separate files" in done.message
 
 
 def test_a_model_that_is_quantised_already(run, bundle, images, tmp_path):

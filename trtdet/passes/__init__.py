@@ -9,10 +9,11 @@ import onnx
 
 from trtdet.config import Config
 from trtdet.passes import batch, batchnorm, clean, cut_nms, decode, nms, opset, silu
-from trtdet.passes.base import Options, PassResult
+from trtdet.passes.base import Options, PassResult, explained
 from trtdet.passes.cut_nms import EmbeddedNms, embedded_nms
 from trtdet.passes.decode import Decoded
-from trtdet.passes.model import load_model, save_model, to_graph, to_model
+from trtdet.passes.loading import load_model
+from trtdet.passes.model import save_model, to_graph, to_model
 from trtdet.passes.nms import decoded
 
 PASSES: tuple[ModuleType, ...] = (clean, batchnorm, opset, batch, silu, decode, nms)
@@ -49,15 +50,18 @@ def rewrite(model: onnx.ModelProto, options: Options) -> Rewritten:
         ModelError: the model does not fit the configuration or cannot be rewritten.
         ConfigError: the NMS asked for is beyond the backend.
     """
-    graph = to_graph(onnx.shape_inference.infer_shapes(model))
+    with explained("cut_nms"):
+        graph = to_graph(onnx.shape_inference.infer_shapes(model))
+        options = cut_nms.cut(graph, options)
     results: dict[str, PassResult] = {}
-    options = cut_nms.cut(graph, options)
     for rewrite_pass in PASSES:
+        name = rewrite_pass.__name__.rpartition(".")[2]
         opset_before = graph.opset
-        result = rewrite_pass.apply(graph, options)
-        results[rewrite_pass.__name__.rpartition(".")[2]] = result
-        # Shapes are inferred and the rules of ONNX checked anew where a pass wrote something.
-        wrote = rewrite_pass is clean or result.count > 0 or graph.opset != opset_before
-        if wrote and rewrite_pass is not PASSES[-1]:
-            graph = to_graph(to_model(graph))
-    return Rewritten(to_model(graph), options.config, results)
+        with explained(name):
+            result = results[name] = rewrite_pass.apply(graph, options)
+            # Shapes are inferred and the rules of ONNX checked anew where a pass wrote something.
+            wrote = rewrite_pass is clean or result.count > 0 or graph.opset != opset_before
+            if wrote and rewrite_pass is not PASSES[-1]:
+                graph = to_graph(to_model(graph))
+    with explained(name):
+        return Rewritten(to_model(graph), options.config, results)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +14,7 @@ import onnx_graphsurgeon as gs
 from numpy.typing import ArrayLike
 
 from trtdet.config import Config, NmsMode, SiluForm
+from trtdet.errors import ModelError, TrtdetError, one_line
 from trtdet.passes.provenance import Origin, registry
 
 PLUGIN_DOMAIN = "trt.plugins"
@@ -52,6 +55,20 @@ class PassResult:
 
     count: int
     skipped: tuple[str, ...] = ()
+
+
+@contextlib.contextmanager
+def explained(name: str) -> Iterator[None]:
+    """Turns what the libraries below a pass raise, each its own, into a ModelError that names the pass."""
+    try:
+        yield
+    except TrtdetError:
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"the model cannot be rewritten: pass '{name}' met {type(error).__name__}: {one_line(error)}",
+            "export the model again, or cut the graph before the operators that are at fault with head.outputs",
+        ) from error
 
 
 class Writer:

@@ -33,6 +33,8 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
     fold(graph)
     _name_kernels(graph)
     graph.cleanup(remove_unused_graph_inputs=True).toposort()
+    if not graph.inputs:
+        raise ModelError("the model's outputs do not depend on the image; export the whole detector")
     return PassResult(before - len(graph.nodes))
 
 
@@ -40,7 +42,7 @@ def fold(graph: gs.Graph) -> None:
     """Replaces what depends on constants alone by its value; graph-surgeon asks onnxruntime for it."""
     _write_out_parts_of_shapes(graph)
     G_LOGGER.severity = G_LOGGER.ERROR
-    onnxruntime.set_default_logger_severity(3)  # its optimiser's notes would land on standard error
+    onnxruntime.set_default_logger_severity(4)  # it would write to standard error what its exceptions say
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         graph.fold_constants()

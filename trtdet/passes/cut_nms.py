@@ -18,7 +18,7 @@ from trtdet.config import Config
 from trtdet.detection.plugin_nms import EfficientNms
 from trtdet.detection.suppression import sigmoid
 from trtdet.errors import ModelError
-from trtdet.passes.base import Options, Writer
+from trtdet.passes.base import Options, Writer, explained
 from trtdet.passes.nms import EFFICIENT
 from trtdet.passes.provenance import Origin
 
@@ -48,7 +48,8 @@ def embedded_nms(model: onnx.ModelProto, config: Config) -> EmbeddedNms | None:
     """
     if all(node.op_type not in _KINDS for node in model.graph.node):
         return None  # most models: the whole of one need not be read to know it
-    return _found(gs.import_onnx(model), config)[0]
+    with explained("cut_nms"):
+        return _found(gs.import_onnx(model), config)[0]
 
 
 def cut(graph: gs.Graph, options: Options) -> Options:

@@ -1,0 +1,271 @@
+"""What a model must be to be loaded, and what is corrected while loading it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from trtdet.errors import ModelError
+from trtdet.exporter import SHAPES_MODEL
+from trtdet.passes import Options, load_model, rewrite
+from trtdet.passes.validation import check
+
+CONV = "(float[1,3,8,8] x) => (float[1,4,8,8] y) {y = Conv(x, w, b)}"
+
+Reload = Callable[[onnx.ModelProto], onnx.ModelProto]
+
+
+@pytest.fixture
+def reload(tmp_path: Path) -> Reload:
+    """A model as it is after saving and loading."""
+
+    def reload(model: onnx.ModelProto) -> onnx.ModelProto:
+        path = tmp_path / "model.onnx"
+        path.write_bytes(model.SerializeToString())
+        return load_model(path, allow_quantized=True)
+
+    return reload
+
+
+@pytest.fixture
+def conv(net: Any, normal: Any) -> onnx.ModelProto:
+    return net(CONV, w=normal(4, 3, 1, 1), b=normal(4))
+
+
+def put(model: onnx.ModelProto, name: str, value: np.ndarray) -> onnx.ModelProto:
+    weight = next(weight for weight in model.graph.initializer if weight.name == name)
+    weight.CopyFrom(onnx.numpy_helper.from_array(value, name))
+    return model
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.float64])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_weight_that_is_not_finite_is_named(net: Any, reload: Reload, dtype: type, value: float) -> None:
+    text = "(float[2] x) => (float[2] y) {c = Cast<to=1>(w) m = Mul(w, w) z = Cast<to=1>(m) y = Add(x, z)}"
+    model = net(text, w=np.array([1, value], dtype))
+    with pytest.raises(ModelError, match="has a weight that is not finite: 'w' holds [01] NaN and [01] infinite of 2"):
+        reload(model)
+    reload(put(model, "w", np.array([1, 2], dtype)))
+
+
+def test_a_constant_that_is_not_finite_is_found_in_a_branch(net: Any, reload: Reload) -> None:
+    text = """(float[2] x, bool c) => (float[2] y) {
+        y = If (c) <then_branch = a () => (float[2] u) {k = Constant<value = float[2] {1.0, 2.0}>() u = Mul(x, k)},
+                    else_branch = e () => (float[2] v) {v = Identity(x)}>
+    }"""
+    model = net(text)
+    branch = next(one.g for one in model.graph.node[0].attribute if one.name == "then_branch")
+    reload(model)
+    branch.node[0].attribute[0].t.CopyFrom(onnx.numpy_helper.from_array(np.array([np.nan, 1], np.float32)))
+    with pytest.raises(ModelError, match="not finite: 'k' holds 1 NaN"):
+        reload(model)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "y = Clip(x, z, w)",
+        "y = Where(c, x, w)",
+        "m = Cast<to=1>(c) y = Max(x, w)",
+        "r = Unsqueeze(w, a) t = Squeeze(r, a) y = Where(c, x, t)",
+    ],
+)
+def test_infinity_as_a_bound_or_a_filling_is_valid(net: Any, reload: Reload, text: str) -> None:
+    model = net(
+        f"(float[2] x, bool[2] c) => (float[2] y) {{{text}}}",
+        w=np.array(np.inf, np.float32),
+        z=np.array(-np.inf, np.float32),
+        a=np.array([0], np.int64),
+    )
+    reload(model)
+
+
+def test_a_mask_may_add_minus_infinity_only(net: Any, reload: Reload) -> None:
+    model = net(
+        "(float[2] x) => (float[2] y) {m = Add(x, w) y = Softmax(m)}", w=np.array([0, -np.inf], dtype=np.float32)
+    )
+    reload(model)
+    with pytest.raises(ModelError, match="not finite: 'w'"):
+        reload(put(model, "w", np.array([0, np.inf], np.float32)))
+    with pytest.raises(ModelError, match="holds 1 NaN and 1 infinite of 2"):
+        reload(put(model, "w", np.array([-np.inf, np.nan], np.float32)))
+
+
+def test_negative_dimensions_are_open_ones(net: Any, normal: Any, reload: Reload) -> None:
+    """ONNX's shape inference ends the process on a Slice along such an axis."""
+    text = "(float[1,3,8,8] x) => (float[1,3,4,8] y) {y = Slice(x, start, end, axis)}"
+    bounds = {name: np.array([value], np.int64) for name, value in (("start", 0), ("end", 4), ("axis", 2))}
+    model = net(text, **bounds)
+    for value in (*model.graph.input, *model.graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            dim.dim_value = -1
+    loaded = reload(model)
+    dims = [dim for value in loaded.graph.input for dim in value.type.tensor_type.shape.dim]
+    assert [dim.HasField("dim_value") for dim in dims] == [False] * 4
+
+
+def test_a_detector_with_negative_dimensions_is_rewritten_as_one_with_open_ones(
+    net: Any, normal: Any, configure: Any, reload: Reload
+) -> None:
+    text = "(float[N,3,8,8] x) => (float[N,64,8] y) {c = Conv(x, w) r = Reshape(c, s) y = Transpose<perm=[0,2,1]>(r)}"
+    model = net(text, w=normal(8, 3, 1, 1), s=np.array([0, 8, 64], np.int64))
+    expected = rewrite(reload(model), Options(configure(), batch=2)).model
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = -1
+    assert rewrite(reload(model), Options(configure(), batch=2)).model == expected
+
+
+def test_the_domain_ai_onnx_is_the_empty_one(conv: onnx.ModelProto, reload: Reload) -> None:
+    expected = reload(conv)
+    conv.graph.node[0].domain = "ai.onnx"
+    assert reload(conv) == expected
+    conv.opset_import[0].domain = "ai.onnx"
+    assert reload(conv) == expected
+
+
+def test_a_domain_without_an_opset_has_opset_1(net: Any, reload: Reload) -> None:
+    model = net("(float[2] x) => (float[2] y) {y = Relu(x)}")
+    model.graph.node[0].op_type = "TRT_SiLU"
+    loaded = reload(model)
+    assert [(entry.domain, entry.version) for entry in loaded.opset_import] == [("", 13), ("trt.plugins", 1)]
+
+
+def test_nodes_in_the_wrong_order_are_sorted(net: Any, reload: Reload) -> None:
+    model = net("(float[2] x) => (float[2] y) {a = Relu(x) b = Neg(a) y = Abs(b)}")
+    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in model.graph.node]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes[::-1])
+    assert list(reload(model).graph.node) == nodes
+
+
+def test_a_circle_of_nodes_is_named(net: Any, reload: Reload) -> None:
+    model = net("(float[2] x) => (float[2] y) {a = Add(x, b) b = Neg(a) y = Abs(b)}")
+    with pytest.raises(ModelError, match="node 'Add_0' depends on its own output"):
+        reload(model)
+    with pytest.raises(ModelError, match="node 'Relu_0' reads its own output"):
+        reload(net("(float[2] x) => (float[2] y) {y = Relu(y)}"))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        ("b", (3,), r"node 'Conv_0' \(Conv\) has a bias of size 3, 4 is needed"),
+        ("w", (4, 2, 1, 1), "has an axis of channels of size 3, 2 is needed"),
+        ("w", (5, 3, 1, 1), "has a bias of size 4, 5 is needed"),
+    ],
+)
+def test_sizes_that_a_convolution_cannot_have_are_named(
+    conv: onnx.ModelProto, normal: Any, reload: Reload, name: str, shape: tuple[int, ...], message: str
+) -> None:
+    conv.graph.output[0].type.tensor_type.shape.dim[1].ClearField("dim_value")
+    with pytest.raises(ModelError, match=message):
+        reload(put(conv, name, normal(*shape)))
+
+
+def test_sizes_of_transposed_and_grouped_convolutions(net: Any, normal: Any, reload: Reload) -> None:
+    text = "(float[1,4,8,8] x) => (float[1,6,8,8] y) {y = ConvTranspose<group=2>(x, w, b)}"
+    reload(net(text, w=normal(4, 3, 1, 1), b=normal(6)))
+    with pytest.raises(ModelError, match="has a bias of size 4, 6 is needed"):
+        reload(net(text, w=normal(4, 3, 1, 1), b=normal(4)))
+    grouped = "(float[1,4,8,8] x) => (float[1,6,8,8] y) {y = Conv<group=2>(x, w)}"
+    reload(net(grouped, w=normal(6, 2, 1, 1)))
+    with pytest.raises(ModelError, match="has 2 groups, its weights have 5 channels"):
+        reload(net(grouped.replace("1,6", "1,5"), w=normal(5, 2, 1, 1)))
+
+
+def test_a_batch_normalisation_with_a_short_parameter_is_named(net: Any, normal: Any, reload: Reload) -> None:
+    text = "(float[1,4,8,8] x) => (float[1,4,8,8] y) {y = BatchNormalization(x, s, t, m, v)}"
+    weights = {name: np.abs(normal(4)) for name in "stmv"}
+    reload(net(text, **weights))
+    with pytest.raises(ModelError, match="has a parameter of size 3, 4 is needed"):
+        reload(net(text, **{**weights, "m": normal(3)}))
+
+
+@pytest.mark.parametrize(
+    ("attribute", "message"),
+    [
+        ("strides=[1]", r"strides = \[1\], needed are 2 numbers"),
+        ("strides=[0,1]", "needed are 2 numbers from 1"),
+        ("pads=[0,0,0,-1]", "needed are 4 numbers from 0"),
+        ("pads=[0,0,0,9000000000000]", "has a tensor .y. of shape"),
+        ("pads=[0,0,0,2000000000]", r"has a tensor 'y' of shape .*allowed are 2147483647 elements"),
+        ("kernel_shape=[3,3]", "has a kernel of size 3, 1 is needed"),
+    ],
+)
+def test_attributes_that_a_convolution_cannot_have_are_named(
+    net: Any, normal: Any, reload: Reload, attribute: str, message: str
+) -> None:
+    text = f"(float[1,3,8,8] x) => (float[1,4,N,M] y) {{y = Conv<{attribute}>(x, w)}}"
+    with pytest.raises(ModelError, match=message):
+        reload(net(text, w=normal(4, 3, 1, 1)))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda weight: weight.dims.__setitem__(0, 5), "the data of weight 'w' is not what shape"),
+        (lambda weight: weight.dims.__setitem__(0, -4), "weight 'w' has shape"),
+        (lambda weight: weight.dims.__setitem__(0, 2**40), "weight 'w' has shape"),
+        (lambda weight: setattr(weight, "data_type", 29), "weight 'w' has the unknown data type 29"),
+        (lambda weight: setattr(weight, "data_type", 0), "weight 'w' has the unknown data type 0"),
+        (lambda weight: setattr(weight, "data_type", 11), "the data of weight 'w' is not what shape"),
+        (lambda weight: setattr(weight, "raw_data", weight.raw_data[:-1]), "the data of weight 'w' is not what shape"),
+        (lambda weight: weight.ClearField("raw_data"), "the data of weight 'w' is not what shape"),
+    ],
+)
+def test_a_weight_of_the_wrong_size_or_type_is_named(
+    conv: onnx.ModelProto, reload: Reload, damage: Callable[[onnx.TensorProto], None], message: str
+) -> None:
+    damage(conv.graph.initializer[0])
+    with pytest.raises(ModelError, match=message):
+        reload(conv)
+
+
+@pytest.mark.parametrize("side", ["input", "output"])
+def test_a_node_without_inputs_or_outputs_is_an_error(conv: onnx.ModelProto, reload: Reload, side: str) -> None:
+    del getattr(conv.graph.node[0], side)[:]
+    with pytest.raises(ModelError, match=r"model '.*' is not valid ONNX.*; export it again"):
+        reload(conv)
+
+
+def test_what_readers_and_writers_of_onnx_are_lax_about_stays_allowed(conv: onnx.ModelProto, reload: Reload) -> None:
+    conv.graph.output[0].type.tensor_type.ClearField("shape")
+    conv.ir_version = 99
+    assert reload(conv).ir_version == 99
+    conv.graph.output[0].ClearField("type")
+    reload(conv)
+
+
+def test_a_failure_of_a_library_names_the_pass(net: Any, configure: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from trtdet.passes import batchnorm
+
+    def broken(*_: Any) -> None:
+        raise IndexError("list index\nout of range")
+
+    monkeypatch.setattr(batchnorm, "apply", broken)
+    model = net("(float[1,3,8,8] x) => (float[1,3,8,8] y) {y = Relu(x)}")
+    with pytest.raises(
+        ModelError, match="cannot be rewritten: pass 'batchnorm' met IndexError: list index out of range; export"
+    ) as caught:
+        rewrite(model, Options(configure()))
+    assert isinstance(caught.value.__cause__, IndexError)
+
+
+@pytest.mark.parametrize("nms", ["host", "onnx", "native", "efficient"])
+@pytest.mark.parametrize("silu", ["keep", "swish", "plugin"])
+def test_what_trtdet_wrote_is_valid(reload: Reload, nms: Any, silu: Any) -> None:
+    from trtdet.config import load_config
+
+    source = load_model(SHAPES_MODEL)
+    made = rewrite(source, Options(load_config("shapes"), nms=nms, silu=silu)).model
+    assert reload(made) == made
+
+
+def test_the_shared_models_are_valid(shared_data: Path) -> None:
+    for path in sorted((shared_data / "models").glob("*.onnx")):
+        check(load_model(path))

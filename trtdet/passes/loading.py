@@ -1,0 +1,127 @@
+"""ONNX files, read whole and checked before anything works on them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError
+
+from trtdet.errors import ModelError, one_line
+from trtdet.passes import plugin_ops  # noqa: F401  # registers the plugin operators with ONNX
+from trtdet.passes.base import PLUGIN_DOMAIN
+from trtdet.passes.provenance import subgraphs
+from trtdet.passes.validation import check, clear_negative_dims, sort_nodes
+
+_QUANTIZED = ("QuantizeLinear", "DequantizeLinear", "QLinearConv", "ConvInteger", "QLinearMatMul", "MatMulInteger")
+
+
+def load_model(path: Path, *, allow_quantized: bool = False) -> onnx.ModelProto:
+    """Reads an ONNX file, external data included, and checks that it is valid.
+
+    Forms that ONNX does not allow but that are unambiguous are corrected: negative dimensions become open ones, the
+    domain ``ai.onnx`` becomes the empty one, nodes in the wrong order are sorted.
+
+    Raises:
+        ModelError: the file is missing, empty, truncated or not ONNX; lacks its external data; is not valid, see
+            :func:`trtdet.passes.validation.check`; holds an operator that no ONNX opset defines; or (unless
+            ``allow_quantized``) is quantised already.
+    """
+    model = _parsed(path)
+    clear_negative_dims(model)
+    _unify_domains(model)
+    try:
+        onnx.load_external_data_for_model(model, str(path.parent))
+    except (OSError, ValueError, onnx.checker.ValidationError) as error:
+        raise ModelError(
+            f"model '{path}' keeps its weights in separate files and one is missing or cut ({one_line(error)}); "
+            f"copy them to '{path.parent}'"
+        ) from None
+    _place_plugins(model)
+    try:
+        sort_nodes(model.graph)
+        _check_operators(model)
+        check(model)
+    except ModelError as error:
+        raise ModelError(f"model '{path}' {error.problem}", error.hint or "export it again") from None
+    quantized = [node for node in model.graph.node if node.op_type in _QUANTIZED]
+    if quantized and not allow_quantized:
+        raise ModelError(
+            f"model '{path}' is quantised already: {len(quantized)} nodes such as {quantized[0].op_type} "
+            f"'{quantized[0].name}'; give the float model it was made from"
+        )
+    return model
+
+
+def _parsed(path: Path) -> onnx.ModelProto:
+    try:
+        model = onnx.load(str(path), format="protobuf", load_external_data=False)
+    except FileNotFoundError:
+        raise ModelError(f"model '{path}' does not exist; give the path of an ONNX file") from None
+    except IsADirectoryError:
+        raise ModelError(f"model '{path}' is a folder; give the path of an ONNX file") from None
+    except OSError as error:
+        raise ModelError(f"model '{path}' cannot be read: {error.strerror}") from None
+    except (DecodeError, ValueError) as error:
+        size = path.stat().st_size
+        raise ModelError(
+            f"model '{path}' ({size} bytes) is not ONNX or is truncated ({one_line(error)}); export or copy it again"
+        ) from None
+    if not model.graph.node or not model.opset_import:
+        raise ModelError(f"model '{path}' is not ONNX or is truncated: it has no nodes or no opset; export it again")
+    return model
+
+
+def _unify_domains(model: onnx.ModelProto) -> None:
+    """ONNX's own operators have two spellings of their domain, of which its shape inference knows the empty one; a
+    domain whose opset is not said has opset 1."""
+    for entries in (model.opset_import, *(function.opset_import for function in model.functions)):
+        versions: dict[str, int] = {}
+        for entry in entries:
+            domain = "" if entry.domain == "ai.onnx" else entry.domain
+            versions[domain] = max(entry.version, versions.get(domain, 0))
+        if len(versions) < len(entries) or any(entry.domain == "ai.onnx" for entry in entries):
+            del entries[:]
+            entries.extend(onnx.helper.make_opsetid(domain, version) for domain, version in versions.items())
+    used: set[str] = set()
+    _unify_nodes(model.graph, used)
+    for domain in sorted(used - {entry.domain for entry in model.opset_import} - {""}):
+        model.opset_import.append(onnx.helper.make_opsetid(domain, 1))
+
+
+def _unify_nodes(graph: onnx.GraphProto, used: set[str]) -> None:
+    for node in graph.node:
+        if node.domain == "ai.onnx":
+            node.domain = ""
+        used.add(node.domain)
+        for inner in subgraphs(node):
+            _unify_nodes(inner, used)
+
+
+def _place_plugins(model: onnx.ModelProto) -> None:
+    """Puts plugins, which exporters write under any domain or none, into the domain that their schemas are in."""
+    schemas = {schema.name for schema in onnx.defs.get_all_schemas() if schema.domain == PLUGIN_DOMAIN}
+    found = [node for node in model.graph.node if node.op_type in schemas and node.domain != PLUGIN_DOMAIN]
+    for node in found:
+        node.domain = PLUGIN_DOMAIN
+    if found and all(entry.domain != PLUGIN_DOMAIN for entry in model.opset_import):
+        model.opset_import.append(onnx.helper.make_opsetid(PLUGIN_DOMAIN, 1))
+
+
+def _check_operators(model: onnx.ModelProto) -> None:
+    opsets = {entry.domain: entry.version for entry in model.opset_import}
+    local = {(function.domain, function.name) for function in model.functions}
+    unknown: dict[str, str] = {}
+    for node in model.graph.node:
+        if (node.domain, node.op_type) in local:
+            continue
+        try:
+            onnx.defs.get_schema(node.op_type, opsets.get(node.domain, 1), node.domain)
+        except onnx.defs.SchemaError:
+            unknown.setdefault(f"{node.domain or 'ai.onnx'}::{node.op_type}", node.name or next(iter(node.output), ""))
+    if unknown:
+        listed = ", ".join(f"{op} (node '{name}')" for op, name in list(unknown.items())[:5])
+        raise ModelError(
+            f"uses operators that ONNX opset {opsets.get('')} does not define: {listed}",
+            "export without them, or cut the graph before them with head.outputs",
+        )
