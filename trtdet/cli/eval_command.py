@@ -40,14 +40,16 @@ def _options(parser: ArgumentParser) -> None:
 
 
 def _run(options: Namespace, console: Console) -> dict[str, Any]:
-    from trtdet.data import CocoDataset
+    from trtdet.data import CocoDataset, ImageCache
     from trtdet.evaluation.comparison import Bootstrap, compare, open_pair
     from trtdet.evaluation.scoring import evaluate
     from trtdet.runtime.detector import Detector
 
+    cache = ImageCache(None if options.against else 0)
+
     def scored(stage: str, detector: Detector) -> Evaluation:
         dataset = CocoDataset.load(options.annotations, options.images, detector.classes)
-        return evaluate(detector, dataset, lambda count, total: console.progress(stage, count, total))
+        return evaluate(detector, dataset, lambda count, total: console.progress(stage, count, total), cache)
 
     config = config_if_given(options)
     if config is None and any(value is not None for value in nms_changes(options).values()):

@@ -52,7 +52,8 @@ class ImageCache:
 
     The first images that fit the budget stay, and all others are decoded again in each pass: passes go through the
     files in the same order, so that dropping the oldest image would drop every image just before it is needed.
-    A file that changes meanwhile is not read again. Results do not depend on the budget. A pickled cache is empty.
+    A file that changes meanwhile is not read again. Results do not depend on the budget. A pickled cache is empty and
+    stays so: the workers of a machine would each take the budget.
 
     Args:
         budget: bytes of pixels at most, 0 for none; None for a quarter of the memory that is available when the first
@@ -66,8 +67,8 @@ class ImageCache:
         self._bytes = 0
         self._lock = threading.Lock()
 
-    def __reduce__(self) -> tuple[Callable[[int | None], ImageCache], tuple[int | None]]:
-        return ImageCache, (self.budget,)
+    def __reduce__(self) -> tuple[Callable[[int | None], ImageCache], tuple[int]]:
+        return ImageCache, (0,)
 
     def __len__(self) -> int:
         return len(self._images)

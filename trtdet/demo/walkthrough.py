@@ -9,7 +9,7 @@ from typing import Any
 
 from trtdet.calibration import RULES
 from trtdet.config import load_config
-from trtdet.data import CocoDataset
+from trtdet.data import CocoDataset, ImageCache
 from trtdet.demo import shapes
 from trtdet.evaluation.scoring import Evaluation, evaluate
 from trtdet.exporter import SHAPES_MODEL
@@ -96,10 +96,12 @@ def run_demo(folder: Path, progress: Progress = silent) -> Demo:
     validation = shapes.generate(folder / "data", "val", VALIDATION_IMAGES)
     dataset = CocoDataset.load(validation.annotations, validation.images, config.classes)
     bundles = folder / "bundles"
-    main = bundles / MAIN
+    main, cache = bundles / MAIN, ImageCache()
 
     def scored(stage: str, bundle: Path) -> Evaluation:
-        return evaluate(Detector.open(bundle), dataset, lambda done, total: progress(f"scoring {stage}", done, total))
+        return evaluate(
+            Detector.open(bundle), dataset, lambda done, total: progress(f"scoring {stage}", done, total), cache
+        )
 
     rows: list[Row] = []
     backend = ""

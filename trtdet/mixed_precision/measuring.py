@@ -145,6 +145,7 @@ class _Block:
             subject.preprocess,
             batch_size=self._base.batch or 1,
             on_bad="raise" if method.dataset else "skip",
+            cache=subject.cache,
         )
         with ThreadPoolExecutor(self._work.threads if method.name == "fast" else 1) as pool:
             for batch in stream:

@@ -138,7 +138,8 @@ def _telling(subject: Subject) -> tuple[Path, ...]:
     """The images in which most is detected, in their order, down to what hardly counts."""
     runner = OnnxRunner(expose(subject.model, subject.head.names))
     weights = np.zeros(len(subject.images))
-    for batch in ImageStream(subject.images, subject.preprocess, batch_size=runner.batch or 1):
+    stream = ImageStream(subject.images, subject.preprocess, batch_size=runner.batch or 1, cache=subject.cache)
+    for batch in stream:
         for index, scores in zip(batch.indices, subject.head.read(runner(batch.images))[1], strict=True):
             weights[index] = HeadError.weight(scores)
     order = np.argsort(-weights, kind="stable")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -13,7 +13,7 @@ import onnx
 
 from trtdet.calibration import Ranges
 from trtdet.config import InputConfig, NmsConfig
-from trtdet.data import CocoDataset
+from trtdet.data import CocoDataset, ImageCache
 from trtdet.passes import Decoded
 from trtdet.quantization import Corrections, QdqPlacement
 
@@ -31,6 +31,7 @@ class Subject:
         images: the images to measure on.
         images_sha256: hash of their names and contents.
         preprocess: how they become the network's input.
+        cache: images that other passes decoded; None decodes them in each pass.
     """
 
     model: onnx.ModelProto
@@ -41,6 +42,7 @@ class Subject:
     images: tuple[Path, ...]
     images_sha256: str
     preprocess: InputConfig
+    cache: ImageCache | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,14 @@ from typing import Literal
 from trtdet.audit import Audit
 from trtdet.bundle import Bundle
 from trtdet.config import Config
+from trtdet.data import ImageCache
 from trtdet.errors import ConfigError
 from trtdet.mixed_precision.ranking import check_rankable, rank
 from trtdet.mixed_precision.scores import Sensitivity
 from trtdet.mixed_precision.search import TradeOff
 from trtdet.mixed_precision.subject import Method
 from trtdet.pipeline.assembly import Job, assemble
-from trtdet.pipeline.options import BuildOptions, CalibrationOptions, SensitivityOptions
+from trtdet.pipeline.options import AUTO, BuildOptions, CalibrationOptions, SensitivityOptions
 from trtdet.pipeline.stages.calibrating import Calibrated, calibrated, select_images
 from trtdet.pipeline.stages.correcting import prepared
 from trtdet.pipeline.stages.rewriting import host_graph
@@ -98,7 +99,10 @@ def calibrate(
         raise ConfigError("calibration needs images: a folder or a list of file names with --images")
     check_calibration(options, ())
     graph = host_graph(model, config)
-    ranged = calibrated(graph, options, select_images(options), implicit=quantization == "implicit", progress=progress)
+    selected = select_images(options)
+    if options.rule != AUTO:
+        selected = replace(selected, cache=ImageCache(0))  # there is no other pass that would read it
+    ranged = calibrated(graph, options, selected, implicit=quantization == "implicit", progress=progress)
     return replace(ranged, ranges=prepared(ranged, options, (), progress).ranges)
 
 

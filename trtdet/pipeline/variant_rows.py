@@ -162,6 +162,7 @@ class RowMaker:
             self._matrix.dataset,
             self._matrix.options.suppressions,
             lambda done, total: self._progress(stage, done, total),
+            self._matrix.selected.cache,
         )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from trtdet.backends import EngineFacts, RunInfo, obstacle
 from trtdet.bundle import Bundle
 from trtdet.config import Config
-from trtdet.data import CocoDataset
+from trtdet.data import CocoDataset, ImageCache
 from trtdet.evaluation.comparison import Comparison, compare
 from trtdet.evaluation.scoring import Evaluation, evaluate
 from trtdet.performance import BenchOptions, Difference, ProfileOptions, Ratio, bench, profile, slower
@@ -169,9 +169,9 @@ def _without_int8(options: BuildOptions, bundle: Bundle, on_cpu: bool) -> BuildO
 
 def _compared(pair: Sequence[Path], config: Config, keep: KeepOptions, progress: Progress) -> Comparison:
     assert keep.images is not None and keep.annotations is not None
-    dataset = CocoDataset.load(keep.annotations, keep.images, config.classes)
+    dataset, cache = CocoDataset.load(keep.annotations, keep.images, config.classes), ImageCache()
 
     def scored(path: Path, stage: str) -> Evaluation:
-        return evaluate(Detector.open(path), dataset, lambda done, total: progress(stage, done, total))
+        return evaluate(Detector.open(path), dataset, lambda done, total: progress(stage, done, total), cache)
 
     return compare(scored(pair[0], "mAP with INT8"), scored(pair[1], "mAP without INT8"))

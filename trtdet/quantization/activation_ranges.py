@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from trtdet.calibration import ChannelRange, expose
 from trtdet.calibration.channel_ranges import SMALLEST, Extremes
 from trtdet.config import InputConfig
-from trtdet.data import ImageStream
+from trtdet.data import ImageCache, ImageStream
 from trtdet.passes.plugin_ops import HARD_SWISH, PLUGIN_ACTIVATIONS, SILU
 from trtdet.progress import Progress, silent
 from trtdet.quantization.encoding import QMAX
@@ -34,6 +34,7 @@ def reach(
     preprocess: InputConfig,
     load: Load,
     progress: Progress = silent,
+    cache: ImageCache | None = None,
 ) -> dict[str, ChannelRange]:
     """The range of every channel that an activation of the plugin library reads from a convolution.
 
@@ -46,6 +47,7 @@ def reach(
         preprocess: how they become the network's input.
         load: makes a model ready to run.
         progress: told of every image.
+        cache: images that other passes decoded.
     """
     makers = {output: node.op_type for node in model.graph.node for output in node.output}
     kinds = {node.input[0]: node.op_type for node in model.graph.node if node.op_type in PLUGIN_ACTIVATIONS}
@@ -58,7 +60,7 @@ def reach(
     simulator = load(expose(model, list(kinds)))
     places = max(1, _SAMPLES // len(images))
     done = 0
-    for batch in ImageStream(images, preprocess, batch_size=simulator.batch or 1):
+    for batch in ImageStream(images, preprocess, batch_size=simulator.batch or 1, cache=cache):
         for name, values in simulator(batch.images).items():
             for x in values:
                 extremes[name].update(x)

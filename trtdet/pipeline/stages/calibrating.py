@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from trtdet.backends import OnnxRunner
 from trtdet.bundle import Bundle
 from trtdet.calibration import Collection, Ranges, collect, collection_key, expose
-from trtdet.data import ImageStream, content_hash, evenly, find_images
+from trtdet.data import ImageCache, ImageStream, content_hash, evenly, find_images
 from trtdet.errors import CalibrationError, TrtdetWarning
 from trtdet.pipeline.options import AUTO, DEFAULT_IMAGES, CalibrationOptions
 from trtdet.pipeline.stages.rewriting import Graph
@@ -22,10 +22,15 @@ HISTOGRAMS = "histograms.npz"
 
 @dataclass(frozen=True)
 class Selection:
-    """The images that are run, sorted, and the hash of their names and contents."""
+    """The images that are run, sorted, and the hash of their names and contents.
+
+    Attributes:
+        cache: shared by all passes of a build, over these images and over annotated images.
+    """
 
     paths: tuple[Path, ...] = ()
     sha256: str = content_hash(())
+    cache: ImageCache = field(default_factory=ImageCache, repr=False, compare=False)
 
 
 def select_images(options: CalibrationOptions) -> Selection:
@@ -59,6 +64,7 @@ class Calibrated:
         collection: the histograms.
         ranges: by the rule that was named; by the default rule for ``auto``, which decides with the corrections.
         paths: calibration images that could be read.
+        cache: the selection's.
         reused: the histograms were there already.
     """
 
@@ -66,6 +72,7 @@ class Calibrated:
     collection: Collection
     ranges: Ranges
     paths: tuple[Path, ...]
+    cache: ImageCache
     reused: bool
 
     @property
@@ -106,8 +113,9 @@ def calibrated(
     # The rule that the best of each tensor is compared with.
     rule = CalibrationOptions.rule if options.rule == AUTO else options.rule
     ranges = Ranges.choose(collection, rule, options.percentile)
-    inputs = reach(graph.model, paths, graph.config.input, OnnxRunner, progress) if paths else {}
-    return Calibrated(graph, collection, replace(ranges, inputs=inputs), paths, reused)
+    pixels, cache = graph.config.input, selected.cache
+    inputs = reach(graph.model, paths, pixels, OnnxRunner, progress, cache) if paths else {}
+    return Calibrated(graph, collection, replace(ranges, inputs=inputs), paths, cache, reused)
 
 
 def _collected(
@@ -130,7 +138,7 @@ def _collected(
         runner,
         runner.input,
         tensors,
-        ImageStream(selected.paths, graph.config.input, batch_size=runner.batch or 1),
+        ImageStream(selected.paths, graph.config.input, batch_size=runner.batch or 1, cache=selected.cache),
         key=key,
         images_sha256=selected.sha256,
         progress=lambda done: progress("calibrating", done, len(selected.paths)),

@@ -102,6 +102,7 @@ class Prepared:
             paths,
             content_hash(paths),
             self.config.input,
+            self.calibrated.cache,
         )
 
 
@@ -130,6 +131,6 @@ def prepared(
                 if rule not in candidates:
                     candidates[rule] = Ranges.choose(calibrated.collection, rule, options.percentile)
     head = decoded(graph.nms_mode, graph.config)
-    sources = Sources(calibrated.paths, graph.config.input, OnnxRunner, head, progress)
+    sources = Sources(calibrated.paths, graph.config.input, OnnxRunner, head, progress, calibrated.cache)
     done = correct(graph.model, graph.placement, candidates, names, sources)
     return Prepared(calibrated, done.ranges, done.corrections, done.plan, done.summary)

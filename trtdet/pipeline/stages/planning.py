@@ -138,7 +138,7 @@ def _trade_off(
         count += 1
         stage = f"mAP, evaluation {count}"
         detector = Detector.running(model, prepared.config, prepared.graph.nms_mode)
-        return evaluate(detector, dataset, lambda done, total: progress(stage, done, total))
+        return evaluate(detector, dataset, lambda done, total: progress(stage, done, total), prepared.calibrated.cache)
 
     reference = scored(prepared.model)
 
@@ -182,7 +182,8 @@ def _reached(prepared: Prepared, names: tuple[str, ...]) -> dict[str, float]:
     if unknown and calibrated.paths:
         runner = OnnxRunner(expose(graph.model, unknown))
         largest = dict.fromkeys(unknown, 0.0)
-        for batch in ImageStream(calibrated.paths, graph.config.input, batch_size=runner.batch or 1):
+        pixels, images = graph.config.input, calibrated.paths
+        for batch in ImageStream(images, pixels, batch_size=runner.batch or 1, cache=calibrated.cache):
             for name, value in runner(batch.images).items():
                 largest[name] = max(largest.get(name, 0.0), float(np.abs(value).max(initial=0)))
         prepared.reached.update(largest)

@@ -11,7 +11,7 @@ import onnx
 from numpy.typing import NDArray
 
 from trtdet.config import InputConfig
-from trtdet.data import ImageStream
+from trtdet.data import ImageCache, ImageStream
 from trtdet.errors import ConfigError
 from trtdet.passes import Decoded
 from trtdet.progress import Progress, silent
@@ -30,6 +30,7 @@ class Sources:
         load: makes a model ready to run.
         head: where the model holds its decoded boxes and scores.
         progress: told of every image.
+        cache: images that other passes decoded; None decodes them in each pass.
     """
 
     images: Sequence[Path]
@@ -37,6 +38,7 @@ class Sources:
     load: Load
     head: Decoded
     progress: Progress = silent
+    cache: ImageCache | None = None
 
     def split(self) -> tuple[list[Path], list[Path]]:
         """The images that corrections are computed from, and those that judge them: every fourth of the sorted paths.
@@ -59,7 +61,8 @@ class Sources:
         """Every image's outputs of each model, without the batch axis, the network's input among them."""
         simulators = [self.load(model) for model in models]
         done = 0
-        for batch in ImageStream(paths, self.preprocess, batch_size=simulators[0].batch or 1):
+        stream = ImageStream(paths, self.preprocess, batch_size=simulators[0].batch or 1, cache=self.cache)
+        for batch in stream:
             found = [{**simulator(batch.images), simulator.input: batch.images} for simulator in simulators]
             for row in range(len(batch)):
                 yield [{name: value[row] for name, value in outputs.items()} for outputs in found]
