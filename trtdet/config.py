@@ -105,7 +105,7 @@ class InputConfig(_Section):
 class HeadConfig(_Section):
     """What the raw outputs mean.
 
-    ``decode`` is one of
+    ``decode`` is one of these rules:
 
     - ``yolox``: (B, N, 5 + C), ``xy = (xy + grid) * stride``, ``wh = exp(wh) * stride``, objectness, classes
     - ``yolov5``: (B, N, 5 + C), boxes already decoded to centre x, y, width, height in pixels, objectness, classes
@@ -140,13 +140,13 @@ class NmsConfig(_Section):
     score_threshold: Probability = 0.001
     """A candidate's score must exceed this."""
     iou_threshold: Annotated[float, Field(gt=0.0, le=1.0)] = 0.65
-    """A box is suppressed by a better one of its class that overlaps it by more than this."""
+    """A box is suppressed by a better box of its class that overlaps it by more than this."""
     max_detections: Positive = 300
     pre_nms_topk: Positive = 3000
     """The candidates of an image, the best, that enter the suppression at most."""
     class_agnostic: bool = False
     candidates: Literal["all-classes", "best-class"] = "all-classes"
-    """``all-classes``: a box competes with every class over the threshold; ``best-class``: with its best one only."""
+    """``all-classes``: a box competes with every class over the threshold; ``best-class``: with its best class only."""
 
     @model_validator(mode="after")
     def _order(self) -> NmsConfig:

@@ -9,7 +9,7 @@
     ├── BundleError                a bundle that is incomplete, altered or of another schema
     └── OutputError                a file or folder that cannot be written
 
-Each message is one line: what was wrong, what was got, what is allowed, what to do next.
+Each message is a single line: what was wrong, what was got, what is allowed, what to do next.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command line: arguments in, one call of the package, its results out. One file a command."""
+"""The command line: arguments in, a call of the package, its results out. Each command has a file."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ COMMANDS: tuple[Command, ...] = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command.
+    """Runs a command.
 
     Returns:
         0 when done, 1 on an error, 130 on Ctrl-C; wrong usage exits with 2. No exception leaves it, unless the

@@ -48,7 +48,7 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
     if options.compare != (options.images is not None):
         raise ConfigError("--compare and --images belong together: give both")
     if options.measure and options.times is not None:
-        raise ConfigError("--measure and --times both say how long layers take: give one of them")
+        raise ConfigError("--measure and --times both give the times of layers: choose one of them")
     bundle = Bundle(options.bundle)
     found = Audit.load(bundle.file("audit.json"))
     if options.times is not None:

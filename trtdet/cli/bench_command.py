@@ -29,14 +29,14 @@ def _options(parser: ArgumentParser) -> None:
         type=float,
         default=3.0,
         metavar="S",
-        help="how long each target is measured at each point (default: %(default)s)",
+        help="seconds that each target is measured for at each point (default: %(default)s)",
     )
     parser.add_argument(
         "--warm-up",
         type=float,
         default=1.0,
         metavar="S",
-        help="seconds of warm-up at least, until times are steady (default: %(default)s)",
+        help="seconds of warm-up, continued until times are steady (default: %(default)s)",
     )
     parser.add_argument(
         "--min-runs", type=int, default=50, metavar="N", help="runs of each point at least (default: %(default)s)"

@@ -20,7 +20,7 @@ class Command:
         name: as it is typed.
         summary: its line in ``trtdet --help``.
         add_options: declares its options on a parser.
-        run: takes the options and the console, does the work through one call of the package, prints the results, and
+        run: takes the options and the console, does the work through a call of the package, prints the results, and
             returns the object of ``--json``.
     """
 
@@ -31,7 +31,7 @@ class Command:
 
 
 class Parser(argparse.ArgumentParser):
-    """Errors on one line, with the nearest option in place of a misspelt one."""
+    """An argument parser whose errors are a single line, and name the option nearest to a misspelt one."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {one_line(message, 1000)}; see '{self.prog} --help'\n")
@@ -45,7 +45,7 @@ class Parser(argparse.ArgumentParser):
     def check_spelling(self, words: Iterable[str]) -> None:
         """Ends with an error at the first word that is meant as an option and is none.
 
-        argparse itself first complains of a required option that is missing, which is the misspelt one."""
+        argparse itself first complains of a required option that is missing, though it is there misspelt."""
         known = self.options(hidden=True)
         for word in words:
             if word == "--":

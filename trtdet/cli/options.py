@@ -37,7 +37,7 @@ def add_target(parser: ArgumentParser, several: bool = False) -> None:
     """A bundle, or a model with its configuration."""
     name, what = ("targets", "bundles or ONNX models") if several else ("target", "a bundle or an ONNX model")
     parser.add_argument(name, type=Path, nargs="+" if several else None, metavar="BUNDLE|MODEL", help=what)
-    parser.add_argument("--config", help="YAML file or shipped name; required for a MODEL, not used for a BUNDLE")
+    parser.add_argument("--config", help="YAML file or shipped name; required for a MODEL; a BUNDLE has its own")
 
 
 def add_output(parser: ArgumentParser, metavar: str, what: str, required: bool = True) -> None:
@@ -167,7 +167,7 @@ def add_backend(parser: ArgumentParser) -> None:
         "--backend",
         default="auto",
         choices=("auto", *(library.name for library in LIBRARIES)),
-        help="who builds the engine (default: auto, the first available)",
+        help="the library that builds the engine (default: auto, the first that works here)",
     )
     group.add_argument(
         "--sm",

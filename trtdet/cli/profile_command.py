@@ -25,7 +25,7 @@ def _options(parser: ArgumentParser) -> None:
         "--against",
         type=Path,
         metavar="BUNDLE|MODEL",
-        help="profile this one of the same network too, and list the layers that are slower than in it",
+        help="a target of the same network to profile in turns with it; lists the layers that are slower than there",
     )
     parser.add_argument("--top", type=int, default=20, metavar="N", help="layers to list (default: %(default)s)")
     add_output(

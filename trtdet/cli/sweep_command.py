@@ -104,4 +104,4 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
     return done.as_dict()
 
 
-COMMAND = Command("sweep", "a matrix of variants, each built and scored, one row each", _options, _run)
+COMMAND = Command("sweep", "a matrix of variants, each built and scored, with a row for each", _options, _run)
