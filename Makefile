@@ -1,8 +1,10 @@
 # make demo   the whole way on the shipped detector and generated images
-# make test   style, types and tests, those of service/ included; make test-benchmarks those of the scripts in benchmarks/
-# Both set up .venv first; nothing else has to be installed.
+# make test   style, types and tests, those of service/ included: minutes
+# make test-all   that and 'make test-rest': sanitizers, whole data sets, every command of every page, long searches
+# All three set up .venv first; nothing else has to be installed.
+# make test-benchmarks   the tests of the scripts in benchmarks/ alone, which are a part of test-rest
 # make service   the C++ runtime and service into build/service, for TensorRT with TENSORRT_INCLUDE_DIR=folder of NvInfer.h
-# make test-sanitized   the service as a process, with the address, undefined and thread sanitizers in it
+# make test-sanitized   service/ with the address, undefined and thread sanitizers in it, a part of test-rest
 # make test-triton      packaged repositories in a real Triton server, in .venv-triton
 # make fuzz      what reads bytes from outside, with libFuzzer, each target for FUZZ_SECONDS; needs clang
 # make test-tensorrt86   what can be asked of TensorRT 8.6.0 without a GPU, in .venv86; needs Python 3.10, cc and 4 GB
@@ -21,13 +23,15 @@ BIN86 := $(VENV86)/bin
 # Builds of service/ that the tests run on: as it is shipped, and with sanitizers.
 SERVICE   := build/service
 SANITIZED := address,undefined thread
-# trtdet-serve and trtdet-bench with sanitizers, which the library's own tests need not wait for.
-PROGRAMS  := OFF
+
+# Files stay whole: what a file's tests share is made once. Long files come first, see tests/conftest.py.
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 FUZZ_SECONDS ?= 600
 FUZZ_TARGETS := manifest image recording multipart
 
-.PHONY: demo test test-benchmarks test-tensorrt86 test-triton test-sanitized lint service service-tests fuzz clean
+.PHONY: demo test test-all test-rest test-benchmarks test-tensorrt86 test-triton test-sanitized lint service service-tests \
+  fuzz clean
 
 demo: $(VENV)/.demo
 	$(BIN)/trtdet demo -o demo
@@ -35,7 +39,16 @@ demo: $(VENV)/.demo
 # What is installed and what is compiled do not wait for each other.
 test:
 	$(MAKE) --no-print-directory -j2 lint service-tests
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not benchmark and not tensorrt86"
+	$(PYTEST) -m "not slow and not benchmark and not tensorrt86"
+
+test-all: test
+	$(MAKE) --no-print-directory test-rest
+
+# All that 'make test' leaves out and that needs no other environment, to its end also where some of it fails; like
+# 'make test' it ends with pytest's summary.
+test-rest: $(VENV)/.dev
+	failed=0; $(MAKE) --no-print-directory test-sanitized || failed=1; \
+	$(PYTEST) -m "(slow or benchmark) and not tensorrt86" || failed=1; exit $$failed
 
 test-benchmarks: $(VENV)/.dev
 	$(BIN)/python -m pytest -m benchmark
@@ -63,12 +76,7 @@ service:
 
 service-tests: service
 	set -e; test -f $(SERVICE)/CTestTestfile.cmake || exit 0; \
-	ctest --test-dir $(SERVICE) --output-on-failure; \
-	for sanitizers in $(SANITIZED); do \
-	  folder=$(SERVICE)-$${sanitizers%%,*}; \
-	  service/build.sh $$folder -DTRTDET_SANITIZE=$$sanitizers -DTRTDET_PROGRAMS=$(PROGRAMS); \
-	  ctest --test-dir $$folder --output-on-failure; \
-	done
+	ctest --test-dir $(SERVICE) --output-on-failure
 
 fuzz: $(VENV)/.dev
 	service/build.sh build/fuzz -DCMAKE_CXX_COMPILER=clang++ -DTRTDET_FUZZ=ON -DTRTDET_SANITIZE=address,undefined \
@@ -80,11 +88,14 @@ fuzz: $(VENV)/.dev
 	    build/fuzz/corpus/$$target build/fuzz/seeds/$$target; \
 	done
 
-# What goes through the service with sanitizers in it; minutes where 'make test' takes the library's own tests alone.
-test-sanitized: PROGRAMS := ON
-test-sanitized: $(VENV)/.dev service-tests
-	set -e; for sanitizers in $(SANITIZED); do \
-	  TRTDET_SERVICE_BUILD=$(SERVICE)-$${sanitizers%%,*} $(BIN)/python -m pytest tests/service/test_serve.py tests/service/test_serve_load.py; \
+# The library's own tests, then the whole process as its clients see it.
+test-sanitized: $(VENV)/.dev service
+	set -e; test -f $(SERVICE)/CTestTestfile.cmake || exit 0; \
+	for sanitizers in $(SANITIZED); do \
+	  folder=$(SERVICE)-$${sanitizers%%,*}; \
+	  service/build.sh $$folder -DTRTDET_SANITIZE=$$sanitizers; \
+	  ctest --test-dir $$folder --output-on-failure; \
+	  TRTDET_SERVICE_BUILD=$$folder $(PYTEST) tests/service/test_serve.py tests/service/test_serve_load.py; \
 	done
 
 lint: $(VENV)/.dev

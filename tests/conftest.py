@@ -1,16 +1,16 @@
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
+import onnx
 import pytest
+from models import small_detector
+from once import Once
 from standin.forked import Forks
 from standin.machine import Machine
-
-Once = Callable[[str, Callable[[Path], object]], Path]
 
 
 def pytest_configure() -> None:
@@ -22,10 +22,26 @@ def pytest_configure() -> None:
         os.sched_setaffinity(0, set(cores[int(worker.removeprefix("gw")) :: workers]) or set(cores))
 
 
+LONG = ("test_documents.py", "workflow", "service", "pipeline", "mixed_precision", "audit")
+"""Files and folders of which a worker has long."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with long tests first, so that no worker begins one when the others have nothing left to do."""
-    long = {item.path for item in items if item.get_closest_marker("slow") or "workflow" in item.path.parts}
-    items.sort(key=lambda item: item.path not in long)
+    """Long files first, so that no worker begins one when the others have nothing left to do."""
+
+    def place(item: pytest.Item) -> int:
+        parts = item.path.parts
+        return next((rank for rank, name in enumerate(LONG) if name in parts), len(LONG))
+
+    items.sort(key=place)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    terminalreporter.section("not tested here")
+    terminalreporter.line(
+        "What a GPU computes, and how fast: engines were run by the stand-in of tests/standin, which runs their models "
+        "on the CPU. Engines of TensorRT-RTX were built and read, not run."
+    )
 
 
 @pytest.fixture(scope="session")
@@ -54,24 +70,21 @@ def ray_workers() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def once(tmp_path_factory: pytest.TempPathFactory) -> Once:
-    """Makes what many tests read, once for all workers: ``once(name, make)`` gives the folder or file of that name,
-    which ``make(path)`` wrote for the first that asked; others wait for it."""
+    """What many tests read is made once for all workers."""
     base = tmp_path_factory.getbasetemp()
-    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "once"
-    shared.mkdir(exist_ok=True)
+    return Once((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "once")
 
-    def once(name: str, make: Callable[[Path], object]) -> Path:
-        path, done = shared / name, shared / f"{name}.done"
-        with (shared / f"{name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not done.exists():
-                if path.is_dir():
-                    shutil.rmtree(path)
-                make(path)
-                done.touch()
-        return path
 
-    return once
+@pytest.fixture(scope="session")
+def small_model(once: Once) -> Path:
+    """A detector of ten convolutions for the configuration ``shapes``, for what does not ask how well it detects."""
+    return once("small.onnx", lambda path: onnx.save(small_detector(), path))
+
+
+@pytest.fixture(scope="session")
+def small_dynamic(once: Once) -> Path:
+    """The same with an open batch."""
+    return once("small-dynamic.onnx", lambda path: onnx.save(small_detector("batch"), path))
 
 
 @pytest.fixture(scope="session")

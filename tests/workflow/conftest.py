@@ -1,4 +1,4 @@
-"""The shipped detector and generated images, made once for all tests of whole commands."""
+"""A small detector, the shipped one and generated images for the tests of whole commands."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from once import Once
 from standin.machine import Finished
 
 from trtdet.cli import main
@@ -28,18 +29,34 @@ def run(capfd: pytest.CaptureFixture[str]) -> Callable[..., Finished]:
 
 
 @pytest.fixture(scope="session")
-def model() -> Path:
+def model(small_model: Path) -> Path:
+    """What most tests of a command need: any detector, as small as can be."""
+    return small_model
+
+
+@pytest.fixture(scope="session")
+def dynamic(small_dynamic: Path) -> Path:
+    """The same with an open batch."""
+    return small_dynamic
+
+
+@pytest.fixture(scope="session")
+def trained() -> Path:
+    """The shipped detector, for tests that ask what is found."""
     return SHAPES_MODEL
 
 
 @pytest.fixture(scope="session")
-def calibration_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return shapes.generate(tmp_path_factory.mktemp("shapes"), "calibration", 20).images
+def calibration_images(once: Once) -> Path:
+    folder = once("workflow-calibration", lambda path: shapes.generate(path, "calibration", 20))
+    return folder / "calibration"
 
 
 @pytest.fixture(scope="session")
-def validation(tmp_path_factory: pytest.TempPathFactory) -> shapes.ShapesSplit:
-    return shapes.generate(tmp_path_factory.mktemp("shapes"), "val", 16)
+def validation(once: Once) -> shapes.ShapesSplit:
+    made = once("workflow-val", lambda path: shapes.generate(path, "val", 16))
+    # Of what is there already it only says where.
+    return shapes.generate(made, "val", 16)
 
 
 @pytest.fixture

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import onnx
 import pytest
+from models import CONVOLUTIONS
 
 from trtdet.bundle import Bundle
 from trtdet.mixed_precision.scores import Sensitivity
@@ -36,11 +38,11 @@ def test_the_engine_has_exactly_the_planned_convolutions_in_half(build, tmp_path
     done = build("--keep-fp16", 5, "--sm", 86)
     assert done.code == 0, done.err
     assert {key: done.json["manifest"]["audit"][key] for key in ("int8", "fp16", "fp32")} == {
-        "int8": 90,
+        "int8": CONVOLUTIONS - 5,
         "fp16": 5,
         "fp32": 0,
     }
-    assert done.json["manifest"]["precision"] == {"int8": 90, "fp16": 5, "fp32": 0}
+    assert done.json["manifest"]["precision"] == {"int8": CONVOLUTIONS - 5, "fp16": 5, "fp32": 0}
     audit = run("audit", tmp_path / "b", "--json").json
     assert audit["departures"] == []
     names = kept(tmp_path / "b")
@@ -51,7 +53,7 @@ def test_the_engine_has_exactly_the_planned_convolutions_in_half(build, tmp_path
     # Why each is kept stands in the plan, and the ranking beside it.
     ranking = Sensitivity.load(tmp_path / "b" / "sensitivity.json")
     assert set(names) == {layer.name for layer in ranking.layers[:5]}
-    assert names[ranking.layers[0].name].startswith("kept: rank 1 of 95, ")
+    assert names[ranking.layers[0].name].startswith(f"kept: rank 1 of {CONVOLUTIONS}, ")
     # Another number takes the ranking that is there.
     again = build("--keep-fp16", 6, "--sm", 86)
     assert "ranking" not in again.err
@@ -62,8 +64,8 @@ def test_names_and_the_depthwise_group(build, tmp_path):
     done = build(*ONNX, "--keep-fp16", "depthwise")
     assert done.code == 0, done.err
     group = kept(tmp_path / "b")
-    assert len(group) == 12
-    first, second = list(group)[:2]
+    assert list(group) == ["/depthwise/Conv"]
+    first, second = "/stem/Conv", "/down1/Conv"
     assert build(*ONNX, "--keep-fp16", f"{first},{second}", name="n").code == 0
     assert kept(tmp_path / "n") == {first: "kept: named", second: "kept: named"}
     wrong = build(*ONNX, "--keep-fp16", "nothing", name="w")
@@ -87,7 +89,7 @@ def test_an_edited_plan_goes_in_again(build, tmp_path):
     edited.write_text(json.dumps(plan))
     other = build(*ONNX, "--keep-fp16", edited, name="e")
     assert other.json["up_to_date"] is False
-    assert other.json["manifest"]["precision"] == {"int8": 94, "fp16": 0, "fp32": 1}
+    assert other.json["manifest"]["precision"] == {"int8": CONVOLUTIONS - 1, "fp16": 0, "fp32": 1}
     del plan["entries"][name]
     edited.write_text(json.dumps(plan))
     wrong = build(*ONNX, "--keep-fp16", edited, name="e")
@@ -107,22 +109,39 @@ def test_a_budget_of_multiply_adds(build, tmp_path):
     assert "--fp16-budget must be a share of the multiply-adds, 0 to 1, got 3" in wrong.message
 
 
-def test_the_smallest_set_within_a_bound(build, tmp_path, validation):
+def test_the_smallest_set_within_a_bound(run, trained, calibration_images, tmp_path, validation):
+    # A range that cuts off one value in twenty costs INT8 much on every processor, whatever its arithmetic.
+    spoilt = ["--num-images", 4, "--calib", "percentile", "--percentile", 95, "--correct", "none", "--rank-images", 2]
     labelled = ["--val-images", validation.images, "--annotations", validation.annotations]
-    done = build(*ONNX, "--max-map-drop", 0.8, *labelled)
+
+    def build(*more, name="b"):
+        command = ["build", trained, "--config", "shapes", "--images", calibration_images, *spoilt, *ONNX]
+        return run(*command, "-o", tmp_path / name, "--json", *more)
+
+    anything = build("--max-map-drop", 100, *labelled)
+    assert anything.code == 0, anything.err
+    whole = anything.json["trade_off"]["chosen"]
+    assert whole["names"] == []
+    loss = -100 * whole["score"]["difference"]
+    assert loss > 5
+    bound = loss / 2
+    done = build("--max-map-drop", bound, *labelled)
     assert done.code == 0, done.err
     found = done.json["trade_off"]
     assert found["evaluations"] <= 8
     assert found["evaluations"] == len(found["candidates"]) + 1
-    assert -100 * found["chosen"]["score"]["difference"] <= 0.8
+    assert -100 * found["chosen"]["score"]["difference"] <= bound
     assert len(kept(tmp_path / "b")) == len(found["chosen"]["names"]) > 0
+    smaller = [one for one in found["candidates"] if len(one["names"]) < len(found["chosen"]["names"])]
+    assert smaller
+    assert all(-100 * one["score"]["difference"] > bound for one in smaller)
     assert "<- chosen" in done.err
     assert json.loads((tmp_path / "b" / "tradeoff.json").read_text())["chosen"]["names"] == found["chosen"]["names"]
     # What was measured is what was built.
-    assert build(*ONNX, "--max-map-drop", 0.8, *labelled).json["up_to_date"] is True
-    alone = build(*ONNX, "--max-map-drop", 0.8, name="n")
+    assert build("--max-map-drop", bound, *labelled).json["up_to_date"] is True
+    alone = build("--max-map-drop", bound, name="n")
     assert "--max-map-drop measures mAP: give annotated images" in alone.message
-    half = build(*ONNX, "--max-map-drop", 0.8, *labelled[:2], name="n")
+    half = build("--max-map-drop", bound, *labelled[:2], name="n")
     assert "--val-images and --annotations belong together" in half.message
 
 
@@ -130,7 +149,7 @@ def test_all_of_it_in_half(build, run, model, tmp_path, validation):
     command = ["build", model, "--config", "shapes", "--fp16", *ONNX, "--json", "-o", tmp_path / "h"]
     done = run(*command)
     assert done.code == 0, done.err
-    assert done.json["manifest"]["precision"] == {"int8": 0, "fp16": 95, "fp32": 0}
+    assert done.json["manifest"]["precision"] == {"int8": 0, "fp16": CONVOLUTIONS, "fp32": 0}
     bundle = Bundle(tmp_path / "h")
     weights = [one for one in onnx.load(bundle.model).graph.initializer if len(one.dims) == 4 and one.dims[0] > 1]
     assert all(onnx.numpy_helper.to_array(one).dtype == np.float16 for one in weights)
@@ -156,7 +175,7 @@ def test_sensitivity_writes_rows_and_goes_on(run, model, calibration_images, tmp
     assert {"layers", "seconds", "inferences"} <= set(done.json)
     assert {"name", "score", "rank"} <= set(done.json["layers"][0])
     rows = (tmp_path / "s.jsonl").read_text().splitlines()
-    assert len(rows) == 1 + 96
+    assert len(rows) == 1 + CONVOLUTIONS
     assert Sensitivity.load(tmp_path / "s.json").layers[0].name == done.json["layers"][0]["name"]
     again = run(*command, "-o", tmp_path / "s.json")
     assert again.json == done.json
@@ -172,6 +191,6 @@ def test_sweep_prints_its_table(run, model, calibration_images, validation, tmp_
     command += ["--val-images", validation.images, "--annotations", validation.annotations, "-o", tmp_path / "s"]
     done = run(*command, "--calib", "minmax", "mse", "--correct", "none")
     assert done.code == 0, done.err
-    assert done.out.count("INT8  keep") == 2
+    assert len(re.findall(r"^INT8 +keep", done.out, re.MULTILINE)) == 2
     assert (tmp_path / "s" / "sweep.md").read_text().count("| INT8 |") == 2
     assert run(*command, "--calib", "minmax", "--correct", "none", "--json").json["rows"][1]["calibration"] == "minmax"

@@ -1,4 +1,4 @@
-"""``trtdet bench`` and ``trtdet profile`` on the shipped detector: what they print, write and refuse."""
+"""``trtdet bench`` and ``trtdet profile`` in whole: what they print, write and refuse."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from models import CONVOLUTIONS
 
 CONFIG = ["--config", "shapes"]
 SHORT = ["--seconds", 0.02, "--warm-up", 0, "--min-runs", 20]
@@ -160,7 +161,7 @@ def test_what_trtdet_wrote_is_read_out_of_the_model_of_a_bundle(bundle):
 
     (target,) = open_targets([bundle], None)
     found = nodes_behind(bundle, target)
-    assert len(found.convs) == 95
+    assert len(found.convs) == CONVOLUTIONS
     assert {Origin.QDQ, Origin.DECODE} <= set(found.origins.values())
     assert nodes_behind(bundle, replace(target, runner=SimpleNamespace(model=None))) == found
 
@@ -172,11 +173,11 @@ def test_profile_of_a_model(run, model, tmp_path):
     assert found == json.loads((tmp_path / "p.json").read_text())
     assert leftovers(tmp_path) == ["p.json"]
     kinds = {one["name"]: one for one in found["types"]}
-    assert kinds["Conv"]["count"] == 95
+    assert kinds["Conv"]["count"] == CONVOLUTIONS
     assert sum(one["share"] for one in found["types"]) == pytest.approx(1)
     assert sum(one["ms"] for one in found["layers"]) == pytest.approx(found["sum_ms"])
     assert found["overhead"] == pytest.approx(found["sum_ms"] / found["latency_ms"]["mean"] - 1)
-    assert {"backbone/stem", "head/stems", "trtdet/decode"} <= {one["name"] for one in found["parts"]}
+    assert {"stem", "head0", "trtdet/decode"} <= {one["name"] for one in found["parts"]}
     assert found["runs"] == 3
 
 
@@ -188,7 +189,7 @@ def test_profile_of_a_bundle_against_its_model(run, model, bundle, tmp_path):
     assert "QuantizeLinear" in kinds
     assert "QuantizeLinear" not in {one["name"] for one in done.json["against"]["types"]}
     convs = [name for one in done.json["against"]["differences"] for name in one["convs"]]
-    assert len(set(convs)) == len(convs) == 95
+    assert len(set(convs)) == len(convs) == CONVOLUTIONS
     assert all(one["low_ms"] > 0 for one in done.json["against"]["slower"])
     text = page.read_text()
     assert text.startswith("<!doctype html>")

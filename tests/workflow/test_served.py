@@ -31,7 +31,6 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 from standin.machine import FOLDER, Machine
-from test_commands import dynamic
 
 from trtdet import BuildOptions, CalibrationOptions, PackageOptions, TritonOptions, build, load_config, package
 from trtdet.backends import OnnxRunner
@@ -61,10 +60,11 @@ Answer = dict[str, NDArray[Any]]
 
 
 @pytest.fixture(scope="module")
-def bundles(model: Path, calibration_images: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Bundle]:
+def bundles(
+    model: Path, dynamic: Path, calibration_images: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Bundle]:
     """INT8 bundles for onnxruntime, each made once."""
     place = tmp_path_factory.mktemp("bundles")
-    source = dynamic(place / "dynamic.onnx", model)
     done: dict[str, Bundle] = {}
 
     def make(kind: str) -> Bundle:
@@ -75,7 +75,7 @@ def bundles(model: Path, calibration_images: Path, tmp_path_factory: pytest.Temp
                 backend="onnxruntime",
                 **KINDS[kind],  # type: ignore[arg-type]
             )
-            given = source if "batch" in KINDS[kind] and KINDS[kind]["batch"] != (4, 4, 4) else model
+            given = dynamic if "batch" in KINDS[kind] and KINDS[kind]["batch"] != (4, 4, 4) else model
             config = load_config("shapes")
             if kind == "border on all sides":
                 centred = config.input.model_copy(update={"resize": "letterbox-centre"})

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from models import CONVOLUTIONS, SILUS
 from standin.machine import Machine, plugin_library
 
 from trtdet.bundle import Bundle
@@ -56,7 +57,7 @@ def test_an_implicit_bundle_holds_a_float_model_and_ranges_beside_it(implicit: B
     manifest = implicit.manifest
     assert (manifest.quantization.mode, manifest.quantization.source) == ("implicit", "trtdet")
     assert manifest.quantization.calibrator == "percentile"
-    assert manifest.precision.int8 > 80
+    assert manifest.precision.int8 == CONVOLUTIONS
     graph = onnx.load(str(implicit.model)).graph
     assert implicit.model.name == "float.onnx"
     assert not [node.op_type for node in graph.node if "Quantize" in node.op_type]
@@ -74,7 +75,7 @@ def test_every_tensor_before_a_convolution_has_a_range_and_the_rest_stays_in_flo
     assert inside <= set(scales)
     # The activation functions between them as well: without a range they would run in float.
     sigmoids = [node.output[0] for node in graph.node if node.op_type == "Sigmoid"]
-    assert sum(name in scales for name in sigmoids) > 80
+    assert sum(name in scales for name in sigmoids) == SILUS
     ranges = json.loads(implicit.file("ranges.json").read_text())["tensors"]
     for name, scale in scales.items():
         assert scale == pytest.approx(ranges[name]["amax"] / 127, rel=1e-6)
@@ -248,7 +249,8 @@ def test_a_dynamic_batch_shares_its_profile_among_lanes_in_every_version(
     machine: Machine, model: Path, calibration_images: Path, tmp_path: Path
 ) -> None:
     for version in (OLD, "10.9.0"):
-        arguments = ["--fp32", "--batch", "1:2:3"]
+        # The reference of EfficientNMS_TRT, which the stand-in runs, takes longer than all the rest.
+        arguments = ["--fp32", "--batch", "1:2:3", "--nms", "host"]
         made = build(machine, model, calibration_images, tmp_path / version, *arguments, version=version)
         assert told(made)["sharing"]
         shape = made.manifest.input.shape
@@ -281,7 +283,9 @@ model, images, val, annotations, place, backend = map(Path, sys.argv[1:])
 config = trtdet.load_config("shapes")
 keep = KeepOptions(images=val, annotations=annotations)
 calibration = CalibrationOptions(images=images, num_images=6)
-options = BuildOptions(calibration=calibration, correct=(), backend=str(backend), keep=keep, silu="keep", measure=False)
+options = BuildOptions(
+    calibration=calibration, correct=(), backend=str(backend), keep=keep, silu="keep", nms="host", measure=False
+)
 bundle = build(model, config, place, options).bundle
 timing = BenchOptions(seconds=0.05, warm_up=0, min_runs=20)
 found = weigh(Job(model, config, place, options), bundle, Measuring(timing, ProfileOptions(runs=10, warm_up=1)))
