@@ -185,8 +185,8 @@ def test_full_memory_says_how_much_was_asked_and_is_free(machine, pycuda):
     )
     program += "\ngpu.buffer(2 << 20).free(); refused(gpu.pinned, (3 << 20,), np.uint8)"
     assert machine.python(program, pycuda=pycuda, memory=4 << 20, pinned=1 << 20).out.splitlines() == [
-        "Stand-in GPU has no 2.0 MiB of memory left: 1.0 MiB of 4.0 MiB are free; take a smaller batch, or end what "
-        "else runs on it",
+        "Stand-in GPU has no 2.0 MiB of memory left: 1.0 MiB of 4.0 MiB are free; take a smaller batch, or end other "
+        "programs that use it",
         "the host cannot lock 3.0 MiB of memory for copies to Stand-in GPU; take a smaller batch",
     ]
 

@@ -1,0 +1,281 @@
+"""A device to work on: memory, streams, events and graphs, each given back once."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import TracebackType
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from trtdet.backends.cuda.bindings import PIP, Bindings, DeviceFailed, OutOfMemory
+from trtdet.backends.cuda.clocks import Clocks, read_clocks
+from trtdet.backends.cuda.cuda_python import CudaPython
+from trtdet.backends.cuda.driver import Device, absence, devices
+from trtdet.backends.cuda.py_cuda import PyCuda
+from trtdet.errors import BackendError, one_line
+
+
+def open_device(index: int = 0) -> Gpu:
+    """A device to work on, by its primary context, which it shares with the libraries of this process.
+
+    Args:
+        index: its number among ``devices()``.
+
+    Raises:
+        BackendError: no driver, one that does not fit, no such device, or neither PyCUDA nor cuda-python is usable.
+    """
+    missing = absence()
+    if missing:
+        raise BackendError(missing, "run this on a machine with a CUDA device")
+    found = {device.index: device for device in devices()}
+    if index not in found:
+        raise BackendError(f"no CUDA device {index}; this machine has {', '.join(map(str, found))}")
+    return Gpu(found[index], _new_bindings(index))
+
+
+def _new_bindings(index: int) -> Bindings:
+    """The first installed package, on a device.
+
+    Raises:
+        BackendError: none is installed, or the driver refused the device.
+    """
+    refused = []
+    for package, module, make in (
+        ("pycuda", "pycuda.driver", PyCuda),
+        ("cuda-python", "cuda.bindings.driver", CudaPython),
+    ):
+        try:
+            return make(importlib.import_module(module), index)
+        except ImportError as error:
+            refused.append(f"{package}: {one_line(error)}")
+    raise BackendError(
+        f"no package to reach the GPU with ({'; '.join(refused)})", f"{PIP} or pip install 'trtdet[pycuda]'"
+    )
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB" if size >= 2**28 else f"{size / 2**20:.1f} MiB"
+
+
+class _Owned:
+    """A resource of the device, released once: by ``free`` or at the end of a ``with`` block."""
+
+    def __init__(self, gpu: Gpu, raw: Any, release: Callable[[Any], None]) -> None:
+        self._gpu, self._raw, self._release = gpu, raw, release
+
+    def free(self) -> None:
+        """Releases it; a second call does nothing."""
+        raw, self._raw = self._raw, None
+        if raw is None:
+            return
+        with self._gpu.current():
+            # The failure was reported where the work was waited for; a failed device has nothing to release.
+            with suppress(DeviceFailed):
+                self._release(raw)
+            # PyCUDA destroys an object with its last reference, for which the device must be current.
+            del raw
+
+    def __enter__(self: _Thing) -> _Thing:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.free()
+
+
+_Thing = TypeVar("_Thing", bound=_Owned)
+
+
+class Buffer(_Owned):
+    """Memory of the device: ``nbytes`` of it from ``address`` on."""
+
+    def __init__(self, gpu: Gpu, raw: Any, nbytes: int) -> None:
+        super().__init__(gpu, raw, gpu.bindings.free)
+        self.address, self.nbytes = int(raw), nbytes
+
+
+class Pinned(_Owned):
+    """Page-locked memory of the host, which the device copies from and to. ``array`` is invalid after ``free``."""
+
+    def __init__(self, gpu: Gpu, raw: Any, array: NDArray[Any]) -> None:
+        super().__init__(gpu, raw, gpu.bindings.free_pinned)
+        self.array = array
+
+
+class Graph(_Owned):
+    """Work that was captured from a stream and is launched as a whole."""
+
+    def __init__(self, gpu: Gpu, raw: Any) -> None:
+        super().__init__(gpu, raw, gpu.bindings.free_graph)
+
+
+class Event(_Owned):
+    """A moment in a stream."""
+
+    def __init__(self, gpu: Gpu, raw: Any) -> None:
+        super().__init__(gpu, raw, gpu.bindings.free_event)
+
+    def since(self, start: Event) -> float:
+        """Milliseconds from ``start`` to here; both were recorded, and their streams waited for."""
+        with self._gpu.current():
+            return self._gpu.bindings.elapsed(start._raw, self._raw)
+
+
+class Stream(_Owned):
+    """Work that the device does in order. Only ``wait`` blocks.
+
+    Attributes:
+        handle: its address, for libraries that take one.
+    """
+
+    def __init__(self, gpu: Gpu, raw: Any) -> None:
+        super().__init__(gpu, raw, gpu.bindings.free_stream)
+        self.handle = gpu.bindings.stream_handle(raw)
+
+    def copy_in(self, to: Buffer, array: NDArray[Any]) -> None:
+        """Copies a contiguous array to the device; it must stay as it is until the stream was waited for."""
+        with self._gpu.current():
+            self._gpu.bindings.copy_in(to.address, array, self._raw)
+
+    def copy_out(self, array: NDArray[Any], start: Buffer) -> None:
+        """Copies as many bytes from the device as the contiguous array has; read it once the stream was waited for."""
+        with self._gpu.current():
+            self._gpu.bindings.copy_out(array, start.address, self._raw)
+
+    def record(self, event: Event) -> None:
+        """Marks the time at which all work queued so far is done."""
+        with self._gpu.current():
+            self._gpu.bindings.record(event._raw, self._raw)
+
+    def wait(self) -> None:
+        """Blocks until all work is done.
+
+        Raises:
+            BackendError: the device failed at it.
+        """
+        with self._gpu.current():
+            self._gpu.bindings.wait(self._raw)
+
+    def capture(self, enqueue: Callable[[], None]) -> Graph:
+        """Records what ``enqueue`` puts into this stream, without running it. Other threads may call CUDA meanwhile.
+
+        Raises:
+            BackendError: something in it cannot be captured, or PyCUDA is used; the stream is usable as before.
+        """
+        with self._gpu.current():
+            return Graph(self._gpu, self._gpu.bindings.capture(self._raw, enqueue))
+
+    def launch(self, graph: Graph) -> None:
+        """Runs a captured graph."""
+        with self._gpu.current():
+            self._gpu.bindings.launch(graph._raw, self._raw)
+
+
+class Gpu:
+    """An open device. Any thread may make any call.
+
+    Attributes:
+        device: its name, compute capability and memory.
+        graphs: whether work can be captured into graphs; PyCUDA has none.
+        through: the package that reaches the driver, with its version.
+    """
+
+    def __init__(self, device: Device, bindings: Bindings) -> None:
+        self.device = device
+        self.bindings = bindings
+        self.graphs = bindings.graphs
+        self.through = bindings.through
+        self._nvml: Any = None
+        self._open = True
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """Makes the device this thread's own inside the block, for libraries that take the current one."""
+        self.bindings.push()
+        try:
+            yield
+        finally:
+            self.bindings.pop()
+
+    def memory(self) -> tuple[int, int]:
+        """Free and total memory, in bytes."""
+        with self.current():
+            return self.bindings.memory()
+
+    def buffer(self, nbytes: int) -> Buffer:
+        """Memory on the device.
+
+        Raises:
+            BackendError: not enough is free; the message says how much is.
+        """
+        # No allocation is empty; a tensor without elements has an address all the same.
+        size = max(1, nbytes)
+        with self.current():
+            try:
+                return Buffer(self, self.bindings.allocate(size), size)
+            except OutOfMemory:
+                free, total = self.bindings.memory()
+                raise BackendError(
+                    f"{self.device.name} has no {_gib(size)} of memory left: {_gib(free)} of {_gib(total)} are free",
+                    "take a smaller batch, or end other programs that use it",
+                ) from None
+
+    def pinned(self, shape: Sequence[int], dtype: DTypeLike) -> Pinned:
+        """An uninitialised array in page-locked memory of the host.
+
+        Raises:
+            BackendError: the host cannot lock that much memory.
+        """
+        with self.current():
+            try:
+                return Pinned(self, *self.bindings.allocate_pinned(tuple(shape), np.dtype(dtype)))
+            except OutOfMemory:
+                size = math.prod(shape) * np.dtype(dtype).itemsize
+                raise BackendError(
+                    f"the host cannot lock {_gib(size)} of memory for copies to {self.device.name}",
+                    "take a smaller batch",
+                ) from None
+
+    def stream(self) -> Stream:
+        """A stream of its own, which the default one does not wait for."""
+        with self.current():
+            return Stream(self, self.bindings.new_stream())
+
+    def event(self) -> Event:
+        """An event that records the time."""
+        with self.current():
+            return Event(self, self.bindings.new_event())
+
+    def clocks(self) -> Clocks | None:
+        """Its clocks, temperature and power; None where NVML does not report them, and :meth:`no_clocks` says why."""
+        return None if self.no_clocks() else read_clocks(*self._nvml)
+
+    def no_clocks(self) -> str:
+        """Why there are no clocks to read; empty where there are."""
+        if self._nvml is None:
+            try:
+                nvml = importlib.import_module("pynvml")
+            except ImportError:
+                return f"nvidia-ml-py is not installed ({PIP})"
+            try:
+                nvml.nvmlInit()
+                with self.current():
+                    self._nvml = nvml, nvml.nvmlDeviceGetHandleByPciBusId(self.bindings.bus_id().encode())
+            except nvml.NVMLError as error:
+                return f"NVML does not answer: {one_line(error)}"
+        return ""
+
+    def close(self) -> None:
+        """Releases the device, after everything that was made on it. A second call does nothing."""
+        if self._open:
+            self._open = False
+            if self._nvml is not None:
+                self._nvml[0].nvmlShutdown()
+                self._nvml = None
+            self.bindings.close()

@@ -1,0 +1,101 @@
+"""What the CUDA driver itself reports about this machine; no Python package is needed for it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from dataclasses import dataclass
+from typing import Any
+
+_MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR in cuda.h
+_NO_DEVICE = 100
+TOO_OLD = {35, 36, 803, 804}
+"""INSUFFICIENT_DRIVER (of the runtime), CALL_REQUIRES_NEWER_DRIVER, SYSTEM_DRIVER_MISMATCH, COMPAT_NOT_SUPPORTED."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """A CUDA device.
+
+    Attributes:
+        name: as the driver calls it.
+        sm: compute capability, 86 for 8.6.
+        memory: in all, in bytes.
+        index: its number among the devices that the driver shows.
+    """
+
+    name: str
+    sm: int
+    memory: int = 0
+    index: int = 0
+
+
+def devices() -> tuple[Device, ...]:
+    """The CUDA devices that the driver shows; empty where there is no driver or no device."""
+    driver, _ = _started()
+    found = []
+    for index in range(_count(driver) if driver is not None else 0):
+        handle, name = ctypes.c_int(), ctypes.create_string_buffer(256)
+        major, minor, memory = ctypes.c_int(), ctypes.c_int(), ctypes.c_size_t()
+        if driver.cuDeviceGet(ctypes.byref(handle), index) != 0:
+            continue
+        driver.cuDeviceGetName(name, len(name), handle)
+        driver.cuDeviceGetAttribute(ctypes.byref(major), _MAJOR, handle)
+        driver.cuDeviceGetAttribute(ctypes.byref(minor), _MINOR, handle)
+        driver.cuDeviceTotalMem_v2(ctypes.byref(memory), handle)
+        found.append(Device(name.value.decode(errors="replace"), 10 * major.value + minor.value, memory.value, index))
+    return tuple(found)
+
+
+def absence() -> str:
+    """Why there is no CUDA device, as words that fit after "as"; empty where there is one."""
+    driver, reason = _started()
+    return reason or ("" if _count(driver) else _no_device())
+
+
+def driver_version() -> str:
+    """The newest CUDA that the driver runs, such as ``13.0``; empty where there is no driver."""
+    driver, version = _driver(), ctypes.c_int()
+    if driver is None or driver.cuDriverGetVersion(ctypes.byref(version)) != 0:
+        return ""
+    return f"{version.value // 1000}.{version.value % 1000 // 10}"
+
+
+def _driver() -> Any:
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+
+
+def _started() -> tuple[Any, str]:
+    """The driver, initialised, or None and what is in the way."""
+    driver = _driver()
+    if driver is None:
+        return None, "this machine has no CUDA driver"
+    code = driver.cuInit(0)
+    if code == 0:
+        return driver, ""
+    if code == _NO_DEVICE:
+        return None, _no_device()
+    if code in TOO_OLD:
+        return None, f"this machine's CUDA driver does not fit: {_words(driver, code)}; update the driver"
+    return None, f"this machine's CUDA driver does not start: {_words(driver, code)}"
+
+
+def _no_device() -> str:
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return "this machine's CUDA driver shows no device" + (
+        f" (CUDA_VISIBLE_DEVICES is '{shown}')" if shown is not None else ""
+    )
+
+
+def _count(driver: Any) -> int:
+    count = ctypes.c_int()
+    return count.value if driver.cuDeviceGetCount(ctypes.byref(count)) == 0 else 0
+
+
+def _words(driver: Any, code: int) -> str:
+    text = ctypes.c_char_p()
+    known = driver.cuGetErrorString(code, ctypes.byref(text)) == 0 and text.value
+    return f"error {code}" + (f", {text.value.decode(errors='replace')}" if known and text.value else "")
