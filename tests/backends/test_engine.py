@@ -11,7 +11,7 @@ import sys
 import pytest
 from standin.machine import FOLDER, plugin_library
 
-from trtdet.backends.tensorrt.engine import onnx_nodes
+from trtdet.backends.tensorrt.engine_layers import onnx_nodes
 
 needs_cuda_python = pytest.mark.skipif(
     importlib.util.find_spec("cuda") is None, reason="cuda-python is not installed: pip install 'trtdet[cuda]'"
@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np, onnx, onnx.parser
 import tensorrt as trt
 from trtdet.backends import EngineFacts, OnnxRunner, cuda, library_named, open_engine
-from trtdet.backends.tensorrt.engine import _logger
+from trtdet.backends.tensorrt.messages import logger_of
 from trtdet.errors import BackendError
 
 def net(text, **weights):
@@ -46,7 +46,7 @@ def conv(batch="1"):
 
 def built(model, batch=None, plugins=(), **options):
     # TensorRT keeps the first logger of a process.
-    logger = _logger(trt)
+    logger = logger_of(trt)
     builder = trt.Builder(logger)
     trt.init_libnvinfer_plugins(logger, "")
     for path in plugins:
@@ -574,7 +574,7 @@ print(alive())
     assert "Cannot find plugin: TRT_SiLU" in said[0]
     assert said[0].endswith("give the library that has the plugin with --plugin-library when building")
     assert said[1].startswith("the engine needs the plugin library")
-    assert said[1].endswith("no.so', which is not there")
+    assert said[1].endswith("no.so', which does not exist")
     assert "text.so" in said[2]
     assert said[3] == "[0, 0, 0, 0, 0, 0]"
 

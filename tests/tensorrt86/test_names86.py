@@ -21,15 +21,15 @@ pytestmark = pytest.mark.tensorrt86
 
 BACKEND_FILES = [
     path
-    for path in sorted(Path(trtdet.backends.__file__).parent.glob("*.py"))
-    # The first is TensorRT-RTX's alone, the second for TensorRT 10.9 and later; the contexts of the third are CUDA's.
-    if path.name not in ("tensorrt_rtx.py", "silu_aot.py", "cuda.py")
+    for path in sorted((Path(trtdet.backends.__file__).parent / "tensorrt").glob("*.py"))
+    # The first is TensorRT-RTX's alone, the second for TensorRT 10.9 and later.
+    if path.name not in ("rtx.py", "silu_aot.py")
 ]
 
 CLASSES = {
     "builder": "Builder",
     "config": "IBuilderConfig",
-    "context": "IExecutionContext",
+    "trt_context": "IExecutionContext",
     "engine": "ICudaEngine",
     "inspector": "EngineInspector",
     "layer": "ILayer",
@@ -48,7 +48,7 @@ ELSEWHERE = {
     "trt.DynamicShapesKernelSpecializationStrategy": "TensorRT-RTX",
     "config.dynamic_shapes_kernel_specialization_strategy": "TensorRT-RTX",
     "engine.create_runtime_config": "TensorRT-RTX",
-    "context.is_stream_capturable": "TensorRT-RTX",
+    "trt_context.is_stream_capturable": "TensorRT-RTX",
     "trt.IProgressMonitor": "TensorRT 10",
     "config.progress_monitor": "TensorRT 10",
 }
@@ -157,7 +157,7 @@ def test_every_name_that_a_backend_uses_is_there(trt: Any, path: Path) -> None:
 
 
 def test_names_are_found_in_the_file_that_asks_the_builder() -> None:
-    asked = used(Path(trtdet.backends.__file__).with_name("build_process.py"))
+    asked = used(Path(tensorrt.__file__).with_name("build_process.py"))
     assert {"trt.BuilderFlag.OBEY_PRECISION_CONSTRAINTS", "config.profiling_verbosity"} <= asked
     assert asked & set(ELSEWHERE)
 

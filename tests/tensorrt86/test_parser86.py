@@ -24,7 +24,8 @@ from trtdet.config import load_config
 from trtdet.demo import shapes
 from trtdet.errors import BackendError
 from trtdet.exporter import SHAPES_MODEL
-from trtdet.passes import lowering, plugin_ops
+from trtdet.passes import plugin_ops
+from trtdet.passes.opset.lowering import lower
 from trtdet.pipeline import BuildOptions, CalibrationOptions, KeepOptions, build
 from trtdet.progress import Progress, silent
 
@@ -414,6 +415,6 @@ def test_the_parser_misreads_a_newer_form_and_reads_the_lowered_one(parser: Pars
     text = "(float[1,8,4,4] x) => (float[1,8,1,1] y) { y = ReduceMean(x, axes) }"
     model = net(text, 18, axes=np.array([2, 3]))
     assert [one.shape for one in parser(model).outputs] == [(1, 1, 1, 1)]
-    lowered, count = lowering.lower(model, 17, {})
+    lowered, count = lower(model, 17, {})
     assert count == 1
     assert [one.shape for one in parser(lowered).outputs] == [(1, 8, 1, 1)]

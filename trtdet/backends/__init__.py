@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from trtdet.backends.choice import build_remembering, choose
     from trtdet.backends.libraries import LIBRARIES, Library, library_named
     from trtdet.backends.onnxruntime import OnnxRunner
-    from trtdet.backends.tensorrt.engine import EngineFacts, EngineRunner, obstacle, open_engine
+    from trtdet.backends.tensorrt.engine import EngineRunner, open_engine
+    from trtdet.backends.tensorrt.engine_facts import EngineFacts, obstacle
 
 _HOMES = {
     "LIBRARIES": "libraries",
@@ -28,7 +29,7 @@ _HOMES = {
     "BuildRequest": "base",
     "Built": "base",
     "Capabilities": "base",
-    "EngineFacts": "tensorrt.engine",
+    "EngineFacts": "tensorrt.engine_facts",
     "EngineOptions": "base",
     "EngineRunner": "tensorrt.engine",
     "Implicit": "base",
@@ -40,7 +41,7 @@ _HOMES = {
     "build_remembering": "choice",
     "choose": "choice",
     "library_named": "libraries",
-    "obstacle": "tensorrt.engine",
+    "obstacle": "tensorrt.engine_facts",
     "open_engine": "tensorrt.engine",
 }
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ import onnx
 from trtdet.backends import cuda
 from trtdet.backends.base import BuildRequest, Built, Capabilities, Implicit, Typing
 from trtdet.backends.libraries import Library, library_named
+from trtdet.backends.tensorrt.messages import advised
 from trtdet.backends.tensorrt.opsets import missing_operators, newest_opset
 from trtdet.backends.tensorrt.silu_aot import NETWORK_FLAG
 from trtdet.calibration.cache import version_number
@@ -226,15 +225,3 @@ def _built(folder: Path, code: int, caps: Capabilities, sms: tuple[int, ...], st
         timings.read_bytes() if timings.is_file() else b"",
         text("calibration.cache"),
     )
-
-
-def advised(words: str, table: Sequence[tuple[str, str]], beside: Sequence[str] = ()) -> str:
-    """What a library said, and what to do about it where that is known.
-
-    Args:
-        words: the library's.
-        table: patterns and what to do where one is met, the more special first.
-        beside: what it said besides, which is searched and not quoted.
-    """
-    said = "\n".join((words, *beside))
-    return next((f"{words}; {advice}" for pattern, advice in table if re.search(pattern, said, re.IGNORECASE)), words)

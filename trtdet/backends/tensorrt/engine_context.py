@@ -1,0 +1,177 @@
+"""One execution context of an engine, with its own stream and buffers."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from contextlib import ExitStack, suppress
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtdet.backends import cuda
+from trtdet.backends.tensorrt.loaded_engine import LoadedEngine, release
+from trtdet.errors import BackendError, one_line
+
+
+class EngineContext:
+    """One execution context with a stream and memory of its own, for batches up to a size."""
+
+    def __init__(self, loaded: LoadedEngine, largest: int, profiler: Any = None) -> None:
+        self._loaded = loaded
+        self._profiler = profiler
+        self._captured: cuda.Graph | None = None
+        gpu = loaded.gpu
+        with ExitStack() as stack:
+            self._stream = stack.enter_context(gpu.stream())
+            self._start, self._end = stack.enter_context(gpu.event()), stack.enter_context(gpu.event())
+            mark = loaded.logger.count
+            with loaded.doing("making an execution context"):
+                context = self._new_context()
+                if context is None:
+                    raise loaded.refused("making an execution context", mark)
+            self._held = [context]
+            del context
+            stack.callback(release, gpu, self._held)
+            if profiler is not None:
+                self._trt_context.profiler = profiler
+            self._resize(largest)
+            self._memory: dict[str, tuple[cuda.Buffer, cuda.Pinned]] = {}
+            for name, shape in self._shapes.items():
+                dtype, count = self._dtypes[name], math.prod(shape)
+                memory = stack.enter_context(gpu.buffer(count * dtype.itemsize))
+                self._memory[name] = memory, stack.enter_context(gpu.pinned((count,), dtype))
+                if not self._trt_context.set_tensor_address(name, memory.address):
+                    raise loaded.refused(f"taking memory for '{name}'", mark)
+            self._kept = stack.pop_all()
+        self._finish = weakref.finalize(self, _end_context, self._stream, self._kept)
+
+    @property
+    def captured(self) -> bool:
+        """Whether the work is launched as a CUDA graph."""
+        return self._captured is not None
+
+    def fill(self, images: NDArray[np.float32]) -> None:
+        """Puts a batch into the input buffer."""
+        wanted = self._loaded.input.shape[1:]
+        if images.shape[1:] != wanted:
+            raise BackendError(
+                f"the engine takes images of {'x'.join(map(str, wanted))}, not {'x'.join(map(str, images.shape[1:]))}"
+            )
+        if len(images) != self._shapes[self._loaded.input.name][0]:
+            self._resize(len(images))
+        np.copyto(self._array(self._loaded.input.name), images, casting="same_kind")
+        self._copied = False
+
+    def run(self, transfers: bool = True) -> float:
+        if not self._finish.alive:
+            raise BackendError("the engine was closed")
+        loaded, stream = self._loaded, self._stream
+        name = loaded.input.name
+        with loaded.gpu.current():
+            if not transfers and not self._copied:
+                stream.copy_in(self._memory[name][0], self._array(name))
+            stream.record(self._start)
+            if transfers:
+                stream.copy_in(self._memory[name][0], self._array(name))
+            self._copied = True
+            if self._captured is None:
+                self._enqueue()
+            else:
+                stream.launch(self._captured)
+            if transfers:
+                for output in loaded.outputs:
+                    stream.copy_out(self._array(output.name), self._memory[output.name][0])
+            stream.record(self._end)
+            stream.wait()
+            return self._end.since(self._start)
+
+    def results(self) -> dict[str, NDArray[Any]]:
+        """The outputs of the last run with transfers; the next run overwrites them."""
+        return {output.name: self._array(output.name) for output in self._loaded.outputs}
+
+    def capture(self) -> str:
+        """Captures the work as a CUDA graph, after a first run at this shape.
+
+        Returns:
+            Why that is not possible; empty where it was done.
+        """
+        # TensorRT-RTX knows beforehand.
+        if hasattr(self._trt_context, "is_stream_capturable"):
+            with self._loaded.gpu.current():
+                if not self._trt_context.is_stream_capturable(self._stream.handle):
+                    return "TensorRT-RTX says that this engine cannot be captured"
+        try:
+            self._captured = self._kept.enter_context(self._stream.capture(self._enqueue))
+        except BackendError as error:
+            return f"capturing it failed ({one_line(error)})"
+        return ""
+
+    def close(self) -> None:
+        """Releases everything; a second call does nothing."""
+        self._finish()
+
+    @property
+    def _trt_context(self) -> Any:
+        return self._held[0]
+
+    @property
+    def _dtypes(self) -> dict[str, np.dtype[Any]]:
+        return {tensor.name: tensor.dtype for tensor in (self._loaded.input, *self._loaded.outputs)}
+
+    def _array(self, name: str) -> NDArray[Any]:
+        shape = self._shapes[name]
+        flat: NDArray[Any] = self._memory[name][1].array
+        return flat[: math.prod(shape)].reshape(shape)
+
+    def _new_context(self) -> Any:
+        trt, engine = self._loaded.trt, self._loaded.engine
+        if not (self._loaded.dynamic and hasattr(trt, "DynamicShapesKernelSpecializationStrategy")):
+            return engine.create_execution_context()
+        # TensorRT-RTX compiles the kernels of a shape in the background and uses slower ones until then, which a graph
+        # would keep.
+        config = engine.create_runtime_config()
+        config.dynamic_shapes_kernel_specialization_strategy = trt.DynamicShapesKernelSpecializationStrategy.EAGER
+        return engine.create_execution_context(config)
+
+    def _resize(self, batch: int) -> None:
+        """Sets the batch and reads the shapes that the outputs then have."""
+        # No local name holds the context: one in the trace of an error would keep it alive beyond its device.
+        loaded, stream = self._loaded, self._stream
+        mark = loaded.logger.count
+        with loaded.doing(f"setting a batch of {batch}"):
+            if loaded.dynamic:
+                # Of TensorRT 8.6, only the first context has a profile from the start.
+                if self._trt_context.active_optimization_profile != 0:
+                    if not self._trt_context.set_optimization_profile_async(0, stream.handle):
+                        raise BackendError(
+                            f"{loaded.title} {loaded.trt.__version__} lets only one context use this engine: it was "
+                            "built for one (PreviewFeature.PROFILE_SHARING_0806 was off); build it again"
+                        )
+                    stream.wait()
+                if not self._trt_context.set_input_shape(loaded.input.name, (batch, *loaded.input.shape[1:])):
+                    raise loaded.refused(f"setting a batch of {batch}", mark)
+            self._shapes = {loaded.input.name: (batch, *loaded.input.shape[1:])}
+            for output in loaded.outputs:
+                shape = tuple(self._trt_context.get_tensor_shape(output.name))
+                if min(shape, default=0) < 0:
+                    raise BackendError(
+                        f"output '{output.name}' of the engine has a shape, {'x'.join(map(str, shape))}, that is known "
+                        "only when it ran; build it with --nms native or --nms host"
+                    )
+                self._shapes[output.name] = shape
+        self._copied = False
+
+    def _enqueue(self) -> None:
+        mark = self._loaded.logger.count
+        with self._loaded.doing("running the engine"):
+            if not self._trt_context.execute_async_v3(self._stream.handle):
+                raise self._loaded.refused("running the engine", mark)
+
+
+def _end_context(stream: cuda.Stream, kept: ExitStack) -> None:
+    # After Ctrl-C the device may still be working on the memory that is about to be freed.
+    with suppress(BackendError):
+        stream.wait()
+    kept.close()

@@ -1,0 +1,105 @@
+"""What is known of an engine before it is loaded, and whether it can run on this machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtdet.backends import cuda
+from trtdet.backends.base import Capabilities
+from trtdet.backends.libraries import LIBRARIES, Library, library_named
+from trtdet.bundle import Bundle
+from trtdet.errors import BackendError
+
+_AMPERE = 80
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """What is known of an engine before it is opened.
+
+    Attributes:
+        library: built it.
+        version: of the library, when it was built.
+        sms: compute capabilities it was built for.
+        version_compatible: later versions of the library can run it.
+        hardware_compatible: every device of compute capability 8.0 or later can run it.
+        plugins: the plugin libraries that it needs.
+        embedded: it carries its plugins, which are host code.
+    """
+
+    library: Library
+    version: str
+    sms: tuple[int, ...]
+    version_compatible: bool = False
+    hardware_compatible: bool = False
+    plugins: tuple[Path, ...] = ()
+    embedded: bool = False
+
+    @staticmethod
+    def of(bundle: Bundle) -> EngineFacts:
+        """The facts of a bundle's engine, from its manifest."""
+        backend = bundle.manifest.backend
+        return EngineFacts(
+            library_named(backend.name),
+            backend.version,
+            backend.sms,
+            version_compatible=backend.version_compatible,
+            hardware_compatible=backend.hardware_compatible,
+            plugins=tuple(bundle.file(file) for file in backend.loose_plugins),
+            embedded=backend.carries_plugins,
+        )
+
+    @staticmethod
+    def built(caps: Capabilities, sms: tuple[int, ...], plugins: tuple[Path, ...]) -> EngineFacts:
+        """The facts of an engine that this process builds."""
+        return EngineFacts(library_named(caps.name), caps.version, sms, plugins=plugins)
+
+
+def obstacle(facts: EngineFacts) -> str:
+    """Why an engine cannot be run on this machine, as words that fit after "as"; empty where it can.
+
+    No object of TensorRT is created for this: its Runtime ends the process on a machine without a device.
+    """
+    missing = cuda.absence()
+    if missing:
+        return missing
+    if not fitting_devices(facts):
+        here = ", ".join(f"{device.name} with {device.sm / 10}" for device in cuda.devices())
+        wanted = " or ".join(str(sm / 10) for sm in facts.sms) + (" and later" if facts.hardware_compatible else "")
+        return f"the engine was built for compute capability {wanted}, and this machine has {here}; build it again here"
+    title = facts.library.title
+    try:
+        installed = facts.library.load().__version__
+    except BackendError as error:
+        return str(error)
+    if installed != facts.version and not facts.version_compatible:
+        return (
+            f"the engine was built with {title} {facts.version}, and {installed} is installed here; build it again, or "
+            "install that version"
+        )
+    return cuda.no_bindings()
+
+
+def fitting_devices(facts: EngineFacts) -> list[cuda.Device]:
+    """The devices of this machine that the engine was built for."""
+    return [
+        device
+        for device in cuda.devices()
+        if device.sm in facts.sms or (facts.hardware_compatible and device.sm >= _AMPERE)
+    ]
+
+
+def check_format(engine: bytes, library: Library) -> None:
+    """Refuses another library's engine and one that was cut short, as far as the formats are published; TensorRT itself
+    refuses the rest when it loads the engine."""
+    if not engine:
+        raise BackendError("the engine is empty", "build it again")
+    foreign = any(engine.startswith(row.engine.magic) for row in LIBRARIES if row.engine.magic and row != library)
+    if foreign or not engine.startswith(library.engine.magic):
+        raise BackendError(f"this is not an engine of {library.title}: it starts with {engine[:4]!r}", "build it again")
+    missing = library.engine.missing_bytes(engine)
+    if missing:
+        raise BackendError(
+            f"the engine was cut short: {len(engine)} of {len(engine) + missing} bytes", "build it again"
+        )

@@ -1,0 +1,159 @@
+"""An engine in the memory of a device, with its inputs and outputs."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from trtdet.backends import cuda
+from trtdet.backends.tensorrt.engine_facts import EngineFacts
+from trtdet.backends.tensorrt.messages import advised, logger_of
+from trtdet.errors import BackendError, one_line
+
+_DTYPES = {"FLOAT": "f4", "HALF": "f2", "INT8": "i1", "UINT8": "u1", "INT32": "i4", "INT64": "i8", "BOOL": "?"}
+"""NumPy's types by the names of trt.DataType."""
+
+_ADVICE = (
+    (
+        r"not compatible with this version|version tag|library version",
+        "build it again with the TensorRT installed here",
+    ),
+    (r"plugin", "give the library that has the plugin with --plugin-library when building"),
+    (r"out of memory|outofmemory|failed to allocate|memory allocation", "take a smaller batch, or end what else runs"),
+    (r"incompatible device|expecting compute", "build it again on this machine"),
+    (r"magic tag|serialization|deserializ|checksum|corrupt", "it was altered or cut short; build it again"),
+    (r"initialization|driver", "update the driver to one for this TensorRT's CUDA"),
+)
+"""What to do about errors of TensorRT, by patterns in its messages, the more specific first."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An input or output; with a dynamic batch its shape starts with -1."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+
+class LoadedEngine:
+    """A deserialised engine, its input and outputs, and its device; released together, in order.
+
+    Attributes:
+        input, outputs: the tensors.
+        dynamic: whether the batch is.
+        batches: the smallest batch, the one that it was optimised for, and the largest.
+    """
+
+    def __init__(self, engine: bytes, facts: EngineFacts, gpu: cuda.Gpu) -> None:
+        self.title = facts.library.title
+        self.trt: Any = facts.library.load()
+        self.gpu = gpu
+        self.logger = logger_of(self.trt)
+        self._held: list[Any] = []
+        try:
+            with self.doing("loading the engine"):
+                self._held.append(self._runtime(facts))
+                self._held.append(self._engine(engine))
+            self._read_tensors()
+        except BaseException:
+            release(gpu, self._held)
+            raise
+        self._finish = weakref.finalize(self, _give_back, gpu, self._held)
+
+    @property
+    def engine(self) -> Any:
+        if len(self._held) < 2:
+            raise BackendError("the engine was closed")
+        return self._held[1]
+
+    def close(self) -> None:
+        self._finish()
+
+    @contextmanager
+    def doing(self, what: str) -> Iterator[None]:
+        """Makes the device current; an exception of TensorRT becomes a BackendError with the messages of its log."""
+        mark = self.logger.count
+        with self.gpu.current():
+            try:
+                yield
+            except (TypeError, RuntimeError, MemoryError) as error:
+                # A factory that gave nothing is a TypeError.
+                raise self.refused(what, mark, one_line(error)) from None
+
+    def refused(self, what: str, mark: int, otherwise: str = "it gave no reason") -> BackendError:
+        """The error for a call that failed, with what TensorRT logged since ``mark`` and what to do about it."""
+        words = one_line("; ".join(self.logger.since(mark)) or otherwise)
+        return BackendError(f"{self.title} {self.trt.__version__} failed at {what}: {advised(words, _ADVICE)}")
+
+    def _runtime(self, facts: EngineFacts) -> Any:
+        if facts.plugins and not facts.library.loads_plugins:
+            raise BackendError(
+                f"{self.title} {self.trt.__version__} takes no plugin libraries", "build the engine again"
+            )
+        missing = [path for path in facts.plugins if not path.is_file()]
+        if missing:
+            raise BackendError(f"the engine needs the plugin library '{missing[0]}', which does not exist")
+        if facts.library.loads_plugins:
+            # TensorRT's own plugins, EfficientNMS among them. TensorRT-RTX must have no creators at all.
+            self.trt.init_libnvinfer_plugins(self.logger, "")
+        mark = self.logger.count
+        runtime = self.trt.Runtime(self.logger)
+        if facts.embedded or facts.version_compatible:
+            # Both carry host code, a plugin or the runtime of their version, which needs this permission.
+            runtime.engine_host_code_allowed = True
+        for path in facts.plugins:
+            if runtime.get_plugin_registry().load_library(str(path.resolve())) is None:
+                raise self.refused(f"loading the plugin library '{path}'", mark)
+        return runtime
+
+    def _engine(self, data: bytes) -> Any:
+        mark = self.logger.count
+        engine = self._held[0].deserialize_cuda_engine(data)
+        if engine is None:
+            raise self.refused("loading the engine", mark)
+        return engine
+
+    def _read_tensors(self) -> None:
+        # No local name holds the engine: one in the trace of an error would keep it alive beyond its device.
+        trt = self.trt
+        inputs: list[Tensor] = []
+        outputs: list[Tensor] = []
+        for index in range(self.engine.num_io_tensors):
+            name = self.engine.get_tensor_name(index)
+            kind = self.engine.get_tensor_dtype(name).name
+            if kind not in _DTYPES:
+                raise BackendError(f"tensor '{name}' of the engine is {kind}; allowed: {', '.join(_DTYPES)}")
+            if self.engine.get_tensor_location(name) != trt.TensorLocation.DEVICE:
+                raise BackendError(f"tensor '{name}' of the engine is a shape on the host; build it from another model")
+            tensor = Tensor(name, np.dtype(_DTYPES[kind]), tuple(self.engine.get_tensor_shape(name)))
+            (inputs if self.engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT else outputs).append(tensor)
+        if len(inputs) != 1 or len(inputs[0].shape) != 4 or min(inputs[0].shape[1:]) < 1:
+            found = ", ".join(f"{tensor.name} {'x'.join(map(str, tensor.shape))}" for tensor in inputs)
+            raise BackendError(f"the engine takes {found}; allowed: one input, images of one size")
+        self.input, self.outputs = inputs[0], tuple(outputs)
+        self.dynamic = self.input.shape[0] < 0
+        if self.dynamic:
+            smallest, usual, largest = (
+                int(shape[0]) for shape in self.engine.get_tensor_profile_shape(self.input.name, 0)
+            )
+        else:
+            smallest = usual = largest = self.input.shape[0]
+        self.batches = smallest, usual, largest
+
+
+def release(gpu: cuda.Gpu, held: list[Any]) -> None:
+    """Deletes a library's objects on the device, the youngest first."""
+    with gpu.current():
+        while held:
+            held.pop()
+
+
+def _give_back(gpu: cuda.Gpu, held: list[Any]) -> None:
+    release(gpu, held)
+    gpu.close()
