@@ -31,7 +31,7 @@ class Command:
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are a single line, and name the option nearest to a misspelt one."""
+    """An argument parser whose errors are a single line, and name the option nearest to a misspelling."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {one_line(message, 1000)}; see '{self.prog} --help'\n")

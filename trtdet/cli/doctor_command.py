@@ -7,10 +7,11 @@ from typing import Any
 
 from trtdet.cli.command import Command
 from trtdet.progress import Console
+from trtdet.tables import Table
 
 
 def _options(parser: ArgumentParser) -> None:
-    """It takes no options of its own."""
+    """There are none but those of every command."""
 
 
 def _run(options: Namespace, console: Console) -> dict[str, Any]:
@@ -19,11 +20,9 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
     found = diagnose()
     devices = ", ".join(found.devices) or "none: engines are built ahead of time with TensorRT-RTX"
     console.say(f"trtdet {found.trtdet}, Python {found.python}\nCUDA devices: {devices}\nCUDA driver: {found.driver}")
-    for title, checks in (("backends", found.backends), ("extras", found.extras)):
-        console.say(f"{title}:")
-        for check in checks:
-            mark = "ok     " if check.ok else "missing"
-            console.say(f"  {mark} {check.name:13} {check.detail}" + (f"  ->  {check.fix}" if check.fix else ""))
+    for title, checks in (("backend", found.backends), ("extra", found.extras)):
+        rows = [(check.name, "ok" if check.ok else "missing", check.detail, check.fix) for check in checks]
+        console.say(f"\n{Table((title, 'status', 'detail', 'to do'), rows)}")
     return found.as_dict()
 
 
