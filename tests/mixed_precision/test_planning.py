@@ -49,6 +49,17 @@ def test_a_budget_takes_what_gives_most_for_its_work() -> None:
         within_budget(made, 7)
 
 
+def test_a_budget_goes_by_error_per_multiply_add_and_not_by_error() -> None:
+    made = ranking([0.5, 0.3, 0.2, 0.19], macs=[100, 20, 30, 19])
+    # By error alone the first would take all of it; by error per multiply-add the fourth comes before the third.
+    assert within_budget(made, 100 / 169) == ("c1", "c2", "c3")
+    assert within_budget(made, 40 / 169) == ("c1", "c3")
+    # What still fits is taken though something before it did not.
+    assert within_budget(made, 31 / 169) == ("c1",)
+    assert within_budget(made, 20 / 169) == ("c1",)
+    assert within_budget(made, 19 / 169) == ("c3",)
+
+
 def test_what_gains_nothing_is_not_kept_for_a_budget() -> None:
     assert within_budget(ranking([0.5, -0.1, 0.0]), 1) == ("c0",)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,12 +13,15 @@ from trtdet import CalibrationOptions, CocoDataset, SensitivityOptions, evaluate
 from trtdet.backends import OnnxRunner
 from trtdet.data import ImageStream
 from trtdet.demo import shapes
-from trtdet.errors import BackendError, ConfigError
+from trtdet.errors import BackendError, ConfigError, TrtdetWarning
 from trtdet.exporter import SHAPES_MODEL
+from trtdet.files.journal import Rows
 from trtdet.mixed_precision.macs import DEPTHWISE, multiply_adds
+from trtdet.mixed_precision.measuring import Row
 from trtdet.mixed_precision.ranking import rank
+from trtdet.mixed_precision.resumed import row_check
 from trtdet.mixed_precision.scores import Sensitivity
-from trtdet.mixed_precision.subject import Method
+from trtdet.mixed_precision.subject import Method, subject_key
 from trtdet.pipeline import Prepared, calibrated, host_graph, select_images
 from trtdet.pipeline import prepared as prepare
 from trtdet.quantization import Entry, HeadError, PrecisionPlan, insert_qdq
@@ -61,8 +65,6 @@ def test_a_score_is_the_error_with_that_convolution_alone_in_int8(prepared: Prep
 def test_every_convolution_is_ranked_once_and_depthwise_ones_as_a_group(reference: Sensitivity) -> None:
     assert len(reference.layers) == 95
     assert [layer.rank for layer in reference.layers] == list(range(1, 96))
-    scores = [layer.score for layer in reference.layers]
-    assert scores == sorted(scores, reverse=True)
     (group,) = reference.groups
     depthwise = [layer for layer in reference.layers if layer.depthwise]
     assert (group.name, group.rank, group.convs, group.depthwise) == (DEPTHWISE, 0, len(depthwise), True)
@@ -70,6 +72,64 @@ def test_every_convolution_is_ranked_once_and_depthwise_ones_as_a_group(referenc
     assert group.score > depthwise[0].score * 0.5
     assert reference.distance == 0
     assert reference.inferences == 3 * (96 + 3)
+
+
+def test_the_order_is_that_of_the_measured_rows(prepared: Prepared, tmp_path: Path) -> None:
+    """Rows of a file in no order: ranks follow the scores, and equal scores the model."""
+    subject, rows = prepared.subject(1), tmp_path / "rows.jsonl"
+    names = list(subject.placement.plan.names("int8"))
+    given = {name: float((7 * place) % 13) for place, name in enumerate([*names, DEPTHWISE])}
+    rest = {"distance": 0.1, "map": None, "base_distance": 0.0, "base_map": None, "inferences": 1, "seconds": 0.5}
+    lines = [{"name": name, "score": score, **rest} for name, score in given.items()]
+    random.Random(0).shuffle(lines)
+    with Rows(rows, subject_key(subject, Method())) as file:
+        for line in lines:
+            file.append(line)
+    found = rank(subject, rows=rows)
+    assert [layer.rank for layer in found.layers] == list(range(1, 96))
+    expected = sorted(names, key=lambda name: (-given[name], names.index(name)))
+    assert [layer.name for layer in found.layers] == expected != names
+    assert [layer.score for layer in found.layers] == [given[name] for name in expected]
+    assert (found.seconds, found.inferences) == (0.5 * 96, 96)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"score": "much"},
+        {"score": None},
+        {"distance": [0.1]},
+        {"inferences": "1.5"},
+        {"seconds": {}},
+        {"map": "none"},
+    ],
+)
+def test_a_damaged_row_is_left_out_with_a_warning(tmp_path: Path, damage: dict[str, object]) -> None:
+    row = {"name": "a", "score": 1.0, "distance": 0.1, "map": None, "base_distance": 0.0, "base_map": None}
+    row |= {"inferences": 1, "seconds": 0.5}
+    check = row_check(Row, tmp_path / "s.jsonl")
+    assert check(row)
+    key = next(iter(damage))
+    with pytest.warns(TrtdetWarning, match=rf"s.jsonl': a row is damaged \(key '{key}': .*\) and is measured again"):
+        assert not check({**row, **damage})
+    with pytest.warns(TrtdetWarning, match=f"key '{key}': Field required"):
+        assert not check({name: value for name, value in row.items() if name != key})
+
+
+def test_a_damaged_file_of_rows_gives_the_same_ranking(prepared: Prepared, tmp_path: Path) -> None:
+    subject, rows = prepared.subject(1), tmp_path / "rows.jsonl"
+    whole = rank(subject, rows=rows)
+    lines = rows.read_text().splitlines()
+    damaged = json.loads(lines[3])
+    lines[3] = json.dumps({**damaged, "score": "much"})
+    lines[5] = "[" * 5000
+    lines[7] = '{"name": 5}'
+    rows.write_text("\n".join(lines) + "\n")
+    with pytest.warns(TrtdetWarning, match="a row is damaged"):
+        again = rank(subject, rows=rows)
+    assert [(layer.name, layer.score) for layer in again.layers] == [
+        (layer.name, layer.score) for layer in whole.layers
+    ]
 
 
 def test_the_fast_method_gives_the_same_numbers_for_the_images_it_takes(
@@ -138,6 +198,22 @@ def test_a_ranking_is_kept_and_read(reference: Sensitivity, tmp_path: Path) -> N
     (tmp_path / "cut.json").write_text((tmp_path / "s.json").read_text()[:100])
     with pytest.raises(ConfigError, match="is not a ranking"):
         Sensitivity.load(tmp_path / "cut.json")
+    whole = json.loads((tmp_path / "s.json").read_text())
+    for name, text in {
+        "deep": '{"schema": 1, "layers": ' + "[" * 100_000 + "]" * 100_000 + "}",
+        "list": "[]",
+        "number": json.dumps({**whole, "macs": "many"}),
+        "missing": json.dumps({key: value for key, value in whole.items() if key != "images"}),
+        "layer": json.dumps({**whole, "layers": [{"name": "a"}]}),
+        "bytes": "\udcff",
+    }.items():
+        (tmp_path / name).write_text(text, errors="surrogateescape")
+        with pytest.raises(ConfigError, match=r"is not a ranking \(.*\); 'trtdet sensitivity' writes one") as raised:
+            Sensitivity.load(tmp_path / name)
+        assert "\n" not in str(raised.value)
+    (tmp_path / "newer").write_text(json.dumps({**whole, "schema": 2}))
+    with pytest.raises(ConfigError, match="has schema 2, not 1; measure it again"):
+        Sensitivity.load(tmp_path / "newer")
     with pytest.raises(ConfigError, match="does not exist; 'trtdet sensitivity' writes one"):
         Sensitivity.load(tmp_path / "no.json")
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 
 from trtdet import CalibrationOptions, SweepOptions, load_config, sweep
 from trtdet.demo import shapes
-from trtdet.errors import ConfigError
+from trtdet.errors import ConfigError, TrtdetWarning
 from trtdet.exporter import SHAPES_MODEL
 
 CONFIG = load_config("shapes")
@@ -92,9 +93,33 @@ def test_more_values_on_an_axis_do_only_what_is_new(done: Any, options: SweepOpt
         and not row["corrections"]
         and row["kept"] in (None, 0)
     ]
+    # The files keep the older rows, behind those that were asked for.
+    assert len(wider.rows) + len(wider.older) == len(done.rows) + 1
+    assert json.loads((done.folder / "sweep.json").read_text()) == [*wider.rows, *wider.older]
+    table = (done.folder / "sweep.md").read_text()
+    assert table == wider.markdown() + "\n"
+    assert len(table.splitlines()) == 2 + len(done.rows) + 1
+    assert "| INT8 | keep | minmax | bias | depthwise | 0.001 / 0.5 / 300 |" in table
+    assert wider.as_dict()["rows"] == list(wider.rows)
     assert "calibrating" not in stages
     assert "scoring minmax, 0 in FP16" not in stages
     assert "scoring minmax, 1 in FP16" in stages
+
+
+def test_a_damaged_row_is_made_again(done: Any, options: SweepOptions, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(done.folder, folder)
+    lines = (folder / "rows.jsonl").read_text().splitlines()
+    damaged = json.loads(lines[3])
+    lines[3] = json.dumps({**damaged, "map": "high"})
+    lines[4] = json.dumps({**json.loads(lines[4]), "nms": {"score_threshold": 7}})
+    (folder / "rows.jsonl").write_text("\n".join(lines) + "\n")
+    few = replace(
+        options, corrections=((),), keeps=(0,), suppressions=(CONFIG.nms, CONFIG.with_nms(iou_threshold=0.5).nms)
+    )
+    with pytest.warns(TrtdetWarning, match=r"rows.jsonl': a row is damaged \(key '(map|nms.*)': .* measured again"):
+        again = sweep(SHAPES_MODEL, CONFIG, folder, few)
+    assert plain(again.rows) == [row for row in plain(done.rows) if row["kept"] in (None, 0) and not row["corrections"]]
 
 
 def test_another_model_or_other_images_are_refused(done: Any, options: SweepOptions) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import onnx
 
 from trtdet.backends.base import BuildRequest, EngineOptions, Implicit
-from trtdet.passes import provenance
 from trtdet.quantization import Precision
 
 
@@ -47,12 +46,8 @@ def compose(
         implicit: where the ranges come from when the model has no Q/DQ nodes.
     """
     first = model.graph.input[0].type.tensor_type.shape.dim[0]
-    # The bytes of TensorRT's engines change with the model's metadata: equal networks are to give equal engines.
-    bare = onnx.ModelProto()
-    bare.CopyFrom(model)
-    provenance.put(bare, {})
     return BuildRequest(
-        bare,
+        model,
         target.sms,
         None if first.HasField("dim_value") else target.batch,
         precisions if precision != "fp32" else {},

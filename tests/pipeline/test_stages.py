@@ -1,0 +1,247 @@
+"""The stages together, on a detector of five convolutions."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import onnx
+import pytest
+from tiny_detector import Tiny
+
+from trtdet import BuildOptions, CalibrationOptions, KeepOptions
+from trtdet.bundle import Bundle
+from trtdet.cli import main
+from trtdet.errors import ConfigError, TrtdetError
+from trtdet.mixed_precision.macs import multiply_adds
+from trtdet.mixed_precision.scores import Sensitivity
+from trtdet.passes import PassResult
+from trtdet.pipeline import build, host_graph, select_images
+from trtdet.pipeline.verdict import WORTH
+from trtdet.quantization import CORRECTIONS, Cause, Entry, PrecisionPlan
+
+
+@pytest.fixture
+def options(tiny: Tiny) -> BuildOptions:
+    return BuildOptions(calibration=CalibrationOptions(images=tiny.images), backend="onnxruntime")
+
+
+# the same from Python and from the command
+
+
+def test_python_and_the_command_give_the_same_bundle(tiny: Tiny, options: BuildOptions, tmp_path: Path) -> None:
+    keep = KeepOptions(("stem",), images=tiny.images, annotations=tiny.annotations)
+    made = build(tiny.model, tiny.config, tmp_path / "python", replace(options, keep=keep))
+    command = ["build", str(tiny.model), "--config", str(tiny.yaml), "--images", str(tiny.images)]
+    command += ["--backend", "onnxruntime", "--keep-fp16", "stem", "-o", str(tmp_path / "command")]
+    command += ["--val-images", str(tiny.images), "--annotations", str(tiny.annotations)]
+    assert main(command) == 0
+    one, other = made.bundle.manifest, Bundle(tmp_path / "command").manifest
+    assert WORTH in one.files
+    assert made.worth is not None
+    assert set(one.files) == set(other.files)
+    assert {key: value for key, value in one.files.items() if key != WORTH} == {
+        key: value for key, value in other.files.items() if key != WORTH
+    }
+    assert one.content_hash == other.content_hash
+    answers = [json.loads((tmp_path / name / WORTH).read_text()) for name in ("python", "command")]
+    assert [answer["comparison"]["difference"] for answer in answers] == [made.worth.comparison.difference] * 2
+
+
+def test_what_int8_cost_is_not_measured_where_nobody_wants_it(
+    tiny: Tiny, options: BuildOptions, tmp_path: Path
+) -> None:
+    keep = KeepOptions(images=tiny.images, annotations=tiny.annotations)
+    silent = replace(options, keep=keep, measure=False)
+    done = build(tiny.model, tiny.config, tmp_path / "b", silent)
+    assert (done.worth, WORTH in done.bundle.manifest.files) == (None, False)
+    # A bundle without the answer is up to date all the same, and gets it.
+    again = build(tiny.model, tiny.config, tmp_path / "b", replace(silent, measure=True))
+    assert again.up_to_date
+    assert again.worth is not None
+    kept = build(tiny.model, tiny.config, tmp_path / "b", replace(silent, measure=True))
+    assert (kept.up_to_date, kept.worth) == (True, None)
+
+
+# order
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_order_of_a_list_changes_nothing(tiny: Tiny, options: BuildOptions, tmp_path: Path, seed: int) -> None:
+    names = sorted(path.name for path in tiny.images.iterdir())
+    random.Random(seed).shuffle(names)
+    listed = tmp_path / "list.txt"
+    listed.write_text("\n".join(names) + "\n")
+    calibration = CalibrationOptions(images=listed, root=tiny.images)
+    assert select_images(calibration) == select_images(options.calibration)
+    few = [replace(one, num_images=5) for one in (calibration, options.calibration)]
+    assert select_images(few[0]) == select_images(few[1])
+    first = build(tiny.model, tiny.config, tmp_path / "b", options)
+    second = build(tiny.model, tiny.config, tmp_path / "b", replace(options, calibration=calibration))
+    assert second.up_to_date
+    other = build(tiny.model, tiny.config, tmp_path / "c", replace(options, calibration=calibration))
+    assert other.bundle.manifest.files == first.bundle.manifest.files
+
+
+# words
+
+
+@pytest.fixture
+def reworded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every reason of a plan, every error and everything that a pass says in other words."""
+    make_entry, make_error, make_result = Entry.__init__, TrtdetError.__init__, PassResult.__init__
+
+    def entry(self: Entry, precision: Any, reason: str, *rest: Any, **named: Any) -> None:
+        make_entry(self, precision, "other words", *rest, **named)
+
+    def error(self: TrtdetError, problem: str, hint: str = "") -> None:
+        make_error(self, "other words", "a hint" if hint else "")
+
+    def result(self: PassResult, count: int, skipped: tuple[str, ...] = ()) -> None:
+        make_result(self, count, tuple("other words" for _ in skipped))
+
+    monkeypatch.setattr(Entry, "__init__", entry)
+    monkeypatch.setattr(TrtdetError, "__init__", error)
+    monkeypatch.setattr(PassResult, "__init__", result)
+    yield
+    monkeypatch.undo()
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "int8": {},
+    "fp16": {"precision": "fp16"},
+    "depthwise": {"keep": KeepOptions(("depthwise",))},
+    "ranked": {"keep": KeepOptions(2)},
+    "plugin": {"silu": "plugin"},
+}
+
+
+def networks(tiny: Tiny, options: BuildOptions, folder: Path) -> dict[str, dict[str, str]]:
+    """By way, the hashes of what the builder gets and of the engine, and the causes of the plan."""
+    found = {}
+    for way, changes in WAYS.items():
+        bundle = build(tiny.model, tiny.config, folder / way, replace(options, **changes)).bundle
+        listed = ("model.engine", "int8.onnx", "fp16.onnx", "ranges.json", "calibration.cache")
+        found[way] = {name: digest for name, digest in bundle.manifest.files.items() if name in listed}
+        plan = PrecisionPlan.load(bundle.file("plan.json"))
+        found[way]["plan"] = str([(name, entry.precision, entry.cause) for name, entry in plan.entries.items()])
+    return found
+
+
+def test_other_words_give_the_same_networks(
+    tiny: Tiny, options: BuildOptions, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    before = networks(tiny, options, tmp_path / "before")
+    request.getfixturevalue("reworded")
+    after = networks(tiny, options, tmp_path / "after")
+    assert after == before
+    assert "other words" in (tmp_path / "after" / "fp16" / "plan.json").read_text()
+    half = PrecisionPlan.load(tmp_path / "after" / "fp16" / "plan.json")
+    assert half.entries["expectation"].cause is Cause.DECODES_BOXES
+    assert half.counts() == {"int8": 0, "fp16": 4, "fp32": 1}
+
+
+@pytest.mark.tensorrt
+def test_other_words_give_the_same_engines(
+    tiny: Tiny, options: BuildOptions, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: pip install 'trtdet[rtx]'")
+    asked = replace(options, backend="tensorrt-rtx", sms=(86,), silu="keep")
+    ways = {"int8": asked, "fp16": replace(asked, precision="fp16")}
+    before = {way: build(tiny.model, tiny.config, tmp_path / way, ask) for way, ask in ways.items()}
+    request.getfixturevalue("reworded")
+    for way, ask in ways.items():
+        after = build(tiny.model, tiny.config, tmp_path / f"{way}2", ask)
+        files = [done.bundle.manifest.files["model.engine"] for done in (before[way], after)]
+        assert files[0] == files[1]
+
+
+# what stays in FP16
+
+
+def test_a_budget_spends_at_most_its_share(tiny: Tiny, options: BuildOptions, tmp_path: Path) -> None:
+    share = 0.3
+    asked = replace(options, correct=(), keep=KeepOptions(budget=share, num_images=2))
+    bundle = build(tiny.model, tiny.config, tmp_path / "b", asked).bundle
+    ranking = Sensitivity.load(bundle.file("sensitivity.json"))
+    kept = PrecisionPlan.load(bundle.file("plan.json")).names("fp16")
+    macs = multiply_adds(host_graph(tiny.model, tiny.config).model)
+    assert ranking.macs == sum(conv.count for conv in macs.values())
+    assert 0 < sum(macs[name].count for name in kept) <= share * ranking.macs
+
+
+def test_a_ranking_is_kept_for_another_number(
+    tiny: Tiny, options: BuildOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = replace(options, correct=(), keep=KeepOptions(1, num_images=2))
+    first = build(tiny.model, tiny.config, tmp_path / "b", asked).bundle.manifest
+    monkeypatch.setattr("trtdet.pipeline.stages.planning.rank", lambda *given, **named: pytest.fail("ranked again"))
+    more = build(tiny.model, tiny.config, tmp_path / "b", replace(asked, keep=KeepOptions(2, num_images=2)))
+    assert more.bundle.manifest.precision.fp16 == first.precision.fp16 + 1 == 2
+    assert more.bundle.manifest.files["sensitivity.json"] == first.files["sensitivity.json"]
+
+
+def quantized(model: onnx.ModelProto) -> int:
+    """Convolutions that read a quantised tensor."""
+    makers = {name: node.op_type for node in model.graph.node for name in node.output}
+    return sum(node.op_type == "Conv" and makers.get(node.input[0]) == "DequantizeLinear" for node in model.graph.node)
+
+
+def test_the_smallest_set_within_a_bound_is_built(
+    tiny: Tiny, options: BuildOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each convolution in INT8 costs a point here: what detections of noise lose would say nothing."""
+    here = "trtdet.pipeline.stages.planning"
+    monkeypatch.setattr(f"{here}.Detector.running", lambda model, *rest: model)
+    monkeypatch.setattr(
+        f"{here}.evaluate",
+        lambda model, *rest: SimpleNamespace(result=SimpleNamespace(map=0.5 - 0.01 * quantized(model))),
+    )
+
+    def compare(got: Any, reference: Any) -> Any:
+        difference = got.result.map - reference.result.map
+        return SimpleNamespace(difference=difference, low=difference, high=difference)
+
+    monkeypatch.setattr(f"{here}.compare", compare)
+    keep = KeepOptions(images=tiny.images, annotations=tiny.annotations, num_images=2)
+
+    def built(bound: float) -> Any:
+        asked = replace(options, correct=(), keep=replace(keep, max_map_drop=bound), measure=False)
+        return build(tiny.model, tiny.config, tmp_path / f"{bound:g}", asked)
+
+    wide = built(100.0)
+    assert (wide.trade_off.chosen.names, wide.bundle.manifest.precision.fp16) == ((), 0)
+    loss = wide.trade_off.chosen.score.loss
+    assert loss == pytest.approx(4)
+    tight = built(loss * 0.6)
+    assert tight.trade_off.chosen.score.loss <= loss * 0.6
+    plan = PrecisionPlan.load(tight.bundle.file("plan.json"))
+    assert plan.names("fp16") == tuple(name for name in plan.entries if name in tight.trade_off.chosen.names)
+    assert len(plan.names("fp16")) == 2
+    assert {plan.entries[name].cause for name in plan.names("fp16")} == {Cause.KEPT_BOUND}
+    assert "<- chosen" in tight.trade_off.table()
+
+
+def test_the_graph_is_placed_once(tiny: Tiny, options: BuildOptions, tmp_path: Path, monkeypatch: Any) -> None:
+    from trtdet.pipeline.stages import rewriting
+
+    places: list[int] = []
+    place = rewriting.place
+
+    def counting(model: Any) -> Any:
+        places.append(1)
+        return place(model)
+
+    monkeypatch.setattr(rewriting, "place", counting)
+    build(tiny.model, tiny.config, tmp_path / "b", replace(options, correct=CORRECTIONS, keep=KeepOptions(1)))
+    assert len(places) == 1
+
+
+def test_a_float_bundle_has_nothing_to_keep(tiny: Tiny, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nothing in INT8 to keep out of it"):
+        build(tiny.model, tiny.config, tmp_path / "b", BuildOptions("fp16", keep=KeepOptions(1)))
