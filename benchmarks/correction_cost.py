@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from trtdet.backends import OnnxRunner
-from trtdet.calibration import Ranges, collect, expose
+from trtdet.calibration import CollectionRequest, Ranges, collect, expose
 from trtdet.config import load_config
 from trtdet.data import ImageStream, find_images
 from trtdet.passes import Options, decoded, load_model, rewrite
@@ -40,7 +40,7 @@ def main() -> None:
     placement = place(model)
     runner = OnnxRunner(expose(model, placement.activations))
     stream = ImageStream(images, config.input)
-    found = collect(runner, runner.input, placement.activations, stream, key="", images_sha256="")
+    found = collect(runner, CollectionRequest(runner.input, placement.activations), stream)
     candidates = {"percentile": Ranges.choose(found, "percentile")}
 
     def corrections(count: int) -> float:

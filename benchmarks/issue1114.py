@@ -44,7 +44,7 @@ from numpy.typing import NDArray
 
 import trtdet
 from trtdet.backends import OnnxRunner
-from trtdet.calibration import RULES, Collection, Ranges, collect, collection_key, expose
+from trtdet.calibration import RULES, Collection, CollectionRequest, Ranges, collect, collection_key, expose
 from trtdet.data import ImageStream, content_hash, find_images
 from trtdet.errors import ModelError
 from trtdet.evaluation.scoring import Evaluation
@@ -209,12 +209,14 @@ class Job:
         sha256 = content_hash(images)
         return collect(
             runner,
-            runner.input,
-            tensors,
+            CollectionRequest(
+                runner.input,
+                tensors,
+                collection_key(exposed, tensors, sha256, preprocess.model_dump_json()),
+                sha256,
+            ),
             ImageStream(images, preprocess),
-            key=collection_key(exposed, tensors, sha256, preprocess.model_dump_json()),
-            images_sha256=sha256,
-            progress=lambda done: progress(f"calibrating {self.name}", done, len(images)),
+            lambda done: progress(f"calibrating {self.name}", done, len(images)),
         )
 
     def score(self, label: str, model: onnx.ModelProto) -> Evaluation:

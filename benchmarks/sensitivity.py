@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from trtdet.backends import OnnxRunner
-from trtdet.calibration import Ranges, collect, expose
+from trtdet.calibration import CollectionRequest, Ranges, collect, expose
 from trtdet.config import load_config
 from trtdet.data import ImageStream, content_hash, evenly, find_images
 from trtdet.mixed_precision.ranking import rank
@@ -45,7 +45,7 @@ def main() -> None:
     placement = place(model)
     runner = OnnxRunner(expose(model, placement.activations))
     stream = ImageStream(images, config.input)
-    collection = collect(runner, runner.input, placement.activations, stream, key="", images_sha256="")
+    collection = collect(runner, CollectionRequest(runner.input, placement.activations), stream)
     ranges = Ranges.choose(collection, options.calib)
     subject = Subject(
         model, placement, ranges, Corrections(), decoded("host", config), images, content_hash(images), config.input

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import json
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from trtdet.calibration import RULES, Collection, Histogram, Range, Ranges
+from trtdet.calibration import RULES, ChannelRange, Collection, Histogram, Range, Ranges
 from trtdet.calibration.thresholds import percentile
 from trtdet.errors import CalibrationError, ConfigError, OutputError, TrtdetWarning
 
@@ -100,52 +101,66 @@ def test_a_missing_file_says_how_to_make_it(tmp_path: Path) -> None:
         Ranges.load(tmp_path / "absent.json")
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"\xff\xfe", b"{'a': 1}"])
-def test_a_file_that_is_not_json_is_an_error(tmp_path: Path, data: bytes) -> None:
+@pytest.mark.parametrize("data", [b"", b"{", b"\xff\xfe", b"{'a': 1}", b'{"a":' * 100_000])
+def test_a_file_that_is_not_json_is_one_short_line(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "r.json").write_bytes(data)
-    with pytest.raises(CalibrationError, match="cannot be read: .*; calibrate again"):
+    with pytest.raises(CalibrationError, match="r.json' are no ranges: Invalid JSON: .*; calibrate again") as caught:
         Ranges.load(tmp_path / "r.json")
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
 
 
 def test_a_folder_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(CalibrationError, match="cannot be read"):
+    with pytest.raises(CalibrationError, match="cannot be read: .*; calibrate again"):
         Ranges.load(tmp_path)
 
 
-def test_another_schema_is_an_error(ranges: Ranges, tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [{}, {"rule": "drop"}])
+def test_another_schema_is_an_error(ranges: Ranges, tmp_path: Path, more: dict[str, Any]) -> None:
     with pytest.raises(CalibrationError, match="are of another schema; calibrate again"):
-        Ranges.load(altered(ranges, tmp_path / "r.json", schema=2))
+        Ranges.load(altered(ranges, tmp_path / "r.json", schema=2, **more))
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "place"),
     [
-        {"schema": "drop"},
-        {"rule": "drop"},
-        {"extra": 1},
-        {"tensors": []},
-        {"tensors": {"a": 3}},
-        {"tensors": {"a": {"amax": 1}}},
-        {"tensors": {"a": {"amax": 1, "low": 0, "high": 1, "mean": 0}}},
+        ({"schema": "drop"}, "schema"),
+        ({"rule": "drop"}, "rule"),
+        ({"extra": 1}, "extra"),
+        ({"tensors": []}, "tensors"),
+        ({"images": "5"}, "images"),
+        ({"tensors": {"a": 3}}, "tensors.a"),
+        ({"tensors": {"a": {"amax": 1}}}, "tensors.a.low"),
+        ({"tensors": {"a": {"amax": 1, "low": 0, "high": 1, "mean": 0}}}, "tensors.a.mean"),
+        ({"inputs": {"a": {"amax": [1, 0], "noise": 0}}}, "inputs.a.amax.1"),
     ],
 )
-def test_missing_and_unknown_keys_are_errors(ranges: Ranges, tmp_path: Path, changes: dict[str, Any]) -> None:
-    with pytest.raises(CalibrationError, match="lack or misname a key"):
+def test_keys_and_values_that_do_not_fit_are_named(
+    ranges: Ranges, tmp_path: Path, changes: dict[str, Any], place: str
+) -> None:
+    with pytest.raises(CalibrationError, match=f"are no ranges: '{place}': .*; calibrate again"):
         Ranges.load(altered(ranges, tmp_path / "r.json", **changes))
 
 
 @pytest.mark.parametrize("text", ["[]", "3", "null"])
 def test_json_that_is_no_object_is_an_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "r.json").write_text(text)
-    with pytest.raises(CalibrationError, match="lack or misname a key"):
+    with pytest.raises(CalibrationError, match="are no ranges: Input should be an object"):
         Ranges.load(tmp_path / "r.json")
 
 
 @pytest.mark.parametrize("amax", [0, -1.0, float("nan"), float("inf"), "1.0", None, [1]])
 def test_an_impossible_range_names_the_tensor(ranges: Ranges, tmp_path: Path, amax: Any) -> None:
     path = altered(ranges, tmp_path / "r.json", tensors={"conv": {"amax": amax, "low": 0, "high": 1}})
-    with pytest.raises(CalibrationError, match="amax of 'conv' is .*; it must be .*over 0 and finite"):
+    with pytest.raises(CalibrationError, match=r"'tensors\.conv\.amax': input should be .*, got .*; calibrate again"):
         Ranges.load(path)
+
+
+def test_channel_ranges_survive_their_file(ranges: Ranges, tmp_path: Path) -> None:
+    given = replace(ranges, inputs={"conv/out:0": ChannelRange((1.0, 2.5), 1e-4)})
+    given.save(tmp_path / "r.json")
+    read = Ranges.load(tmp_path / "r.json")
+    assert read == given
+    assert type(read) is Ranges
 
 
 # TensorRT's cache

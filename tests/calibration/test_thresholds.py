@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from trtdet.calibration import RULES, Histogram
+from trtdet.calibration.histograms import BINS
 from trtdet.calibration.thresholds import KL_BINS, LEVELS, entropy, minmax, mse, percentile
 from trtdet.errors import ConfigError
 
@@ -68,6 +69,15 @@ def test_entropy_is_the_published_rule(name: str) -> None:
     amax = entropy(found)
     allowed = [min((i + 0.5) * width, found.amax) for i in best]
     assert any(math.isclose(amax, value, rel_tol=1e-12) for value in allowed)
+
+
+def test_of_equally_good_candidates_entropy_takes_the_largest() -> None:
+    """Three values that no level joins lose nothing, whatever is kept beyond them: the losses are exactly 0."""
+    counts = np.zeros(BINS, np.int64)
+    counts[[80, 320, 2400]] = 1
+    found = Histogram(counts, 0, 0.0, 0.999)
+    assert found.rebinned(KL_BINS)[0].nonzero()[0].tolist() == [10, 40, 300]
+    assert entropy(found) == 0.999
 
 
 @pytest.mark.parametrize("name", NAMES)

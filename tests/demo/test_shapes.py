@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from trtdet.demo import shapes
+from trtdet.demo.drawing import outline
 from trtdet.errors import DataError, OutputError
 
 
@@ -50,7 +51,7 @@ def test_boxes_are_tight_around_the_visible_pixels() -> None:
 
 @pytest.mark.parametrize("name", shapes.CLASSES)
 def test_every_outline_fills_its_box(name: str) -> None:
-    contours, width, height = shapes._outline(np.random.default_rng(1), shapes.CLASSES.index(name), 80.0)
+    contours, width, height = outline(np.random.default_rng(1), name, 80.0)
     points = np.concatenate(contours)
     assert max(np.ptp(points, axis=0)) == pytest.approx(80.0)
     assert points.min() == pytest.approx(1.0)
@@ -60,7 +61,7 @@ def test_every_outline_fills_its_box(name: str) -> None:
 def test_ring_has_a_hole_and_circle_has_none() -> None:
     filled = {}
     for name in ("ring", "circle"):
-        contours, width, height = shapes._outline(np.random.default_rng(2), shapes.CLASSES.index(name), 60.0)
+        contours, width, height = outline(np.random.default_rng(2), name, 60.0)
         mask = np.zeros((height, width), np.uint8)
         cv2.fillPoly(mask, [np.round(c).astype(np.int32) for c in contours], 1)
         filled[name] = mask[height // 2, width // 2]

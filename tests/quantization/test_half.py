@@ -144,3 +144,38 @@ def test_the_ends_of_a_model(net: Any, normal: Any, name: str) -> None:
     got = OnnxRunner(to_half(model, [name]))(x)["y"]
     assert got.dtype == np.float32
     np.testing.assert_allclose(got, OnnxRunner(model)(x)["y"], atol=0.02)
+
+
+def test_a_constant_beyond_fp16_becomes_its_largest_value(net: Any, normal: Any) -> None:
+    """A Clip that only bounds below keeps bounding nothing above, and no constant becomes infinite."""
+    model = net(
+        """(float[1,4,8,8] x) => (float[1,4,8,8] y) {
+        a = Conv(x, w1) b = Clip(a, zero, most) c = Add(b, low) y = Conv(c, w2) }""",
+        **weights(normal, 2),
+        zero=np.float32(0),
+        most=np.float32(3e38),
+        low=np.full((1, 1, 1, 1), -1e5, np.float32),
+    )
+    half = to_half(model, ["Conv_0"])
+    constants = {node.op_type: node for node in half.graph.node}
+    values = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in half.graph.initializer}
+    most, low = values[constants["Clip"].input[2]], values[constants["Add"].input[1]]
+    assert (most.dtype, float(most)) == (np.float16, 65504.0)
+    assert (low.dtype, float(low.reshape(()))) == (np.float16, -65504.0)
+
+
+def test_the_value_of_a_pad_is_data(net: Any, normal: Any) -> None:
+    model = net(
+        """(float[1,4,8,8] x) => (float[1,4,8,8] y) {
+        a = Conv(x, w1) b = Pad(a, widths, value) y = Conv(b, w2) }""",
+        **weights(normal, 2, w2=(4, 4, 3, 3)),
+        widths=np.array([0, 0, 1, 1, 0, 0, 1, 1], np.int64),
+        value=np.float32(0.75),
+    )
+    half = to_half(model, ["Conv_0", "Conv_2"])
+    (pad,) = (node for node in half.graph.node if node.op_type == "Pad")
+    values = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in half.graph.initializer}
+    assert values[pad.input[1]].dtype == np.int64
+    assert (values[pad.input[2]].dtype, float(values[pad.input[2]])) == (np.float16, 0.75)
+    x = normal(1, 4, 8, 8, seed=7)
+    np.testing.assert_allclose(OnnxRunner(half)(x)["y"], OnnxRunner(model)(x)["y"], atol=0.03)

@@ -6,28 +6,37 @@ import json
 import warnings
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
-from functools import partial
+from dataclasses import asdict, dataclass, field, fields
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
 
-from trtdet.calibration import cache
-from trtdet.calibration.collector import Collection
+from pydantic import ConfigDict, Field, TypeAdapter
+
+from trtdet.calibration import cache as calibration_cache
+from trtdet.calibration.histograms import Collection
 from trtdet.calibration.thresholds import RULES, percentile
 from trtdet.errors import CalibrationError, ConfigError, TrtdetWarning
 from trtdet.files import write_atomically
+from trtdet.files.documents import DocumentError, read_document
 
 _SCHEMA = 1
 _SMALLEST_SCALE = 2.0**-126
+_STRICT = ConfigDict(strict=True, extra="forbid")
+
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True)
 class Range:
     """The range of one tensor: INT8's scale is ``amax / 127``; ``low`` and ``high`` are the extremes seen."""
 
-    amax: float
-    low: float
-    high: float
+    __pydantic_config__ = _STRICT
+
+    amax: _Positive
+    low: _Finite
+    high: _Finite
 
     @property
     def scale(self) -> float:
@@ -43,8 +52,10 @@ class ChannelRange:
         noise: what these steps do to the activation of the tensor: mean square over variance, averaged over channels.
     """
 
-    amax: tuple[float, ...]
-    noise: float
+    __pydantic_config__ = _STRICT
+
+    amax: tuple[_Positive, ...]
+    noise: _Finite
 
 
 @dataclass(frozen=True)
@@ -60,6 +71,8 @@ class Ranges:
         images_sha256: hash of their names and contents.
         inputs: by name of a tensor that an activation of the plugin library reads, its range in each channel.
     """
+
+    __pydantic_config__ = _STRICT
 
     rule: str
     percent: float | None
@@ -121,31 +134,20 @@ class Ranges:
         """Reads ``ranges.json``.
 
         Raises:
-            CalibrationError: the file is missing, not JSON, of another schema, or holds an impossible range.
+            CalibrationError: the file is missing, not JSON, of another schema, or a range is not over 0 and finite.
         """
         try:
-            data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            return read_document(path, _file_adapter()).ranges()
         except FileNotFoundError:
             raise CalibrationError(f"ranges '{path}' do not exist; make them with 'trtdet calibrate'") from None
-        except (OSError, ValueError) as error:
+        except DocumentError as error:
+            if error.place == "schema" and error.kind == "literal_error":
+                raise CalibrationError(f"ranges '{path}' are of another schema; calibrate again") from None
+            raise CalibrationError(f"ranges '{path}' are no ranges: {error}; calibrate again") from None
+        except OSError as error:
             raise CalibrationError(f"ranges '{path}' cannot be read: {error}; calibrate again") from None
-        try:
-            if data.pop("schema") != _SCHEMA:
-                raise CalibrationError(f"ranges '{path}' are of another schema; calibrate again")
-            data["tensors"] = {name: Range(**entry) for name, entry in data["tensors"].items()}
-            inputs = data.get("inputs", {}).items()
-            data["inputs"] = {name: ChannelRange(tuple(one["amax"]), one["noise"]) for name, one in inputs}
-            ranges = Ranges(**data)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise CalibrationError(f"ranges '{path}' lack or misname a key ({error}); calibrate again") from None
-        for name, entry in ranges.tensors.items():
-            if not isinstance(entry.amax, (int, float)) or not 0 < entry.amax < float("inf"):
-                raise CalibrationError(
-                    f"ranges '{path}': amax of '{name}' is {entry.amax!r}; it must be a number over 0 and finite"
-                )
-        return ranges
 
-    def to_calibration_cache(self, version: int = 8600, algorithm: str = cache.OURS) -> str:
+    def to_calibration_cache(self, version: int = 8600, algorithm: str = calibration_cache.OURS) -> str:
         """The text that TensorRT up to 10 reads as a calibration cache, see :mod:`trtdet.calibration.cache`.
 
         Args:
@@ -155,4 +157,19 @@ class Ranges:
         Raises:
             CalibrationError: an unknown algorithm, or a range that is too large for a float32 scale.
         """
-        return cache.write({name: entry.scale for name, entry in self.tensors.items()}, version, algorithm)
+        return calibration_cache.write({name: entry.scale for name, entry in self.tensors.items()}, version, algorithm)
+
+
+@dataclass(frozen=True)
+class _File(Ranges):
+    """What ``ranges.json`` holds."""
+
+    schema: Literal[1] = field(kw_only=True)
+
+    def ranges(self) -> Ranges:
+        return Ranges(**{known.name: getattr(self, known.name) for known in fields(Ranges)})
+
+
+@cache
+def _file_adapter() -> TypeAdapter[_File]:
+    return TypeAdapter(_File)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from trtdet.calibration.collector import Histogram
+from trtdet.calibration.histograms import Histogram
 from trtdet.errors import ConfigError
 
 LEVELS = 128

@@ -47,7 +47,10 @@ def describe(error: BaseException, details: Path | None) -> str:
     """One line: the type, the message, and where to read more."""
     said = one_line(_message(error)) or "no message"
     if details is not None:
-        return f"unexpected {type(error).__name__}: {said}; please report it with the details in {details}"
+        # No memory and no space are the machine's; anything else should have been a TrtdetError.
+        machine = isinstance(error, (OSError, MemoryError))
+        where = f"the details are in {details}" if machine else f"please report it with the details in {details}"
+        return f"unexpected {type(error).__name__}: {said}; {where}"
     frames = traceback.extract_tb(error.__traceback__, limit=-1)
     place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     return f"unexpected {type(error).__name__}{place}: {said}; the details could not be written into a file"

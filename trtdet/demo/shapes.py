@@ -7,7 +7,6 @@ fly where no file is wanted.
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import zlib
@@ -19,6 +18,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from trtdet.demo.drawing import Image, background, colour, degrade, outline, paint
 from trtdet.errors import DataError, OutputError
 from trtdet.files import write_atomically
 
@@ -52,7 +52,6 @@ _MIN_VISIBLE = 0.72
 """Of an object's pixels, how much later objects must leave visible."""
 
 Boxes = NDArray[np.float32]
-Image = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -168,7 +167,7 @@ def _render(seed: int, split: str, index: int) -> tuple[Image, NDArray[np.uint8]
         raise DataError(f"shapes: index is {index}, allowed is 0 or more")
     rng = np.random.default_rng([seed, zlib.crc32(split.encode()), index])
     height, width = _SIZES[int(rng.integers(len(_SIZES)))]
-    canvas = _background(rng, height, width)
+    canvas = background(rng, height, width)
     owner = np.zeros((height, width), np.uint8)
     classes: list[int] = []
     pixels: list[int] = []
@@ -180,7 +179,7 @@ def _render(seed: int, split: str, index: int) -> tuple[Image, NDArray[np.uint8]
         # The first object always goes in, so that no image is empty.
         if _place(rng, canvas, owner, label, pixels):
             classes.append(label)
-    return _degrade(rng, canvas), owner, classes
+    return degrade(rng, canvas), owner, classes
 
 
 def _boxes(owner: NDArray[np.uint8], count: int) -> Boxes:
@@ -196,7 +195,7 @@ def _place(rng: np.random.Generator, canvas: Image, owner: NDArray[np.uint8], la
     height, width = owner.shape
     low, high = _SCALES[int(rng.choice(3, p=_SCALE_ODDS))]
     extent = math.exp(rng.uniform(math.log(low), math.log(high)))
-    contours, box_width, box_height = _outline(rng, label, extent)
+    contours, box_width, box_height = outline(rng, CLASSES[label], extent)
     if box_width >= width - 2 or box_height >= height - 2:
         return False
     x = int(rng.integers(1, width - box_width))
@@ -211,200 +210,13 @@ def _place(rng: np.random.Generator, canvas: Image, owner: NDArray[np.uint8], la
     for i in np.flatnonzero(covered):
         if np.count_nonzero(owner == i + 1) - covered[i] < _MIN_VISIBLE * visible[i]:
             return False
-    paint = _paint(rng, box_height, box_width, canvas[region])
+    filling = paint(rng, box_height, box_width, canvas[region])
     if rng.random() < 0.3:
-        edge = _colour(rng, paint.reshape(-1, 3)[0].astype(np.float32), 60).tolist()
-        cv2.polylines(paint, fixed, True, edge, 1 if extent < 40 else 2, cv2.LINE_AA, 4)
+        edge = colour(rng, filling.reshape(-1, 3)[0].astype(np.float32), 60).tolist()
+        cv2.polylines(filling, fixed, True, edge, 1 if extent < 40 else 2, cv2.LINE_AA, 4)
     alpha = mask[..., None].astype(np.float32) * np.float32(rng.uniform(0.8, 1.0) / 255)
     under = canvas[region].astype(np.float32)
-    canvas[region] = (under + (paint - under) * alpha).astype(np.uint8)
+    canvas[region] = (under + (filling - under) * alpha).astype(np.uint8)
     owner[region][solid] = len(pixels) + 1
     pixels.append(int(np.count_nonzero(solid)))
     return True
-
-
-def _outline(rng: np.random.Generator, label: int, extent: float) -> tuple[list[NDArray[np.float64]], int, int]:
-    """Contours of a shape, turned, squeezed and scaled to ``extent`` pixels; and the width and height of its patch."""
-    contours = _template(CLASSES[label])
-    angle = rng.uniform(0, 2 * math.pi)
-    tilt = rng.uniform(0, 2 * math.pi)
-    squeeze = rng.uniform(0.82, 1.0)
-    axis = np.array([[math.cos(tilt), -math.sin(tilt)], [math.sin(tilt), math.cos(tilt)]])
-    turn = np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
-    matrix = turn @ axis @ np.diag([1.0, squeeze]) @ axis.T
-    turned = [c @ matrix.T for c in contours]
-    points = np.concatenate(turned)
-    low, size = points.min(axis=0), np.ptp(points, axis=0)
-    scale = extent / float(size.max())
-    placed = [(c - low) * scale + 1.0 for c in turned]
-    width, height = (math.ceil(float(s) * scale) + 3 for s in size)
-    return placed, width, height
-
-
-@functools.cache
-def _template(name: str) -> tuple[NDArray[np.float64], ...]:
-    """Contours of a class around the origin; where two overlap, there is a hole (even-odd rule)."""
-
-    def circle(radius: float, start: float = 0.0, end: float = 2 * math.pi, points: int = 40) -> NDArray[np.float64]:
-        angles = np.linspace(start, end, points, endpoint=end - start < 2 * math.pi)
-        return radius * np.stack([np.cos(angles), np.sin(angles)], axis=1)
-
-    if name == "circle":
-        return (circle(1.0),)
-    if name == "ring":
-        return (circle(1.0), circle(0.58))
-    if name == "square":
-        return (np.array([[-1.0, -1], [1, -1], [1, 1], [-1, 1]]),)
-    if name == "diamond":
-        return (np.array([[-1.0, 0], [0, -0.55], [1, 0], [0, 0.55]]),)
-    if name == "triangle":
-        return (circle(1.0, points=4)[:3],)
-    if name == "pentagon":
-        return (circle(1.0, points=6)[:5],)
-    if name == "star":
-        angles = np.arange(10) * math.pi / 5
-        radii = np.where(np.arange(10) % 2, 0.42, 1.0)
-        return (np.stack([radii * np.cos(angles), radii * np.sin(angles)], axis=1),)
-    if name == "cross":
-        a, b = 0.33, 1.0
-        corners = [
-            (-a, -b),
-            (a, -b),
-            (a, -a),
-            (b, -a),
-            (b, a),
-            (a, a),
-            (a, b),
-            (-a, b),
-            (-a, a),
-            (-b, a),
-            (-b, -a),
-            (-a, -a),
-        ]
-        return (np.array(corners),)
-    if name == "crescent":
-        # The inner arc belongs to a circle of radius 0.8 whose centre is 0.45 to the right.
-        meet = math.acos((1 + 0.45**2 - 0.8**2) / (2 * 0.45))
-        outer = circle(1.0, meet, 2 * math.pi - meet, 32)
-        x, y = math.cos(meet) - 0.45, math.sin(meet)
-        inner_end = math.atan2(y, x)
-        inner = circle(0.8, inner_end, 2 * math.pi - inner_end, 24)[::-1] + np.array([0.45, 0.0])
-        return (np.concatenate([outer, inner]),)
-    if name == "arrow":
-        return (np.array([[-1.0, -0.25], [0.1, -0.25], [0.1, -0.7], [1, 0], [0.1, 0.7], [0.1, 0.25], [-1, 0.25]]),)
-    raise ValueError(name)
-
-
-def _colour(rng: np.random.Generator, against: NDArray[np.float32], contrast: float) -> NDArray[np.float32]:
-    """A colour float32 (3,), 0..255, at least ``contrast`` away from another in its largest channel difference."""
-    colour = rng.uniform(0, 255, 3).astype(np.float32)
-    for _ in range(8):
-        if float(np.abs(colour - against).max()) >= contrast:
-            break
-        colour = rng.uniform(0, 255, 3).astype(np.float32)
-    return colour
-
-
-def _paint(rng: np.random.Generator, height: int, width: int, under: Image) -> Image:
-    """The filling of an object: one colour, a gradient or stripes, uint8 (height, width, 3)."""
-    ground = np.array(cv2.mean(under)[:3], np.float32)
-    first = _colour(rng, ground, rng.uniform(35, 110))
-    kind = rng.random()
-    if kind < 0.45:
-        return np.full((height, width, 3), first, np.float32).astype(np.uint8)
-    if kind < 0.8:
-        second = np.clip(first + rng.uniform(-70, 70, 3).astype(np.float32), 0, 255)
-        return _gradient(rng, height, width, first, second)
-    second = np.clip(first + rng.uniform(-60, 60, 3).astype(np.float32), 0, 255)
-    return _stripes(rng, height, width, first, second)
-
-
-def _ramp(rng: np.random.Generator, height: int, width: int) -> NDArray[np.float32]:
-    """A plane float32 (height, width) that rises in a random direction, in pixels from the middle."""
-    angle = rng.uniform(0, 2 * math.pi)
-    y = (np.arange(height, dtype=np.float32) - height / 2)[:, None] * np.float32(math.sin(angle))
-    x = (np.arange(width, dtype=np.float32) - width / 2)[None, :] * np.float32(math.cos(angle))
-    return np.asarray(y + x, np.float32)
-
-
-def _gradient(
-    rng: np.random.Generator, height: int, width: int, first: NDArray[np.float32], second: NDArray[np.float32]
-) -> Image:
-    position = _ramp(rng, height, width) * np.float32(127.0 / math.hypot(height, width) * 2) + np.float32(127.5)
-    return _colourise(position.astype(np.uint8), np.linspace(first, second, 256))
-
-
-def _colourise(plane: NDArray[np.uint8], colours: NDArray[Any]) -> Image:
-    """Looks the values of a plane (H, W) up in colours (256, 3): several times faster than NumPy's indexing."""
-    return np.asarray(cv2.LUT(cv2.merge([plane, plane, plane]), colours.astype(np.uint8)[None]), np.uint8)
-
-
-def _stripes(
-    rng: np.random.Generator, height: int, width: int, first: NDArray[np.float32], second: NDArray[np.float32]
-) -> Image:
-    period = rng.uniform(4, 16)
-    # The offset keeps the position positive, so that cutting to whole numbers is a floor.
-    position = (_ramp(rng, height, width) * np.float32(2 / period) + np.float32(1024)).astype(np.uint16)
-    return _colourise((position & 1).astype(np.uint8), np.stack([first, second] * 128))
-
-
-def _background(rng: np.random.Generator, height: int, width: int) -> Image:
-    """A gradient with cloudy texture, and over it patches, lines, scribbles and letters that belong to no class."""
-    first = rng.uniform(10, 245, 3).astype(np.float32)
-    second = np.clip(first + rng.uniform(-90, 90, 3), 0, 255).astype(np.float32)
-    canvas = _gradient(rng, height, width, first, second)
-    cells = int(rng.integers(3, 24))
-    spread = rng.uniform(4, 40)
-    clouds = rng.normal(0, spread, (cells, cells, 3)).astype(np.float32)
-    clouds = np.asarray(cv2.resize(clouds, (width, height), interpolation=cv2.INTER_LINEAR), np.float32)
-    canvas = np.asarray(cv2.add(canvas, clouds, dtype=cv2.CV_8U), np.uint8)
-    for _ in range(int(rng.integers(0, 4))):
-        h, w = int(rng.integers(20, height // 2)), int(rng.integers(20, width // 2))
-        y, x = int(rng.integers(height - h)), int(rng.integers(width - w))
-        patch = canvas[y : y + h, x : x + w]
-        mean = np.array(cv2.mean(patch)[:3], np.float32)
-        low, high = (np.clip(mean + rng.uniform(-50, 50, 3), 0, 255).astype(np.float32) for _ in range(2))
-        stripes = _stripes(rng, h, w, low, high)
-        canvas[y : y + h, x : x + w] = cv2.addWeighted(patch, 0.5, stripes, 0.5, 0)
-    for _ in range(int(rng.integers(0, 9))):
-        colour = rng.integers(0, 256, 3).tolist()
-        thickness = int(rng.integers(1, 4))
-        kind = rng.random()
-        if kind < 0.4:
-            x1, x2 = rng.integers(0, width, 2).tolist()
-            y1, y2 = rng.integers(0, height, 2).tolist()
-            cv2.line(canvas, (x1, y1), (x2, y2), colour, thickness, cv2.LINE_AA)
-        elif kind < 0.8:
-            start = rng.uniform(0, (width, height))
-            steps = rng.normal(0, 14, (int(rng.integers(4, 14)), 2))
-            path = np.round(start + steps.cumsum(axis=0)).astype(np.int32)
-            cv2.polylines(canvas, [path], False, colour, thickness, cv2.LINE_AA)
-        else:
-            letter = chr(int(rng.integers(97, 123)))
-            x, y = int(rng.integers(width)), int(rng.integers(height))
-            cv2.putText(
-                canvas, letter, (x, y), int(rng.integers(0, 8)), rng.uniform(0.4, 2.0), colour, thickness, cv2.LINE_AA
-            )
-    return canvas
-
-
-def _degrade(rng: np.random.Generator, canvas: Image) -> Image:
-    """Blur, brightness, contrast and sensor noise over the whole image."""
-    if rng.random() < 0.3:
-        canvas = cv2.GaussianBlur(canvas, (3, 3), rng.uniform(0.4, 1.0)).astype(np.uint8, copy=False)
-    gain, offset = rng.uniform(0.6, 1.25), rng.uniform(-25, 25)
-    height, width = canvas.shape[:2]
-    tile = _noise()
-    y, x = int(rng.integers(tile.shape[0] - height + 1)), int(rng.integers(tile.shape[1] - width + 1))
-    strength = rng.uniform(0, 14)
-    mixed = cv2.addWeighted(
-        canvas, gain, tile[y : y + height, x : x + width], strength / 32, offset - 128 * strength / 32
-    )
-    return np.asarray(mixed, np.uint8)
-
-
-@functools.lru_cache(maxsize=1)
-def _noise() -> Image:
-    """Gaussian noise uint8 (512, 512, 3) of mean 128 and deviation 32: a window of it is cheaper than new noise."""
-    noise = np.random.default_rng(0).normal(128, 32, (512, 512, 3))
-    return np.asarray(np.clip(np.round(noise), 0, 255).astype(np.uint8))

@@ -6,15 +6,20 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
+
+from pydantic import ConfigDict, TypeAdapter
 
 from trtdet.errors import ConfigError
 from trtdet.files import write_atomically
+from trtdet.files.documents import DocumentError, read_document
 
 Precision = Literal["int8", "fp16", "fp32"]
 
 _SCHEMA = 1
+_STRICT = ConfigDict(strict=True, extra="forbid")
 
 
 class Cause(str, Enum):
@@ -62,6 +67,8 @@ class Step:
         error: the same with it.
     """
 
+    __pydantic_config__ = _STRICT
+
     name: str
     without: float
     error: float
@@ -77,6 +84,8 @@ class Entry:
         cause: the same for code.
         corrections: made for it, where it runs in INT8.
     """
+
+    __pydantic_config__ = _STRICT
 
     precision: Precision
     reason: str
@@ -133,30 +142,28 @@ class PrecisionPlan:
                 ``cause`` and optional ``corrections``.
         """
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-            schema = data["schema"]
-            entries = {name: _entry(**entry) for name, entry in data["entries"].items()}
+            return PrecisionPlan(read_document(path, _file_adapter()).entries)
         except FileNotFoundError:
             raise ConfigError(f"plan '{path}' does not exist; 'trtdet build' writes one as plan.json") from None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(
-                f"plan '{path}' is not a precision plan ({error}); start from a bundle's plan.json"
-            ) from None
-        if schema != _SCHEMA:
-            raise ConfigError(f"plan '{path}' is of another schema, {schema!r}; this trtdet reads schema {_SCHEMA}")
-        for name, entry in entries.items():
-            if entry.precision not in get_args(Precision):
-                raise ConfigError(
-                    f"plan '{path}': '{name}' has precision {entry.precision!r}; "
-                    f"allowed: {', '.join(get_args(Precision))}"
-                )
-        return PrecisionPlan(entries)
+        except DocumentError as error:
+            if error.place == "schema" and error.kind == "literal_error":
+                raise ConfigError(f"plan '{path}' is of another schema; this trtdet reads schema {_SCHEMA}") from None
+            problem: Exception = error
+        except OSError as error:
+            problem = error
+        raise ConfigError(f"plan '{path}' is not a precision plan ({problem}); start from a bundle's plan.json")
 
 
-def _entry(
-    precision: Precision,
-    reason: str,
-    cause: str = Cause.UNSPECIFIED.value,
-    corrections: list[dict[str, Any]] | None = None,
-) -> Entry:
-    return Entry(precision, reason, Cause(cause), tuple(Step(**step) for step in corrections or ()))
+@dataclass(frozen=True)
+class _File:
+    """What ``plan.json`` holds."""
+
+    __pydantic_config__ = _STRICT
+
+    schema: Literal[1]
+    entries: dict[str, Entry]
+
+
+@cache
+def _file_adapter() -> TypeAdapter[_File]:
+    return TypeAdapter(_File)

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from trtdet.backends import OnnxRunner
-from trtdet.calibration import Ranges, collect, expose
+from trtdet.calibration import CollectionRequest, Ranges, collect, expose
 from trtdet.config import load_config
 from trtdet.data import ImageStream
 from trtdet.passes import Decoded
@@ -73,7 +73,7 @@ def chosen() -> Callable[..., dict[str, Ranges]]:
         tensors = place(model).activations
         runner = OnnxRunner(expose(model, tensors))
         stream = ImageStream(sources.images, sources.preprocess)
-        found = collect(runner, runner.input, tensors, stream, key="key", images_sha256="sha")
+        found = collect(runner, CollectionRequest(runner.input, tensors, "key", "sha"), stream)
         return {rule: Ranges.choose(found, rule) for rule in rules}
 
     return chosen

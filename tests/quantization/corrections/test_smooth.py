@@ -49,3 +49,45 @@ def test_the_gradient_is_that_of_the_noise() -> None:
         step = np.eye(6)[channel] * 1e-6
         up, down = (_noise(at + sign * step, np.log(REACH), variance, readers, 0.5)[0] for sign in (1, -1))
         assert (up - down) / 2e-6 == pytest.approx(slope[channel], rel=1e-3, abs=1e-6 * abs(slope).max())
+
+
+def expected_noise(
+    scale: NDArray[np.float64], variance: NDArray[np.float64], weight: NDArray[np.float64], share: float
+) -> float:
+    """Of a dense convolution with importance 1, by the definition, in units of 1 / 127^2 / 12."""
+    squares = np.square(weight)
+    amax = (scale * REACH).max()
+    activation = (amax**2 * squares.sum(axis=(0, 2, 3)) / scale**2).sum()
+    steps = (squares / (scale**2).reshape(1, -1, 1, 1)).max(axis=(1, 2, 3))
+    taps = weight.shape[2] * weight.shape[3]
+    return float(activation + share * taps * (steps[:, None] * scale**2 * variance).sum())
+
+
+@pytest.mark.parametrize("kernel", [1, 3])
+@pytest.mark.parametrize("share", [1.0, 0.25])
+def test_the_noise_is_that_of_the_definition(kernel: int, share: float) -> None:
+    weight, variance = WEIGHT[:, :, :kernel, :kernel], REACH**2 / 3
+    reader = Reader.of(weight, 1, np.ones(8))
+    at = RNG.normal(0, 0.1, 6)  # the first channel is by far the widest, so that the smooth maximum is the maximum
+    loss, _ = _noise(at, np.log(REACH), variance, [reader], share)
+    assert loss == pytest.approx(expected_noise(np.exp(at), variance, weight, share), rel=1e-6)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.25])
+def test_no_other_scale_leaves_much_less_noise(share: float) -> None:
+    variance = REACH**2 / 3
+    scale, _, _ = choose_scale(REACH, variance, [Reader.of(WEIGHT, 1, np.ones(8))], share)
+    found = expected_noise(scale, variance, WEIGHT, share)
+    rng = np.random.default_rng(3)
+    others = [scale * np.exp(rng.normal(0, spread, 6)) for spread in (0.05, 0.2, 0.5, 1.0) for _ in range(200)]
+    others += [np.ones(6), 1 / REACH, REACH**-0.5]
+    assert found < 1.1 * min(expected_noise(other, variance, WEIGHT, share) for other in others)
+
+
+def test_a_silent_channel_counts_as_a_ten_thousandth_of_the_widest() -> None:
+    """It gets a scale of its own, but none that leaves its weights nothing of the integers."""
+    reach = np.array([4.0, 0.0, 2.0])
+    reader = Reader.of(RNG.normal(0, 1, (3, 1, 3, 3)), 3, np.ones(3))
+    scale, amax, _ = choose_scale(reach, np.square(reach), [reader], 1.0)
+    np.testing.assert_allclose(scale / scale[0], [1, 1e4, 2], rtol=1e-9)
+    assert amax == pytest.approx(4 * scale[0])

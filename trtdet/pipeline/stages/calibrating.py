@@ -8,9 +8,10 @@ from pathlib import Path
 
 from trtdet.backends import OnnxRunner
 from trtdet.bundle import Bundle
-from trtdet.calibration import Collection, Ranges, collect, collection_key, expose
+from trtdet.calibration import Collection, CollectionRequest, Ranges, collect, collection_key, expose
 from trtdet.data import ImageCache, ImageStream, content_hash, evenly, find_images
 from trtdet.errors import CalibrationError, TrtdetWarning
+from trtdet.passes import decoded
 from trtdet.pipeline.options import AUTO, DEFAULT_IMAGES, CalibrationOptions
 from trtdet.pipeline.stages.rewriting import Graph
 from trtdet.progress import Progress, silent
@@ -133,16 +134,12 @@ def _collected(
         return True, _given(options.histograms, tensors, key if selected.paths else None)
     if previous is not None and previous.manifest.quantization.histograms_key == key:
         return True, Collection.load(previous.file(HISTOGRAMS))
-    runner = OnnxRunner(exposed)
-    return False, collect(
-        runner,
-        runner.input,
-        tensors,
-        ImageStream(selected.paths, graph.config.input, batch_size=runner.batch or 1, cache=selected.cache),
-        key=key,
-        images_sha256=selected.sha256,
-        progress=lambda done: progress("calibrating", done, len(selected.paths)),
-    )
+    # The detections are computed as well, so that a head that is not finite is noticed.
+    head = decoded(graph.nms_mode, graph.config).names
+    runner = OnnxRunner(expose(graph.with_own_activations, list(dict.fromkeys([*tensors, *head]))))
+    stream = ImageStream(selected.paths, graph.config.input, batch_size=runner.batch or 1, cache=selected.cache)
+    request = CollectionRequest(runner.input, tensors, key, selected.sha256)
+    return False, collect(runner, request, stream, lambda done: progress("calibrating", done, len(selected.paths)))
 
 
 def _given(path: Path, tensors: tuple[str, ...], key: str | None) -> Collection:

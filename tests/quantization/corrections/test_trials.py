@@ -1,0 +1,125 @@
+"""The criterion by which a layer's trials are compared, as docs/accuracy.md describes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from trtdet.backends import OnnxRunner
+from trtdet.calibration import Range, Ranges
+from trtdet.quantization import place
+from trtdet.quantization.corrections.bias import Bias
+from trtdet.quantization.corrections.gate import choose
+from trtdet.quantization.corrections.rounding import Round
+from trtdet.quantization.corrections.trials import Site, batches, find_sites
+from trtdet.quantization.encoding import nearest, weight_scales
+
+RANGES = Ranges("minmax", None, {}, "", 1, "")
+
+
+@pytest.fixture
+def conv(net: Any, normal: Any) -> Callable[..., onnx.ModelProto]:
+    def conv(weight: np.ndarray | None = None) -> onnx.ModelProto:
+        weight = normal(6, 4, 1, 1, seed=1) if weight is None else weight
+        return net(
+            "(float[1,4,8,8] x) => (float[1,N,8,8] y) { y = Conv(x, w, b) }", w=weight, b=normal(len(weight), seed=2)
+        )
+
+    return conv
+
+
+def judged(model: onnx.ModelProto, site: Site, fit: list[np.ndarray], held: list[np.ndarray], **amax: float) -> None:
+    """The site with its trials measured: 8x8 places are few enough for all of them to be looked at."""
+    candidates = {rule: replace(RANGES, rule=rule, tensors={"x": Range(top, -top, top)}) for rule, top in amax.items()}
+    for seed, x in enumerate([*fit, *held]):
+        site.add_moments(x, seed if seed < len(fit) else None)
+    site.prepare(candidates)
+    for seed, x in enumerate(fit):
+        site.add_means(x, seed)
+    for seed, x in enumerate(held):
+        site.add_errors(x, seed)
+    site.settle()
+
+
+def test_the_error_is_the_root_of_the_mean_fourth_power_as_a_share_of_the_variance(conv: Any, normal: Any) -> None:
+    model = conv()
+    # Rounding wants the covariance, from which the variance of the output comes; row 0 of the errors is without it.
+    (site,) = find_sites(model, place(model), (Round(), Bias()))
+    fit, held = ([normal(4, 8, 8, seed=seed) for seed in seeds] for seeds in (range(3), range(3, 5)))
+    judged(model, site, fit, held, tight=1.5)
+    (trial,) = site.trials
+    weight = onnx.numpy_helper.to_array(model.graph.initializer[0])[:, :, 0, 0]
+    bias = onnx.numpy_helper.to_array(model.graph.initializer[1])
+    scales = weight_scales(weight)
+    integers = nearest(weight, scales) * scales[:, None]
+
+    def int8(x: np.ndarray) -> np.ndarray:
+        step = 1.5 / 127
+        return integers @ (np.clip(np.rint(x.reshape(4, -1) / step), -127, 127) * step) + bias[:, None]
+
+    def exact(x: np.ndarray) -> np.ndarray:
+        return OnnxRunner(model)(x[None])["y"][0].reshape(6, -1)
+
+    variance = np.var(np.concatenate([exact(x) for x in fit], axis=1), axis=1)
+    mean = np.mean([exact(x).mean(axis=1) - int8(x).mean(axis=1) for x in fit], axis=0)
+    for column, offset in enumerate((np.zeros(6), mean)):
+        errors = np.concatenate([int8(x) + offset[:, None] - exact(x) for x in held], axis=1)
+        expected = np.sqrt((errors**4 / variance[:, None] ** 2).mean())
+        assert trial.errors["Conv_0"][0, column] == pytest.approx(expected, rel=1e-3)
+    assert trial.offsets == ("", "bias")
+
+
+def test_rare_saturation_weighs_more_than_steps_that_are_a_little_coarser(conv: Any) -> None:
+    """By the mean square the range that saturates would win, by the fourth power the wider does."""
+    model = conv(np.eye(4, dtype=np.float32).reshape(4, 4, 1, 1))
+    (site,) = find_sites(model, place(model), ())
+    rng = np.random.default_rng(0)
+    images = [rng.uniform(-1, 1, (4, 8, 8)).astype(np.float32) for _ in range(8)]
+    for x in images:
+        x[:, 3, 5] = 1.04
+    judged(model, site, images[:6], images[6:], tight=1.0, wide=3.0)
+    square = {}
+    for rule, amax in (("tight", 1.0), ("wide", 3.0)):
+        step = amax / 127
+        rounded = [np.clip(np.rint(x / step), -127, 127) * step for x in images[6:]]
+        square[rule] = np.mean([np.square(done - x).mean() for done, x in zip(rounded, images[6:], strict=True)])
+    assert square["tight"] < square["wide"]
+    assert choose(site, "layers").rule.rule == "wide"
+
+
+def test_a_policy_takes_the_least_error_or_everything(conv: Any, normal: Any) -> None:
+    model = conv()
+    (site,) = find_sites(model, place(model), (Round(), Bias()))
+    images = [normal(4, 8, 8, seed=seed) for seed in range(4)]
+    judged(model, site, images[:3], images[3:], minmax=4.0)
+    errors = site.trials[0].errors["Conv_0"]
+    assert errors.shape == (2, 2)
+    errors[:] = [[3.0, 1.0], [2.0, 4.0]]
+    picks = {policy: choose(site, policy).picks["Conv_0"] for policy in ("layers", "mapped", "all")}
+    assert {policy: (pick.rounding, pick.offset) for policy, pick in picks.items()} == {
+        "layers": (0, 1),
+        "mapped": (0, 1),
+        "all": (1, 1),
+    }
+
+
+def test_convolutions_over_an_unknown_number_of_places_are_left_alone(net: Any, normal: Any) -> None:
+    model = net("(float[1,4,9] x) => (float[N,8,H] y) { y = Conv(x, w) }", w=normal(8, 4, 3))
+    assert find_sites(model, place(model), ()) == []
+
+
+def test_moments_are_held_in_runs_that_fit_into_memory(net: Any, normal: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = net(
+        "(float[1,4,8,8] x) => (float[1,4,8,8] y) { a = Conv(x, w) b = Conv(a, w) y = Conv(b, w) }",
+        w=normal(4, 4, 1, 1),
+    )
+    sites = find_sites(model, place(model), (Round(),))
+    assert [len(batch) for batch in batches(sites)] == [3]
+    monkeypatch.setattr("trtdet.quantization.corrections.trials._GRAM_BYTES", 2 * 8 * 4 * 4)
+    assert [len(batch) for batch in batches(sites)] == [2, 1]
+    assert [len(batch) for batch in batches(find_sites(model, place(model), (Bias(),)))] == [3]

@@ -1,0 +1,272 @@
+"""Histograms of activations, and the file that keeps those of one pass over the images.
+
+Each tensor has one histogram of |x| with a fixed number of bins over [0, 2**exponent). When a larger value comes, the
+range doubles and neighbouring bins are added together. Because every range is a power of two, the result is the same
+as if the final range had been known from the start: it depends neither on the order of the images nor on how they are
+divided among processes, so collections can be merged and compared bit for bit. Counts are int64.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ConfigDict, Field, TypeAdapter
+
+from trtdet.errors import CalibrationError, one_line
+from trtdet.files import write_atomically
+from trtdet.files.documents import DocumentError, parse_document
+
+BINS = 16384
+"""Bins of a collected histogram. At least half of them lie below the largest value."""
+
+_CHUNK = 1 << 24
+"""OpenCV gives counts as float32, exact up to here."""
+
+SCHEMA = 1
+"""Of a collection's file."""
+
+_LEAST_EXPONENT, _LARGEST_EXPONENT = -60, 128
+"""Of a histogram's range: of what is that small no scale is a normal float32, and no float32 is larger."""
+
+_MOST_VALUES = 1 << 53
+"""That a histogram counts; float64, in which the rules reckon, has every number up to here."""
+
+_UNREADABLE = (
+    *(OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError),
+    *(ValueError, KeyError, IndexError, TypeError, AttributeError, MemoryError),
+)
+"""What NumPy, zipfile and json raise on a file that is cut, damaged or something else."""
+
+
+@dataclass(frozen=True, eq=False)
+class Histogram:
+    """Counts of |x| over ``[0, 2**exponent)`` in equal bins, with the exact extremes of x.
+
+    Attributes:
+        counts: int64 (BINS,).
+        exponent: the range's upper end is ``2.0**exponent``.
+        low: smallest x seen.
+        high: largest x seen.
+    """
+
+    counts: NDArray[np.int64]
+    exponent: int
+    low: float
+    high: float
+
+    @property
+    def amax(self) -> float:
+        """The largest |x| seen, exact."""
+        return max(abs(self.low), abs(self.high))
+
+    @property
+    def width(self) -> float:
+        """Width of one bin."""
+        return float(2.0**self.exponent / len(self.counts))
+
+    @property
+    def total(self) -> int:
+        return int(self.counts.sum())
+
+    @staticmethod
+    def of(values: NDArray[np.float32], exponent: int | None = None) -> Histogram:
+        """The histogram of an array.
+
+        Args:
+            values: float32 of any shape, finite, not empty.
+            exponent: use a range of at least ``2**exponent``.
+
+        Raises:
+            ValueError: a value is NaN or infinite.
+        """
+        flat = values.reshape(-1)
+        with np.errstate(invalid="ignore"):
+            low, high = float(flat.min()), float(flat.max())
+        if not (math.isfinite(low) and math.isfinite(high)):
+            raise ValueError("the values are not all finite")
+        needed = _exponent(max(abs(low), abs(high)))
+        exponent = needed if exponent is None else max(needed, exponent)
+        # The factor is a power of two, so that truncation puts every value into its bin exactly.
+        index = np.abs(flat)
+        index *= np.float32(BINS / 2.0**exponent)
+        bins = index.astype(np.uint16).reshape(-1, 1)
+        counts = np.zeros(BINS, np.int64)
+        for start in range(0, len(bins), _CHUNK):
+            part = cv2.calcHist([bins[start : start + _CHUNK]], [0], None, [BINS], [0.0, float(BINS)])
+            counts += part.reshape(-1).astype(np.int64)
+        return Histogram(counts, exponent, low, high)
+
+    def widened(self, exponent: int) -> Histogram:
+        """The same counts over a range that is a power of two larger."""
+        counts = self.counts
+        for _ in range(exponent - self.exponent):
+            halved = np.zeros_like(counts)
+            halved[: BINS // 2] = counts.reshape(-1, 2).sum(axis=1)
+            counts = halved
+        return Histogram(counts, max(exponent, self.exponent), self.low, self.high)
+
+    def __add__(self, other: Histogram) -> Histogram:
+        exponent = max(self.exponent, other.exponent)
+        counts = self.widened(exponent).counts + other.widened(exponent).counts
+        return Histogram(counts, exponent, min(self.low, other.low), max(self.high, other.high))
+
+    def rebinned(self, bins: int) -> tuple[NDArray[np.int64], float]:
+        """The counts in at most ``bins`` wider bins that reach just over the largest value, and their width.
+
+        A new bin is a whole number of old ones, so that no count is split.
+        """
+        used = min(len(self.counts), int(self.amax / self.width) + 1)
+        group = max(1, math.ceil(used / bins))
+        padded = np.zeros(group * bins, np.int64)
+        reach = min(len(padded), len(self.counts))
+        padded[:reach] = self.counts[:reach]
+        return padded.reshape(bins, group).sum(axis=1), group * self.width
+
+
+def _exponent(amax: float) -> int:
+    """The smallest e with amax < 2**e; a range below float32's normal numbers would be of no use."""
+    return max(math.frexp(amax)[1], _LEAST_EXPONENT) if amax > 0 else _LEAST_EXPONENT
+
+
+@dataclass(frozen=True, eq=False)
+class Collection:
+    """The histograms of one pass over the calibration images.
+
+    Attributes:
+        histograms: by tensor name.
+        key: SHA-256 of what they were made from: graph, images and pre-processing.
+        images: how many images went in.
+        images_sha256: hash of their names and contents.
+        source: name of the network's input.
+        skipped: names of images that could not be read.
+    """
+
+    histograms: Mapping[str, Histogram]
+    key: str
+    images: int
+    images_sha256: str
+    source: str
+    skipped: tuple[str, ...] = field(default=())
+
+    def to_bytes(self) -> bytes:
+        """The collection as a compressed ``.npz``."""
+        names = list(self.histograms)
+        meta = {
+            "schema": SCHEMA,
+            "key": self.key,
+            "images": self.images,
+            "images_sha256": self.images_sha256,
+            "source": self.source,
+            "skipped": self.skipped,
+            "tensors": names,
+        }
+        found = [self.histograms[name] for name in names]
+        stream = io.BytesIO()
+        np.savez_compressed(
+            stream,
+            meta=np.frombuffer(json.dumps(meta).encode(), np.uint8),
+            counts=np.array([histogram.counts for histogram in found], np.int64).reshape(-1, BINS),
+            exponents=np.array([histogram.exponent for histogram in found], np.int32),
+            extremes=np.array([(histogram.low, histogram.high) for histogram in found], np.float64).reshape(-1, 2),
+        )
+        return stream.getvalue()
+
+    def save(self, path: Path) -> None:
+        """Writes the collection atomically.
+
+        Raises:
+            OutputError: the place cannot be written.
+        """
+        write_atomically(path, self.to_bytes())
+
+    @staticmethod
+    def load(path: Path) -> Collection:
+        """Reads a collection.
+
+        Raises:
+            CalibrationError: the file is missing, truncated or not a collection.
+        """
+        try:
+            # NumPy leaves a file that it opened itself open where it is cut.
+            with path.open("rb") as stream, np.load(stream, allow_pickle=False) as data:
+                meta = parse_document(data["meta"].tobytes(), _meta_adapter())
+                counts, exponents, extremes = data["counts"], data["exponents"], data["extremes"]
+            if counts.ndim != 2 or counts.shape[1] != BINS:
+                raise CalibrationError(f"'{path}' was written by another version of trtdet; collect again")
+            histograms = _histograms(meta.tensors, counts, exponents, extremes)
+            return Collection(histograms, meta.key, meta.images, meta.images_sha256, meta.source, meta.skipped)
+        except DocumentError as error:
+            if error.place == "schema" and error.kind == "literal_error":
+                raise CalibrationError(f"'{path}' was written by another version of trtdet; collect again") from None
+            raise CalibrationError(f"'{path}' is not a collection of histograms: {error}; collect again") from None
+        except FileNotFoundError:
+            raise CalibrationError(f"'{path}' does not exist; make it with 'trtdet calibrate'") from None
+        except _UNREADABLE as error:
+            problem = one_line(error)
+            raise CalibrationError(f"'{path}' is not a collection of histograms: {problem}; collect again") from None
+
+
+@dataclass(frozen=True)
+class _Meta:
+    """What a file says of its histograms, as JSON."""
+
+    __pydantic_config__ = ConfigDict(strict=True, extra="forbid")
+
+    schema: Literal[1]
+    key: str
+    images: Annotated[int, Field(ge=1)]
+    images_sha256: str
+    source: str
+    skipped: tuple[str, ...]
+    tensors: tuple[str, ...]
+
+
+@cache
+def _meta_adapter() -> TypeAdapter[_Meta]:
+    return TypeAdapter(_Meta)
+
+
+def _histograms(
+    tensors: Sequence[str], counts: NDArray[Any], exponents: NDArray[Any], extremes: NDArray[Any]
+) -> dict[str, Histogram]:
+    """The histograms of a file.
+
+    Raises:
+        ValueError: the arrays do not belong together, or a histogram is none that values could have made.
+    """
+    total = len(tensors)
+    shapes = (counts.shape, exponents.shape, extremes.shape)
+    if shapes != ((total, BINS), (total,), (total, 2)):
+        raise ValueError(f"{total} tensors with arrays of shapes {', '.join(map(str, shapes))}")
+    if counts.dtype != np.int64 or exponents.dtype != np.int32 or extremes.dtype != np.float64:
+        raise ValueError(f"arrays of types {counts.dtype}, {exponents.dtype} and {extremes.dtype}")
+    for name, row, exponent, (low, high) in zip(tensors, counts, exponents, extremes, strict=True):
+        # In float64, which does not overflow where int64 does.
+        size = row.sum(dtype=np.float64)
+        if row.min() < 0 or not 1 <= size <= _MOST_VALUES:
+            raise ValueError(
+                f"the counts of '{name}' are {row.min()} to {row.max()}, {size:.6g} in all; "
+                f"each must be at least 0, and all 1 to {_MOST_VALUES}"
+            )
+        if not _LEAST_EXPONENT <= exponent <= _LARGEST_EXPONENT:
+            raise ValueError(
+                f"the exponent of '{name}' is {exponent}; allowed: {_LEAST_EXPONENT} to {_LARGEST_EXPONENT}"
+            )
+        if not (np.isfinite([low, high]).all() and low <= high and max(-low, high) <= 2.0**exponent):
+            raise ValueError(f"the extremes of '{name}' are {low:g} and {high:g}, its range ends at 2^{exponent}")
+    return {
+        name: Histogram(counts[index], int(exponents[index]), float(extremes[index, 0]), float(extremes[index, 1]))
+        for index, name in enumerate(tensors)
+    }
