@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trtdet.errors import OutputError
-from trtdet.files import FolderWriter, write_atomically, writing_atomically
+from trtdet.files import FolderWriter, prepare_target, write_atomically, writing_atomically
 from trtdet.files.journal import Rows
 from trtdet.files.temporaries import SUFFIX
 
@@ -109,8 +109,9 @@ def test_only_files_and_folders_are_replaced(
         write_atomically(path, b"data")
     with pytest.raises(OutputError, match=f"it is {kind}, and only a folder is replaced; choose another place with -o"):
         FolderWriter(path, "marker", "a bundle").__enter__()
-    with pytest.raises(OutputError, match=f"it is {kind}"):
-        Rows(path, "key")
+    for early in (prepare_target, lambda path: Rows(path, "key")):
+        with pytest.raises(OutputError, match=f"it is {kind}"):
+            early(path)
     assert os.path.samestat(path.lstat(), before)
     assert not [name for name in names(tmp_path) if name.endswith(SUFFIX)]
 

@@ -29,13 +29,12 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
     import time
 
     from trtdet.calibration.cache import version_number
-    from trtdet.files import write_atomically, writing
+    from trtdet.files import prepare_target, write_atomically
     from trtdet.pipeline import calibrate
 
     if options.output.suffix in (".npz", ".cache"):
         raise ConfigError(f"-o {options.output} names the ranges; the histograms and the cache are written beside it")
-    with writing(options.output):
-        options.output.parent.mkdir(parents=True, exist_ok=True)
+    prepare_target(options.output)
     started = time.perf_counter()
     version = version_number(options.tensorrt)
     done = calibrate(options.model, config_of(options), calibration_of(options), console.progress, options.quantization)

@@ -42,12 +42,11 @@ def _options(parser: ArgumentParser) -> None:
 
 
 def _run(options: Namespace, console: Console) -> dict[str, Any]:
-    from trtdet.files import writing
+    from trtdet.files import prepare_target
     from trtdet.pipeline import SensitivityOptions, sensitivity
 
     check_suffix(options.output, ".json")
-    with writing(options.output):
-        options.output.parent.mkdir(parents=True, exist_ok=True)
+    prepare_target(options.output)
     rows = options.output.with_suffix(".jsonl")
     found = sensitivity(
         options.model,

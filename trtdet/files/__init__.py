@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trtdet.files.atomic import check_target, sha256_file, write_atomically, writing, writing_atomically
+from trtdet.files.atomic import prepare_target, sha256_file, write_atomically, writing, writing_atomically
 from trtdet.files.folders import FolderWriter
 
-__all__ = ["FolderWriter", "check_target", "sha256_file", "write_atomically", "writing", "writing_atomically"]
+__all__ = ["FolderWriter", "prepare_target", "sha256_file", "write_atomically", "writing", "writing_atomically"]

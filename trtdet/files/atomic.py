@@ -65,6 +65,17 @@ def check_target(path: Path, *, folder: bool = False) -> None:
         )
 
 
+def prepare_target(path: Path) -> None:
+    """Checks that a file can take its place at ``path`` and creates its folder, before the work that fills it.
+
+    Raises:
+        OutputError: as of :func:`check_target`, or the folder cannot be created.
+    """
+    check_target(path)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """Writes ``data`` beside ``path``, flushes it to the disk and renames it over ``path``.
 
@@ -85,9 +96,8 @@ def writing_atomically(path: Path) -> Iterator[BinaryIO]:
     Raises:
         OutputError: as of :func:`write_atomically`.
     """
-    check_target(path)
+    prepare_target(path)
     with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
         remove_stale(path)
         temporary = Temporary(path, folder=False)
         try:

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from trtdet.errors import ConfigError
-from trtdet.files.atomic import check_target, write_atomically, writing
+from trtdet.files.atomic import prepare_target, write_atomically, writing
 
 
 class Rows:
@@ -40,10 +40,9 @@ class Rows:
         self.path = path
         self._name = name
         self.found: dict[str, dict[str, Any]] = {}
-        check_target(path)
+        prepare_target(path)
         with writing(path):
             lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
-            path.parent.mkdir(parents=True, exist_ok=True)
         if lines and _parsed(lines[0]).get("key") != key:
             raise ConfigError(
                 f"'{path}' holds results of another model, other images or other options; give another -o, or "
