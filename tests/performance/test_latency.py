@@ -234,7 +234,7 @@ def test_what_ran_before_it_was_warm_is_not_counted() -> None:
     assert done.warnings == ()
 
 
-def test_a_target_that_does_not_settle_is_told_of() -> None:
+def test_a_target_that_does_not_settle_is_a_warning() -> None:
     clock = Clock()
     growing = target(Scripted("a", lambda context, transfers: 1.0 + len(context.owner.log) / 10, clock))
     done = run([growing], BenchOptions(seconds=0.1, warm_up=0.5, min_runs=2))
@@ -250,7 +250,7 @@ def test_without_a_warm_up_the_result_says_so() -> None:
     assert "there was no warm-up" in run([constant("a", 1.0, Clock())]).warnings[0]
 
 
-def test_transfers_are_told_apart() -> None:
+def test_transfers_are_timed_apart() -> None:
     clock = Clock()
     done = run([target(Scripted("a", lambda context, transfers: 3.0 if transfers else 2.0, clock))])
     (one,) = done.targets
@@ -465,7 +465,7 @@ def test_images_are_repeated_where_there_are_too_few(shapes: Target, tmp_path: P
         shapes.pixels(1, tmp_path / "none", 0)
 
 
-def test_a_target_named_twice_is_told_apart(shapes: Target) -> None:
+def test_a_target_named_twice_has_two_names(shapes: Target) -> None:
     names = [one.name for one in open_targets([SHAPES_MODEL, SHAPES_MODEL, SHAPES_MODEL], CONFIG)]
     assert names == [str(SHAPES_MODEL), f"{SHAPES_MODEL} #2", f"{SHAPES_MODEL} #3"]
 
@@ -493,7 +493,7 @@ def test_a_context_of_onnxruntime_takes_the_batch_of_its_model_alone(shapes: Tar
 # the machine and the results
 
 
-def test_a_busy_machine_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_machine_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     monkeypatch.setattr(os, "getloadavg", lambda: (3.9, 9.0, 9.0))
     options = BenchOptions(seconds=0.1, warm_up=0.1, min_runs=2)
@@ -503,7 +503,7 @@ def test_a_busy_machine_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     assert said.startswith("the machine was busy before it began: load 4.00 on 8 cores")
 
 
-def test_clocks_are_noted_before_and_after_or_said_not_to_be_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clocks_are_noted_before_and_after_or_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "clocks not known" in run([constant("a", 1.0, Clock())]).table().text()
     readings = iter([{"sm_mhz": 1980}, {"sm_mhz": 1200}])
     monkeypatch.setattr("trtdet.performance.machine._clocks", lambda targets: next(readings))

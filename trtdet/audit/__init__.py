@@ -39,17 +39,17 @@ def audit(
     times: Mapping[str, float] | None = None,
     silu: Collection[SiluForm] = (),
 ) -> Audit:
-    """Compares what was built with what was planned, and finds what gets in the way of INT8.
+    """Compares an engine with its plan, and finds what gets in the way of INT8.
 
     A convolution runs in the type of its first input: INT8 kernels may take INT8 there and give float, which a
     pointwise kernel scales and quantises again.
 
     Args:
         layers: of the engine, as :func:`layers_of` gives them.
-        plan: what was planned.
+        plan: the planned precision of each convolution.
         model: that the engine was built from, Q/DQ and casts included.
         times: milliseconds by layer name, where they were measured.
-        silu: what ``--silu`` may write on the engine's backend.
+        silu: the values of ``--silu`` that the engine's backend takes.
 
     Raises:
         BackendError: there are no layers.
@@ -89,7 +89,7 @@ def audit(
 
 
 def _reason(flow: Flow, name: str, entry: Entry, problems: Mapping[str, str]) -> str:
-    """Why a convolution is not what was planned, as far as it can be known."""
+    """Why a convolution departs from the plan, as far as it can be known."""
     if name not in flow.kernels:
         return "the builder names no layer for it: it was folded away or merged into another"
     chosen = f"the builder chose a kernel of type {flow.layers[flow.kernels[name]].type}"

@@ -1,4 +1,4 @@
-"""What can be done about it: options of the command line whose condition is met in the engine, with what they save."""
+"""Options of the command line that would help an engine, where their condition is met, with their estimated saving."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Advice:
 
     Attributes:
         option: of ``trtdet build``, with its value.
-        text: what it does and why here.
+        text: its effect, and why it helps here.
         bytes: how many fewer the engine would move, a run; an estimate from its layers as they are.
         share: of all bytes, 0..1. The shares of several pieces of advice do not add up.
     """
@@ -45,8 +45,8 @@ def advise(
     Args:
         flow: the engine.
         got: the precision of each convolution as built, by name.
-        findings: what gets in its way.
-        silu: what ``--silu`` may write on its backend.
+        findings: of the engine.
+        silu: the values of ``--silu`` that its backend takes.
     """
     found = [*_precision(flow, got, findings), *_plugin(flow, findings, silu), *_suppression(flow, findings)]
     total = max(flow.bytes, 1)

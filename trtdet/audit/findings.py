@@ -43,8 +43,8 @@ class Finding:
         kind: one of ``KINDS``.
         layer: name of the layer; of several layers, the layer that moves most.
         nodes: names of the convolutions or other ONNX nodes it is about.
-        cause: what the layer does, for which producer and consumer, and why.
-        bytes: what it moves, a run of the engine: an estimate from dimensions and types.
+        cause: the work of the layer, its producer and consumer, and the reason.
+        bytes: moved in a run of the engine; an estimate from dimensions and types.
         share: of the engine: of its bytes, or of its time where that was measured; 0..1.
         ms: measured milliseconds; None where they were not measured.
         parts: bytes by layer name; a layer's other bytes belong to other findings or are no finding.
@@ -76,7 +76,7 @@ def find(flow: Flow, plan: PrecisionPlan, got: Mapping[str, str]) -> tuple[Findi
 
     Args:
         flow: the engine.
-        plan: what was planned.
+        plan: the planned precision of each convolution.
         got: the precision of each convolution as built, by name.
     """
     found = [
@@ -101,7 +101,7 @@ def find(flow: Flow, plan: PrecisionPlan, got: Mapping[str, str]) -> tuple[Findi
 
 
 def activation_functions(flow: Flow, layer: Layer) -> dict[str, str]:
-    """The activation functions that a layer computes right after a convolution: what they are, by convolution."""
+    """The activation functions that a layer computes right after a convolution: their names by convolution."""
     found: dict[str, str] = {}
     for name in layer.onnx:
         node = flow.nodes.get(name)

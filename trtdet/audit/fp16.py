@@ -20,7 +20,7 @@ _FUSES = frozenset(
 def bytes_in_fp16(flow: Flow, names: Collection[str]) -> int:
     """What all layers would move, a run, were these convolutions in FP16.
 
-    It takes for granted what builders were seen to do: an FP16 convolution reads and writes FP16, has the activation
+    It assumes what builders were observed to do: an FP16 convolution reads and writes FP16, has the activation
     after it in its own kernel where nothing quantises the result, and a depthwise convolution pads no channels. A
     tensor that an INT8 convolution reads too stays INT8; a tensor that is no longer quantised for any convolution is
     float32 for its other readers. Outputs of the engine stay float32.
@@ -126,7 +126,7 @@ class _InFp16:
         return kept + self._float_copy(index, values) + 6 * values
 
     def _float_copy(self, index: int, values: int) -> int:
-        """Bytes of having in float what a layer hands on in INT8: the layers before it that compute run again."""
+        """Bytes of a float copy of the INT8 that a layer hands on: the computing layers before it run again."""
         layer = self._flow.layers[index]
         source = layer.inputs[0]
         total = 4 * (source.elements + values) if self._flow.operators(layer) - _FUSES else 0

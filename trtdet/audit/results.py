@@ -47,9 +47,9 @@ class Audit:
         fp32: how many read FP32.
         layers: every layer of the engine.
         departures: convolutions that run in another precision than planned.
-        warnings: what to look at, one sentence each; each departure is among them.
+        warnings: one sentence each; each departure is among them.
         findings: what gets in the way, the costliest first.
-        advice: what to try, the largest saving first.
+        advice: options to try, the largest saving first.
         ms: measured milliseconds of all layers; None where shares are of estimated memory traffic.
     """
 
@@ -192,7 +192,7 @@ class Audit:
 
 
 def load_times(path: Path) -> dict[str, float]:
-    """Measured times of layers: an object of milliseconds by name, or what ``trtexec --exportProfile`` writes.
+    """Measured times of layers: an object of milliseconds by name, or the file that ``trtexec --exportProfile`` writes.
 
     Returns:
         Milliseconds of one run by layer name.

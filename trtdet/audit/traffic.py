@@ -1,4 +1,4 @@
-"""The layers of an engine joined by the tensors between them, and what they move through memory."""
+"""The layers of an engine joined by the tensors between them, and the bytes that they move through memory."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Flow:
     Args:
         layers: in the order of the builder.
         plan: its entries are the convolutions.
-        model: the ONNX model that the engine was built from, with the registry of what wrote its nodes.
+        model: the ONNX model that the engine was built from, with the registry of its nodes' origins.
     """
 
     def __init__(self, layers: Sequence[Layer], plan: PrecisionPlan, model: onnx.ModelProto) -> None:

@@ -1,4 +1,4 @@
-"""How shapes and their backgrounds are painted: outlines, fillings, clutter, and what a camera does to an image."""
+"""How shapes and their backgrounds are painted: outlines, fillings, clutter, blur and noise."""
 
 from __future__ import annotations
 

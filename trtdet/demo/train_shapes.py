@@ -311,7 +311,7 @@ def _update(average: nn.Module, model: nn.Module, decay: float) -> None:
 
 
 def _save(path: Path, recipe: Recipe, epoch: int, seconds: float, states: dict[str, Any]) -> None:
-    """Writes a checkpoint; ``states`` are those of the average (``model``), of what is trained and of the optimizer."""
+    """Writes a checkpoint; ``states``: of the average (``model``), the trained model and the optimizer."""
     stream = io.BytesIO()
     torch.save({"recipe": asdict(recipe), "epoch": epoch, "seconds": seconds, **states}, stream)
     write_atomically(path, stream.getvalue())

@@ -33,7 +33,7 @@ def bench(
     Args:
         paths: bundles or ONNX files.
         config: of the ONNX files; bundles carry their own.
-        options: what is measured.
+        options: batches, streams, seconds.
         baseline: the target that the others are compared with, measured as well where it is not among them; the first
             by default.
         progress: called with a stage, steps done and steps in all.

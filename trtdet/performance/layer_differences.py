@@ -28,11 +28,11 @@ class Difference:
     """The same convolutions in two profiles, with all that runs between them and the next convolutions.
 
     Attributes:
-        convs: names in the ONNX model; several where either ran them as one layer; none for what comes before the first
+        convs: names in the ONNX model; several where either ran them as one layer; none for layers before the first
             convolution, and for the decoding and suppression that trtdet wrote.
         part: ``trtdet/decode`` and the like where there are no ``convs``; empty before the first convolution.
         first_ms, second_ms: mean time of a run.
-        gain_ms: ``first_ms - second_ms``: what a run would gain if these were as in the second; below 0 it would lose.
+        gain_ms: ``first_ms - second_ms``: a run gains it if they become as in the second; below 0 it loses.
         low_ms, high_ms: the 90 % interval of the gain, by the scatter over the runs.
         first_layers, second_layers: names of the layers, in the order of execution.
     """
@@ -59,7 +59,7 @@ def differences(first: Profile, second: Profile) -> list[Difference]:
     one kernel of either profile computes together stay together.
 
     Returns:
-        What comes before the first convolution, the convolutions in the order of the ONNX model, and the rest.
+        The layers before the first convolution, the convolutions in the order of the ONNX model, and the rest.
 
     Raises:
         ConfigError: the two have no convolution in common.
@@ -94,8 +94,8 @@ def differences(first: Profile, second: Profile) -> list[Difference]:
 def slower(first: Profile, second: Profile) -> list[Difference]:
     """The convolutions that the first runs slower than the second, beyond the scatter of the runs, the worst first.
 
-    Move these to the precision that the second runs them in; ``gain_ms`` adds up what that would save, as far as their
-    neighbours stay as they are.
+    Move these to the precision that the second runs them in; the sum of ``gain_ms`` is the time that this saves, as far
+    as their neighbours stay as they are.
 
     Raises:
         ConfigError: the two have no convolution in common.

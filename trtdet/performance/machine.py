@@ -21,7 +21,7 @@ class Machine:
         cores: how many this process may use.
         cores_in_all: how many there are.
         load: mean number of running processes over 1, 5 and 15 minutes.
-        clocks: the device's clocks, temperature and what holds them back; None where they are not known.
+        clocks: the device's clocks, temperature and throttling; None where they are not known.
     """
 
     cpu: str

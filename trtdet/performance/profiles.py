@@ -77,7 +77,7 @@ class Profile:
 
     Attributes:
         name: of the target.
-        file: what ran.
+        file: the engine or the model.
         run_info: the device and the library that ran it.
         batch: images at once.
         layers: in the order of execution, each with the milliseconds of every run.
@@ -189,9 +189,9 @@ def part_of(layer: LayerTime, nodes: OnnxNodes) -> str:
     """The part of the network a layer belongs to, as far as the names of its ONNX nodes hold a path.
 
     The first two modules of the path of the first node that has one, so that ``/backbone/backbone/dark2/conv/Conv`` is
-    ``backbone/dark2`` and ``model.24.m.0/Conv`` is ``model.24``. A layer that holds nothing but what trtdet added is
-    named after the step that added it: ``trtdet/decode``, ``trtdet/nms``. Empty where no node is known or its name is
-    not a path: ``Conv_41``.
+    ``backbone/dark2`` and ``model.24.m.0/Conv`` is ``model.24``. A layer of nodes that trtdet added is named
+    after the step that added them: ``trtdet/decode``, ``trtdet/nms``. Empty where no node is known or its name is not a
+    path: ``Conv_41``.
     """
     origin = nodes.written_by(layer)
     if origin is not None:
@@ -233,7 +233,7 @@ def share_table(kind: str, shares: Sequence[Share]) -> Table:
     """The shares with their running sum.
 
     Args:
-        kind: what a group is, the title of the first column.
+        kind: title of the first column.
         shares: in the order of the rows.
     """
     sums = accumulate(share.share for share in shares)

@@ -33,9 +33,9 @@ class Profiling:
     Attributes:
         profile: of the target.
         against: of the other; None where there is none.
-        images: what was run, in words.
+        images: the source of the images, in words.
         before, after: the machine.
-        warnings: what to know before the figures are believed, one sentence each.
+        warnings: to read before the figures are believed, one sentence each.
     """
 
     profile: Profile
@@ -52,7 +52,7 @@ class Profiling:
 
     @property
     def circumstances(self) -> tuple[str, ...]:
-        """What was run, and the state of the machine, one sentence each."""
+        """The source of the images and the state of the machine, one sentence each."""
         return (f"images: {self.images}", *circumstances(self.before, self.after))
 
     def as_dict(self) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def profile(
     Args:
         path: a bundle or an ONNX file.
         config: of the ONNX files; bundles carry their own.
-        options: what is run.
+        options: batch, runs, images.
         against: another of the same network.
         progress: called with a stage, steps done and steps in all.
 
@@ -175,7 +175,7 @@ def profile_targets(
     Args:
         targets: one, or two to compare.
         nodes: the ONNX model of each.
-        options: what is run.
+        options: batch, runs, images.
         progress: called with a stage, steps done and steps in all.
 
     Raises:

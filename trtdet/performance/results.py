@@ -110,9 +110,9 @@ class Measured:
 
     Attributes:
         name: of the target.
-        file: what ran.
+        file: the engine or the model.
         run_info: the device and the library that ran it.
-        nms: what suppressed.
+        nms: the mode of suppression.
         transfers: ``included`` or ``excluded`` in ``latency_ms`` and the throughput; None where there are none.
         points: for each batch size.
     """
@@ -143,10 +143,10 @@ class Bench:
     Attributes:
         targets: the results, in the order given.
         baseline: name of the target that the ratios refer to; None where there is only one target.
-        images: what was run, in words.
+        images: the source of the images, in words.
         options: how it was measured.
         before, after: the machine.
-        warnings: what to know before the figures are believed, one sentence each.
+        warnings: to read before the figures are believed, one sentence each.
     """
 
     targets: tuple[Measured, ...]

@@ -26,7 +26,7 @@ class Target:
         runner: runs it.
         input: its pre-processing.
         file: the engine or model that is run.
-        nms: what suppresses; with ``host`` the suppression comes after the run and is in none of the times.
+        nms: the mode of suppression; with ``host`` the suppression comes after the run and is in none of the times.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Reports: what was measured, as a page to look at."""
+"""Results of measurements as pages to look at."""
 
 from __future__ import annotations
 

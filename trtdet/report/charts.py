@@ -1,4 +1,4 @@
-"""What the charts of a page show, in the coordinates of their drawings: user units, from the upper left corner."""
+"""The charts of a page, in the coordinates of their drawings: user units, from the upper left corner."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Bar:
         top: of the bar.
         width: of the bar.
         whisker: from and to, a standard deviation either side of the mean; None where there is none.
-        end: of what is drawn.
+        end: of the bar and its whisker.
         colour: of the bar.
     """
 
