@@ -168,7 +168,7 @@ print(agreement.compare_layers(Bundle(Path(sys.argv[1])), Path(sys.argv[2]), 2))
     [
         (["--compare"], "--compare and --images belong together"),
         (["--images", "x"], "--compare and --images belong together"),
-        (["--measure", "--times", "x.json"], "--measure and --times both say"),
+        (["--measure", "--times", "x.json"], "--measure and --times both give"),
     ],
 )
 def test_options_that_do_not_go_together(tmp_path: Path, arguments: list[str], message: str, capfd: Any) -> None:
