@@ -138,7 +138,7 @@ def test_shapes_of_another_batch_are_forgotten_when_the_batch_is_frozen(net: Any
 def test_height_and_width_must_both_be_those_of_the_configuration(
     net: Any, configure: Any, size: tuple[int, int]
 ) -> None:
-    message = f"input 'x' is 8x8 .height x width. but key 'input.size' says {size[0]}x{size[1]}"
+    message = f"input 'x' is 8x8 .height x width. but key 'input.size' is {size[0]}x{size[1]}"
     with pytest.raises(ModelError, match=message):
         cleaned(net(PLAIN), configure(size=size))
 
@@ -202,7 +202,7 @@ def test_a_dynamic_height_and_width_become_those_of_the_configuration(net: Any, 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("(float[1,3,16,8] x) => (float[1,3,16,8] y) {y = Relu(x)}", r"is 16x8 \(height x width\) but .* says 8x8"),
+        ("(float[1,3,16,8] x) => (float[1,3,16,8] y) {y = Relu(x)}", r"is 16x8 \(height x width\) but .* is 8x8"),
         ("(float[1,1,8,8] x) => (float[1,1,8,8] y) {y = Relu(x)}", r"has shape \[1, 1, 8, 8\], \(batch, 3, height"),
         ("(float[1,8,8,3] x) => (float[1,8,8,3] y) {y = Relu(x)}", r"has shape \[1, 8, 8, 3\]"),
         ("(float[3,8,8] x) => (float[3,8,8] y) {y = Relu(x)}", r"has shape \[3, 8, 8\]"),
@@ -211,7 +211,7 @@ def test_a_dynamic_height_and_width_become_those_of_the_configuration(net: Any, 
         ("(uint8[1,3,8,8] x) => (float[1,3,8,8] y) {y = Cast<to = 1>(x)}", "'x' is uint8, float32 is needed"),
         (
             "(float[1,3,8,8] x, float[1] s) => (float[1,3,8,8] y) {y = Mul(x, s)}",
-            "the model has inputs x, s; say which takes the image with key 'input.name'",
+            "the model has inputs x, s; name the input of the image with key 'input.name'",
         ),
         ("() => (float[1] y) {y = Constant<value_floats = [1.0]>()}", "the model has no inputs"),
     ],

@@ -172,7 +172,7 @@ def test_what_cannot_be_cut_off_says_why_and_what_to_do() -> None:
     second.name, second.output[0] = "again", "other"
     double.graph.node.append(second)
     double.graph.output.append(helper.make_tensor_value_info("other", TensorProto.INT64, None))
-    with pytest.raises(ModelError, match="suppressions of its own: nms, again; name the tensors before the last one"):
+    with pytest.raises(ModelError, match="embeds several NMS nodes: nms, again; name the tensors before the last node"):
         embedded_nms(double, config)
 
 

@@ -128,6 +128,12 @@ def test_the_domain_ai_onnx_is_the_empty_one(conv: onnx.ModelProto, reload: Relo
     assert reload(conv) == expected
 
 
+def test_a_domain_with_two_opsets_has_the_newer(net: Any, reload: Reload) -> None:
+    model = net("(float[2] x) => (float[2] y) {y = Mish(x)}", opset=18)
+    model.opset_import.append(onnx.helper.make_opsetid("ai.onnx", 13))
+    assert [(entry.domain, entry.version) for entry in reload(model).opset_import] == [("", 18)]
+
+
 def test_a_domain_without_an_opset_has_opset_1(net: Any, reload: Reload) -> None:
     model = net("(float[2] x) => (float[2] y) {y = Relu(x)}")
     model.graph.node[0].op_type = "TRT_SiLU"
@@ -208,14 +214,17 @@ def test_attributes_that_a_convolution_cannot_have_are_named(
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda weight: weight.dims.__setitem__(0, 5), "the data of weight 'w' is not what shape"),
+        (lambda weight: weight.dims.__setitem__(0, 5), "data of weight 'w' does not fit its shape"),
         (lambda weight: weight.dims.__setitem__(0, -4), "weight 'w' has shape"),
         (lambda weight: weight.dims.__setitem__(0, 2**40), "weight 'w' has shape"),
         (lambda weight: setattr(weight, "data_type", 29), "weight 'w' has the unknown data type 29"),
         (lambda weight: setattr(weight, "data_type", 0), "weight 'w' has the unknown data type 0"),
-        (lambda weight: setattr(weight, "data_type", 11), "the data of weight 'w' is not what shape"),
-        (lambda weight: setattr(weight, "raw_data", weight.raw_data[:-1]), "the data of weight 'w' is not what shape"),
-        (lambda weight: weight.ClearField("raw_data"), "the data of weight 'w' is not what shape"),
+        (lambda weight: setattr(weight, "data_type", 11), "data of weight 'w' does not fit its shape"),
+        (
+            lambda weight: setattr(weight, "raw_data", weight.raw_data[:-1]),
+            "the data of weight 'w' does not fit its shape",
+        ),
+        (lambda weight: weight.ClearField("raw_data"), "data of weight 'w' does not fit its shape"),
     ],
 )
 def test_a_weight_of_the_wrong_size_or_type_is_named(

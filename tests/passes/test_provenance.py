@@ -66,6 +66,17 @@ def test_nodes_of_an_older_opset_are_registered_and_the_rest_is_not(net: Any) ->
     assert all(origin.replaces for origin in origin_of(lowered).values())
 
 
+def test_the_pass_keeps_what_lowering_registered(net: Any, configure: Any) -> None:
+    from trtdet.passes import opset
+
+    graph = to_graph(net("(float[2,4] x) => (float[2,4] y) {a = Relu(x) y = Swish(a)}", opset=24))
+    registry(graph)["Relu_0"] = Origin.NMS
+    opset.apply(graph, Options(configure(), max_opset=17))
+    found = origin_of(to_model(graph))
+    assert found.pop("Relu_0") is Origin.NMS
+    assert set(found.values()) == {Origin.LOWERING}
+
+
 def test_the_registry_survives_what_makes_a_model_anew(
     detector: onnx.ModelProto, configure: Any, tmp_path: Path
 ) -> None:

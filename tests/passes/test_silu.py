@@ -125,7 +125,7 @@ def test_bounds_that_are_attributes_are_read(net: Any, configure: Any) -> None:
         (
             "r = Relu(x) s = Sigmoid(r) y = Mul(x, s)",
             "y",
-            "Mul_2: its Sigmoid is of another tensor than the one that it multiplies",
+            "Mul_2: its Sigmoid reads another tensor than it multiplies",
         ),
         (
             "d = Mul(x, half) s = Sigmoid(d) y = Mul(x, s)",

@@ -1,4 +1,4 @@
-"""Head decoding in NumPy: what raw outputs mean. The graph that a backend runs is held to it."""
+"""Head decoding in NumPy: the reference for the graph that a backend runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trtdet.errors import ModelError
 Float = NDArray[np.float32]
 
 Shape = tuple[int | None, ...]
-"""Dimensions of a raw output; None where one is open."""
+"""Dimensions of a raw output; None for an open dimension."""
 
 
 def decode(outputs: Mapping[str, NDArray[Any]] | Sequence[NDArray[Any]], config: Config) -> tuple[Float, Float]:
@@ -26,7 +26,7 @@ def decode(outputs: Mapping[str, NDArray[Any]] | Sequence[NDArray[Any]], config:
 
     Args:
         outputs: the raw outputs by name or in the model's order, floating point, batch first. With
-            ``head.outputs``, those names are taken from a mapping; a sequence must already be in that order.
+            ``head.outputs``, a mapping is read by these names; a sequence must be in their order.
         config: the head, the input size and the class names.
 
     Returns:
@@ -34,8 +34,8 @@ def decode(outputs: Mapping[str, NDArray[Any]] | Sequence[NDArray[Any]], config:
         float32 (B, N, C), 0..1 or logits.
 
     Raises:
-        ModelError: an output is missing or its shape is not what the head, the classes and the input size
-            say; the message names the output, both shapes and the key that is likely wrong.
+        ModelError: an output is missing or its shape does not fit the head, the classes and the input size; the
+            message names the output, both shapes and the key that is likely wrong.
     """
     arrays = _arrays(outputs, config.head)
     first, distances = match_outputs({name: array.shape for name, array in arrays.items()}, config)
@@ -54,7 +54,7 @@ def decode(outputs: Mapping[str, NDArray[Any]] | Sequence[NDArray[Any]], config:
 def match_outputs(shapes: Mapping[str, Shape], config: Config) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Finds which raw outputs the rule ``config.head.decode`` reads, and checks that they fit it.
 
-    Both the reference here and the pass that writes the same rule into a graph ask this.
+    Shared by the reference here and the pass that writes the same rule into a graph.
 
     Args:
         shapes: the raw outputs' shapes by name, in the model's order, batch first.
@@ -65,7 +65,7 @@ def match_outputs(shapes: Mapping[str, Shape], config: Config) -> tuple[tuple[st
         strides, or the scores that belong to the boxes; empty where one output holds everything.
 
     Raises:
-        ModelError: an output is missing or its shape does not fit; the message says which key to look at.
+        ModelError: an output is missing or its shape does not fit; the message names the key that is likely wrong.
     """
     head = config.head
     chosen = dict(shapes)
@@ -111,7 +111,7 @@ def anchor_points(config: Config, offset: float) -> tuple[Float, Float]:
 
     Args:
         config: input size and strides.
-        offset: where in its cell a point lies, in strides.
+        offset: of a point from the corner of its cell, in strides.
 
     Returns:
         Points float32 (N, 2), x y in pixels, and strides float32 (N, 1), level by level, row by row.
@@ -155,12 +155,12 @@ def _match_levels(chosen: Mapping[str, Shape], config: Config) -> tuple[tuple[st
     score_maps: list[str] = []
     distance_maps: list[str] = []
     for stride, count in zip(head.strides, cells, strict=True):
-        for width, maps, what in ((classes, score_maps, "class"), (sides, distance_maps, "distance")):
+        for width, maps, kind in ((classes, score_maps, "class"), (sides, distance_maps, "distance")):
             # Where classes and distances have as many channels, the model's order decides: classes first.
             fitting = [name for name, shape in left.items() if shape[1] in (None, count) and shape[2] == width]
             if not fitting:
                 raise ModelError(
-                    f"no output is the {what} map (B, {count}, {width}) of stride {stride}, got "
+                    f"no output is the {kind} map (B, {count}, {width}) of stride {stride}, got "
                     f"{_listing(chosen)}; check input.size {list(config.input.size)}, head.strides, "
                     f"head.bins and the {classes} classes"
                 )
@@ -202,10 +202,10 @@ def _check_channels(name: str, shape: Shape, config: Config) -> None:
     if got == expected:
         return
     layout = "(B, N, {})" if axis == 2 else "(B, {}, N)"
-    what = f"4 * {config.head.bins} head.bins" if rule == "dfl" else str(extra)
+    others = f"4 * {config.head.bins} head.bins" if rule == "dfl" else str(extra)
     raise ModelError(
         f"output '{name}' has shape {_text(shape)}, that is {got} channels; decode rule "
-        f"'{rule}' expects {layout.format(expected)}, {what} + {len(config.classes)} "
+        f"'{rule}' expects {layout.format(expected)}, {others} + {len(config.classes)} "
         f"classes{_hint(shape, extra, config)}"
     )
 

@@ -1,4 +1,4 @@
-"""TensorRT's plugin EfficientNMS_TRT in NumPy, exactly: what it has in common with the reference and what not."""
+"""TensorRT's plugin EfficientNMS_TRT in NumPy, with all its differences from the reference."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ class EfficientNms:
     DENSE: ClassVar[float] = 0.007
     """Under this threshold the pairs that do not reach it are sorted to the end instead of being left out."""
     EMPTY: ClassVar[float] = -32768.0
-    """The score that such pairs then have; they are still counted in ``num_detections``."""
+    """The score of these pairs; they are still counted in ``num_detections``."""
 
 
 def efficient_nms(boxes: NDArray[Any], scores: NDArray[Any], attributes: EfficientNms) -> Detections:
-    """What TensorRT's EfficientNMS_TRT gives, with all that sets it apart from :func:`non_max_suppression`.
+    """The outputs of TensorRT's EfficientNMS_TRT, with its differences from :func:`non_max_suppression`.
 
     It suppresses at an IoU equal to the threshold as well and keeps a score equal to it; no more than 4096 pairs of
     box and class enter; an inverted box is turned round before its overlaps are computed, not after; and with a
-    threshold under 0.007 nothing is filtered: pairs that do not reach it get the score -32768, stand at the end and are
-    counted, and a NaN is not even that: it stands at the front. Where it filters, equal scores come in an order that
-    changes from run to run; here they keep theirs.
+    threshold under 0.007 nothing is filtered: pairs that do not reach it get the score -32768, come last and are
+    counted, and a NaN comes first. Where it filters, the order of equal scores changes from run to run; here it is that
+    of the pairs.
     Source: NVIDIA/TensorRT, ``plugin/efficientNMSPlugin/efficientNMSInference.cu`` (main, 2026-07).
 
     Args:
@@ -58,7 +58,8 @@ def efficient_nms(boxes: NDArray[Any], scores: NDArray[Any], attributes: Efficie
         attributes: of the node.
 
     Returns:
-        Detections with K = ``max_output_boxes``, zeros after the last one; boxes are corners whatever they were.
+        Detections with K = ``max_output_boxes``, zeros after the last detection; boxes are corners whatever
+        ``box_coding`` is.
 
     Raises:
         ModelError: the shapes do not belong together.
@@ -94,18 +95,18 @@ def efficient_nms(boxes: NDArray[Any], scores: NDArray[Any], attributes: Efficie
 
 
 def _plugin_thresholds(attributes: EfficientNms) -> tuple[np.float32, np.float32]:
-    """What a score is compared with, and what decides whether pairs are filtered, both as logits where they are."""
+    """The threshold of scores and the least threshold that filters pairs, as logits where the scores are logits."""
     threshold, dense_from = np.float32(attributes.score_threshold), np.float32(EfficientNms.DENSE)
     if not attributes.score_activation:
         return threshold, dense_from
-    one = np.float32(1)
+    unit = np.float32(1)
     with np.errstate(divide="ignore", invalid="ignore"):
-        inverse = np.log(threshold / (one - threshold)) if threshold > 0 else np.float32(EfficientNms.EMPTY)
-    return np.float32(inverse), np.float32(np.log(dense_from / (one - dense_from)))
+        inverse = np.log(threshold / (unit - threshold)) if threshold > 0 else np.float32(EfficientNms.EMPTY)
+    return np.float32(inverse), np.float32(np.log(dense_from / (unit - dense_from)))
 
 
 def _turned(corners: Float) -> Float:
-    """Corners with the lower one first, swapped by sums and differences as the plugin does."""
+    """Corners with the lower corner first, swapped by sums and differences as in the plugin."""
     low, high = corners[:, :2], corners[:, 2:]
     with np.errstate(invalid="ignore", over="ignore"):
         difference = low - high
@@ -123,7 +124,7 @@ def _plugin_overlaps(
     rows: NDArray[np.intp],
     columns: NDArray[np.intp],
 ) -> NDArray[np.bool_]:
-    """bool (rows, columns): which of the pairs the plugin takes for overlapping."""
+    """bool (rows, columns): whether the plugin treats a pair as overlapping."""
     mine, theirs = boxes[rows][:, None], boxes[columns][None]
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         low = np.where(mine[..., :2] > theirs[..., :2], mine[..., :2], theirs[..., :2])

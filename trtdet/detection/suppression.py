@@ -1,6 +1,6 @@
 """Non-maximum suppression in NumPy: the reference that every backend is held to.
 
-``non_max_suppression`` defines what a detection is: it turns decoded boxes and scores into ``Detections``, whose four
+``non_max_suppression`` defines detections: it turns decoded boxes and scores into ``Detections``, whose four
 arrays are the outputs of every engine.
 """
 
@@ -25,7 +25,7 @@ _BLOCK = 128
 
 @dataclass(frozen=True, eq=False)
 class Detections:
-    """What a detector found in a batch of B images, with room for K detections each, best first.
+    """The detections of a batch of B images, with room for K detections each, best first.
 
     Entries at or past ``num_dets`` are undefined (zeros, where this module made them).
     """
@@ -56,8 +56,8 @@ def non_max_suppression(
     1. Candidates are (box, class) pairs with a score strictly above ``score_threshold``, in float32; NaN
        never is. With ``best-class`` a box is a candidate for its highest class only, the lowest index where
        classes tie.
-    2. The best ``pre_nms_topk`` go on, in order of falling score; equal scores keep (box, class) order.
-    3. In that order each candidate is kept unless a kept one of its class (of any class when
+    2. The best ``pre_nms_topk`` stay, in order of falling score; equal scores keep (box, class) order.
+    3. In that order each candidate is kept unless a kept candidate of its class (of any class when
        ``class_agnostic``) overlaps it with an IoU strictly above ``iou_threshold``. The IoU is intersection /
        union in float32; it is 0 for boxes without area, and a NaN suppresses nothing.
     4. The first ``max_detections`` kept are the result, in that order.
@@ -66,13 +66,12 @@ def non_max_suppression(
         boxes: float (B, N, 4), x1 y1 x2 y2 in any unit. N may be 0.
         scores: float (B, N, C), 0..1, or any real number with ``logits``.
         config: thresholds and limits.
-        logits: the scores have no sigmoid yet: a negative one is a probability under one half, not a missing box.
-            They are compared as they are and the result holds their probabilities, which gives the detections that a
-            sigmoid before would give, but for logits too far out for float32 to tell their probabilities apart: those
-            keep the order of the logits.
+        logits: the scores have no sigmoid yet: a negative score is a probability under one half, not a missing box.
+            They are compared as they are and the result holds their probabilities. The detections are those that a
+            sigmoid before would give, except that logits whose probabilities are equal in float32 keep their order.
 
     Returns:
-        Detections with K = ``config.max_detections``, zeros after the last one.
+        Detections with K = ``config.max_detections``, zeros after the last detection.
 
     Raises:
         ModelError: the shapes are not (B, N, 4) and (B, N, C).
@@ -91,7 +90,7 @@ def non_max_suppression(
 
 
 def score_bound(threshold: float, logits: bool) -> np.float32:
-    """What a score must exceed: the threshold itself, or the logit of it."""
+    """The bound that a score must exceed: the threshold itself, or its logit."""
     if not logits:
         return np.float32(threshold)
     if threshold >= 1:
@@ -162,7 +161,7 @@ def _candidates(
         score = values[flat]
     limit = config.pre_nms_topk
     if len(score) > limit:
-        # Drop what cannot be among the best before the sort; all that tie with the last one stay until then.
+        # Before the sort, drop scores that cannot be among the best; all ties with the last score stay until then.
         last = np.partition(score, len(score) - limit)[len(score) - limit]
         kept = score >= last
         flat, score = flat[kept], score[kept]

@@ -1,4 +1,4 @@
-"""Graph rewrites: an exported detector becomes one whose outputs keep the contract of detections."""
+"""Graph rewrites: an exported detector gets the outputs of the contract of detections."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Rewritten:
-    """A rewritten model, by pass what was done to it, and the configuration as the model's own suppression left it."""
+    """A rewritten model, the result of each pass by its name, and the configuration, changed by an embedded NMS."""
 
     model: onnx.ModelProto
     config: Config

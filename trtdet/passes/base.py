@@ -1,4 +1,4 @@
-"""What every graph rewrite takes and gives."""
+"""The options, the result and the node writer of every graph rewrite."""
 
 from __future__ import annotations
 
@@ -23,20 +23,19 @@ PLUGIN_DOMAIN = "trt.plugins"
 
 @dataclass(frozen=True)
 class Options:
-    """What the passes need to know.
+    """The options of all passes.
 
     Attributes:
         config: the detector.
-        nms: what writes the suppression into the graph, see :mod:`trtdet.passes.nms`; ``host`` leaves it to the
+        nms: the form of the suppression in the graph, see :mod:`trtdet.passes.nms`; ``host`` leaves it to the
             consumer.
-        batch: a size, to which a dynamic batch is frozen and a fixed one changed; a name, for a dynamic one; None
-            keeps the model's own.
+        batch: a size, which any batch is fixed to; a name, which makes it dynamic; None keeps the model's own.
         max_topk: the largest K that the backend's TopK takes; None for any.
-        silu: what SiLU and HardSwish are written as: ``keep`` as the model has them, ``swish`` as ONNX operators,
-            ``plugin`` as those of trtdet's plugin library.
+        silu: the form of SiLU and HardSwish: ``keep`` leaves the model's own, ``swish`` writes ONNX operators,
+            ``plugin`` operators of trtdet's plugin library.
         keep_embedded: keep the thresholds of an NMS that is embedded in the model instead of the configuration's.
         max_opset: the newest ONNX opset that the backend reads; None for any.
-        missing_ops: operators that the backend lacks, to be replaced by others where ONNX defines them by others.
+        missing_ops: operators that the backend lacks, to be replaced where ONNX defines them by other operators.
     """
 
     config: Config
@@ -51,7 +50,7 @@ class Options:
 
 @dataclass(frozen=True)
 class PassResult:
-    """How often a rewrite was applied and, for each near-match that was left, why."""
+    """How often a rewrite was applied and, for each near-match that was left alone, the reason."""
 
     count: int
     skipped: tuple[str, ...] = ()
@@ -59,7 +58,7 @@ class PassResult:
 
 @contextlib.contextmanager
 def explained(name: str) -> Iterator[None]:
-    """Turns what the libraries below a pass raise, each its own, into a ModelError that names the pass."""
+    """Turns the exceptions of the libraries below a pass into a ModelError that names the pass."""
     try:
         yield
     except TrtdetError:
@@ -104,7 +103,7 @@ class Writer:
         return gs.Constant(f"{self.prefix}/const_{next(self._numbers)}", np.array(value, dtype=dtype))
 
     def __call__(self, op: str, *inputs: gs.Tensor, **attrs: Any) -> gs.Variable:
-        """Writes a node with one output and gives that output."""
+        """Writes a node with a single output and gives that output."""
         return self.many(op, 1, *inputs, **attrs)[0]
 
     def many(self, op: str, outputs: int, *inputs: gs.Tensor, **attrs: Any) -> list[gs.Variable]:

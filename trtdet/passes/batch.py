@@ -1,8 +1,8 @@
 """batch of B fixed at export -> the batch asked for
 
 Exporters write the batch into the shapes that Reshape, Resize and Expand are given, so that a model that was traced
-with one image takes one image. Those shapes are written anew; that no image then sees another is tried out, on random
-images, against the model as it was.
+with one image takes one image. Those shapes are rewritten. Whether the images of a batch stay independent is then
+tested on random images, against the original model.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _SHAPES = {"Reshape": 1, "Resize": 3, "Expand": 1}
 """By operator, the input that holds the shape of the output."""
 
 _BLOCK = 16
-"""Pixels along the side of a block of one colour: noise of single pixels looks the same to a network everywhere."""
+"""Pixels along the side of a block of equal colour: noise of single pixels looks the same to a network everywhere."""
 
 _TOLERANCE = 1e-2
-"""Of an image's outputs, as a share of what it differs from the others by; kernels sum in another order for another
-batch."""
+"""Allowed change of an image's outputs, as a share of its difference from the other images; for another batch kernels
+sum in another order."""
 
 
 def apply(graph: gs.Graph, options: Options) -> PassResult:
-    """Changes the batch in place, where another one than the model's fixed one is asked for.
+    """Changes a fixed batch in place, where another batch is asked for.
 
     Raises:
         ModelError: the model's operators mix the images of a batch, or depend on how many there are.
@@ -66,7 +66,7 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
 
 
 def _rewritten(write: Writer, node: gs.Node, fixed: int) -> bool:
-    """Writes the shape that a node is given anew, if it begins with the batch."""
+    """Rewrites the shape that a node reads, if it begins with the batch."""
     position = _SHAPES.get(node.op)
     if position is None or len(node.inputs) <= position or not isinstance(node.inputs[position], gs.Constant):
         return False
@@ -84,7 +84,7 @@ def _rewritten(write: Writer, node: gs.Node, fixed: int) -> bool:
 
 
 def _obstacle(before: onnx.ModelProto, after: onnx.ModelProto, fixed: int, images: NDArray[np.float32]) -> str:
-    """Why the new model does not give each image what the old one gave it, or nothing."""
+    """The reason why the new model gives an image other outputs than the old model; empty where it does not."""
     size, name = len(images), after.graph.input[0].name
     try:
         got = _session(after).run(None, {name: images})
@@ -108,18 +108,18 @@ def _obstacle(before: onnx.ModelProto, after: onnx.ModelProto, fixed: int, image
 
 
 def _images(count: int, shape: list[int], config: InputConfig) -> NDArray[np.float32]:
-    """Images of coloured blocks, each of another brightness, as the network is fed: float32 (count, 3, H, W)."""
+    """Images of coloured blocks, each of another brightness, as the network reads them: float32 (count, 3, H, W)."""
     draw = np.random.default_rng(0)
     height, width = shape[2:]
     blocks = draw.uniform(0, 255, (count, 3, -(-height // _BLOCK), -(-width // _BLOCK)))
     blocks *= np.linspace(0.2, 1, count).reshape(-1, 1, 1, 1)
     pixels = blocks.repeat(_BLOCK, axis=2).repeat(_BLOCK, axis=3)[:, :, :height, :width]
-    mean, std = (np.reshape(one, (1, 3, 1, 1)) for one in (config.mean, config.std))
+    mean, std = (np.reshape(values, (1, 3, 1, 1)) for values in (config.mean, config.std))
     images: NDArray[np.float32] = ((pixels * config.scale - mean) / std).astype(np.float32)
     return images
 
 
 def _session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # what goes wrong is said in the error
+    options.log_severity_level = 4  # the exception has the reason
     return onnxruntime.InferenceSession(plain(model).SerializeToString(), options, providers=["CPUExecutionProvider"])

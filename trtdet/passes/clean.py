@@ -17,7 +17,7 @@ _PLAIN_VALUES = {"value_float": np.float32, "value_floats": np.float32, "value_i
 
 
 def apply(graph: gs.Graph, options: Options) -> PassResult:
-    """Cleans a graph in place; what it computes stays the same.
+    """Cleans a graph in place; its outputs stay the same.
 
     Raises:
         ModelError: the model's input does not fit the configuration, or a dimension other than the batch is dynamic.
@@ -39,10 +39,10 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
 
 
 def fold(graph: gs.Graph) -> None:
-    """Replaces what depends on constants alone by its value; graph-surgeon asks onnxruntime for it."""
+    """Replaces expressions of constants by their values, which graph-surgeon computes in onnxruntime."""
     _write_out_parts_of_shapes(graph)
     G_LOGGER.severity = G_LOGGER.ERROR
-    onnxruntime.set_default_logger_severity(4)  # it would write to standard error what its exceptions say
+    onnxruntime.set_default_logger_severity(4)  # its exceptions have the same text
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         graph.fold_constants()
@@ -58,7 +58,7 @@ def _write_out_parts_of_shapes(graph: gs.Graph) -> None:
             (part,) = node.outputs
             whole = gs.Variable(f"{part.name}/whole", np.int64)
             bounds = (node.attrs.pop("start", 0), node.attrs.pop("end", np.iinfo(np.int64).max), 0)
-            inputs = [gs.Constant(f"{whole.name}/{at}", np.array([one])) for at, one in enumerate(bounds)]
+            inputs = [gs.Constant(f"{whole.name}/{at}", np.array([bound])) for at, bound in enumerate(bounds)]
             node.outputs = [whole]
             graph.nodes.append(gs.Node("Slice", f"{node.name}/part", {}, [whole, *inputs], [part]))
 
@@ -83,11 +83,11 @@ def network_input(graph: gs.Graph, name: str | None) -> gs.Variable:
     """
     names = [tensor.name for tensor in graph.inputs]
     if not names:
-        raise ModelError("the model has no inputs, one for the image is needed; export the whole detector")
+        raise ModelError("the model has no inputs, an input for the image is needed; export the whole detector")
     if name is None and len(names) == 1:
         return graph.inputs[0]
     if name is None:
-        raise ModelError(f"the model has inputs {', '.join(names)}; say which takes the image with key 'input.name'")
+        raise ModelError(f"the model has inputs {', '.join(names)}; name the input of the image with key 'input.name'")
     if name not in names:
         raise ModelError(f"key 'input.name' is '{name}' but the model's inputs are {', '.join(names)}")
     return graph.inputs[names.index(name)]
@@ -108,7 +108,7 @@ def _check_input(graph: gs.Graph, options: Options) -> None:
     for axis, size in ((2, wanted.height), (3, wanted.width)):
         if isinstance(shape[axis], int) and shape[axis] > 0 and shape[axis] != size:
             raise ModelError(
-                f"input '{tensor.name}' is {shape[2]}x{shape[3]} (height x width) but key 'input.size' says "
+                f"input '{tensor.name}' is {shape[2]}x{shape[3]} (height x width) but key 'input.size' is "
                 f"{wanted.height}x{wanted.width}; make them equal"
             )
     tensor.shape = [shape[0], 3, wanted.height, wanted.width]
@@ -117,7 +117,7 @@ def _check_input(graph: gs.Graph, options: Options) -> None:
 def _freeze_batch(graph: gs.Graph, batch: int) -> None:
     tensor = graph.inputs[0]
     if isinstance(tensor.shape[0], int) and tensor.shape[0] > 0:
-        return  # another pass changes it, once the shapes in the graph are constants
+        return  # the batch pass changes it, once the shapes in the graph are constants
     tensor.shape = [batch, *tensor.shape[1:]]
     # Shapes downstream were inferred for the old batch; they are inferred again on export.
     for other in graph.tensors().values():
@@ -135,7 +135,7 @@ def _name_nodes(graph: gs.Graph) -> None:
 
 
 def _unify_constants(graph: gs.Graph) -> None:
-    """Gives every Constant node its value as a tensor: graph-surgeon folds no other form."""
+    """Gives every Constant node its value as a tensor, the form that graph-surgeon folds."""
     for node in graph.nodes:
         if node.op == "Constant":
             for key, dtype in _PLAIN_VALUES.items():

@@ -1,8 +1,8 @@
 """EfficientNMS_TRT(boxes, scores), NonMaxSuppression(boxes, scores) -> boxes, scores
 
-A model may hold a suppression of its own. What goes into it is what every other model gives: decoded boxes and scores.
-It is cut off there, and what is written instead is either the same again, with the model's own kind and thresholds and
-the outputs of the contract, or whatever else was asked for.
+A model may embed an NMS. Its inputs are decoded boxes and scores, the outputs of every other model. The model is cut
+there, and a suppression with the outputs of the contract is written instead: the same kind with the same thresholds, or
+another kind that was asked for.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _KINDS: dict[str, Literal["efficient", "onnx"]] = {EFFICIENT: "efficient", "NonM
 
 @dataclass(frozen=True)
 class EmbeddedNms:
-    """The suppression that a model brings along.
+    """The NMS that is embedded in a model.
 
     Attributes:
         name: of the node.
-        kind: as ``--nms`` says it.
+        kind: a value of ``--nms``.
         thresholds: keys of :class:`trtdet.config.NmsConfig` that the node fixes.
     """
 
@@ -41,22 +41,22 @@ class EmbeddedNms:
 
 
 def embedded_nms(model: onnx.ModelProto, config: Config) -> EmbeddedNms | None:
-    """The model's own suppression; None where it has none, or ``head.outputs`` cuts it off.
+    """The NMS embedded in a model; None where there is none, or ``head.outputs`` cuts it off.
 
     Raises:
-        ModelError: there are several, or one that cannot be cut off: the message says what to do.
+        ModelError: there are several, or the NMS cannot be cut off.
     """
     if all(node.op_type not in _KINDS for node in model.graph.node):
-        return None  # most models: the whole of one need not be read to know it
+        return None  # most models, which need not be parsed further
     with explained("cut_nms"):
         return _found(gs.import_onnx(model), config)[0]
 
 
 def cut(graph: gs.Graph, options: Options) -> Options:
-    """Cuts a model's own suppression off a graph and says in the options what is left.
+    """Cuts the embedded NMS off a graph, in place; gives the options for the rest of the model.
 
-    The boxes and scores that went into it become the outputs, read with rule ``boxes``. With ``keep_embedded`` its
-    thresholds become the configuration's.
+    Its boxes and scores become the outputs, decoded with rule ``boxes``. With ``keep_embedded`` its thresholds become
+    the configuration's.
 
     Raises:
         ModelError: see :func:`embedded_nms`.
@@ -97,8 +97,8 @@ def _found(graph: gs.Graph, config: Config) -> tuple[EmbeddedNms | None, gs.Node
         return None, None
     if len(nodes) > 1:
         raise ModelError(
-            f"the model has suppressions of its own: {', '.join(node.name or node.op for node in nodes)}; name "
-            "the tensors before the last one with head.outputs and use head.decode boxes"
+            f"the model embeds several NMS nodes: {', '.join(node.name or node.op for node in nodes)}; name the "
+            "tensors before the last node with head.outputs and use head.decode boxes"
         )
     (node,) = nodes
     name = node.name or node.op
@@ -106,8 +106,8 @@ def _found(graph: gs.Graph, config: Config) -> tuple[EmbeddedNms | None, gs.Node
     obstacle = _obstacle(node, config)
     if obstacle:
         raise ModelError(
-            f"the model's own suppression '{name}' cannot be cut off: {obstacle}; name the raw outputs before it with "
-            "head.outputs"
+            f"the NMS '{name}' embedded in the model cannot be cut off: {obstacle}",
+            "name the raw outputs before it with head.outputs",
         )
     return EmbeddedNms(name, _KINDS[node.op], thresholds), node
 
@@ -146,8 +146,8 @@ def _efficient_thresholds(node: gs.Node) -> dict[str, Any]:
 
 
 def _onnx_thresholds(node: gs.Node, config: Config) -> dict[str, Any]:
-    """Those of inputs 3 to 5 that are constant; the number of detections is the configuration's, because theirs is
-    a limit for each class."""
+    """The thresholds among inputs 3 to 5 that are constant; the number of detections stays the configuration's, because
+    the node limits it for each class."""
 
     def constant(position: int) -> float | None:
         if len(node.inputs) <= position or not isinstance(node.inputs[position], gs.Constant):

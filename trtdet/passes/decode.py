@@ -24,12 +24,12 @@ CONTRACT = (NUM_DETS, BOXES, SCORES, CLASSES)
 """Names of the outputs of every engine; a model's own tensors give way to them."""
 
 ALL_BOXES, ALL_SCORES = f"{BOXES}_all", f"{SCORES}_all"
-"""What the decoded tensors are called where others are the outputs."""
+"""Names of the decoded tensors in a model whose outputs are others."""
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """Where a rewritten model holds all of its boxes and scores.
+    """The tensors of a rewritten model that hold all of its boxes and scores.
 
     Attributes:
         boxes: name of the tensor float32 (B, N, 4), xyxy in network pixels.
@@ -85,7 +85,7 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
 
 
 def _give_way(graph: gs.Graph) -> None:
-    """Renames tensors of the model that are called what the decoded ones will be."""
+    """Renames tensors of the model whose names the decoded tensors will have."""
     tensors = graph.tensors()
     for name in (*CONTRACT, ALL_BOXES, ALL_SCORES):
         if name in tensors:

@@ -73,8 +73,8 @@ def _parsed(path: Path) -> onnx.ModelProto:
 
 
 def _unify_domains(model: onnx.ModelProto) -> None:
-    """ONNX's own operators have two spellings of their domain, of which its shape inference knows the empty one; a
-    domain whose opset is not said has opset 1."""
+    """Writes the domain of ONNX's own operators as the empty one, the only spelling that its shape inference knows. A
+    domain without an opset gets opset 1."""
     for entries in (model.opset_import, *(function.opset_import for function in model.functions)):
         versions: dict[str, int] = {}
         for entry in entries:

@@ -12,7 +12,7 @@ from trtdet.files import write_atomically
 from trtdet.passes.provenance import origin_of, put, registry
 
 IR_VERSION = 10
-"""Written into every file: graph-surgeon's default is newer than what released runtimes read."""
+"""Written into every file: graph-surgeon's default is newer than released runtimes read."""
 
 
 def to_graph(model: onnx.ModelProto) -> gs.Graph:

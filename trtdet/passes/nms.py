@@ -34,7 +34,7 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
       and not (S @ keep)``: S is strictly lower triangular, so the i-th step settles candidate i, and a Loop that ends
       when nothing changes has found it. It is exact, and takes as many steps as the longest chain of suppressions, not
       as there are candidates. Memory is that of a few (B, K, K) matrices with K = pre_nms_topk.
-    - ``onnx`` is one NonMaxSuppression with all five inputs: without the fifth TensorRT drops what is not above 0.
+    - ``onnx`` is a NonMaxSuppression with all five inputs: without the fifth TensorRT drops scores up to 0.
     - ``efficient`` is TensorRT's plugin EfficientNMS_TRT, with the same meaning: it suppresses at the threshold and
       keeps at the threshold, so it gets the next larger float32 of both; boxes that it counts though they have no
       score are subtracted from ``num_dets``. It chooses its candidates itself where ``pre_nms_topk`` is its own 4096.
@@ -42,7 +42,7 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
     Scores may be logits: they are compared as they are, and the sigmoid is computed for the result alone.
 
     Raises:
-        ConfigError: ``pre_nms_topk`` exceeds what the backend's TopK or the plugin takes.
+        ConfigError: ``pre_nms_topk`` exceeds the limit of the backend's TopK or of the plugin.
         ModelError: the number of boxes is open.
     """
     if options.nms == "host":
@@ -136,7 +136,7 @@ def _efficient(write: Writer, boxes: gs.Variable, scores: gs.Variable, pool: int
 
 
 def _attributes(config: Config, exact: bool) -> EfficientNms:
-    """The plugin's attributes; ``exact`` leaves the thresholds as they are, for a node that was in the model."""
+    """The plugin's attributes; ``exact`` keeps the thresholds, for a node that was in the model."""
     thresholds = np.array([config.nms.score_threshold, config.nms.iou_threshold], np.float32)
     if not exact:
         thresholds = np.nextafter(thresholds, np.float32(np.inf))
@@ -300,7 +300,7 @@ def _best(write: Writer, found: _Candidates, keep: gs.Variable, config: Config) 
     axis = write.const([1], np.int64)
     total = write("ReduceSum", keep, axis, keepdims=1)
     num = write("Cast", write("Min", total, write.const(float(count), np.float32)), to=6)
-    # Entries past num_dets are undefined by contract; zero is what a reader expects to see there.
+    # Entries past num_dets are undefined by contract; readers expect zeros.
     values = write("Sigmoid", best) if config.suppresses_logits else write("Max", best, write.const(0.0, np.float32))
     labels = write("Cast", write("GatherElements", found.label, position, axis=1), to=6)
     boxes = _rows(write, found.corners, position)
@@ -321,7 +321,7 @@ def _named(outputs: list[gs.Variable], batch: int | str, room: int) -> list[gs.V
 
 
 def _inferred(context: Any) -> None:
-    """Shapes of EfficientNMS_TRT's outputs, from those of its scores."""
+    """Shapes of EfficientNMS_TRT's outputs, from the shape of its scores."""
     scores = context.get_input_type(1)
     room = context.get_attribute("max_output_boxes").i
     batch = scores.tensor_type.shape.dim[0] if scores and scores.tensor_type.HasField("shape") else None

@@ -1,11 +1,11 @@
-"""TRT_SiLU(x) -> standard operators: the operators of trtdet's plugin library, for ONNX to know and for a CPU to run.
+"""TRT_SiLU(x) -> standard operators: the operators of trtdet's plugin library, as ONNX schemas and for the CPU.
 
-``TRT_SiLU`` (``x * sigmoid(x)``) and ``TRT_HardSwish`` (``x * clip(x / 6 + 1/2, 0, 1)``) take one tensor (N, C, ...)
-and give one of the same shape. A parser of TensorRT finds the plugin by the operator's name, ``plugin_version`` and
+``TRT_SiLU`` (``x * sigmoid(x)``) and ``TRT_HardSwish`` (``x * clip(x / 6 + 1/2, 0, 1)``) take a tensor (N, C, ...)
+and give a tensor of the same shape. TensorRT's parser finds the plugin by the operator's name, ``plugin_version`` and
 ``plugin_namespace``. The other attributes:
 
 - ``output_type``: -1 the input's, 0 float32, 1 float16, 2 int8 (the values of ``nvinfer1::DataType``);
-- ``input_scale`` (1 or C): the real value of one step of an INT8 input; float inputs ignore it;
+- ``input_scale`` (1 or C): the real value of a step of an INT8 input; float inputs ignore it;
 - ``factor``, ``offset`` (1 or C): ``y = factor * act(x) + offset``. For an INT8 output both are divided by the output's
   step already, ``y`` is rounded half to even and saturated to -128..127, and NaN becomes 0.
 
@@ -39,14 +39,14 @@ _TYPES = {0: _FLOAT, 1: _HALF, INT8: _BYTE}
 
 
 def attributes(**changed: Any) -> dict[str, Any]:
-    """All attributes of a plugin node, ``changed`` or at their defaults, in the order that the plugin has them: one
+    """All attributes of a plugin node, ``changed`` or at their defaults, in the plugin's order: a plugin
     that is compiled ahead of time takes them by position."""
     found = {"plugin_version": "1", "plugin_namespace": NAMESPACE}
     return {**found, "output_type": SAME, "input_scale": [1.0], "factor": [1.0], "offset": [0.0], **changed}
 
 
 def plugin_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """The nodes that need the plugin library, those in branches and loops included."""
+    """The nodes that need the plugin library, also in branches and loops."""
     for node in graph.node:
         if node.domain == PLUGIN_DOMAIN and node.op_type in PLUGIN_ACTIVATIONS:
             yield node
@@ -59,7 +59,7 @@ def plain(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with every plugin node written as standard operators that compute the same; output names stay.
 
     Args:
-        model: it is not changed; one without plugin nodes is given back as it is.
+        model: it is not changed; without plugin nodes it is returned itself.
 
     Raises:
         ModelError: an attribute fits neither the operator nor its input.
@@ -69,7 +69,7 @@ def plain(model: onnx.ModelProto) -> onnx.ModelProto:
     written: onnx.ModelProto = onnx.shape_inference.infer_shapes(model)
     _lower(written.graph, {})
     if all(node.domain != PLUGIN_DOMAIN for node in written.graph.node):
-        imports = [one for one in written.opset_import if one.domain != PLUGIN_DOMAIN]
+        imports = [entry for entry in written.opset_import if entry.domain != PLUGIN_DOMAIN]
         del written.opset_import[:]
         written.opset_import.extend(imports)
     return written
@@ -77,8 +77,9 @@ def plain(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _lower(graph: onnx.GraphProto, outer: Mapping[str, onnx.TypeProto.Tensor]) -> None:
     types = {**outer}
-    types.update({one.name: one.type.tensor_type for one in (*graph.value_info, *graph.input, *graph.output)})
-    types.update({one.name: _type_of(one) for one in graph.initializer})
+    values = (*graph.value_info, *graph.input, *graph.output)
+    types.update({value.name: value.type.tensor_type for value in values})
+    types.update({tensor.name: _type_of(tensor) for tensor in graph.initializer})
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
         for attribute in node.attribute:
@@ -97,8 +98,8 @@ def _type_of(tensor: onnx.TensorProto) -> onnx.TypeProto.Tensor:
 
 
 def _lowered(node: onnx.NodeProto, source: onnx.TypeProto.Tensor | None) -> list[onnx.NodeProto]:
-    """Float32 operators, one for each rounding of the contract; steps that change nothing are left out."""
-    given = {one.name: onnx.helper.get_attribute_value(one) for one in node.attribute}
+    """Float32 operators, each for a rounding of the contract; steps that change nothing are left out."""
+    given = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
     if source is None or source.elem_type not in _TYPES.values():
         raise ModelError(f"node '{node.name}' ({node.op_type}): its input must be float32, float16 or int8")
     if given.get("output_type", SAME) not in (SAME, *_TYPES):
@@ -134,7 +135,7 @@ def _lowered(node: onnx.NodeProto, source: onnx.TypeProto.Tensor | None) -> list
 
 
 class _Chain:
-    """Nodes that follow one another, named after the plugin node that they stand for."""
+    """A row of nodes, named after the plugin node that they replace."""
 
     def __init__(self, node: onnx.NodeProto, source: onnx.TypeProto.Tensor) -> None:
         self._plugin = node
@@ -175,7 +176,7 @@ class _Chain:
 
 
 def _infer(context: Any) -> None:
-    """The output has the input's shape and the type that ``output_type`` says."""
+    """The output has the input's shape and the type of ``output_type``."""
     source = context.get_input_type(0)
     if source is None or not source.HasField("tensor_type"):
         return
@@ -188,7 +189,7 @@ def _infer(context: Any) -> None:
 
 def _register() -> None:
     """Makes the operators known to ONNX's checker and its shape inference, once in a process."""
-    one = onnx.helper.make_attribute
+    default = onnx.helper.make_attribute
     for name in PLUGIN_ACTIVATIONS:
         if onnx.defs.has(name, PLUGIN_DOMAIN):
             continue
@@ -202,12 +203,12 @@ def _register() -> None:
             outputs=[OpSchema.FormalParameter("y", "U", "(N, C, ...)")],
             type_constraints=[("T", types, ""), ("U", types, "")],
             attributes=[
-                OpSchema.Attribute("plugin_version", one("plugin_version", "1")),
-                OpSchema.Attribute("plugin_namespace", one("plugin_namespace", NAMESPACE)),
-                OpSchema.Attribute("output_type", one("output_type", SAME)),
-                OpSchema.Attribute("input_scale", one("input_scale", [1.0])),
-                OpSchema.Attribute("factor", one("factor", [1.0])),
-                OpSchema.Attribute("offset", one("offset", [0.0])),
+                OpSchema.Attribute("plugin_version", default("plugin_version", "1")),
+                OpSchema.Attribute("plugin_namespace", default("plugin_namespace", NAMESPACE)),
+                OpSchema.Attribute("output_type", default("output_type", SAME)),
+                OpSchema.Attribute("input_scale", default("input_scale", [1.0])),
+                OpSchema.Attribute("factor", default("factor", [1.0])),
+                OpSchema.Attribute("offset", default("offset", [0.0])),
             ],
         )
         schema.set_type_and_shape_inference_function(_infer)

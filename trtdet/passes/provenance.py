@@ -34,7 +34,7 @@ class Origin(str, Enum):
     FP16 = "fp16"
     """Casts around the nodes that run in FP16."""
     REQUANTIZE = "requantize"
-    """What lets activations of the plugin library read and write INT8."""
+    """Around activations of the plugin library that read or write INT8."""
     ACTIVATION = "activation"
     """Swish, HardSwish or a plugin in the place of the model's own operators."""
     BATCH = "batch"
@@ -81,7 +81,7 @@ def put(model: onnx.ModelProto, origins: Mapping[str, Origin]) -> None:
 
 
 def carry(source: onnx.ModelProto, target: onnx.ModelProto) -> None:
-    """Gives a model that was made out of another's nodes what is known of these."""
+    """Copies the registry of a model to a model that was made out of its nodes."""
     put(target, origin_of(source))
 
 
@@ -94,7 +94,7 @@ def without_registry(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def node_names(graph: onnx.GraphProto) -> Iterator[str]:
-    """The names of all nodes, those in branches and loop bodies included."""
+    """The names of all nodes, also in branches and loop bodies."""
     for node in graph.node:
         yield node.name
         for inner in subgraphs(node):

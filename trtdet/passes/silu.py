@@ -1,10 +1,10 @@
 """x * Sigmoid(x) -> SiLU(x)
 
 and ``x * clip(x + 3, 0, 6) / 6 -> HardSwish(x)``, however an exporter wrote it: the clip as Clip, HardSigmoid or a Min
-and a Max, the factors before the product or after it. ``Options.silu`` says what stands there afterwards: ``swish`` the
-ONNX operators Swish (opset 24) and HardSwish (opset 14), ``plugin`` those of trtdet's plugin library.
+and a Max, the factors before the product or after it. ``Options.silu`` selects the result: ``swish`` the ONNX
+operators Swish (opset 24) and HardSwish (opset 14), ``plugin`` the operators of trtdet's plugin library.
 
-A Cast in between is looked through where every value survives it; one that rounds is part of what the model computes.
+A Cast in between is ignored where it keeps every value; a Cast that rounds belongs to the computation and stays.
 """
 
 from __future__ import annotations
@@ -23,44 +23,44 @@ from trtdet.passes.plugin_ops import HARD_SWISH, PLUGIN_ACTIVATIONS, SILU, attri
 from trtdet.passes.provenance import Origin, registry
 
 _OPERATORS = {"swish": ("Swish", "HardSwish"), "plugin": (SILU, HARD_SWISH)}
-"""By ``Options.silu``, what SiLU and HardSwish become."""
+"""By ``Options.silu``, the operators of SiLU and HardSwish."""
 
 _OPSETS = {"Swish": 24, "HardSwish": 14}
 _TOLERANCE = 1e-3
-"""Of a constant: exporters write 1/6 in float16 or with four digits."""
+"""Allowed error of a constant: exporters write 1/6 in float16 or with four digits."""
 
 
 def apply(graph: gs.Graph, options: Options) -> PassResult:
-    """Rewrites the activations that nothing else looks into; ``keep`` only says what it would leave, and why."""
+    """Rewrites the activations whose inner tensors nothing else reads; ``keep`` only lists the near-matches."""
     found, skipped = _search(graph)
     if options.silu == "keep":
         return PassResult(0, skipped)
     silu, hard_swish = _OPERATORS[options.silu]
-    wanted = [silu if one.silu else hard_swish for one in found]
+    wanted = [silu if activation.silu else hard_swish for activation in found]
     minimum = max((_OPSETS.get(op, 0) for op in wanted), default=0)
     if graph.opset < minimum:
         upgrade(graph, minimum)
         found, skipped = _search(graph)
     count = 0
-    for one in found:
-        op = silu if one.silu else hard_swish
-        if one.last.op != op:
-            _write(graph, one, op)
+    for activation in found:
+        op = silu if activation.silu else hard_swish
+        if activation.last.op != op:
+            _write(graph, activation, op)
             count += 1
     graph.cleanup().toposort()
     return PassResult(count, skipped)
 
 
 @dataclass(frozen=True, eq=False)
-class _Found:
-    """An activation: which, of what, and the node whose output it is."""
+class _Activation:
+    """An activation: SiLU or else HardSwish, its input, and the node whose output it is."""
 
     silu: bool
     source: gs.Tensor
     last: gs.Node
 
 
-def _write(graph: gs.Graph, found: _Found, op: str) -> None:
+def _write(graph: gs.Graph, found: _Activation, op: str) -> None:
     last, plugin = found.last, op in PLUGIN_ACTIVATIONS
     made = last.outputs[0]
     last.outputs.clear()
@@ -80,38 +80,38 @@ def _write(graph: gs.Graph, found: _Found, op: str) -> None:
     )
 
 
-def _search(graph: gs.Graph) -> tuple[list[_Found], tuple[str, ...]]:
-    """The activations of a graph and, for each near-match, why it is none."""
-    found: list[_Found] = []
+def _search(graph: gs.Graph) -> tuple[list[_Activation], tuple[str, ...]]:
+    """The activations of a graph and, for each near-match, the reason why it is none."""
+    found: list[_Activation] = []
     skipped: list[str] = []
     for node in graph.nodes:
-        one: _Found | str | None = None
+        match: _Activation | str | None = None
         if node.op in ("Swish", "HardSwish", *PLUGIN_ACTIVATIONS):
-            one = _whole(node)
+            match = _whole(node)
         elif node.op == "Mul" and not any(isinstance(tensor, gs.Constant) for tensor in node.inputs):
-            one = _product(graph, node)
-        if isinstance(one, str):
-            skipped.append(f"{node.name}: {one}")
-        elif one is not None:
-            found.append(one)
+            match = _product(graph, node)
+        if isinstance(match, str):
+            skipped.append(f"{node.name}: {match}")
+        elif match is not None:
+            found.append(match)
     return found, tuple(skipped)
 
 
-def _whole(node: gs.Node) -> _Found | str:
+def _whole(node: gs.Node) -> _Activation | str:
     """A node that is an activation by itself."""
     if node.attrs.get("alpha", 1.0) != 1.0:
         return f"it is x * Sigmoid({node.attrs['alpha']:g} x), not SiLU"
     neutral = {"output_type": [-1], "factor": [1.0], "offset": [0.0]}
     if node.op in PLUGIN_ACTIVATIONS and any(
-        np.any(node.attrs.get(key, one) != np.array(one)) for key, one in neutral.items()
+        np.any(node.attrs.get(key, value) != np.array(value)) for key, value in neutral.items()
     ):
         return "it does more than the activation: it scales its output, or changes its type"
-    return _Found(node.op in ("Swish", SILU), node.inputs[0], node)
+    return _Activation(node.op in ("Swish", SILU), node.inputs[0], node)
 
 
 @dataclass(frozen=True, eq=False)
 class _Line:
-    """What a tensor is of one before it: ``factor * tensor + offset``.
+    """A tensor as a function of an earlier tensor: ``factor * tensor + offset``.
 
     Attributes:
         through: the nodes in between.
@@ -136,7 +136,7 @@ class _Gate:
     high: float = 1.0
 
 
-def _product(graph: gs.Graph, product: gs.Node) -> _Found | str | None:
+def _product(graph: gs.Graph, product: gs.Node) -> _Activation | str | None:
     for position in (0, 1):
         gate = _gate(product.inputs[position])
         if gate is None:
@@ -147,12 +147,12 @@ def _product(graph: gs.Graph, product: gs.Node) -> _Found | str | None:
             if other is not None and other.offset == 0 and other.factor != 0:
                 return _checked(graph, product, gate, line, other)
         if gate.silu and not isinstance(product.inputs[1 - position], gs.Constant):
-            return "its Sigmoid is of another tensor than the one that it multiplies"
+            return "its Sigmoid reads another tensor than it multiplies"
     return None
 
 
-def _checked(graph: gs.Graph, product: gs.Node, gate: _Gate, line: _Line, other: _Line) -> _Found | str:
-    """The activation if the constants are right and nothing else needs what is in between; the reason otherwise."""
+def _checked(graph: gs.Graph, product: gs.Node, gate: _Gate, line: _Line, other: _Line) -> _Activation | str:
+    """The activation if the constants are right and nothing else reads the tensors in between; the reason otherwise."""
     last, through = product, (product, *line.through, *other.through)
     factor = gate.factor * other.factor
     if gate.silu:
@@ -176,23 +176,23 @@ def _checked(graph: gs.Graph, product: gs.Node, gate: _Gate, line: _Line, other:
         if node is last:
             continue
         tensor = node.outputs[0]
-        if any(tensor is one for one in graph.outputs):
+        if any(tensor is output for output in graph.outputs):
             return f"'{tensor.name}' in between is an output of the model"
-        stranger = next((one for one in tensor.outputs if not any(one is inner for inner in through)), None)
+        stranger = next((reader for reader in tensor.outputs if not any(reader is inner for inner in through)), None)
         if stranger is not None:
             return f"'{tensor.name}' in between is read by '{stranger.name}' as well"
-    return _Found(gate.silu, other.tensor if not other.through else line.tensor, last)
+    return _Activation(gate.silu, other.tensor if not other.through else line.tensor, last)
 
 
 def _is_hard_swish(factor: float, gate: _Gate, line: _Line) -> bool:
     found = (factor * line.factor, factor * line.offset, factor * gate.low, factor * gate.high)
     return all(
-        math.isclose(one, right, abs_tol=_TOLERANCE) for one, right in zip(found, (1 / 6, 0.5, 0, 1), strict=True)
+        math.isclose(value, right, abs_tol=_TOLERANCE) for value, right in zip(found, (1 / 6, 0.5, 0, 1), strict=True)
     )
 
 
 def _gate(tensor: gs.Tensor) -> _Gate | None:
-    """What a factor of a product is, if it is a gate."""
+    """The gate that a factor of a product is, if it is a gate."""
     for line in _lines(_Line(tensor)):
         node = _maker(line.tensor)
         if node is None or line.offset != 0:
@@ -211,13 +211,13 @@ def _gate(tensor: gs.Tensor) -> _Gate | None:
 
 
 def _clipped(line: _Line) -> tuple[_Line, float, float] | None:
-    """What is clipped, and the bounds: Clip alone, or Min, Max and Relu in a row."""
+    """The clipped tensor and the bounds, of a Clip or of Min, Max and Relu in a row."""
     low, high = -math.inf, math.inf
     while (node := _maker(line.tensor)) is not None and not (math.isfinite(low) and math.isfinite(high)):
-        values = [_value(one) for one in node.inputs]
+        values = [_value(tensor) for tensor in node.inputs]
         if node.op == "Clip":
             below, above = (*values[1:], None, None)[:2]
-            if any(not one.is_empty() and _value(one) is None for one in node.inputs[1:]):
+            if any(not bound.is_empty() and _value(bound) is None for bound in node.inputs[1:]):
                 return None
             below = node.attrs.get("min", below)
             above = node.attrs.get("max", above)
@@ -230,13 +230,13 @@ def _clipped(line: _Line) -> tuple[_Line, float, float] | None:
             return None
         low = low if below is None else max(low, below)
         high = high if above is None else min(high, above)
-        source = next(one for one in node.inputs if not isinstance(one, gs.Constant))
+        source = next(tensor for tensor in node.inputs if not isinstance(tensor, gs.Constant))
         line = _Line(source, through=(*line.through, node), rounds=line.rounds)
     return (line, low, high) if low < high and math.isfinite(low) and math.isfinite(high) else None
 
 
 def _lines(line: _Line) -> Iterator[_Line]:
-    """The line itself and those through the tensors before it, as far as they are a factor and an offset away."""
+    """The line itself and the lines through the tensors before it, as far as they are a factor and an offset away."""
     while True:
         yield line
         node = _maker(line.tensor)
@@ -248,7 +248,7 @@ def _lines(line: _Line) -> Iterator[_Line]:
                 return
             rounds = rounds or not np.can_cast(node.inputs[0].dtype, node.outputs[0].dtype)
         elif node.op in ("Add", "Sub"):
-            values = [_value(one) for one in node.inputs]
+            values = [_value(tensor) for tensor in node.inputs]
             if values.count(None) != 1:
                 return
             value = values[0] if values[1] is None else values[1]
@@ -262,14 +262,14 @@ def _lines(line: _Line) -> Iterator[_Line]:
             if scale is None:
                 return
             factor *= scale
-        source = next(one for one in node.inputs if not isinstance(one, gs.Constant))
+        source = next(tensor for tensor in node.inputs if not isinstance(tensor, gs.Constant))
         line = _Line(source, factor, offset, (*line.through, node), rounds)
 
 
 def _scale(node: gs.Node) -> float | None:
-    """What a node multiplies by, if that is one number."""
+    """The number that a node multiplies by; None where it is no such node."""
     if node.op == "Mul":
-        values = [_value(one) for one in node.inputs]
+        values = [_value(tensor) for tensor in node.inputs]
         return values[0] if values[1] is None else values[1] if values[0] is None else None
     divisor = _value(node.inputs[1]) if node.op == "Div" and not isinstance(node.inputs[0], gs.Constant) else None
     return 1 / divisor if divisor else None
@@ -280,7 +280,7 @@ def _maker(tensor: gs.Tensor) -> gs.Node | None:
 
 
 def _value(tensor: gs.Tensor) -> float | None:
-    """The number that a constant is, None for what is no constant of one element."""
+    """The number that a constant is; None unless it is a constant with a single element."""
     return float(tensor.values.reshape(-1)[0]) if isinstance(tensor, gs.Constant) and tensor.values.size == 1 else None
 
 

@@ -1,8 +1,8 @@
 """Whether a model is valid ONNX, and whether its weights are numbers.
 
-ONNX's checker reads neither the values of weights nor most of what the shapes of several tensors must have in common,
-its shape inference takes a lot for granted, and both give whatever exception comes to hand. Here each fault is a
-ModelError that names the node or the tensor. Its problem begins with a verb: the caller names the file.
+ONNX's checker reads neither the values of weights nor most relations between the shapes of several tensors, its shape
+inference assumes valid nodes, and both raise exceptions of many classes. Here each fault is a ModelError that names the
+node or the tensor. Its problem begins with a verb: the caller names the file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TAKE_INFINITY = frozenset(
         *("ScatterND", "Slice", "Squeeze", "Tile", "Transpose", "Unsqueeze", "Loop", "If", "Scan"),
     )
 )
-"""Operators that choose or move values: an infinity that they read is a bound or stands for nothing."""
+"""Operators that choose or move values: an infinity that they read is a bound or a filling."""
 
 _FLOATS = frozenset(
     (
@@ -128,8 +128,8 @@ def _makers(graph: onnx.GraphProto) -> dict[str, int]:
 def _needed(node: onnx.NodeProto, makers: dict[str, int]) -> set[int]:
     found = {makers[name] for name in node.input if name in makers}
     for inner in subgraphs(node):
-        for reader in inner.node:
-            found |= _needed(reader, makers)
+        for inner_node in inner.node:
+            found |= _needed(inner_node, makers)
         found |= {makers[value.name] for value in inner.output if value.name in makers}
     return found
 
@@ -138,9 +138,8 @@ def check(model: onnx.ModelProto) -> None:
     """Checks a model, sorted and without negative dimensions; it is not changed.
 
     Raises:
-        ModelError: ``problem`` says what is wrong, beginning with a verb. A rule of ONNX is broken; the data of a
-            weight is not what its shape and type want, or is not finite; tensors that belong together have sizes that
-            do not fit; a tensor is larger than ``LARGEST_TENSOR``.
+        ModelError: a rule of ONNX is broken; the data of a weight does not fit its shape and type, or is not
+            finite; tensors that belong together have sizes that do not fit; a tensor is larger than ``LARGEST_TENSOR``.
     """
     _check_tensors(model)
     inferred = onnx.ModelProto()
@@ -190,7 +189,7 @@ def _check_tensors(model: onnx.ModelProto) -> None:
 
 
 def _check_tensor(tensor: onnx.TensorProto, name: str, readers: set[str]) -> None:
-    """Raises an error where the data is not what the shape and the type want, or holds NaN or an infinity."""
+    """Raises an error where the data does not fit the shape and the type, or holds NaN or an infinity."""
     if not tensor.data_type and not tensor.dims:
         return  # an attribute that is no tensor
     kind, dims = tensor.data_type, list(tensor.dims)
@@ -204,14 +203,14 @@ def _check_tensor(tensor: onnx.TensorProto, name: str, readers: set[str]) -> Non
         values = onnx.numpy_helper.to_array(tensor)
     except Exception as error:  # NumPy, ml_dtypes and protobuf each have their own
         raise ModelError(
-            f"is not valid ONNX: the data of weight '{name}' is not what shape {dims} wants ({one_line(error)})"
+            f"is not valid ONNX: the data of weight '{name}' does not fit its shape {dims} ({one_line(error)})"
         ) from None
     if values.shape != tuple(dims):
         raise ModelError(f"is not valid ONNX: weight '{name}' has {values.size} values, its shape is {dims}")
     if kind not in _FLOATS or not readers or np.isfinite(values).all():
         return
     nan = int(np.isnan(values).sum())
-    # A mask adds minus infinity to what a softmax shall leave out.
+    # A mask adds minus infinity where a softmax shall ignore a value.
     least = _TAKE_INFINITY | {"Add"} if not np.any(np.isposinf(values.astype(np.float64))) else _TAKE_INFINITY
     if nan or not readers <= least:
         infinite = int((~np.isfinite(values)).sum()) - nan
@@ -237,10 +236,10 @@ def _check_sizes(node: onnx.NodeProto, shapes: dict[str, tuple[int | None, ...]]
     else:
         kernel = _ints(node, "kernel_shape") or []
         _check_window(node, len(kernel))
-    for what, got, needed in wanted:
+    for part, got, needed in wanted:
         if got is not None and got != needed:
             raise ModelError(
-                f"is not valid ONNX: node '{node.name or node.op_type}' ({node.op_type}) has {what} of size {got}, "
+                f"is not valid ONNX: node '{node.name or node.op_type}' ({node.op_type}) has {part} of size {got}, "
                 f"{needed} is needed"
             )
 
@@ -248,7 +247,7 @@ def _check_sizes(node: onnx.NodeProto, shapes: dict[str, tuple[int | None, ...]]
 def _convolution_sizes(
     node: onnx.NodeProto, given: list[tuple[int | None, ...] | None], channels: int | None
 ) -> list[tuple[str, int | None, int]]:
-    """What is of which size and should be of which."""
+    """What has a size, the size, and the size that it must have."""
     weight = given[1] if len(given) > 1 else None
     if weight is None or len(weight) < 3 or weight[0] is None or weight[1] is None:
         return []
