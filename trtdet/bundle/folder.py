@@ -8,12 +8,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
-from trtdet.bundle.manifest import MANIFEST, Manifest
+from trtdet.bundle.manifest import MANIFEST, SCHEMA, Manifest
 from trtdet.config import Config
-from trtdet.errors import BundleError, one_line
+from trtdet.errors import BundleError
 from trtdet.files import FolderWriter, sha256_file, write_atomically
+from trtdet.files.documents import DocumentError, read_document
 
 
 class Bundle:
@@ -31,17 +32,16 @@ class Bundle:
         self.path = path
         file = path / MANIFEST
         try:
-            data = file.read_bytes()
+            self.manifest = read_document(file, TypeAdapter(Manifest))
         except (FileNotFoundError, NotADirectoryError):
             raise BundleError(
                 f"'{path}' is not a bundle: it has no {MANIFEST}; make a bundle with 'trtdet build'"
             ) from None
         except OSError as error:
             raise BundleError(f"'{file}' cannot be read: {error.strerror or error}; check the file") from None
-        try:
-            self.manifest = Manifest.from_json(data)
-        except ValueError as error:
-            raise BundleError(f"'{file}' {one_line(error)}; build the bundle again") from None
+        except DocumentError as error:
+            reads = f"; this trtdet reads schema {SCHEMA}" if error.place == "schema" else ""
+            raise BundleError(f"'{file}' is not a manifest: {error}{reads}; build the bundle again") from None
         if verify:
             self._verify()
 
@@ -124,6 +124,6 @@ class BundleWriter(FolderWriter):
     def commit(self, fields: Mapping[str, Any]) -> Bundle:
         """Writes the manifest from ``fields`` (its keys without files and created) and puts the bundle in place."""
         created = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        manifest = Manifest.model_validate({**fields, "created": created, "files": self.files})
+        manifest = Manifest.model_validate({"schema_": SCHEMA, **fields, "created": created, "files": self.files})
         self.put(manifest.to_json().encode())
         return Bundle(self.path, verify=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from trtdet.config import InputConfig, NmsConfig, NmsMode
 
@@ -146,7 +146,7 @@ class AuditPart(CountsPart):
 class Manifest(_Part):
     """The content of ``manifest.json``. Keys are added within schema 1, never removed or given another meaning."""
 
-    schema_: Literal[1] = Field(SCHEMA, alias="schema")
+    schema_: Literal[1] = Field(alias="schema")
     trtdet_version: str
     created: str
     model: ModelPart
@@ -163,40 +163,13 @@ class Manifest(_Part):
     content_hash: str
     """SHA-256 over everything the engine was made from; equal hashes mean there is nothing to build."""
 
-    @classmethod
-    def from_json(cls, data: bytes) -> Manifest:
-        """Reads a manifest.
-
-        Raises:
-            ValueError: it is not JSON, of another schema, or a key is missing, unknown or of the wrong type; the
-                message says which.
-        """
-        try:
-            schema = _Schema.model_validate_json(data).value
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            if first["type"] == "json_invalid":
-                raise ValueError(f"is not JSON ({first['ctx']['error']})") from None
-            raise ValueError(f"is a {type(first['input']).__name__}, an object is expected") from None
-        if type(schema) is not int or schema != SCHEMA:
-            raise ValueError(f"has schema {schema!r}; this trtdet reads schema {SCHEMA}")
-        try:
-            return cls.model_validate_json(data)
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            raise ValueError(f"has key '{'.'.join(map(str, first['loc']))}': {first['msg']}") from None
-
     def to_json(self) -> str:
-        """The file's text; :meth:`from_json` gives the same manifest back.
+        """The file's text.
 
         Bytes of file names that are no UTF-8 are written as ``\\udcXX``, six characters each: as surrogates, no
         reader would take them.
         """
         return json.dumps(_encodable(self.model_dump(mode="json", by_alias=True)), indent=2) + "\n"
-
-
-class _Schema(BaseModel):
-    value: Any = Field(None, alias="schema")
 
 
 def _encodable(value: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import reprlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -11,10 +10,11 @@ from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, Field, TypeAdapter
 
 from trtdet.data.folders import evenly, first_names
-from trtdet.errors import DataError, one_line
+from trtdet.errors import DataError
+from trtdet.files.documents import DocumentError, read_document
 
 
 @dataclass(frozen=True)
@@ -140,29 +140,18 @@ class _Document:
 
 def _read_coco(path: Path) -> _Document:
     try:
-        document = TypeAdapter(_Document).validate_json(path.read_bytes())
+        document = read_document(path, TypeAdapter(_Document))
     except OSError as error:
         raise DataError(
             f"annotations '{path}' cannot be read: {error.strerror or error}; give a COCO instances file"
         ) from None
-    except ValidationError as error:
-        raise DataError(f"annotations '{path}' {_explained(error)}; give a complete COCO instances file") from None
+    except DocumentError as error:
+        raise DataError(f"annotations '{path}' do not fit: {error}; give a complete COCO instances file") from None
     for key, entries in (("images", document.images), ("categories", document.categories)):
         twice = [number for number, count in Counter(entry.id for entry in entries).items() if count > 1]
         if twice:
             raise DataError(f"annotations '{path}': {key} has ids twice: {first_names(twice)}; ids must be distinct")
     return document
-
-
-def _explained(error: ValidationError) -> str:
-    """The first of pydantic's errors, with where it is: ``annotations[3].bbox[0]``."""
-    first = error.errors(include_url=False)[0]
-    if first["type"] == "json_invalid":
-        return f"are not JSON, or are truncated: {first['ctx']['error']}"
-    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])[1:] or "the document"
-    problem = "is missing" if first["type"] == "missing" else f"{first['msg'][0].lower()}{first['msg'][1:]}"
-    got = "" if first["type"] == "missing" else f", got {one_line(reprlib.repr(first['input']), 80)}"
-    return f"do not fit: {place}: {problem}{got}"
 
 
 def _images(path: Path, document: _Document, folder: Path) -> tuple[CocoImage, ...]:
