@@ -270,7 +270,7 @@ class FakeTensorRT:
             set_flag=self.flags.append,
             set_memory_pool_limit=lambda pool, size: self.told.append(f"{pool} {size}"),
             set_tactic_sources=lambda mask: self.told.append(f"tactics {mask:b}"),
-            create_timing_cache=bytes,
+            create_timing_cache=lambda data: None if data == b"spoilt" else data,
             set_timing_cache=self.take,
             get_timing_cache=lambda: SimpleNamespace(serialize=lambda: self.timings + b"+"),
         )
@@ -356,8 +356,10 @@ def test_the_builder_is_told_of_every_option(elsewhere: Path) -> None:
     assert fake.told[-1] == "tactics 0"
 
 
-@pytest.mark.parametrize(("given", "used"), [(b"", b""), (b"known", b"known"), (b"of another device", b"")])
-def test_what_is_known_of_kernels_is_taken_or_started_afresh(elsewhere: Path, given: bytes, used: bytes) -> None:
+@pytest.mark.parametrize(
+    ("given", "used"), [(b"", b""), (b"known", b"known"), (b"of another device", b""), (b"spoilt", b"")]
+)
+def test_kernel_times_are_used_or_measured_again(elsewhere: Path, given: bytes, used: bytes) -> None:
     (elsewhere / "timings").write_bytes(given)
     assert FakeTensorRT([]).made(keep_timings=True).timing_cache == used + b"+"
     assert FakeTensorRT([]).made().timing_cache == b""

@@ -593,6 +593,19 @@ with open_engine(data, replace(facts, embedded=True)) as runner:
 
 
 @needs_cuda_python
+@pytest.mark.parametrize("embedded", [False, True])
+def test_the_layers_of_an_engine_with_plugins_are_listed(machine, tmp_path, embedded):
+    """The runtime that the inspector belongs to has a registry of its own."""
+    program = f"""
+from trtdet.backends import BuildRequest, EngineOptions, choose
+options = EngineOptions(embed_plugins={embedded})
+made = choose("tensorrt").build(BuildRequest(net({SILU}), plugins=(Path(sys.argv[1]),), options=options))
+print(len(json.loads(made.layers)["Layers"]))
+"""
+    assert machine.python(PRELUDE + program, plugin_library(tmp_path, "TRT_SiLU")).out == "1\n"
+
+
+@needs_cuda_python
 def test_rtx_is_never_given_a_library_of_plugins(machine, tmp_path):
     """With a creator registered it ends the process, when it parses."""
     program = "refused(open_engine, built(conv('2')), replace(facts, plugins=(Path(sys.argv[1]),)))"

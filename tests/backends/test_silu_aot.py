@@ -273,6 +273,13 @@ def test_an_old_tensorrt_is_pointed_to_the_library() -> None:
         register(old)
 
 
+@pytest.mark.parametrize("version", ["12.8", "12.9"])
+def test_a_driver_that_does_not_read_the_kernel_is_named(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.setattr(silu_aot.cuda, "driver_version", lambda: version)
+    with pytest.raises(BackendError, match=rf"PTX of CUDA 13\.\d, and this machine's driver reads up to {version}"):
+        register(Stand())
+
+
 def test_tensorrt_rtx_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BackendError, match="holds TensorRT-RTX"):
         register(ModuleType("tensorrt_rtx"))

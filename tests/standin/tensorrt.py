@@ -513,6 +513,7 @@ class IHostMemory(bytes):
 class IBuilderConfig:
     __slots__ = (
         "_cache",
+        "_calibration_profile",
         "_flags",
         "_pools",
         "_previews",
@@ -532,7 +533,7 @@ class IBuilderConfig:
     def __init__(self):
         self._flags, self._previews, self._profiles = 0, 0, []
         self._pools = {MemoryPoolType.WORKSPACE: 1 << 30}
-        self._cache, self._tactics = None, 0
+        self._cache, self._calibration_profile, self._tactics = None, None, 0
         self.avg_timing_iterations, self.builder_optimization_level, self.max_aux_streams = 1, 3, -1
         self.engine_capability = EngineCapability.STANDARD
         self.hardware_compatibility_level = HardwareCompatibilityLevel.NONE
@@ -580,10 +581,13 @@ class IBuilderConfig:
         return len(self._profiles) - 1
 
     def set_calibration_profile(self, profile):
-        return profile in self._profiles
+        self._calibration_profile = profile
+        return True
 
     def create_timing_cache(self, serialized_timing_cache):
-        return ITimingCache(bytes(serialized_timing_cache))
+        data = bytes(serialized_timing_cache)
+        # Spoilt data are refused here, those of another version when they are set.
+        return ITimingCache(data) if not data or data.startswith(b"timings of ") else None
 
     def set_timing_cache(self, cache, ignore_mismatch):
         if cache._data and not ignore_mismatch and not cache._data.startswith(f"timings of {__version__}".encode()):
@@ -642,8 +646,9 @@ class Builder:
             return None
         calibrator = getattr(config, "int8_calibrator", None)
         calibrated = calibrator is not None and "INT8" in flags
-        if calibrated:
-            _calibrate(calibrator, network)
+        images = _calibrate(calibrator, network, config) if calibrated else []
+        if images is None:
+            return None
         if config._cache is not None and "DISABLE_TIMING_CACHE" not in flags:
             config._cache._data = f"timings of {__version__}: {len(network._layers)} layers".encode()
         embedded = set()
@@ -668,6 +673,8 @@ class Builder:
             "embedded": sorted(embedded),
             "precisions": precisions,
             "calibrated": calibrated,
+            "calibration_images": images,
+            "calibration_profile": config._calibration_profile and config._calibration_profile._shapes,
         }
         header = json.dumps(asked).encode()
         size = _PAD + 4 + len(header) + len(model)
@@ -729,23 +736,36 @@ class IInt8LegacyCalibrator(IInt8Calibrator):
         return CalibrationAlgoType.LEGACY_CALIBRATION
 
 
-def _calibrate(calibrator, network):
+def _calibrate(calibrator, network, config):
     """Asks a calibrator for its cache, or for all its batches and then writes one: the largest values it was given. The
-    engine computes in float all the same."""
+    engine computes in float all the same.
+
+    Gives the mean of each image of the network's first input, in order; None where the batch is not the one that the
+    network is calibrated with: of a dynamic network the calibration profile's, else the first profile's optimum."""
     cache = calibrator.read_calibration_cache()
     if cache:
         first = bytes(cache).splitlines()[0].decode()
         if not re.fullmatch(r"TRT-\d+-(Entropy|Entropy2|MinMax|Legacy)?Calibration2?", first):
             raise RuntimeError(f"calibration cache starts with {first!r}")
-        return
-    size, largest = calibrator.get_batch_size(), {}
+        return []
+    size, largest, means = calibrator.get_batch_size(), {}, []
     names = [one.name for one in network._inputs]
+    profiles = [config._calibration_profile, *config._profiles]
+    profile = next((one for one in profiles if one is not None), None)
+    for tensor in network._inputs:
+        batch = tensor.shape[0] if tensor.shape[0] > 0 else profile._shapes[tensor.name][1][0]
+        if batch != size:
+            _LOGGER.log(ILogger.Severity.ERROR, f"Calibration: batches of {size}, and '{tensor.name}' takes {batch}")
+            return None
     while given := calibrator.get_batch(names):
         for tensor, address in zip(network._inputs, given, strict=True):
             values = _view(int(address), (size, *tensor.shape[1:]), _NUMPY[tensor.dtype])
             largest[tensor.name] = max(largest.get(tensor.name, 0.0), float(np.abs(values).max()))
+            if tensor is network._inputs[0]:
+                means += [float(image.mean(dtype=np.float64)) for image in values]
     lines = [f"{name}: {struct.pack('>f', value / 127).hex()}" for name, value in largest.items()]
     calibrator.write_calibration_cache(memoryview("\n".join(["TRT-8600-EntropyCalibration2", *lines, ""]).encode()))
+    return means
 
 
 # Running.

@@ -131,20 +131,39 @@ def test_a_calibration_cache_is_taken_and_that_of_another_model_or_version_refus
     assert "does not exist" in refusal()
 
 
-@pytest.mark.parametrize("rule", ["minmax", "entropy", "percentile"])
+@pytest.mark.parametrize(
+    ("rule", "batch", "size", "order"),
+    [
+        ("minmax", "4", None, [0, 1, 2, 3, 4, 5, 4, 5]),
+        ("entropy", "1:2:4", 2, [0, 1, 2, 3, 4, 5]),
+        ("percentile", "1:4:4", 4, [0, 1, 2, 3, 4, 5, 4, 5]),
+    ],
+)
 def test_tensorrts_own_calibrators_see_every_image_once(
-    machine: Machine, model: Path, calibration_images: Path, tmp_path: Path, rule: str
+    machine: Machine,
+    model: Path,
+    calibration_images: Path,
+    tmp_path: Path,
+    rule: str,
+    batch: str,
+    size: int | None,
+    order: list[int],
 ) -> None:
+    """The last batch is filled up with its own images. A dynamic network is calibrated at the batch of the images."""
     pytest.importorskip("polygraphy", reason="Polygraphy is not installed: pip install 'trtdet[trt]'")
-    arguments = ["--quantization", "implicit", "--calibrator", "tensorrt", "--calib", rule, "--batch", 4]
+    arguments = ["--quantization", "implicit", "--calibrator", "tensorrt", "--calib", rule, "--batch", batch]
     made = build(machine, model, calibration_images, tmp_path / "b", *arguments, version=OLD)
     assert (made.manifest.quantization.source, made.manifest.quantization.calibrator) == ("tensorrt", rule)
-    # The stand-in writes the largest value it was given for the network's input, over all batches.
     paths = evenly(find_images(calibration_images), 6)
-    config = load_config("shapes")
-    largest = max(float(np.abs(batch.images).max()) for batch in ImageStream(paths, config.input, batch_size=1))
+    images = [batch.images[0] for batch in ImageStream(paths, load_config("shapes").input, batch_size=1)]
+    means = [float(image.mean(dtype=np.float64)) for image in images]
+    assert len({round(mean, 3) for mean in means}) == len(means)  # so that one image cannot stand for another
+    assert told(made)["calibration_images"] == pytest.approx([means[index] for index in order])
+    profile = told(made)["calibration_profile"]
+    assert profile == (size and {"images": [[size, *made.manifest.input.shape.opt[1:]]] * 3})
+    # The stand-in writes the largest value it was given for the network's input, over all batches.
     (scale,) = cache.read(made.file("calibration.cache").read_text()).values()
-    assert scale == pytest.approx(largest / 127)
+    assert scale == pytest.approx(max(float(np.abs(image).max()) for image in images) / 127)
 
 
 @pytest.mark.parametrize(

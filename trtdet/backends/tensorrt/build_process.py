@@ -1,12 +1,12 @@
-"""The process in which an engine is built. It is run as a script, by :mod:`trtdet.backends.tensorrt.builder` alone.
+"""The process in which an engine is built. Only :mod:`trtdet.backends.tensorrt.builder` runs this script.
 
-A process of its own, because the builder can end the one it runs in, because Ctrl-C must stop it at once, and because
-it orders parts of an engine by their addresses: only a fresh process without address randomisation gives the same
-bytes every time.
+It is a separate process because the builder can end the one it runs in, because Ctrl-C must stop it at once, and
+because the builder orders parts of an engine by their addresses: only a fresh process without address randomisation
+gives the same bytes every time.
 
-It reads ``request.json`` and ``model.onnx`` in the working directory and leaves ``engine`` and ``log.txt`` there, or
-``error.txt``; beside the engine ``layers.json``, ``timing.cache`` and ``calibration.cache``, where there are such. What
-it is doing it says on standard output, a JSON list of stage, done and total in each line.
+It reads ``request.json`` and ``model.onnx`` in the working directory and writes ``engine`` and ``log.txt`` there, or
+``error.txt``; depending on the backend and the request also ``layers.json``, ``timing.cache`` and
+``calibration.cache``. Its progress goes to standard output, a JSON list of stage, done and total in each line.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _QUERY = 0xFFFFFFFF
 
 @dataclass
 class Made:
-    """What a build gave: an engine, or the reason why there is none, in the builder's own words."""
+    """The result of a build: an engine, or the reason why there is none, as the builder reported it."""
 
     engine: bytes = b""
     error: str = ""
@@ -43,7 +43,7 @@ def main() -> None:
     tell = teller()
     request = json.loads(Path("request.json").read_text())
     if request["plugins"] and not request["loads_plugins"]:
-        # Once a creator is registered there, parsing its operator ends the process with no word.
+        # Once a creator is registered there, parsing its operator ends the process without a message.
         Path("error.txt").write_text("it takes no plugin libraries; leave them out or use --backend tensorrt")
         return
     with Path("log.txt").open("w") as log:
@@ -59,14 +59,14 @@ def main() -> None:
             Path("calibration.cache").write_text(made.calibration_cache)
         Path("engine").write_bytes(made.engine)
         if request["inspect"]:
-            # Last, and with the engine safe: loading it can end the process.
-            layers = inspect(trt, made.engine, logger)
+            # Last, after the engine was written: loading it can end the process.
+            layers = inspect(trt, made.engine, logger, request)
             if layers:
                 Path("layers.json").write_text(layers)
 
 
 def teller() -> Tell:
-    """Says where the build stands on what was standard output, which from then on nobody else writes to."""
+    """Reports progress on the original standard output; everything else that is printed is discarded from then on."""
     stream = os.fdopen(os.dup(1), "w", buffering=1)
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
@@ -79,7 +79,7 @@ def teller() -> Tell:
 
 
 def fix_addresses() -> None:
-    """Starts this script again with address randomisation off; where the system forbids that, goes on as it is."""
+    """Starts this script again without address randomisation; continues with it where the system forbids that."""
     libc = ctypes.CDLL(None, use_errno=True)
     now = libc.personality(_QUERY)
     if now < 0 or now & _ADDR_NO_RANDOMIZE or libc.personality(now | _ADDR_NO_RANDOMIZE) < 0:
@@ -89,7 +89,7 @@ def fix_addresses() -> None:
 
 
 def logger_of(trt: Any, log: Any) -> Any:
-    """The library's logger: every message goes to a file, and errors are kept to be quoted."""
+    """A logger for the library: every message goes to a file, and errors are kept for the error message."""
 
     class Logger(trt.ILogger):  # type: ignore[misc]  # the base is known only at run time
         def __init__(self) -> None:
@@ -112,7 +112,7 @@ def logger_of(trt: Any, log: Any) -> Any:
 
 
 def build_or_explain(trt: Any, request: dict[str, Any], logger: Any, tell: Tell) -> Made:
-    """Builds; what trtdet itself found wrong is a reason too."""
+    """Builds; an error of trtdet's own calibration code becomes the reason for having no engine."""
     if not request["implicit"]:
         return build(trt, request, logger, tell)
     from trtdet.errors import TrtdetError
@@ -124,13 +124,13 @@ def build_or_explain(trt: Any, request: dict[str, Any], logger: Any, tell: Tell)
 
 
 def build(trt: Any, request: dict[str, Any], logger: Any, tell: Tell) -> Made:
-    """Builds what the request says."""
+    """Builds the engine of a request."""
     try:
         builder = builder_with(trt, logger, request["plugins"], request["loads_plugins"])
     except OSError as error:
         return Made(error=f"a plugin library cannot be loaded: {error}")
     except TypeError:
-        # What the bindings make of a null pointer; the reason is among the messages.
+        # The bindings raise it for a null pointer; the reason is among the messages.
         return Made(error=f"no builder: {logger.first()}")
     refused = register_compiled(trt) if request["compiled_plugins"] else ""
     if refused:
@@ -147,7 +147,7 @@ def build(trt: Any, request: dict[str, Any], logger: Any, tell: Tell) -> Made:
         return Made(error="the parser refused the model: " + logger.first())
     config = builder.create_builder_config()
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
-    say_precisions(trt, network, config, request)
+    set_precisions(trt, network, config, request)
     if request["sms"]:
         config.num_compute_capabilities = len(request["sms"])
         for index, sm in enumerate(request["sms"]):
@@ -159,9 +159,10 @@ def build(trt: Any, request: dict[str, Any], logger: Any, tell: Tell) -> Made:
             rest = tuple(tensor.shape)[1:]
             profile.set_shape(tensor.name, *((size, *rest) for size in request["batch"]))
         config.add_optimization_profile(profile)
-    say_options(trt, config, request)
+    set_options(trt, config, request)
+    # The cache and the monitor are held here: the configuration keeps no references to them.
+    timings = timing_cache(config) if request["keep_timings"] else None
     if hasattr(trt, "IProgressMonitor"):
-        # Held here: the configuration keeps no reference of its own.
         monitor = progress_monitor(trt, tell)
         config.progress_monitor = monitor
     calibration = calibration_of(trt, builder, network, config, request, tell) if request["implicit"] else None
@@ -170,12 +171,12 @@ def build(trt: Any, request: dict[str, Any], logger: Any, tell: Tell) -> Made:
         calibration.check(engine is not None, logger.messages)
     if engine is None:
         return Made(error="the builder gave no engine: " + logger.first())
-    timings = bytes(config.get_timing_cache().serialize()) if request["keep_timings"] else b""
-    return Made(bytes(engine), "", timings, (calibration.written or "") if calibration is not None else "")
+    learnt = bytes(config.get_timing_cache().serialize()) if timings is not None else b""
+    return Made(bytes(engine), "", learnt, (calibration.written or "") if calibration is not None else "")
 
 
 def words_of(error: Any, model: bytes) -> str:
-    """What a parser found wrong, and where; of the node TensorRT 8.6 gives the number alone."""
+    """A parser's error and the node it is about; TensorRT 8.6 gives the node's number only."""
     if hasattr(error, "node_name"):
         return f"node '{error.node_name()}' ({error.node_operator()}): {error.desc()}"
     import onnx
@@ -187,8 +188,8 @@ def words_of(error: Any, model: bytes) -> str:
     return f"node '{node.name}' ({node.op_type}): {error.desc()}"
 
 
-def say_precisions(trt: Any, network: Any, config: Any, request: dict[str, Any]) -> None:
-    """Tells a weakly typed network what a strongly typed one reads from its casts."""
+def set_precisions(trt: Any, network: Any, config: Any, request: dict[str, Any]) -> None:
+    """Gives a weakly typed network the precisions that a strongly typed one reads from its casts."""
     for name in request["builder_flags"]:
         config.set_flag(getattr(trt.BuilderFlag, name))
     if not request["precisions"]:
@@ -198,14 +199,14 @@ def say_precisions(trt: Any, network: Any, config: Any, request: dict[str, Any])
     computed = (trt.float16, trt.float32)
     for index in range(network.num_layers):
         layer = network.get_layer(index)
-        # Layers of shapes and indices have one type, and take no other; an assertion has no output at all.
+        # Layers that compute shapes and indices accept no other type; an assertion has no output.
         asked = request["precisions"].get(layer.name)
         if asked is not None and layer.num_outputs and layer.get_output(0).dtype in computed:
             layer.precision = types[asked]
 
 
-def say_options(trt: Any, config: Any, request: dict[str, Any]) -> None:
-    """Tells the builder all that is not of the model."""
+def set_options(trt: Any, config: Any, request: dict[str, Any]) -> None:
+    """Sets the builder's options, which do not depend on the model."""
     options = request["options"]
     for name in request["preview_features"]:
         config.set_preview_feature(getattr(trt.PreviewFeature, name), True)
@@ -220,15 +221,20 @@ def say_options(trt: Any, config: Any, request: dict[str, Any]) -> None:
     if options["tactic_sources"] is not None:
         sources = [getattr(trt.TacticSource, name) for name in options["tactic_sources"]]
         config.set_tactic_sources(sum(1 << int(source) for source in sources))
-    if request["keep_timings"]:
-        given = Path("timings").read_bytes()
-        if not config.set_timing_cache(config.create_timing_cache(given), ignore_mismatch=False):
-            # Of another device or version, or spoilt: TensorRT has said so, and starts afresh.
-            config.set_timing_cache(config.create_timing_cache(b""), ignore_mismatch=False)
+
+
+def timing_cache(config: Any) -> Any:
+    """The kernel times of earlier builds, or an empty cache where these are damaged or of another device or version;
+    None where the builder takes neither."""
+    for data in (Path("timings").read_bytes(), b""):
+        cache = config.create_timing_cache(data)
+        if cache is not None and config.set_timing_cache(cache, ignore_mismatch=False):
+            return cache
+    return None
 
 
 def progress_monitor(trt: Any, tell: Tell) -> Any:
-    """Tells how far all phases together are; a phase that lies within another is a part of one of its steps."""
+    """Reports the progress of all phases together; a nested phase is a part of one step of the phase around it."""
 
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]  # the base is known only at run time
         def __init__(self) -> None:
@@ -259,7 +265,7 @@ def progress_monitor(trt: Any, tell: Tell) -> Any:
 
 
 def calibration_of(trt: Any, builder: Any, network: Any, config: Any, request: dict[str, Any], tell: Tell) -> Any:
-    """Gives the builder the calibrator that was asked for.
+    """Gives the builder the requested calibrator.
 
     Raises:
         TrtdetError: the ranges or the images do not fit the network.
@@ -289,7 +295,7 @@ def calibration_of(trt: Any, builder: Any, network: Any, config: Any, request: d
 
 
 def batches_of(implicit: dict[str, Any], tell: Tell) -> Iterator[Any]:
-    """The images, pre-processed, so many at a time; memory holds one batch."""
+    """Batches of pre-processed images, of which memory holds one."""
     from trtdet.config import InputConfig
     from trtdet.data import ImageStream
 
@@ -302,7 +308,7 @@ def batches_of(implicit: dict[str, Any], tell: Tell) -> Iterator[Any]:
 
 
 def uploader() -> Callable[[Any], int]:
-    """Copies batches to the device, each over the one before; what it made there lasts as long as the process."""
+    """Copies batches to the device, each over the one before, into memory that is kept until the process ends."""
     from trtdet.backends import cuda
 
     device = cuda.open_device()
@@ -318,10 +324,14 @@ def uploader() -> Callable[[Any], int]:
     return upload
 
 
-def inspect(trt: Any, engine: bytes, logger: Any) -> str:
-    """The layers of the engine as its inspector gives them, JSON; empty where it cannot be loaded here."""
+def inspect(trt: Any, engine: bytes, logger: Any, request: dict[str, Any]) -> str:
+    """The layers of the engine as its inspector lists them, JSON; empty where it cannot be loaded here."""
     runtime = trt.Runtime(logger)
-    runtime.engine_host_code_allowed = True  # it was built in this very process
+    runtime.engine_host_code_allowed = True  # this process built it
+    if not request["options"]["embed_plugins"]:
+        # A runtime has a registry of its own, which does not know the libraries that the builder has loaded.
+        for path in request["plugins"]:
+            runtime.get_plugin_registry().load_library(path)
     loaded = runtime.deserialize_cuda_engine(engine)
     if loaded is None:
         return ""
@@ -331,8 +341,8 @@ def inspect(trt: Any, engine: bytes, logger: Any) -> str:
 def builder_with(trt: Any, logger: Any, plugins: list[str], takes_plugins: bool) -> Any:
     """A builder that knows the plugins of the libraries.
 
-    The registry loads them itself, also in TensorRT 8.6: Python loads TensorRT with its symbols hidden, and a library
-    that is opened beside it does not find the registry to enter its creators in.
+    The registry loads them, also in TensorRT 8.6: Python loads TensorRT with its symbols hidden, so a library that is
+    opened by other means does not find the registry in which to enter its creators.
 
     Raises:
         OSError: a library cannot be loaded.
@@ -348,7 +358,11 @@ def builder_with(trt: Any, logger: Any, plugins: list[str], takes_plugins: bool)
 
 
 def register_compiled(trt: Any) -> str:
-    """Makes trtdet's plugins known as kernels that go into the engine; says why where that cannot be."""
+    """Registers trtdet's plugins as kernels that the engine carries.
+
+    Returns:
+        Why that is not possible; empty where it was done.
+    """
     from trtdet.backends.tensorrt import silu_aot
     from trtdet.errors import BackendError
 

@@ -30,6 +30,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from trtdet.backends import cuda
 from trtdet.config import shipped_folder
 from trtdet.errors import BackendError, one_line
 
@@ -157,19 +158,20 @@ def register(trt: Any) -> None:
 
     Raises:
         BackendError: TensorRT-RTX is given or loaded, whose parser ends the process when it meets an op with a
-            registered creator; TensorRT is too old; or NVRTC is not installed.
+            registered creator; TensorRT or the driver is too old; or NVRTC is not installed.
     """
     if trt.__name__ == "tensorrt_rtx" or "tensorrt_rtx" in sys.modules:
         raise BackendError(
             "plugins cannot be registered in a process that holds TensorRT-RTX, which would end when it parses such a "
-            "node; build with TensorRT in a process of its own, or leave the plugin out: TensorRT-RTX fuses SiLU itself"
+            "node",
+            "build with TensorRT in a separate process, or leave the plugin out: TensorRT-RTX fuses SiLU itself",
         )
     if not hasattr(trt, "QuickPluginCreationRequest"):
         raise BackendError(
-            f"plugins compiled ahead of time need TensorRT 10.9 or later, got {trt.__version__}; update it, or build "
-            "and load the plugin library (plugins/README.md)"
+            f"plugins compiled ahead of time need TensorRT 10.9 or later, got {trt.__version__}",
+            "update it, or build and load the plugin library (plugins/README.md)",
         )
-    _import_nvrtc()
+    _check_driver(_import_nvrtc())
     trtp = importlib.import_module(f"{trt.__name__}.plugin")
     known = getattr(trtp.op, NAMESPACE, None)
     for op, activation in OPS.items():
@@ -263,12 +265,24 @@ def _import_nvrtc() -> Any:
         nvrtc = importlib.import_module("cuda.bindings.nvrtc")
         _done(nvrtc, nvrtc.nvrtcVersion())
     except (ImportError, RuntimeError) as error:
-        raise BackendError(f"NVRTC, which compiles the kernel, is not installed ({one_line(error)}); {PIP}") from None
+        raise BackendError(f"NVRTC, which compiles the kernel, is not installed ({one_line(error)})", PIP) from None
     return nvrtc
 
 
+def _check_driver(nvrtc: Any) -> None:
+    """A driver reads PTX of its own version of CUDA and of earlier ones (CUDA Compatibility, "Application
+    Considerations"); the builder would fail at the first kernel."""
+    newest = cuda.driver_version()
+    major, minor = _done(nvrtc, nvrtc.nvrtcVersion())
+    if newest and (major, minor) > tuple(int(part) for part in newest.split(".")):
+        raise BackendError(
+            f"the plugin's kernel would be PTX of CUDA {major}.{minor}, and this machine's driver reads up to {newest}",
+            "update the driver, or build and load the plugin library (plugins/README.md)",
+        )
+
+
 def _done(nvrtc: Any, answer: tuple[Any, ...]) -> Any:
-    """The result behind a status of success: none, one, or a tuple of several."""
+    """The results after the status, which must be success: a single result, or a tuple."""
     status, *rest = answer
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         raise BackendError(f"NVRTC: {nvrtc.nvrtcGetErrorString(status)[1].decode()}")
