@@ -18,7 +18,7 @@ from trtdet.errors import ConfigError, ModelError
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'trtdet[export]'")
 
 from trtdet.demo import train_shapes  # noqa: E402
-from trtdet.exporter import SHAPES_MODEL, convert, yolox  # noqa: E402
+from trtdet.exporter import SHAPES_MODEL, convert, weights, yolox  # noqa: E402
 
 torch.set_num_threads(1)  # the networks are small, and spinning threads are slow where cores are shared
 ZOO = SHAPES_MODEL.parent
@@ -111,29 +111,29 @@ def test_folding_keeps_the_output(variant: str) -> None:
     x = torch.rand(1, 3, 128, 128)
     with torch.no_grad():
         before = model(x)
-        yolox.fuse_batch_norm(model)
+        weights.fuse_batch_norm(model)
         assert not any(isinstance(m, torch.nn.BatchNorm2d) for m in model.modules())
         np.testing.assert_allclose(model(x), before, atol=2e-5, rtol=1e-4)
         again = model(x)
-        yolox.fuse_batch_norm(model)
+        weights.fuse_batch_norm(model)
         assert torch.equal(model(x), again)
 
 
 def test_folding_refuses_training_mode() -> None:
     with pytest.raises(ModelError, match=r"only be folded in evaluation mode; call model.eval"):
-        yolox.fuse_batch_norm(yolox.build("shapes", 10).train())
+        weights.fuse_batch_norm(yolox.build("shapes", 10).train())
 
 
 def test_a_checkpoint_with_numpy_numbers_loads(tmp_path: Path) -> None:
     state = yolox.build("shapes", 10).state_dict()
     torch.save({"model": state, "best_ap": np.float64(0.4), "curr_ap": np.float32(0.3)}, tmp_path / "new.pth")
-    yolox.load_checkpoint(yolox.build("shapes", 10), tmp_path / "new.pth")
+    weights.load_checkpoint(yolox.build("shapes", 10), tmp_path / "new.pth")
     # As NumPy 1 wrote it, in the format that holds one pickle and no archive checksums.
     torch.save({"model": state, "best_ap": np.float64(0.4)}, tmp_path / "old.pth", _use_new_zipfile_serialization=False)
     old = (tmp_path / "old.pth").read_bytes().replace(b"numpy._core.multiarray", b"numpy.core.multiarray")
     assert b"numpy.core.multiarray" in old
     (tmp_path / "old.pth").write_bytes(old)
-    yolox.load_checkpoint(yolox.build("shapes", 10), tmp_path / "old.pth")
+    weights.load_checkpoint(yolox.build("shapes", 10), tmp_path / "old.pth")
 
 
 @pytest.mark.parametrize("wrapped", [True, False])
@@ -142,7 +142,7 @@ def test_checkpoints_load_bare_and_under_model(tmp_path: Path, wrapped: bool) ->
     state = trained.state_dict()
     torch.save({"model": state, "start_epoch": 300} if wrapped else state, tmp_path / "c.pth")
     model = yolox.build("shapes", 10)
-    yolox.load_checkpoint(model, tmp_path / "c.pth")
+    weights.load_checkpoint(model, tmp_path / "c.pth")
     for key, value in model.state_dict().items():
         assert torch.equal(value, state[key]), key
 
@@ -155,7 +155,7 @@ def test_checkpoint_errors_name_the_keys(tmp_path: Path) -> None:
     torch.save(state, path)
     before = yolox.build("shapes", 7)
     with pytest.raises(ModelError) as caught:
-        yolox.load_checkpoint(before, path)
+        weights.load_checkpoint(before, path)
     message = str(caught.value)
     assert "1 missing (head.obj_preds.0.bias)" in message
     assert "1 unexpected (head.extra.weight)" in message
@@ -164,12 +164,12 @@ def test_checkpoint_errors_name_the_keys(tmp_path: Path) -> None:
 
     torch.save({"model": [1, 2]}, path)
     with pytest.raises(ModelError, match="holds no state dict"):
-        yolox.load_checkpoint(before, path)
+        weights.load_checkpoint(before, path)
     path.write_bytes(b"not a checkpoint")
     with pytest.raises(ModelError, match="cannot be read as weights only"):
-        yolox.load_checkpoint(before, path)
+        weights.load_checkpoint(before, path)
     with pytest.raises(ModelError, match="does not exist; check the path"):
-        yolox.load_checkpoint(before, tmp_path / "absent.pth")
+        weights.load_checkpoint(before, tmp_path / "absent.pth")
 
 
 class _Runs:
@@ -186,7 +186,7 @@ def test_a_checkpoint_with_code_is_refused_and_not_run(tmp_path: Path) -> None:
     (tmp_path / "plain.pth").write_bytes(pickle.dumps(_Runs(str(marker))))
     for name in ("torch.pth", "plain.pth"):
         with pytest.raises(ModelError, match="cannot be read as weights only") as caught:
-            yolox.load_checkpoint(yolox.build("shapes", 10), tmp_path / name)
+            weights.load_checkpoint(yolox.build("shapes", 10), tmp_path / name)
         assert "\n" not in str(caught.value)
     assert not marker.exists()
 
@@ -197,8 +197,8 @@ def test_nano_with_published_weights_is_the_published_model(shared_data: Path) -
     if not path.is_file():
         pytest.skip("needs ../shared/data/models/yolox_nano.onnx, which is absent here")
     model = yolox.build("nano")
-    yolox.fuse_batch_norm(model)
-    yolox.load_by_position(model, path)
+    weights.fuse_batch_norm(model)
+    weights.load_by_position(model, path)
     example = torch.zeros(1, 3, 416, 416)
     exported = convert.to_onnx(model, example, "images", ("output",), dynamic_batch=False, opset=17)
     published = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
@@ -222,19 +222,19 @@ def test_nano_with_published_weights_is_the_published_model(shared_data: Path) -
 def test_load_by_position_refuses_what_does_not_fit(tmp_path: Path) -> None:
     shipped = SHAPES_MODEL
     other_classes, other_family, unfolded = yolox.build("shapes", 4), yolox.build("s", 10), yolox.build("shapes", 10)
-    yolox.fuse_batch_norm(other_classes)
+    weights.fuse_batch_norm(other_classes)
     before = other_classes.head.stems[0].conv.weight.clone()
     with pytest.raises(ModelError, match=r"has weights \(10, 32, 1, 1\), expected \(4, 32, 1, 1\) for head.cls_preds"):
-        yolox.load_by_position(other_classes, shipped)
+        weights.load_by_position(other_classes, shipped)
     assert torch.equal(other_classes.head.stems[0].conv.weight, before), "nothing was loaded"
-    yolox.fuse_batch_norm(other_family)
+    weights.fuse_batch_norm(other_family)
     with pytest.raises(ModelError, match="the model has 83; choose its variant"):
-        yolox.load_by_position(other_family, shipped)
+        weights.load_by_position(other_family, shipped)
     with pytest.raises(ModelError, match="call fuse_batch_norm before"):
-        yolox.load_by_position(unfolded, shipped)
+        weights.load_by_position(unfolded, shipped)
     (tmp_path / "m.onnx").write_bytes(b"nothing")
     with pytest.raises(ModelError, match="cannot be read"):
-        yolox.load_by_position(other_classes, tmp_path / "m.onnx")
+        weights.load_by_position(other_classes, tmp_path / "m.onnx")
 
 
 def test_shipped_shapes_model_is_as_described() -> None:
@@ -256,8 +256,8 @@ def test_shipped_shapes_model_is_as_described() -> None:
 @pytest.mark.slow
 def test_shipped_shapes_model_scores_what_its_card_says(tmp_path: Path) -> None:
     model = yolox.build("shapes", 10)
-    yolox.fuse_batch_norm(model)
-    yolox.load_by_position(model, SHAPES_MODEL)
+    weights.fuse_batch_norm(model)
+    weights.load_by_position(model, SHAPES_MODEL)
     result = train_shapes.evaluate(model, shapes.generate(tmp_path, "val", 200))
     card = json.loads((ZOO / "shapes.json").read_text())["validation"]
     for name in ("map", "map50", "map_small", "map_medium", "map_large"):
@@ -306,7 +306,7 @@ def test_training_resumes_and_exports(tmp_path: Path, monkeypatch: pytest.Monkey
     assert state["epoch"] == 2 and json.loads((tmp_path / "shapes.json").read_text())["epochs_done"] == 2
     second = (tmp_path / "shapes.onnx").read_bytes()
     assert second != first
-    yolox.load_checkpoint(yolox.build("shapes", 10), tmp_path / "checkpoint.pth")
+    weights.load_checkpoint(yolox.build("shapes", 10), tmp_path / "checkpoint.pth")
     (tmp_path / "shapes.onnx").unlink()
     assert train_shapes.main([*given, "--epochs", "2"]) == 0
     assert (tmp_path / "shapes.onnx").read_bytes() == second, "a finished run is exported again"

@@ -35,7 +35,7 @@ from trtdet.detection.heads import decode
 from trtdet.detection.suppression import non_max_suppression
 from trtdet.errors import ConfigError, TrtdetError
 from trtdet.evaluation.metrics import CocoMetric, CocoResult
-from trtdet.exporter import yolox
+from trtdet.exporter import weights, yolox
 from trtdet.files import write_atomically
 
 SIZE = 256
@@ -339,7 +339,7 @@ def _publish(out: Path, recipe: Recipe, average: yolox.YOLOX, epoch: int, second
 
     fused = copy.deepcopy(average)
     parameters = sum(p.numel() for p in average.parameters())
-    yolox.fuse_batch_norm(fused)
+    weights.fuse_batch_norm(fused)
     model = to_onnx(fused, torch.zeros(1, 3, SIZE, SIZE), "images", ["output"], dynamic_batch=False, opset=17)
     card = {
         "command": "python -m trtdet.demo.train_shapes --out DIR "

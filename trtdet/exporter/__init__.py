@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 __all__ = ["SHAPES_MODEL", "SOURCES", "ExportOptions", "ExportReport", "OutputCheck", "export"]
 
 SHAPES_MODEL = Path(__file__).with_name("shapes.onnx")
-"""The shapes detector: configuration ``shapes``; ``shapes.json`` beside it says how it was made and what it scores."""
+"""The shapes detector: configuration ``shapes``; its recipe and its scores are in ``shapes.json``."""
 
 SOURCES: tuple[str, ...] = ("yolox-nano", "yolox-tiny", "yolox-s", "yolox-m", "yolox-l", "yolox-x", "shapes")
 """The sources with a name; any other is ``package.module:factory``."""
 
 _OPSETS = range(11, 21)
-"""From the first whose Resize says how it samples to the last that the tracing exporter writes."""
+"""From the first opset whose Resize defines its sampling to the last that the tracing exporter writes."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class ExportOptions:
 
     Attributes:
         weights: a checkpoint, a state dict saved with ``torch.save`` bare or under the key ``model``. The ``yolox-*``
-            sources need one; ``shapes`` has its own; a factory may have loaded its weights itself.
+            sources need a checkpoint; ``shapes`` has its own; a factory may have loaded its weights itself.
         config: the detector. It gives the input's size and name and the number of classes; without it a named source
-            has the published ones (COCO's 80 classes). A factory needs it.
+            has the published values (COCO's 80 classes). A factory needs it.
         dynamic_batch: the batch is an axis named ``batch`` in place of 1.
         opset: of the ONNX model, 11 to 20.
         tolerance: how far an output may be from torch's: maximum absolute error <= tolerance * max(1, maximum
@@ -68,7 +68,7 @@ class OutputCheck:
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What was written."""
+    """The file that was written, and how close it is to torch."""
 
     path: Path
     opset: int
@@ -80,9 +80,9 @@ class ExportReport:
 def export(source: str, output: Path, options: ExportOptions = ExportOptions()) -> ExportReport:
     """Exports a detector to ONNX.
 
-    The outputs are what the module gives, with nothing decoded. They are compared with torch's in onnxruntime on two
+    The outputs are those of the module, not decoded. They are compared with torch's in onnxruntime on two
     random images of the range that the configuration gives, and with a dynamic batch on a batch of two as well. Only
-    a model that passes is written, in one step; what stood at ``output`` before is untouched otherwise.
+    a model that passes is written, in one step; otherwise an existing file at ``output`` is untouched.
 
     Args:
         source: one of SOURCES, or ``package.module:factory`` where ``factory()`` gives a ``torch.nn.Module`` in
@@ -93,7 +93,7 @@ def export(source: str, output: Path, options: ExportOptions = ExportOptions()) 
 
     Raises:
         ConfigError: an option is out of range or missing.
-        ModelError: torch is not installed, the source or its weights are not what is needed, or the exported model
+        ModelError: torch is not installed, the source or its weights are unusable, or the exported model
             differs from torch's.
         OutputError: ``output`` cannot be written.
     """

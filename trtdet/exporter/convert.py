@@ -1,4 +1,4 @@
-"""The conversion: find the torch module, trace it, and hold the result to it. Imports torch, so is imported late."""
+"""The conversion: find the torch module, trace it, compare the result with it. Imports torch, so is imported late."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from trtdet.errors import ConfigError, ModelError
-from trtdet.exporter import SHAPES_MODEL, ExportOptions, OutputCheck, yolox
+from trtdet.exporter import SHAPES_MODEL, ExportOptions, OutputCheck, weights, yolox
 
 Float = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class _Subject:
-    """A torch module and all that is needed to trace it."""
+    """A torch module and everything needed to trace it."""
 
     source: str
     reference: nn.Module
-    """What the result is held to."""
+    """The result is compared with it."""
     traced: nn.Module
     """The same with batch normalisation folded where that is known to be right."""
     height: int
     width: int
     input_name: str
     output_names: tuple[str, ...] | None
-    """None: to be taken from what the module gives."""
+    """None: taken from the outputs of the module."""
     low: Float
     """(3,), the network's value of black in each channel."""
     high: Float
@@ -82,13 +82,13 @@ def to_onnx(
     dynamic_batch: bool,
     opset: int,
 ) -> onnx.ModelProto:
-    """Traces a module that takes one tensor.
+    """Traces a module that takes a single tensor.
 
     Args:
         model: in evaluation mode, giving a tensor or a flat tuple of tensors.
         example: float32 (B, 3, H, W).
         input_name: of the ONNX model.
-        output_names: one a tensor.
+        output_names: a name for each tensor.
         dynamic_batch: the first axis of input and outputs is named ``batch`` instead of fixed.
         opset: of the ONNX model.
     """
@@ -121,7 +121,7 @@ def to_onnx(
 
 
 class _Flat(nn.Module):
-    """Gives the outputs of a module as a flat tuple, which is what a trace can hold."""
+    """Gives the outputs of a module as a flat tuple, the form that a trace can hold."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class _Flat(nn.Module):
 
 
 def _tensors(outputs: Any) -> dict[str, Tensor]:
-    """What a module gave, by name; a name that begins with a colon stands for a place."""
+    """The outputs of a module by name; a name that begins with a colon is a position."""
     if isinstance(outputs, Tensor):
         named: dict[str, Any] = {":0": outputs}
     elif isinstance(outputs, Mapping):
@@ -166,11 +166,11 @@ def _named(source: str, options: ExportOptions) -> _Subject:
         torch.manual_seed(0)
         reference = yolox.build(variant, classes)
     if options.weights is not None:
-        yolox.load_checkpoint(reference, options.weights)
+        weights.load_checkpoint(reference, options.weights)
     traced = copy.deepcopy(reference)
-    yolox.fuse_batch_norm(traced)
+    weights.fuse_batch_norm(traced)
     if shipped:
-        yolox.load_by_position(traced, SHAPES_MODEL)
+        weights.load_by_position(traced, SHAPES_MODEL)
         reference = traced
     low, high = _input_range(options)
     names = tuple(config.head.outputs or ()) if config else ()
@@ -185,7 +185,7 @@ def _factory(source: str, options: ExportOptions) -> _Subject:
     with _current_directory_importable():
         model = _call(_find(source), source)
     if options.weights is not None:
-        yolox.load_checkpoint(model, options.weights)
+        weights.load_checkpoint(model, options.weights)
     low, high = _input_range(options)
     # The exporter folds batch normalisation itself where it follows a convolution in the trace.
     return _Subject(
@@ -256,7 +256,7 @@ def _input_range(options: ExportOptions) -> tuple[Float, Float]:
 
 
 def _image(subject: _Subject, seed: int) -> Float:
-    """float32 (3, H, W) with the statistics that matter of a picture: areas of like colour, some noise, full range."""
+    """float32 (3, H, W) with the statistics of a picture: areas of like colour, some noise, full range."""
     rng = np.random.default_rng(seed)
     cell = 16
     rows, columns = -(-subject.height // cell), -(-subject.width // cell)
@@ -295,7 +295,7 @@ def _output_names(subject: _Subject, example: Tensor) -> tuple[str, ...]:
 def _compare(
     subject: _Subject, model: onnx.ModelProto, names: tuple[str, ...], batches: list[Float], tolerance: float
 ) -> tuple[OutputCheck, ...]:
-    """Runs both and measures each output; the first that is too far off is an error."""
+    """Runs both and measures each output; the first output that is too far off is an error."""
     import onnxruntime as ort
 
     settings = ort.SessionOptions()
