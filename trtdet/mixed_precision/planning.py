@@ -31,7 +31,7 @@ def most_sensitive(ranking: Sensitivity, count: int) -> tuple[str, ...]:
     """The first ``count`` convolutions.
 
     Raises:
-        ConfigError: there are not so many.
+        ConfigError: the ranking has fewer.
     """
     check_count(count, len(ranking.layers))
     return tuple(layer.name for layer in ranking.layers[:count])

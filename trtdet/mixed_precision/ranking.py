@@ -38,7 +38,7 @@ from trtdet.progress import Progress, silent
 from trtdet.quantization import HeadError, PrecisionPlan
 
 _WEIGHT = 0.85
-"""The fast method takes the images that hold so much of what is detected."""
+"""The share of what is detected that the images of the fast method hold."""
 
 
 def check_rankable(plan: PrecisionPlan) -> None:
