@@ -1,4 +1,4 @@
-"""What TensorRT would build without complaint and then run in float, or refuse, in a graph with Q/DQ."""
+"""Places in a graph with Q/DQ that TensorRT would build without complaint and then run in float, or refuse."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class GraphProblem:
 
 
 def lint(model: onnx.ModelProto) -> tuple[GraphProblem, ...]:
-    """Checks every Q/DQ node and every convolution that has one on an input."""
+    """Checks Q/DQ nodes, convolutions with a Q/DQ node on an input, and activations of the plugin library."""
     graph = gs.import_onnx(model)
     findings: list[GraphProblem] = []
     for node in graph.nodes:
@@ -82,9 +82,11 @@ def _activation_problems(node: gs.Node) -> list[str]:
     problems = []
     if node.outputs[0].dtype == np.int8:
         readers = node.outputs[0].outputs
-        readers = [after for one in readers for after in (one.outputs[0].outputs if one.op == "Concat" else [one])]
-        strangers = [one for one in readers if one.op != "DequantizeLinear"]
-        problems += [f"{one.op} '{one.name}' reads its INT8 output: only DequantizeLinear may" for one in strangers]
+        joins = [reader.outputs[0].outputs if reader.op == "Concat" else [reader] for reader in readers]
+        wrong = [reader for after in joins for reader in after if reader.op != "DequantizeLinear"]
+        problems += [
+            f"{reader.op} '{reader.name}' reads its INT8 output: only DequantizeLinear may" for reader in wrong
+        ]
     scale = np.array(node.attrs.get("input_scale", [1.0]))
     if not np.all(np.isfinite(scale) & (scale > 0)):
         problems.append("its input_scale must be over 0 and finite in every channel")

@@ -22,7 +22,7 @@ _HELD_BACK = 4
 
 @dataclass(frozen=True)
 class Sources:
-    """Where the numbers come from.
+    """The calibration images, and how models run on them.
 
     Attributes:
         images: calibration images, in any order.
@@ -48,7 +48,7 @@ class Sources:
         """
         if len(self.images) < 2:
             raise ConfigError(
-                f"corrections need at least 2 calibration images, one of them to judge by, got {len(self.images)}: "
+                f"corrections need at least 2 calibration images, of which 1 judges, got {len(self.images)}: "
                 "give more with --images, or build with --correct none"
             )
         images = sorted(self.images)
