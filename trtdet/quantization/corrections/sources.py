@@ -29,7 +29,7 @@ class Sources:
         preprocess: how they become the network's input.
         load: makes a model ready to run.
         head: where the model holds its decoded boxes and scores.
-        progress: told of every image.
+        progress: called after every batch.
         cache: images that other passes decoded; None decodes them in each pass.
     """
 
