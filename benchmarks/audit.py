@@ -41,13 +41,7 @@ def main() -> None:
                 config = config.with_nms(pre_nms_topk=int(value))
         calibration = trtdet.CalibrationOptions(images=options.data / "coco" / "train2017", num_images=8)
         asked = trtdet.BuildOptions(
-            precision=precision,
-            calibration=calibration,
-            correct=(),
-            keep=keep,
-            backend="tensorrt-rtx",
-            sms=(86,),
-            measure=False,
+            precision=precision, calibration=calibration, correct=(), keep=keep, backend="tensorrt-rtx", sms=(86,)
         )
         place = options.output / f"{name}-{variant}"
         built = trtdet.build(options.data / "models" / f"{name}.onnx", config, place, asked)

@@ -51,9 +51,7 @@ def main() -> None:
             place = options.output / f"{name}-{rule}"
             calibration = trtdet.CalibrationOptions(rule, images=coco / "train2017", num_images=options.num_images)
             started = time.perf_counter()
-            built = trtdet.build(
-                model, config, place, trtdet.BuildOptions(calibration=calibration, measure=False)
-            ).bundle
+            built = trtdet.build(model, config, place, trtdet.BuildOptions(calibration=calibration)).bundle
             seconds = time.perf_counter() - started
             got = scored(Detector.open(place), coco)
             found = trtdet.compare(got, reference)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import onnx
 import pytest
-from models import small_detector
+from models import SMALL_MODEL, small_detector
 from once import Once
 from standin.forked import Forks
 from standin.machine import Machine
@@ -76,9 +76,9 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Once:
 
 
 @pytest.fixture(scope="session")
-def small_model(once: Once) -> Path:
+def small_model() -> Path:
     """A detector of ten convolutions for the configuration ``shapes``, for what does not ask how well it detects."""
-    return once("small.onnx", lambda path: onnx.save(small_detector(), path))
+    return SMALL_MODEL
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
+from models import SILUS, SMALL_MODEL
 from standin.machine import Machine
 
 from trtdet.audit.agreement import agreement, compare_layers, watched_tensors, with_outputs
@@ -17,7 +18,6 @@ from trtdet.backends import OnnxRunner, RunInfo
 from trtdet.bundle import Bundle
 from trtdet.demo.shapes import generate
 from trtdet.errors import BackendError, ConfigError
-from trtdet.exporter import SHAPES_MODEL
 
 pytest.importorskip("polygraphy", reason="Polygraphy is not installed: pip install 'trtdet[trt]'")
 
@@ -124,17 +124,17 @@ def test_an_engine_with_other_weights_than_its_model_is_found_out(
     onnxruntime that is given another one."""
     place = tmp_path / "b"
     done = machine.trtdet(
-        "build", SHAPES_MODEL, *BUILT, "--images", pictures, "-o", place, "--backend", "tensorrt", "--nms", "host"
+        "build", SMALL_MODEL, *BUILT, "--images", pictures, "-o", place, "--backend", "tensorrt", "--nms", "host"
     )
     assert done.code == 0, done.err
     agreed = machine.trtdet("audit", place, "--compare", "--images", pictures, "--num-images", 2, "--json")
     assert agreed.code == 0, agreed.err
     compare = agreed.json["compare"]
     assert (compare["first"], compare["limit"], compare["images"]) == (None, 20.0, 2)
-    assert len(compare["tensors"]) > 60
+    assert len(compare["tensors"]) > SILUS
     assert compare["ran_on"].startswith("TensorRT 10.9.0 (")
     words = machine.python(DEPARTING, place, pictures).out
-    # The first convolution of the shipped detector has this name; what reads its activation comes after.
+    # The first convolution has this name; what reads its activation comes after.
     assert "is the first layer that departs" in words
     assert "/stem/" in words.split("is the first")[0]
 
@@ -182,14 +182,14 @@ def test_a_bundle_without_an_engine_or_a_device_says_so(tmp_path: Path, pictures
     from trtdet.cli import main
 
     def built(place: Path, backend: str) -> Bundle:
-        arguments = ["build", SHAPES_MODEL, *BUILT, "--images", pictures, "-o", place, "--backend", backend]
+        arguments = ["build", SMALL_MODEL, *BUILT, "--images", pictures, "-o", place, "--backend", backend]
         assert main([str(one) for one in arguments]) == 0
         return Bundle(place)
 
     with pytest.raises(BackendError, match="has no engine to compare; build it with --backend tensorrt"):
         compare_layers(built(tmp_path / "a", "onnxruntime"), pictures)
     done = machine.trtdet(
-        "build", SHAPES_MODEL, *BUILT, "--images", pictures, "-o", tmp_path / "b", "--backend", "tensorrt"
+        "build", SMALL_MODEL, *BUILT, "--images", pictures, "-o", tmp_path / "b", "--backend", "tensorrt"
     )
     assert done.code == 0, done.err
     refused = machine.trtdet("audit", tmp_path / "b", "--compare", "--images", pictures, driver=False)

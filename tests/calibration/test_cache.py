@@ -105,12 +105,14 @@ def test_a_long_first_line_is_cut() -> None:
 
 
 def test_another_version_is_refused_and_both_are_named() -> None:
-    with pytest.raises(CalibrationError, match="is of TensorRT 8600, and 100900 will read it.*calibrate again"):
+    with pytest.raises(CalibrationError, match="is of TensorRT 8600, and 100900 is what will read it.*calibrate again"):
         read(text("x: 3f800000"), version=100900)
 
 
 def test_another_algorithm_is_refused_and_both_are_named() -> None:
-    with pytest.raises(CalibrationError, match="algorithm EntropyCalibration2, and MinMaxCalibration will read"):
+    with pytest.raises(
+        CalibrationError, match="algorithm EntropyCalibration2, and MinMaxCalibration is what will read"
+    ):
         read(text("x: 3f800000"), version=8600, algorithm="MinMaxCalibration")
 
 
@@ -159,7 +161,7 @@ def test_a_malformed_line_is_named_by_its_number(line: str) -> None:
 
 
 def test_a_name_that_stands_twice_is_refused() -> None:
-    with pytest.raises(CalibrationError, match="line 4: tensor 'x' occurs twice"):
+    with pytest.raises(CalibrationError, match="line 4: tensor 'x' stands there twice"):
         read(text("x: 3f800000", "y: 3f800000", "x: 3f800001"))
 
 

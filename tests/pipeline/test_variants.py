@@ -165,6 +165,7 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_rows(few: SweepOptions, don
     assert plain(json.loads((tmp_path / "sweep.json").read_text())) == of_few(done)
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_workers")
 def test_ray_gives_the_same_rows_though_a_worker_is_killed(few: SweepOptions, done: Any, tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_a_plan_cannot_be_written_under_a_file(tmp_path: Path) -> None:
 
 
 def test_a_missing_plan_says_where_one_comes_from(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"does not exist; 'trtdet build' writes a plan\.json"):
+    with pytest.raises(ConfigError, match=r"does not exist; 'trtdet build' writes one as plan\.json"):
         PrecisionPlan.load(tmp_path / "absent.json")
 
 

@@ -36,7 +36,7 @@ CONFIGS = {"shapes": "shapes", "yolox_nano": "yolox", "yolov5n": "yolov5", "pico
 
 NAMES = [pytest.param(name, marks=() if name == "shapes" else pytest.mark.slow) for name in CONFIGS]
 
-HOST = BuildOptions("int8", correct=(), nms="host", silu="keep", backend="tensorrt", measure=False)
+HOST = BuildOptions("int8", correct=(), nms="host", silu="keep", backend="tensorrt")
 DYNAMIC = replace(HOST, batch=(1, 4, 8))
 VARIANTS = {
     **{nms: replace(HOST, nms=nms) for nms in ("host", "efficient", "native", "onnx")},

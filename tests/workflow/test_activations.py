@@ -31,14 +31,14 @@ def operators(place: Path) -> list[str]:
     return [node.op_type for node in onnx.load(str(Bundle(place).model)).graph.node]
 
 
-def test_every_form_is_built_says_so_and_detects_the_same(run, trained, calibration_images, validation, tmp_path):
+def test_every_form_is_built_says_so_and_detects_the_same(run, trained, calibration_images, drawn, tmp_path):
     found, hashes = {}, set()
     for form in ("keep", "swish", "plugin"):
         place = tmp_path / form
         manifest = built(run, trained, calibration_images, place, "--silu", form, "--backend", "onnxruntime")
         assert (manifest["silu"]["asked"], manifest["silu"]["done"]) == (form, form)
         hashes.add(manifest["content_hash"])
-        data = ["--images", validation.images, "--annotations", validation.annotations, "--json"]
+        data = ["--images", drawn.images, "--annotations", drawn.annotations, "--json"]
         found[form] = manifest["silu"], operators(place), run("eval", place, *data).json["map"]
     assert len(hashes) == 3
     (keep, had, score), (swish, wrote, other), (plugin, placed, third) = found.values()

@@ -129,9 +129,9 @@ def test_the_last_line_says_what_was_asked_and_what_was_done(run, model, tmp_pat
     assert "asked --backend auto --nms host --silu auto --fp32" in last
 
 
-def test_eval_of_model_and_bundle_agree_where_both_are_float(run, trained, validation, tmp_path):
+def test_eval_of_model_and_bundle_agree_where_both_are_float(run, trained, drawn, tmp_path):
     model = trained
-    data = ["--images", validation.images, "--annotations", validation.annotations, "--json"]
+    data = ["--images", drawn.images, "--annotations", drawn.annotations, "--json"]
     host = run("eval", model, "--config", "shapes", *data).json
     native = run("eval", model, "--config", "shapes", "--nms", "native", *data).json
     assert (host["nms"], native["nms"]) == ("host", "native")
@@ -159,12 +159,12 @@ def bundles(trained, calibration_images, tmp_path_factory):
     return folder / "int8", folder / "fp32"
 
 
-def test_int8_costs_little_on_the_shipped_detector(bundles, run, trained, validation):
+def test_int8_costs_little_on_the_shipped_detector(bundles, run, trained, drawn):
     int8, _ = bundles
     manifest = Bundle(int8).manifest
     assert manifest.audit is None
     assert "trained.engine" not in manifest.files
-    data = ["--images", validation.images, "--annotations", validation.annotations, "--json"]
+    data = ["--images", drawn.images, "--annotations", drawn.annotations, "--json"]
     fp32 = run("eval", trained, "--config", "shapes", *data).json
     corrected = run("eval", int8, *data).json
     assert fp32["map"] - corrected["map"] < 0.05
@@ -249,9 +249,9 @@ def test_the_best_rule_of_each_tensor(run, model, calibration_images, tmp_path):
     assert Ranges.load(tmp_path / "b" / "ranges.json") == ranges
 
 
-def test_eval_against_a_model_and_against_its_bundle_say_the_same(bundles, run, trained, validation):
+def test_eval_against_a_model_and_against_its_bundle_say_the_same(bundles, run, trained, drawn):
     int8, fp32 = bundles
-    data = ["--images", validation.images, "--annotations", validation.annotations, "--resamples", 200]
+    data = ["--images", drawn.images, "--annotations", drawn.annotations, "--resamples", 200]
     done = run("eval", int8, "--against", trained, *data, "--json")
     assert done.code == 0, done.err
     assert "warning" not in done.err
@@ -287,8 +287,8 @@ def test_eval_reads_a_model_as_the_bundle_that_it_is_compared_with(run, model, v
     assert (done.json["against"]["nms"], done.json["against"]["difference"]) == ("host", 0)
 
 
-def test_eval_warns_of_thresholds_that_differ(bundles, run, trained, validation):
-    data = ["--images", validation.images, "--annotations", validation.annotations, "--json"]
+def test_eval_warns_of_thresholds_that_differ(bundles, run, trained, drawn):
+    data = ["--images", drawn.images, "--annotations", drawn.annotations, "--json"]
     done = run("eval", trained, "--config", "shapes", "--iou-threshold", 0.5, "--against", bundles[1], *data)
     assert done.code == 0, done.err
     (warning,) = [line for line in done.err.splitlines() if line.startswith("warning: ")]

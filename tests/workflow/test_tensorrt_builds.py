@@ -121,7 +121,7 @@ def test_a_calibration_cache_is_taken_and_that_of_another_model_or_version_refus
         assert not (tmp_path / "no").exists()
         return done.message
 
-    assert "is of TensorRT 8600, and 100900 will read it" in refusal("10.9.0")
+    assert "is of TensorRT 8600, and 100900 is what will read it" in refusal("10.9.0")
     lines = text.splitlines()
     given.write_text("\n".join([lines[0], *lines[5:]]) + "\n")
     assert "is of another model: 4 of the " in refusal()

@@ -4,12 +4,12 @@ The first line is ``TRT-<version>-<algorithm>``, the version being ``NV_TENSORRT
 ``<tensor>: <scale>``, the scale (amax / 127) being the bits of a float32 as a hexadecimal number. Names are written as
 they are: they may hold colons and spaces.
 
-TensorRT takes a cache only where version and algorithm are its calibrator's own. Of any other cache it logs
+TensorRT takes a cache only where version and algorithm are its calibrator's own; of one that it does not take it says
 ``Calibration table does not match calibrator algorithm type.`` and calibrates anew, on images that may not be there.
-The checks here come before that.
+What is checked here is checked before that.
 
 Sources: ``samples/opensource/sampleINT8/README.md`` of NVIDIA/TensorRT, release/7.0; the algorithms' names and the
-messages are those in libnvinfer 8.6.0; that leading zeros are left out, and the value for a tensor of zeros, is as in
+messages are those in libnvinfer 8.6.0; that leading zeros are left out, and what stands for a tensor of zeros, is as in
 caches that TensorRT 10.9 and 10.13 wrote.
 """
 
@@ -44,7 +44,7 @@ def version_number(version: str) -> int:
     """
     found = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
     if found is None:
-        raise CalibrationError(f"'{version}' is no version of TensorRT; expected a version like 8.6.0")
+        raise CalibrationError(f"'{version}' is no version of TensorRT; expected one like 8.6.0")
     major, minor, patch = (int(part) for part in found.groups())
     return major * (10000 if major >= 10 else 1000) + minor * 100 + patch
 
@@ -55,7 +55,7 @@ def write(scales: Mapping[str, float], version: int, algorithm: str = OURS) -> s
     Args:
         scales: by name of a tensor, amax / 127.
         version: of the TensorRT that will read it, see :func:`version_number`.
-        algorithm: of the calibrator that will hand it over, among ``ALGORITHMS``.
+        algorithm: of the calibrator that will hand it over, one of ``ALGORITHMS``.
 
     Raises:
         CalibrationError: an unknown algorithm, a scale that is no finite float32 over 0, or a name that is empty or has
@@ -101,32 +101,33 @@ def read(
         version: that it must be of; None for any.
         algorithm: that it must be of; None for any.
         skip_unusable: leaves tensors without a usable scale out instead of refusing the cache. TensorRT itself writes 0
-            for a tensor that was zero on every image and infinity for a tensor that overflowed.
+            for one that was zero on every image and infinity for one that overflowed.
 
     Raises:
         CalibrationError: the text is no cache, or of another version or algorithm; a line is not ``name: digits``; a
-            name occurs twice; a scale is not over 0 and finite.
+            name stands there twice; a scale is not over 0 and finite.
     """
     heading, *lines = text.removesuffix("\n").split("\n")
     found = _HEADING.fullmatch(heading)
     if found is None:
         raise CalibrationError(
-            f"{where} is no calibration cache of TensorRT: its first line is {_shown(heading)}, expected a line like "
-            "'TRT-8600-EntropyCalibration2'; make a cache with 'trtdet calibrate'"
+            f"{where} is no calibration cache of TensorRT: its first line is {_shown(heading)}, expected one like "
+            "'TRT-8600-EntropyCalibration2'; make one with 'trtdet calibrate'"
         )
     if algorithm is not None and found[2] != algorithm:
         raise CalibrationError(
-            f"{where} is of the algorithm {found[2]}, and {algorithm} will read it: TensorRT takes no other; "
+            f"{where} is of the algorithm {found[2]}, and {algorithm} is what will read it: TensorRT takes no other; "
             "calibrate again"
         )
     if version is not None and int(found[1]) != version:
         raise CalibrationError(
-            f"{where} is of TensorRT {found[1]}, and {version} will read it: TensorRT takes no other; calibrate again"
+            f"{where} is of TensorRT {found[1]}, and {version} is what will read it: TensorRT takes no other; "
+            "calibrate again"
         )
     scales: dict[str, float] = {}
     for number, name, scale in _entries(lines, where):
         if name in scales:
-            raise CalibrationError(f"{where}, line {number}: tensor '{name}' occurs twice; calibrate again")
+            raise CalibrationError(f"{where}, line {number}: tensor '{name}' stands there twice; calibrate again")
         scales[name] = scale
     unusable = [name for name, scale in scales.items() if not _usable(scale)]
     if unusable and not skip_unusable:
@@ -158,8 +159,8 @@ def matched(
 ) -> dict[str, float]:
     """The scales for a network, in the order of its tensors.
 
-    TensorRT ignores scales of tensors that it does not have, and runs layers that read or write a tensor without scale
-    in float, with no more than a warning for each: the cache of another model would become an engine without INT8.
+    TensorRT passes over scales of tensors that it does not have, and runs what reads or gives a tensor without one in
+    float, with no more than a warning for each: the cache of another model would become an engine without INT8.
 
     Args:
         scales: by name of a tensor.
@@ -168,7 +169,7 @@ def matched(
         where: what an error calls the scales.
 
     Raises:
-        CalibrationError: scales of tensors that the network does not have, or needed tensors without a scale.
+        CalibrationError: scales of tensors that the network does not have, or needed tensors without one.
     """
     known = set(network)
     unknown = [name for name in scales if name not in known]

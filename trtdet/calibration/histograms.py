@@ -73,7 +73,7 @@ class Histogram:
 
     @property
     def width(self) -> float:
-        """Width of a bin."""
+        """Width of one bin."""
         return float(2.0**self.exponent / len(self.counts))
 
     @property
@@ -142,11 +142,11 @@ def _exponent(amax: float) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Collection:
-    """The histograms of a pass over the calibration images.
+    """The histograms of one pass over the calibration images.
 
     Attributes:
         histograms: by tensor name.
-        key: SHA-256 of graph, images and pre-processing.
+        key: SHA-256 of what they were made from: graph, images and pre-processing.
         images: how many images went in.
         images_sha256: hash of their names and contents.
         source: name of the network's input.

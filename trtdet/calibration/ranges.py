@@ -30,7 +30,7 @@ _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 @dataclass(frozen=True)
 class Range:
-    """The range of a tensor: INT8's scale is ``amax / 127``; ``low`` and ``high`` are the extremes seen."""
+    """The range of one tensor: INT8's scale is ``amax / 127``; ``low`` and ``high`` are the extremes seen."""
 
     __pydantic_config__ = _STRICT
 
@@ -49,7 +49,7 @@ class ChannelRange:
 
     Attributes:
         amax: by channel; its step is ``amax / 127``.
-        noise: that these steps add to the activation of the tensor: mean square over variance, averaged over channels.
+        noise: what these steps do to the activation of the tensor: mean square over variance, averaged over channels.
     """
 
     __pydantic_config__ = _STRICT
@@ -87,7 +87,7 @@ class Ranges:
         """Applies a rule to every histogram of a collection.
 
         The network's input keeps its whole range under every rule: pixels are bounded and spread over that range by
-        design, while the single grey level of a letterbox's border is a spike that misleads a rule about activations
+        design, while the one grey level of a letterbox's border is a spike that misleads a rule about activations
         (entropy then cuts the brighter half of every picture off).
 
         A tensor that was zero on every image, or so small that its scale is no normal float32, gets amax 1 and a

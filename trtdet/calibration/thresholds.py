@@ -1,7 +1,7 @@
 """Threshold rules: pure functions from a histogram to amax, the largest magnitude that INT8 represents.
 
 Everything over amax saturates; everything under it is rounded to a multiple of ``amax / 127``. No rule changes the
-histogram, so trying another rule costs no inference.
+histogram, so trying another one costs no inference.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trtdet.bundle import Bundle
 from trtdet.calibration import RULES
 from trtdet.config import load_config
 from trtdet.data import CocoDataset, ImageCache
@@ -96,7 +95,8 @@ def run_demo(folder: Path, progress: Progress = silent) -> Demo:
     calibration = shapes.generate(folder / "data", "calibration", CALIBRATION_IMAGES)
     validation = shapes.generate(folder / "data", "val", VALIDATION_IMAGES)
     dataset = CocoDataset.load(validation.annotations, validation.images, config.classes)
-    bundles, cache = folder / "bundles", ImageCache()
+    bundles = folder / "bundles"
+    main, cache = bundles / MAIN, ImageCache()
 
     def scored(stage: str, bundle: Path) -> Evaluation:
         return evaluate(
@@ -105,43 +105,39 @@ def run_demo(folder: Path, progress: Progress = silent) -> Demo:
 
     rows: list[Row] = []
     backend = ""
-    for variant, (place, options) in _variants(bundles, calibration.images).items():
-        bundle = build(SHAPES_MODEL, config, place, options, progress).bundle
-        rows.append(_row(variant, bundle, scored(variant, place), rows[0] if rows else None))
-        backend = f"{bundle.manifest.backend.name} {bundle.manifest.backend.version}"
-    chosen = [image.path for image in dataset.images[:PICTURES]]
-    pictures = infer(Detector.open(bundles / MAIN), chosen, folder / "pictures")
-    done = Demo(tuple(rows), folder, backend, pictures)
-    write_atomically(folder / "results.json", (json.dumps(done.as_dict(), indent=1) + "\n").encode())
-    write_atomically(folder / "results.txt", (done.table().text() + "\n").encode())
-    return done
-
-
-def _variants(bundles: Path, images: Path) -> dict[str, tuple[Path, BuildOptions]]:
-    """By title, the bundle and its options; the first is the reference."""
-    main = bundles / MAIN
-    calibrated = CalibrationOptions(images=images)
+    calibrated = CalibrationOptions(images=calibration.images)
     variants = {
         "FP32": (bundles / "fp32", BuildOptions("fp32")),
         "INT8": (main, BuildOptions(calibration=calibrated, measure=False)),
     }
     for rule in RULES:
         # The images are run once; every further rule starts from the same histograms.
-        alone = CalibrationOptions(rule, images=images, histograms=main / HISTOGRAMS)
-        options = BuildOptions(calibration=alone, correct=(), measure=False)
-        variants[f"INT8 {rule} alone"] = (bundles / f"int8-{rule}", options)
-    return variants
-
-
-def _row(variant: str, bundle: Bundle, evaluation: Evaluation, reference: Row | None) -> Row:
-    counts, score = bundle.manifest.audit or bundle.manifest.precision, evaluation.result
-    return Row(
-        variant,
-        score.map,
-        score.map50,
-        0.0 if reference is None else reference.map - score.map,
-        counts.int8,
-        counts.fp16 + counts.fp32,
-        bundle.engine.stat().st_size / 1e6 if bundle.engine else 0.0,
-        str(bundle.path),
-    )
+        alone = CalibrationOptions(rule, images=calibration.images, histograms=main / HISTOGRAMS)
+        variants[f"INT8 {rule} alone"] = (
+            bundles / f"int8-{rule}",
+            BuildOptions(calibration=alone, correct=(), measure=False),
+        )
+    for variant, (place, options) in variants.items():
+        bundle = build(SHAPES_MODEL, config, place, options, progress).bundle
+        manifest = bundle.manifest
+        counts = manifest.audit or manifest.precision
+        score = scored(variant, place).result
+        rows.append(
+            Row(
+                variant,
+                score.map,
+                score.map50,
+                rows[0].map - score.map if rows else 0.0,
+                counts.int8,
+                counts.fp16 + counts.fp32,
+                bundle.engine.stat().st_size / 1e6 if bundle.engine else 0.0,
+                str(place),
+            )
+        )
+        backend = f"{manifest.backend.name} {manifest.backend.version}"
+    chosen = [image.path for image in dataset.images[:PICTURES]]
+    pictures = infer(Detector.open(main), chosen, folder / "pictures")
+    done = Demo(tuple(rows), folder, backend, pictures)
+    write_atomically(folder / "results.json", (json.dumps(done.as_dict(), indent=1) + "\n").encode())
+    write_atomically(folder / "results.txt", (done.table().text() + "\n").encode())
+    return done

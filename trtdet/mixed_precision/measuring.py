@@ -24,7 +24,7 @@ from trtdet.progress import Progress
 from trtdet.quantization import HeadError, Switch
 
 _TOGETHER = 32
-"""The most convolutions that share one pass over the images."""
+"""At most so many convolutions share one pass over the images."""
 
 _WEIGHTS = 1 << 30
 """Bytes of weights that are held at a time by the models of one pass."""

@@ -31,7 +31,7 @@ def most_sensitive(ranking: Sensitivity, count: int) -> tuple[str, ...]:
     """The first ``count`` convolutions.
 
     Raises:
-        ConfigError: the ranking has fewer.
+        ConfigError: there are not so many.
     """
     check_count(count, len(ranking.layers))
     return tuple(layer.name for layer in ranking.layers[:count])

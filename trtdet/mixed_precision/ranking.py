@@ -38,7 +38,7 @@ from trtdet.progress import Progress, silent
 from trtdet.quantization import HeadError, PrecisionPlan
 
 _WEIGHT = 0.85
-"""The share of what is detected that the images of the fast method hold."""
+"""The fast method takes the images that hold so much of what is detected."""
 
 
 def check_rankable(plan: PrecisionPlan) -> None:

@@ -14,7 +14,7 @@ from trtdet.mixed_precision.scores import LayerScore, Sensitivity
 from trtdet.tables import Column, Table
 
 EVALUATIONS = 8
-"""The most scores over the annotated images that a search takes, that of the float model included."""
+"""At most so many scores over the annotated images, that of the float model included."""
 
 
 @dataclass(frozen=True)
@@ -107,16 +107,16 @@ def smallest(
 ) -> TradeOff:
     """The smallest set of convolutions in FP16 whose measured loss is within a bound.
 
-    The sets tried are the first convolutions of the ranking, and the depthwise convolutions. Until a set keeps the
-    bound, the next guess takes the loss to fall as the error that is left does; then the number is halved between the
-    largest set that failed and the smallest that did not.
+    The sets tried are the first so many of the ranking, and the depthwise convolutions. Until a set keeps the bound,
+    the next guess takes the loss to fall as the error that is left does; then the number is halved between the largest
+    set that failed and the smallest that did not.
 
     Args:
         ranked: gives the ranking; not asked where nothing need be kept.
         bound: the largest loss allowed, in mAP points (hundredths).
         reference: mAP of the float model, 0..1.
         measure: scores a variant, given the convolutions in FP16.
-        evaluations: the most scores that may be taken, the float model's included; at least 4.
+        evaluations: at most so many scores, the float model's included; at least 4.
 
     Raises:
         ConfigError: a bound below 0, or no set keeps it, not even all convolutions.

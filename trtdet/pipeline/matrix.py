@@ -31,7 +31,7 @@ class SweepOptions:
     Attributes:
         calibration: the images; its rule is the first of ``rules``.
         rules: calibration rules.
-        corrections: sets of corrections, the empty set for the textbook form.
+        corrections: sets of corrections, the empty one for the textbook form.
         keeps: how many of the most sensitive convolutions stay in FP16, or ``depthwise``.
         suppressions: thresholds.
         images: annotated images that are scored.
@@ -41,7 +41,7 @@ class SweepOptions:
         ray: None, ``local`` or the address of a Ray cluster.
         silus: what SiLU is written as in the INT8 models, see :class:`trtdet.BuildOptions`.
         plugins: libraries with the plugins.
-        runtime: what is run and scored, see :meth:`trtdet.runtime.detector.Detector.open`.
+        on: what is run and scored, see :meth:`trtdet.runtime.detector.Detector.open`.
     """
 
     calibration: CalibrationOptions
@@ -56,7 +56,7 @@ class SweepOptions:
     ray: str | None = None
     silus: tuple[str, ...] = ("auto",)
     plugins: tuple[Path, ...] = ()
-    runtime: Runtime = "auto"
+    on: Runtime = "auto"
 
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -110,14 +110,14 @@ class Matrix:
     def groups(self) -> list[Group]:
         axes = itertools.product(FORMS, self.options.rules, self.options.corrections)
         quantized = (Group(rule, corrections, silu) for silu, rule, corrections in axes if silu in self.options.silus)
-        precisions: tuple[Precision, ...] = ("fp32", "fp16") if self.options.runtime == "engine" else ("fp32",)
+        precisions: tuple[Precision, ...] = ("fp32", "fp16") if self.options.on == "engine" else ("fp32",)
         return [*(Group(precision=precision) for precision in precisions), *quantized]
 
     def keeps(self, group: Group) -> tuple[Keep | None, ...]:
         return (None,) if group.rule is None else self.options.keeps
 
     def name(self, group: Group, keep: Keep | None, nms: NmsConfig) -> str:
-        settings = [nms.model_dump(mode="json"), self.options.backend, self.options.sms, self.options.runtime]
+        settings = [nms.model_dump(mode="json"), self.options.backend, self.options.sms, self.options.on]
         if group.rule is None:
             return json.dumps([group.precision, *settings])
         libraries = [sha256_file(path) for path in self.options.plugins] if group.silu == "plugin" else []

@@ -27,7 +27,7 @@ class CalibrationOptions:
         percentile: in percent, for the rule of that name.
         images: a folder of images, or a list of file names (``.txt``).
         root: the folder that a list's names are relative to; None for the list's own folder.
-        num_images: how many images are used, evenly spaced over the sorted names; None for at most 128.
+        num_images: use so many, evenly spaced over the sorted names; None for at most 128.
         histograms: start from this collection instead of running the images.
     """
 
@@ -44,10 +44,10 @@ class KeepOptions:
     """Which convolutions an INT8 bundle keeps in FP16: by one of ``keep``, ``budget`` and ``max_map_drop``, or none.
 
     Attributes:
-        keep: a number takes the most sensitive convolutions; a path an edited ``plan.json``; names are taken as
-            they are, ``depthwise`` standing for all depthwise convolutions.
-        budget: the most sensitive convolutions for this share of the multiply-adds, 0..1.
-        max_map_drop: the smallest set whose measured loss is within this number of mAP points (hundredths), at least 0.
+        keep: a number takes the most sensitive ones; a path an edited ``plan.json``; names are taken as they are,
+            ``depthwise`` standing for all depthwise convolutions.
+        budget: the most sensitive ones for this share of the multiply-adds, 0..1.
+        max_map_drop: the smallest set whose measured loss is within so many mAP points (hundredths), at least 0.
         images: annotated images, for ``max_map_drop`` and for the comparison after the build.
         annotations: their COCO file.
         num_images: calibration images that the ranking is measured on, at least 1.
@@ -78,7 +78,7 @@ class BuildOptions:
         correct: the corrections that may be used for ``int8``, see :mod:`trtdet.quantization.corrections`; empty for
             the textbook form.
         nms: ``native``, ``onnx`` and ``efficient`` put the suppression into the graph, see :mod:`trtdet.passes.nms`;
-            ``host`` leaves it out; ``auto`` keeps a model's own suppression and else takes what the backend does best.
+            ``host`` leaves it out; ``auto`` leaves a model's own as it is and else takes what the backend does best.
         backend: ``auto``, ``tensorrt``, ``tensorrt-rtx`` or ``onnxruntime``.
         sms: compute capabilities to build for, such as 86; empty for the backend's default.
         batch: (min, opt, max) for a model with a dynamic batch; None freezes it to 1.
@@ -131,7 +131,7 @@ class SensitivityOptions:
     Attributes:
         calibration: images and rule of the ranges.
         correct: the corrections, see :class:`BuildOptions`.
-        num_images: how many of the calibration images, or of the annotated images, are measured on.
+        num_images: images that are measured on: so many of the calibration images, or of the annotated ones.
         method: ``fast`` or ``reference``, see :mod:`trtdet.mixed_precision.ranking`.
         base: ``fp32``: each convolution alone in INT8; ``int8``: all but each.
         images: annotated images, to measure mAP as well.

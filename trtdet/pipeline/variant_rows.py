@@ -125,7 +125,7 @@ class RowMaker:
     def _scored(self, network: Network, stage: str) -> tuple[list[Evaluation], dict[str, Any]]:
         """With each suppression, and what is known of the engine; the model where no engine is run."""
         options, config = self._matrix.options, self._graph("keep").config
-        if options.runtime == "onnxruntime":
+        if options.on == "onnxruntime":
             # No engine of a float model is asked for where none can be run.
             floating = network.precision != "int8"
             facts = {**network.plan.counts(), **_NO_ENGINE} if floating else self._built(network)[1]

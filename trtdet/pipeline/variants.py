@@ -138,7 +138,7 @@ def _validated(model: Path, config: Config, output: Path, options: SweepOptions)
     check_targets(options.sms, caps)
     plugin_parts(options.plugins, caps)
     forms = tuple(dict.fromkeys(silu_form(asked, options.plugins, caps) for asked in options.silus))
-    options = replace(options, silus=forms, runtime=_runtime(options, caps))
+    options = replace(options, silus=forms, on=_run_on(options, caps))
     if options.calibration.images is None:
         raise ConfigError("a sweep needs calibration images: a folder or a list of file names with --images")
     for rule, corrections in itertools.product(options.rules, options.corrections):
@@ -165,14 +165,14 @@ def _missing_rows(matrix: Matrix, found: frozenset[str], progress: Progress) -> 
         yield from maker.rows(group, found)
 
 
-def _runtime(options: SweepOptions, caps: Capabilities) -> Literal["engine", "onnxruntime"]:
+def _run_on(options: SweepOptions, caps: Capabilities) -> Literal["engine", "onnxruntime"]:
     """Whether engines of this backend can be run here, as far as that shows before an engine is built."""
-    if options.runtime == "onnxruntime":
-        return options.runtime
+    if options.on == "onnxruntime":
+        return options.on
     reason = f"{caps.name} makes none"
     if caps.makes_engine:
         sms = options.sms or caps.default_sms or tuple(device.sm for device in cuda.devices())
         reason = obstacle(EngineFacts.built(caps, sms, options.plugins))
-    if reason and options.runtime == "engine":
+    if reason and options.on == "engine":
         raise BackendError(f"engines cannot be run here, as {reason}")
     return "onnxruntime" if reason else "engine"

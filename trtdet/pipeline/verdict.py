@@ -110,7 +110,7 @@ def weigh(job: Job, bundle: Bundle, measuring: Measuring = Measuring(), progress
         None where nothing can be measured: no engine can be run and there are no annotated images.
 
     Raises:
-        TrtdetError: the other bundle cannot be built, or one of the two cannot be run.
+        TrtdetError: the other bundle cannot be built, or one of both cannot be run.
     """
     # The search for a plan under a bound on mAP has scored the models already.
     annotated = job.options.keep.images is not None and job.options.keep.max_map_drop is None

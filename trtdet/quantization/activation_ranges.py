@@ -46,7 +46,7 @@ def reach(
         images: calibration images, in any order.
         preprocess: how they become the network's input.
         load: makes a model ready to run.
-        progress: called after every batch.
+        progress: told of every image.
         cache: images that other passes decoded.
     """
     makers = {output: node.op_type for node in model.graph.node for output in node.output}

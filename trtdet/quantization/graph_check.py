@@ -1,4 +1,4 @@
-"""Places in a graph with Q/DQ that TensorRT would build without complaint and then run in float, or refuse."""
+"""What TensorRT would build without complaint and then run in float, or refuse, in a graph with Q/DQ."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class GraphProblem:
 
 
 def lint(model: onnx.ModelProto) -> tuple[GraphProblem, ...]:
-    """Checks Q/DQ nodes, convolutions with a Q/DQ node on an input, and activations of the plugin library."""
+    """Checks every Q/DQ node and every convolution that has one on an input."""
     graph = gs.import_onnx(model)
     findings: list[GraphProblem] = []
     for node in graph.nodes:
@@ -82,11 +82,9 @@ def _activation_problems(node: gs.Node) -> list[str]:
     problems = []
     if node.outputs[0].dtype == np.int8:
         readers = node.outputs[0].outputs
-        joins = [reader.outputs[0].outputs if reader.op == "Concat" else [reader] for reader in readers]
-        wrong = [reader for after in joins for reader in after if reader.op != "DequantizeLinear"]
-        problems += [
-            f"{reader.op} '{reader.name}' reads its INT8 output: only DequantizeLinear may" for reader in wrong
-        ]
+        readers = [after for one in readers for after in (one.outputs[0].outputs if one.op == "Concat" else [one])]
+        strangers = [one for one in readers if one.op != "DequantizeLinear"]
+        problems += [f"{one.op} '{one.name}' reads its INT8 output: only DequantizeLinear may" for one in strangers]
     scale = np.array(node.attrs.get("input_scale", [1.0]))
     if not np.all(np.isfinite(scale) & (scale > 0)):
         problems.append("its input_scale must be over 0 and finite in every channel")

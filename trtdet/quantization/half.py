@@ -1,7 +1,7 @@
 """float32 regions around the convolutions that a plan keeps in FP16 -> FP16, with as few casts as that needs.
 
 A region grows from its convolutions over activation functions, sums, joins and moves of feature maps as long as all
-that they read is in FP16 already, and back over nodes that nothing else reads, so that there is no cast between a
+that they read is in FP16 already, and back over what is read by nothing else, so that no cast stands between a
 convolution and its activation function. INT8 convolutions with their Q/DQ pairs, and the decoding of boxes and scores,
 stay as they are: half precision cannot tell pixels of a large image apart, nor hold every weight's scale.
 
@@ -45,7 +45,7 @@ _VALUES = {"Resize": (0,), "Slice": (0,), "Split": (0,), "Pad": (0, 2)}
 
 
 def to_half(model: onnx.ModelProto, names: Collection[str]) -> onnx.ModelProto:
-    """Puts convolutions and the region around them into FP16.
+    """Puts convolutions and what belongs to them into FP16.
 
     Args:
         model: float32, with or without Q/DQ pairs, every node named; it is not changed.
@@ -84,7 +84,7 @@ def to_half(model: onnx.ModelProto, names: Collection[str]) -> onnx.ModelProto:
                 half = gs.Variable(f"{tensor.name}/half", np.float16, tensor.shape)
                 for reader in list(tensor.outputs):
                     if id(reader) in inside:
-                        reader.inputs = [half if read is tensor else read for read in reader.inputs]
+                        reader.inputs = [half if one is tensor else one for one in reader.inputs]
                 node.outputs[index] = half
                 tensor.dtype = np.float32
                 name = f"{tensor.name}/float"
@@ -93,17 +93,17 @@ def to_half(model: onnx.ModelProto, names: Collection[str]) -> onnx.ModelProto:
             elif outer:
                 raised = write("Cast", tensor, to=_FLOAT)
                 for reader in outer:
-                    reader.inputs = [raised if read is tensor else read for read in reader.inputs]
+                    reader.inputs = [raised if one is tensor else one for one in reader.inputs]
     # Types were inferred for float32.
     for tensor in graph.tensors().values():
-        if isinstance(tensor, gs.Variable) and not any(tensor is end for end in (*graph.inputs, *graph.outputs)):
+        if isinstance(tensor, gs.Variable) and not any(tensor is one for one in (*graph.inputs, *graph.outputs)):
             tensor.dtype = None
     graph.cleanup()
     return to_model(graph)
 
 
 def region_of(model: onnx.ModelProto, names: Collection[str]) -> tuple[str, ...]:
-    """The tensors that :func:`to_half` would put into FP16, including the tensors that are cast to it."""
+    """The tensors that :func:`to_half` would put into FP16, those that are cast to it included."""
     found: dict[str, None] = {}
     for node in _region(to_graph(model), set(names)):
         for position in _VALUES.get(node.op, range(len(node.inputs))):
@@ -127,14 +127,13 @@ def _region(graph: gs.Graph, names: set[str]) -> list[gs.Node]:
             if id(node) in region:
                 continue
             positions = _VALUES.get(node.op, range(len(node.inputs)))
-            read = [node.inputs[position] for position in positions if position < len(node.inputs)]
-            variables = [tensor for tensor in read if isinstance(tensor, gs.Variable)]
-            makers = [tensor.inputs[0] if tensor.inputs else None for tensor in variables]
+            read = [node.inputs[one] for one in positions if one < len(node.inputs)]
+            makers = [one.inputs[0] if one.inputs else None for one in read if isinstance(one, gs.Variable)]
             known = [maker is not None and id(maker) in region for maker in makers]
             readers = [reader for output in node.outputs for reader in output.outputs]
-            ends = any(output is end for output in node.outputs for end in graph.outputs)
+            ends = any(output is one for output in node.outputs for one in graph.outputs)
             backwards = bool(readers) and not ends and all(id(reader) in region for reader in readers)
-            # A sum of two tensors needs a single cast, before or after it.
+            # A sum of two needs one cast on either side of it.
             enough = node.op in _ARITHMETIC and any(known)
             if makers and (all(known) or enough or (any(known) and backwards)):
                 region.add(id(node))
@@ -145,5 +144,5 @@ def _region(graph: gs.Graph, names: set[str]) -> list[gs.Node]:
 def _may_join(node: gs.Node) -> bool:
     if node.op not in _JOINING:
         return False
-    maps = [tensor for tensor in (*node.inputs[:1], *node.outputs) if isinstance(tensor, gs.Variable)]
-    return all(tensor.shape is not None and len(tensor.shape) == 4 and tensor.dtype == np.float32 for tensor in maps)
+    feature_maps = [one for one in (*node.inputs[:1], *node.outputs) if isinstance(one, gs.Variable)]
+    return all(one.shape is not None and len(one.shape) == 4 and one.dtype == np.float32 for one in feature_maps)

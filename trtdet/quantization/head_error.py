@@ -1,6 +1,7 @@
 """How far detections have moved: two models' decoded boxes and scores, as one number.
 
-Pairs and boxes under a score of 0.05, which never become a detection, are left out; the others count by their score.
+What never becomes a detection does not count: pairs and boxes under a score of 0.05 are left out, and the others count
+by their score.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ _SEEN = 0.05
 
 
 class HeadError:
-    """The error of a model against a reference, gathered over images."""
+    """Gathers the error of one model against a reference over images."""
 
     def __init__(self) -> None:
         self._scores = np.zeros(2)
@@ -23,11 +24,11 @@ class HeadError:
         reference: tuple[NDArray[np.float32], NDArray[np.float32]],
         other: tuple[NDArray[np.float32], NDArray[np.float32]],
     ) -> HeadError:
-        """Adds an image.
+        """Adds one image.
 
         Args:
             reference: decoded boxes float32 (N, 4), x1 y1 x2 y2 in pixels, and scores float32 (N, C), 0..1.
-            other: boxes and scores of the model that is judged.
+            other: the same of the model that is judged.
         """
         (boxes, scores), (moved, changed) = reference, other
         # Few pairs count, and this runs for every variant of a model.
@@ -43,7 +44,7 @@ class HeadError:
 
     @staticmethod
     def weight(scores: NDArray[np.float32]) -> float:
-        """The weight of an image: the sum of the scores (N, C) of all pairs that may become a detection."""
+        """What an image counts: the sum of the scores (N, C) of all that may become a detection."""
         return float(scores[scores > _SEEN].sum(dtype=np.float64))
 
     @property
@@ -53,7 +54,7 @@ class HeadError:
 
     @property
     def power(self) -> float:
-        """The mean square of the score error plus that of 1 - IoU: errors of independent causes add up in it."""
+        """The mean square of the score error plus that of 1 - IoU: what independent causes add up in."""
         return _mean(*self._scores) + _mean(self._boxes[1], self._boxes[2])
 
 
@@ -61,10 +62,10 @@ def _mean(total: float, weight: float) -> float:
     return float(total / weight) if weight > 0 else 0.0
 
 
-def _iou(first: NDArray[np.float32], second: NDArray[np.float32]) -> NDArray[np.float32]:
+def _iou(one: NDArray[np.float32], other: NDArray[np.float32]) -> NDArray[np.float32]:
     """IoU of boxes (N, 4), x1 y1 x2 y2, pair by pair."""
-    low, high = np.maximum(first[:, :2], second[:, :2]), np.minimum(first[:, 2:], second[:, 2:])
+    low, high = np.maximum(one[:, :2], other[:, :2]), np.minimum(one[:, 2:], other[:, 2:])
     shared = np.prod(np.clip(high - low, 0, None), axis=1)
-    union = np.prod(first[:, 2:] - first[:, :2], axis=1) + np.prod(second[:, 2:] - second[:, :2], axis=1) - shared
+    union = np.prod(one[:, 2:] - one[:, :2], axis=1) + np.prod(other[:, 2:] - other[:, :2], axis=1) - shared
     found: NDArray[np.float32] = np.where(union > 0, shared / np.maximum(union, 1e-9), 1.0)
     return found

@@ -1,8 +1,8 @@
-"""Which tensors get a range, and which nodes stay in float, where TensorRT quantises a float network by itself.
+"""Which tensors get a range, and which nodes none, where TensorRT quantises a float network by itself.
 
 A weakly typed network has no Q/DQ nodes: a layer may run in INT8 once the tensors that it reads and writes have a
-range, so every tensor on the way to a convolution needs a range. The nodes after the last convolution compute boxes and
-scores; a range would cost accuracy there and gain nothing, so these nodes are set to stay in float.
+range, so every tensor on the way to a convolution needs one. What only comes after the convolutions computes boxes and
+scores; there a range would cost accuracy and gain nothing, and so these nodes are told to stay in float.
 
 Source: NVIDIA, "Working with Quantized Types", TensorRT 8.6 documentation, section "Implicit Quantization".
 """
@@ -24,15 +24,15 @@ class Quantizable:
     """The part of a float model that TensorRT may run in INT8.
 
     Attributes:
-        tensors: the tensors that need a range, in graph order, the network's input first.
-        outside: names of the nodes that stay in float, without loops and conditions, which are no layers.
+        tensors: what needs a range, in graph order, the network's input first.
+        outside: names of the nodes that stay in float; loops and conditions are left out, which are no layers.
     """
 
     tensors: tuple[str, ...]
     outside: tuple[str, ...]
 
     def precisions(self, plan: PrecisionPlan) -> dict[str, str]:
-        """``fp16`` or ``fp32`` by name of each node that a weakly typed network must not run in INT8.
+        """What a weakly typed network is told: ``fp16`` or ``fp32`` by name of each node that must not run in INT8.
 
         Boxes in pixels do not fit FP16, which such a network would else be free to compute them in.
         """
@@ -40,7 +40,7 @@ class Quantizable:
 
 
 def quantizable(model: onnx.ModelProto, plan: PrecisionPlan) -> Quantizable:
-    """Finds the part that may run in INT8: the convolutions that can, and all nodes before any of them.
+    """Finds what may run in INT8: the convolutions that can, and all that lies before one of them.
 
     Args:
         model: float, as the passes leave it: every node named, constants folded.

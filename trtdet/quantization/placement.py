@@ -3,7 +3,7 @@
 - The input of each convolution, once per tensor however many read it: TensorRT moves that Q back through MaxPool,
   Concat, Slice, Reshape, Transpose and nearest Resize, because they commute with it, so these run in INT8 as well.
 - The skip input of a residual Add where that tensor is quantised for a convolution anyway: the Add then reads the
-  INT8 copy instead of keeping a float copy.
+  INT8 copy instead of keeping a float one.
 
 Source: NVIDIA, "Working with Quantized Types", TensorRT documentation, sections "Explicit Quantization" and "Q/DQ
 Layer-Placement Recommendations".
@@ -55,13 +55,13 @@ class QdqPlacement:
         for name, entry in plan.entries.items():
             here = self.plan.entries[name]
             if entry.precision == "int8" and here.precision != "int8":
-                raise ConfigError(f"the plan asks for '{name}' in INT8, which is impossible: {here.reason}")
+                raise ConfigError(f"the plan asks for '{name}' in INT8, which cannot be: {here.reason}")
         chosen = set(plan.names("int8"))
         convs = set(plan.entries)
         readers = {}
         for tensor, found in self.readers.items():
             if any(name in chosen for name, _ in found):
-                readers[tensor] = tuple((name, at) for name, at in found if name in chosen or name not in convs)
+                readers[tensor] = tuple(one for one in found if one[0] in chosen or one[0] not in convs)
         return QdqPlacement(plan, tuple(readers), readers, self.skipped)
 
 
@@ -136,5 +136,5 @@ def _skip_input(node: gs.Node, readers: dict[str, list[tuple[str, int]]]) -> tup
     quantized = [index for index, tensor in enumerate(node.inputs) if tensor.name in readers]
     if not quantized:
         return None, "residual sum: neither input is quantised for a convolution, so both are read in float"
-    # Of two candidates the skip is the tensor that is also read elsewhere.
+    # Of two candidates the skip is the one that is also read elsewhere.
     return max(quantized, key=lambda index: len(node.inputs[index].outputs)), ""

@@ -1,12 +1,10 @@
 """Conv -> TRT_SiLU -> Mul -> Add -> QuantizeLinear -> TRT_SiLU between INT8 and INT8
 
-In a graph with Q/DQ pairs an activation of the plugin library takes over the operators around it:
+In a graph with Q/DQ pairs an activation of the plugin library takes over what stands around it:
 
-- after it, the quantisation of its output: channel map and step become its ``factor`` and ``offset``, and it writes
-  INT8;
-- before it, the output of an INT8 convolution, with a step for each channel, ``step * r_c``. ``1 / r_c`` goes into the
-  convolution's weight scales and bias, exactly, so that its output needs a single step, and ``input_scale`` gives the
-  channels back.
+- what is quantised of its output: channel map and step become its ``factor`` and ``offset``, and it writes INT8;
+- what an INT8 convolution gives it: a step a channel, ``step * r_c``. ``1 / r_c`` goes into the convolution's weight
+  scales and bias, exactly, so that its output needs one step, and ``input_scale`` gives the channels back.
 
 Nothing else may need the float tensors: an activation whose output a sum reads writes float, with the reason. A Pad
 with zeros on the way to Q comes before the activation instead, which is the same because both give 0 for 0. A Concat on
@@ -39,11 +37,11 @@ MOST_NOISE = 5e-4
 
 @dataclass(frozen=True, eq=False)
 class Requantized:
-    """The rewritten model, and how many activations read and write INT8.
+    """What came of it.
 
     Attributes:
         model: the same function, but for the rounding of the activations' inputs.
-        activations: how many activations of the plugin library there are.
+        activations: how many of the plugin library's there are.
         read: how many read INT8.
         written: how many write INT8.
         skipped: for each side of an activation that stays float, why.
@@ -61,8 +59,7 @@ def requantize(model: onnx.ModelProto, inputs: Mapping[str, ChannelRange]) -> Re
 
     Args:
         model: with Q/DQ pairs; it is not changed.
-        inputs: ranges of the tensors that activations read, see
-            :func:`trtdet.quantization.activation_ranges.reach`.
+        inputs: ranges of what the activations read, see :func:`trtdet.quantization.activation_ranges.reach`.
     """
     if next(plugin_nodes(model.graph), None) is None:
         return Requantized(model)
@@ -87,14 +84,14 @@ def requantize(model: onnx.ModelProto, inputs: Mapping[str, ChannelRange]) -> Re
 
 
 def _quantize_inputs(write: Writer, concat: gs.Node) -> None:
-    """Moves the quantisation of a join of channels before the join, if that lets an activation write INT8."""
+    """Moves what is quantised of a join of channels before it, if that lets an activation write INT8."""
     made = concat.outputs[0]
     rank = len(made.shape or ())
     alone = [tensor for tensor in concat.inputs if len(tensor.outputs) == 1 and tensor.inputs]
     if rank < 3 or concat.attrs["axis"] not in (1, 1 - rank):
         return
-    sizes = [int(part.shape[1]) for part in concat.inputs if part.shape and isinstance(part.shape[1], int)]
-    final = any(made is output for output in write.graph.outputs)
+    sizes = [int(one.shape[1]) for one in concat.inputs if one.shape and isinstance(one.shape[1], int)]
+    final = any(made is one for one in write.graph.outputs)
     if len(sizes) < len(concat.inputs) or len(made.outputs) != 1 or final:
         return
     end = _quantized(write.graph, made, made.outputs[0])
@@ -105,7 +102,7 @@ def _quantize_inputs(write: Writer, concat: gs.Node) -> None:
     ):
         return
     channels, start = sum(sizes), 0
-    factor, offset = (np.broadcast_to(values, channels) for values in (end.factor, end.offset))
+    factor, offset = (np.broadcast_to(one, channels) for one in (end.factor, end.offset))
     for index, (tensor, size) in enumerate(zip(concat.inputs, sizes, strict=True)):
         part = slice(start, start + size)
         start += size
@@ -121,9 +118,9 @@ def _quantize_inputs(write: Writer, concat: gs.Node) -> None:
 
 
 def _write_int8(write: Writer, node: gs.Node) -> str:
-    """Makes an activation write its output quantised; the reason where it cannot."""
+    """Makes an activation write what is quantised of its output; the reason where it cannot."""
     made = node.outputs[0]
-    if any(made is output for output in write.graph.outputs):
+    if any(made is one for one in write.graph.outputs):
         return "its output is an output of the model"
     if not made.outputs:
         return "nothing reads it"
@@ -148,7 +145,7 @@ def _write_int8(write: Writer, node: gs.Node) -> str:
 
 @dataclass(frozen=True, eq=False)
 class _End:
-    """A QuantizeLinear of ``factor * x + offset``, (1,) or (C,) each, where x may be padded with 0."""
+    """A QuantizeLinear, and what it quantises: ``factor * x + offset``, (1,) or (C,) each, of x padded with 0."""
 
     node: gs.Node
     factor: NDArray[np.float64]
@@ -160,7 +157,7 @@ def _quantized(graph: gs.Graph, tensor: gs.Tensor, reader: gs.Node) -> _End | st
     """Where a reader of an activation leads to, or why that is no QuantizeLinear."""
     factor, offset, pads = np.ones(1), np.zeros(1), None
     while reader.op != "QuantizeLinear":
-        constants = [tensor for tensor in reader.inputs if isinstance(tensor, gs.Constant)]
+        constants = [one for one in reader.inputs if isinstance(one, gs.Constant)]
         values: NDArray[np.float64] = np.zeros((2, 2))
         if len(constants) == 1:
             values = constants[0].values.astype(np.float64)
@@ -174,7 +171,7 @@ def _quantized(graph: gs.Graph, tensor: gs.Tensor, reader: gs.Node) -> _End | st
         elif reader.op != "Cast" or reader.attrs["to"] != onnx.TensorProto.FLOAT:
             return f"{reader.op} '{reader.name}' reads it as it is"
         made = reader.outputs[0]
-        if len(made.outputs) != 1 or any(made is output for output in graph.outputs):
+        if len(made.outputs) != 1 or any(made is one for one in graph.outputs):
             return f"'{made.name}' on the way to Q is read elsewhere as well"
         tensor, reader = made, made.outputs[0]
     if reader.inputs[0] is not tensor or reader.inputs[1].values.size != 1:
@@ -192,7 +189,7 @@ def _pads_zeros(pad: gs.Node) -> bool:
 
 
 def _read_int8(write: Writer, node: gs.Node, inputs: Mapping[str, ChannelRange]) -> str:
-    """Makes an activation read the INT8 output of its convolution; the reason where it cannot."""
+    """Makes an activation read what its INT8 convolution gives; the reason where it cannot."""
     source = node.inputs[0]
     pad = source.inputs[0] if source.inputs and source.inputs[0].op == "Pad" else None
     if pad is not None and len(source.outputs) == 1 and _pads_zeros(pad):
@@ -203,7 +200,7 @@ def _read_int8(write: Writer, node: gs.Node, inputs: Mapping[str, ChannelRange])
     weight = conv.inputs[1].inputs[0] if conv.inputs[1].inputs else None
     if weight is None or weight.op != "DequantizeLinear" or conv.inputs[0].inputs[0].op != "DequantizeLinear":
         return f"'{conv.name}' does not run in INT8"
-    if len(source.outputs) != 1 or any(source is output for output in write.graph.outputs):
+    if len(source.outputs) != 1 or any(source is one for one in write.graph.outputs):
         return f"'{source.name}' is read elsewhere as well"
     if source.name not in inputs:
         return f"the range of '{source.name}' is not known"
@@ -242,4 +239,4 @@ def _scaled(write: Writer, dequantizer: gs.Node, factor: NDArray[np.float64]) ->
 
 
 def _floats(values: NDArray[np.float64]) -> list[float]:
-    return [float(value) for value in values.astype(np.float32)]
+    return [float(one) for one in values.astype(np.float32)]

@@ -1,4 +1,4 @@
-"""The precision plan: the precision of each convolution, and why. Nothing else decides it."""
+"""The precision plan: what each convolution runs in, and why. Nothing else says it."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Entry:
         """This entry of a plan that a user may have edited, completed from the entry that trtdet made.
 
         The corrections are those that were made now. The cause is ``EDITED`` where the file gives another precision
-        with the cause of the old precision, or without a cause.
+        with the cause of the old one, or with none.
         """
         cause = self.cause
         if self.precision != known.precision and cause in (Cause.UNSPECIFIED, known.cause):
@@ -109,7 +109,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class PrecisionPlan:
-    """Precision by node name, an entry for each convolution, in graph order."""
+    """Precision by node name, one entry a convolution, in graph order."""
 
     entries: Mapping[str, Entry]
 
@@ -144,7 +144,7 @@ class PrecisionPlan:
         try:
             return PrecisionPlan(read_document(path, _file_adapter()).entries)
         except FileNotFoundError:
-            raise ConfigError(f"plan '{path}' does not exist; 'trtdet build' writes a plan.json") from None
+            raise ConfigError(f"plan '{path}' does not exist; 'trtdet build' writes one as plan.json") from None
         except DocumentError as error:
             if error.place == "schema" and error.kind == "literal_error":
                 raise ConfigError(f"plan '{path}' is of another schema; this trtdet reads schema {_SCHEMA}") from None

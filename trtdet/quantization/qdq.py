@@ -1,12 +1,12 @@
 """Q/DQ pairs in the form that TensorRT accepts: symmetric INT8, zero point 0, float bias.
 
-Activations have a scale for each tensor; weights a scale for each output channel, on axis 0. A tensor is quantised
-once and all its readers share the pair.
+Activations have one scale a tensor; weights one scale an output channel, on axis 0. A tensor is quantised once and
+all its readers share the pair.
 
-Where a tensor has a channel map, ``scale * (x - shift)`` is quantised, not x. The map is folded into the node that
-makes the tensor, where that is a convolution or a product with a constant that nothing else reads; otherwise it is a
-Mul and an Add before Q, which a builder fuses with the activation function. A shift moves the zero that a convolution
-pads with, so its zeros are written as a Pad before the map; a builder generates that into the same kernel.
+Where a tensor has a channel map, ``scale * (x - shift)`` is what is quantised. The map is folded into what makes the
+tensor, where that is a convolution or a product with a constant that nothing else reads; otherwise it is one Mul and
+one Add before Q, which a builder fuses with the activation function. A shift moves the zero that a convolution pads
+with, so its zeros are written as a Pad before the map; a builder generates that into the same kernel.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from trtdet.quantization.windows import Window
 
 @dataclass(frozen=True, eq=False)
 class Corrections:
-    """Channel maps and weights that are written instead of the plain form.
+    """What is written instead of the plain form.
 
     Attributes:
-        tensors: channel maps by tensor; every convolution that reads such a tensor is among ``weights``.
+        tensors: channel maps by tensor; every convolution that reads one is among ``weights``.
         weights: by convolution, for the input as it is mapped.
     """
 
@@ -56,8 +56,8 @@ def insert_qdq(
         model: float model, opset 13 or newer.
         placement: where the pairs go.
         ranges: amax of each tensor in ``placement.activations``; used where there is no channel map.
-        corrections: channel maps and weights; empty for the textbook form. Weights of convolutions that the plan
-            keeps in float are left out.
+        corrections: channel maps and weights; empty for the textbook form. Those of convolutions that the plan keeps
+            in float are left out.
         fold: fold channel maps where that is possible; otherwise every tensor of the float model keeps its meaning.
 
     Raises:
@@ -67,7 +67,7 @@ def insert_qdq(
     if missing:
         raise CalibrationError(
             f"the ranges lack {len(missing)} of the model's {len(placement.activations)} activations, the first is "
-            f"'{missing[0]}': they were made from another model; calibrate this model"
+            f"'{missing[0]}': they were made from another model; calibrate this one"
         )
     graph = to_graph(model)
     nodes = {node.name: node for node in graph.nodes}
@@ -83,8 +83,8 @@ def insert_qdq(
                 reader.inputs[position] = pair
         else:
             _quantize_mapped(write, tensors[name], channels, readers, weights, fold)
-    # Written last: folding a map changes the weights of the convolution before it. Convolutions that share a tensor
-    # still share it where nothing set them apart.
+    # Written last: folding a map changes the weights of the convolution before it. Those that share a tensor share it
+    # still where nothing set them apart.
     shared: dict[tuple[str, bytes, bytes], gs.Variable] = {}
     for name, rounded in weights.items():
         node = nodes[name]
@@ -139,8 +139,8 @@ def _quantize_mapped(
         factor, offset = _folded(write, tensor, factor, offset, weights, bool(pads))
     pair = _pair(write, _mapped(write, tensor, factor, offset), step) if direct else None
     padded = {
-        widths: _pair(write, _mapped(write, _padded(write, tensor, widths), factor, offset), step)
-        for widths in dict.fromkeys(pads.values())
+        one: _pair(write, _mapped(write, _padded(write, tensor, one), factor, offset), step)
+        for one in dict.fromkeys(pads.values())
     }
     for node, position in readers:
         if node.name in pads:
@@ -189,7 +189,7 @@ def _folded(
     weights: dict[str, Rounded],
     padded: bool,
 ) -> tuple[NDArray[np.float64] | None, NDArray[np.float64] | None]:
-    """Folds as much of the map as possible into the node that makes the tensor, and gives the rest.
+    """Folds what it can of the map into what makes the tensor, and gives what is left.
 
     A convolution takes all of it, exactly, because each of its output channels has a scale; a product with a constant
     takes the factor. Zeros that are padded in between stay zeros under a factor, not under an offset.
@@ -204,7 +204,7 @@ def _folded(
         scales, bias = before.scales * scale, before.bias * scale + shift
         weights[maker.name] = Rounded(before.integers, scales.astype(np.float32), bias.astype(np.float32))
         return None, offset if padded else None
-    constants = [index for index, read in enumerate(maker.inputs) if isinstance(read, gs.Constant)]
+    constants = [index for index, one in enumerate(maker.inputs) if isinstance(one, gs.Constant)]
     if factor is not None and constants and (maker.op == "Mul" or (maker.op == "Div" and constants == [1])):
         value = maker.inputs[constants[0]].values
         if value.size == 1 or value.shape == (1, len(factor), 1, 1):

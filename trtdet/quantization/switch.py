@@ -1,7 +1,7 @@
 """Some convolutions in INT8, or all but some: a float model and its INT8 form put together node by node.
 
 Both forms compute the tensors of the float model under the same names, so that any convolution can be taken from
-either. Tensors that do not depend on the switched convolutions are the same in all variants and need not be computed
+either. What does not depend on the convolutions that are switched is the same in all variants and need not be run
 again.
 """
 
@@ -47,17 +47,18 @@ class Switch:
         self._other = _Form(other, self._makers)
         own = _Form(int8, {output for node in model.graph.node for output in node.output})
         convs = placement.plan.names("int8")
-        chains = {name: {node.name for node in own.local(name)} for name in convs}
+        chains = {name: {one.name for one in own.local(name)} for name in convs}
         sums = {name for readers in placement.readers.values() for name, _ in readers} - set(convs)
         # A sum reads the INT8 copy that some convolution needs.
         self._owners = {}
         for name in sums:
-            chain = {node.name for node in own.local(name)}
+            chain = {one.name for one in own.local(name)}
             self._owners[name] = {conv for conv in convs if chains[conv] & chain}
-        graphs = (other.graph, self.base.graph)
-        self._initializers = {tensor.name: tensor for graph in graphs for tensor in graph.initializer}
+        self._initializers = {one.name: one for graph in (other.graph, self.base.graph) for one in graph.initializer}
         self._infos: dict[str, onnx.ValueInfoProto] = {
-            value.name: value for graph in graphs for value in (*graph.value_info, *graph.input, *graph.output)
+            one.name: one
+            for graph in (other.graph, self.base.graph)
+            for one in (*graph.value_info, *graph.input, *graph.output)
         }
         self._constant = self._of_constants()
 
@@ -71,11 +72,11 @@ class Switch:
         return self._assembled(range(len(self._nodes)), names, tuple(outputs))
 
     def suffix(self, names: Collection[str], outputs: Iterable[str]) -> onnx.ModelProto:
-        """The nodes that depend on the switched convolutions, no more; the inputs are tensors of the base.
+        """What depends on the switched convolutions, no more; its inputs are tensors of the base.
 
         Args:
             names: of convolutions.
-            outputs: tensors of the float model; tensors that depend on none of ``names`` are left out.
+            outputs: tensors of the float model; those that depend on none of ``names`` are left out.
         """
         switched = self._switched(names)
         waiting = [index for index, node in enumerate(self._nodes) if node.name in switched]
@@ -112,8 +113,8 @@ class Switch:
         for index in indices:
             node = self._nodes[index]
             if node.name in switched:
-                for local in self._other.local(node.name):
-                    written[local.name] = local
+                for one in self._other.local(node.name):
+                    written[one.name] = one
             else:
                 written[node.name] = node
         nodes = _needed(list(written.values()), outputs)
@@ -152,7 +153,7 @@ class _Form:
                 if maker is not None and tensor not in self._shared and maker.name not in found:
                     found[maker.name] = maker
                     waiting.append(maker)
-        return sorted(found.values(), key=lambda local: self._order[local.name])
+        return sorted(found.values(), key=lambda one: self._order[one.name])
 
 
 def _reads(node: onnx.NodeProto) -> Iterator[str]:
@@ -160,12 +161,12 @@ def _reads(node: onnx.NodeProto) -> Iterator[str]:
     yield from (name for name in node.input if name)
     for attribute in node.attribute:
         for graph in (attribute.g, *attribute.graphs):
-            own = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
+            own = {one.name for one in graph.input} | {one.name for one in graph.initializer}
             own |= {output for inner in graph.node for output in inner.output}
             for inner in graph.node:
                 yield from (name for name in _reads(inner) if name not in own)
             # A branch may give a tensor from outside as it is.
-            yield from (value.name for value in graph.output if value.name not in own)
+            yield from (one.name for one in graph.output if one.name not in own)
 
 
 def _needed(nodes: list[onnx.NodeProto], outputs: Iterable[str]) -> list[onnx.NodeProto]:

@@ -1,4 +1,4 @@
-"""The windows of a convolution over its input, sampled from an activation as the columns of a matrix."""
+"""What a convolution sees: its windows over the input, sampled from an activation as the columns of a matrix."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Window:
         return Window(conv.inputs[0].name, int(conv.attrs.get("group", 1)), kernel, strides, dilations, pads)
 
     def sample(self, x: Float, count: int, seed: int) -> Float:
-        """Windows at random places of an image's activation, the same places for the same seed.
+        """Windows at random places of one image's activation, the same places for the same seed.
 
         Args:
             x: float32 (C, H, W).

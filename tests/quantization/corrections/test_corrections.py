@@ -145,7 +145,7 @@ def test_the_head_decides_how_the_layers_are_put_together(
 
 def test_what_is_refused(model: Any, sources: Any, chosen: Any) -> None:
     candidates = chosen(model, sources(2), "minmax")
-    with pytest.raises(ConfigError, match="at least 2 calibration images, of which 1 judges, got 1"):
+    with pytest.raises(ConfigError, match="at least 2 calibration images, one of them to judge by, got 1"):
         correct(model, place(model), candidates, CORRECTIONS, sources(1))
     with pytest.raises(
         ConfigError, match="no correction 'magic'; allowed: auto, none, or some of smooth, shift, round"

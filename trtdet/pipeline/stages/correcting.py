@@ -87,7 +87,7 @@ class Prepared:
         return made
 
     def subject(self, count: int, dataset: CocoDataset | None = None) -> Subject:
-        """What is ranked: on ``count`` of the calibration images, or on annotated images."""
+        """What is ranked, on so many of the calibration images or on annotated images."""
         if count < 1:
             raise ConfigError(f"a ranking needs at least 1 image, got {count}")
         paths = self.calibrated.paths if dataset is None else tuple(image.path for image in dataset.images)

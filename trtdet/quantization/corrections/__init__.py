@@ -1,4 +1,4 @@
-"""Corrections: they keep the accuracy of a detector whose convolutions all run in INT8, with no training.
+"""Corrections: what keeps the accuracy of a detector whose convolutions all run in INT8, with no training.
 
 Each is a file and a line of :data:`REGISTRY`; :mod:`trtdet.quantization.corrections.base` says how another is added.
 Everything is worked out from the float model over calibration images, layer by layer, in four passes over images that
@@ -6,9 +6,9 @@ are decoded anew each time, so that memory does not grow with their number:
 
 1. the extremes of every channel, from all images as the thresholds of the rules are, and the second moments of every
    convolution's windows at random places;
-2. the mean of the windows after rounding, for every way a tensor could be quantised;
-3. on images held back from moments and means, the error of every way at the output of every convolution: the way of
-   the least error is kept, or the tensor left as the threshold rule has it;
+2. the mean of what is left after rounding, for every way a tensor could be quantised;
+3. on images held back from moments and means, the error of every way at the output of every convolution: what lowers it
+   is kept, everything else is left as the threshold rule has it;
 4. on the held-back images, the error at the decoded boxes and scores of the whole, for a few ways to put the layers'
    corrections together: the best is taken, and only if it is better than none.
 
@@ -50,12 +50,12 @@ def correct(
     names: Sequence[str],
     sources: Sources,
 ) -> Corrected:
-    """Chooses, tensor by tensor and convolution by convolution, corrections that lower the error on held-back images.
+    """Chooses, tensor by tensor and convolution by convolution, what lowers the error on images held back.
 
     Args:
         model: the float model that ``placement`` was made for.
         placement: where Q/DQ pairs go.
-        candidates: ranges by rule; the others and the corrections are compared with the first.
+        candidates: ranges by rule; the first is what the others and the corrections are compared with.
         names: of the corrections that may be used, out of :data:`CORRECTIONS`; may be empty.
         sources: images and how to run them.
 

@@ -1,18 +1,18 @@
-"""The interface of a correction.
+"""What a correction is, and what it gets to know.
 
 A correction is a subclass of :class:`Correction` in a file of its own and a line in ``REGISTRY`` of
-:mod:`trtdet.quantization.corrections`. It overrides the hook of the point at which it acts, and proposes. Its
-proposals are measured on held-back images like every other, and kept only where they lower the error, see
+:mod:`trtdet.quantization.corrections`. It overrides the hook of the point at which it acts, and proposes; what it
+proposes is measured on held-back images like every other proposal and kept only where it lowers the error, see
 :mod:`trtdet.quantization.corrections.gate`. It never decides.
 
 - ``propose``: another channel map of a tensor, before its convolutions' weights are rounded (``smooth``, ``shift``).
-- ``round``: other integers for a convolution, from the second moments of its input (``round``). Learned rounding in
+- ``round``: other integers for one convolution, from the second moments of its input (``round``). Learned rounding in
   the way of AdaRound (Nagel et al. 2020, arXiv:2004.10568) fits here: the error that it minimises,
   ``(W - Q) E[xx'] (W - Q)'``, needs the covariance of :class:`Layer` and nothing else.
 - ``reconstruct``: other integers for any number of convolutions at once, from the whole network and the images that
   corrections are computed from. Block reconstruction in the way of BRECQ (Li et al. 2021, arXiv:2102.05426) fits here:
   :class:`Network` has the float model, the INT8 form as corrected so far, and runs both.
-- ``offset``: another bias for a convolution (``bias``).
+- ``offset``: another bias for one convolution (``bias``).
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from trtdet.quantization.windows import Window
 
 @dataclass(frozen=True, eq=False)
 class Reader:
-    """A convolution that reads a tensor, as the choice of the tensor's scales needs it.
+    """What a convolution that reads a tensor means for the choice of the tensor's scales.
 
     Attributes:
         squares: float64 (groups, out / groups, I): the square of the largest |w| over the taps, for each channel that
             an output channel reads; the groups' channels follow one another.
-        importance: float64 (groups, out / groups): the weight of a squared error of each output channel.
+        importance: float64 (groups, out / groups): what a squared error of each output channel counts.
         taps: of the kernel.
-        through: float64 (groups * I,): the resulting weight of a squared error of each input channel.
+        through: float64 (groups * I,): what a squared error of each input channel then counts.
     """
 
     squares: NDArray[np.float64]
@@ -63,14 +63,14 @@ class Reader:
 
 @dataclass(frozen=True, eq=False)
 class Activation:
-    """A tensor, as the choice of its channel map needs it.
+    """What is known of a tensor when its channel map is chosen.
 
     Attributes:
         low, high: float64 (C,): the ends of each channel's range; 0 is within where a reader pads with zeros.
         variance: float64 (C,).
         readers: the convolutions that read the tensor.
         padded: whether a reader pads.
-        weight_share: the weight of the weights' rounding noise, 0..1: below 1 where their integers are chosen.
+        weight_share: what the rounding noise of the weights counts, 0..1: below 1 where the integers are chosen.
         enabled: names of the corrections in use.
     """
 
@@ -100,11 +100,11 @@ class Proposal:
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """A convolution whose weights are to be rounded, for a channel map of its input.
+    """A convolution whose weights are to be rounded, for one channel map of its input.
 
     Attributes:
         name: of the convolution.
-        rows: float64 (groups, out / groups, D): the weights for the mapped input, a matrix for each group.
+        rows: float64 (groups, out / groups, D): the weights for the mapped input, one matrix a group.
         scales: float32 (groups, out / groups): the step of each row.
         map: of the input.
         window: geometry of the convolution.
@@ -173,10 +173,10 @@ class Correction:
 
     Attributes:
         name: that ``--correct`` takes.
-        counts: the unit that a summary counts it in.
+        counts: what a summary counts it by.
         needs_covariance: whether ``round`` wants full second moments, which take most of the time and memory.
         needs_network: whether ``reconstruct`` is to be asked.
-        weight_share: the share of the weights' rounding noise that is left, 0..1, for the choice of channel maps.
+        weight_share: what is left of the rounding noise of the weights, 0..1, as the choice of channel maps reckons.
     """
 
     name: ClassVar[str]
@@ -198,5 +198,5 @@ class Correction:
         return {}
 
     def offset(self, means: OutputMeans) -> NDArray[np.float64] | None:
-        """The offset that is added to the integer product, float64 (groups, out / groups)."""
+        """What is added to the integer product, float64 (groups, out / groups)."""
         return None

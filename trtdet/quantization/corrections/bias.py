@@ -1,4 +1,4 @@
-"""The bias takes off what rounding adds to an output on average.
+"""What rounding adds to an output on average is taken off in the bias.
 
 Source: Nagel et al. 2019, "Data-Free Quantization Through Weight Equalization and Bias Correction", arXiv:1906.04721,
 section 4.2, with means over calibration images.

@@ -1,4 +1,4 @@
-"""The gate: a correction that lowers the error on images that nothing was computed from is kept, any other left out.
+"""The gate: what lowers the error on images that nothing was computed from is kept, everything else is left out.
 
 First at each layer, then at the head. An error at one layer does not say what it does to a detection, so the layers'
 corrections are put together in a few ways (:data:`POLICIES`), and the whole of each is run on the held-back images: the
@@ -35,12 +35,12 @@ POLICIES = {
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A model to correct, and the means.
+    """What is corrected.
 
     Attributes:
         model: in float.
         placement: of its Q/DQ pairs.
-        candidates: ranges by rule; the others and the corrections are compared with the first.
+        candidates: ranges by rule; the first is what the others and the corrections are compared with.
         corrections: that may be used, in the order of the registry.
         fit, held: the images that corrections are computed from, and those that judge them.
         sources: run models on images.
@@ -61,13 +61,13 @@ class Task:
 
 @dataclass(frozen=True, eq=False)
 class Corrected:
-    """The corrections that were kept.
+    """The result.
 
     Attributes:
         ranges: the thresholds of the rule; with ``auto``, of the best rule of each tensor.
-        corrections: written instead of the plain form; empty where nothing was kept.
+        corrections: what is written instead of the plain form; empty where nothing was kept.
         plan: the precision plan with the steps taken for each convolution.
-        summary: a sentence for each kind of correction, and for the error at the head.
+        summary: one sentence for each kind of correction, and one for the error at the head.
     """
 
     ranges: Ranges
@@ -119,7 +119,7 @@ def judge(task: Task, sites: Sequence[Site]) -> Corrected:
 
 
 def choose(site: Site, policy: str) -> Choice:
-    """The trial that a policy takes and, for each convolution, a rounding and an offset; see :data:`POLICIES`."""
+    """What a policy takes: one trial and, for each convolution, a rounding and an offset; see :data:`POLICIES`."""
     rule = min(site.rules, key=lambda trial: trial.loss())
     options = site.mapped if site.mapped and policy != "layers" else [rule, *site.mapped]
     trial = min(options, key=lambda trial: trial.loss())
@@ -153,7 +153,7 @@ def _put_together(task: Task, sites: Sequence[Site], policy: str) -> _Whole:
 
 
 def _ranges(task: Task, best: Mapping[str, Range]) -> Ranges:
-    """The ranges of the only rule, or each tensor's from its best rule."""
+    """The ranges of the one rule, or each tensor's from its best rule."""
     if len(task.candidates) == 1:
         return task.first
     return replace(task.first, rule="auto", percent=None, tensors={**task.first.tensors, **best})

@@ -19,7 +19,7 @@ _BLOCK = 64
 
 @dataclass(frozen=True)
 class Round(Correction):
-    """The weights that are still to be rounded make up for a weight's rounding error."""
+    """A weight's rounding error is made up for by the weights that are still to be rounded."""
 
     name: ClassVar[str] = "round"
     needs_covariance: ClassVar[bool] = True
@@ -44,13 +44,13 @@ class Round(Correction):
 def compensated(
     rows: NDArray[np.float64], scales: NDArray[np.float32], covariance: NDArray[np.float64]
 ) -> NDArray[np.int8]:
-    """Rounds column by column; the columns that are still to come make up for each column's rounding error.
+    """Column by column, each column's rounding error made up for by the columns that are still to come.
 
     This lowers ``(W - Q) covariance (W - Q)^T``, the variance of the output's error; its mean is left to the bias.
     Source: Frantar et al. 2023, "OPTQ" (GPTQ), arXiv:2210.17323, with columns of falling variance.
 
     Args:
-        rows: float64 (groups, out, D): the weights as a matrix for each group.
+        rows: float64 (groups, out, D): the weights as one matrix a group.
         scales: float32 (groups, out): of each row.
         covariance: float64 (groups, D, D): of the input's windows.
 

@@ -1,4 +1,4 @@
-"""x -> scale * x, channel by channel, so that a single range fits all channels of a tensor.
+"""x -> scale * x, channel by channel, so that one range a tensor fits all of its channels.
 
 The scale is chosen for each tensor by the noise that it leaves. Sources: Nagel et al. 2019, "Data-Free Quantization
 Through Weight Equalization and Bias Correction", arXiv:1906.04721, and Xiao et al. 2022, "SmoothQuant",
@@ -50,10 +50,10 @@ def choose_scale(
         reach: float64 (C,): the largest magnitude of each channel.
         variance: float64 (C,): of each channel; the mean's share is left to the bias.
         readers: the convolutions.
-        weight_share: the weight of the weights' noise, 0..1: under 1 where their rounding is chosen, not just nearest.
+        weight_share: what the weights' noise counts, 0..1: under 1 where their rounding is chosen, not just nearest.
 
     Returns:
-        float64 (C,), geometric mean 1; the amax of the scaled tensor; and the noise that is left.
+        float64 (C,), geometric mean 1, the amax of what is scaled so, and the noise that is left.
     """
     reach = np.maximum(reach, SMALLEST * reach.max())
     log_reach = np.log(reach)
@@ -84,7 +84,7 @@ def _noise(
     weight_share: float,
 ) -> tuple[float, NDArray[np.float64]]:
     """The noise for scales ``exp(u)`` and its gradient."""
-    # A smooth maximum: the true maximum moves a single channel in each step.
+    # A smooth maximum: the true one moves a single channel a step.
     raised = log_reach + u
     top = raised.max()
     share = np.exp(_SHARPNESS * (raised - top))

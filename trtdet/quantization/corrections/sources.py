@@ -22,14 +22,14 @@ _HELD_BACK = 4
 
 @dataclass(frozen=True)
 class Sources:
-    """The calibration images, and how models run on them.
+    """Where the numbers come from.
 
     Attributes:
         images: calibration images, in any order.
         preprocess: how they become the network's input.
         load: makes a model ready to run.
         head: where the model holds its decoded boxes and scores.
-        progress: called after every batch.
+        progress: told of every image.
         cache: images that other passes decoded; None decodes them in each pass.
     """
 
@@ -48,7 +48,7 @@ class Sources:
         """
         if len(self.images) < 2:
             raise ConfigError(
-                f"corrections need at least 2 calibration images, of which 1 judges, got {len(self.images)}: "
+                f"corrections need at least 2 calibration images, one of them to judge by, got {len(self.images)}: "
                 "give more with --images, or build with --correct none"
             )
         images = sorted(self.images)

@@ -20,7 +20,7 @@ from trtdet.quantization.precision import Step
 from trtdet.quantization.windows import Window
 
 _PLACES = 256
-"""Windows that are sampled for each image and convolution; up to four times as many where they are wide."""
+"""Windows that are looked at in one image and convolution; up to four times as many where they are wide."""
 
 _QUIET = 0.01
 """An output's error counts as a share of its variance, but of at least this share of the outputs' median variance."""
@@ -46,7 +46,7 @@ class Rounding:
 
 @dataclass(eq=False)
 class Trial:
-    """A way to quantise a tensor, with the weights of the convolutions that read it and their errors.
+    """One way to quantise a tensor, and what becomes of the convolutions that read it.
 
     Attributes:
         names: of the corrections in the channel map; empty where a threshold rule gives the range.
@@ -113,7 +113,7 @@ class _Written:
 
 @dataclass(frozen=True)
 class Pick:
-    """The positions of the rounding and of the offset that a policy takes for a convolution."""
+    """What a policy takes of a trial for one convolution: positions of a rounding and of an offset."""
 
     rounding: int
     offset: int
@@ -121,7 +121,7 @@ class Pick:
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """The trial that a policy takes at a site.
+    """What a policy takes at a site.
 
     Attributes:
         rule: the trial of the best threshold rule.
@@ -177,7 +177,7 @@ class Site:
         return [trial for trial in self.trials if trial.names]
 
     def moment_bytes(self, covariance: bool) -> int:
-        """The most memory that the second moments of a window take."""
+        """What the second moments take at most of the windows that the convolutions share."""
         need = 0
         for name, window in self.windows.items():
             width = self._width(name)
@@ -210,7 +210,7 @@ class Site:
             self.trials.append(Trial(best.names, best.map))
         for trial in self.trials:
             for name in self.windows:
-                # Where there is a channel map, the plain form is only compared with it: nearest rounding will do.
+                # The plain form is there to be compared with, so that its rounding is chosen only where it can win.
                 trial.roundings[name] = self._roundings(trial, name, bool(trial.names) or best is None)
         self._moments.clear()
 
@@ -259,7 +259,7 @@ class Site:
         return found
 
     def add_roundings(self, name: str, integers: Mapping[str, NDArray[np.int8]]) -> None:
-        """Adds the integers that a correction of the whole network proposes, (out, ...) each."""
+        """Adds what a correction of the whole network proposes for convolutions of this site, (out, ...) each."""
         trial = self.trials[-1]
         for conv in self.windows:
             if conv in integers:
@@ -277,7 +277,7 @@ class Site:
                 trial.means[window] = trial.means.get(window, 0.0) + total
 
     def offsets(self, trial: Trial, name: str, rounding: Rounding) -> list[tuple[str, NDArray[np.float64]]]:
-        """The offsets that may be added to the integer product, float64 (groups, out), with their correction's name.
+        """What may be added to the integer product, float64 (groups, out) each, by the correction that proposes it.
 
         The first, without a name, makes up for the shift of the channel map alone.
         """
@@ -295,7 +295,7 @@ class Site:
         return [("", bias + shift), *((name, offset) for name, offset in proposals if offset is not None)]
 
     def add_errors(self, x: NDArray[np.float32], seed: int) -> None:
-        """Adds the error of every trial, rounding and offset at the output of every convolution on an image."""
+        """Adds the error of every trial, rounding and offset at the output of every convolution on one image."""
         for window in dict.fromkeys(self.windows.values()):
             windows = self._sample(x, window, seed)
             self._judged[window] = self._judged.get(window, 0) + windows.shape[2]
@@ -336,7 +336,7 @@ class Site:
         }
 
     def form(self, trial: Trial, name: str, pick: Pick) -> Rounded:
-        """The weights of a convolution as they are written."""
+        """The weights of one convolution as they are written."""
         rounding = trial.roundings[name][pick.rounding]
         shape = self.convs[name].inputs[1].values.shape
         _, offset = self.offsets(trial, name, rounding)[pick.offset]
@@ -344,7 +344,7 @@ class Site:
         return Rounded(rounding.integers.reshape(shape), rounding.scales.reshape(-1), bias)
 
     def steps(self, choice: Choice) -> dict[str, tuple[Step, ...]]:
-        """For each convolution its corrections, each with the error without it and with it."""
+        """For each convolution what was done, each with the error without it and with it."""
         found = {}
         for name, pick in choice.picks.items():
             errors = choice.trial.errors[name]
@@ -370,7 +370,7 @@ def find_sites(model: onnx.ModelProto, placement: QdqPlacement, corrections: tup
         convs = {name: nodes[name] for name, _ in placement.readers[tensor] if name in chosen}
         windows = {name: Window.of(conv) for name, conv in convs.items()}
         known = {name: window for name, window in windows.items() if window is not None}
-        # A map must suit all convolutions that read the tensor, so that a single unknown window rules the tensor out.
+        # A map must suit all convolutions that read the tensor, so that one unknown window rules the tensor out.
         if known and len(known) == len(convs):
             found.append(Site(tensor, convs, known, len(found), corrections))
     return found
