@@ -1,4 +1,4 @@
-"""Backends: what builds and runs a detector. ``choose`` is the only way to one; ``LIBRARIES`` lists them all."""
+"""Backends build and run a detector. ``choose`` gives one by name; ``LIBRARIES`` lists them all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a backend can do and what it is asked to do."""
+"""The interface of a backend: its capabilities, a build, and a runner."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Typing:
     """How a network gets its precisions.
 
     Attributes:
-        network_flags: names of the flags it is created with.
-        weak: the builder chooses among the precisions that its flags allow, and what a layer must not run in is said
-            layer by layer; else the model's Q/DQ nodes and casts say all of it.
+        network_flags: names of the flags that it is created with.
+        weak: the builder chooses among the precisions that its flags allow, with exceptions for single layers; else
+            the model's Q/DQ nodes and casts determine every precision.
     """
 
     network_flags: tuple[str, ...] = ()
@@ -36,31 +36,31 @@ class Typing:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What one version of one backend can do. Callers ask this row, never the version.
+    """The capabilities of one version of a backend. Callers ask for these and never compare versions.
 
     Attributes:
         name: as ``--backend`` takes it.
         version: of the installed library.
-        makes_engine: False where the Q/DQ model itself is what runs.
-        lists_layers: what its builder says or its inspector gives lists the layers of the engine for the audit.
-        keeps_timing_cache: its builder keeps the kernel times that it measured, and takes those of earlier builds.
+        makes_engine: False where the Q/DQ model itself is run.
+        lists_layers: its builder's messages or its inspector list the layers of the engine for the audit.
+        keeps_timing_cache: its builder keeps the kernel times that it measures, and reuses the times of earlier builds.
         has_inspector: an engine's layers are read from the library's inspector, which needs the GPU of the machine.
         sms: compute capabilities it can build for ahead of time; empty means the machine's own.
-        default_sms: those it builds for when none is asked for.
+        default_sms: compute capabilities that it builds for by default.
         sms_without_int8: targets that make every INT8 convolution run in float.
-        in_graph_nms: what ``--nms`` may put into the graph, the one that ``auto`` takes first.
-        nms_across_classes: its EfficientNMS heeds ``class_agnostic``.
+        in_graph_nms: the values of ``--nms`` that put the suppression into the graph, the default first.
+        nms_across_classes: its EfficientNMS supports ``class_agnostic``.
         max_topk: the largest K of TopK, None for any.
-        missing_ops: ONNX operators that it cannot build, each with what happens instead.
+        missing_ops: ONNX operators that it cannot build, each with the reason.
         max_opset: the newest ONNX opset that it reads, None for any.
         explicit: how a network with Q/DQ nodes gets its precisions.
-        implicit: how one without them does, whose ranges come from a calibrator; None where calibrators are gone.
-        version_compatible: an engine can be made to run on later versions of the library.
-        hardware_compatible: an engine can be made to run on later GPUs than the one it is built on.
-        tactic_sources: names of the kernel libraries that its builder can be held to.
-        preview_features: names of those that its builder is asked for.
+        implicit: how a network gets them whose ranges come from a calibrator; None where there are no calibrators.
+        version_compatible: it can build engines that later versions of the library run.
+        hardware_compatible: it can build engines that later GPUs run.
+        tactic_sources: names of the kernel libraries that its builder can be restricted to.
+        preview_features: names of the preview features that its builder needs.
         cache_version: the library's version as a calibration cache names it; 0 where it reads none.
-        silu: what ``--silu`` may write SiLU as, the best first.
+        silu: the values of ``--silu`` that it supports, the best first.
         loads_plugins: its builder takes libraries of plugins.
         compiles_plugins: it takes trtdet's plugins without a library, as kernels that the engine carries.
     """
@@ -93,14 +93,14 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class Implicit:
-    """Where an implicitly quantised network's ranges come from.
+    """The source of an implicitly quantised network's ranges.
 
     Attributes:
         calibrator: ``cache``, or TensorRT's own ``minmax``, ``entropy`` or ``percentile``.
         cache: for ``cache``, the text of a calibration cache for the network's tensors.
-        images: for the others, what they look at, in full batches.
+        images: for the others, the calibration images.
         preprocess: how the images become the network's input.
-        batch: images at a time.
+        batch: images at once.
         percentile: for ``percentile``, in percent.
     """
 
@@ -114,13 +114,13 @@ class Implicit:
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """What a builder is told beside the model.
+    """Settings of a builder that do not depend on the model.
 
     Attributes:
-        workspace: bytes of device memory that a kernel may use for scratch; None for the library's own limit.
-        version_compatible: the engine runs on later versions of the library as well.
-        hardware_compatible: the engine runs on later GPUs as well, Ampere and newer.
-        embed_plugins: the engine carries the plugin libraries, so that no service has to load them.
+        workspace: bytes of device memory that a kernel may use as scratch; None for the library's own limit.
+        version_compatible: later versions of the library can run the engine.
+        hardware_compatible: later GPUs, Ampere and newer, can run the engine.
+        embed_plugins: the engine carries the plugin libraries, so that a service need not load them.
         tactic_sources: names of the kernel libraries that may be used; None for the library's own choice.
     """
 
@@ -133,18 +133,18 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """What an engine is built for.
+    """A model, and the engine to build from it.
 
     Attributes:
-        model: ONNX; strongly typed unless ``implicit``: its Q/DQ nodes and casts say every precision.
+        model: ONNX; strongly typed unless ``implicit``: its Q/DQ nodes and casts determine every precision.
         sms: compute capabilities; empty for the backend's default.
         batch: (min, opt, max) where the model's batch is dynamic, else None.
-        precisions: ``fp16`` or ``fp32`` by name of the nodes that stay out of INT8; said to weakly typed networks.
+        precisions: ``fp16`` or ``fp32`` by name of the nodes that stay out of INT8; used for weakly typed networks.
         plugins: libraries with the plugins of the model's operators.
         precision: the lowest that the engine may use.
-        implicit: where the ranges come from when the model has no Q/DQ nodes.
-        options: what else the builder is told.
-        timing_cache: what an earlier build learnt about the device's kernels; empty for nothing.
+        implicit: the source of the ranges when the model has no Q/DQ nodes.
+        options: further settings of the builder.
+        timing_cache: the kernel times that earlier builds measured; empty for none.
     """
 
     model: onnx.ModelProto
@@ -160,15 +160,15 @@ class BuildRequest:
 
 @dataclass(frozen=True)
 class Built:
-    """An engine and what the builder said about it.
+    """An engine and the builder's reports about it.
 
     Attributes:
         engine: the serialised engine; empty where the backend runs the model itself.
-        sms: compute capabilities it runs on.
+        sms: compute capabilities that it runs on.
         log: the builder's messages, oldest first.
         seconds: how long the build took.
-        layers: what the engine's inspector says, JSON; empty where there is none.
-        timing_cache: what this build and those before it learnt; empty where nothing is kept.
+        layers: the report of the engine's inspector, JSON; empty where there is none.
+        timing_cache: the kernel times of this and earlier builds; empty where none are kept.
         calibration_cache: the ranges of an implicitly quantised engine, as TensorRT wrote them.
     """
 
@@ -183,14 +183,14 @@ class Built:
 
 @dataclass(frozen=True)
 class LayerTime:
-    """What one layer took.
+    """The time of one layer.
 
     Attributes:
-        name: as the library that ran it calls it.
-        type: its kind: an ONNX operator where nothing was fused, else the library's kind of kernel.
-        onnx: names of the ONNX nodes it came from; empty where that is not known.
-        ms: for each run in turn, in milliseconds; of a layer that ran several times in one run, the sum.
-        count: how often it ran in one run.
+        name: as the library calls it.
+        type: an ONNX operator where nothing was fused, else the library's kind of kernel.
+        onnx: names of the ONNX nodes it came from; empty where they are not known.
+        ms: milliseconds in each run; the sum where the layer ran several times in a run.
+        count: how often it ran in each run.
     """
 
     name: str
@@ -206,7 +206,7 @@ class RunInfo:
 
     Attributes:
         device: ``CPU``, or the GPU as its driver calls it.
-        library: what runs it there, with its version.
+        library: the library that runs it, with its version.
         fallback_reason: why it is not the engine that runs; empty where it is, or where there is none.
         without_graphs: why the work is not launched as CUDA graphs; empty where it is, or where the device has none.
     """
@@ -263,7 +263,7 @@ class Runner(Protocol):
     def model(self) -> onnx.ModelProto | None: ...
 
     def __call__(self, images: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
-        """Runs float32 (B, 3, H, W); one smaller than a fixed batch is filled up and the filling left out again.
+        """Runs a batch, float32 (B, 3, H, W). One that is smaller than a fixed batch is padded, and the outputs cut.
 
         Raises:
             BackendError: more images than it takes, or the device failed.
@@ -279,11 +279,11 @@ class Runner(Protocol):
         ...
 
     def profile(self, images: NDArray[np.float32], runs: int, warm_up: int) -> tuple[LayerTime, ...]:
-        """Times every layer over so many runs of one batch, in the order of execution, after ``warm_up`` others."""
+        """Times every layer, in the order of execution, over ``runs`` runs of a batch, after ``warm_up`` others."""
         ...
 
     def clocks(self) -> Clocks | None:
-        """What the device runs at now; None where that is not known."""
+        """The clocks, temperature and power of the device now; None where they are not known."""
         ...
 
 
@@ -301,10 +301,10 @@ class Backend(Protocol):
         """Builds the engine.
 
         Args:
-            request: what to build.
-            progress: told of the builder's phases, where it tells them.
+            request: the model and its settings.
+            progress: called with the builder's phases, where the builder reports them.
 
         Raises:
-            BackendError: the backend refused the model or a target; the message holds its own words.
+            BackendError: the backend refused the model or a target; the message quotes it.
         """
         ...

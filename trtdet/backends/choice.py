@@ -1,4 +1,4 @@
-"""From the name of a backend to the backend, and from one build to the next."""
+"""Choosing a backend by name, and keeping kernel times between builds."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def build_remembering(backend: Backend, request: BuildRequest, timings: Path, pr
 
     Args:
         backend: builds it.
-        request: what to build; its ``timing_cache`` is taken from the file.
-        timings: the file, which may be missing; written only by backends that keep a timing cache.
-        progress: told of the builder's phases.
+        request: the model and its settings; its ``timing_cache`` is replaced by the file's.
+        timings: the file, which may be missing; only backends that keep a timing cache write it.
+        progress: called with the builder's phases.
     """
     known = timings.read_bytes() if backend.capabilities.keeps_timing_cache and timings.is_file() else b""
     built = backend.build(replace(request, timing_cache=known), progress)

@@ -1,4 +1,4 @@
-"""What works on this machine, and the pip line for what does not."""
+"""Which backends, devices and extras work on this machine, and how to install the rest."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _EXTRAS = (
     ("cuda", "nvidia-ml-py", "clocks and temperature beside a measured time"),
     ("ray", "ray", "rankings and sweeps on a Ray cluster"),
 )
-"""Name of the extra, a package of it, and what that is for."""
+"""Name of the extra, a package of it, and its purpose."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at: is it there, which version or what is in the way, and what to do."""
+    """The state of one backend or extra: whether it works, its version or what is missing, and what to do."""
 
     name: str
     ok: bool
@@ -44,13 +44,13 @@ class Check:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """All checks, by kind.
+    """All checks.
 
     Attributes:
         python, trtdet: versions.
         devices: the CUDA devices, in words.
-        driver: the CUDA driver and whether it tells clocks, in words; why there is no device where there is none.
-        backends, extras: what works and what is missing.
+        driver: the CUDA driver, and whether clocks can be read; the reason where there is no device.
+        backends, extras: a check of each.
     """
 
     python: str
@@ -84,14 +84,14 @@ def _driver() -> str:
     missing = cuda.absence()
     if missing:
         return missing
-    said = f"CUDA {cuda.driver_version()}"
+    version = f"CUDA {cuda.driver_version()}"
     try:
         gpu = cuda.open_device()
     except BackendError as error:
-        return f"{said}; {error}"
+        return f"{version}; {error}"
     clocks = gpu.no_clocks()
     gpu.close()
-    return f"{said}, through {gpu.through}, " + (f"no clocks: {clocks}" if clocks else "clocks by NVML")
+    return f"{version}, through {gpu.through}, " + (f"no clocks: {clocks}" if clocks else "clocks by NVML")
 
 
 def _backend(library: Library) -> Check:

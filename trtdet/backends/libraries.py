@@ -1,8 +1,8 @@
 """The libraries that a detector can run with: one row each, which exists where the library is not installed.
 
 Only the standard library is imported here, so that the command line can list the names without loading any of them.
-What a library can do depends on its version as well and is asked of the installed one
-(:class:`trtdet.backends.base.Capabilities`); what is true of every version stands here.
+The rows hold facts about every version of a library; :class:`trtdet.backends.base.Capabilities` holds those about the
+installed version.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class EngineFormat:
 
 @dataclass(frozen=True)
 class TritonBackend:
-    """What Triton Inference Server runs the library's files with.
+    """The backend of Triton Inference Server that runs the library's files.
 
     Attributes:
         backend, platform: as a model's ``config.pbtxt`` names them.
@@ -63,14 +63,14 @@ class Library:
         distribution: the package that pip installs for it.
         extra: the extra of trtdet that has it; empty where trtdet always needs it.
         backend: module and class of its :class:`~trtdet.backends.base.Backend`, ``module:class``.
-        makes_engine: False where the Q/DQ model itself is what runs.
+        makes_engine: False where the Q/DQ model itself is run.
         times_kernels: its builder times kernels on the GPU of the machine, so that an engine is built only where there
             is one.
         loads_plugins: its builder and its runtime take libraries of plugins.
         engine: how its engines begin.
         last_calibrators: the newest major version that reads calibration caches; 0 where none does, None where another
             library builds the engine.
-        triton: what serves its files in Triton; None where nothing does.
+        triton: the backend of Triton for its files; None where there is none.
         not_served: by package format, why its files cannot be served, as words that follow the library's title.
     """
 

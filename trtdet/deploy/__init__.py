@@ -1,4 +1,4 @@
-"""A bundle becomes what other servers take: a model repository of Triton, or a configuration for DeepStream."""
+"""Packages of a bundle for other servers: a model repository of Triton, or a configuration for DeepStream."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _served_by(format: Format) -> list[str]:
 
 @dataclass(frozen=True)
 class Package:
-    """What :func:`package` wrote.
+    """A package that :func:`package` wrote.
 
     Attributes:
         folder: the package.

@@ -1,4 +1,4 @@
-"""A bundle, or a model with its configuration, as one thing that turns images into detections."""
+"""A detector: a bundle, or a model with its configuration, that turns images into detections."""
 
 from __future__ import annotations
 

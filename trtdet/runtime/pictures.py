@@ -20,7 +20,7 @@ from trtdet.runtime.detector import Detector
 
 @dataclass(frozen=True)
 class Pictures:
-    """What :func:`infer` wrote."""
+    """The files that :func:`infer` wrote."""
 
     folder: Path
     json: Path

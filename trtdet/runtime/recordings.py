@@ -1,4 +1,4 @@
-"""What a bundle gives for certain images, as a file that the C++ runtime replays where there is no GPU.
+"""The raw outputs of a bundle for some images, as a file that the C++ runtime replays on a machine without a GPU.
 
 A recording is laid out as a safetensors file (https://huggingface.co/docs/safetensors): the length of the header as a
 little-endian 64-bit integer, the header in JSON, the tensors one after the other. They are ``fingerprints`` and, for
@@ -40,12 +40,12 @@ _TYPES = {
     "uint8": "U8",
     "bool": "BOOL",
 }
-"""NumPy's names of types, and those of the file."""
+"""Names of types in the file, by their names in NumPy."""
 
 
 @dataclass(frozen=True)
 class Recording:
-    """What :func:`record` wrote."""
+    """A file that :func:`record` wrote."""
 
     file: Path
     images: int
@@ -84,13 +84,13 @@ def record(
         bundle: its folder.
         images: image files.
         output: the file to write.
-        runtime: what of the bundle is run, as for :meth:`trtdet.Detector.open`.
-        progress: told of every batch.
+        runtime: whether the engine or the model is run, as for :meth:`trtdet.Detector.open`.
+        progress: called after every batch.
 
     Raises:
         BundleError, BackendError: the bundle cannot be opened or run.
-        DataError: there are no images, one cannot be read, or two have the same fingerprint: which of them was meant
-            could not be told.
+        DataError: there are no images, one cannot be read, or two have the same fingerprint, so that a replay could
+            not tell them apart.
         OutputError: the file cannot be written.
     """
     if not images:
@@ -136,7 +136,7 @@ def record(
 
 
 def _check_distinct(prints: NDArray[np.float32], paths: Sequence[Path], seen: dict[bytes, Path]) -> None:
-    for one, path in zip(prints, paths, strict=True):
-        other = seen.setdefault(one.tobytes(), path)
+    for fingerprint, path in zip(prints, paths, strict=True):
+        other = seen.setdefault(fingerprint.tobytes(), path)
         if other is not path:
             raise DataError(f"'{path}' and '{other}' are the same for the network; record one of them")

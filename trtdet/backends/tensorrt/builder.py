@@ -47,7 +47,7 @@ _ADVICE = (
         "--plugin-library",
     ),
 )
-"""What is known of the builder's words, by a pattern, and what to do then."""
+"""Patterns of the builder's messages, and what to do about each."""
 
 _KEPT = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "CUDA_", "NVIDIA_", "VIRTUAL_ENV")
 """Beginnings of the environment variables that the building process is given."""
@@ -58,7 +58,7 @@ class TensorRT:
 
     Raises:
         BackendError: it is not installed, or the machine has no CUDA device. Its Runtime ends a process on a machine
-            without one, so nothing of it is created before a device is known.
+            without one, so none of its objects is created before a device is known.
     """
 
     def __init__(self) -> None:
@@ -130,10 +130,10 @@ def build_engine(
     """Builds an engine in a process of its own, with detailed layer messages.
 
     Args:
-        library: the one that builds.
+        library: builds the engine.
         caps: its row.
-        request: what to build.
-        progress: told of the builder's phases.
+        request: the model and its settings.
+        progress: called with the builder's phases.
         sms: compute capabilities to build for ahead of time; empty for the machine's own.
 
     Raises:
@@ -145,7 +145,7 @@ def build_engine(
         (folder / "request.json").write_text(json.dumps(_facts(library, caps, request, sms)))
         (folder / "model.onnx").write_bytes(without_registry(request.model).SerializeToString())
         (folder / "timings").write_bytes(request.timing_cache)
-        # What the environment holds shifts the heap, and with it the order of what the builder sorts by address.
+        # The size of the environment shifts the heap, and with it the order of objects that are sorted by address.
         kept = {key: value for key, value in os.environ.items() if key.startswith(_KEPT)}
         with (folder / "stderr.txt").open("w") as errors:
             process = subprocess.Popen(
@@ -156,7 +156,7 @@ def build_engine(
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                # Ctrl-C reaches this process alone, which then ends the other one.
+                # Ctrl-C reaches this process alone, which then ends the building one.
                 start_new_session=True,
             )
         try:
@@ -202,19 +202,23 @@ def _implicit_facts(implicit: Implicit) -> dict[str, Any]:
 
 
 def _built(folder: Path, code: int, caps: Capabilities, sms: tuple[int, ...], started: float) -> Built:
-    """What the building process left, or the reason why it left nothing."""
+    """The files of the building process as its result.
+
+    Raises:
+        BackendError: there is no engine among them.
+    """
 
     def text(name: str) -> str:
         return (folder / name).read_text(errors="replace") if (folder / name).is_file() else ""
 
     lines = tuple(text("log.txt").splitlines())
-    said = text("error.txt")
-    if not said and not (folder / "engine").is_file():
+    problem = text("error.txt")
+    if not problem and not (folder / "engine").is_file():
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        last = text("stderr.txt").strip().splitlines()[-1:] or lines[-1:] or ("no word",)
-        said = f"ended while building, with {how}: {last[0]}"
-    if said:
-        raise BackendError(f"{caps.name} {caps.version}: {advised(one_line(said), _ADVICE, lines[-5:])}")
+        last = text("stderr.txt").strip().splitlines()[-1:] or lines[-1:] or ("no message",)
+        problem = f"ended while building, with {how}: {last[0]}"
+    if problem:
+        raise BackendError(f"{caps.name} {caps.version}: {advised(one_line(problem), _ADVICE, lines[-5:])}")
     timings = folder / "timing.cache"
     return Built(
         (folder / "engine").read_bytes(),

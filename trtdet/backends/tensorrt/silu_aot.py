@@ -12,7 +12,7 @@ The rules that this follows are in ``tensorrt/plugin`` of TensorRT's Python pack
 - ``_plugin_class.py``: ``aot_impl`` is called with every attribute by position, so a node must carry all of
   :data:`ATTRIBUTES`; the C++ plugin alone knows defaults. The kernel takes the inputs, then the scalars, which are
   32-bit integers, then the outputs.
-- ``_lib.py``: a creator that is asked for no kind of plugin makes one that runs in Python, which this is not; hence
+- ``_lib.py``: a creator makes a plugin that runs in Python unless it is asked for another kind; hence
   :data:`NETWORK_FLAG`.
 
 The parser finds the creators by the node's ``plugin_namespace``, ``plugin_version`` and ``op_type``.
@@ -41,7 +41,7 @@ NETWORK_FLAG = "PREFER_AOT_PYTHON_PLUGINS"
 """The member of NetworkDefinitionCreationFlag that a network with these nodes is created with."""
 
 ATTRIBUTES = ("output_type", "input_scale", "factor", "offset")
-"""What every node must carry, in this order; their meaning is in ``plugins/README.md``."""
+"""The attributes that every node must carry, in this order; their meaning is in ``plugins/README.md``."""
 
 Activation = Literal["silu", "hard_swish"]
 ElementType = Literal["float", "half", "int8"]
@@ -94,7 +94,7 @@ class Kernel:
 
     @property
     def elements_per_thread(self) -> int:
-        """What a thread moves at once: 16 bytes of the wider type."""
+        """Elements that a thread moves at once: 16 bytes of the wider type."""
         return 16 // max(_BYTES[self.input], _BYTES[self.output])
 
     def source(self) -> str:
@@ -126,7 +126,7 @@ def compile_ptx(kernel: Kernel) -> bytes:
     """PTX of the kernel, for compute capability 7.5 and later; needs no GPU.
 
     Raises:
-        BackendError: NVRTC is not installed or refused the source; the message holds its own words.
+        BackendError: NVRTC is not installed or refused the source; the message quotes it.
     """
     nvrtc = _import_nvrtc()
     folder = shipped_folder("plugins") / "silu"

@@ -1,7 +1,7 @@
 """A configuration of DeepStream's Gst-nvinfer, with everything that it names.
 
-nvinfer scales frames itself, with one ``net-scale-factor`` for all channels, and pads with black. What of a bundle's
-pre-processing it cannot do at all is refused; what it does differently is a warning.
+nvinfer scales frames itself, with one ``net-scale-factor`` for all channels, and pads with black. A bundle whose
+pre-processing it cannot do is refused; differences in pre-processing are warnings.
 
 nvinfer builds an engine from the ONNX file where the engine is missing or does not fit the machine. For INT8 it then
 asks for a calibration table, also for a model with Q/DQ nodes, for which TensorRT leaves the table alone; without one
@@ -28,7 +28,7 @@ _SOURCES = {
     "detections.cpp": "src/detections.cpp",
     **{f"trtdet/{name}.hpp": f"include/trtdet/{name}.hpp" for name in ("bundle", "detections", "errors")},
 }
-"""What the parser is built from, by its name in the package: its own source, and libtrtdet's suppression."""
+"""The parser's sources by their names in the package: its own, and libtrtdet's suppression."""
 
 
 def configuration(bundle: Bundle, name: str) -> tuple[dict[str, bytes], tuple[str, ...]]:

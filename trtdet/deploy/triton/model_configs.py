@@ -62,7 +62,7 @@ def _network_outputs(manifest: Manifest, batch: Batch, prefix: str = "") -> list
 
 
 def _found(manifest: Manifest, batch: Batch) -> list[dict[str, object]]:
-    """What a client receives."""
+    """The client's outputs."""
     room = detections_per_image(manifest)
     kinds = {"num_dets": ("TYPE_INT32", (1,)), "boxes": ("TYPE_FP32", (room, 4)), "scores": ("TYPE_FP32", (room,))}
     kinds["classes"] = ("TYPE_INT32", (room,))
@@ -107,7 +107,7 @@ def engine_config(manifest: Manifest, name: str, batch: Batch, options: TritonOp
     if engine and manifest.nms.mode in ("efficient", "host"):
         config["optimization"] = {"cuda": {"graphs": True}}
     if not engine and manifest.quantization.mode != "none":
-        # Only what is always exact: fused into integer kernels, Q/DQ saturates at 16 bits on CPUs without VNNI.
+        # Only exact optimisations: fused into integer kernels, Q/DQ saturates at 16 bits on CPUs without VNNI.
         config["optimization"] = {"graph": {"level": -1}}
     zeros = {"data_type": Word(data_type(manifest.input.dtype)), "dims": _network_input(manifest, batch, "")["dims"]}
     if not batch.shared:

@@ -1,4 +1,4 @@
-"""Triton model: what the engine gives to detections in pixels of the images that were sent.
+"""Triton model: the engine's outputs to detections in pixels of the images that were sent.
 
 In: the engine's outputs, each ``network_`` and its name, with at least n rows, and ``placement`` float64 (n, 6) of the
 pre-processing. Out: ``num_dets`` int32 (n, 1), ``boxes`` float32 (n, K, 4), ``scores`` float32 (n, K), ``classes``
@@ -22,10 +22,10 @@ from trtdet.errors import ModelError
 
 
 class TritonPythonModel:
-    """What Triton's python backend looks for."""
+    """The class that Triton's python backend looks for."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Reads the manifest beside this file; Triton calls it once a process."""
+        """Reads the manifest next to this file; Triton calls it once per process."""
         manifest = Bundle(Path(args["model_repository"]) / args["model_version"], verify=False).manifest
         self._names = [part.name for part in manifest.outputs]
         self._host = manifest.nms.mode == "host"
@@ -66,7 +66,7 @@ def _in_images(found: Detections, placements: NDArray[np.float64]) -> dict[str, 
     }
     for i, (scale_x, scale_y, pad_x, pad_y, width, height) in enumerate(placements.tolist()):
         boxes, scores, classes = found.image(i)
-        # Under a threshold of 0.007 TensorRT's plugin counts what does not reach it as well.
+        # With a threshold below 0.007, TensorRT's plugin also counts boxes that do not reach it.
         real = scores > EfficientNms.EMPTY
         where = ImageTransform(scale_x, scale_y, int(pad_x), int(pad_y), int(width), int(height))
         kept = int(real.sum())

@@ -21,17 +21,17 @@ from trtdet.errors import DataError
 
 
 class TritonPythonModel:
-    """What Triton's python backend looks for."""
+    """The class that Triton's python backend looks for."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Reads the manifest beside this file; Triton calls it once a process."""
+        """Reads the manifest next to this file; Triton calls it once per process."""
         config = json.loads(args["model_config"])
         manifest = Bundle(Path(args["model_repository"]) / args["model_version"], verify=False).manifest
         self._encoded = config["input"][0]["data_type"] == "TYPE_STRING"
         self._input = manifest.input.preprocess
         self._dtype = np.dtype(manifest.input.dtype)
         self._least, self._most = manifest.input.shape.min[0], manifest.input.shape.max[0]
-        preprocess(np.zeros((2, 3, 3), np.uint8), self._input)  # the first call of the libraries is the slow one
+        preprocess(np.zeros((2, 3, 3), np.uint8), self._input)  # the first call is slow
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answers each request; one with a bad image gets an error of its own."""
