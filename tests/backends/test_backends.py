@@ -122,6 +122,17 @@ def test_a_model_that_onnxruntime_refuses_is_one_line() -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_a_model_that_fails_while_it_runs_is_one_line() -> None:
+    """Only a run shows that the elements do not fit the shape."""
+    model = net("(float[1,3,4,4] x) => (float[1,n,c,d] y) { y = Reshape(x, t) }", t=np.array([1, 3, 5, 5]))
+    images = np.zeros((1, 3, 4, 4), np.float32)
+    runner = OnnxRunner(model)
+    for run in (runner, runner.new_context, lambda given: runner.profile(given, 1, 0)):
+        with pytest.raises(BackendError, match=r"^onnxruntime [\d.]+ cannot run the model: .*") as caught:
+            run(images)  # type: ignore[operator]
+        assert "\n" not in str(caught.value)
+
+
 # TensorRT-RTX
 
 

@@ -486,7 +486,7 @@ def test_on_the_cpu_nothing_is_transferred(shapes: Target) -> None:
 
 
 def test_a_context_of_onnxruntime_takes_the_batch_of_its_model_alone(shapes: Target) -> None:
-    with pytest.raises(BackendError, match="batches of exactly 1, got one of 2 images"):
+    with pytest.raises(BackendError, match="batches of exactly 1, got 2 images"):
         shapes.runner.new_context(shapes.pixels(2, None, 0))
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from trtdet.backends import OnnxRunner
 from trtdet.backends.base import LayerTime, RunInfo
-from trtdet.backends.onnxruntime import layer_times
+from trtdet.backends.onnxruntime_trace import layer_times
 from trtdet.config import load_config
 from trtdet.errors import BackendError, ConfigError
 from trtdet.exporter import SHAPES_MODEL
@@ -483,7 +483,7 @@ def test_a_model_with_a_loop_is_profiled_with_its_body() -> None:
 
 
 def test_a_profile_takes_the_batch_of_its_model_alone(shapes: Target) -> None:
-    with pytest.raises(BackendError, match="batches of exactly 1, got one of 2 images"):
+    with pytest.raises(BackendError, match="batches of exactly 1, got 2 images"):
         shapes.runner.profile(shapes.pixels(2, None, 0), 2, 1)
 
 

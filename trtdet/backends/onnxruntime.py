@@ -6,8 +6,8 @@ import json
 import os
 import sys
 import tempfile
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from trtdet.backends.base import BuildRequest, Built, Capabilities, LayerTime, RunInfo
 from trtdet.backends.libraries import library_named
+from trtdet.backends.onnxruntime_trace import layer_times
 from trtdet.detection.plugin_nms import EfficientNms, efficient_nms
 from trtdet.errors import BackendError, one_line
 from trtdet.passes.base import PLUGIN_DOMAIN
@@ -54,11 +55,11 @@ class OnnxRuntime:
 
 
 class OnnxRunner:
-    """Runs a model on the CPU; the operators of trtdet's plugin library by what they are defined to compute.
+    """Runs a model on the CPU; the operators of trtdet's plugin library are computed by their definition.
 
     Args:
         model: the model or its bytes.
-        alone: with one thread, for a model that runs beside others.
+        alone: with one thread, for a model that runs at the same time as others.
 
     Raises:
         BackendError: onnxruntime cannot load the model.
@@ -77,7 +78,7 @@ class OnnxRunner:
         self.largest_batch = self.batch
         self.on_device = False
         self.run_info = RunInfo("CPU", LIBRARY.title)
-        self.inputs: tuple[str, ...] = tuple(one.name for one in self._session.get_inputs())
+        self.inputs: tuple[str, ...] = tuple(source.name for source in self._session.get_inputs())
         self.outputs: tuple[str, ...] = tuple(output.name for output in self._session.get_outputs())
 
     @property
@@ -86,7 +87,7 @@ class OnnxRunner:
         return onnx.load_from_string(self._data)
 
     def __call__(self, images: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
-        """Runs one batch; one smaller than a fixed batch is filled up and the filling left out of the outputs.
+        """Runs a batch; one that is smaller than a fixed batch is padded, and the outputs cut.
 
         Args:
             images: float32 (B, 3, H, W), pre-processed.
@@ -101,47 +102,47 @@ class OnnxRunner:
         """There is no device whose clocks could be read."""
 
     def filled(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
-        """A batch that is smaller than the model's fixed one, filled up with its last image."""
+        """The batch, padded with its last image to the model's fixed batch."""
         missing = 0 if self.batch is None else max(0, self.batch - len(images))
         return np.concatenate([images, np.repeat(images[-1:], missing, axis=0)]) if missing else images
 
     def new_context(self, images: NDArray[np.float32]) -> OnnxContext:
-        """One stream of work with exactly this batch, warmed up once; contexts share the model and its threads.
+        """A context for exactly this batch, warmed up once; contexts share the model and its threads.
 
         Args:
             images: float32 (B, 3, H, W), pre-processed.
 
         Raises:
-            BackendError: the model's batch is fixed and another.
+            BackendError: the model has another fixed batch.
         """
         if self.batch not in (None, len(images)):
-            raise BackendError(f"the model takes batches of exactly {self.batch}, got one of {len(images)} images")
+            raise BackendError(f"the model takes batches of exactly {self.batch}, got {len(images)} images")
         context = OnnxContext(self._session, {self.input: images})
         context.run()
         return context
 
     def profile(self, images: NDArray[np.float32], runs: int, warm_up: int) -> tuple[LayerTime, ...]:
-        """Times what onnxruntime made of the model's nodes, by its own profiler, in a session of the same options.
+        """Times onnxruntime's kernels by its own profiler, in a session with the same options.
 
-        A kernel's time is that between its start and its end, to the microsecond, less that of the kernels inside it
-        where it is a Loop or an If.
+        A kernel's time is the time between its start and its end, to the microsecond; for a Loop or an If, without the
+        kernels inside.
 
         Args:
             images: float32 (B, 3, H, W), pre-processed.
-            runs: how many are measured.
-            warm_up: how many before them are not.
+            runs: how many runs are measured.
+            warm_up: how many runs come before them.
 
         Returns:
-            One entry a kernel, in the order of the first run; ``onnx`` is empty for the copies into other memory
+            An entry for each kernel, in the order of the first run; ``onnx`` is empty for the copies into other memory
             layouts that onnxruntime adds.
 
         Raises:
             BackendError: the batch is not the model's, or the profiler's events ended before the runs did.
         """
         if self.batch not in (None, len(images)):
-            raise BackendError(f"the model takes batches of exactly {self.batch}, got one of {len(images)} images")
+            raise BackendError(f"the model takes batches of exactly {self.batch}, got {len(images)} images")
         with tempfile.TemporaryDirectory(prefix="trtdet-profile-") as folder:
-            # Each session orders and names what it optimises anew, so all profiles run what one of them made.
+            # Each session orders and names its optimised nodes anew, so all profiles run the model of the first.
             if self._optimised is None:
                 options = self._options()
                 options.optimized_model_filepath = str(Path(folder) / "optimised.onnx")
@@ -153,8 +154,9 @@ class OnnxRunner:
             options.profile_file_prefix = str(Path(folder) / "trace")
             session = self._load(self._optimised, options)
             try:
-                for _ in range(warm_up + runs):
-                    session.run(None, {self.input: images})
+                with _failures("run"):
+                    for _ in range(warm_up + runs):
+                        session.run(None, {self.input: images})
             finally:
                 trace = Path(session.end_profiling())
             events = json.loads(trace.read_text(encoding="utf-8"))
@@ -176,16 +178,17 @@ class OnnxRunner:
         return options
 
     def _load(self, model: bytes, options: Any) -> Any:
-        try:
+        with _failures("load"):
             return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # onnxruntime raises a class of its own for each status, with no common base
-            raise BackendError(
-                f"onnxruntime {onnxruntime.__version__} cannot load the model: {one_line(error)}"
-            ) from None
 
     def feed(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Runs a model of any inputs, given by name; whole batches only."""
-        return dict(zip(self.outputs, self._session.run(None, dict(arrays)), strict=True))
+        """Runs a model of any inputs, given by name; whole batches only.
+
+        Raises:
+            BackendError: onnxruntime failed at a node.
+        """
+        with _failures("run"):
+            return dict(zip(self.outputs, self._session.run(None, dict(arrays)), strict=True))
 
 
 class OnnxContext:
@@ -196,112 +199,21 @@ class OnnxContext:
 
     def run(self, transfers: bool = True) -> float:
         """Milliseconds of one run, by the clock; on the CPU nothing is transferred, with or without ``transfers``."""
-        started = perf_counter()
-        self._session.run(None, self._feeds)
-        return 1000 * (perf_counter() - started)
+        with _failures("run"):
+            started = perf_counter()
+            self._session.run(None, self._feeds)
+            return 1000 * (perf_counter() - started)
 
 
-def layer_times(
-    events: Sequence[Mapping[str, Any]], model: onnx.ModelProto, runs: int, warm_up: int
-) -> tuple[LayerTime, ...]:
-    """Reads onnxruntime's trace: events of category ``Session`` frame each run, those of ``Node`` are its kernels.
-
-    Args:
-        events: of the trace, in Chrome's format; times in microseconds.
-        model: that was run, to say which of its nodes became which kernel.
-        runs: how many there were.
-        warm_up: how many of them are left out.
-
-    Raises:
-        BackendError: the trace does not hold all runs: the profiler stops at a million events.
-    """
-    frames = sorted(float(one["ts"]) for one in events if one["cat"] == "Session" and one["name"] == "model_run")
-    if len(frames) != runs:
+@contextmanager
+def _failures(what: str) -> Iterator[None]:
+    """Turns an exception of onnxruntime into a BackendError: it raises a class for each status, with no common base."""
+    try:
+        yield
+    except Exception as error:
         raise BackendError(
-            f"onnxruntime's profiler kept {len(frames)} of {runs} runs, as it stops at a million events; run fewer"
-        )
-    kernels = [one for one in events if one["cat"] == "Node" and str(one["name"]).endswith(_KERNEL)]
-    # Of two that start together the longer one is around the other.
-    kernels.sort(key=lambda one: (float(one["ts"]), -float(one["dur"])))
-    own = [float(one["dur"]) for one in kernels]
-    ends = [float(one["ts"]) + float(one["dur"]) for one in kernels]
-    around: list[int] = []
-    for index, one in enumerate(kernels):
-        while around and ends[around[-1]] <= float(one["ts"]):
-            around.pop()
-        if around and ends[index] <= ends[around[-1]]:
-            own[around[-1]] -= float(one["dur"])
-        around.append(index)
-    times: dict[tuple[str, str], NDArray[np.float64]] = defaultdict(lambda: np.zeros(runs))
-    counts: dict[tuple[str, str], int] = defaultdict(int)
-    rows = np.searchsorted(frames, [float(one["ts"]) for one in kernels], side="right") - 1
-    for one, row, microseconds in zip(kernels, rows, own, strict=True):
-        key = str(one["name"]).removesuffix(_KERNEL), str(one["args"]["op_name"])
-        times[key][row] += microseconds / 1000
-        counts[key] += 1
-    nodes = _origins(model, [name for name, _ in times])
-    return tuple(
-        LayerTime(
-            name,
-            kind,
-            nodes.get(name, ()),
-            tuple(map(float, taken[warm_up:])),
-            max(1, round(counts[name, kind] / runs)),
-        )
-        for (name, kind), taken in times.items()
-    )
-
-
-_KERNEL = "_kernel_time"
-_BLOCKED = "_nchwc"
-"""Ends the name of a kernel in onnxruntime's blocked memory layout, after the name of the tensor that it writes."""
-
-
-def _origins(model: onnx.ModelProto, kernels: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Which of the model's nodes each kernel came from.
-
-    A kernel is named as a node, or as the tensor of a node with ``_nchwc``, or as a node and the name of a fusion after
-    it. Any other node was drawn into the kernel of all that read it (the Sigmoid of a SiLU, the Q/DQ of weights), else
-    into that of what it reads (an activation that a convolution computes as well). What is left was computed when the
-    model was loaded, or cannot be told.
-    """
-    nodes = [node for node in model.graph.node if node.name]
-    named, writers = {node.name for node in nodes}, {name: node for node in nodes for name in node.output}
-    homes: dict[str, str] = {}
-    for kernel in kernels:
-        if kernel in named:
-            homes[kernel] = kernel
-        elif kernel.removesuffix(_BLOCKED) in writers:
-            homes[writers[kernel.removesuffix(_BLOCKED)].name] = kernel
-        else:
-            pieces = kernel.split("/")
-            starts = ("/".join(pieces[:count]) for count in range(len(pieces) - 1, 0, -1))
-            if found := next((start for start in starts if start in named), None):
-                homes[found] = kernel
-    readers: dict[str, list[str]] = defaultdict(list)
-    for node in nodes:
-        for name in node.input:
-            readers[name].append(node.name)
-    for node in reversed(nodes):
-        into = {homes.get(reader) for name in node.output for reader in readers[name]}
-        if node.name not in homes and len(into) == 1 and (home := into.pop()) is not None:
-            homes[node.name] = home
-    for node in nodes:
-        into = {homes.get(writers[name].name) for name in node.input if name in writers}
-        if node.name not in homes and len(into) == 1 and (home := into.pop()) is not None:
-            homes[node.name] = home
-    inner = _nested(model.graph)
-    found_in: dict[str, list[str]] = defaultdict(list, {kernel: [kernel] for kernel in kernels if kernel in inner})
-    for node in nodes:
-        if node.name in homes:
-            found_in[homes[node.name]].append(node.name)
-    return {kernel: tuple(names) for kernel, names in found_in.items()}
-
-
-def _nested(graph: onnx.GraphProto) -> set[str]:
-    """Names of the nodes in the bodies of a graph's loops and branches."""
-    bodies = [one.g for node in graph.node for one in node.attribute if one.type == onnx.AttributeProto.GRAPH]
-    return {name for body in bodies for name in ({node.name for node in body.node} | _nested(body))}
+            f"onnxruntime {onnxruntime.__version__} cannot {what} the model: {one_line(error)}"
+        ) from None
 
 
 _CUSTOM_DOMAIN = "ai.onnx.contrib"
@@ -321,9 +233,9 @@ def _runnable(model: onnx.ModelProto | bytes) -> tuple[bytes, bool]:
     for node in foreign:
         node.domain = _CUSTOM_DOMAIN
         # The extensions hand floats over as text of six digits.
-        for one in [one for one in node.attribute if one.type == onnx.AttributeProto.FLOAT]:
-            one.i, one.type = int(np.float32(one.f).view(np.int32)), onnx.AttributeProto.INT
-            one.ClearField("f")
+        for attribute in [found for found in node.attribute if found.type == onnx.AttributeProto.FLOAT]:
+            attribute.i, attribute.type = int(np.float32(attribute.f).view(np.int32)), onnx.AttributeProto.INT
+            attribute.ClearField("f")
     if foreign:
         changed.opset_import.append(onnx.helper.make_opsetid(_CUSTOM_DOMAIN, 1))
     return changed.SerializeToString(), bool(foreign)

@@ -1,9 +1,9 @@
 """The calibrators of implicit quantisation, which TensorRT has up to version 10: ranges that trtdet chose, or images
 for TensorRT to choose them from.
 
-They are made and used in the building process, beside the builder that asks them. TensorRT's bindings take an
-exception in a calibrator for the end of the images, and TensorRT goes on without INT8 where it has no range: what went
-wrong is kept here, and :meth:`Calibration.check` says it.
+They live in the building process, in which the builder calls them. TensorRT's bindings treat an exception in a
+calibrator as the end of the images, and TensorRT builds without INT8 where it has no range: an error is kept here, and
+:meth:`Calibration.check` raises it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from trtdet.backends.libraries import LIBRARIES
 from trtdet.errors import BackendError, CalibrationError, ConfigError, TrtdetError, one_line
 
 CALIBRATORS = {
@@ -39,15 +40,15 @@ _WORDS = (
     "Init calibration params failed",
     "Building FP32 calibration engine failed",
 )
-"""What TensorRT 8.6 says where it cannot or does not calibrate."""
+"""Messages of TensorRT 8.6 where it cannot or does not calibrate."""
 
 
 class Calibration(Protocol):
-    """A calibrator and what came of it.
+    """A calibrator and its result.
 
     Attributes:
         calibrator: for ``IBuilderConfig.int8_calibrator``; this object must outlive the build.
-        written: the cache that TensorRT wrote, None while it has not.
+        written: the cache that TensorRT wrote; None before that.
     """
 
     calibrator: Any
@@ -55,16 +56,16 @@ class Calibration(Protocol):
     @property
     def written(self) -> str | None: ...
 
-    def check(self, built: bool, said: Sequence[str]) -> None:
-        """To be called when the builder is done, whether or not with an engine.
+    def check(self, built: bool, messages: Sequence[str]) -> None:
+        """Checks the calibration once the builder has returned, with or without an engine.
 
         Args:
-            built: the builder gave an engine; without one its own words count, unless the calibration is to blame.
-            said: its messages, oldest first.
+            built: whether there is an engine; without one, an error of the builder is reported elsewhere.
+            messages: the builder's, oldest first.
 
         Raises:
-            CalibrationError: TensorRT did not calibrate as it was told to; the message holds its own words.
-            TrtdetError: of the images, whatever ended them.
+            CalibrationError: TensorRT did not calibrate as requested; the message quotes it.
+            TrtdetError: the images ended with this error.
         """
         ...
 
@@ -103,14 +104,14 @@ def from_cache(trt: Any, text: str) -> Calibration:
 def from_images(trt: Any, rule: str, images: Images, quantile: float = 0.9999) -> Calibration:
     """One of TensorRT's own calibrators, fed with images through Polygraphy.
 
-    A batch that is smaller than the network's, as the last one may be, is filled up with its own images again: TensorRT
-    takes one size alone, and an image that were left out may be the one with the largest activation, while one that
-    counts twice moves a histogram by little.
+    A batch that is smaller than the network's, as the last may be, is filled with its own images again. TensorRT takes
+    a single batch size; leaving images out could lose the largest activation, while counting images twice changes a
+    histogram little.
 
     Args:
         trt: the module ``tensorrt``.
         rule: ``minmax``, ``entropy`` or ``percentile``.
-        images: what it is calibrated on; the first batch is read at once.
+        images: the calibration images; the first batch is read at once.
         quantile: of ``percentile``, the share of the magnitudes that the range covers, over 0 and up to 1.
 
     Raises:
@@ -120,16 +121,16 @@ def from_images(trt: Any, rule: str, images: Images, quantile: float = 0.9999) -
     """
     if rule not in CALIBRATORS:
         raise ConfigError(
-            f"TensorRT has no calibrator for the rule '{rule}'; allowed: {', '.join(CALIBRATORS)}; "
-            "--calibrator trtdet takes every rule"
+            f"TensorRT has no calibrator for the rule '{rule}'; allowed: {', '.join(CALIBRATORS)}",
+            "--calibrator trtdet takes every rule",
         )
     base = _base(trt, rule)
     try:
         from polygraphy.backend.trt import Calibrator
     except ImportError as error:
         raise BackendError(
-            f"TensorRT's own calibrators are fed through Polygraphy, which is not installed here ({error}); "
-            "pip install 'trtdet[trt]', or use --calibrator trtdet, which needs none"
+            f"TensorRT's own calibrators are fed through Polygraphy, which is not installed here ({error})",
+            "pip install 'trtdet[trt]', or use --calibrator trtdet, which does not need it",
         ) from None
     feed = _Feed(images)
     calibrator = Calibrator(
@@ -142,15 +143,15 @@ def _base(trt: Any, rule: str) -> Any:
     try:
         return getattr(trt, CALIBRATORS[rule])
     except AttributeError:
-        title = "TensorRT-RTX" if trt.__name__ == "tensorrt_rtx" else "TensorRT"
+        title = next(library.title for library in LIBRARIES if library.module == trt.__name__)
         raise BackendError(
-            f"implicit quantisation is gone in {title} {trt.__version__}, it has no {CALIBRATORS[rule]}; use "
-            "--quantization explicit, which writes the ranges into the model and works with every version"
+            f"implicit quantisation is gone in {title} {trt.__version__}, it has no {CALIBRATORS[rule]}",
+            "use --quantization explicit, which writes the ranges into the model and works with every version",
         ) from None
 
 
-def _reason(said: Sequence[str]) -> str:
-    found = [line for line in said if any(words in line for words in _WORDS)]
+def _reason(messages: Sequence[str]) -> str:
+    found = [line for line in messages if any(words in line for words in _WORDS)]
     return one_line(" ".join(dict.fromkeys(found))) if found else "it gave no reason"
 
 
@@ -180,21 +181,21 @@ class _FromCache:
 
         self.calibrator = Calibrator()
 
-    def check(self, built: bool, said: Sequence[str]) -> None:
+    def check(self, built: bool, messages: Sequence[str]) -> None:
         if self.asked:
             raise CalibrationError(
-                f"TensorRT refused the ranges that it was given and asked for images instead: {_reason(said)}; "
-                "calibrate again, or use --quantization explicit"
+                f"TensorRT refused the ranges that it was given and asked for images instead: {_reason(messages)}",
+                "calibrate again, or use --quantization explicit",
             )
         if built and not self.read:
             raise CalibrationError(
-                f"TensorRT built an engine without the ranges that it was given: {_reason(said)}; a network with Q/DQ "
-                "nodes needs --quantization explicit"
+                f"TensorRT built an engine without the ranges that it was given: {_reason(messages)}",
+                "a network with Q/DQ nodes needs --quantization explicit",
             )
 
 
 class _Feed:
-    """What Polygraphy's calibrator reads: for each batch, the address of its copy on the device."""
+    """The input of Polygraphy's calibrator: for each batch, the address of its copy on the device."""
 
     def __init__(self, images: Images) -> None:
         self.batches = 0
@@ -204,7 +205,9 @@ class _Feed:
         batches = iter(images.batches)
         first = next(batches, None)
         if first is None:
-            raise CalibrationError("there is no image to calibrate on; give a folder of images or a list of file names")
+            raise CalibrationError(
+                "there is no image to calibrate on", "give a folder of images or a list of file names"
+            )
         self._batches = chain([self._whole(first)], map(self._whole, batches))
 
     def __iter__(self) -> Iterator[dict[str, int]]:
@@ -215,7 +218,7 @@ class _Feed:
                 yield {self._images.input: address}
             self.ended = True
         except Exception as error:
-            # TensorRT's bindings would print it and go on as if there were no more images.
+            # TensorRT's bindings would print it and continue as if there were no more images.
             self.failure = error
 
     def _whole(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -237,19 +240,21 @@ class _FromImages:
         cache: bytes | None = self.calibrator.cache_contents
         return None if cache is None else cache.decode()
 
-    def check(self, built: bool, said: Sequence[str]) -> None:
+    def check(self, built: bool, messages: Sequence[str]) -> None:
         feed = self._feed
         if isinstance(feed.failure, TrtdetError):
             raise feed.failure
         if feed.failure is not None:
             raise CalibrationError(
                 f"after {feed.batches} batches the calibration images could not be given to TensorRT: "
-                f"{type(feed.failure).__name__}: {one_line(feed.failure)}; free device memory and build again"
+                f"{type(feed.failure).__name__}: {one_line(feed.failure)}",
+                "free device memory and build again",
             ) from feed.failure
         if not built:
             return
         if not feed.ended or self.written is None:
             raise CalibrationError(
                 f"TensorRT built an engine without calibrating it on all images, it asked for {feed.batches} batches: "
-                f"{_reason(said)}; a network with Q/DQ nodes needs --quantization explicit"
+                f"{_reason(messages)}",
+                "a network with Q/DQ nodes needs --quantization explicit",
             )
