@@ -18,6 +18,7 @@ from trtdet.errors import BackendError, ConfigError, TrtdetWarning
 from trtdet.files.journal import Rows
 from trtdet.mixed_precision.macs import DEPTHWISE, multiply_adds
 from trtdet.mixed_precision.measuring import Row
+from trtdet.mixed_precision.ranking import _telling as telling_images
 from trtdet.mixed_precision.ranking import rank
 from trtdet.mixed_precision.resumed import row_check
 from trtdet.mixed_precision.scores import Sensitivity
@@ -144,6 +145,24 @@ def test_the_fast_method_gives_the_same_numbers_for_the_images_it_takes(
             assert layer.score == pytest.approx(expected[layer.name], rel=1e-6, abs=1e-12)
     ours, theirs = ({layer.name for layer in one.layers[:5]} for one in (fast, reference))
     assert len(ours & theirs) >= 4
+
+
+def test_the_fast_method_takes_the_fewest_images_that_hold_85_percent_of_what_is_detected(prepared: Prepared) -> None:
+    subject = prepared.subject(6)
+    runner = OnnxRunner(prepared.model)
+    weights = {}
+    for path in subject.images:
+        (batch,) = ImageStream([path], subject.preprocess)
+        weights[path] = HeadError.weight(runner(batch.images)["scores"][0])
+    heaviest = sorted(subject.images, key=lambda path: -weights[path])
+    enough = next(
+        count
+        for count in range(1, len(heaviest) + 1)
+        if sum(weights[path] for path in heaviest[:count]) >= 0.85 * sum(weights.values())
+    )
+    assert 1 < enough < 6
+    assert rank(subject).images == enough
+    assert set(telling_images(subject)) == set(heaviest[:enough])
 
 
 def test_all_but_one(prepared: Prepared) -> None:

@@ -57,8 +57,8 @@ def test_every_form_is_built_says_so_and_detects_the_same(run, trained, calibrat
     assert not Ranges.load(tmp_path / "keep" / "ranges.json").inputs
 
 
-def test_the_steps_in_the_model_are_those_of_ranges_json(run, model, calibration_images, tmp_path):
-    found = built(run, model, calibration_images, tmp_path / "b", "--silu", "plugin", "--backend", "onnxruntime")
+def test_the_steps_in_the_model_are_those_of_ranges_json(run, trained, calibration_images, tmp_path):
+    found = built(run, trained, calibration_images, tmp_path / "b", "--silu", "plugin", "--backend", "onnxruntime")
     ranges = json.loads((tmp_path / "b" / "ranges.json").read_text())
     graph = onnx.load(str(tmp_path / "b" / "int8.onnx")).graph
     makers = {output: node for node in graph.node for output in node.output}

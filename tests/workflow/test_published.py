@@ -22,6 +22,10 @@ KNOWN = {
 }
 """188 images of COCO val2017: mAP and AP50 at score 0.001, 3000 candidates, IoU 0.65, 300 detections."""
 
+INT8 = [("yolox_nano", 64, 5.0, 0.274), ("yolov5n", 16, 1.2, 0.2835), ("picodet_s", 32, 5.0, 0.318)]
+"""Calibration images, by how much the corrections shrink the error at the head, and the mAP that INT8 keeps at least:
+half a point to a point below FP32, where a threshold rule alone scores 0.12, 0.28 and 0.01."""
+
 
 def dataset(shared_data: Path, config: Config) -> CocoDataset:
     coco = shared_data / "coco"
@@ -70,16 +74,19 @@ def test_two_models_are_compared_image_by_image(shared_data: Path) -> None:
 
 
 @pytest.mark.slow
-def test_corrections_keep_the_score_in_int8(shared_data: Path, tmp_path: Path) -> None:
-    config = load_config("yolox").with_nms(candidates="best-class")
-    calibration = CalibrationOptions(images=shared_data / "coco" / "train2017", num_images=64)
+@pytest.mark.parametrize(("name", "images", "gain", "least"), INT8)
+def test_corrections_keep_the_score_in_int8(
+    shared_data: Path, tmp_path: Path, name: str, images: int, gain: float, least: float
+) -> None:
+    config = load_config(MODELS[name]).with_nms(candidates="best-class")
+    calibration = CalibrationOptions(images=shared_data / "coco" / "train2017", num_images=images)
     options = BuildOptions(calibration=calibration, backend="onnxruntime")
-    bundle = build(shared_data / "models" / "yolox_nano.onnx", config, tmp_path / "bundle", options).bundle
+    bundle = build(shared_data / "models" / f"{name}.onnx", config, tmp_path / "bundle", options).bundle
     said = bundle.manifest.quantization.corrections[-1].removeprefix("error at the head ")
     before, after = (float(part.split()[0]) for part in said.split(" -> "))
-    assert after < before / 5
+    assert after < before / gain
     detector = Detector.open(bundle.path)
-    assert evaluate(detector, dataset(shared_data, config)).result.map >= 0.274
+    assert evaluate(detector, dataset(shared_data, config)).result.map >= least
 
 
 @pytest.mark.slow
