@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,21 @@ def test_an_unreadable_image_is_skipped_in_every_pass(images: tuple[Path, ...], 
     with pytest.raises(DataError, match="cannot be decoded"):
         cache.read(images[3], CONFIG)
     assert len(cache) == 6 and decoded["2.png"] == 1
+
+
+def test_an_image_that_two_threads_decode_at_once_counts_once(
+    images: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = threading.Barrier(2)
+
+    def together(path: Path) -> Any:
+        both.wait(timeout=60)
+        return read_image(path)
+
+    monkeypatch.setattr(trtdet.data.cache, "read_image", together)
+    cache = ImageCache()
+    list(ImageStream([images[0], images[0]], CONFIG, workers=2, cache=cache))
+    assert (len(cache), cache.bytes) == (1, PIXELS)
 
 
 def test_a_pickled_cache_is_empty_and_stays_so(images: tuple[Path, ...]) -> None:

@@ -14,7 +14,7 @@ from PIL import Image
 
 import trtdet.data.cache
 from trtdet.config import COCO_CLASSES, InputConfig
-from trtdet.data import CocoDataset, ImageStream, content_hash, find_images
+from trtdet.data import CocoDataset, ImageStream, content_hash, evenly, find_images
 from trtdet.data.images import preprocess, read_image
 from trtdet.errors import DataError, TrtdetWarning
 
@@ -105,6 +105,14 @@ def test_shipped_calibration_list(shared_data: Path) -> None:
     found = find_images(pinned, shared_data / "coco" / "train2017")
     assert found == find_images(shared_data / "coco" / "train2017")
     assert len(found) == 128
+
+
+@pytest.mark.parametrize(
+    ("count", "chosen"),
+    [(1, "a"), (2, "ae"), (3, "adg"), (4, "aceg"), (9, "abcdefghi"), (10, "abcdefghi"), (12, "abcdefghi")],
+)
+def test_items_are_chosen_evenly_from_the_first_on(count: int, chosen: str) -> None:
+    assert evenly("abcdefghi", count) == tuple(chosen)
 
 
 # Hashing

@@ -166,11 +166,11 @@ def test_the_interval_is_that_of_the_same_draws_for_both() -> None:
     dataset = make_dataset(6, images=8)
     found = [detect(dataset, 6, noise, digits=12) for noise in (8.0, 3.0)]
     bootstrap = Bootstrap(resamples=100, confidence=0.8, seed=4)
-    got = compare(*(evaluation(score(dataset, one)) for one in found), bootstrap)
+    got = compare(*(evaluation(score(dataset, detections)) for detections in found), bootstrap)
     draws = np.random.default_rng(4).multinomial(8, np.full(8, 1 / 8), size=100)
     differences = []
     for weights in draws:
-        first, second = (repeated(dataset, one, weights).compute().map for one in found)
+        first, second = (repeated(dataset, detections, weights).compute().map for detections in found)
         differences.append(first - second)
     assert (got.low, got.high) == pytest.approx(tuple(np.percentile(differences, [10, 90])), abs=1e-12)
 
@@ -195,7 +195,7 @@ def test_a_wider_confidence_is_a_wider_interval() -> None:
 
 def test_the_sentence_and_the_json() -> None:
     done = compare(*pair(), Bootstrap(100))
-    low, high = (f"{100 * one:+.2f}" for one in (done.low, done.high))
+    low, high = (f"{100 * bound:+.2f}" for bound in (done.low, done.high))
     assert str(done) == (
         f"against fp32.onnx (mAP {100 * done.reference.result.map:.2f}): mAP {100 * done.difference:+.2f} "
         f"(90 % interval {low} .. {high}, paired bootstrap over 30 images, 100 resamples): a loss"

@@ -279,6 +279,16 @@ def test_a_stop_around_either_step_leaves_one_whole_folder(
     assert content(tmp_path / "b") in ("old", "new")
 
 
+def test_a_folder_of_another_kind_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+    place = tmp_path / "b"
+    with FolderWriter(place, MARKER, "a bundle") as writer:
+        place.mkdir()
+        (place / "notes.txt").write_text("the user's")
+        with pytest.raises(OutputError, match="exists and is not a bundle"):
+            writer.put(b"{}")
+    assert names(tmp_path) == ["b"] and names(place) == ["notes.txt"]
+
+
 def test_a_stop_while_the_old_folder_is_removed_leaves_the_new_one_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
