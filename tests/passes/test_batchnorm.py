@@ -88,6 +88,18 @@ def test_two_normalisations_in_a_row_are_both_folded(net: Any, run: Any, configu
     np.testing.assert_allclose(run(after, x=x)["y"], run(model, x=x)["y"], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("error")
+def test_weights_that_would_exceed_float32_are_left_alone(net: Any, configure: Any, normal: Any) -> None:
+    body = "a = Conv(x, w) y = BatchNormalization(a, scale, shift, mean, variance)"
+    text = f"(float[1,3,8,8] x) => (float[1,4,8,8] y) {{ {body} }}"
+    given = {**statistics(4), "scale": np.full(4, 1e30, np.float32), "variance": np.full(4, 1e-30, np.float32)}
+    model = net(text, w=normal(4, 3, 1, 1), **given)
+    model.graph.node[-1].attribute.append(onnx.helper.make_attribute("epsilon", 0.0))
+    after, result = folded(model, configure())
+    assert result == PassResult(0, ("BatchNormalization_1: the folded weights exceed float32",))
+    assert [node.op_type for node in after.graph.node] == ["Conv", "BatchNormalization"]
+
+
 NORM = "BatchNormalization({}, scale, shift, mean, variance)"
 
 

@@ -109,6 +109,16 @@ def test_negative_dimensions_are_open_ones(net: Any, normal: Any, reload: Reload
     assert [dim.HasField("dim_value") for dim in dims] == [False] * 4
 
 
+def test_an_absurd_length_of_a_shape_is_an_open_one(net: Any, reload: Reload) -> None:
+    """ONNX's shape inference keeps 140 bytes for each element: 2**31 took all memory of the machine."""
+    model = net("(float[1,3,8,8] x) => (float[1,3,8,8] y) {s = Shape(x) y = Reshape(x, s)}")
+    values = [("s", onnx.TensorProto.INT64, [2**22]), ("t", onnx.TensorProto.FLOAT, [2**22])]
+    model.graph.value_info.extend(onnx.helper.make_tensor_value_info(*value) for value in values)
+    found = {value.name: value.type.tensor_type.shape.dim[0] for value in reload(model).graph.value_info}
+    assert not found["s"].HasField("dim_value")
+    assert found["t"].dim_value == 2**22
+
+
 def test_a_detector_with_negative_dimensions_is_rewritten_as_one_with_open_ones(
     net: Any, normal: Any, configure: Any, reload: Reload
 ) -> None:

@@ -27,10 +27,16 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
         factor = scale / np.sqrt(variance + norm.attrs.get("epsilon", 1e-5))
         weight = conv.inputs[1].values.astype(np.float64)
         bias = conv.inputs[2].values.astype(np.float64) if len(conv.inputs) > 2 else np.zeros(len(factor))
+        with np.errstate(over="ignore"):
+            folded = (weight * factor.reshape(-1, 1, 1, 1)).astype(np.float32)
+            shifted = ((bias - mean) * factor + shift).astype(np.float32)
+        if not (np.isfinite(folded).all() and np.isfinite(shifted).all()):
+            skipped.append(f"{norm.name}: the folded weights exceed float32")
+            continue
         conv.inputs = [
             conv.inputs[0],
-            gs.Constant(f"{conv.name}/weight", (weight * factor.reshape(-1, 1, 1, 1)).astype(np.float32)),
-            gs.Constant(f"{conv.name}/bias", ((bias - mean) * factor + shift).astype(np.float32)),
+            gs.Constant(f"{conv.name}/weight", folded),
+            gs.Constant(f"{conv.name}/bias", shifted),
         ]
         conv.outputs = [norm.outputs[0]]
         norm.outputs.clear()

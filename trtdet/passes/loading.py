@@ -11,7 +11,7 @@ from trtdet.errors import ModelError, one_line
 from trtdet.passes import plugin_ops  # noqa: F401  # registers the plugin operators with ONNX
 from trtdet.passes.base import PLUGIN_DOMAIN
 from trtdet.passes.provenance import subgraphs
-from trtdet.passes.validation import check, clear_negative_dims, sort_nodes
+from trtdet.passes.validation import check, clear_unusable_dims, sort_nodes
 
 _QUANTIZED = ("QuantizeLinear", "DequantizeLinear", "QLinearConv", "ConvInteger", "QLinearMatMul", "MatMulInteger")
 
@@ -28,7 +28,7 @@ def load_model(path: Path, *, allow_quantized: bool = False) -> onnx.ModelProto:
             ``allow_quantized``) is quantised already.
     """
     model = _parsed(path)
-    clear_negative_dims(model)
+    clear_unusable_dims(model)
     _unify_domains(model)
     try:
         onnx.load_external_data_for_model(model, str(path.parent))

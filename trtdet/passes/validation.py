@@ -19,6 +19,9 @@ from trtdet.passes.provenance import subgraphs
 LARGEST_TENSOR = 2**31 - 1
 """Elements that a tensor may have; TensorRT takes no more, and only a wrong size or attribute gives them."""
 
+LONGEST_SHAPE = 2**16
+"""Elements of a vector of integers whose declared length is believed; shapes and axes have a few."""
+
 _CONVOLUTIONS = ("Conv", "ConvTranspose")
 _WINDOWED = (*_CONVOLUTIONS, "AveragePool", "MaxPool", "LpPool")
 
@@ -40,8 +43,12 @@ _FLOATS = frozenset(
 )
 
 
-def clear_negative_dims(model: onnx.ModelProto) -> None:
-    """Makes dimensions that are written as negative numbers open: ONNX's shape inference aborts the process on them."""
+def clear_unusable_dims(model: onnx.ModelProto) -> None:
+    """Makes dimensions open that ONNX's shape inference fails on without an exception.
+
+    It aborts the process on negative dimensions, and keeps 140 bytes for each element of a vector of integers, which
+    may be a shape: a length over ``LONGEST_SHAPE`` is cleared.
+    """
     for values in _value_infos(model):
         for value in values:
             _clear(value.type)
@@ -57,8 +64,11 @@ def _value_infos(model: onnx.ModelProto) -> Iterator[Iterator[onnx.ValueInfoProt
 def _clear(kind: onnx.TypeProto) -> None:
     which = kind.WhichOneof("value")
     if which in ("tensor_type", "sparse_tensor_type"):
-        for dim in getattr(kind, which).shape.dim:
-            if dim.dim_value < 0:
+        dims = getattr(kind, which).shape.dim
+        integers = getattr(kind, which).elem_type in (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
+        most = LONGEST_SHAPE if integers and len(dims) == 1 else None
+        for dim in dims:
+            if dim.dim_value < 0 or (most is not None and dim.dim_value > most):
                 dim.ClearField("dim_value")
     elif which in ("sequence_type", "optional_type"):
         _clear(getattr(kind, which).elem_type)
