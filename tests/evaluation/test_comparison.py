@@ -14,7 +14,7 @@ from trtdet.config import NmsConfig
 from trtdet.data import CocoDataset, CocoImage, GroundTruth
 from trtdet.errors import ConfigError, DataError, TrtdetWarning
 from trtdet.evaluation import comparison
-from trtdet.evaluation.comparison import Bootstrap, compare, mean_average_precision
+from trtdet.evaluation.comparison import Bootstrap, Comparison, compare, mean_average_precision
 from trtdet.evaluation.metrics import CocoMetric
 from trtdet.evaluation.scoring import Evaluation
 
@@ -154,6 +154,20 @@ def test_a_loss_and_seen_from_the_other_side_a_gain() -> None:
     assert loss.low < loss.difference < loss.high < 0
     assert loss.difference == worse.result.map - better.result.map
     assert (gain.low, gain.high) == pytest.approx((-loss.high, -loss.low))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        (-2.0, -1.0, "a loss"),
+        (-2.0, 0.0, "no loss shown"),
+        (-1.0, 1.0, "no loss shown"),
+        (0.0, 2.0, "no loss shown"),
+        (1.0, 2.0, "a gain"),
+    ],
+)
+def test_only_an_interval_without_zero_shows_a_loss_or_a_gain(low: float, high: float, verdict: str) -> None:
+    assert Comparison(pair()[0], (low + high) / 2, low, high, 30, Bootstrap()).verdict == verdict
 
 
 def test_a_detector_against_itself() -> None:
