@@ -51,7 +51,7 @@ def test_importing_does_not_import_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=root).returncode == 0
 
 
-def test_missing_torch_is_said_with_its_pip_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_torch_is_an_error_with_its_pip_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(ModelError, match=re.escape("install it with: pip install 'trtdet[export]'")):
         export("shapes", tmp_path / "m.onnx")
@@ -158,9 +158,7 @@ def test_a_wrong_graph_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert not list(tmp_path.iterdir())
 
 
-def test_values_that_are_not_numbers_in_one_of_the_two_are_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nan_in_the_exported_model_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = convert.to_onnx
 
     def damaged(*args: Any, **kwargs: Any) -> onnx.ModelProto:

@@ -200,7 +200,7 @@ def test_a_dynamic_height_and_width_become_those_of_the_configuration(net: Any, 
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("(float[1,3,16,8] x) => (float[1,3,16,8] y) {y = Relu(x)}", r"is 16x8 \(height x width\) but .* is 8x8"),
         ("(float[1,1,8,8] x) => (float[1,1,8,8] y) {y = Relu(x)}", r"has shape \[1, 1, 8, 8\], \(batch, 3, height"),
@@ -216,8 +216,8 @@ def test_a_dynamic_height_and_width_become_those_of_the_configuration(net: Any, 
         ("() => (float[1] y) {y = Constant<value_floats = [1.0]>()}", "the model has no inputs"),
     ],
 )
-def test_an_input_that_does_not_fit_is_an_error(net: Any, configure: Any, text: str, said: str) -> None:
-    with pytest.raises(ModelError, match=said):
+def test_an_input_that_does_not_fit_is_an_error(net: Any, configure: Any, text: str, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
         cleaned(net(text), configure())
 
 

@@ -248,7 +248,7 @@ def test_dfl_with_wrong_cells(configure: Any, normal: Any) -> None:
     assert "no output is the class map (B, 64, 3) of stride 8" in refusal(shapes, configure("dfl", (64, 64)))
 
 
-def test_an_output_whose_shape_nobody_knows(net: Any, configure: Any) -> None:
+def test_an_output_of_unknown_shape(net: Any, configure: Any) -> None:
     model = net("(float[1,3,8,8] x, int64[K] s) => (float[] y) {y = Reshape(x, s)}")
     model.graph.output[0].type.tensor_type.ClearField("shape")
     with pytest.raises(ModelError, match=r"output 'y' has shape \(\), decode rule 'yolov5' expects three dimensions"):

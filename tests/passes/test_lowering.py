@@ -270,7 +270,7 @@ def test_average_pools_that_pad_themselves_mean_the_same_in_every_opset(auto: st
     source=st.integers(24, NEWEST),
     target=st.integers(13, 20),
 )
-def test_what_is_said_with_the_same_bits(body: str, scale: float, source: int, target: int) -> None:
+def test_older_forms_give_the_same_bits(body: str, scale: float, source: int, target: int) -> None:
     assume(source == 24 or not body.startswith("Swish"))  # onnxruntime 1.31 knows it in that opset alone
     used = {
         "shape": np.array([2, -1]),
@@ -393,7 +393,7 @@ def test_local_functions_are_written_out() -> None:
     np.testing.assert_array_equal(compute(after, {"x": x})[0], compute(model, {"x": x})[0])
 
 
-def test_the_type_that_a_quantizer_gives_is_said_by_its_zero_point() -> None:
+def test_the_zero_point_carries_the_output_type_of_a_quantizer() -> None:
     text = "(float[2,3,4] x) => (int8[2,3,4] y) { y = QuantizeLinear<output_dtype = 3, axis = 1>(x, s) }"
     after = lowered(parsed(text, 21, s=np.array([0.1, 0.2, 0.3], np.float32)), 17, x=noise(2, 3, 4))
     assert len(after.graph.node[-1].input) == 3
@@ -448,7 +448,7 @@ def test_the_type_that_a_quantizer_gives_is_said_by_its_zero_point() -> None:
         ),
     ],
 )
-def test_what_cannot_be_said_is_an_error_with_the_reason(body: str, source: int, target: int, reason: str) -> None:
+def test_an_inexpressible_node_is_an_error_with_the_reason(body: str, source: int, target: int, reason: str) -> None:
     inputs = (
         "float[1,4,8,8] x, int64[4] i, float[n] u, float[1,4,8,8,8] v, float[1,2,2,2,3] g, float[1,4] r, int64[1] b, "
         "float16[2,2] h, int8[2,2] q, float[8] l, float[2,2] hs_"
@@ -585,7 +585,7 @@ def test_real_models_come_back_from_newer_opsets(shared_data: Path, name: str, r
 
 
 @pytest.mark.parametrize("opset", [13, 14, 15, 16, 17, 18, 19, 20])
-def test_what_torch_exports_in_any_opset_is_said_in_older_ones(opset: int) -> None:
+def test_exports_of_torch_in_any_opset_are_lowered(opset: int) -> None:
     torch = pytest.importorskip("torch", reason="exports from torch: pip install 'trtdet[export]'")
     from trtdet.exporter.convert import to_onnx
 
@@ -619,7 +619,7 @@ def test_what_torch_exports_in_any_opset_is_said_in_older_ones(opset: int) -> No
             np.testing.assert_allclose(compute(after, {"images": x})[0], before, rtol=0, atol=4e-6)
 
 
-def test_the_shipped_detector_is_not_touched_by_what_it_needs_not() -> None:
+def test_the_shipped_detector_needs_no_lowering() -> None:
     model = onnx.load(SHAPES_MODEL)
     assert lower(model, 17)[0] is model
     after = lowered(model, 13, images=np.zeros((1, 3, 256, 256), np.float32))

@@ -150,7 +150,7 @@ def test_bounds_that_are_attributes_are_read(net: Any, configure: Any) -> None:
     ],
 )
 @pytest.mark.parametrize("form", ["keep", "swish", "plugin"])
-def test_what_is_nearly_one_is_left_and_the_reason_given(
+def test_a_near_match_is_left_with_its_reason(
     written: Any, configure: Any, text: str, outputs: str, reason: str, form: str
 ) -> None:
     model = written(text, outputs)
@@ -161,7 +161,7 @@ def test_what_is_nearly_one_is_left_and_the_reason_given(
 
 
 @pytest.mark.parametrize("text", ["s = Sigmoid(x) y = Mul(s, half)", "a = Relu(x) y = Mul(a, x)", "y = Sigmoid(x)"])
-def test_what_is_nothing_like_one_is_not_spoken_of(written: Any, configure: Any, text: str) -> None:
+def test_products_unlike_an_activation_are_not_mentioned(written: Any, configure: Any, text: str) -> None:
     assert applied(written(text), configure(), "plugin")[0] == PassResult(0)
 
 
