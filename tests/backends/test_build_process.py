@@ -1,0 +1,261 @@
+"""The building process, with as much of TensorRT as it touches."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from small_models import conv, net
+
+from trtdet.backends import BuildRequest, Capabilities, EngineOptions, choose
+from trtdet.backends.tensorrt import builder as tensorrt
+from trtdet.backends.tensorrt.builder import LIBRARY
+from trtdet.errors import BackendError
+from trtdet.progress import silent
+
+needs_rtx = pytest.mark.skipif(
+    importlib.util.find_spec("tensorrt_rtx") is None, reason="TensorRT-RTX is not installed: pip install 'trtdet[rtx]'"
+)
+
+
+class FakeTensorRT:
+    """As much of a weakly typed TensorRT as a build touches; without a device the real one stops at its Builder."""
+
+    float16, float32 = "half", "float"
+    __version__ = "8.6.0"
+
+    class ILogger:
+        class Severity:
+            ERROR, INTERNAL_ERROR, INFO = 1, 0, 3
+
+    class ProfilingVerbosity:
+        DETAILED = 2
+
+    class BuilderFlag:
+        INT8, FP16, OBEY_PRECISION_CONSTRAINTS, VERSION_COMPATIBLE = "INT8", "FP16", "OBEY", "VERSION"
+
+    class NetworkDefinitionCreationFlag:
+        EXPLICIT_BATCH = 0
+
+    class MemoryPoolType:
+        WORKSPACE = "workspace"
+
+    class HardwareCompatibilityLevel:
+        AMPERE_PLUS = "ampere"
+
+    class TacticSource:
+        CUBLAS, CUBLAS_LT, JIT_CONVOLUTIONS = 0, 1, 4
+
+    def __init__(self, layers: list[str], others: list[str] | None = None) -> None:
+        kinds = {**dict.fromkeys(layers, "float"), **dict.fromkeys(others or (), "int64")}
+        self.layers = [
+            SimpleNamespace(
+                name=name, precision=None, num_outputs=1, get_output=lambda _, dtype=dtype: SimpleNamespace(dtype=dtype)
+            )
+            for name, dtype in kinds.items()
+        ]
+        self.flags: list[str] = []
+        self.told: list[str] = []
+        self.config = SimpleNamespace(
+            set_flag=self.flags.append,
+            set_memory_pool_limit=lambda pool, size: self.told.append(f"{pool} {size}"),
+            set_tactic_sources=lambda mask: self.told.append(f"tactics {mask:b}"),
+            create_timing_cache=lambda data: None if data == b"spoilt" else data,
+            set_timing_cache=self.take,
+            get_timing_cache=lambda: SimpleNamespace(serialize=lambda: self.timings + b"+"),
+        )
+        self.timings = b""
+
+    def take(self, timings: bytes, ignore_mismatch: bool) -> bool:
+        assert not ignore_mismatch
+        good = timings in (b"", b"known")
+        if good:
+            self.timings = timings
+        return good
+
+    def init_libnvinfer_plugins(self, logger: object, namespace: str) -> None:
+        self.told.append("creators registered")
+
+    def Builder(self, logger: object) -> SimpleNamespace:
+        self.told.append("builder")
+        network = SimpleNamespace(num_layers=len(self.layers), get_layer=self.layers.__getitem__)
+        return SimpleNamespace(
+            create_network=lambda flags: network,
+            get_plugin_registry=lambda: SimpleNamespace(load_library=self.load),
+            create_builder_config=lambda: self.config,
+            build_serialized_network=lambda network, config: b"engine",
+        )
+
+    def load(self, path: str) -> object:
+        self.told.append(f"loaded {path}")
+        return None if "empty" in path else object()
+
+    def OnnxParser(self, network: object, logger: object) -> SimpleNamespace:
+        return SimpleNamespace(parse=lambda data: True)
+
+    def made(self, **changes: Any) -> Any:
+        """What a build by this library gives, with an empty model."""
+        from trtdet.backends.tensorrt import build_process
+
+        Path("model.onnx").write_bytes(b"")
+        request = {
+            "network_flags": [],
+            "builder_flags": [],
+            "sms": [],
+            "batch": None,
+            "precisions": {},
+            "plugins": [],
+            "loads_plugins": True,
+            "preview_features": [],
+            "compiled_plugins": False,
+            "implicit": None,
+            "options": asdict(EngineOptions()),
+            "keep_timings": False,
+            "inspect": False,
+        }
+        logger = SimpleNamespace(errors=[], first=lambda: "it gave no reason")
+        return build_process.build(self, {**request, **changes}, logger, lambda stage, done, total: None)
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory of its own, as a building process has."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("precisions", [{}, {"Conv_1": "fp16", "Conv_3": "fp32", "gone": "fp16", "Shape_4": "fp32"}])
+def test_a_weakly_typed_network_is_told_layer_by_layer(elsewhere: Path, precisions: dict[str, str]) -> None:
+    fake = FakeTensorRT(["Conv_0", "Conv_1", "Sigmoid_2", "Conv_3"], ["Shape_4"])
+    made = fake.made(network_flags=["EXPLICIT_BATCH"], builder_flags=["INT8", "FP16"], precisions=precisions)
+    assert (made.engine, made.error) == (b"engine", "")
+    told = {layer.name: layer.precision for layer in fake.layers if layer.precision}
+    assert told == ({"Conv_1": "half", "Conv_3": "float"} if precisions else {})
+    assert fake.flags == ["INT8", "FP16", *(["OBEY"] if precisions else [])]
+
+
+def test_the_builder_is_told_of_every_option(elsewhere: Path) -> None:
+    fake = FakeTensorRT([])
+    options = EngineOptions(1 << 20, True, True, True, ("CUBLAS_LT", "JIT_CONVOLUTIONS"))
+    assert fake.made(options=asdict(options), plugins=[]).engine == b"engine"
+    assert fake.flags == ["VERSION"]
+    assert fake.config.hardware_compatibility_level == "ampere"
+    assert fake.config.plugins_to_serialize == []
+    assert fake.told[-2:] == ["workspace 1048576", "tactics 10010"]
+    fake.made(options=asdict(EngineOptions(tactic_sources=())))
+    assert fake.told[-1] == "tactics 0"
+
+
+@pytest.mark.parametrize(
+    ("given", "used"), [(b"", b""), (b"known", b"known"), (b"of another device", b""), (b"spoilt", b"")]
+)
+def test_kernel_times_are_used_or_measured_again(elsewhere: Path, given: bytes, used: bytes) -> None:
+    (elsewhere / "timings").write_bytes(given)
+    assert FakeTensorRT([]).made(keep_timings=True).timing_cache == used + b"+"
+    assert FakeTensorRT([]).made().timing_cache == b""
+
+
+def test_phases_within_phases_are_parts_of_a_step() -> None:
+    from trtdet.backends.tensorrt import build_process
+
+    said: list[int] = []
+    library = SimpleNamespace(IProgressMonitor=object)
+    monitor = build_process.progress_monitor(library, lambda stage, done, total: said.append(done))
+    monitor.phase_start("all", None, 2)
+    assert monitor.step_complete("all", 0)
+    monitor.phase_start("part", "all", 4)
+    for step in range(4):
+        monitor.step_complete("part", step)
+    monitor.phase_finish("part")
+    monitor.step_complete("all", 1)
+    assert said == [50, 62, 75, 87, 99]
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        ("Error Code 2: OutOfMemory (no further information)", "smaller --batch or --workspace"),
+        ("CUDA driver version is insufficient for CUDA runtime version", "update the driver"),
+        ("getPluginCreator could not find plugin: TRT_SiLU version: 1", "--plugin-library"),
+        ("something nobody has seen", None),
+    ],
+)
+def test_words_that_are_known_come_with_advice(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: str, advice: str | None
+) -> None:
+    (tmp_path / "build_process.py").write_text(f"open('error.txt', 'w').write({words!r})\n")
+    monkeypatch.setattr(tensorrt, "__file__", str(tmp_path / "tensorrt.py"))
+    caps = Capabilities("test", "1", True, True, True)
+    with pytest.raises(BackendError, match=f"^test 1: {re.escape(words)}.*{advice or '$'}"):
+        tensorrt.build_engine(LIBRARY, caps, BuildRequest(conv()), silent)
+
+
+def test_a_registry_loads_libraries_itself_and_says_when_one_is_empty() -> None:
+    from trtdet.backends.tensorrt.build_process import builder_with
+
+    fake = FakeTensorRT([])
+    builder_with(fake, None, ["a.so", "b.so"], True)
+    assert fake.told == ["creators registered", "builder", "loaded a.so", "loaded b.so"]
+    with pytest.raises(OSError, match="'empty.so' has no plugins for TensorRT 8.6.0"):
+        builder_with(fake, None, ["empty.so"], True)
+
+
+@pytest.mark.parametrize("takes_plugins", [True, False])
+def test_only_the_full_tensorrt_is_given_creators(takes_plugins: bool) -> None:
+    from trtdet.backends.tensorrt.build_process import builder_with
+
+    fake = FakeTensorRT([])
+    builder_with(fake, None, [], takes_plugins)
+    assert fake.told == (["creators registered", "builder"] if takes_plugins else ["builder"])
+
+
+def test_plugins_without_a_library_are_compiled_into_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that builds is told so; there it is said what is missing, should anything be."""
+    from trtdet.backends.tensorrt import silu_aot
+
+    told: list[Any] = []
+    monkeypatch.setattr(silu_aot, "register", told.append)
+    monkeypatch.chdir(tmp_path)
+    fake = FakeTensorRT([])
+    assert fake.made(compiled_plugins=True).engine == b"engine"
+    assert told == [fake]
+
+    def refuse(trt: object) -> None:
+        raise BackendError("NVRTC is not installed")
+
+    monkeypatch.setattr(silu_aot, "register", refuse)
+    assert fake.made(compiled_plugins=True).error == "NVRTC is not installed"
+
+    facts: dict[str, Any] = {}
+
+    def stop(arguments: list[str], cwd: Path, **others: Any) -> None:
+        facts.update(json.loads((cwd / "request.json").read_text()))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tensorrt.subprocess, "Popen", stop)
+    model = net("(float[1,3,4,4] x) => (float[1,3,4,4] y) { y = trt.plugins.TRT_SiLU(x) }")
+    caps = Capabilities("test", "1", True, False, True, loads_plugins=True, compiles_plugins=True)
+    for plugins, compiled in (((), True), ((tmp_path / "some.so",), False)):
+        with pytest.raises(KeyboardInterrupt):
+            tensorrt.build_engine(LIBRARY, caps, BuildRequest(model, plugins=plugins), silent)
+        assert facts["compiled_plugins"] == compiled
+        assert ("PREFER_AOT_PYTHON_PLUGINS" in facts["network_flags"]) == compiled
+
+
+@needs_rtx
+@pytest.mark.tensorrt
+def test_tensorrt_rtx_refuses_plugins_before_it_is_imported(tmp_path: Path) -> None:
+    """With a creator registered there the process would end while parsing, with no word."""
+    backend = choose("tensorrt-rtx")
+    with pytest.raises(BackendError, match="takes no plugin libraries; leave them out or use --backend tensorrt"):
+        backend.build(BuildRequest(conv(), (86,), plugins=(tmp_path / "no-such-library.so",)))
+    model = net("(float[1,3,4,4] x) => (float[1,3,4,4] y) { y = trt.plugins.TRT_SiLU(x) }")
+    assert "ends its process" in backend.unsupported(model)["TRT_SiLU"]

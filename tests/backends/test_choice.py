@@ -1,0 +1,65 @@
+"""Choosing a backend, and the capabilities of each version."""
+
+from __future__ import annotations
+
+import pytest
+from small_models import conv
+
+from trtdet.backends import BuildRequest, choose, cuda
+from trtdet.backends.base import Typing
+from trtdet.backends.libraries import Library
+from trtdet.backends.tensorrt.builder import TensorRT
+from trtdet.backends.tensorrt.rtx import TensorRTRTX
+from trtdet.errors import BackendError
+
+
+def test_an_unknown_backend_lists_the_known_ones() -> None:
+    with pytest.raises(BackendError, match="no backend 'openvino'; allowed: auto, tensorrt, tensorrt-rtx, onnxruntime"):
+        choose("openvino")
+
+
+def test_auto_prefers_tensorrt_with_a_gpu_then_rtx_and_never_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
+    here: set[str] = set()
+    found: list[cuda.Device] = []
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if name in here else None)
+    monkeypatch.setattr(cuda, "devices", lambda: tuple(found))
+    monkeypatch.setattr(Library, "load", lambda library: None)
+    with pytest.raises(BackendError, match="--backend onnxruntime"):
+        choose("auto")
+    here |= {"tensorrt", "tensorrt_rtx"}
+    assert type(choose("auto")) is TensorRTRTX
+    found.append(cuda.Device("a GPU", 86))
+    assert type(choose("auto")) is TensorRT
+    here.remove("tensorrt")
+    assert type(choose("auto")) is TensorRTRTX
+    here.clear()
+    with pytest.raises(BackendError, match=r"pip install 'trtdet\[trt\]' or pip install 'trtdet\[rtx\]'"):
+        choose("auto")
+
+
+@pytest.mark.skipif(bool(cuda.devices()), reason="this machine has a CUDA device")
+def test_tensorrt_without_a_device_points_to_what_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = type("library", (), {"__version__": "8.6.0"})
+    monkeypatch.setattr(Library, "load", lambda row: library)
+    with pytest.raises(BackendError, match="TensorRT 8.6.0 builds only on a machine with a CUDA device.*tensorrt-rtx"):
+        choose("tensorrt")
+
+
+@pytest.mark.parametrize(
+    ("version", "explicit", "implicit", "number"),
+    [
+        ("8.6.0", Typing(("EXPLICIT_BATCH",), weak=True), Typing(("EXPLICIT_BATCH",), weak=True), 8600),
+        ("10.4.0", Typing(("STRONGLY_TYPED",)), Typing(weak=True), 100400),
+        ("11.0.0", Typing(), None, 0),
+    ],
+)
+def test_capabilities_of_each_tensorrt(
+    monkeypatch: pytest.MonkeyPatch, version: str, explicit: Typing, implicit: Typing | None, number: int
+) -> None:
+    library = type("library", (), {"__version__": version})
+    monkeypatch.setattr(Library, "load", lambda row: library)
+    monkeypatch.setattr(cuda, "devices", lambda: (cuda.Device("a GPU", 90),))
+    caps = choose("tensorrt").capabilities
+    assert (caps.explicit, caps.implicit, caps.cache_version) == (explicit, implicit, number)
+    with pytest.raises(BackendError, match="compute capability 90, not 86; leave --sm out"):
+        choose("tensorrt").build(BuildRequest(conv(), (86,)))
