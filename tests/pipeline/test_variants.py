@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -117,8 +119,16 @@ def test_a_damaged_row_is_made_again(done: Any, options: SweepOptions, tmp_path:
     few = replace(
         options, corrections=((),), keeps=(0,), suppressions=(CONFIG.nms, CONFIG.with_nms(iou_threshold=0.5).nms)
     )
-    with pytest.warns(TrtdetWarning, match=r"rows.jsonl': a row is damaged \(key '(map|nms.*)': .* measured again"):
+    (folder / "histograms.npz").write_bytes(b"cut")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", TrtdetWarning)
         again = sweep(SHAPES_MODEL, CONFIG, folder, few)
+    said = [str(warning.message) for warning in caught if warning.category is TrtdetWarning]
+    assert [bool(re.search(r"a row is damaged \(key '(map|nms.*)': .* measured again", text)) for text in said[:2]] == [
+        True,
+        True,
+    ]
+    assert any("they are collected again" in text for text in said[2:])
     assert plain(again.rows) == [row for row in plain(done.rows) if row["kept"] in (None, 0) and not row["corrections"]]
 
 

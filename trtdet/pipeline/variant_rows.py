@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache, cached_property
@@ -10,6 +11,7 @@ from typing import Any
 from trtdet.backends import Backend, Built, EngineFacts, choose, open_engine
 from trtdet.backends.requests import Target
 from trtdet.config import NmsConfig, SiluForm
+from trtdet.errors import CalibrationError, TrtdetWarning
 from trtdet.evaluation.comparison import compare
 from trtdet.evaluation.scoring import Evaluation, evaluate_each
 from trtdet.mixed_precision.ranking import rank
@@ -33,12 +35,18 @@ _NO_ENGINE: dict[str, Any] = {"build_seconds": None, "engine_mb": None, "latency
 
 
 def save_histograms(matrix: Matrix, progress: Progress) -> None:
-    """Runs the calibration images, unless an earlier sweep in the folder did."""
+    """Runs the calibration images, unless an earlier sweep in the folder ran them through the same graph."""
     place = matrix.folder / HISTOGRAMS
     calibration = replace(matrix.options.calibration, rule=CalibrationOptions.rule, histograms=None)
-    if not place.exists():
-        graph = host_graph(matrix.model, matrix.config)
-        calibrated(graph, calibration, matrix.selected, progress=progress).collection.save(place)
+    graph = host_graph(matrix.model, matrix.config, caps=choose(matrix.options.backend).capabilities)
+    if place.exists():
+        try:
+            calibrated(graph, replace(calibration, histograms=place), matrix.selected)
+        except CalibrationError as error:
+            warnings.warn(f"{error.problem}: they are collected again", TrtdetWarning, stacklevel=2)
+        else:
+            return
+    calibrated(graph, calibration, matrix.selected, progress=progress).collection.save(place)
 
 
 def rows_of_group(matrix: Matrix, group: Group) -> list[dict[str, Any]]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from trtdet.config import Config
 from trtdet.data import CocoDataset, ImageCache
 from trtdet.evaluation.comparison import Comparison, compare
 from trtdet.evaluation.scoring import Evaluation, evaluate
+from trtdet.files import writing
+from trtdet.files.temporaries import Temporary
 from trtdet.performance import BenchOptions, Difference, ProfileOptions, Ratio, bench, profile, slower
 from trtdet.pipeline.assembly import Job, assemble, timing_cache_of
 from trtdet.pipeline.options import BuildOptions, CalibrationOptions, KeepOptions
@@ -118,8 +120,8 @@ def weigh(job: Job, bundle: Bundle, measuring: Measuring = Measuring(), progress
     if reason and (not annotated or bundle.manifest.quantization.mode == "implicit"):
         return None
     without = _without_int8(job.options, bundle, bool(reason))
-    with tempfile.TemporaryDirectory(prefix=f".{bundle.path.name}.", dir=bundle.path.parent) as folder:
-        twin = assemble(replace(job, output=Path(folder) / without.precision, options=without), progress).bundle
+    with _scratch_folder(bundle.path) as folder:
+        twin = assemble(replace(job, output=folder / without.precision, options=without), progress).bundle
         pair = (bundle.path, twin.path)
         comparison = _compared(pair, job.config, job.options.keep, progress) if annotated else None
         if reason:
@@ -129,6 +131,18 @@ def weigh(job: Job, bundle: Bundle, measuring: Measuring = Measuring(), progress
             found = replace(_timed(bundle, twin, measuring, progress), comparison=comparison)
     bundle.add(WORTH, (json.dumps(found.as_dict(), indent=1) + "\n").encode())
     return found
+
+
+@contextmanager
+def _scratch_folder(bundle: Path) -> Iterator[Path]:
+    """A folder beside the bundle, which the next writer of the bundle removes where this process is killed."""
+    with writing(bundle):
+        temporary = Temporary(bundle, folder=True)
+    try:
+        yield temporary.path
+    finally:
+        temporary.remove()
+        temporary.release()
 
 
 def _timed(bundle: Bundle, twin: Bundle, measuring: Measuring, progress: Progress) -> Worth:

@@ -147,7 +147,7 @@ def _given(path: Path, tensors: tuple[str, ...], key: str | None) -> Collection:
     collection = Collection.load(path)
     if set(collection.histograms) != set(tensors) or key not in (None, collection.key):
         raise CalibrationError(
-            f"the histograms '{path}' were collected from another model, other images or another pre-processing; "
-            "leave --histograms out to collect them again"
+            f"the histograms '{path}' were collected from another model, other images or another pre-processing",
+            "leave --histograms out to collect them again",
         )
     return collection
