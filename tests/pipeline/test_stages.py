@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import random
 from collections.abc import Iterator
@@ -14,7 +15,9 @@ import onnx
 import pytest
 from tiny_detector import Tiny
 
-from trtdet import BuildOptions, CalibrationOptions, KeepOptions
+import trtdet
+from trtdet import BuildOptions, CalibrationOptions, KeepOptions, SweepOptions, sweep
+from trtdet.backends import choose
 from trtdet.bundle import Bundle
 from trtdet.cli import main
 from trtdet.errors import ConfigError, TrtdetError
@@ -245,3 +248,38 @@ def test_the_graph_is_placed_once(tiny: Tiny, options: BuildOptions, tmp_path: P
 def test_a_float_bundle_has_nothing_to_keep(tiny: Tiny, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nothing in INT8 to keep out of it"):
         build(tiny.model, tiny.config, tmp_path / "b", BuildOptions("fp16", keep=KeepOptions(1)))
+
+
+# one place for each thing
+
+
+def test_requests_to_builders_are_composed_in_one_place() -> None:
+    package = Path(trtdet.__file__).parent
+    calls = {
+        str(path.relative_to(package))
+        for path in package.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "BuildRequest"
+    }
+    assert calls == {"backends/requests.py"}
+
+
+def test_audits_of_builds_and_of_sweeps_know_the_forms_of_silu(
+    tiny: Tiny, options: BuildOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trtdet.pipeline.stages import engines
+
+    forms: list[Any] = []
+
+    def noting(*given: Any, silu: Any = None) -> Any:
+        forms.append(silu)
+        return SimpleNamespace(int8=4, fp16=0, fp32=1, departures=(), warnings=(), to_json=lambda: "{}")
+
+    caps = replace(choose("onnxruntime").capabilities, lists_layers=True)
+    monkeypatch.setattr(type(choose("onnxruntime")), "capabilities", caps)
+    monkeypatch.setattr(engines, "audit", noting)
+    monkeypatch.setattr(engines, "layers_of", lambda built: ())
+    build(tiny.model, tiny.config, tmp_path / "b", replace(options, correct=(), measure=False))
+    axes = SweepOptions(options.calibration, tiny.images, tiny.annotations, corrections=((),), backend="onnxruntime")
+    sweep(tiny.model, tiny.config, tmp_path / "s", axes)
+    assert forms == [caps.silu, caps.silu]
