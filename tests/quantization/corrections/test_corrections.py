@@ -20,6 +20,7 @@ from trtdet.errors import ConfigError, ModelError, TrtdetWarning
 from trtdet.quantization import CORRECTIONS, PrecisionPlan, correct, insert_qdq, lint, place
 from trtdet.quantization.corrections.base import Correction, Layer, Network
 from trtdet.quantization.corrections.rounding import Round
+from trtdet.quantization.corrections.trials import Site
 
 corrections = importlib.import_module("trtdet.quantization.corrections")
 SHIPPED = corrections.REGISTRY
@@ -119,6 +120,20 @@ def test_what_does_not_help_is_left_out(model: Any, sources: Any, chosen: Any, m
         found = correct(model, place(model), chosen(model, given, "minmax"), CORRECTIONS, given)
     assert found.corrections.tensors == found.corrections.weights == {}
     assert found.plan == place(model).plan
+
+
+def test_an_equal_error_at_the_head_keeps_the_corrections(
+    model: Any, sources: Any, chosen: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate, "head_errors", lambda *_: [0.2, 0.2, 0.2, 0.2])
+    seeds = []
+    measure = Site.add_moments
+    monkeypatch.setattr(Site, "add_moments", lambda site, x, seed: (seeds.append(seed), measure(site, x, seed)))
+    given = sources()
+    found = correct(model, place(model), chosen(model, given, "minmax"), CORRECTIONS, given)
+    assert found.corrections.tensors and found.corrections.weights
+    # Second moments come from the images to fit on; only the extremes of channels from all.
+    assert seeds[::5] == [0, 1, 2, 3, 4, 5, None, None]
 
 
 @pytest.mark.parametrize("policy", range(3))
