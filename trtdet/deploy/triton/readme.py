@@ -55,20 +55,7 @@ and the parameter `classes` of `GET /v2/models/{name}/config`.
 ## To know before
 
 {known}
-## What the server's image needs
-
-The two python models import trtdet, but only its pre-processing and suppression. Add to the image:
-
-```text
-pip install --no-deps trtdet=={__version__}
-pip install numpy opencv-python-headless pillow pydantic pyyaml
-```
-
-Triton's releases up to 24.10 read image files through NumPy 1 only: `'numpy<2' 'opencv-python-headless<4.12'`. The
-python backend takes the packages of the `python3` that is first on its `PATH`.
-
-{_version_lines(bundle)}
-## Start
+{_image_section(bundle)}## Start
 
 ```text
 {_start(bundle, name)}
@@ -82,6 +69,24 @@ Triton is ready when `GET /v2/health/ready` answers 200; its metrics are at port
 ```python
 {_client(name, options)}
 ```
+"""
+
+
+def _image_section(bundle: Bundle) -> str:
+    """The packages and the version of TensorRT that the server must have."""
+    return f"""## What the server's image needs
+
+The two python models import trtdet, but only its pre-processing and suppression. Add to the image:
+
+```text
+pip install --no-deps trtdet=={__version__}
+pip install numpy opencv-python-headless pillow pydantic pyyaml
+```
+
+Triton's releases up to 24.10 read image files through NumPy 1 only: `'numpy<2' 'opencv-python-headless<4.12'`. The
+python backend takes the packages of the `python3` that is first on its `PATH`.
+
+{_version_lines(bundle)}
 """
 
 
