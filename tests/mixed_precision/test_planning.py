@@ -35,6 +35,7 @@ def test_the_most_sensitive_come_first() -> None:
     made = ranking(POWERS)
     assert most_sensitive(made, 0) == ()
     assert most_sensitive(made, 3) == ("c0", "c1", "c2")
+    assert len(most_sensitive(made, 10)) == 10
     with pytest.raises(ConfigError, match="--keep-fp16 11: the model has 10 convolutions"):
         most_sensitive(made, 11)
 
@@ -91,6 +92,19 @@ def test_nothing_is_kept_where_nothing_is_lost() -> None:
     assert (done.chosen.names, done.evaluations) == ((), 2)
 
 
+def test_a_loss_of_exactly_the_bound_is_within_it() -> None:
+    made, exact = ranking([0.1] * 10), 2**-7
+
+    def measure(names: tuple[str, ...]) -> Score:
+        lost = exact if names else 2 * exact
+        return Score(0.3 - lost, -lost, -lost, -lost)
+
+    none = smallest(lambda: made, 200 * exact, 0.3, measure)
+    assert (none.chosen.names, none.evaluations) == ((), 2)
+    # The first guess is half of them; it holds, so that fewer are tried.
+    assert smallest(lambda: made, 100 * exact, 0.3, measure).chosen.names == ("c0",)
+
+
 def test_depthwise_convolutions_are_a_candidate_of_their_own() -> None:
     made = ranking([0.3, 0.2, 0.2, 0.1, 0.1, 0.1], depthwise=(1, 2))
 
@@ -120,6 +134,7 @@ def test_the_last_evaluation_tries_all_of_them() -> None:
     done = smallest(lambda: made, 0.3, 0.3, measure)
     assert done.chosen.kept == "all"
     assert done.evaluations <= EVALUATIONS
+    assert smallest(lambda: made, 0.3, 0.3, measure, evaluations=4).chosen.kept == "all"
 
 
 def test_a_plan_says_why() -> None:

@@ -50,6 +50,19 @@ def test_every_option_is_classed() -> None:
         assert {entry.name for entry in fields(nested)} <= {path.rpartition(".")[2] for path in OPTIONS}
 
 
+def test_what_stays_out_and_what_counts_for_int8_alone() -> None:
+    uses = {path: option.use for path, option in OPTIONS.items()}
+    assert {path for path, use in uses.items() if isinstance(use, StaysOut)} == {
+        *("keep.ray", "timing_cache", "measure", "force"),
+    }
+    always = {path for path, use in uses.items() if isinstance(use, Enters) and not use.int8_only and not use.fact}
+    assert always == {
+        *("precision", "sms", "batch", "silu"),
+        *(f"engine.{name}" for name in ("workspace", "version_compatible", "hardware_compatible", "embed_plugins")),
+        "engine.tactic_sources",
+    }
+
+
 def test_a_new_option_is_an_error_until_it_is_classed() -> None:
     @dataclass(frozen=True)
     class Nested:
