@@ -32,11 +32,11 @@ Run = Callable[..., Finished]
 
 
 @pytest.fixture(scope="module")
-def given(model: Path, calibration_images: Path, validation: ShapesSplit) -> list[object]:
+def given(trained: Path, calibration_images: Path, drawn: ShapesSplit) -> list[object]:
     """The arguments of every run: batches of 1 and 2 in place of 1 and 32."""
     return [
-        *("--model", model, "--config", "shapes", "--images", calibration_images, "--num-images", 4),
-        *("--val-images", validation.images, "--annotations", validation.annotations),
+        *("--model", trained, "--config", "shapes", "--images", calibration_images, "--num-images", 4),
+        *("--val-images", drawn.images, "--annotations", drawn.annotations),
         *("--batches", 1, 2, "--quick", "--seconds", 0.01),
     ]
 
@@ -111,14 +111,14 @@ def test_every_row_is_scored_timed_and_counted(made: Path) -> None:
 
 
 def test_a_row_is_what_trtdet_build_makes(
-    made: Path, machine: Machine, model: Path, calibration_images: Path, validation: ShapesSplit, tmp_path: Path
+    made: Path, machine: Machine, calibration_images: Path, drawn: ShapesSplit, tmp_path: Path
 ) -> None:
     line = table(made)["int8-none"]
     command = line["command"].split()
     assert command[:2] == ["trtdet", "build"]
     built = machine.trtdet(*command[1:], "--no-measure", "-o", tmp_path / "b", version=OLD)
     assert built.code == 0, built.err
-    data = ["--images", validation.images, "--annotations", validation.annotations]
+    data = ["--images", drawn.images, "--annotations", drawn.annotations]
     scored = machine.trtdet("eval", tmp_path / "b", *data, "--json", version=OLD)
     assert scored.json["map"] == line["map"]
     assert (tmp_path / "b" / "plan.json").read_bytes() == (made / "shapes" / "int8-none" / "plan.json").read_bytes()

@@ -1,7 +1,7 @@
 // Pixels in and boxes out: decode an image, place it in the network's input, and map boxes back.
 //
-// Equal to trtdet.data.images in Python, which calibration and evaluation use: decoding bit by bit, resizing to one grey
-// level.
+// Equal to trtdet.data.images in Python, which calibration and evaluation use: decoding bit by bit, resizing to one
+// grey level.
 #pragma once
 
 #include <cstdint>
