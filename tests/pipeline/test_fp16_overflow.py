@@ -14,7 +14,7 @@ from PIL import Image
 from trtdet.backends import OnnxRunner
 from trtdet.calibration import Collection, CollectionRequest, Ranges, collect, expose
 from trtdet.config import load_config
-from trtdet.data import ImageStream
+from trtdet.data import ImageCache, ImageStream
 from trtdet.errors import TrtdetWarning
 from trtdet.mixed_precision.planning import keeping
 from trtdet.passes import Options, Rewritten
@@ -64,7 +64,7 @@ def prepared(model: onnx.ModelProto, paths: tuple[Path, ...], histograms: bool =
         collection = Collection({}, "", 1, "", runner.input)
         paths = ()
     graph = Graph(model, Options(CONFIG), Rewritten(model, CONFIG, {}), placement)
-    calibrated = Calibrated(graph, collection, ranges, paths, False)
+    calibrated = Calibrated(graph, collection, ranges, paths, ImageCache(), False)
     return Prepared(calibrated, ranges, Corrections(), placement.plan)
 
 
