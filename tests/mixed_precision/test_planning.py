@@ -120,6 +120,10 @@ def test_a_bound_that_nothing_keeps_is_an_error_that_names_the_best() -> None:
     made = ranking(POWERS)
     with pytest.raises(ConfigError, match=r"no set .* within 0.3 mAP points of 30.00; the best of \d, .* loses 5.00"):
         smallest(lambda: made, 0.3, 0.3, lambda names: Score(0.25, -0.05, -0.06, -0.04))
+    with pytest.raises(ConfigError, match=r"the best of \d+, all, loses 6.00"):
+        smallest(
+            lambda: made, 0.3, 0.3, lambda names: Score(0.2 + 0.004 * len(names), 0.004 * len(names) - 0.1, -0.2, 0.0)
+        )
     with pytest.raises(ConfigError, match="at least 0 mAP points, got -1"):
         smallest(lambda: made, -1, 0.3, loss_left(made, 0.1))
 

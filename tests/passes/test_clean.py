@@ -123,6 +123,12 @@ def test_weights_listed_as_inputs_are_weights(net: Any, run: Any, configure: Any
     np.testing.assert_allclose(run(after, x=x)["y"], run(model, x=x)["y"], rtol=1e-5, atol=1e-6)
 
 
+def test_outputs_that_do_not_depend_on_the_image_are_an_error(net: Any, configure: Any) -> None:
+    model = net("(float[1,3,8,8] x) => (float[4] y) {z = Relu(x) y = Exp(w)}", w=np.zeros(4, np.float32))
+    with pytest.raises(ModelError, match="the model's outputs do not depend on the image"):
+        cleaned(model, configure())
+
+
 # The batch
 
 

@@ -220,11 +220,11 @@ def test_int8_bundles_of_logits_give_the_same_detections_whatever_suppresses(sav
         assert found[where].num_dets.min() > 10
         np.testing.assert_array_equal(found[where].num_dets, found["host"].num_dets)
         np.testing.assert_allclose(found[where].image(0)[1], found["host"].image(0)[1], atol=1e-6)
-    with pytest.warns(TrtdetWarning, match="own suppression 'nms' is left as it is: score_threshold 0.3.*not 0.001"):
+    with pytest.warns(TrtdetWarning, match="embedded NMS 'nms' is left as it is: score_threshold 0.3.*not 0.001"):
         options = BuildOptions("int8", calibration, backend="onnxruntime")
         manifest = build(path, configuration(), tmp_path / "own", options).bundle.manifest
     assert (manifest.nms.mode, manifest.nms.embedded, manifest.nms.max_detections) == ("efficient", True, 7)
     if importlib.util.find_spec("tensorrt_rtx") is None:
         pytest.skip("TensorRT-RTX is not installed: that it refuses EfficientNMS was not seen")
-    with pytest.raises(BackendError, match="cannot take the model's own suppression 'nms'; allowed: --nms native or"):
+    with pytest.raises(BackendError, match="cannot take the model's embedded NMS 'nms'; allowed: --nms native or"):
         build(path, configuration(), tmp_path / "rtx", BuildOptions("fp32", backend="tensorrt-rtx"))

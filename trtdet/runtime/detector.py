@@ -59,7 +59,7 @@ class Detector:
         Args:
             target: a bundle's folder or an ONNX file.
             config: needed for an ONNX file; a bundle carries its own.
-            nms: for an ONNX file, what does the suppression; ``auto`` leaves the model's own suppression as it is, and
+            nms: for an ONNX file, what does the suppression; ``auto`` leaves the model's embedded NMS as it is, and
                 is ``host`` where it has none.
             runtime: for a bundle, what is run: ``auto`` is the engine where it can be run, else the model, and
                 ``runner.run_info`` has the reason. An engine that can be run and then fails is an error; the model

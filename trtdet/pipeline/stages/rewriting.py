@@ -44,7 +44,7 @@ class Graph:
 
     @property
     def config(self) -> Config:
-        """The configuration, as the model's own suppression left it."""
+        """The configuration, as the model's embedded NMS left it."""
         return self.done.config
 
     @property
@@ -150,7 +150,7 @@ def suppression(
     wanted: NmsMode = asked if asked != "auto" else own.kind if own else (*allowed, "host")[0]
     if wanted == "host" or wanted in allowed:
         return wanted
-    said = f"--nms {asked}" if asked != "auto" or own is None else f"the model's own suppression '{own.name}'"
+    said = f"--nms {asked}" if asked != "auto" or own is None else f"the model's embedded NMS '{own.name}'"
     if wanted in caps.in_graph_nms:
         said += " with key 'nms.class_agnostic', which its EfficientNMS ignores"
     raise BackendError(f"{caps.name} {caps.version} cannot take {said}; allowed: --nms {', '.join(allowed)} or host")
@@ -186,7 +186,7 @@ def _warn_of_thresholds(own: EmbeddedNms, nms: NmsConfig) -> None:
     other = [f"{key} {value}, not {asked[key]}" for key, value in own.thresholds.items() if value != asked[key]]
     if other:
         warnings.warn(
-            f"the model's own suppression '{own.name}' is left as it is: {'; '.join(other)}; replace it with --nms",
+            f"the model's embedded NMS '{own.name}' is left as it is: {'; '.join(other)}; replace it with --nms",
             TrtdetWarning,
             stacklevel=4,
         )
