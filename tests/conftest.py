@@ -22,7 +22,7 @@ def pytest_configure() -> None:
         os.sched_setaffinity(0, set(cores[int(worker.removeprefix("gw")) :: workers]) or set(cores))
 
 
-LONG = ("test_documents.py", "workflow", "service", "pipeline", "mixed_precision", "audit")
+LONG = ("test_pages.py", "workflow", "service", "pipeline", "mixed_precision", "audit")
 """Files and folders of which a worker has long."""
 
 

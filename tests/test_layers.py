@@ -133,3 +133,9 @@ def test_help_loads_neither_arrays_nor_models(arguments: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "LOADED []"
+
+
+def test_no_two_files_of_tests_have_one_name() -> None:
+    """pytest would read only the first of them."""
+    names = [path.name for path in Path(__file__).parent.rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))

@@ -364,7 +364,7 @@ def test_annotations_that_do_not_match(run, model, validation, tmp_path):
         document["images"][0]["file_name"] = "gone.png"
 
     assert "987654" in message(unknown_image)
-    assert "unicorn" in message(other_categories)
+    assert "1 of the 10 classes are no category (circle)" in message(other_categories)
     assert "gone.png" in message(missing_file)
     (tmp_path / "a.json").write_text(validation.annotations.read_text()[:1000])
     done = run("eval", model, *CONFIG, "--images", validation.images, "--annotations", tmp_path / "a.json")
