@@ -229,6 +229,26 @@ def test_kernels_that_only_change_the_type_are_found_with_producer_and_consumer(
     assert found[ACTIVATION][1] == f"SiLU after {FIRST}: the Int8 kernel writes Half"
 
 
+def test_a_reader_that_the_model_has_no_node_for_is_named_only_where_there_is_no_other() -> None:
+    moved = layer("Reformatting CopyNode for Output Tensor 0", "Reformat", [tensor("q")], [tensor("q2")])
+    both = seen(QUANTISE, moved, conv(FIRST, "q", tensor("a", HALF))).findings
+    assert [one.cause for one in both if one.kind == "quantise"] == [f"quantises the input 'x' (Float) for {FIRST}"]
+    alone = seen(QUANTISE, moved).findings
+    assert [one.cause for one in alone if one.kind == "quantise"] == [
+        "quantises the input 'x' (Float) for Reformatting CopyNode for Output Tensor 0"
+    ]
+
+
+def test_the_constant_that_fills_channels_up_is_counted_from_the_first_channel_on() -> None:
+    flow = Flow((), PLAN, qdq_model())
+    # 20 of 32 channels are the model's: a constant fills up the other 12.
+    constants = tuple(Tensor("fill", "Int8", (1, channels, 32, 32)) for channels in (12, 20))
+    writer = Layer("w", "PointWiseV2", (), constants, (), ())
+    padded = Tensor("q", "Int8", (1, 32, 32, 32))
+    assert flow.filling(writer, padded, 32 / 20) == 12 * 1024
+    assert flow.filling(writer, padded, 1.0) == 0
+
+
 def test_a_fused_engine_has_neither_findings_nor_advice_beyond_its_input() -> None:
     fused = f"{FIRST} + PWN(PWN(Sigmoid_5), Mul_6)"
     found = seen(QUANTISE, conv(fused, "q", tensor("r")), conv(f"{SECOND} + PWN(Relu_10)", "r", tensor("e")))
