@@ -242,6 +242,21 @@ def test_a_join_of_channels_joins_int8(net: Any, normal: Any, measured: Any, map
     agree(OnnxRunner(kept.model)(x)["y"], OnnxRunner(explicit)(x)["y"])
 
 
+@pytest.mark.parametrize("axis", [2, -1])
+def test_a_join_of_rows_or_columns_stays_in_float(net: Any, normal: Any, measured: Any, axis: int) -> None:
+    text = f"""(float[1,3,8,8] x) => (float[1,4,M,N] y) {{
+        a = Conv(x, w1) p = Neg(a) b = Conv(x, w2) q = Relu(b) j = Concat<axis = {axis}>(p, q) y = Conv(j, w3) }}"""
+    shapes = {"w1": (4, 3, 1, 1), "w2": (4, 3, 1, 1), "w3": (4, 4, 1, 1)}
+    model = plugged(
+        net(text, **{name: normal(*shape, seed=index) for index, (name, shape) in enumerate(shapes.items())})
+    )
+    explicit = insert_qdq(model, *measured(model, normal(1, 3, 8, 8)))
+    done = requantize(explicit, {"a": ChannelRange((3.0, 4.0, 5.0, 6.0), 0.0)})
+    (concat,) = nodes(done.model, "Concat")
+    assert [tensor.inputs[0].op for tensor in concat.inputs] == ["TRT_SiLU", "Relu"]
+    assert [reader.op for reader in concat.outputs[0].outputs] == ["QuantizeLinear"]
+
+
 def test_noisy_and_unknown_ranges_leave_the_input_in_float(model: onnx.ModelProto, measured: Any, normal: Any) -> None:
     explicit = insert_qdq(model, *measured(model, normal(1, 3, 8, 8)))
     done = requantize(explicit, {"a": ChannelRange((1.0,) * 4, 0.002)})

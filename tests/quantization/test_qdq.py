@@ -141,7 +141,7 @@ def test_ranges_of_another_model_are_an_error_that_counts_and_names(model: onnx.
     with pytest.raises(CalibrationError) as caught:
         insert_qdq(model, place(model), ranges)
     assert "the ranges lack 3 of the model's 4 activations, the first is 'c'" in str(caught.value)
-    assert "made from another model; calibrate this one" in str(caught.value)
+    assert "made from another model; calibrate this model" in str(caught.value)
 
 
 def test_quantising_twice_gives_the_same_bytes(model: onnx.ModelProto, measured: Any, normal: Any) -> None:

@@ -44,7 +44,7 @@ def version_number(version: str) -> int:
     """
     found = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
     if found is None:
-        raise CalibrationError(f"'{version}' is no version of TensorRT; expected one like 8.6.0")
+        raise CalibrationError(f"'{version}' is no version of TensorRT; expected a version like 8.6.0")
     major, minor, patch = (int(part) for part in found.groups())
     return major * (10000 if major >= 10 else 1000) + minor * 100 + patch
 
@@ -111,8 +111,8 @@ def read(
     found = _HEADING.fullmatch(heading)
     if found is None:
         raise CalibrationError(
-            f"{where} is no calibration cache of TensorRT: its first line is {_shown(heading)}, expected one like "
-            "'TRT-8600-EntropyCalibration2'; make one with 'trtdet calibrate'"
+            f"{where} is no calibration cache of TensorRT: its first line is {_shown(heading)}, expected a line like "
+            "'TRT-8600-EntropyCalibration2'; make a cache with 'trtdet calibrate'"
         )
     if algorithm is not None and found[2] != algorithm:
         raise CalibrationError(

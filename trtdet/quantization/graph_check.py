@@ -82,9 +82,14 @@ def _activation_problems(node: gs.Node) -> list[str]:
     problems = []
     if node.outputs[0].dtype == np.int8:
         readers = node.outputs[0].outputs
-        readers = [after for one in readers for after in (one.outputs[0].outputs if one.op == "Concat" else [one])]
-        strangers = [one for one in readers if one.op != "DequantizeLinear"]
-        problems += [f"{one.op} '{one.name}' reads its INT8 output: only DequantizeLinear may" for one in strangers]
+        readers = [
+            after for reader in readers for after in (reader.outputs[0].outputs if reader.op == "Concat" else [reader])
+        ]
+        strangers = [reader for reader in readers if reader.op != "DequantizeLinear"]
+        problems += [
+            f"{stranger.op} '{stranger.name}' reads its INT8 output: only DequantizeLinear may"
+            for stranger in strangers
+        ]
     scale = np.array(node.attrs.get("input_scale", [1.0]))
     if not np.all(np.isfinite(scale) & (scale > 0)):
         problems.append("its input_scale must be over 0 and finite in every channel")

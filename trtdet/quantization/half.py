@@ -84,7 +84,7 @@ def to_half(model: onnx.ModelProto, names: Collection[str]) -> onnx.ModelProto:
                 half = gs.Variable(f"{tensor.name}/half", np.float16, tensor.shape)
                 for reader in list(tensor.outputs):
                     if id(reader) in inside:
-                        reader.inputs = [half if one is tensor else one for one in reader.inputs]
+                        reader.inputs = [half if given is tensor else given for given in reader.inputs]
                 node.outputs[index] = half
                 tensor.dtype = np.float32
                 name = f"{tensor.name}/float"
@@ -93,10 +93,12 @@ def to_half(model: onnx.ModelProto, names: Collection[str]) -> onnx.ModelProto:
             elif outer:
                 raised = write("Cast", tensor, to=_FLOAT)
                 for reader in outer:
-                    reader.inputs = [raised if one is tensor else one for one in reader.inputs]
+                    reader.inputs = [raised if given is tensor else given for given in reader.inputs]
     # Types were inferred for float32.
     for tensor in graph.tensors().values():
-        if isinstance(tensor, gs.Variable) and not any(tensor is one for one in (*graph.inputs, *graph.outputs)):
+        if isinstance(tensor, gs.Variable) and not any(
+            tensor is boundary for boundary in (*graph.inputs, *graph.outputs)
+        ):
             tensor.dtype = None
     graph.cleanup()
     return to_model(graph)
@@ -127,11 +129,11 @@ def _region(graph: gs.Graph, names: set[str]) -> list[gs.Node]:
             if id(node) in region:
                 continue
             positions = _VALUES.get(node.op, range(len(node.inputs)))
-            read = [node.inputs[one] for one in positions if one < len(node.inputs)]
-            makers = [one.inputs[0] if one.inputs else None for one in read if isinstance(one, gs.Variable)]
+            read = [node.inputs[position] for position in positions if position < len(node.inputs)]
+            makers = [source.inputs[0] if source.inputs else None for source in read if isinstance(source, gs.Variable)]
             known = [maker is not None and id(maker) in region for maker in makers]
             readers = [reader for output in node.outputs for reader in output.outputs]
-            ends = any(output is one for output in node.outputs for one in graph.outputs)
+            ends = any(output is end for output in node.outputs for end in graph.outputs)
             backwards = bool(readers) and not ends and all(id(reader) in region for reader in readers)
             # A sum of two needs one cast on either side of it.
             enough = node.op in _ARITHMETIC and any(known)
@@ -144,5 +146,8 @@ def _region(graph: gs.Graph, names: set[str]) -> list[gs.Node]:
 def _may_join(node: gs.Node) -> bool:
     if node.op not in _JOINING:
         return False
-    feature_maps = [one for one in (*node.inputs[:1], *node.outputs) if isinstance(one, gs.Variable)]
-    return all(one.shape is not None and len(one.shape) == 4 and one.dtype == np.float32 for one in feature_maps)
+    feature_maps = [feature for feature in (*node.inputs[:1], *node.outputs) if isinstance(feature, gs.Variable)]
+    return all(
+        feature.shape is not None and len(feature.shape) == 4 and feature.dtype == np.float32
+        for feature in feature_maps
+    )

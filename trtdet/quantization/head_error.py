@@ -62,10 +62,10 @@ def _mean(total: float, weight: float) -> float:
     return float(total / weight) if weight > 0 else 0.0
 
 
-def _iou(one: NDArray[np.float32], other: NDArray[np.float32]) -> NDArray[np.float32]:
+def _iou(first: NDArray[np.float32], other: NDArray[np.float32]) -> NDArray[np.float32]:
     """IoU of boxes (N, 4), x1 y1 x2 y2, pair by pair."""
-    low, high = np.maximum(one[:, :2], other[:, :2]), np.minimum(one[:, 2:], other[:, 2:])
+    low, high = np.maximum(first[:, :2], other[:, :2]), np.minimum(first[:, 2:], other[:, 2:])
     shared = np.prod(np.clip(high - low, 0, None), axis=1)
-    union = np.prod(one[:, 2:] - one[:, :2], axis=1) + np.prod(other[:, 2:] - other[:, :2], axis=1) - shared
+    union = np.prod(first[:, 2:] - first[:, :2], axis=1) + np.prod(other[:, 2:] - other[:, :2], axis=1) - shared
     found: NDArray[np.float32] = np.where(union > 0, shared / np.maximum(union, 1e-9), 1.0)
     return found

@@ -61,7 +61,7 @@ class QdqPlacement:
         readers = {}
         for tensor, found in self.readers.items():
             if any(name in chosen for name, _ in found):
-                readers[tensor] = tuple(one for one in found if one[0] in chosen or one[0] not in convs)
+                readers[tensor] = tuple(reader for reader in found if reader[0] in chosen or reader[0] not in convs)
         return QdqPlacement(plan, tuple(readers), readers, self.skipped)
 
 

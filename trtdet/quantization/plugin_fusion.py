@@ -90,8 +90,8 @@ def _quantize_inputs(write: Writer, concat: gs.Node) -> None:
     alone = [tensor for tensor in concat.inputs if len(tensor.outputs) == 1 and tensor.inputs]
     if rank < 3 or concat.attrs["axis"] not in (1, 1 - rank):
         return
-    sizes = [int(one.shape[1]) for one in concat.inputs if one.shape and isinstance(one.shape[1], int)]
-    final = any(made is one for one in write.graph.outputs)
+    sizes = [int(tensor.shape[1]) for tensor in concat.inputs if tensor.shape and isinstance(tensor.shape[1], int)]
+    final = any(made is output for output in write.graph.outputs)
     if len(sizes) < len(concat.inputs) or len(made.outputs) != 1 or final:
         return
     end = _quantized(write.graph, made, made.outputs[0])
@@ -102,7 +102,7 @@ def _quantize_inputs(write: Writer, concat: gs.Node) -> None:
     ):
         return
     channels, start = sum(sizes), 0
-    factor, offset = (np.broadcast_to(one, channels) for one in (end.factor, end.offset))
+    factor, offset = (np.broadcast_to(values, channels) for values in (end.factor, end.offset))
     for index, (tensor, size) in enumerate(zip(concat.inputs, sizes, strict=True)):
         part = slice(start, start + size)
         start += size
@@ -120,7 +120,7 @@ def _quantize_inputs(write: Writer, concat: gs.Node) -> None:
 def _write_int8(write: Writer, node: gs.Node) -> str:
     """Makes an activation write what is quantised of its output; the reason where it cannot."""
     made = node.outputs[0]
-    if any(made is one for one in write.graph.outputs):
+    if any(made is output for output in write.graph.outputs):
         return "its output is an output of the model"
     if not made.outputs:
         return "nothing reads it"
@@ -157,7 +157,7 @@ def _quantized(graph: gs.Graph, tensor: gs.Tensor, reader: gs.Node) -> _End | st
     """Where a reader of an activation leads to, or why that is no QuantizeLinear."""
     factor, offset, pads = np.ones(1), np.zeros(1), None
     while reader.op != "QuantizeLinear":
-        constants = [one for one in reader.inputs if isinstance(one, gs.Constant)]
+        constants = [tensor for tensor in reader.inputs if isinstance(tensor, gs.Constant)]
         values: NDArray[np.float64] = np.zeros((2, 2))
         if len(constants) == 1:
             values = constants[0].values.astype(np.float64)
@@ -171,7 +171,7 @@ def _quantized(graph: gs.Graph, tensor: gs.Tensor, reader: gs.Node) -> _End | st
         elif reader.op != "Cast" or reader.attrs["to"] != onnx.TensorProto.FLOAT:
             return f"{reader.op} '{reader.name}' reads it as it is"
         made = reader.outputs[0]
-        if len(made.outputs) != 1 or any(made is one for one in graph.outputs):
+        if len(made.outputs) != 1 or any(made is output for output in graph.outputs):
             return f"'{made.name}' on the way to Q is read elsewhere as well"
         tensor, reader = made, made.outputs[0]
     if reader.inputs[0] is not tensor or reader.inputs[1].values.size != 1:
@@ -200,7 +200,7 @@ def _read_int8(write: Writer, node: gs.Node, inputs: Mapping[str, ChannelRange])
     weight = conv.inputs[1].inputs[0] if conv.inputs[1].inputs else None
     if weight is None or weight.op != "DequantizeLinear" or conv.inputs[0].inputs[0].op != "DequantizeLinear":
         return f"'{conv.name}' does not run in INT8"
-    if len(source.outputs) != 1 or any(source is one for one in write.graph.outputs):
+    if len(source.outputs) != 1 or any(source is output for output in write.graph.outputs):
         return f"'{source.name}' is read elsewhere as well"
     if source.name not in inputs:
         return f"the range of '{source.name}' is not known"
@@ -239,4 +239,4 @@ def _scaled(write: Writer, dequantizer: gs.Node, factor: NDArray[np.float64]) ->
 
 
 def _floats(values: NDArray[np.float64]) -> list[float]:
-    return [float(one) for one in values.astype(np.float32)]
+    return [float(value) for value in values.astype(np.float32)]

@@ -67,7 +67,7 @@ def insert_qdq(
     if missing:
         raise CalibrationError(
             f"the ranges lack {len(missing)} of the model's {len(placement.activations)} activations, the first is "
-            f"'{missing[0]}': they were made from another model; calibrate this one"
+            f"'{missing[0]}': they were made from another model; calibrate this model"
         )
     graph = to_graph(model)
     nodes = {node.name: node for node in graph.nodes}
@@ -139,8 +139,8 @@ def _quantize_mapped(
         factor, offset = _folded(write, tensor, factor, offset, weights, bool(pads))
     pair = _pair(write, _mapped(write, tensor, factor, offset), step) if direct else None
     padded = {
-        one: _pair(write, _mapped(write, _padded(write, tensor, one), factor, offset), step)
-        for one in dict.fromkeys(pads.values())
+        sides: _pair(write, _mapped(write, _padded(write, tensor, sides), factor, offset), step)
+        for sides in dict.fromkeys(pads.values())
     }
     for node, position in readers:
         if node.name in pads:
@@ -204,7 +204,7 @@ def _folded(
         scales, bias = before.scales * scale, before.bias * scale + shift
         weights[maker.name] = Rounded(before.integers, scales.astype(np.float32), bias.astype(np.float32))
         return None, offset if padded else None
-    constants = [index for index, one in enumerate(maker.inputs) if isinstance(one, gs.Constant)]
+    constants = [index for index, tensor in enumerate(maker.inputs) if isinstance(tensor, gs.Constant)]
     if factor is not None and constants and (maker.op == "Mul" or (maker.op == "Div" and constants == [1])):
         value = maker.inputs[constants[0]].values
         if value.size == 1 or value.shape == (1, len(factor), 1, 1):

@@ -47,18 +47,20 @@ class Switch:
         self._other = _Form(other, self._makers)
         own = _Form(int8, {output for node in model.graph.node for output in node.output})
         convs = placement.plan.names("int8")
-        chains = {name: {one.name for one in own.local(name)} for name in convs}
+        chains = {name: {node.name for node in own.local(name)} for name in convs}
         sums = {name for readers in placement.readers.values() for name, _ in readers} - set(convs)
         # A sum reads the INT8 copy that some convolution needs.
         self._owners = {}
         for name in sums:
-            chain = {one.name for one in own.local(name)}
+            chain = {node.name for node in own.local(name)}
             self._owners[name] = {conv for conv in convs if chains[conv] & chain}
-        self._initializers = {one.name: one for graph in (other.graph, self.base.graph) for one in graph.initializer}
+        self._initializers = {
+            weight.name: weight for graph in (other.graph, self.base.graph) for weight in graph.initializer
+        }
         self._infos: dict[str, onnx.ValueInfoProto] = {
-            one.name: one
+            value.name: value
             for graph in (other.graph, self.base.graph)
-            for one in (*graph.value_info, *graph.input, *graph.output)
+            for value in (*graph.value_info, *graph.input, *graph.output)
         }
         self._constant = self._of_constants()
 
@@ -113,8 +115,8 @@ class Switch:
         for index in indices:
             node = self._nodes[index]
             if node.name in switched:
-                for one in self._other.local(node.name):
-                    written[one.name] = one
+                for written_node in self._other.local(node.name):
+                    written[written_node.name] = written_node
             else:
                 written[node.name] = node
         nodes = _needed(list(written.values()), outputs)
@@ -153,7 +155,7 @@ class _Form:
                 if maker is not None and tensor not in self._shared and maker.name not in found:
                     found[maker.name] = maker
                     waiting.append(maker)
-        return sorted(found.values(), key=lambda one: self._order[one.name])
+        return sorted(found.values(), key=lambda node: self._order[node.name])
 
 
 def _reads(node: onnx.NodeProto) -> Iterator[str]:
@@ -161,12 +163,12 @@ def _reads(node: onnx.NodeProto) -> Iterator[str]:
     yield from (name for name in node.input if name)
     for attribute in node.attribute:
         for graph in (attribute.g, *attribute.graphs):
-            own = {one.name for one in graph.input} | {one.name for one in graph.initializer}
+            own = {value.name for value in graph.input} | {value.name for value in graph.initializer}
             own |= {output for inner in graph.node for output in inner.output}
             for inner in graph.node:
                 yield from (name for name in _reads(inner) if name not in own)
             # A branch may give a tensor from outside as it is.
-            yield from (one.name for one in graph.output if one.name not in own)
+            yield from (value.name for value in graph.output if value.name not in own)
 
 
 def _needed(nodes: list[onnx.NodeProto], outputs: Iterable[str]) -> list[onnx.NodeProto]:
