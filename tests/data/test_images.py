@@ -259,6 +259,23 @@ def test_draw_leaves_the_image_alone_and_colours_by_class() -> None:
     )
 
 
+def test_a_label_lies_within_its_ground_and_the_ground_on_the_box() -> None:
+    # Descenders and capitals: the text takes the whole height that the font has.
+    image = np.full((400, 400, 3), 90, np.uint8)
+    out = draw(image, [[100, 200, 300, 380]], [0.88], [0], ["Jgpq"])
+    changed = (out != image).any(axis=2)
+    rows = np.flatnonzero(changed.any(axis=1))
+    label = out[rows[0] : 200]
+    columns = np.flatnonzero(changed[rows[0]])
+    ground = label[0, columns[0]]
+    assert (label[0, columns] == ground).all(), "the text touches the upper edge of its ground"
+    inside = label[:, columns[0] : columns[-1] + 1]
+    assert (inside != ground).any(), "there is no text"
+    assert not changed[rows[0] : 198, columns[-1] + 1 :].any() and not changed[: rows[0]].any()
+    # Under the label there is the box's edge and then the image again, and no ink.
+    assert not changed[202:370, 110:290].any()
+
+
 def test_draw_survives_boxes_outside_and_unknown_classes() -> None:
     out = draw(np.zeros((30, 30, 3), np.uint8), [[-50, -50, 900, np.nan], [0, 0, 1, 1]], [1.0, 0.2], [7, -1], ["cat"])
     assert out.any()
