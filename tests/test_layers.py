@@ -60,6 +60,34 @@ def test_at_most_six_files_stand_at_the_top() -> None:
     assert len(list(PACKAGE.glob("*.py"))) <= 6
 
 
+FOREIGN_SIGNATURES = {"trtdet.backends.tensorrt.silu_aot._register.implement"}
+"""Functions whose parameters a library that calls them prescribes."""
+
+
+def functions(name: str) -> Iterator[tuple[str, ast.FunctionDef]]:
+    """Every function of a module, those within classes and functions too, by its dotted name."""
+
+    def within(node: ast.AST, path: str) -> Iterator[tuple[str, ast.FunctionDef]]:
+        for child in ast.iter_child_nodes(node):
+            inner = f"{path}.{child.name}" if isinstance(child, (ast.FunctionDef, ast.ClassDef)) else path
+            if isinstance(child, ast.FunctionDef):
+                yield inner, child
+            yield from within(child, inner)
+
+    yield from within(ast.parse(MODULES[name].read_text(encoding="utf-8")), name)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_functions_are_short_and_take_few_parameters(name: str) -> None:
+    """At most 60 lines, and 6 parameters beside ``self``: a frozen dataclass takes more."""
+    for path, function in functions(name):
+        given = function.args
+        taken = [arg.arg for arg in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+        assert (function.end_lineno or 0) - function.lineno < 60, f"{path} has over 60 lines"
+        count = len(taken) - (taken[:1] in (["self"], ["cls"]))
+        assert count <= 6 or path in FOREIGN_SIGNATURES, f"{path} takes {count} parameters"
+
+
 def public_functions(module: str) -> set[str]:
     """The names in lower case of ``__all__`` that are not modules themselves."""
     names: set[str] = set()

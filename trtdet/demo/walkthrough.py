@@ -105,19 +105,7 @@ def run_demo(folder: Path, progress: Progress = silent) -> Demo:
 
     rows: list[Row] = []
     backend = ""
-    calibrated = CalibrationOptions(images=calibration.images)
-    variants = {
-        "FP32": (bundles / "fp32", BuildOptions("fp32")),
-        "INT8": (main, BuildOptions(calibration=calibrated, measure=False)),
-    }
-    for rule in RULES:
-        # The images are run once; every further rule starts from the same histograms.
-        alone = CalibrationOptions(rule, images=calibration.images, histograms=main / HISTOGRAMS)
-        variants[f"INT8 {rule} alone"] = (
-            bundles / f"int8-{rule}",
-            BuildOptions(calibration=alone, correct=(), measure=False),
-        )
-    for variant, (place, options) in variants.items():
+    for variant, (place, options) in _variants(bundles, calibration.images).items():
         bundle = build(SHAPES_MODEL, config, place, options, progress).bundle
         manifest = bundle.manifest
         counts = manifest.audit or manifest.precision
@@ -141,3 +129,17 @@ def run_demo(folder: Path, progress: Progress = silent) -> Demo:
     write_atomically(folder / "results.json", (json.dumps(done.as_dict(), indent=1) + "\n").encode())
     write_atomically(folder / "results.txt", (done.table().text() + "\n").encode())
     return done
+
+
+def _variants(bundles: Path, images: Path) -> dict[str, tuple[Path, BuildOptions]]:
+    """The bundles of the demo by name: the folder of each, and how it is built."""
+    variants = {
+        "FP32": (bundles / "fp32", BuildOptions("fp32")),
+        "INT8": (bundles / MAIN, BuildOptions(calibration=CalibrationOptions(images=images), measure=False)),
+    }
+    for rule in RULES:
+        # The images are run once; every further rule starts from the same histograms.
+        alone = CalibrationOptions(rule, images=images, histograms=bundles / MAIN / HISTOGRAMS)
+        options = BuildOptions(calibration=alone, correct=(), measure=False)
+        variants[f"INT8 {rule} alone"] = (bundles / f"int8-{rule}", options)
+    return variants
