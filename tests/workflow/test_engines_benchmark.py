@@ -233,7 +233,7 @@ def test_a_row_that_fails_costs_no_other(run: Run, tmp_path: Path) -> None:
     done = run(output, *given)
     assert done.code == 0, done.err
     found = table(output)
-    assert "ranges.json' cannot be read" in found["implicit"]["not_made"]
+    assert "ranges.json' are no ranges: " in found["implicit"]["not_made"]
     assert found["implicit"]["batches"]["2"]["compute_ms"] is None
     assert found["fp16"]["batches"]["2"]["side_by_side"] == ["fp16", "fp32"]
     assert "- shapes implicit: not made: " in done.out
