@@ -76,7 +76,6 @@ from trtdet.evaluation.metrics import CocoMetric
 from trtdet.evaluation.scoring import Evaluation
 from trtdet.files import sha256_file, write_atomically
 from trtdet.files.journal import Rows
-from trtdet.mixed_precision.macs import DEPTHWISE, multiply_adds
 from trtdet.mixed_precision.ranking import rank
 from trtdet.passes import Options, load_model, save_model
 from trtdet.performance import BenchOptions, OnnxNodes, ProfileOptions, measure, profile_targets
@@ -95,6 +94,7 @@ from trtdet.pipeline import (
 )
 from trtdet.progress import Console
 from trtdet.quantization import CORRECTIONS, PrecisionPlan, to_half
+from trtdet.quantization.macs import DEPTHWISE, multiply_adds
 from trtdet.runtime.detector import Detector
 
 WORTH_IT = 1.3

@@ -16,7 +16,6 @@ from trtdet.data import ImageStream
 from trtdet.demo import shapes
 from trtdet.errors import BackendError, ConfigError, TrtdetWarning
 from trtdet.files.journal import Rows
-from trtdet.mixed_precision.macs import DEPTHWISE, multiply_adds
 from trtdet.mixed_precision.measuring import Row
 from trtdet.mixed_precision.ranking import _telling as telling_images
 from trtdet.mixed_precision.ranking import rank
@@ -26,6 +25,7 @@ from trtdet.mixed_precision.subject import Method, subject_key
 from trtdet.pipeline import Prepared, calibrated, host_graph, select_images
 from trtdet.pipeline import prepared as prepare
 from trtdet.quantization import Entry, HeadError, PrecisionPlan, insert_qdq
+from trtdet.quantization.macs import DEPTHWISE, multiply_adds
 from trtdet.runtime.detector import Detector
 
 CONFIG = load_config("shapes")

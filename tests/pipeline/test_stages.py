@@ -21,12 +21,12 @@ from trtdet.backends import choose
 from trtdet.bundle import Bundle
 from trtdet.cli import main
 from trtdet.errors import ConfigError, TrtdetError
-from trtdet.mixed_precision.macs import multiply_adds
 from trtdet.mixed_precision.scores import Sensitivity
 from trtdet.passes import PassResult
 from trtdet.pipeline import build, host_graph, select_images
 from trtdet.pipeline.verdict import WORTH
 from trtdet.quantization import CORRECTIONS, Cause, Entry, PrecisionPlan
+from trtdet.quantization.macs import multiply_adds
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,6 +14,7 @@ from trtdet.audit.layers import Layer, Tensor
 from trtdet.passes.plugin_ops import PLUGIN_ACTIVATIONS
 from trtdet.passes.provenance import Origin, origin_of
 from trtdet.quantization import PrecisionPlan
+from trtdet.quantization.macs import Macs, multiply_adds, products
 
 POINTWISE = ("kgen", "PointWise", "PointWiseV2", "Reformat", "Scale", "NoOp", "Constant", "ElementWise", "Cast")
 """Layer types that are never a convolution, though they may name the convolutions around them."""
@@ -59,7 +60,7 @@ class Flow:
         self.nodes: dict[str, onnx.NodeProto] = {node.name: node for node in model.graph.node}
         self.maker: dict[str, onnx.NodeProto] = {name: node for node in model.graph.node for name in node.output}
         self.origins: Mapping[str, Origin] = origin_of(model)
-        self._shapes = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
+        self.model = model
         self.writers: dict[str, list[int]] = defaultdict(list)
         self.readers: dict[str, list[int]] = defaultdict(list)
         for index, layer in enumerate(self.layers):
@@ -67,13 +68,17 @@ class Flow:
                 self.writers[tensor.name].append(index)
             for tensor in layer.inputs:
                 self.readers[tensor.name].append(index)
-        kernels: dict[str, int] = {}
+        self.kernels: Mapping[str, int] = self._run_by(plan.entries)
+
+    def _run_by(self, names: Collection[str]) -> dict[str, int]:
+        """By node, the layer that runs it."""
+        found: dict[str, int] = {}
         for index, layer in enumerate(self.layers):
             for node in layer.onnx:
                 # A pointwise kernel also names the convolutions around it; the convolution itself is never pointwise.
-                if node in plan.entries and (node not in kernels or self.layers[kernels[node]].type in POINTWISE):
-                    kernels[node] = index
-        self.kernels: Mapping[str, int] = kernels
+                if node in names and (node not in found or self.layers[found[node]].type in POINTWISE):
+                    found[node] = index
+        return found
 
     @cached_property
     def bytes(self) -> int:
@@ -85,16 +90,62 @@ class Flow:
         """The convolutions with constant weights that a layer of their own runs, by name."""
         found = {}
         for name, index in self.kernels.items():
-            node, layer = self.nodes.get(name), self.layers[index]
-            if node is None or layer.type in POINTWISE or not layer.inputs:
-                continue
-            shape = self._weight_shape(node.input[1])
-            if not shape:
-                continue
-            groups = next((attribute.i for attribute in node.attribute if attribute.name == "group"), 1)
-            inputs = shape[0] if node.op_type == "ConvTranspose" else shape[1] * groups
-            found[name] = Convolution(name, index, inputs, groups > 1 and groups == inputs)
+            layer, work = self.layers[index], self.work.get(name)
+            if work is not None and work.inputs and layer.type not in POINTWISE and layer.inputs:
+                found[name] = Convolution(name, index, work.inputs, work.depthwise)
         return found
+
+    @cached_property
+    def work(self) -> Mapping[str, Macs]:
+        """The multiply-adds of the model's convolutions for one image, by name."""
+        return multiply_adds(self.model)
+
+    @cached_property
+    def products(self) -> Mapping[str, int]:
+        """The multiply-adds of the model's matrix products for the batch of the engine, by name."""
+        return products(self.model)
+
+    @cached_property
+    def workers(self) -> Mapping[int, tuple[str, ...]]:
+        """The convolutions and matrix products by index of the layer that runs them."""
+        found: dict[int, tuple[str, ...]] = {}
+        for name, index in self._run_by(self.work.keys() | self.products.keys()).items():
+            found[index] = (*found.get(index, ()), name)
+        return found
+
+    @cached_property
+    def batch(self) -> int:
+        """Images at once that the layers' dimensions are of; an open batch counts as 1."""
+        taken = self.model.graph.input[0]
+        dims = [tensor.dims for layer in self.layers for tensor in layer.inputs if tensor.name == taken.name]
+        declared = tuple(dim.dim_value for dim in taken.type.tensor_type.shape.dim)
+        return max(1, next((sizes[0] for sizes in (*dims, declared) if sizes), 1))
+
+    @cached_property
+    def elements(self) -> Mapping[str, int]:
+        """How many values each tensor of the model has, as far as the model says; an open size counts as 1."""
+        return {
+            value.name: math.prod(max(dim.dim_value, 1) for dim in value.type.tensor_type.shape.dim)
+            for value in (*self.model.graph.value_info, *self.model.graph.output)
+            if value.type.tensor_type.HasField("shape")
+        }
+
+    @cached_property
+    def live(self) -> frozenset[str]:
+        """The nodes whose results depend on the image: a builder computes all others once."""
+        tensors = {value.name for value in self.model.graph.input} - {
+            tensor.name for tensor in self.model.graph.initializer
+        }
+        found = set()
+        for node in self.model.graph.node:
+            if any(name in tensors for name in node.input):
+                tensors.update(node.output)
+                found.add(node.name)
+        return frozenset(found)
+
+    def between(self, tensor: str) -> bool:
+        """Whether a layer writes this tensor and another reads it."""
+        return bool(self.writers.get(tensor)) and bool(self.readers.get(tensor))
 
     @cached_property
     def runs(self) -> Mapping[int, tuple[Convolution, ...]]:
@@ -129,9 +180,3 @@ class Flow:
         return sum(
             constant.bytes for constant in layer.constants if padding > 1 and math.isclose(constant.elements, filling)
         )
-
-    def _weight_shape(self, tensor: str) -> tuple[int, ...]:
-        """The shape of the constant behind the weights; empty where they are not constant."""
-        while tensor not in self._shapes and tensor in self.maker and self.maker[tensor].input:
-            tensor = self.maker[tensor].input[0]
-        return self._shapes.get(tensor, ())

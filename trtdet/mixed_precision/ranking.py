@@ -29,13 +29,13 @@ from trtdet.calibration import expose
 from trtdet.data import ImageStream
 from trtdet.errors import ConfigError
 from trtdet.files.journal import Rows
-from trtdet.mixed_precision.macs import DEPTHWISE, Macs, multiply_adds
 from trtdet.mixed_precision.measuring import Row, Work, measure_missing
 from trtdet.mixed_precision.resumed import row_check
 from trtdet.mixed_precision.scores import LayerScore, Sensitivity
 from trtdet.mixed_precision.subject import Method, Subject, subject_key
 from trtdet.progress import Progress, silent
 from trtdet.quantization import HeadError, PrecisionPlan
+from trtdet.quantization.macs import DEPTHWISE, Macs, multiply_adds
 
 _WEIGHT = 0.85
 """The fast method takes the images that hold so much of what is detected."""

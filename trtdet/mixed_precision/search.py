@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from trtdet.errors import ConfigError
-from trtdet.mixed_precision.macs import DEPTHWISE
 from trtdet.mixed_precision.planning import check_bound, most_sensitive
 from trtdet.mixed_precision.scores import LayerScore, Sensitivity
+from trtdet.quantization.macs import DEPTHWISE
 from trtdet.tables import Column, Table
 
 EVALUATIONS = 8

@@ -14,11 +14,11 @@ from trtdet.config import Config
 from trtdet.data import CocoDataset
 from trtdet.errors import BackendError, BundleError, CalibrationError, ConfigError, OutputError
 from trtdet.files import cluster, sha256_file
-from trtdet.mixed_precision.macs import DEPTHWISE
 from trtdet.mixed_precision.planning import check_bound, check_count, check_share, named
 from trtdet.pipeline.options import AUTO, BuildOptions, CalibrationOptions, KeepOptions, SensitivityOptions
 from trtdet.pipeline.stages.planning import edited_plan
 from trtdet.quantization import CORRECTIONS, QdqPlacement
+from trtdet.quantization.macs import DEPTHWISE
 
 
 def check_build(options: BuildOptions, caps: Capabilities) -> None:

@@ -18,7 +18,6 @@ from trtdet.data import CocoDataset, ImageStream
 from trtdet.errors import ConfigError, TrtdetWarning
 from trtdet.evaluation.comparison import compare
 from trtdet.evaluation.scoring import Evaluation, evaluate
-from trtdet.mixed_precision.macs import DEPTHWISE, multiply_adds
 from trtdet.mixed_precision.planning import keeping, most_sensitive, named, reasons, within_budget
 from trtdet.mixed_precision.ranking import rank
 from trtdet.mixed_precision.scores import Sensitivity
@@ -28,6 +27,7 @@ from trtdet.pipeline.options import KeepOptions
 from trtdet.pipeline.stages.correcting import Prepared
 from trtdet.progress import Progress, silent
 from trtdet.quantization import LARGEST, Cause, Entry, Precision, PrecisionPlan, QdqPlacement, region_of
+from trtdet.quantization.macs import DEPTHWISE, multiply_adds
 from trtdet.runtime.detector import Detector
 
 RANKING = "sensitivity.json"

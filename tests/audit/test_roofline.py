@@ -1,0 +1,220 @@
+"""Estimates of an engine's time from published rates, checked against hand-computed kernels."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+from trtdet.audit import Layer, Tensor
+from trtdet.audit.gpus import GPUS, Gpu, gpu_named
+from trtdet.audit.roofline import GRAPH_LAUNCH_US, LAUNCH_US, Estimate, estimate, speedup
+from trtdet.audit.traffic import Flow
+from trtdet.errors import ConfigError
+from trtdet.quantization import Entry, PrecisionPlan
+
+NET = """<ir_version: 8, opset_import: ["" : 13]>
+net (float[1,16,32,32] x) => (float[1,32,32,32] y) {
+    a = Conv<pads = [1,1,1,1]>(x, w1) s = Sigmoid(a) c = Mul(a, s) d = Conv<pads = [1,1,1,1], group = 32>(c, w2)
+    t = Transpose<perm = [0,2,3,1]>(d) m = MatMul(t, w3) y = Transpose<perm = [0,3,1,2]>(m) }"""
+SHAPES = {"w1": (32, 16, 3, 3), "w2": (32, 1, 3, 3), "w3": (32, 32)}
+PLACES = 32 * 32
+DENSE, DEPTHWISE, PRODUCT = "Conv_0", "Conv_3", "MatMul_5"
+
+GPU = Gpu("made up", 86, 100.0, 10.0, 5.0, 20.0, 4.0, 1.0, 1 << 20, "nowhere")
+
+
+def model() -> onnx.ModelProto:
+    made = onnx.parser.parse_model(NET)
+    for name, shape in SHAPES.items():
+        made.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(shape, np.float32), name))
+    for index, node in enumerate(made.graph.node):
+        node.name = f"{node.op_type}_{index}"
+    return onnx.shape_inference.infer_shapes(made)
+
+
+def tensor(name: str, kind: str, channels: int) -> Tensor:
+    return Tensor(name, kind, (1, channels, 32, 32))
+
+
+def flow(kind: str = "Half", *more: Layer) -> Flow:
+    layers = (
+        Layer(
+            "conv", "conv", (tensor("x", kind, 16),), (Tensor("w1", kind, SHAPES["w1"]),), (tensor("a", "Half", 32),),
+            (DENSE,),
+        ),
+        Layer("silu", "kgen", (tensor("a", "Half", 32),), (), (tensor("c", kind, 32),), ("Sigmoid_1", "Mul_2", DENSE)),
+        Layer("view", "NoOp", (tensor("c", kind, 32),), (), (tensor("c2", kind, 32),), ()),
+        Layer(
+            "depthwise", "conv", (tensor("c2", kind, 32),), (Tensor("w2", kind, SHAPES["w2"]),),
+            (tensor("d", "Half", 32),), (DEPTHWISE,),
+        ),
+        Layer("gemm", "gemm", (tensor("d", kind, 32),), (), (tensor("y", "Half", 32),), (PRODUCT,)),
+    )  # fmt: skip
+    plan = PrecisionPlan({name: Entry("fp16", "test") for name in (DENSE, DEPTHWISE)})
+    return Flow((*layers, *more), plan, model())
+
+
+def by_name(found: Estimate) -> dict[str, float]:
+    return {layer.name: layer.arithmetic_ms for layer in found.layers}
+
+
+def test_a_kernel_moves_its_bytes_at_the_bandwidth() -> None:
+    found = estimate(flow(), GPU)
+    conv = found.layers[0]
+    assert conv.bytes == 2 * (16 * PLACES + 32 * 16 * 9 + 32 * PLACES)
+    assert conv.memory_ms == pytest.approx(conv.bytes / 100e9 * 1e3)
+    assert found.bytes == flow().bytes
+    assert found.ms == pytest.approx(math.fsum(layer.ms for layer in found.layers))
+
+
+@pytest.mark.parametrize(("kind", "rate"), [("Half", 10e12), ("Int8", 20e12), ("Float", 4e12)])
+def test_a_convolution_runs_at_the_rate_of_the_type_that_it_reads(kind: str, rate: float) -> None:
+    found = estimate(flow(kind), GPU)
+    operations = 2 * PLACES * 32 * 16 * 9
+    assert found.layers[0].operations == operations
+    assert by_name(found)["conv"] == pytest.approx(operations / rate * 1e3)
+
+
+def test_without_tf32_a_float_convolution_runs_at_the_rate_of_ordinary_cores() -> None:
+    found = estimate(flow("Float"), replace(GPU, tf32=None))
+    assert by_name(found)["conv"] == pytest.approx(2 * PLACES * 32 * 16 * 9 / 1e12 * 1e3)
+
+
+def test_tensor_cores_multiply_channels_in_whole_vectors() -> None:
+    narrow = onnx.ModelProto()
+    narrow.CopyFrom(model())
+    for index, weights in enumerate(narrow.graph.initializer):
+        if weights.name == "w1":
+            shape = (32, 3, 3, 3)
+            narrow.graph.initializer[index].CopyFrom(onnx.numpy_helper.from_array(np.ones(shape, np.float32), "w1"))
+    plan = PrecisionPlan({DENSE: Entry("int8", "test")})
+    for kind, channels, rate in (("Half", 8, 10e12), ("Int8", 16, 20e12)):
+        found = estimate(Flow(flow(kind).layers, plan, narrow), GPU)
+        assert found.layers[0].operations == 2 * PLACES * 32 * 3 * 9
+        assert by_name(found)["conv"] == pytest.approx(2 * PLACES * 32 * channels * 9 / rate * 1e3)
+
+
+def test_a_depthwise_convolution_has_no_use_for_tensor_cores() -> None:
+    for kind in ("Half", "Int8"):
+        found = by_name(estimate(flow(kind), GPU))
+        assert found["depthwise"] == pytest.approx(2 * PLACES * 32 * 9 / 1e12 * 1e3)
+
+
+def test_a_matrix_product_counts() -> None:
+    found = estimate(flow(), GPU)
+    assert found.layers[-1].operations == 2 * PLACES * 32 * 32
+    assert by_name(found)["gemm"] == pytest.approx(2 * PLACES * 32 * 32 / 10e12 * 1e3)
+
+
+def test_a_pointwise_kernel_runs_on_ordinary_cores_and_does_not_repeat_the_convolution_that_it_names() -> None:
+    found = estimate(flow(), GPU)
+    silu = found.layers[1]
+    assert silu.operations == 0
+    # A sigmoid: an exponential and a reciprocal of 8 instructions each, and 2 more; and a product.
+    assert silu.arithmetic_ms == pytest.approx(PLACES * 32 * (2 * 8 + 2 + 1) * 2 / 1e12 * 1e3)
+
+
+def test_what_starts_no_kernel_costs_nothing() -> None:
+    assert [layer.name for layer in estimate(flow(), GPU).layers] == ["conv", "silu", "depthwise", "gemm"]
+
+
+def test_a_launch_costs_less_in_a_cuda_graph() -> None:
+    inside, alone = estimate(flow(), GPU), estimate(flow(), GPU, graph=False)
+    assert alone.ms - inside.ms == pytest.approx(4 * (LAUNCH_US - GRAPH_LAUNCH_US) / 1e3)
+    tiny = estimate(flow(), replace(GPU, bandwidth=1e9, fp16=1e9, fp32=1e9))
+    assert {layer.bound for layer in tiny.layers} == {"launch"}
+    assert tiny.ms == pytest.approx(4 * GRAPH_LAUNCH_US / 1e3)
+
+
+def test_activations_and_operations_grow_with_the_batch_and_weights_do_not() -> None:
+    once, often = estimate(flow(), GPU), estimate(flow(), GPU, 32)
+    weights = 2 * 32 * 16 * 9
+    assert often.layers[0].bytes == 32 * (once.layers[0].bytes - weights) + weights
+    assert often.operations == 32 * once.operations
+    for one, many in zip(once.layers, often.layers, strict=True):
+        assert many.arithmetic_ms == pytest.approx(32 * one.arithmetic_ms)
+        assert many.launch_ms == one.launch_ms
+
+
+def test_an_engine_of_a_larger_batch_stands_for_one_image() -> None:
+    ours = flow()
+    layers = [
+        replace(
+            layer,
+            inputs=tuple(replace(one, dims=(8, *one.dims[1:])) for one in layer.inputs),
+            outputs=tuple(replace(one, dims=(8, *one.dims[1:])) for one in layer.outputs),
+        )
+        for layer in ours.layers
+    ]
+    plan = PrecisionPlan({name: Entry("fp16", "test") for name in (DENSE, DEPTHWISE)})
+    eight = Flow(layers, plan, model())
+    assert eight.batch == 8
+    assert estimate(eight, GPU, 8).layers[0].bytes == layers[0].bytes
+    assert estimate(eight, GPU).layers[0].bytes == ours.layers[0].bytes
+
+
+def test_which_bound_holds() -> None:
+    total = estimate(flow(), replace(GPU, bandwidth=200.0), 64)
+    found = {layer.name: layer.bound for layer in total.layers}
+    assert found == {"conv": "arithmetic", "silu": "arithmetic", "depthwise": "memory", "gemm": "memory"}
+    assert sum(total.bound_ms(bound) for bound in ("memory", "arithmetic", "launch")) == pytest.approx(total.ms)
+
+
+def test_tensors_that_fit_the_cache_are_counted() -> None:
+    # Those of 64 KiB are a, c (which a view hands on) and d, each written and read; x and y are the engine's own.
+    assert estimate(flow(), GPU).cached == 6 * 64 * 1024
+    assert estimate(flow(), replace(GPU, l2=64 * 1024)).cached == 0
+    assert estimate(flow(), GPU, 64).cached == 0
+
+
+def test_two_engines_compared() -> None:
+    found = speedup(flow("Int8"), flow("Half"), GPU, 32)
+    assert found.value == pytest.approx(found.reference.ms / found.estimate.ms) and found.value > 1
+    assert "estimated from published rates, not measured" in str(found)
+    assert "not measured" in str(found.estimate)
+
+
+def test_an_estimate_as_plain_values() -> None:
+    data = json.loads(json.dumps(estimate(flow(), GPU).as_dict()))
+    assert (data["gpu"], data["batch"], data["measured"], data["kernels"]) == ("made up", 1, False, 4)
+    assert {"ms", "bytes", "operations", "bound_ms", "layers"} <= data.keys()
+    assert data["layers"][0]["bound"] in ("memory", "arithmetic", "launch")
+
+
+# The table of GPUs
+
+
+@pytest.mark.parametrize("gpu", GPUS.values(), ids=lambda gpu: gpu.name)
+def test_the_rates_of_a_gpu_fit_one_another(gpu: Gpu) -> None:
+    # Tensor cores multiply INT8 twice as fast as FP16 on every GPU here, FP16 at least four times as fast as FP32.
+    assert gpu.int8 == pytest.approx(2 * gpu.fp16, rel=0.02)
+    assert gpu.fp16 >= 3.9 * gpu.fp32
+    assert gpu.fp16_fp32 in (gpu.fp16, pytest.approx(gpu.fp16 / 2, rel=0.01))
+    assert (gpu.fp16_fp32 < gpu.fp16) == gpu.name.startswith("RTX")
+    assert (gpu.tf32 is None) == (gpu.capability < 80)
+    assert gpu.special in (4, 8)
+    assert gpu.source.startswith("https://")
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        *[("T4", "T4"), ("t4", "T4"), ("l40s", "L40S"), ("rtx4090", "RTX 4090"), ("RTX-4090", "RTX 4090")],
+        *[("4090", "RTX 4090"), ("orin", "Jetson AGX Orin"), ("jetson agx orin", "Jetson AGX Orin"), ("H200", "H200")],
+    ],
+)
+def test_a_gpu_is_found_by_its_name(given: str, name: str) -> None:
+    assert gpu_named(given).name == name
+
+
+@pytest.mark.parametrize("name", ["", "GTX 1080", "agx", "list"])
+def test_an_unknown_gpu_is_an_error_that_lists_the_known(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"no figures are known of GPU '{name}'; known are T4, L4, A10") as caught:
+        gpu_named(name)
+    assert all(known in str(caught.value) for known in GPUS)

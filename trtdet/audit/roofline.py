@@ -1,0 +1,318 @@
+"""How long an engine would take on a GPU that is not here: an estimate from its layers and the GPU's published rates.
+
+Each layer that starts a kernel takes the longest of three times, plus the cost of its launch:
+
+- its bytes (inputs, outputs and constants, padding of channels counted) at the bandwidth of the memory;
+- the multiply-adds of its convolutions and matrix products at the tensor cores' dense rate for the type it reads, the
+  channels of each group filled up to the 16 bytes that a tensor core's operand wants; depthwise convolutions, which
+  have nothing to multiply as a matrix, at the rate of ordinary cores;
+- the element-wise operators in it at the rate of ordinary cores.
+
+This is a roofline (Williams, Waterman and Patterson, "Roofline: an insightful visual performance model for multicore
+architectures", CACM 52(4), 2009): no kernel is slower than memory allows at peak rates, and none reaches all peaks. A
+tensor that stays in the L2 cache costs less than is counted here; ``Estimate.cached`` says for how much that may hold.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import onnx
+
+from trtdet.audit.gpus import Gpu
+from trtdet.audit.layers import BITS, Layer
+from trtdet.audit.results import Audit
+from trtdet.audit.traffic import ACTIVATION_FUNCTIONS, TYPE_CHANGES, Flow
+from trtdet.bundle import Bundle
+from trtdet.quantization import PrecisionPlan
+
+Bound = Literal["memory", "arithmetic", "launch"]
+
+LAUNCH_US = 2.5
+"""Microseconds a kernel waits for its launch where each is enqueued on its own, which costs the host that long.
+
+Source: NVIDIA technical blog, "Constant Time Launch for Straight-Line CUDA Graphs and Other Performance Enhancements"
+(2024) and "Getting Started with CUDA Graphs" (2019)."""
+
+GRAPH_LAUNCH_US = 1.0
+"""Microseconds between two kernels of a CUDA graph."""
+
+_VECTOR = 16
+"""Bytes of an operand's row that tensor cores want whole: 8 channels in FP16, 16 in INT8.
+
+Source: NVIDIA, "Deep Learning Performance: Convolutional Layers User's Guide", section "Channels In And Out"."""
+
+
+@dataclass(frozen=True)
+class LayerEstimate:
+    """A layer's part of an estimate.
+
+    Attributes:
+        name: the builder's.
+        type: the builder's kind of kernel.
+        onnx: names of the ONNX nodes it came from.
+        precision: data type that it reads.
+        bytes: that it moves, for the whole batch.
+        operations: of its convolutions and matrix products, two for each multiply-add, for the whole batch.
+        memory_ms: its bytes at the GPU's bandwidth.
+        arithmetic_ms: its operations at the GPU's rates.
+        launch_ms: cost of starting it.
+    """
+
+    name: str
+    type: str
+    onnx: tuple[str, ...]
+    precision: str
+    bytes: int
+    operations: int
+    memory_ms: float
+    arithmetic_ms: float
+    launch_ms: float
+
+    @property
+    def ms(self) -> float:
+        """Estimated milliseconds of a run."""
+        return max(self.memory_ms, self.arithmetic_ms) + self.launch_ms
+
+    @property
+    def bound(self) -> Bound:
+        """Which of the three is the most."""
+        times: dict[Bound, float] = {
+            "memory": self.memory_ms,
+            "arithmetic": self.arithmetic_ms,
+            "launch": self.launch_ms,
+        }
+        return max(times, key=lambda kind: times[kind])
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """How long an engine would take at least on a GPU: an estimate, not a measurement.
+
+    Attributes:
+        gpu: with its published rates.
+        batch: images at once.
+        layers: those that start a kernel, in the order of the builder.
+        graph: launched as one CUDA graph.
+        cached: bytes of the tensors that are small enough to stay in the L2 cache between the layer that writes them
+            and the next, a part of ``bytes``: with all of them there, memory would take less by their share.
+    """
+
+    gpu: Gpu
+    batch: int
+    layers: tuple[LayerEstimate, ...]
+    graph: bool = True
+    cached: int = 0
+
+    @property
+    def ms(self) -> float:
+        """Estimated milliseconds of a run of the whole batch."""
+        return math.fsum(layer.ms for layer in self.layers)
+
+    @property
+    def bytes(self) -> int:
+        """What all layers move."""
+        return sum(layer.bytes for layer in self.layers)
+
+    @property
+    def operations(self) -> int:
+        """Of all convolutions and matrix products, two for each multiply-add."""
+        return sum(layer.operations for layer in self.layers)
+
+    def bound_ms(self, bound: Bound) -> float:
+        """Milliseconds of the layers that are bound by this."""
+        return math.fsum(layer.ms for layer in self.layers if layer.bound == bound)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.ms:.3f} ms on {self.gpu.name} at batch {self.batch}, estimated from published rates, not measured"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        layers = [{**asdict(layer), "ms": layer.ms, "bound": layer.bound} for layer in self.layers]
+        bounds: tuple[Bound, ...] = ("memory", "arithmetic", "launch")
+        return {
+            "gpu": self.gpu.name,
+            "batch": self.batch,
+            "measured": False,
+            "cuda_graph": self.graph,
+            "ms": self.ms,
+            "bytes": self.bytes,
+            "cached_bytes": self.cached,
+            "operations": self.operations,
+            "kernels": len(self.layers),
+            "bound_ms": {bound: self.bound_ms(bound) for bound in bounds},
+            "layers": layers,
+        }
+
+
+@dataclass(frozen=True)
+class Speedup:
+    """Two engines of the same model on the same GPU, both estimated.
+
+    Attributes:
+        estimate: of the engine in question, such as INT8.
+        reference: of the other, such as its FP16 twin.
+    """
+
+    estimate: Estimate
+    reference: Estimate
+
+    @property
+    def value(self) -> float:
+        """How many times as fast as the reference; below 1 is slower."""
+        return self.reference.ms / self.estimate.ms if self.estimate.ms else 1.0
+
+    def __str__(self) -> str:
+        mine, other = self.estimate, self.reference
+        return (
+            f"{self.value:.2f} times as fast on {mine.gpu.name} at batch {mine.batch} ({mine.ms:.3f} against "
+            f"{other.ms:.3f} ms), estimated from published rates, not measured"
+        )
+
+
+def estimate(flow: Flow, gpu: Gpu, batch: int = 1, *, graph: bool = True) -> Estimate:
+    """Estimates how long an engine would take.
+
+    Bytes of activations and operations scale with the batch, constants do not: an engine built for one batch stands for
+    another, though a builder might choose other kernels for it.
+
+    Args:
+        flow: the engine.
+        gpu: that it would run on; whether it was built for it is not asked.
+        batch: images at once, 1 or more.
+        graph: launched as one CUDA graph rather than kernel by kernel.
+    """
+    return _Roofline(flow, gpu, batch, graph).estimate()
+
+
+def speedup(flow: Flow, reference: Flow, gpu: Gpu, batch: int = 1) -> Speedup:
+    """Compares two engines of the same model by their estimates, such as INT8 with its FP16 twin."""
+    return Speedup(estimate(flow, gpu, batch), estimate(reference, gpu, batch))
+
+
+def flow_of(bundle: Bundle) -> Flow:
+    """The layers of a bundle's engine.
+
+    Raises:
+        BundleError: the engine was not audited, or a file cannot be read.
+    """
+    layers = Audit.load(bundle.file("audit.json")).layers
+    model = onnx.load(bundle.model, load_external_data=False)
+    return Flow(layers, PrecisionPlan.load(bundle.file("plan.json")), model)
+
+
+_SPECIAL_STEPS: Mapping[str, int] = {
+    **dict.fromkeys(ACTIVATION_FUNCTIONS, 2),
+    **dict.fromkeys(("Clip", "HardSigmoid", "HardSwish", "LeakyRelu", "PRelu", "Relu"), 0),
+    **dict.fromkeys(TYPE_CHANGES, 1),
+    **dict.fromkeys(("Div", "Exp", "Reciprocal", "Sqrt", "Pow", "Erf"), 1),
+}
+"""Exponentials, reciprocals and changes of type that an operator takes for each value; others take none.
+
+A sigmoid is an exponential and a reciprocal; a quantisation rounds to an integer, a dequantisation makes it a float."""
+
+_STEPS: Mapping[str, int] = {"QuantizeLinear": 3, "DequantizeLinear": 1, **dict.fromkeys(ACTIVATION_FUNCTIONS, 2)}
+"""Ordinary instructions that an operator takes for each value: scale and clamp in a quantisation; others take 1."""
+
+_MOVES = frozenset(
+    ("Concat", "Constant", "Expand", "Flatten", "Gather", "Identity", "Pad", "Reshape", "Resize", "Shape", "Slice")
+) | frozenset(("Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"))
+"""Operators that compute nothing."""
+
+
+class _Roofline:
+    def __init__(self, flow: Flow, gpu: Gpu, batch: int, graph: bool) -> None:
+        self._flow, self._gpu, self._batch, self._graph = flow, gpu, batch, graph
+        self._scale = batch / flow.batch
+
+    def estimate(self) -> Estimate:
+        found = [self._layer(index, layer) for index, layer in enumerate(self._flow.layers) if layer.bytes]
+        return Estimate(self._gpu, self._batch, tuple(found), self._graph, self._cached)
+
+    def _layer(self, index: int, layer: Layer) -> LayerEstimate:
+        constants = sum(tensor.bytes for tensor in dict.fromkeys(layer.constants))
+        moved = round((layer.bytes - constants) * self._scale) + constants
+        operations, tensor_ms = self._products(index, layer)
+        arithmetic_ms = max(tensor_ms, self._pointwise_ms(index, layer))
+        launch_ms = (GRAPH_LAUNCH_US if self._graph else LAUNCH_US) / 1e3
+        return LayerEstimate(
+            layer.name,
+            layer.type,
+            layer.onnx,
+            layer.input,
+            moved,
+            operations,
+            moved / self._gpu.bandwidth / 1e6,
+            arithmetic_ms,
+            launch_ms,
+        )
+
+    def _products(self, index: int, layer: Layer) -> tuple[int, float]:
+        """Operations of a layer's convolutions and matrix products, and their milliseconds."""
+        rate, ordinary = self._rate(layer.input), self._gpu.fp32
+        step = _VECTOR * 8 // BITS.get(layer.input, 32)
+        operations, ms = 0.0, 0.0
+        for name in self._flow.workers.get(index, ()):
+            work = self._flow.work.get(name)
+            if work is None:
+                count = 2 * self._flow.products[name] * self._scale
+                operations, ms = operations + count, ms + count / rate / 1e9
+                continue
+            count = 2 * work.count * self._batch
+            operations += count
+            if work.depthwise:
+                ms += count / ordinary / 1e9
+            elif count:
+                filled = _filled(work.inputs // work.groups, step) * _filled(work.outputs // work.groups, step)
+                ms += count * filled / rate / 1e9
+        return round(operations), ms
+
+    def _rate(self, kind: str) -> float:
+        """Tera-operations a second of a convolution that reads this type."""
+        gpu = self._gpu
+        if BITS.get(kind, 32) <= 8:
+            return gpu.int8
+        return gpu.fp16 if BITS.get(kind, 32) == 16 else gpu.tf32 or gpu.fp32
+
+    def _pointwise_ms(self, index: int, layer: Layer) -> float:
+        steps = 0.0
+        beside = index in self._flow.workers
+        for name in layer.onnx:
+            node = self._flow.nodes.get(name)
+            if node is None or node.op_type in _MOVES or name in self._flow.products or name in self._flow.work:
+                continue
+            # A convolution's kernel names the Q/DQ pairs around it, of which other kernels do the work.
+            if name not in self._flow.live or (beside and node.op_type in TYPE_CHANGES):
+                continue
+            special = self._gpu.special * _SPECIAL_STEPS.get(node.op_type, 0)
+            steps += (_STEPS.get(node.op_type, 1) + special) * self._values(node, layer)
+        # An instruction gives one result; the rate counts a multiply-add as two operations.
+        return steps * self._scale * 2 / self._gpu.fp32 / 1e9
+
+    def _values(self, node: onnx.NodeProto, layer: Layer) -> int:
+        """How many values a node gives for the batch of the engine; where the model does not say, the layer's most."""
+        known = self._flow.elements.get(node.output[0])
+        most = max((tensor.elements for tensor in (*layer.inputs, *layer.outputs)), default=0)
+        return most if known is None else min(known, most)
+
+    @cached_property
+    def _cached(self) -> int:
+        """Bytes of tensors between layers of which two fit into the L2 cache."""
+        total = 0
+        for layer in self._flow.layers:
+            for part in (layer.inputs, layer.outputs) if layer.bytes else ():
+                inner = [tensor for tensor in dict.fromkeys(part) if self._flow.between(tensor.name)]
+                sizes = [round(tensor.bytes * self._scale) for tensor in inner]
+                total += sum(size for size in sizes if 2 * size <= self._gpu.l2)
+        return total
+
+
+def _filled(channels: int, step: int) -> float:
+    """How many channels are multiplied for each that there is."""
+    return -(-channels // step) * step / max(channels, 1)

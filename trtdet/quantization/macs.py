@@ -1,0 +1,91 @@
+"""The work of convolutions and matrix products: multiply-adds, counted from the shapes in the model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx
+
+DEPTHWISE = "depthwise"
+"""The group of all depthwise convolutions: padded to whole vectors, they are often no faster in INT8 than in FP16."""
+
+
+@dataclass(frozen=True)
+class Macs:
+    """The work of a convolution.
+
+    Attributes:
+        count: multiply-adds for one image; 0 where a size is not known.
+        depthwise: each channel that it reads is a group of its own.
+        inputs: channels that it reads, all groups together.
+        outputs: channels that it writes, all groups together.
+        groups: of channels.
+    """
+
+    count: int
+    depthwise: bool
+    inputs: int = 0
+    outputs: int = 0
+    groups: int = 1
+
+
+def multiply_adds(model: onnx.ModelProto) -> dict[str, Macs]:
+    """By convolution, from the shapes in the model.
+
+    The weights may stand behind Q/DQ pairs and casts. A convolution whose weights are not constant is counted with 0.
+    """
+    graph = model.graph
+    shapes = _shapes(graph)
+    weights = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+    makers = {name: node for node in graph.node for name in node.output}
+    found = {}
+    for node in graph.node:
+        if node.op_type not in ("Conv", "ConvTranspose"):
+            continue
+        groups = next((attribute.i for attribute in node.attribute if attribute.name == "group"), 1)
+        kernel = _constant_shape(node.input[1], weights, makers)
+        # A transposed convolution uses each weight once for every place of its input.
+        places = shapes.get(node.output[0] if node.op_type == "Conv" else node.input[0], (0, 0, 0))[2:]
+        if not kernel:
+            found[node.name] = Macs(0, False)
+            continue
+        first, second = kernel[0], kernel[1] * groups
+        inputs, outputs = (second, first) if node.op_type == "Conv" else (first, second)
+        depthwise = groups > 1 and groups == inputs
+        found[node.name] = Macs(math.prod(kernel) * math.prod(places), depthwise, inputs, outputs, groups)
+    return found
+
+
+def products(model: onnx.ModelProto) -> dict[str, int]:
+    """Multiply-adds of the matrix products by name, for the batch that the model has; an open size counts as 1.
+
+    Products whose shapes are not in the model are left out.
+    """
+    shapes = _shapes(model.graph) | {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
+    found = {}
+    for node in model.graph.node:
+        if node.op_type in ("MatMul", "Gemm") and node.input[0] in shapes and node.output[0] in shapes:
+            turned = any(attribute.name == "transA" and attribute.i for attribute in node.attribute)
+            summed = shapes[node.input[0]][0 if turned else -1]
+            found[node.name] = math.prod(max(size, 1) for size in (*shapes[node.output[0]], summed))
+    return found
+
+
+def _shapes(graph: onnx.GraphProto) -> dict[str, tuple[int, ...]]:
+    """Sizes of every tensor whose rank is known; 0 for a size that is open."""
+    return {
+        value.name: tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
+        for value in (*graph.value_info, *graph.input, *graph.output)
+        if value.type.tensor_type.HasField("shape")
+    }
+
+
+def _constant_shape(
+    tensor: str, constants: Mapping[str, Sequence[int]], makers: Mapping[str, onnx.NodeProto]
+) -> tuple[int, ...]:
+    """The shape of the constant behind a tensor; empty where it is not constant."""
+    while tensor not in constants and tensor in makers and makers[tensor].input:
+        tensor = makers[tensor].input[0]
+    return tuple(constants.get(tensor, ()))
