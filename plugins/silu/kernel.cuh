@@ -9,7 +9,12 @@
 //     kHWC8, 16         [N*H*W][C/v][v]               vector v    span 1
 //
 // A thread moves 16 bytes of the wider type at a time; what remains, and everything where a pointer is not aligned,
-// goes element by element. `process` is a plain function of the thread's number, so that tests run it on the CPU.
+// goes element by element.
+//
+// INT8 to INT8 has 256 inputs a channel: where a map is large enough, a block computes what each becomes once, keeps that
+// in shared memory and looks it up (`Tables`); otherwise each element is computed by itself (`process`). Both use
+// `element`, so the bits are the same. Both are plain functions of the numbers of block and thread, so that tests run
+// them on the CPU.
 #ifndef TRTDET_SILU_KERNEL_CUH
 #define TRTDET_SILU_KERNEL_CUH
 
@@ -203,12 +208,148 @@ TRTDET_BOTH void process(unsigned thread, unsigned threads, const In* __restrict
     }
 }
 
+constexpr unsigned kInputs = 256;  // values of an INT8
+
+// INT8 to INT8 by tables. A task is a part of a band: the elements of kTables channels that are next to each other. In
+// every of the `segments` between which other channels lie, a band is contiguous. It is cut into windows of 16 bytes at
+// addresses that are multiples of 16; where a window reaches over the band's end, only the elements inside are touched.
+template <Activation kActivation, unsigned kVector>
+class Tables {
+public:
+    // Channels of a band. Two vectors of kHWC16, so that a sector of 32 bytes is used as a whole.
+    static constexpr unsigned kTables = kVector == 16 ? 32 : kVector;
+
+    // What a block has of them in shared memory, by channel of the band and input as unsigned.
+    static constexpr unsigned kBytes = kTables * kInputs;
+
+    TRTDET_BOTH Tables(const Table& table, const Extent& extent, const Steps& steps)
+        : table_(table), steps_(steps), channels_(extent.channels) {
+        row_ = (extent.channels + kVector - 1) / kVector * kVector * extent.span;
+        segments_ = row_ == 0 ? 0 : extent.total / row_;
+        band_ = kTables * extent.span;
+        bands_ = band_ == 0 ? 0 : (row_ + band_ - 1) / band_;
+        const bool whole = row_ % kWindow == 0 && band_ % kWindow == 0;
+        const unsigned longest = band_ < row_ ? band_ : row_;
+        windows_ = whole ? longest / kWindow : (longest + 2 * kWindow - 2) / kWindow;
+        const unsigned values = segments_ * extent.span;
+        unsigned part = extent.total / (kTables * kEnoughTasks);
+        part = part < kLeast ? kLeast : part > kMost ? kMost : part;
+        slices_ = values / part;
+        slice_ = slices_ == 0 ? 0 : (segments_ * windows_ + slices_ - 1) / slices_;
+    }
+
+    // 0 where filling the tables would take longer than computing each element.
+    TRTDET_BOTH unsigned tasks() const { return bands_ * slices_; }
+
+    // The part of thread `thread` of a block in filling the tables of a task.
+    TRTDET_BOTH void fill(unsigned task, unsigned thread, Int8* tables) const {
+        const unsigned first = task / slices_ * kTables;
+#ifdef __CUDA_ARCH__
+#pragma unroll 1
+#endif
+        for (unsigned lane = 0; lane < kTables; ++lane) {
+            const unsigned channel = first + lane;
+            // The padding becomes 0, whatever it holds: its factor and offset are.
+            Channel entry = {};
+            if (channel < channels_) {
+                entry = table_.entries[table_.count == 1 ? 0 : channel];
+            }
+            for (unsigned input = thread; input < kInputs; input += kThreadsPerBlock) {
+                const Int8 q = static_cast<Int8>(static_cast<unsigned char>(input));
+                tables[lane * kInputs + input] = element<kActivation, Int8, Int8>(q, entry, steps_);
+            }
+        }
+    }
+
+    // The part of the same thread in the task, when the tables are filled.
+    TRTDET_BOTH void apply(unsigned task, unsigned thread, const Int8* __restrict__ tables, const Int8* __restrict__ x,
+                           Int8* __restrict__ y) const {
+        const unsigned offset = task / slices_ * band_;
+        const unsigned length = row_ - offset < band_ ? row_ - offset : band_;
+        const bool wide = Window::fits(x) && Window::fits(y);
+        const unsigned from = task % slices_ * slice_;
+        const unsigned all = segments_ * windows_;
+        const unsigned end = from + slice_ < all ? from + slice_ : all;
+        for (unsigned window = from + thread; window < end; window += kThreadsPerBlock) {
+            const unsigned segment = window / windows_;
+            const unsigned start = segment * row_ + offset;
+            const unsigned place = start / kWindow * kWindow + (window - segment * windows_) * kWindow;
+            if (wide && place >= start && place + kWindow <= start + length) {
+                // A multiple of 16 where the vector is, of 4 where that is 4: the lanes that follow do not wrap.
+                const Int8* const lanes = tables + (place - start) % kTables * kInputs;
+                Window in;
+                Window out;
+                in.load(x + place);
+#ifdef __CUDA_ARCH__
+#pragma unroll
+#endif
+                for (unsigned k = 0; k < kWindow; ++k) {
+                    out.set(k, lanes[k % kTables * kInputs + word_of(in.get(k))]);
+                }
+                out.save(y + place);
+                continue;
+            }
+            // Rolled: few windows come here, and the registers of sixteen would be taken from all.
+            const unsigned last = place + kWindow < start + length ? place + kWindow : start + length;
+#ifdef __CUDA_ARCH__
+#pragma unroll 1
+#endif
+            for (unsigned at = place < start ? start : place; at < last; ++at) {
+                y[at] = tables[(at - start) % kTables * kInputs + word_of(x[at])];
+            }
+        }
+    }
+
+private:
+    static constexpr unsigned kWindow = 16;
+    using Window = Chunk<Int8, kWindow>;
+
+    // Of values of one channel that a task has: with fewer, filling 256 entries costs more than it saves; more are put
+    // together only where there are tasks enough for every processor of a GPU.
+    static constexpr unsigned kLeast = 512;
+    static constexpr unsigned kMost = 16384;
+    static constexpr unsigned kEnoughTasks = 1024;
+
+    Table table_;
+    Steps steps_;
+    unsigned channels_;
+    unsigned row_;       // elements of all channels in a segment
+    unsigned segments_;  // images; pixels where the channels are last
+    unsigned band_;      // elements of a band in a segment; the last band may have fewer
+    unsigned bands_;
+    unsigned windows_;  // the most that a band's part of a segment touches
+    unsigned slices_;   // tasks of a band
+    unsigned slice_;    // windows of a task
+};
+
 #ifdef __CUDACC__
+// What a block of kThreadsPerBlock threads does of a grid of any size.
+template <Activation kActivation, class In, class Out, unsigned kVector>
+__device__ __forceinline__ void compute(const In* __restrict__ x, Out* __restrict__ y, const Table& table,
+                                        const Extent& extent, const Steps& steps) {
+    if constexpr (sizeof(In) == sizeof(Int8) && sizeof(Out) == sizeof(Int8)) {
+        using Kind = Tables<kActivation, kVector>;
+        const Kind kind(table, extent, steps);
+        const unsigned tasks = kind.tasks();
+        if (tasks != 0) {
+            __shared__ Int8 tables[Kind::kBytes];
+            for (unsigned task = blockIdx.x; task < tasks; task += gridDim.x) {
+                kind.fill(task, threadIdx.x, tables);
+                __syncthreads();
+                kind.apply(task, threadIdx.x, tables, x, y);
+                __syncthreads();
+            }
+            return;
+        }
+    }
+    process<kActivation, In, Out, kVector>(blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x, x, y, table,
+                                           extent, steps);
+}
+
 template <Activation kActivation, class In, class Out, unsigned kVector>
 __global__ void __launch_bounds__(kThreadsPerBlock)
     kernel(const In* __restrict__ x, Out* __restrict__ y, Table table, Extent extent, Steps steps) {
-    process<kActivation, In, Out, kVector>(blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x, x, y, table,
-                                           extent, steps);
+    compute<kActivation, In, Out, kVector>(x, y, table, extent, steps);
 }
 #endif
 

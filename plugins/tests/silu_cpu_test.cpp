@@ -15,8 +15,11 @@
 #include <functional>
 #include <limits>
 #include <random>
+#include <set>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
+#include <vector>
 
 namespace {
 
@@ -126,7 +129,8 @@ struct Shape {
     std::size_t n, c, h, w;
 };
 const Shape kShapes[] = {{1, 1, 1, 1},  {1, 3, 5, 7},   {2, 8, 4, 4},  {1, 31, 3, 3}, {2, 33, 1, 5},
-                         {1, 32, 2, 8}, {3, 5, 16, 16}, {1, 64, 1, 1}, {2, 17, 3, 1}, {0, 4, 2, 2}};
+                         {1, 32, 2, 8}, {3, 5, 16, 16}, {1, 64, 1, 1}, {2, 17, 3, 1}, {0, 4, 2, 2},
+                         {2, 3, 23, 29}, {1, 35, 32, 33}, {5, 33, 16, 8}, {1, 48, 40, 40}};
 
 void check_case(bool holds, const Format& format, const Extent& extent, std::size_t shift, std::size_t place) {
     check(holds, std::string(format.name) + " of " + std::to_string(extent.channels) + " channels, span " +
@@ -177,6 +181,76 @@ private:
     void* base_;
     std::size_t shift_;
 };
+
+std::set<unsigned> tabled;  // vectors of layouts that ran by tables
+
+// What a grid of `blocks` does with Tables; false where these are not used.
+template <Activation kActivation, class In, class Out, unsigned kVector>
+bool by_tables(unsigned blocks, const In* x, Out* y, const Table& table, const Extent& extent, const Steps& steps) {
+    if constexpr (std::is_same_v<In, Int8> && std::is_same_v<Out, Int8>) {
+        using Kind = Tables<kActivation, kVector>;
+        const Kind kind(table, extent, steps);
+        std::vector<Int8> tables(Kind::kBytes);
+        for (unsigned block = 0; block < blocks; ++block) {
+            for (unsigned task = block; task < kind.tasks(); task += blocks) {
+                for (unsigned thread = 0; thread < kThreadsPerBlock; ++thread) {
+                    kind.fill(task, thread, tables.data());
+                }
+                for (unsigned thread = 0; thread < kThreadsPerBlock; ++thread) {
+                    kind.apply(task, thread, tables.data(), x, y);
+                }
+            }
+        }
+        if (kind.tasks() != 0) {
+            tabled.insert(kVector);
+        }
+        return kind.tasks() != 0;
+    } else {
+        static_cast<void>(blocks), static_cast<void>(x), static_cast<void>(y), static_cast<void>(table);
+        static_cast<void>(extent), static_cast<void>(steps);
+        return false;
+    }
+}
+
+// Every entry of a band's tables is what `element` gives, for scales from where every input rounds to 0 to where every
+// one saturates; a channel of the padding has zeros.
+template <Activation kActivation>
+void tables() {
+    const unsigned channels = 30;  // of a band of 32
+    std::vector<Channel> entries;
+    for (unsigned channel = 0; channel < channels; ++channel) {
+        const float sign = channel % 3 == 0 ? -1.0f : 1.0f;
+        entries.push_back(Channel{std::ldexp(1.3f, static_cast<int>(channel) - 20),
+                                  sign * std::ldexp(1.1f, static_cast<int>(channel * 7 % 31) - 12),
+                                  static_cast<float>(channel % 5) * 17.5f - 35.0f, 0.0f});
+    }
+    for (const Steps& steps : {Steps{0.0f, 0.0f}, Steps{0.043f, 0.019f}}) {
+        for (const unsigned count : {1u, channels}) {
+            using Kind = Tables<kActivation, 32>;
+            const Kind kind(Table{entries.data(), count}, Extent{32 * 4096, channels, 4096}, steps);
+            std::vector<Int8> filled(Kind::kBytes, Int8(99));
+            for (unsigned thread = 0; thread < kThreadsPerBlock; ++thread) {
+                kind.fill(0, thread, filled.data());
+            }
+            for (unsigned place = 0; place < Kind::kBytes; ++place) {
+                const unsigned lane = place / kInputs;
+                const Int8 q = static_cast<Int8>(static_cast<unsigned char>(place % kInputs));
+                const Int8 expected =
+                    lane < channels
+                        ? element<kActivation, Int8, Int8>(q, entries[count == 1 ? 0 : lane], steps)
+                        : Int8(0);
+                check(filled[place] == expected, "entry " + std::to_string(place) + " of the tables");
+            }
+        }
+    }
+    const auto tasks = [](unsigned channels, unsigned span) {
+        const Extent extent{channels * span, channels, span};
+        return Tables<kActivation, 1>(Table{nullptr, 1}, extent, Steps{}).tasks();
+    };
+    check(tasks(64, 20 * 20) == 0, "a map whose tables cost more than they save is computed directly");
+    check(tasks(64, 32 * 16) == 64, "a task a channel from where tables pay");
+    check(tasks(64, 320 * 320) == 64 * 16, "tasks for every processor where the map allows it");
+}
 
 template <Activation kActivation, class In, class Out, unsigned kVector>
 void kernel_case(const Format& format, const Shape& shape, bool per_channel, std::size_t shift, unsigned threads) {
@@ -229,8 +303,11 @@ void kernel_case(const Format& format, const Shape& shape, bool per_channel, std
         }
     }
     const Table table{entries.data(), static_cast<unsigned>(entries.size())};
-    for (unsigned thread = 0; thread < threads; ++thread) {
-        process<kActivation, In, Out, kVector>(thread, threads, x.get(), y.get(), table, extent, Steps{0.0f, 0.0f});
+    const Steps none{0.0f, 0.0f};
+    if (!by_tables<kActivation, In, Out, kVector>(threads, x.get(), y.get(), table, extent, none)) {
+        for (unsigned thread = 0; thread < threads; ++thread) {
+            process<kActivation, In, Out, kVector>(thread, threads, x.get(), y.get(), table, extent, none);
+        }
     }
     std::size_t wrong = 0;
     while (wrong < expected.size() && same(y.get()[wrong], expected[wrong])) {
@@ -388,6 +465,9 @@ int main(int count, char** words) {
     parameters();
     kernels<Activation::kSiLU>();
     kernels<Activation::kHardSwish>();
+    check(tabled == std::set<unsigned>{1, 4, 16, 32}, "every layout of INT8 runs by tables");
+    tables<Activation::kSiLU>();
+    tables<Activation::kHardSwish>();
     std::printf("%ld checks, %ld failures\n", checks, failures);
     return failures == 0 ? 0 : 1;
 }

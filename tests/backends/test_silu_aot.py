@@ -49,6 +49,11 @@ def test_a_kernel_compiles_without_a_gpu(kernel: Kernel, tmp_path: Path) -> None
     # A thread stores what it computed in one instruction, 16 bytes where y is not the narrower type.
     words = kernel.elements_per_thread * {"float": 4, "half": 2, "int8": 1}[kernel.output] // 4
     assert re.search(rf"st\.global{ {4: '.v4', 2: '.v2', 1: ''}[words] }\.[ubf]32", ptx)
+    # INT8 to INT8 looks up what 256 inputs become, in tables that a block shares once it has filled them.
+    tables = re.findall(r"\.shared [^;]*\[(\d+)\];", ptx)
+    bands = {1: 1, 4: 4, 16: 32, 32: 32}
+    assert tables == ([str(256 * bands[kernel.vector])] if kernel.input == kernel.output == "int8" else [])
+    assert len(re.findall(r"bar(rier)?\.sync", ptx)) == 2 * len(tables)
     # A function that is not in the source would be left to a linker, which an engine has not.
     assert ".extern" not in ptx
     assembler = shutil.which("ptxas") or shutil.which("/usr/local/cuda/bin/ptxas")

@@ -113,9 +113,8 @@ static __device__ const trtdet::Channel entries[] = {{
 
 extern "C" __global__ void __launch_bounds__(trtdet::kThreadsPerBlock)
 {self.name}(const {x}* x, int total, int channels, int span, {y}* y) {{
-    trtdet::process<{activation}, {x}, {y}, {self.vector}>(
-        blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x, x, y,
-        trtdet::Table{{entries, {len(self.channels)}}},
+    trtdet::compute<{activation}, {x}, {y}, {self.vector}>(
+        x, y, trtdet::Table{{entries, {len(self.channels)}}},
         trtdet::Extent{{unsigned(total), unsigned(channels), unsigned(span)}}, trtdet::Steps{{0.0f, 0.0f}});
 }}
 """
