@@ -24,6 +24,22 @@ needs_rtx = pytest.mark.skipif(
 )
 
 
+class FakeLayer:
+    """A layer that keeps what it is told; like the real one it takes no type for an output of integers."""
+
+    def __init__(self, name: str, kinds: list[str]) -> None:
+        self.name, self.precision, self.num_outputs = name, None, len(kinds)
+        self.stored: dict[int, str] = {}
+        self._kinds = kinds
+
+    def get_output(self, index: int) -> SimpleNamespace:
+        return SimpleNamespace(dtype=self._kinds[index])
+
+    def set_output_type(self, index: int, kind: str) -> None:
+        assert self._kinds[index] in ("float", "half")
+        self.stored[index] = kind
+
+
 class FakeTensorRT:
     """As much of a weakly typed TensorRT as a build touches; without a device the real one stops at its Builder."""
 
@@ -52,13 +68,11 @@ class FakeTensorRT:
     class TacticSource:
         CUBLAS, CUBLAS_LT, JIT_CONVOLUTIONS = 0, 1, 4
 
-    def __init__(self, layers: list[str], others: list[str] | None = None) -> None:
-        kinds = {**dict.fromkeys(layers, "float"), **dict.fromkeys(others or (), "int64")}
+    def __init__(self, layers: list[str], others: dict[str, list[str]] | None = None) -> None:
+        """``others`` has the types of the outputs of the layers that do not give one float tensor."""
         self.layers = [
-            SimpleNamespace(
-                name=name, precision=None, num_outputs=1, get_output=lambda _, dtype=dtype: SimpleNamespace(dtype=dtype)
-            )
-            for name, dtype in kinds.items()
+            *(FakeLayer(name, ["float"]) for name in layers),
+            *(FakeLayer(name, kinds) for name, kinds in (others or {}).items()),
         ]
         self.flags: list[str] = []
         self.told: list[str] = []
@@ -66,11 +80,12 @@ class FakeTensorRT:
             set_flag=self.flags.append,
             set_memory_pool_limit=lambda pool, size: self.told.append(f"{pool} {size}"),
             set_tactic_sources=lambda mask: self.told.append(f"tactics {mask:b}"),
-            create_timing_cache=lambda data: None if data == b"spoilt" else data,
+            create_timing_cache=lambda data: None if data in self.spoilt else data,
             set_timing_cache=self.take,
             get_timing_cache=lambda: SimpleNamespace(serialize=lambda: self.timings + b"+"),
         )
         self.timings = b""
+        self.spoilt: tuple[bytes, ...] = (b"spoilt",)
 
     def take(self, timings: bytes, ignore_mismatch: bool) -> bool:
         assert not ignore_mismatch
@@ -130,14 +145,28 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("precisions", [{}, {"Conv_1": "fp16", "Conv_3": "fp32", "gone": "fp16", "Shape_4": "fp32"}])
+@pytest.mark.parametrize(
+    "precisions",
+    [{}, {"Conv_1": "fp16", "Conv_3": "fp32", "gone": "fp16", "Shape_4": "fp32", "Assertion_5": "fp32"}],
+)
 def test_a_weakly_typed_network_is_told_layer_by_layer(elsewhere: Path, precisions: dict[str, str]) -> None:
-    fake = FakeTensorRT(["Conv_0", "Conv_1", "Sigmoid_2", "Conv_3"], ["Shape_4"])
+    fake = FakeTensorRT(["Conv_0", "Conv_1", "Sigmoid_2", "Conv_3"], {"Shape_4": ["int64"], "Assertion_5": []})
     made = fake.made(network_flags=["EXPLICIT_BATCH"], builder_flags=["INT8", "FP16"], precisions=precisions)
     assert (made.engine, made.error) == (b"engine", "")
     told = {layer.name: layer.precision for layer in fake.layers if layer.precision}
     assert told == ({"Conv_1": "half", "Conv_3": "float"} if precisions else {})
+    # What is to be float32 is stored so as well; what a layer of FP16 gives is the builder's choice.
+    assert [layer.name for layer in fake.layers if layer.stored] == (["Conv_3"] if precisions else [])
     assert fake.flags == ["INT8", "FP16", *(["OBEY"] if precisions else [])]
+
+
+def test_suppression_whose_first_output_is_a_count_stays_in_float32(elsewhere: Path) -> None:
+    """EfficientNMS gives num_dets, boxes, scores, classes. In half its boxes would be off by pixels."""
+    fake = FakeTensorRT(["Concat_0"], {"EfficientNMS_1": ["int32", "float", "float", "int32"]})
+    fake.made(builder_flags=["FP16"], precisions=dict.fromkeys(("Concat_0", "EfficientNMS_1"), "fp32"))
+    boxes, suppression = fake.layers
+    assert (boxes.precision, boxes.stored) == ("float", {0: "float"})
+    assert (suppression.precision, suppression.stored) == ("float", {1: "float", 2: "float"})
 
 
 def test_the_builder_is_told_of_every_option(elsewhere: Path) -> None:
@@ -159,6 +188,14 @@ def test_kernel_times_are_used_or_measured_again(elsewhere: Path, given: bytes, 
     (elsewhere / "timings").write_bytes(given)
     assert FakeTensorRT([]).made(keep_timings=True).timing_cache == used + b"+"
     assert FakeTensorRT([]).made().timing_cache == b""
+
+
+def test_a_builder_without_a_timing_cache_builds_all_the_same(elsewhere: Path) -> None:
+    (elsewhere / "timings").write_bytes(b"known")
+    fake = FakeTensorRT([])
+    fake.spoilt = (b"known", b"")
+    made = fake.made(keep_timings=True)
+    assert (made.engine, made.timing_cache) == (b"engine", b"")
 
 
 def test_phases_within_phases_are_parts_of_a_step() -> None:

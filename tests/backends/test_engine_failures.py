@@ -216,6 +216,26 @@ print(len(json.loads(made.layers)["Layers"]))
 
 
 @needs_cuda_python
+@pytest.mark.parametrize("compatible", [False, True])
+def test_libraries_that_are_not_in_the_engine_are_noticed(machine, tmp_path, compatible):
+    """The header of TensorRT speaks of libraries in version-compatible engines only; others may lack them."""
+    program = f"""
+from trtdet.backends import BuildRequest, EngineOptions, choose
+options = EngineOptions(embed_plugins=True, version_compatible={compatible})
+request = BuildRequest(net({SILU}), plugins=(Path(sys.argv[1]),), options=options)
+refused(choose("tensorrt").build, request)
+"""
+    said = machine.python(PRELUDE + program, plugin_library(tmp_path, "TRT_SiLU"), embeds="compatible").out
+    if compatible:
+        assert said == "NOT REFUSED\n"
+    else:
+        assert "the plugin libraries are not in the engine, which a process without them cannot load: " in said
+        assert "Cannot find plugin: TRT_SiLU" in said
+        assert said.strip().endswith("the libraries then lie beside the engine")
+        assert "; add --version-compatible" in said
+
+
+@needs_cuda_python
 def test_rtx_is_never_given_a_library_of_plugins(machine, tmp_path):
     """With a creator registered it ends the process, when it parses."""
     program = "refused(open_engine, built(conv('2')), replace(facts, plugins=(Path(sys.argv[1]),)))"

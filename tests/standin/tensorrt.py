@@ -325,7 +325,7 @@ class ITensor:
 
 
 class ILayer:
-    __slots__ = ("_node", "_outputs", "_precision", "name", "type")
+    __slots__ = ("_node", "_outputs", "_precision", "_stored", "name", "type")
 
     def __init__(self, node, outputs):
         self._node = node
@@ -338,6 +338,7 @@ class ILayer:
         }
         self.type = kinds.get(node.op_type, LayerType.ELEMENTWISE)
         self._precision = None
+        self._stored = {}
 
     @property
     def metadata(self):
@@ -365,6 +366,11 @@ class ILayer:
     @property
     def precision_is_set(self):
         return self._precision is not None
+
+    def set_output_type(self, index, dtype):
+        if self._outputs[index].dtype not in (float32, float16):
+            raise TypeError(f"output {index} of {self.name} is no float")
+        self._stored[index] = dtype
 
 
 class INetworkDefinition:
@@ -652,8 +658,10 @@ class Builder:
         if config._cache is not None and "DISABLE_TIMING_CACHE" not in flags:
             config._cache._data = f"timings of {__version__}: {len(network._layers)} layers".encode()
         embedded = set()
-        for path in config.plugins_to_serialize:
-            embedded |= _creators(ctypes.CDLL(path))
+        # With CUDA_STANDIN_EMBEDS=compatible the libraries are left out, without a word, of every other engine.
+        if os.environ.get("CUDA_STANDIN_EMBEDS") != "compatible" or "VERSION_COMPATIBLE" in flags:
+            for path in config.plugins_to_serialize:
+                embedded |= _creators(ctypes.CDLL(path))
         model = network._model.SerializeToString()
         precisions = {
             one.name: one.precision.name for one in network._layers if getattr(one, "precision_is_set", False)
@@ -672,6 +680,9 @@ class Builder:
             "level": config.builder_optimization_level,
             "embedded": sorted(embedded),
             "precisions": precisions,
+            "stored": {
+                one.name: {number: kind.name for number, kind in one._stored.items()} for one in network._layers
+            },
             "calibrated": calibrated,
             "calibration_images": images,
             "calibration_profile": config._calibration_profile and config._calibration_profile._shapes,

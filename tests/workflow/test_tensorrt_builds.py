@@ -84,6 +84,10 @@ def test_every_tensor_before_a_convolution_has_a_range_and_the_rest_stays_in_flo
     decoding = [name for name in outside if name.startswith("trtdet/decode/Mul")]
     assert decoding
     assert all(precisions[name] == "FLOAT" for name in decoding)
+    stored = told(implicit)["stored"]
+    assert all(stored[name] == {"0": "FLOAT"} for name in decoding)
+    (suppression,) = [node.name for node in graph.node if node.op_type == "EfficientNMS_TRT"]
+    assert precisions[suppression] == "FLOAT"
     assert not {name for name in precisions if name in plan and plan[name]["precision"] == "int8"}
 
 

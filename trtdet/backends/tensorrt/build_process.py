@@ -7,6 +7,8 @@ gives the same bytes every time.
 It reads ``request.json`` and ``model.onnx`` in the working directory and writes ``engine`` and ``log.txt`` there, or
 ``error.txt``; depending on the backend and the request also ``layers.json``, ``timing.cache`` and
 ``calibration.cache``. Its progress goes to standard output, a JSON list of stage, done and total in each line.
+
+With the argument ``load`` it loads the engine that lies there and does nothing else.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,6 +27,9 @@ Tell = Callable[[str, int, int], None]
 
 _ADDR_NO_RANDOMIZE = 0x0040000  # sys/personality.h
 _QUERY = 0xFFFFFFFF
+
+_LOAD = "load"
+_REFUSED = "refused.txt"
 
 
 @dataclass
@@ -58,11 +64,44 @@ def main() -> None:
         if made.calibration_cache:
             Path("calibration.cache").write_text(made.calibration_cache)
         Path("engine").write_bytes(made.engine)
+        if request["options"]["embed_plugins"]:
+            refused = refused_elsewhere()
+            if refused:
+                Path("error.txt").write_text(refused)
+                return
         if request["inspect"]:
             # Last, after the engine was written: loading it can end the process.
             layers = inspect(trt, made.engine, logger, request)
             if layers:
                 Path("layers.json").write_text(layers)
+
+
+def refused_elsewhere() -> str:
+    """Why a process that has loaded no plugin library cannot load the engine; empty where it can.
+
+    The engine may lack the libraries that it was to carry: TensorRT documents ``setPluginsToSerialize`` for
+    version-compatible engines alone (NvInfer.h, ``IBuilderConfig``). Here they are known to the whole process.
+    """
+    done = subprocess.run([sys.executable, __file__, _LOAD], stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    refused = Path(_REFUSED)
+    if done.returncode == 0 and not refused.is_file():
+        return ""
+    words = refused.read_text() if refused.is_file() else f"it ends with exit code {done.returncode}"
+    return f"the plugin libraries are not in the engine, which a process without them cannot load: {words}"
+
+
+def load() -> None:
+    """Loads the engine as a program does that knows of no plugin library; says in a file where that is refused."""
+    sys.path.pop(0)
+    request = json.loads(Path("request.json").read_text())
+    with Path("load.txt").open("w") as log:
+        trt = __import__(request["module"])
+        logger = logger_of(trt, log)
+        trt.init_libnvinfer_plugins(logger, "")
+        runtime = trt.Runtime(logger)
+        runtime.engine_host_code_allowed = True  # the libraries, and the runtime of a version-compatible engine
+        if runtime.deserialize_cuda_engine(Path("engine").read_bytes()) is None:
+            Path(_REFUSED).write_text(logger.first())
 
 
 def teller() -> Tell:
@@ -199,10 +238,18 @@ def set_precisions(trt: Any, network: Any, config: Any, request: dict[str, Any])
     computed = (trt.float16, trt.float32)
     for index in range(network.num_layers):
         layer = network.get_layer(index)
-        # Layers that compute shapes and indices accept no other type; an assertion has no output.
         asked = request["precisions"].get(layer.name)
-        if asked is not None and layer.num_outputs and layer.get_output(0).dtype in computed:
+        if asked is None:
+            continue
+        # Layers that compute shapes and indices alone accept no other type; an assertion has no output. EfficientNMS
+        # gives a count first and then boxes and scores.
+        floats = [number for number in range(layer.num_outputs) if layer.get_output(number).dtype in computed]
+        if floats:
             layer.precision = types[asked]
+        if asked == "fp32":
+            # The precision alone leaves the builder free to store a result in half, which boxes do not fit.
+            for number in floats:
+                layer.set_output_type(number, trt.float32)
 
 
 def set_options(trt: Any, config: Any, request: dict[str, Any]) -> None:
@@ -374,4 +421,4 @@ def register_compiled(trt: Any) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    load() if sys.argv[1:] == [_LOAD] else main()

@@ -34,6 +34,11 @@ _BUILDER_FLAGS: dict[str, tuple[str, ...]] = {"int8": ("INT8", "FP16"), "fp16": 
 
 _ADVICE = (
     (
+        r"plugin libraries are not in the engine",
+        "add --version-compatible, as TensorRT's documentation speaks of libraries in such engines only, or leave "
+        "--embed-plugins out: the libraries then lie beside the engine",
+    ),
+    (
         r"out of memory|OutOfMemory|cudaErrorMemoryAllocation",
         "the device has too little free memory: end what else uses it, or build with a smaller --batch or --workspace",
     ),
