@@ -87,13 +87,13 @@ from trtdet.pipeline import (
     Prepared,
     calibrated,
     choose_plan,
-    float_plan,
     prepared,
     rewritten,
     select_images,
 )
+from trtdet.pipeline.stages.networks import float_network
 from trtdet.progress import Console
-from trtdet.quantization import CORRECTIONS, PrecisionPlan, to_half
+from trtdet.quantization import CORRECTIONS, PrecisionPlan
 from trtdet.quantization.macs import DEPTHWISE, multiply_adds
 from trtdet.runtime.detector import Detector
 
@@ -660,8 +660,8 @@ class Networks:
         """Writes a row's network; what the table says of it is given back."""
         graph, ready = self._graph("keep"), None
         if not row.quantization:
-            plan = float_plan(graph.placement.plan, row.precision)
-            made, precisions = to_half(graph.model, plan.names("fp16")), {}
+            network = float_network(graph, row.precision)
+            made, plan, precisions = network.model, network.plan, network.precisions
         elif row.calibrator:
             made, plan = graph.model, graph.placement.plan
             precisions = graph.quantizable.precisions(plan)
@@ -676,15 +676,13 @@ class Networks:
                 lambda: rank(ready.subject(KeepOptions().num_images), rows=ranking, progress=self._progress),
                 progress=self._progress,
             ).plan
-            if row.quantization == "implicit":
-                made, precisions = ready.model, ready.graph.quantizable.precisions(plan)
-            else:
-                made, precisions = ready.explicit(plan).model, plan.kept()
+            made = ready.model if row.quantization == "implicit" else ready.explicit(plan).model
+            precisions = ready.graph.quantizable.precisions(plan)
             ready.ranges.save(place.with_name("ranges.json"))
         facts = {
             "version": self._version,
             "config": self._config.model_dump(mode="json"),
-            "precisions": precisions,
+            "precisions": dict(precisions),
             "convs": [node.name for node in made.graph.node if node.op_type in ("Conv", "ConvTranspose")],
         }
         plan.save(place.with_name("plan.json"))
