@@ -14,9 +14,11 @@ import pytest
 from trtdet.audit import Layer, Tensor
 from trtdet.audit.gpus import GPUS, Gpu, gpu_named
 from trtdet.audit.roofline import GRAPH_LAUNCH_US, LAUNCH_US, Estimate, estimate, speedup
+from trtdet.audit.roofline_tables import estimate_tables
 from trtdet.audit.traffic import Flow
 from trtdet.errors import ConfigError
 from trtdet.quantization import Entry, PrecisionPlan
+from trtdet.tables import Table
 
 NET = """<ir_version: 8, opset_import: ["" : 13]>
 net (float[1,16,32,32] x) => (float[1,32,32,32] y) {
@@ -124,12 +126,17 @@ def test_what_starts_no_kernel_costs_nothing() -> None:
     assert [layer.name for layer in estimate(flow(), GPU).layers] == ["conv", "silu", "depthwise", "gemm"]
 
 
-def test_a_launch_costs_less_in_a_cuda_graph() -> None:
-    inside, alone = estimate(flow(), GPU), estimate(flow(), GPU, graph=False)
-    assert alone.ms - inside.ms == pytest.approx(4 * (LAUNCH_US - GRAPH_LAUNCH_US) / 1e3)
-    tiny = estimate(flow(), replace(GPU, bandwidth=1e9, fp16=1e9, fp32=1e9))
-    assert {layer.bound for layer in tiny.layers} == {"launch"}
-    assert tiny.ms == pytest.approx(4 * GRAPH_LAUNCH_US / 1e3)
+def test_a_short_kernel_waits_for_its_launch() -> None:
+    tiny = replace(GPU, bandwidth=1e9, fp16=1e9, fp32=1e9)
+    inside, alone = estimate(flow(), tiny), estimate(flow(), tiny, graph=False)
+    assert {layer.bound for layer in (*inside.layers, *alone.layers)} == {"launch"}
+    assert inside.ms == pytest.approx(4 * GRAPH_LAUNCH_US / 1e3)
+    assert alone.ms == pytest.approx(4 * LAUNCH_US / 1e3)
+
+
+def test_a_long_kernel_hides_the_launch_of_the_next() -> None:
+    slow = replace(GPU, bandwidth=1.0)
+    assert estimate(flow(), slow, graph=False).ms == pytest.approx(estimate(flow(), slow).ms)
 
 
 def test_activations_and_operations_grow_with_the_batch_and_weights_do_not() -> None:
@@ -159,6 +166,11 @@ def test_an_engine_of_a_larger_batch_stands_for_one_image() -> None:
     assert estimate(eight, GPU).layers[0].bytes == ours.layers[0].bytes
 
 
+def test_a_batch_below_one_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="the batch of an estimate is 0; give 1 or more"):
+        estimate(flow(), GPU, 0)
+
+
 def test_which_bound_holds() -> None:
     total = estimate(flow(), replace(GPU, bandwidth=200.0), 64)
     found = {layer.name: layer.bound for layer in total.layers}
@@ -185,6 +197,31 @@ def test_an_estimate_as_plain_values() -> None:
     assert (data["gpu"], data["batch"], data["measured"], data["kernels"]) == ("made up", 1, False, 4)
     assert {"ms", "bytes", "operations", "bound_ms", "layers"} <= data.keys()
     assert data["layers"][0]["bound"] in ("memory", "arithmetic", "launch")
+
+
+def test_the_tables_say_that_they_are_estimates_and_name_the_slowest_layers() -> None:
+    batches = [estimate(flow(), GPU, batch) for batch in (1, 32)]
+    alone = [estimate(flow(), GPU, batch, graph=False) for batch in (1, 32)]
+    totals, *layers = estimate_tables(batches, alone).parts
+    assert isinstance(totals, Table)
+    assert totals.title.startswith("estimated, not measured: made up at its published rates (100 GB/s, FP16 10 TFLOPS")
+    assert [row[0] for row in totals.rows] == [1, 32]
+    assert totals.rows[1][2] == pytest.approx(32e3 / batches[1].ms)
+    for row in totals.rows:
+        assert math.fsum(share for share in row[-3:] if isinstance(share, float)) == pytest.approx(1.0)
+    for table, found in zip(layers, batches, strict=True):
+        assert isinstance(table, Table) and table.title.startswith("estimated, ")
+        assert [row[0] for row in table.rows] == sorted((layer.ms for layer in found.layers), reverse=True)
+        assert {row[-1] for row in table.rows} == {DENSE, DEPTHWISE, PRODUCT, "Sigmoid_1, Mul_2"}
+
+
+def test_without_all_eight_layers_are_shown() -> None:
+    more = [Layer(f"copy{index}", "kgen", (tensor("x", "Half", 1),), (), (), ()) for index in range(8)]
+    found = [estimate(flow("Half", *more), GPU)]
+    short, whole = (estimate_tables(found, found, everything).parts[1] for everything in (False, True))
+    assert isinstance(short, Table) and isinstance(whole, Table)
+    assert (len(short.rows), len(whole.rows)) == (8, 12)
+    assert (tuple(short.notes), tuple(whole.notes)) == (("4 more; --all shows them",), ())
 
 
 # The table of GPUs

@@ -108,6 +108,31 @@ def test_a_bundle_that_is_up_to_date_is_left_alone(run, model, calibration_image
 
 
 @pytest.mark.tensorrt
+def test_audit_estimates_the_time_on_a_gpu_that_is_not_here(built, run):
+    done = run("audit", built.bundle.path, "--gpu", "rtx-4090", "--batch", "1", "8", "--json")
+    assert "estimated, not measured: RTX 4090 at its published rates" in done.err
+    once, often = done.json["estimate"]
+    assert (once["gpu"], once["batch"], often["batch"], once["measured"]) == ("RTX 4090", 1, 8, False)
+    assert once["kernels"] == sum(layer["bytes"] > 0 for layer in often["layers"])
+    assert once["ms"] < often["ms"] < 8 * once["ms"]
+    convs = [name for layer in once["layers"] if layer["operations"] for name in layer["about"]]
+    assert len(set(convs)) == CONVOLUTIONS
+
+
+@pytest.mark.tensorrt
+@pytest.mark.parametrize("name", ["list", "GTX 1080"])
+def test_an_unknown_gpu_is_refused_with_the_known(built, run, name):
+    done = run("audit", built.bundle.path, "--gpu", name)
+    assert done.code == 1
+    assert f"no figures are known of GPU '{name}'; known are T4, L4, A10, " in done.err
+
+
+@pytest.mark.tensorrt
+def test_batches_of_an_estimate_need_a_gpu(built, run):
+    assert "--batch is of the estimate; give --gpu as well" in run("audit", built.bundle.path, "--batch", "8").err
+
+
+@pytest.mark.tensorrt
 def test_audit_lists_every_convolution_as_built(built, run):
     done = run("audit", built.bundle.path, "--json")
     assert done.code == 0

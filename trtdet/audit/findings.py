@@ -186,7 +186,7 @@ def _copies(flow: Flow, plan: PrecisionPlan) -> Iterator[Finding]:
                 f"written in Int8 for {_readers(flow, same[0])} and again in {tensor.type} for {_readers(flow, tensor)}"
                 f"{_why(flow, plan, tensor)}"
             )
-            yield _finding(flow, "copy", _named(flow, layer), cause, {layer.name: tensor.bytes})
+            yield _finding(flow, "copy", flow.named(layer), cause, {layer.name: tensor.bytes})
 
 
 def _suppresses(flow: Flow, layer: Layer) -> bool:
@@ -218,7 +218,7 @@ def _pointwise(flow: Flow, plan: PrecisionPlan, layer: Layer) -> tuple[str, tupl
     if operators <= _ELEMENT_WISE and makers:
         names = tuple(dict.fromkeys(convolution.name for convolution in makers))
         work = " and ".join(sorted(operators - {*TYPE_CHANGES, "Identity"}))
-        cause = f"{work} after {_listed(names)}, whose kernel does not include it{_ends(flow, layer)}"
+        cause = f"{work} after {listed(names)}, whose kernel does not include it{_ends(flow, layer)}"
         return "element-wise", names, cause
     return None
 
@@ -228,7 +228,7 @@ def _of_activation(flow: Flow, layer: Layer, before: Mapping[str, str]) -> str:
     kinds = sorted({flow.layers[convolution.layer].input for convolution in convolutions})
     types = sorted({flow.layers[convolution.layer].output for convolution in convolutions})
     kernel = f": the {' and '.join(kinds)} kernel writes {' and '.join(types)}" if kinds else ""
-    return f"{' and '.join(sorted(set(before.values())))} after {_listed(tuple(before))}{kernel}{_ends(flow, layer)}"
+    return f"{' and '.join(sorted(set(before.values())))} after {listed(tuple(before))}{kernel}{_ends(flow, layer)}"
 
 
 def _ends(flow: Flow, layer: Layer) -> str:
@@ -241,7 +241,7 @@ def _of_conversion(flow: Flow, plan: PrecisionPlan, layer: Layer) -> tuple[str, 
         return None
     given, taken = layer.inputs[0], layer.outputs[0]
     source, target = _source(flow, given), _readers(flow, taken)
-    nodes = _named(flow, layer)
+    nodes = flow.named(layer)
     if given.type == taken.type:
         layouts = f" ({given.format} to {taken.format})" if given.format != taken.format else ""
         return "reformat", nodes, f"moves {source} ({given.type}) for {target}{layouts}"
@@ -281,30 +281,21 @@ def _makers(flow: Flow, tensor: Tensor) -> list[Convolution]:
 def _source(flow: Flow, tensor: Tensor) -> str:
     if not flow.writers[tensor.name]:
         return f"the input '{tensor.name}'"
-    return f"the output of {_listed(_first_names(flow, flow.writers[tensor.name]))}"
+    return f"the output of {listed(_first_names(flow, flow.writers[tensor.name]))}"
 
 
 def _readers(flow: Flow, tensor: Tensor) -> str:
     if not flow.readers[tensor.name]:
         return f"the output '{tensor.name}'"
-    return _listed(_first_names(flow, flow.readers[tensor.name]))
+    return listed(_first_names(flow, flow.readers[tensor.name]))
 
 
 def _first_names(flow: Flow, indices: Sequence[int]) -> tuple[str, ...]:
-    names = dict.fromkeys(_named(flow, flow.layers[index])[0] for index in indices)
+    names = dict.fromkeys(flow.named(flow.layers[index])[0] for index in indices)
     # Parts of one tensor may be moved there by layers that only the builder has a name for.
     return tuple(name for name in names if name in flow.nodes) or tuple(names)
 
 
-def _named(flow: Flow, layer: Layer) -> tuple[str, ...]:
-    """Names for a layer that a user knows: its convolutions, else its other nodes, else its own."""
-    convolutions = tuple(name for name in layer.onnx if name in flow.convolutions and layer.type not in POINTWISE)
-    if convolutions:
-        return convolutions
-    others = [name for name in layer.onnx if name in flow.nodes]
-    work = [name for name in others if flow.nodes[name].op_type not in (*TYPE_CHANGES, *CONVOLUTIONS)]
-    return tuple(work) or tuple(name for name in others if flow.nodes[name].op_type in CONVOLUTIONS) or (layer.name,)
-
-
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """The first two names, and how many more there are."""
     return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")

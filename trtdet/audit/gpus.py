@@ -1,7 +1,21 @@
 """The published rates of GPUs, for estimates of engines that cannot be run here.
 
 All tensor-core rates are dense: NVIDIA's pages often give twice as much, with sparsity, which trtdet does not use. They
-are peaks at boost clock that no kernel reaches; a GPU held to less power, as a Jetson in a lower mode, has less.
+are peaks at boost clock that no kernel reaches; a GPU held to less power, such as a Jetson in a lower mode, has less.
+
+Where each figure is published:
+
+- T4: product page and data sheet (bandwidth 320 GB/s, FP16 65, INT8 130, FP32 8.1); L2 of 4 MB by the TU104's tables.
+- L4, H200: product pages, halved where they say "with sparsity" (L4: FP16 242, INT8 485, TF32 120; H200: FP16 1979,
+  INT8 3958, TF32 989). A10, L40S, A100 80 GB SXM: data sheets, which give the dense rates beside those with sparsity.
+- RTX 3090: NVIDIA, "Ampere GA102 GPU Architecture", appendix A; RTX 4090: "Ada GPU Architecture", appendix A; RTX 5090:
+  "RTX Blackwell GPU Architecture", appendix A. These give the FP16 rate with FP16 and with FP32 accumulation.
+- Jetson AGX Orin 64 GB in its highest mode: technical brief (204.8 GB/s, 5.3 TFLOPS of FP32, 170 TOPS of INT8 with
+  sparsity on the GPU alone, hence 85 dense). FP16 and TF32 are derived: half and a quarter of INT8, as on the A100,
+  whose tensor cores it has.
+- L2 caches: the architecture papers of the chips.
+
+Read for this table were quotations of these pages and papers in public repositories, not the vendor's pages themselves.
 """
 
 from __future__ import annotations
@@ -55,22 +69,32 @@ class Gpu:
 
 
 _MB = 1 << 20
+_PAGES = "https://www.nvidia.com/en-us/data-center/"
+_PAPERS = "https://images.nvidia.com/aem-dam/Solutions/geforce/"
+_GA102 = "https://www.nvidia.com/content/PDF/nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.pdf"
+_ORIN = (
+    "https://www.nvidia.com/content/dam/en-zz/Solutions/gtcf21/jetson-orin/nvidia-jetson-agx-orin-technical-brief.pdf"
+)
 
-GPUS: Mapping[str, Gpu] = {
-    gpu.name: gpu
-    for gpu in (
-        Gpu("T4", 75, 320, 65, 65, 130, None, 8.1, 4 * _MB, "https://www.nvidia.com/en-us/data-center/tesla-t4/"),
-        Gpu("L4", 89, 300, 121, 121, 242.5, 60, 30.3, 48 * _MB, "https://www.nvidia.com/en-us/data-center/l4/"),
-        Gpu("A10", 86, 600, 125, 125, 250, 62.5, 31.2, 6 * _MB, "https://www.nvidia.com/en-us/data-center/products/a10-gpu/"),
-        Gpu("L40S", 89, 864, 362.05, 362.05, 733, 183, 91.6, 96 * _MB, "https://www.nvidia.com/en-us/data-center/l40s/"),
-        Gpu("A100", 80, 2039, 312, 312, 624, 156, 19.5, 40 * _MB, "https://www.nvidia.com/en-us/data-center/a100/"),
-        Gpu("H200", 90, 4800, 989.5, 989.5, 1979, 494.5, 67, 50 * _MB, "https://www.nvidia.com/en-us/data-center/h200/"),
-        Gpu("RTX 3090", 86, 936, 142, 71, 284, 35.6, 35.6, 6 * _MB, "https://www.nvidia.com/content/PDF/nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.pdf"),
-        Gpu("RTX 4090", 89, 1008, 330.3, 165.2, 660.6, 82.6, 82.6, 72 * _MB, "https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf"),
-        Gpu("RTX 5090", 120, 1792, 419, 209.5, 838, 104.8, 104.8, 96 * _MB, "https://images.nvidia.com/aem-dam/Solutions/geforce/blackwell/nvidia-rtx-blackwell-gpu-architecture.pdf"),
-        Gpu("Jetson AGX Orin", 87, 204.8, 42.5, 42.5, 85, 21.3, 5.3, 4 * _MB, "https://www.nvidia.com/content/dam/en-zz/Solutions/gtcf21/jetson-orin/nvidia-jetson-agx-orin-technical-brief.pdf"),
-    )
-}  # fmt: skip
+# fmt: off
+_ROWS = (
+    # name, capability, bandwidth, FP16, FP16 with FP32 accumulation, INT8, TF32, FP32, L2, source
+    Gpu("T4", 75, 320, 65, 65, 130, None, 8.1, 4 * _MB, f"{_PAGES}tesla-t4/"),
+    Gpu("L4", 89, 300, 121, 121, 242.5, 60, 30.3, 48 * _MB, f"{_PAGES}l4/"),
+    Gpu("A10", 86, 600, 125, 125, 250, 62.5, 31.2, 6 * _MB, f"{_PAGES}products/a10-gpu/"),
+    Gpu("L40S", 89, 864, 362.05, 362.05, 733, 183, 91.6, 96 * _MB, f"{_PAGES}l40s/"),
+    Gpu("A100", 80, 2039, 312, 312, 624, 156, 19.5, 40 * _MB, f"{_PAGES}a100/"),
+    Gpu("H200", 90, 4800, 989.5, 989.5, 1979, 494.5, 67, 50 * _MB, f"{_PAGES}h200/"),
+    Gpu("RTX 3090", 86, 936, 142, 71, 284, 35.6, 35.6, 6 * _MB, _GA102),
+    Gpu("RTX 4090", 89, 1008, 330.3, 165.2, 660.6, 82.6, 82.6, 72 * _MB,
+        f"{_PAPERS}ada/nvidia-ada-gpu-architecture.pdf"),
+    Gpu("RTX 5090", 120, 1792, 419, 209.5, 838, 104.8, 104.8, 96 * _MB,
+        f"{_PAPERS}blackwell/nvidia-rtx-blackwell-gpu-architecture.pdf"),
+    Gpu("Jetson AGX Orin", 87, 204.8, 42.5, 42.5, 85, 21.25, 5.3, 4 * _MB, _ORIN),
+)
+# fmt: on
+
+GPUS: Mapping[str, Gpu] = {gpu.name: gpu for gpu in _ROWS}
 """By name: GPUs that detectors are served on."""
 
 

@@ -19,7 +19,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import onnx
 
@@ -28,18 +28,25 @@ from trtdet.audit.layers import BITS, Layer
 from trtdet.audit.results import Audit
 from trtdet.audit.traffic import ACTIVATION_FUNCTIONS, TYPE_CHANGES, Flow
 from trtdet.bundle import Bundle
+from trtdet.errors import ConfigError
 from trtdet.quantization import PrecisionPlan
 
 Bound = Literal["memory", "arithmetic", "launch"]
+BOUNDS: tuple[Bound, ...] = get_args(Bound)
+"""What can take most of a layer's time."""
 
-LAUNCH_US = 2.5
-"""Microseconds a kernel waits for its launch where each is enqueued on its own, which costs the host that long.
+GRAPH_LAUNCH_US = 0.55
+"""Microseconds from a kernel of a CUDA graph to the next.
 
-Source: NVIDIA technical blog, "Constant Time Launch for Straight-Line CUDA Graphs and Other Performance Enhancements"
-(2024) and "Getting Started with CUDA Graphs" (2019)."""
+Source: NVIDIA technical blog, "Constant Time Launch for Straight-Line CUDA Graphs and Other Performance Enhancements",
+11 September 2024: a graph of 1025 empty kernels in a line runs 567 us on the device (CUDA 12.6, Ampere)."""
 
-GRAPH_LAUNCH_US = 1.0
-"""Microseconds between two kernels of a CUDA graph."""
+LAUNCH_US = 3.0
+"""Microseconds that the host takes to enqueue a kernel on its own: without a graph no kernel ends sooner than that
+after the one before it.
+
+Source: Zhang, Wahib and Matsuoka, "Understanding the overheads of launching CUDA kernels", poster at ICPP 2019, which
+measured 2 to 4."""
 
 _VECTOR = 16
 """Bytes of an operand's row that tensor cores want whole: 8 channels in FP16, 16 in INT8.
@@ -54,18 +61,18 @@ class LayerEstimate:
     Attributes:
         name: the builder's.
         type: the builder's kind of kernel.
-        onnx: names of the ONNX nodes it came from.
+        about: names of its convolutions, else of its other ONNX nodes, else its own.
         precision: data type that it reads.
         bytes: that it moves, for the whole batch.
         operations: of its convolutions and matrix products, two for each multiply-add, for the whole batch.
         memory_ms: its bytes at the GPU's bandwidth.
         arithmetic_ms: its operations at the GPU's rates.
-        launch_ms: cost of starting it.
+        launch_ms: cost of starting it; without a CUDA graph, what is left of it after the layer's own work.
     """
 
     name: str
     type: str
-    onnx: tuple[str, ...]
+    about: tuple[str, ...]
     precision: str
     bytes: int
     operations: int
@@ -135,7 +142,6 @@ class Estimate:
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         layers = [{**asdict(layer), "ms": layer.ms, "bound": layer.bound} for layer in self.layers]
-        bounds: tuple[Bound, ...] = ("memory", "arithmetic", "launch")
         return {
             "gpu": self.gpu.name,
             "batch": self.batch,
@@ -146,7 +152,7 @@ class Estimate:
             "cached_bytes": self.cached,
             "operations": self.operations,
             "kernels": len(self.layers),
-            "bound_ms": {bound: self.bound_ms(bound) for bound in bounds},
+            "bound_ms": {bound: self.bound_ms(bound) for bound in BOUNDS},
             "layers": layers,
         }
 
@@ -187,7 +193,12 @@ def estimate(flow: Flow, gpu: Gpu, batch: int = 1, *, graph: bool = True) -> Est
         gpu: that it would run on; whether it was built for it is not asked.
         batch: images at once, 1 or more.
         graph: launched as one CUDA graph rather than kernel by kernel.
+
+    Raises:
+        ConfigError: the batch is below 1.
     """
+    if batch < 1:
+        raise ConfigError(f"the batch of an estimate is {batch}", "give 1 or more")
     return _Roofline(flow, gpu, batch, graph).estimate()
 
 
@@ -240,15 +251,18 @@ class _Roofline:
         moved = round((layer.bytes - constants) * self._scale) + constants
         operations, tensor_ms = self._products(index, layer)
         arithmetic_ms = max(tensor_ms, self._pointwise_ms(index, layer))
-        launch_ms = (GRAPH_LAUNCH_US if self._graph else LAUNCH_US) / 1e3
+        memory_ms = moved / self._gpu.bandwidth / 1e6
+        launch_ms = GRAPH_LAUNCH_US / 1e3
+        if not self._graph:
+            launch_ms = max(launch_ms, LAUNCH_US / 1e3 - max(memory_ms, arithmetic_ms))
         return LayerEstimate(
             layer.name,
             layer.type,
-            layer.onnx,
+            self._flow.named(layer),
             layer.input,
             moved,
             operations,
-            moved / self._gpu.bandwidth / 1e6,
+            memory_ms,
             arithmetic_ms,
             launch_ms,
         )

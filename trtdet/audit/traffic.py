@@ -15,6 +15,7 @@ from trtdet.passes.plugin_ops import PLUGIN_ACTIVATIONS
 from trtdet.passes.provenance import Origin, origin_of
 from trtdet.quantization import PrecisionPlan
 from trtdet.quantization.macs import Macs, multiply_adds, products
+from trtdet.quantization.placement import CONVOLUTIONS
 
 POINTWISE = ("kgen", "PointWise", "PointWiseV2", "Reformat", "Scale", "NoOp", "Constant", "ElementWise", "Cast")
 """Layer types that are never a convolution, though they may name the convolutions around them."""
@@ -158,6 +159,17 @@ class Flow:
     def operators(self, layer: Layer) -> frozenset[str]:
         """The operators that a layer computes, as far as the builder names them and the model has them."""
         return frozenset(self.nodes[name].op_type for name in layer.onnx if name in self.nodes)
+
+    def named(self, layer: Layer) -> tuple[str, ...]:
+        """Names for a layer that a user knows: its convolutions, else its other nodes, else its own."""
+        convolutions = tuple(name for name in layer.onnx if name in self.convolutions and layer.type not in POINTWISE)
+        if convolutions:
+            return convolutions
+        others = [name for name in layer.onnx if name in self.nodes]
+        work = [name for name in others if self.nodes[name].op_type not in (*TYPE_CHANGES, *CONVOLUTIONS)]
+        return (
+            tuple(work) or tuple(name for name in others if self.nodes[name].op_type in CONVOLUTIONS) or (layer.name,)
+        )
 
     def before(self, tensor: str) -> onnx.NodeProto | None:
         """The node that computes an ONNX tensor, Q/DQ pairs, casts and identities skipped."""

@@ -10,6 +10,8 @@ from trtdet.cli.command import Command
 from trtdet.errors import ConfigError
 from trtdet.progress import Console
 
+_BATCHES = (1, 32)
+
 
 def _options(parser: ArgumentParser) -> None:
     parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="a bundle with an engine")
@@ -23,6 +25,13 @@ def _options(parser: ArgumentParser) -> None:
         help="measured times of its layers, as trtexec --exportProfile writes them (default: estimated traffic)",
     )
     parser.add_argument("--measure", action="store_true", help="measure the times here, where the engine can run")
+    group = parser.add_argument_group("estimate")
+    group.add_argument(
+        "--gpu", metavar="NAME", help="estimate its time on this GPU from published rates; 'list' names those known"
+    )
+    group.add_argument(
+        "--batch", type=int, nargs="+", metavar="N", help="images at once of the estimate (default: 1 32)"
+    )
     group = parser.add_argument_group("layer-by-layer comparison")
     group.add_argument(
         "--compare", action="store_true", help="name the first layer whose output departs from onnxruntime's"
@@ -42,6 +51,9 @@ def _options(parser: ArgumentParser) -> None:
 def _run(options: Namespace, console: Console) -> dict[str, Any]:
     from trtdet.audit import Audit, load_times
     from trtdet.audit.agreement import compare_layers
+    from trtdet.audit.gpus import gpu_named
+    from trtdet.audit.roofline import estimate, flow_of
+    from trtdet.audit.roofline_tables import estimate_tables
     from trtdet.bundle import Bundle
     from trtdet.performance import layer_means
 
@@ -49,6 +61,9 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
         raise ConfigError("--compare and --images belong together: give both")
     if options.measure and options.times is not None:
         raise ConfigError("--measure and --times both give the times of layers: choose one of them")
+    if options.batch is not None and options.gpu is None:
+        raise ConfigError("--batch is of the estimate", "give --gpu as well")
+    gpu = None if options.gpu is None else gpu_named(options.gpu)
     bundle = Bundle(options.bundle)
     found = Audit.load(bundle.file("audit.json"))
     if options.times is not None:
@@ -56,11 +71,19 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
     elif options.measure:
         found = found.timed(layer_means(options.bundle, console.progress))
     console.say(f"{found.summary}\n{found.report(options.all)}")
+    plain = found.as_dict()
+    if gpu is not None:
+        flow, batches = flow_of(bundle), options.batch or _BATCHES
+        estimates = [estimate(flow, gpu, batch) for batch in batches]
+        console.say(
+            f"\n{estimate_tables(estimates, [estimate(flow, gpu, n, graph=False) for n in batches], options.all)}"
+        )
+        plain["estimate"] = [one.as_dict() for one in estimates]
     if not options.compare:
-        return found.as_dict()
+        return plain
     agreed = compare_layers(bundle, options.images, options.num_images, options.limit, console.progress)
     console.say(f"{agreed.table()}\n{agreed}")
-    return {**found.as_dict(), "compare": agreed.as_dict()}
+    return {**plain, "compare": agreed.as_dict()}
 
 
 COMMAND = Command("audit", "audit each convolution's precision, and what got in the way of INT8", _options, _run)
