@@ -58,6 +58,14 @@ def nodes(model: onnx.ModelProto, op: str = "TRT_SiLU") -> list[Any]:
     return [node for node in to_graph(model).nodes if node.op == op]
 
 
+def integer_readers(model: onnx.ModelProto) -> set[str]:
+    """The operators that read an INT8 tensor."""
+    graph = to_graph(model)
+    integers = [node.outputs[0] for node in graph.nodes if node.op == "QuantizeLinear"]
+    integers += [node.outputs[0] for node in graph.nodes if node.attrs.get("output_type") == 2]
+    return {reader.op for tensor in integers for reader in tensor.outputs}
+
+
 def convolved(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | float) -> np.ndarray:
     """A convolution with stride 1 over an input that is padded already, float64."""
     high, wide = (x.shape[axis] - weight.shape[axis] + 1 for axis in (2, 3))
@@ -173,8 +181,13 @@ def test_a_channel_map_goes_into_the_activation_and_its_padding_before_it(
     np.testing.assert_allclose(first.attrs["factor"], maps["p"].scale * 127 / 2, rtol=1e-6)
     np.testing.assert_allclose(first.attrs["offset"], -maps["p"].scale * maps["p"].shift * 127 / 2, rtol=1e-5)
     np.testing.assert_allclose(second.attrs["offset"], np.full(6, -0.3 * 127 / 1.5), rtol=1e-6)
-    pad = first.inputs[0].inputs[0]
-    assert (pad.op, pad.inputs[0].inputs[0].op, pad.outputs[0].dtype) == ("Pad", "QuantizeLinear", np.int8)
+    # The Pad moves real values: between a pair of one step, which gives the integers back.
+    after = first.inputs[0].inputs[0]
+    pad = after.inputs[0].inputs[0]
+    before = pad.inputs[0].inputs[0]
+    assert (before.op, pad.op, after.op) == ("DequantizeLinear", "Pad", "QuantizeLinear")
+    assert before.inputs[1] is after.inputs[1] is before.inputs[0].inputs[0].inputs[1]
+    assert integer_readers(taken.model) <= {"DequantizeLinear", "TRT_SiLU"}
     assert lint(taken.model) == ()
     got, expected = OnnxRunner(taken.model)(x)["y"], OnnxRunner(explicit)(x)["y"]
     assert 0 < np.abs(got - expected).mean() < 0.05 * np.abs(expected).mean()
@@ -235,11 +248,32 @@ def test_a_join_of_channels_joins_int8(net: Any, normal: Any, measured: Any, map
     done = requantize(explicit, {"a": ChannelRange((3.0, 4.0, 5.0, 6.0), 0.0)})
     assert (done.read, done.written, done.skipped) == (1, 1, ())
     (concat,) = nodes(done.model, "Concat")
-    assert [one.inputs[0].op for one in concat.inputs] == ["TRT_SiLU", "QuantizeLinear", "QuantizeLinear"]
-    assert [one.op for one in concat.outputs[0].outputs] == ["DequantizeLinear"]
+    quantizers = [tensor.inputs[0].inputs[0].inputs[0].op for tensor in concat.inputs]
+    assert [tensor.inputs[0].op for tensor in concat.inputs] == ["DequantizeLinear"] * 3
+    assert quantizers == ["TRT_SiLU", "QuantizeLinear", "QuantizeLinear"]
+    (after,) = concat.outputs[0].outputs
+    assert after.op == "QuantizeLinear"
+    assert all(tensor.inputs[0].inputs[1] is after.inputs[1] for tensor in concat.inputs)
+    assert integer_readers(done.model) <= {"DequantizeLinear", "TRT_SiLU"}
     assert lint(done.model) == ()
     kept = requantize(explicit, {})
     agree(OnnxRunner(kept.model)(x)["y"], OnnxRunner(explicit)(x)["y"])
+
+
+def test_lint_names_what_reads_integers_that_parsers_do_not_list(
+    model: onnx.ModelProto, inputs: dict[str, ChannelRange], measured: Any, normal: Any
+) -> None:
+    graph = to_graph(requantize(insert_qdq(model, *measured(model, normal(1, 3, 8, 8))), inputs).model)
+    first = next(node for node in graph.nodes if node.op == "TRT_SiLU")
+    quantizer = first.inputs[0].inputs[0]
+    copied = quantizer.outputs[0].copy()
+    copied.name = "copied"
+    graph.nodes.append(first.__class__("Identity", "copy", inputs=[quantizer.outputs[0]], outputs=[copied]))
+    first.inputs = [copied]
+    allowed = "only TRT_SiLU, TRT_HardSwish, DequantizeLinear may"
+    assert [str(one) for one in lint(to_model(graph))] == [
+        f"{quantizer.name}: Identity 'copy' reads its INT8 output: {allowed}"
+    ]
 
 
 @pytest.mark.parametrize("axis", [2, -1])

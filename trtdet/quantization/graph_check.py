@@ -55,6 +55,8 @@ def _pair_problems(node: gs.Node) -> list[str]:
             problems.append("its zero point is not 0: only symmetric quantisation is supported")
     elif node.op == "QuantizeLinear":
         problems.append("it has no zero point, so it quantises to uint8: give an int8 zero point of 0")
+    if node.op == "QuantizeLinear":
+        problems += _strangers(node, (*PLUGIN_ACTIVATIONS, "DequantizeLinear"))
     return problems
 
 
@@ -81,21 +83,22 @@ def _convolution_problems(node: gs.Node) -> list[str]:
 def _activation_problems(node: gs.Node) -> list[str]:
     problems = []
     if node.outputs[0].dtype == np.int8:
-        readers = node.outputs[0].outputs
-        readers = [
-            after for reader in readers for after in (reader.outputs[0].outputs if reader.op == "Concat" else [reader])
-        ]
-        strangers = [reader for reader in readers if reader.op != "DequantizeLinear"]
-        problems += [
-            f"{stranger.op} '{stranger.name}' reads its INT8 output: only DequantizeLinear may"
-            for stranger in strangers
-        ]
+        problems += _strangers(node, ("DequantizeLinear",))
     scale = np.array(node.attrs.get("input_scale", [1.0]))
     if not np.all(np.isfinite(scale) & (scale > 0)):
         problems.append("its input_scale must be over 0 and finite in every channel")
     if not all(np.all(np.isfinite(node.attrs.get(key, [0.0]))) for key in ("factor", "offset")):
         problems.append("its factor and offset must be finite in every channel")
     return problems
+
+
+def _strangers(node: gs.Node, allowed: tuple[str, ...]) -> list[str]:
+    """What else reads an INT8 tensor: of most operators, the parsers of TensorRT 10 and later take no INT8."""
+    return [
+        f"{reader.op} '{reader.name}' reads its INT8 output: only {', '.join(allowed)} may"
+        for reader in node.outputs[0].outputs
+        if reader.op not in allowed
+    ]
 
 
 def _dequantizer(tensor: gs.Tensor) -> gs.Node | None:

@@ -7,8 +7,12 @@ In a graph with Q/DQ pairs an activation of the plugin library takes over what s
   scales and bias, exactly, so that its output needs one step, and ``input_scale`` gives the channels back.
 
 Nothing else may need the float tensors: an activation whose output a sum reads writes float, with the reason. A Pad
-with zeros on the way to Q comes before the activation instead, which is the same because both give 0 for 0. A Concat on
-the way joins INT8: each of its inputs is mapped and quantised by itself, which is the same as well.
+with zeros on the way to Q comes before the activation instead, which is the same because both give 0 for 0. Before a
+Concat on the way each input is mapped and quantised by itself, which is the same as well.
+
+An INT8 tensor is read by DequantizeLinear and the activations alone: the parsers of TensorRT 10 and later list neither
+Pad nor Concat for INT8 (onnx-tensorrt, docs/operators.md). So both lie between a DequantizeLinear and a QuantizeLinear
+of the same step, which give every integer back and which TensorRT may run in INT8.
 """
 
 from __future__ import annotations
@@ -102,6 +106,7 @@ def _quantize_inputs(write: Writer, concat: gs.Node) -> None:
     ):
         return
     channels, start = sum(sizes), 0
+    encoding = end.node.inputs[1:]
     factor, offset = (np.broadcast_to(values, channels) for values in (end.factor, end.offset))
     for index, (tensor, size) in enumerate(zip(concat.inputs, sizes, strict=True)):
         part = slice(start, start + size)
@@ -111,10 +116,9 @@ def _quantize_inputs(write: Writer, concat: gs.Node) -> None:
         for op, values, neutral in (("Mul", factor[part], 1), ("Add", offset[part], 0)):
             if np.any(values != neutral):
                 tensor = write(op, tensor, write.const(values.reshape(1, -1, *[1] * (rank - 2)), np.float32))
-        concat.inputs[index] = write("QuantizeLinear", tensor, *end.node.inputs[1:])
-    concat.outputs = [end.node.outputs[0]]
-    end.node.outputs.clear()
-    concat.outputs[0].dtype = np.int8
+        concat.inputs[index] = write("DequantizeLinear", write("QuantizeLinear", tensor, *encoding), *encoding)
+    end.node.inputs[0] = made
+    made.dtype = encoding[0].dtype
 
 
 def _write_int8(write: Writer, node: gs.Node) -> str:
@@ -215,11 +219,10 @@ def _read_int8(write: Writer, node: gs.Node, inputs: Mapping[str, ChannelRange])
         conv.inputs[2] = write.const(conv.inputs[2].values / share, np.float32)
     step, zero = write.const(widest / QMAX, np.float32), write.const(0, np.int8)
     quantized = write("QuantizeLinear", source, step, zero)
-    if pad is None:
-        node.inputs = [quantized]
-    else:
-        pad.inputs = [quantized, pad.inputs[1]]
-        pad.outputs[0].dtype = np.int8
+    if pad is not None:
+        pad.inputs = [write("DequantizeLinear", quantized, step, zero), pad.inputs[1]]
+        quantized = write("QuantizeLinear", pad.outputs[0], step, zero)
+    node.inputs = [quantized]
     node.attrs["input_scale"] = _floats(channels / QMAX)
     if node.attrs.get("output_type", SAME) != INT8:
         node.attrs["output_type"] = _FLOAT32
