@@ -24,7 +24,7 @@ from trtdet.errors import ConfigError, TrtdetError
 from trtdet.mixed_precision.scores import Sensitivity
 from trtdet.passes import PassResult
 from trtdet.pipeline import build, host_graph, select_images
-from trtdet.pipeline.verdict import WORTH
+from trtdet.pipeline.worth import WORTH
 from trtdet.quantization import CORRECTIONS, Cause, Entry, PrecisionPlan
 from trtdet.quantization.macs import multiply_adds
 
@@ -154,7 +154,7 @@ def test_other_words_give_the_same_engines(
     tiny: Tiny, options: BuildOptions, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: pip install 'trtdet[rtx]'")
-    asked = replace(options, backend="tensorrt-rtx", sms=(86,), silu="keep")
+    asked = replace(options, backend="tensorrt-rtx", sms=(86,), silu="keep", measure=False)
     ways = {"int8": asked, "fp16": replace(asked, precision="fp16")}
     before = {way: build(tiny.model, tiny.config, tmp_path / way, ask) for way, ask in ways.items()}
     request.getfixturevalue("reworded")

@@ -37,7 +37,7 @@ def built(model, calibration_images, tmp_path_factory):
     from trtdet import BuildOptions, CalibrationOptions, build
 
     calibration = CalibrationOptions(images=calibration_images, num_images=8)
-    options = BuildOptions(calibration=calibration, sms=(86,))
+    options = BuildOptions(calibration=calibration, sms=(86,), measure=False)
     return build(model, load_config("shapes"), tmp_path_factory.mktemp("built") / "bundle", options)
 
 
@@ -81,7 +81,7 @@ def test_build_leaves_a_bundle_with_an_int8_engine(built):
 
 @pytest.mark.tensorrt
 def test_building_twice_gives_the_same_engine(built, run, model, calibration_images, tmp_path):
-    common = ["--config", "shapes", "--images", calibration_images, "--num-images", 8, "--sm", 86]
+    common = ["--config", "shapes", "--images", calibration_images, "--num-images", 8, "--sm", 86, "--no-measure"]
     done = run("build", model, *common, "-o", tmp_path / "again", "--json")
     assert done.code == 0, done.err
     assert done.json["manifest"]["files"] == built.bundle.manifest.files
@@ -92,7 +92,7 @@ def test_building_twice_gives_the_same_engine(built, run, model, calibration_ima
 @pytest.mark.tensorrt
 def test_a_bundle_that_is_up_to_date_is_left_alone(run, model, calibration_images, tmp_path):
     command = ["build", model, "--config", "shapes", "--images", calibration_images, "--sm", 86, "-o", tmp_path / "b"]
-    command += ["--correct", "none"]
+    command += ["--correct", "none", "--no-measure"]
     assert run(*command).code == 0
     before = (tmp_path / "b" / "manifest.json").stat()
     again = run(*command, "--json")
@@ -383,7 +383,9 @@ def test_wrong_usage_exits_with_2(capsys):
 @pytest.mark.tensorrt
 def test_a_dynamic_batch_is_frozen_unless_a_profile_is_given(run, dynamic, images, tmp_path):
     command = ["build", dynamic, "--config", "shapes", "--images", images, "--num-images", 4, "--sm", 86, "--json"]
-    frozen = run(*command, "--correct", "none", "-o", tmp_path / "one").json["manifest"]["input"]["shape"]
+    frozen = run(*command, "--correct", "none", "--no-measure", "-o", tmp_path / "one").json["manifest"]["input"][
+        "shape"
+    ]
     assert frozen == {"min": [1, 3, 256, 256], "opt": [1, 3, 256, 256], "max": [1, 3, 256, 256]}
     opened = run(*command, "--correct", "shift,bias", "-o", tmp_path / "many", "--batch", "1:4:8")
     assert opened.code == 0, opened.err
@@ -391,6 +393,11 @@ def test_a_dynamic_batch_is_frozen_unless_a_profile_is_given(run, dynamic, image
     assert manifest["quantization"]["corrections"]
     assert [manifest["input"]["shape"][key][0] for key in ("min", "opt", "max")] == [1, 4, 8]
     assert manifest["audit"]["int8"] == manifest["precision"]["int8"]
+    estimate = opened.json["worth"]["estimate"]
+    assert (estimate["batch"], estimate["gpu"]) == (4, "A10")
+    # Four images move more than one does, which is what the layers of an open batch are listed for.
+    moved = run("audit", tmp_path / "many", "--gpu", "A10", "--batch", 1, 4, "--json").json["estimate"]
+    assert moved[0]["bytes"] < moved[1]["bytes"] == estimate["int8"]["bytes"]
 
 
 def test_a_batch_computes_what_its_images_compute_alone(dynamic, images):

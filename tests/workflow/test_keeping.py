@@ -22,7 +22,7 @@ ONNX = ["--backend", "onnxruntime"]
 def build(run, model, calibration_images, tmp_path):
     def build(*more, name="b"):
         command = ["build", model, "--config", "shapes", "--images", calibration_images, *CALIBRATION]
-        return run(*command, "-o", tmp_path / name, "--json", *more)
+        return run(*command, "--no-measure", "-o", tmp_path / name, "--json", *more)
 
     return build
 

@@ -294,6 +294,7 @@ def test_a_dynamic_batch_shares_its_profile_among_lanes_in_every_version(
 
 WEIGH = """
 import json, sys
+from dataclasses import replace
 from pathlib import Path
 import trtdet
 from trtdet.performance import BenchOptions
@@ -302,14 +303,17 @@ from trtdet.performance import ProfileOptions
 from trtdet.pipeline.assembly import Job
 from trtdet.pipeline.verdict import Measuring, weigh
 
-model, images, val, annotations, place, backend = map(Path, sys.argv[1:])
+model, images, val, annotations, place, backend = map(Path, sys.argv[1:7])
+quantization, guard = sys.argv[7:]
 config = trtdet.load_config("shapes")
 keep = KeepOptions(images=val, annotations=annotations)
 calibration = CalibrationOptions(images=images, num_images=6)
 options = BuildOptions(
-    calibration=calibration, correct=(), backend=str(backend), keep=keep, silu="keep", nms="host", measure=False
+    calibration=calibration, correct=(), backend=str(backend), keep=keep, silu="keep", nms="host", measure=False,
+    quantization=quantization,
 )
 bundle = build(model, config, place, options).bundle
+options = replace(options, measure=True, guard=float(guard) or None)
 timing = BenchOptions(seconds=0.05, warm_up=0, min_runs=20)
 found = weigh(Job(model, config, place, options), bundle, Measuring(timing, ProfileOptions(runs=10, warm_up=1)))
 print(json.dumps({**found.as_dict(), "words": str(found)}))
@@ -318,8 +322,11 @@ print(json.dumps({**found.as_dict(), "words": str(found)}))
 
 @pytest.fixture
 def weighed(machine: Machine, model: Path, calibration_images: Path, validation: ShapesSplit, tmp_path: Path) -> Any:
-    def call(backend: str, **settings: Any) -> tuple[dict[str, Any], Bundle]:
+    def call(
+        backend: str, quantization: str = "explicit", guard: float = 0, **settings: Any
+    ) -> tuple[dict[str, Any], Bundle]:
         arguments = [model, calibration_images, validation.images, validation.annotations, tmp_path / "b", backend]
+        arguments += [quantization, guard]
         return machine.python(WEIGH, *arguments, **settings).json, Bundle(tmp_path / "b")
 
     return call
@@ -340,6 +347,16 @@ def test_an_int8_engine_is_weighed_against_fp16(weighed: Any) -> None:
     kept = json.loads(bundle.file("worth.json").read_text())
     assert kept["latency"] == found["latency"]
     assert [path.name for path in bundle.path.parent.iterdir() if path.name.startswith(".")] == []
+
+
+def test_an_implicit_engine_that_does_not_reach_the_bound_gives_way_to_fp16(weighed: Any) -> None:
+    found, bundle = weighed("tensorrt", "implicit", 1e6)
+    manifest = bundle.manifest
+    assert found["guard"] == manifest.guard.model_dump()
+    assert (manifest.guard.shipped, manifest.guard.how, manifest.guard.on) == ("fp16", "measured", "Stand-in GPU")
+    assert manifest.guard.speedup == pytest.approx(1 / found["latency"]["value"])
+    assert (manifest.quantization.mode, bundle.model.name) == ("none", "fp16.onnx")
+    assert found["comparison"]["images"] == 16
 
 
 def test_without_a_gpu_the_models_are_weighed_by_map_alone(weighed: Any) -> None:

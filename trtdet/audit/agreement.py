@@ -138,7 +138,7 @@ def compare_layers(
         raise BackendError(f"the engine of bundle '{bundle.path}' cannot be compared here, as {reason}")
     if count < 1:
         raise ConfigError(f"--num-images must be at least 1, got {count}")
-    precision = manifest.command["precision"]
+    precision = manifest.shipped
     model = onnx.load(str(bundle.model))
     watched = watched_tensors(model)
     exposed = with_outputs(model, watched)

@@ -143,6 +143,24 @@ class AuditPart(CountsPart):
     float_by_backend: tuple[FloatConvPart, ...] = ()
 
 
+class GuardPart(_Part):
+    """What a bound on INT8's speed decided about a bundle that was asked for in INT8.
+
+    ``least`` is how many times as fast as FP16 INT8 had to be, ``speedup`` how many times as fast it is, None where
+    that could not be found out; ``on`` names the GPU that was measured, or that it was estimated for.
+    """
+
+    asked: Literal["int8"] = "int8"
+    shipped: Literal["int8", "fp16"]
+    least: float
+    speedup: float | None = None
+    how: Literal["measured", "estimated"] | None = None
+    on: str = ""
+    batch: int = 1
+    reason: str
+    """One sentence for people."""
+
+
 class Manifest(_Part):
     """The content of ``manifest.json``. Keys are added within schema 1, never removed or given another meaning."""
 
@@ -160,8 +178,16 @@ class Manifest(_Part):
     files: dict[str, str]
     command: dict[str, Any]
     silu: SiluPart | None = None
+    guard: GuardPart | None = None
+    """What ``--guard`` decided; None where it was not given, or INT8 has not been compared yet."""
     content_hash: str
     """SHA-256 over everything the engine was made from; equal hashes mean there is nothing to build."""
+
+    @property
+    def shipped(self) -> Literal["int8", "fp16", "fp32"]:
+        """The precision of the network in the bundle; ``command`` has the precision that was asked for."""
+        shipped: Literal["int8", "fp16", "fp32"] = self.guard.shipped if self.guard else self.command["precision"]
+        return shipped
 
     def to_json(self) -> str:
         """The file's text.

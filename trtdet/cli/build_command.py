@@ -28,7 +28,7 @@ from trtdet.progress import Console
 if TYPE_CHECKING:
     from trtdet.audit import Audit
     from trtdet.bundle import Bundle, SiluPart
-    from trtdet.pipeline import BuildOptions
+    from trtdet.pipeline import BuildOptions, BuildResult
 
 
 def _options(parser: ArgumentParser) -> None:
@@ -54,9 +54,7 @@ def _options(parser: ArgumentParser) -> None:
         help="batch sizes of a model that leaves it open; a single number fixes it (default: 1)",
     )
     parser.add_argument("--force", action="store_true", help="replace a bundle of another model in the place of -o")
-    parser.add_argument(
-        "--no-measure", action="store_true", help="do not measure, after an INT8 build, what INT8 cost and brought"
-    )
+    _add_verdict(parser)
 
 
 def _add_precision(parser: ArgumentParser) -> None:
@@ -133,6 +131,29 @@ def _add_engine(parser: ArgumentParser) -> None:
     )
 
 
+def _add_verdict(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "comparison with FP16",
+        "after an INT8 build: measured where the engine can be run, else estimated from its layers",
+    )
+    group.add_argument(
+        "--guard",
+        type=float,
+        nargs="?",
+        const=1.02,
+        metavar="RATIO",
+        help="ship the FP16 engine where INT8 is not at least RATIO times as fast; 1.02 where no RATIO is given "
+        "(default: ship INT8, and warn where it is not faster)",
+    )
+    group.add_argument(
+        "--gpu",
+        metavar="NAME",
+        help="estimate for this GPU, such as T4 or 'RTX 4090' (default: the first known GPU that the engine is built "
+        "for, mostly L4)",
+    )
+    group.add_argument("--no-measure", action="store_true", help="do not compare an INT8 build with FP16")
+
+
 def _batch(text: str) -> tuple[int, int, int]:
     try:
         sizes = [int(part) for part in text.split(":")]
@@ -169,17 +190,29 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
     if result.trade_off is not None:
         console.say(result.trade_off.table())
         console.say(f"{result.trade_off.evaluations} scores; FP32 mAP {100 * result.trade_off.reference:.2f}")
-    worth = result.worth
+    worth = _worth(result)
     if worth is not None:
-        console.say(worth)
+        console.say(worth["said"])
     console.say(_summary(result.bundle, options, result.up_to_date))
     return {
         "bundle": str(result.bundle.path),
         "up_to_date": result.up_to_date,
         "manifest": json.loads(manifest.to_json()),
-        "worth": worth.as_dict() if worth is not None else None,
+        "worth": worth,
         "trade_off": result.trade_off.as_dict() if result.trade_off else None,
     }
+
+
+def _worth(result: BuildResult) -> dict[str, Any] | None:
+    """What INT8 cost and gained: found out now, or kept in a bundle that is up to date."""
+    from trtdet.pipeline.worth import WORTH
+
+    if result.worth is not None:
+        return result.worth.as_dict()
+    if WORTH not in result.bundle.manifest.files:
+        return None
+    kept: dict[str, Any] = json.loads(result.bundle.file(WORTH).read_text())
+    return kept
 
 
 def _build_options(options: Namespace) -> BuildOptions:
@@ -217,6 +250,8 @@ def _build_options(options: Namespace) -> BuildOptions:
         ),
         timing_cache=options.timing_cache,
         measure=not options.no_measure,
+        guard=options.guard,
+        gpu=options.gpu,
         force=options.force,
     )
 
@@ -240,6 +275,9 @@ def _summary(bundle: Bundle, options: Namespace, up_to_date: bool) -> str:
         target += f" for compute capability {', '.join(str(sm / 10) for sm in manifest.backend.sms)}"
     state = "up to date" if up_to_date else "wrote"
     asked = f"asked --backend {options.backend} --nms {options.nms} --silu {options.silu} --{options.precision}"
+    if manifest.guard is not None:
+        asked += f" --guard {manifest.guard.least:g}"
+        done += f"; shipped {manifest.guard.shipped.upper()}: {manifest.guard.reason}"
     if manifest.quantization.mode == "implicit":
         whose = {"trtdet": "trtdet's ranges", "tensorrt": "TensorRT's calibrator", "cache": "the ranges of a cache"}
         done = f"quantised by TensorRT with {whose[manifest.quantization.source]}: {done}"

@@ -95,8 +95,13 @@ class Validated:
         return self.keys[Stage.ENGINE]
 
 
-def assemble(job: Job, progress: Progress = silent) -> Assembled:
+def assemble(job: Job, progress: Progress = silent, place: Path | None = None) -> Assembled:
     """Runs the stages of a build, unless the bundle is up to date.
+
+    Args:
+        job: the build.
+        progress: told of every image and every stage.
+        place: where a new bundle goes; None for the job's output.
 
     Raises:
         TrtdetError: of the kind that says where it went wrong; the previous content of the output is untouched.
@@ -107,7 +112,7 @@ def assemble(job: Job, progress: Progress = silent) -> Assembled:
         return Assembled(previous, up_to_date=True)
     caps = known.backend.capabilities
     # Opened before the work is done: a place that cannot be written is found out now, not after it.
-    with BundleWriter(job.output) as writer:
+    with BundleWriter(place or job.output) as writer:
         network = _network(known, caps, progress)
         timings = job.options.timing_cache or timing_cache_of(job.output)
         engine = built_engine(network, known.backend, target_of(job.options), timings, progress)
@@ -203,6 +208,8 @@ def _facts(
         "annotated": _annotated(keep),
         "ranked_images": keep.num_images if keep.ranked else None,
         "plugins": [part.sha256 for part in plugins],
+        # The GPU decides nothing unless its estimate does.
+        "guard": [options.guard, options.gpu] if options.guard is not None else None,
     }
 
 

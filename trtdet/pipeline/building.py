@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -10,18 +11,20 @@ from trtdet.audit import Audit
 from trtdet.bundle import Bundle
 from trtdet.config import Config
 from trtdet.data import ImageCache
-from trtdet.errors import ConfigError
+from trtdet.errors import ConfigError, TrtdetWarning
 from trtdet.mixed_precision.ranking import check_rankable, rank
 from trtdet.mixed_precision.scores import Sensitivity
 from trtdet.mixed_precision.search import TradeOff
 from trtdet.mixed_precision.subject import Method
 from trtdet.pipeline.assembly import Job, assemble
 from trtdet.pipeline.options import AUTO, BuildOptions, CalibrationOptions, SensitivityOptions
+from trtdet.pipeline.stages.bundles import AUDIT
 from trtdet.pipeline.stages.calibrating import Calibrated, calibrated, select_images
 from trtdet.pipeline.stages.correcting import prepared
 from trtdet.pipeline.stages.rewriting import host_graph
 from trtdet.pipeline.validation import annotated_images, check_calibration, check_sensitivity
-from trtdet.pipeline.verdict import WORTH, Worth, weigh
+from trtdet.pipeline.verdict import answered, place_of, weigh
+from trtdet.pipeline.worth import Worth
 from trtdet.progress import Progress, silent
 
 
@@ -31,10 +34,10 @@ class BuildResult:
 
     Attributes:
         bundle: the bundle.
-        audit: of its engine; None where no layers were listed, or the bundle was there already.
+        audit: of the engine in it; None where no layers were listed, or the bundle was there already.
         up_to_date: it was there already.
         trade_off: what was tried for ``max_map_drop``.
-        worth: what INT8 cost and gained; None where it was not measured.
+        worth: what INT8 cost and gained; None where it was not compared.
     """
 
     bundle: Bundle
@@ -51,10 +54,11 @@ def build(
     options: BuildOptions = BuildOptions(),
     progress: Progress = silent,
 ) -> BuildResult:
-    """Builds a bundle from a float ONNX model, and measures what INT8 cost and gained.
+    """Builds a bundle from a float ONNX model, and compares INT8 with FP16.
 
     A bundle at ``output`` that was made from the same model, configuration, images and options is kept as it is; a
-    bundle that differs only in what comes after the histograms lends them.
+    bundle that differs only in what comes after the histograms lends them. Where INT8 is not faster than FP16 a warning
+    says so; with ``options.guard`` the bundle then has the FP16 engine.
 
     Args:
         model: float ONNX model.
@@ -67,12 +71,20 @@ def build(
         TrtdetError: of the kind that says where it went wrong; the previous content of ``output`` is untouched.
     """
     job = Job(model, config, output, options)
-    done = assemble(job, progress)
-    worth = None
-    answered = done.up_to_date and WORTH in done.bundle.manifest.files
-    if options.precision == "int8" and options.measure and not answered:
+    with place_of(job) as place:
+        done = assemble(job, progress, place)
+        wanted = options.precision == "int8" and options.measure
+        if not wanted or (done.up_to_date and answered(done.bundle, options)):
+            return BuildResult(done.bundle, done.audit, done.up_to_date, done.trade_off)
         worth = weigh(job, done.bundle, progress=progress)
-    return BuildResult(done.bundle, done.audit, done.up_to_date, done.trade_off, worth)
+    bundle, found = Bundle(output, verify=False), done.audit
+    if bundle.manifest.shipped != options.precision:
+        found = Audit.load(bundle.file(AUDIT)) if AUDIT in bundle.manifest.files else None
+        for said in found.warnings if found is not None else ():
+            warnings.warn(said, TrtdetWarning, stacklevel=2)
+    if worth is not None and worth.warning:
+        warnings.warn(worth.warning, TrtdetWarning, stacklevel=2)
+    return BuildResult(bundle, found, done.up_to_date, done.trade_off, worth)
 
 
 def calibrate(

@@ -93,8 +93,13 @@ class BuildOptions:
         engine: further settings of the builder.
         timing_cache: the file that keeps the measured times of the device's kernels; None for a file beside the
             bundle. It is read and written where engines are timed on the device.
-        measure: after an INT8 build, measure what INT8 cost and gained against the same model without it, and keep the
-            answer in the bundle as ``worth.json``; skipped where nothing can be measured.
+        measure: after an INT8 build, compare it with the same model without INT8, by measurement or, where no engine
+            can be run, by an estimate, and keep the answer in the bundle as ``worth.json``; skipped where nothing can
+            be compared.
+        guard: how many times as fast as FP16 INT8 has to be, over 0; where it is not, the FP16 engine becomes the
+            bundle. None ships INT8 whatever it gains, with a warning where it gains nothing.
+        gpu: the GPU of the estimate, a name in :data:`trtdet.audit.gpus.GPUS`; None for the first of them that the
+            engine was built for.
         force: replace a bundle of another model.
     """
 
@@ -116,6 +121,8 @@ class BuildOptions:
     engine: EngineOptions = EngineOptions()
     timing_cache: Path | None = field(default=None, metadata=stays_out("measured times of kernels, no choice"))
     measure: bool = field(default=True, metadata=stays_out("done with the finished bundle"))
+    guard: float | None = field(default=None, metadata=enters(Stage.ENGINE, "guard", int8_only=True))
+    gpu: str | None = field(default=None, metadata=enters(Stage.ENGINE, "guard", int8_only=True))
     force: bool = field(default=False, metadata=stays_out("says what may be replaced"))
 
     @property

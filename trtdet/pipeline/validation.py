@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import get_args
 
+from trtdet.audit.gpus import gpu_named
 from trtdet.backends import Capabilities, OwnCalibrator, cuda
 from trtdet.bundle import Bundle
 from trtdet.calibration import RULES
@@ -32,6 +34,7 @@ def check_build(options: BuildOptions, caps: Capabilities) -> None:
     _check_engine(options, caps)
     check_targets(options.sms, caps)
     _check_batch(options.batch)
+    _check_guard(options, caps)
     if options.precision != "int8":
         if options.keep != KeepOptions():
             raise ConfigError(f"--{options.precision} leaves nothing in INT8 to keep out of it; leave --keep-fp16 out")
@@ -192,6 +195,24 @@ def check_targets(sms: Iterable[int], caps: Capabilities) -> None:
 def _check_batch(batch: tuple[int, int, int] | None) -> None:
     if batch is not None and not 0 < batch[0] <= batch[1] <= batch[2]:
         raise ConfigError(f"--batch must be MIN:OPT:MAX with 0 < MIN <= OPT <= MAX, got {':'.join(map(str, batch))}")
+
+
+def _check_guard(options: BuildOptions, caps: Capabilities) -> None:
+    if options.gpu is not None:
+        gpu_named(options.gpu)
+    if options.guard is None:
+        return
+    if not 0 < options.guard < math.inf:
+        raise ConfigError(f"--guard must be a number over 0, got {options.guard:g}; the usual value is 1.02")
+    if options.precision != "int8":
+        raise ConfigError(f"--guard is about INT8's speed; leave it out with --{options.precision}")
+    if not options.measure:
+        raise ConfigError("--guard compares INT8 with FP16, which --no-measure leaves out: give one of them")
+    if not caps.makes_engine:
+        raise BackendError(
+            f"--guard compares the speed of engines, and {caps.name} makes none; leave --guard out, or choose another "
+            "--backend"
+        )
 
 
 def _check_implicit(options: BuildOptions, caps: Capabilities) -> None:

@@ -39,6 +39,9 @@ from trtdet.pipeline.stages.engines import Engine
 from trtdet.pipeline.stages.planning import RANKING
 from trtdet.pipeline.stages.rewriting import Graph
 
+AUDIT = "audit.json"
+"""The file of a bundle that keeps the layers of its engine and what the audit found in them."""
+
 TRADE_OFF = "tradeoff.json"
 """The file of a bundle that keeps what was tried for a bound on the loss."""
 
@@ -96,7 +99,7 @@ def written(writer: BundleWriter, engine: Engine, origin: Origin) -> Bundle:
         **{path.name: path.read_bytes() for path in options.plugins},
         "float.onnx" if options.implicit else f"{options.precision}.onnx": model_bytes(network.model),
         "plan.json": network.plan.to_json(),
-        "audit.json": engine.audit.to_json() if engine.audit is not None else None,
+        AUDIT: engine.audit.to_json() if engine.audit is not None else None,
         "calibration.cache": built.calibration_cache or network.cache or None,
         "ranges.json": prepared.ranges.to_json() if prepared is not None else None,
         HISTOGRAMS: prepared.calibrated.collection.to_bytes() if prepared is not None else None,
