@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import numpy as np
 import onnx
 import onnx.parser
 import pytest
+from half_glue import with_half_glue
 
 from trtdet.audit import Audit, Layer, Tensor, audit, layers_of, parse_inspector
 from trtdet.audit.fp16 import bytes_in_fp16
@@ -17,7 +19,7 @@ from trtdet.backends import Backend, BuildRequest, choose
 from trtdet.calibration import Range, Ranges
 from trtdet.errors import ConfigError
 from trtdet.passes.provenance import Origin, origin_of, put
-from trtdet.quantization import Entry, PrecisionPlan, insert_qdq, place, to_half
+from trtdet.quantization import Cause, Entry, PrecisionPlan, insert_qdq, place, to_half
 from trtdet.tables import Table
 
 # A stem, a depthwise-separable block with a residual sum, and a head that nothing quantises
@@ -28,6 +30,7 @@ net (float[1,3,64,64] x) => (float[1,20,32,32] y) {
     f = Conv(e, w3, b3) s3 = Sigmoid(f) g = Mul(f, s3) h = Add(g, c)
     i = Conv<pads = [1,1,1,1]>(h, w4, b4) s4 = Sigmoid(i) j = Mul(i, s4)
     y = Conv(j, w5, b5) }"""
+Glue = Literal["float", "half", "half, a scale a tensor"]
 SHAPES = {"w1": (16, 3, 3, 3), "w2": (16, 1, 3, 3), "w3": (16, 16, 1, 1), "w4": (32, 16, 3, 3), "w5": (20, 32, 1, 1)}
 STEM, DEPTHWISE, POINTWISE, LAST, HEAD = "Conv_0", "Conv_3", "Conv_6", "Conv_10", "Conv_13"
 
@@ -44,13 +47,20 @@ def float_model() -> onnx.ModelProto:
     return onnx.shape_inference.infer_shapes(model)
 
 
-def built(backend: Backend, *kept: str) -> tuple[Audit, Flow]:
-    """The audit of a real engine that keeps some convolutions in FP16."""
+def built(backend: Backend, *kept: str, glue: Glue = "float") -> tuple[Audit, Flow]:
+    """The audit of a real engine that keeps some convolutions in FP16.
+
+    Args:
+        backend: builds it.
+        kept: the convolutions.
+        glue: float32 between the kernels; FP16; FP16 and one scale for each convolution's weights.
+    """
     placement = place(float_model())
     entries = {name: Entry("fp16", "test") if name in kept else one for name, one in placement.plan.entries.items()}
     plan = PrecisionPlan(entries)
     ranges = Ranges("minmax", None, {name: Range(4.0, -4.0, 4.0) for name in placement.activations}, "", 1, "")
-    model = to_half(insert_qdq(float_model(), placement.following(plan), ranges), kept)
+    model = insert_qdq(float_model(), placement.following(plan), ranges)
+    model = to_half(model, kept) if glue == "float" else with_half_glue(model, glue == "half, a scale a tensor")
     layers = layers_of(backend.build(BuildRequest(model, (86,))))
     return audit(layers, plan, model), Flow(layers, plan, model)
 
@@ -64,6 +74,12 @@ def rtx() -> Backend:
 @pytest.fixture(scope="module")
 def int8(rtx: Backend) -> tuple[Audit, Flow]:
     return built(rtx)
+
+
+@pytest.fixture(scope="module")
+def half(rtx: Backend) -> Mapping[Glue, tuple[Audit, Flow]]:
+    glues: tuple[Glue, ...] = ("half", "half, a scale a tensor")
+    return {glue: built(rtx, glue=glue) for glue in glues}
 
 
 # With a real builder
@@ -120,6 +136,42 @@ def test_the_estimate_of_fp16_is_what_an_engine_with_it_moves(
     assert bytes_in_fp16(int8[1], kept) == pytest.approx(built(rtx, *kept)[0].bytes, rel=0.03)
     assert bytes_in_fp16(int8[1], kept) < int8[1].bytes
     assert bytes_in_fp16(int8[1], []) == int8[1].bytes
+
+
+@pytest.mark.tensorrt
+@pytest.mark.parametrize("glue", ["half", "half, a scale a tensor"])
+@pytest.mark.parametrize("kept", [(DEPTHWISE,), (STEM, DEPTHWISE, HEAD), (STEM, DEPTHWISE, POINTWISE, LAST, HEAD)])
+def test_the_estimate_of_fp16_holds_with_fp16_between_the_kernels(
+    rtx: Backend, half: Mapping[Glue, tuple[Audit, Flow]], glue: Glue, kept: tuple[str, ...]
+) -> None:
+    assert half[glue][1].float_bytes == 2
+    assert bytes_in_fp16(half[glue][1], kept) == pytest.approx(built(rtx, *kept, glue=glue)[0].bytes, rel=0.03)
+
+
+@pytest.mark.tensorrt
+def test_every_convolution_that_writes_float32_is_named_with_its_cause(
+    int8: tuple[Audit, Flow], half: Mapping[Glue, tuple[Audit, Flow]]
+) -> None:
+    def causes(found: tuple[Audit, Flow]) -> dict[str, str]:
+        return {one.nodes[0]: one.cause for one in found[0].findings if one.kind == "float-output"}
+
+    assert causes(int8).keys() == causes(half["half"]).keys() == {STEM, DEPTHWISE, POINTWISE, LAST, HEAD}
+    scales = f"{LAST} (Int8) writes Float: its kernel leaves the 32 scales of its weights, one a channel, to the next"
+    assert causes(int8)[LAST] == f"{scales}, and the model is float32 after it"
+    assert causes(half["half"])[LAST] == scales
+    assert causes(half["half"])[HEAD].endswith(", and an output of the engine that it gives is float32")
+    assert causes(half["half, a scale a tensor"]) == {}
+
+
+@pytest.mark.tensorrt
+def test_advice_and_findings_with_fp16_between_the_kernels(half: Mapping[Glue, tuple[Audit, Flow]]) -> None:
+    found = half["half, a scale a tensor"][0]
+    activations = {one.nodes: one.cause for one in found.findings if one.kind == "activation"}
+    assert (
+        activations[(DEPTHWISE,)] == f"SiLU after {DEPTHWISE}: the Int8 kernel writes Half; quantised for {POINTWISE}"
+    )
+    # The head's kernel writes FP16 already, of which an FP16 convolution would write no less.
+    assert {one.option for one in found.advice} == {"--fp16", "--keep-fp16 depthwise"}
 
 
 @pytest.mark.tensorrt
@@ -262,6 +314,42 @@ def test_a_change_of_layout_alone_is_a_reformat() -> None:
     (one,) = seen(conv(FIRST, "q", tensor("r")), copy, conv(SECOND, "r2", tensor("e"))).findings
     assert (one.kind, one.bytes) == ("reformat", 2 * 32 * 1024)
     assert one.cause == f"moves the output of {FIRST} (Int8) for {SECOND} ({WIDE} to Row major Int8 format)"
+
+
+def float_outputs_of(*layers: Any, **more: Any) -> list[tuple[str, int]]:
+    """Causes and bytes of the convolutions that write float32."""
+    return [(one.cause, one.bytes) for one in seen(*layers, **more).findings if one.kind == "float-output"]
+
+
+def test_a_convolution_whose_scales_stay_in_its_kernel_writes_float32_for_what_follows_in_the_model() -> None:
+    after = layer("Relu_10", "PointWiseV2", [tensor("r", LINEAR)], [tensor("e")])
+    typed = onnx.shape_inference.infer_shapes(qdq_model())
+    (found,) = float_outputs_of(QUANTISE, conv(FIRST, "q", tensor("r", LINEAR)), after, model=typed)
+    assert found == (f"{FIRST} (Int8) writes Float: the model is float32 after it", 2 * 32 * 1024)
+    (found,) = float_outputs_of(QUANTISE, conv(FIRST, "q", tensor("r", LINEAR)), after)
+    assert found[0] == f"{FIRST} (Int8) writes Float: the builder chose such a kernel"
+
+
+def test_an_engine_output_in_float32_is_a_cause() -> None:
+    (found,) = float_outputs_of(QUANTISE, conv(SECOND, "q", tensor("e", LINEAR)))
+    assert found[0] == f"{SECOND} (Int8) writes Float: it is an output of the engine"
+
+
+def test_the_plan_may_have_the_cause() -> None:
+    overflow = Entry("int8", "values up to 90000 exceed FP16", Cause.FP16_OVERFLOW)
+    plan = PrecisionPlan({**PLAN.entries, FIRST: overflow})
+    after = layer("Relu_10", "PointWiseV2", [tensor("r", LINEAR)], [tensor("e")])
+    (found,) = float_outputs_of(QUANTISE, conv(FIRST, "q", tensor("r", LINEAR)), after, plan=plan)
+    assert found[0].startswith(f"{FIRST} (Int8) writes Float: values up to 90000 exceed FP16")
+
+
+def test_a_convolution_that_runs_in_float_itself_is_counted_once() -> None:
+    fallen = conv(FIRST, "q", tensor("r", LINEAR))
+    fallen["Inputs"] = [tensor("q", HALF)]
+    found = seen(fallen, conv(SECOND, "r", tensor("e"))).findings
+    spent = sum(one.parts.get(fallen["Name"], 0) for one in found)
+    assert {one.kind for one in found if FIRST in one.nodes} >= {"float", "float-output"}
+    assert spent == next(one.bytes for one in found if one.kind == "float")
 
 
 def test_the_plugin_is_advised_only_where_the_backend_takes_it() -> None:

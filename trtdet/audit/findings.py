@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import onnx
 
+from trtdet.audit.float_outputs import float_outputs
 from trtdet.audit.layers import Layer, Tensor
 from trtdet.audit.traffic import ACTIVATION_FUNCTIONS, POINTWISE, TYPE_CHANGES, Convolution, Flow
 from trtdet.passes.plugin_ops import HARD_SWISH, SILU
@@ -17,6 +18,7 @@ from trtdet.quantization.placement import CONVOLUTIONS
 
 KINDS: Mapping[str, str] = {
     "float": "convolutions planned in INT8 that run in float",
+    "float-output": "convolutions that write float32",
     "activation": "activations in kernels of their own",
     "element-wise": "sums and products in kernels of their own",
     "quantise": "kernels that only quantise",
@@ -81,6 +83,7 @@ def find(flow: Flow, plan: PrecisionPlan, got: Mapping[str, str]) -> tuple[Findi
     """
     found = [
         *_in_float(flow, plan, got),
+        *_float_outputs(flow, plan, got),
         *_paddings(flow),
         *_copies(flow, plan),
         *_suppression(flow),
@@ -128,12 +131,19 @@ def _title(flow: Flow, layer: Layer, node: onnx.NodeProto, source: onnx.NodeProt
     )
     if product and node.op_type == "Sigmoid":
         return "SiLU"
-    shifted = node.op_type == "HardSigmoid" or (source is not None and source.op_type == "Add")
+    # A bias that stands outside its convolution is an Add as well, of a value for each channel.
+    shifted = node.op_type == "HardSigmoid" or (
+        source is not None and source.op_type == "Add" and _by_scalar(flow, source)
+    )
     return "HardSwish" if product and shifted else node.op_type
 
 
 def _by_constant(flow: Flow, node: onnx.NodeProto) -> bool:
     return any(name not in flow.maker or flow.maker[name].op_type == "Constant" for name in node.input)
+
+
+def _by_scalar(flow: Flow, node: onnx.NodeProto) -> bool:
+    return any(math.prod(flow.constants.get(name, ())) == 1 for name in node.input if name not in flow.maker)
 
 
 def _finding(flow: Flow, kind: str, nodes: Sequence[str], cause: str, parts: Mapping[str, int]) -> Finding:
@@ -147,6 +157,18 @@ def _in_float(flow: Flow, plan: PrecisionPlan, got: Mapping[str, str]) -> Iterat
         if entry.precision == "int8" and got.get(name) in ("fp16", "fp32"):
             layer = flow.layers[flow.kernels[name]]
             yield _finding(flow, "float", [name], f"{name} reads {layer.input}, not Int8", {layer.name: layer.bytes})
+
+
+def _float_outputs(flow: Flow, plan: PrecisionPlan, got: Mapping[str, str]) -> Iterator[Finding]:
+    done: set[int] = set()
+    for found in float_outputs(flow, plan):
+        name, layer = found.convolution.name, flow.layers[found.convolution.layer]
+        # A layer that runs several convolutions writes its output once; all of a layer in float is counted already.
+        in_float = plan.entries[name].precision == "int8" and got.get(name) != "int8"
+        counted = in_float or found.convolution.layer in done
+        done.add(found.convolution.layer)
+        cause = f"{name} ({layer.input}) writes Float: {found.cause}"
+        yield _finding(flow, "float-output", [name], cause, {layer.name: 0 if counted else found.bytes})
 
 
 def _paddings(flow: Flow) -> Iterator[Finding]:

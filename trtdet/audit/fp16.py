@@ -22,8 +22,8 @@ def bytes_in_fp16(flow: Flow, names: Collection[str]) -> int:
 
     It assumes what builders were observed to do: an FP16 convolution reads and writes FP16, has the activation
     after it in its own kernel where nothing quantises the result, and a depthwise convolution pads no channels. A
-    tensor that an INT8 convolution reads too stays INT8; a tensor that is no longer quantised for any convolution is
-    float32 for its other readers. Outputs of the engine stay float32.
+    tensor that an INT8 convolution reads too stays INT8; a tensor that is no longer quantised for any convolution has
+    for its other readers the type that the model dequantises to. Outputs of the engine stay float32.
 
     Args:
         flow: the engine.
@@ -123,15 +123,17 @@ class _InFp16:
             return None
         values = int(layer.outputs[0].elements / self._undone(takers[0]))
         kept = layer.bytes if layer.outputs[0].name in self._stays else 0
-        return kept + self._float_copy(index, values) + 6 * values
+        cast = 0 if self._flow.float_bytes == 2 else 6 * values
+        return kept + self._float_copy(index, values) + cast
 
     def _float_copy(self, index: int, values: int) -> int:
         """Bytes of a float copy of the INT8 that a layer hands on: the computing layers before it run again."""
         layer = self._flow.layers[index]
         source = layer.inputs[0]
-        total = 4 * (source.elements + values) if self._flow.operators(layer) - _FUSES else 0
+        size = self._flow.float_bytes
+        total = size * (source.elements + values) if self._flow.operators(layer) - _FUSES else 0
         makers = [writer for writer in self._flow.writers[source.name] if self._hands_on(writer)]
-        return total + (self._float_copy(makers[0], source.elements) if makers else 4 * source.elements)
+        return total + (self._float_copy(makers[0], source.elements) if makers else size * source.elements)
 
     def _moved(self, tensor: Tensor, values: int) -> int:
         """Bytes of so many values of a tensor in the type that they would have."""
@@ -141,7 +143,7 @@ class _InFp16:
                 return values
             if readers & (self._half.keys() | self._fused) or writers & self._fused:
                 return 2 * values
-            return 4 * values if self._no_longer_quantised(writers) else values
+            return self._flow.float_bytes * values if self._no_longer_quantised(writers) else values
         if tensor.type == "Float" and writers and readers and (writers <= self._half.keys() or writers <= self._fused):
             return 2 * values
         return tensor.bytes

@@ -132,6 +132,38 @@ class Flow:
         }
 
     @cached_property
+    def types(self) -> Mapping[str, int]:
+        """The type of each tensor, an ``onnx.TensorProto.DataType``, as far as the model says."""
+        graph = self.model.graph
+        return {value.name: value.type.tensor_type.elem_type for value in (*graph.value_info, *graph.output)}
+
+    @cached_property
+    def float_bytes(self) -> int:
+        """Bytes of a value that is not quantised: 2 where the model dequantises activations to FP16, otherwise 4."""
+        dequantised = (self.nodes[name] for name in self.live if self.nodes[name].op_type == "DequantizeLinear")
+        half = any(self.types.get(node.output[0]) == onnx.TensorProto.FLOAT16 for node in dequantised)
+        return 2 if half else 4
+
+    @cached_property
+    def constants(self) -> Mapping[str, tuple[int, ...]]:
+        """The shapes of the model's constants, () for a scalar."""
+        return {tensor.name: tuple(tensor.dims) for tensor in self.model.graph.initializer}
+
+    @cached_property
+    def takers(self) -> Mapping[str, tuple[onnx.NodeProto, ...]]:
+        """The nodes that read each tensor of the model."""
+        found: dict[str, list[onnx.NodeProto]] = defaultdict(list)
+        for node in self.model.graph.node:
+            for name in dict.fromkeys(node.input):
+                found[name].append(node)
+        return {name: tuple(nodes) for name, nodes in found.items()}
+
+    @cached_property
+    def outputs(self) -> frozenset[str]:
+        """The outputs of the model."""
+        return frozenset(value.name for value in self.model.graph.output)
+
+    @cached_property
     def live(self) -> frozenset[str]:
         """The nodes whose results depend on the image: a builder computes all others once."""
         tensors = {value.name for value in self.model.graph.input} - {
