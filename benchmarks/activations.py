@@ -41,7 +41,7 @@ def main() -> None:
         reference = scored(Detector.running(keep, config, "host"), coco)
         print(f"| {name} | FP32 | | | | {100 * reference.result.map:.2f} | | | |", flush=True)
         for form in FORMS:
-            graph = host_graph(path, config, form)
+            graph = replace(host_graph(path, config, form), int8_all=True)
             started = time.perf_counter()
             calibration = CalibrationOptions(images=coco / "train2017", num_images=options.num_images)
             ready = prepared(calibrated(graph, calibration, select_images(calibration)), calibration, CORRECTIONS)

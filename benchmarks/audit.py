@@ -31,17 +31,25 @@ def main() -> None:
 
     def audited(name: str, variant: str, changes: Sequence[str]) -> Audit:
         """Builds one variant by the options that the audit gives its advice in."""
-        config, keep, precision = trtdet.load_config(MODELS[name]), KeepOptions(), "int8"
+        config, keep, precision, every = trtdet.load_config(MODELS[name]), KeepOptions(), "int8", False
         for option, value in itertools.zip_longest(changes, changes[1:], fillvalue=""):
             if option == "--fp16":
                 precision = "fp16"
+            elif option == "--int8-all":
+                every = True
             elif option == "--keep-fp16":
                 keep = KeepOptions(tuple(value.split(",")))
             elif option == "--pre-nms-topk":
                 config = config.with_nms(pre_nms_topk=int(value))
         calibration = trtdet.CalibrationOptions(images=options.data / "coco" / "train2017", num_images=8)
         asked = trtdet.BuildOptions(
-            precision=precision, calibration=calibration, correct=(), keep=keep, backend="tensorrt-rtx", sms=(86,)
+            precision=precision,
+            calibration=calibration,
+            correct=(),
+            keep=keep,
+            backend="tensorrt-rtx",
+            sms=(86,),
+            int8_all=every,
         )
         place = options.output / f"{name}-{variant}"
         built = trtdet.build(options.data / "models" / f"{name}.onnx", config, place, asked)
@@ -54,7 +62,10 @@ def main() -> None:
     for name in MODELS:
         variants = {
             title: audited(name, title.replace(" ", "-"), changes)
-            for title, changes in (("fp16", ["--fp16"]), ("int8", []), ("int8 depthwise", ["--keep-fp16", "depthwise"]))
+            for title, changes in (
+                *(("fp16", ["--fp16"]), ("int8", []), ("int8 all", ["--int8-all"])),
+                ("int8 depthwise", ["--int8-all", "--keep-fp16", "depthwise"]),
+            )
         }
         half = variants["fp16"].bytes
         for title, found in variants.items():

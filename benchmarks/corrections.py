@@ -1,6 +1,6 @@
 """What the corrections keep: INT8 bundles by default, for several rules, against FP32, with paired intervals.
 
-    python benchmarks/corrections.py --data DIR [--models NAME ...] [--rules RULE ...] -o OUT
+    python benchmarks/corrections.py --data DIR [--models NAME ...] [--rules RULE ...] [--int8-all] -o OUT
 
 DIR holds ``models/``, ``coco/val2017``, ``coco/train2017`` and ``coco/annotations/instances_val2017.json``. Every
 bundle is built for TensorRT-RTX and its audit is read; scores are those of onnxruntime. Prints Markdown.
@@ -36,6 +36,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--rules", nargs="+", default=["percentile", "minmax", "entropy"])
     parser.add_argument("--num-images", type=int, default=64)
+    parser.add_argument("--int8-all", action="store_true", help="every convolution in INT8")
     parser.add_argument("-o", "--output", type=Path, required=True)
     options = parser.parse_args()
     coco = options.data / "coco"
@@ -51,7 +52,8 @@ def main() -> None:
             place = options.output / f"{name}-{rule}"
             calibration = trtdet.CalibrationOptions(rule, images=coco / "train2017", num_images=options.num_images)
             started = time.perf_counter()
-            built = trtdet.build(model, config, place, trtdet.BuildOptions(calibration=calibration)).bundle
+            asked = trtdet.BuildOptions(calibration=calibration, int8_all=options.int8_all)
+            built = trtdet.build(model, config, place, asked).bundle
             seconds = time.perf_counter() - started
             got = scored(Detector.open(place), coco)
             found = trtdet.compare(got, reference)

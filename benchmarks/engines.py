@@ -14,8 +14,7 @@ Each row is one network, handed to the builder as ``trtdet build`` would hand it
 
 - fp32, fp16: the float model. All rows are compared with fp32 in mAP and with fp16 in time; both are always there.
 - int8: explicit, with trtdet's corrections. int8-none: ``--correct none``. int8-top5: the 5 most sensitive convolutions
-  in FP16. int8-depthwise: all depthwise convolutions in FP16. int8-plugin: SiLU as trtdet's plugin, with
-  ``--plugin-library``.
+  in FP16. int8-all: every convolution in INT8. int8-plugin: SiLU as trtdet's plugin, with ``--plugin-library``.
 - implicit: no Q/DQ nodes, trtdet's ranges (percentile) in a calibration cache. implicit-minmax, implicit-entropy and
   implicit-percentile: TensorRT's own calibrators.
 
@@ -94,7 +93,6 @@ from trtdet.pipeline import (
 from trtdet.pipeline.stages.networks import float_network
 from trtdet.progress import Console
 from trtdet.quantization import CORRECTIONS, PrecisionPlan
-from trtdet.quantization.macs import DEPTHWISE, multiply_adds
 from trtdet.runtime.detector import Detector
 
 WORTH_IT = 1.3
@@ -116,6 +114,7 @@ class Row:
         keep: what stays in FP16.
         silu: what SiLU is written as.
         calibrator: for ``implicit``, TensorRT's own calibrator; empty for trtdet's ranges.
+        int8_all: every convolution that can be is in INT8.
         options: of ``trtdet build``, that make the same network.
     """
 
@@ -126,6 +125,7 @@ class Row:
     keep: int | tuple[str, ...] = 0
     silu: SiluForm = "keep"
     calibrator: Literal["minmax", "entropy", "percentile", ""] = ""
+    int8_all: bool = False
     options: str = ""
 
 
@@ -140,7 +140,7 @@ ROWS = {
     for row in (
         *FIRST,
         Row("int8-none", "int8", "explicit", options="--int8 --correct none"),
-        Row("int8-depthwise", "int8", "explicit", CORRECTIONS, (DEPTHWISE,), options="--int8 --keep-fp16 depthwise"),
+        Row("int8-all", "int8", "explicit", CORRECTIONS, int8_all=True, options="--int8 --int8-all"),
         Row("implicit", "int8", "implicit", options="--int8 --quantization implicit"),
         Row("int8-plugin", "int8", "explicit", CORRECTIONS, silu="plugin", options="--int8 --silu plugin"),
         Row("int8-top5", "int8", "explicit", CORRECTIONS, 5, options="--int8 --keep-fp16 5"),
@@ -663,12 +663,10 @@ class Networks:
             network = float_network(graph, row.precision)
             made, plan, precisions = network.model, network.plan, network.precisions
         elif row.calibrator:
-            made, plan = graph.model, graph.placement.plan
+            made, plan = graph.model, graph.plan
             precisions = graph.quantizable.precisions(plan)
         else:
             ready = self._prepare(row)
-            if row.keep == (DEPTHWISE,) and not self._depthwise(ready):
-                return {"left_out": "the model has no depthwise convolution in INT8, so that this is int8"}
             ranking = self._settings.output / self._model.name / "ranking.jsonl"
             plan = choose_plan(
                 ready,
@@ -707,14 +705,14 @@ class Networks:
         return self._graphs[silu]
 
     def _prepare(self, row: Row) -> Prepared:
-        key = row.quantization, row.correct, row.silu
+        key = row.quantization, row.correct, row.silu, row.int8_all
         if key in self._prepared:
             return self._prepared[key]
         histograms = self._settings.output / self._model.name / f"histograms-{row.quantization}.npz"
         options = calibration(self._model, self._settings)
         options = replace(options, histograms=histograms if histograms.is_file() else None)
         ranged = calibrated(
-            self._graph(row.silu),
+            replace(self._graph(row.silu), int8_all=row.int8_all),
             options,
             select_images(options),
             implicit=row.quantization == "implicit",
@@ -726,11 +724,6 @@ class Networks:
             made.calibrated.collection.save(histograms)
         self._prepared[key] = made
         return made
-
-    @staticmethod
-    def _depthwise(prepared: Prepared) -> bool:
-        macs = multiply_adds(prepared.model)
-        return any(macs[name].depthwise for name in prepared.plan.names("int8"))
 
 
 def with_batch(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:

@@ -239,7 +239,7 @@ class Job:
         place = self.output / f"{self.name}-trtdet"
         # A bundle that an older trtdet left there would be taken for up to date.
         shutil.rmtree(place, ignore_errors=True)
-        options = trtdet.BuildOptions(calibration=calibration, nms="host", backend="onnxruntime")
+        options = trtdet.BuildOptions(calibration=calibration, nms="host", backend="onnxruntime", int8_all=True)
         trtdet.build(self.file, self.config, place, options, progress)
         return self.evaluate(Detector.open(place))
 

@@ -55,8 +55,8 @@ PEERS = {
     "nncf": ("performance", "per-tensor"),
 }
 TRTDET = {
-    "percentile, --correct none": ("--calib", "percentile", "--correct", "none"),
-    "percentile, --correct auto": ("--calib", "percentile", "--correct", "auto"),
+    "percentile, --correct none": ("--calib", "percentile", "--correct", "none", "--int8-all"),
+    "percentile, --correct auto": ("--calib", "percentile", "--correct", "auto", "--int8-all"),
 }
 IMAGES = 64
 

@@ -109,7 +109,7 @@ def test_without_images_there_is_nothing_to_say() -> None:
 
 # whole commands
 
-BUILT = ["--config", "shapes", "--num-images", 4, "--correct", "none", "--silu", "keep", "--no-measure"]
+BUILT = ["--config", "shapes", "--num-images", 4, "--correct", "none", "--silu", "keep", "--no-measure", "--int8-all"]
 
 
 @pytest.fixture(scope="module")

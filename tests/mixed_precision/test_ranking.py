@@ -39,7 +39,8 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def prepared(images: Path) -> Prepared:
     options = CalibrationOptions("minmax", images=images)
-    return prepare(calibrated(host_graph(SMALL_MODEL, CONFIG), options, select_images(options)), options, ())
+    graph = replace(host_graph(SMALL_MODEL, CONFIG), int8_all=True)
+    return prepare(calibrated(graph, options, select_images(options)), options, ())
 
 
 @pytest.fixture(scope="module")
@@ -201,7 +202,7 @@ def test_map_is_measured_where_boxes_are_known(tmp_path: Path, images: Path) -> 
     split = shapes.generate(tmp_path, "val", 3)
     labels = own_labels(split, tmp_path / "labels.json")
     options = SensitivityOptions(
-        CalibrationOptions("minmax", images=images), (), 3, images=split.images, annotations=labels
+        CalibrationOptions("minmax", images=images), (), 3, images=split.images, annotations=labels, int8_all=True
     )
     found = sensitivity(SMALL_MODEL, CONFIG, options)
     dataset = CocoDataset.load(labels, split.images, CONFIG.classes)

@@ -213,7 +213,7 @@ def test_int8_bundles_of_logits_give_the_same_detections_whatever_suppresses(sav
     calibration = CalibrationOptions(images=tmp_path / "images")
     found = {}
     for where in ("host", "native", "onnx", "efficient"):
-        options = BuildOptions("int8", calibration, nms=where, backend="onnxruntime")  # type: ignore[arg-type]
+        options = BuildOptions("int8", calibration, nms=where, backend="onnxruntime", int8_all=True)  # type: ignore[arg-type]
         bundle = build(path, configuration(), tmp_path / where, options).bundle
         assert bundle.manifest.nms.scores == ("logits" if where == "host" else "probabilities")
         found[where] = Detector.open(bundle.path)(IMAGES[:1])
@@ -221,7 +221,7 @@ def test_int8_bundles_of_logits_give_the_same_detections_whatever_suppresses(sav
         np.testing.assert_array_equal(found[where].num_dets, found["host"].num_dets)
         np.testing.assert_allclose(found[where].image(0)[1], found["host"].image(0)[1], atol=1e-6)
     with pytest.warns(TrtdetWarning, match="embedded NMS 'nms' is left as it is: score_threshold 0.3.*not 0.001"):
-        options = BuildOptions("int8", calibration, backend="onnxruntime")
+        options = BuildOptions("int8", calibration, backend="onnxruntime", int8_all=True)
         manifest = build(path, configuration(), tmp_path / "own", options).bundle.manifest
     assert (manifest.nms.mode, manifest.nms.embedded, manifest.nms.max_detections) == ("efficient", True, 7)
     if importlib.util.find_spec("tensorrt_rtx") is None:

@@ -134,15 +134,16 @@ def test_metadata_of_a_field() -> None:
 
 
 def test_a_build_gives_every_fact_and_its_key_tells_plans_apart(tiny: Tiny, tmp_path: Path) -> None:
-    options = BuildOptions(calibration=CalibrationOptions(images=tiny.images), backend="onnxruntime")
+    calibration = CalibrationOptions(images=tiny.images)
+    options = BuildOptions(calibration=calibration, backend="onnxruntime", int8_all=True)
 
     def keys(**changes: Any) -> dict[Stage, str]:
         return dict(validated(Job(tiny.model, tiny.config, tmp_path / "b", replace(options, **changes))).keys)
 
     plain = keys()
     named = keys(keep=KeepOptions(("stem",)))
-    assert plain[Stage.CORRECTIONS] == named[Stage.CORRECTIONS]
-    assert plain[Stage.PLAN] != named[Stage.PLAN]
+    assert plain[Stage.RANGES] == named[Stage.RANGES]
+    assert plain[Stage.CORRECTIONS] != named[Stage.CORRECTIONS]
     assert keys(keep=KeepOptions(("stem",), ray="local")) == named
     fewer = keys(calibration=CalibrationOptions(images=tiny.images, num_images=6))
     assert (fewer[Stage.GRAPH], fewer[Stage.RANGES] == plain[Stage.RANGES]) == (plain[Stage.GRAPH], False)

@@ -32,7 +32,7 @@ def bundle(
     images: Path, place: Path, config: str = "shapes", correct: tuple[str, ...] = (), **calibration: object
 ) -> BuildResult:
     options = CalibrationOptions(images=images, **calibration)  # type: ignore[arg-type]
-    asked = BuildOptions(calibration=options, correct=correct, backend="onnxruntime")
+    asked = BuildOptions(calibration=options, correct=correct, backend="onnxruntime", int8_all=True)
     return build(SMALL_MODEL, load_config(config), place, asked)
 
 
@@ -105,7 +105,7 @@ def test_histograms_alone_are_enough_to_build(images: Path, tmp_path: Path) -> N
         SMALL_MODEL,
         load_config("shapes"),
         tmp_path / "second",
-        BuildOptions(calibration=options, correct=(), backend="onnxruntime"),
+        BuildOptions(calibration=options, correct=(), backend="onnxruntime", int8_all=True),
     )
     assert second.bundle.manifest.files["int8.onnx"] == first.bundle.manifest.files["int8.onnx"]
     with pytest.raises(CalibrationError, match="does not exist"):
@@ -138,7 +138,10 @@ def test_auto_takes_another_rule_for_each_tensor_that_the_default_rule_spoils(ti
     """At 1 % the percentile clips nearly everything, so that on held-back images any other rule is better."""
     spoilt = CalibrationOptions("auto", percentile=1.0, images=tiny.images)
     bundle = build(
-        tiny.model, tiny.config, tmp_path / "b", BuildOptions(calibration=spoilt, correct=(), backend="onnxruntime")
+        tiny.model,
+        tiny.config,
+        tmp_path / "b",
+        BuildOptions(calibration=spoilt, correct=(), backend="onnxruntime", int8_all=True),
     ).bundle
     chosen = Ranges.load(bundle.file("ranges.json"))
     alone = {
@@ -158,8 +161,14 @@ def test_corrections_need_images(images: Path, tmp_path: Path) -> None:
     for options, message in (
         (BuildOptions(calibration=CalibrationOptions(histograms=tmp_path / "h.npz")), "give --images, or build with"),
         (BuildOptions(calibration=CalibrationOptions("auto", histograms=tmp_path / "h.npz")), "--calib auto compares"),
-        (BuildOptions(calibration=CalibrationOptions(images=images, num_images=1)), "at least 2 calibration images"),
-        (BuildOptions(calibration=CalibrationOptions(images=images), correct=("magic",)), "no correction 'magic'"),
+        (
+            BuildOptions(calibration=CalibrationOptions(images=images, num_images=1), int8_all=True),
+            "at least 2 calibration images",
+        ),
+        (
+            BuildOptions(calibration=CalibrationOptions(images=images), correct=("magic",), int8_all=True),
+            "no correction 'magic'",
+        ),
     ):
         with pytest.raises(ConfigError, match=message):
             build(SMALL_MODEL, load_config("shapes"), tmp_path / "bundle", options)

@@ -31,7 +31,7 @@ from trtdet.quantization.macs import multiply_adds
 
 @pytest.fixture
 def options(tiny: Tiny) -> BuildOptions:
-    return BuildOptions(calibration=CalibrationOptions(images=tiny.images), backend="onnxruntime")
+    return BuildOptions(calibration=CalibrationOptions(images=tiny.images), backend="onnxruntime", int8_all=True)
 
 
 # the same from Python and from the command
@@ -41,7 +41,7 @@ def test_python_and_the_command_give_the_same_bundle(tiny: Tiny, options: BuildO
     keep = KeepOptions(("stem",), images=tiny.images, annotations=tiny.annotations)
     made = build(tiny.model, tiny.config, tmp_path / "python", replace(options, keep=keep))
     command = ["build", str(tiny.model), "--config", str(tiny.yaml), "--images", str(tiny.images)]
-    command += ["--backend", "onnxruntime", "--keep-fp16", "stem", "-o", str(tmp_path / "command")]
+    command += ["--backend", "onnxruntime", "--keep-fp16", "stem", "--int8-all", "-o", str(tmp_path / "command")]
     command += ["--val-images", str(tiny.images), "--annotations", str(tiny.annotations)]
     assert main(command) == 0
     one, other = made.bundle.manifest, Bundle(tmp_path / "command").manifest
@@ -117,7 +117,7 @@ def reworded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 WAYS: dict[str, dict[str, Any]] = {
     "int8": {},
-    "fp16": {"precision": "fp16"},
+    "fp16": {"precision": "fp16", "int8_all": False},
     "depthwise": {"keep": KeepOptions(("depthwise",))},
     "ranked": {"keep": KeepOptions(2)},
     "plugin": {"silu": "plugin"},
@@ -155,7 +155,7 @@ def test_other_words_give_the_same_engines(
 ) -> None:
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: pip install 'trtdet[rtx]'")
     asked = replace(options, backend="tensorrt-rtx", sms=(86,), silu="keep", measure=False)
-    ways = {"int8": asked, "fp16": replace(asked, precision="fp16")}
+    ways = {"int8": asked, "fp16": replace(asked, precision="fp16", int8_all=False)}
     before = {way: build(tiny.model, tiny.config, tmp_path / way, ask) for way, ask in ways.items()}
     request.getfixturevalue("reworded")
     for way, ask in ways.items():
@@ -280,6 +280,8 @@ def test_audits_of_builds_and_of_sweeps_know_the_forms_of_silu(
     monkeypatch.setattr(engines, "audit", noting)
     monkeypatch.setattr(engines, "layers_of", lambda built: ())
     build(tiny.model, tiny.config, tmp_path / "b", replace(options, correct=(), measure=False))
-    axes = SweepOptions(options.calibration, tiny.images, tiny.annotations, corrections=((),), backend="onnxruntime")
+    axes = SweepOptions(
+        options.calibration, tiny.images, tiny.annotations, corrections=((),), backend="onnxruntime", int8_all=True
+    )
     sweep(tiny.model, tiny.config, tmp_path / "s", axes)
     assert forms == [caps.silu, caps.silu]

@@ -33,7 +33,8 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def options(tiny: Tiny) -> BuildOptions:
-    return BuildOptions(calibration=CalibrationOptions(images=tiny.images), correct=(), backend="onnxruntime")
+    calibration = CalibrationOptions(images=tiny.images)
+    return BuildOptions(calibration=calibration, correct=(), backend="onnxruntime", int8_all=True)
 
 
 def plan_of(place: Path, **entries: str) -> Path:
@@ -155,7 +156,7 @@ def test_a_library_that_builds_for_the_machine_takes_only_its_compute_capability
 
 @pytest.mark.usefixtures("nothing_runs")
 def test_a_ranking_and_a_sweep_are_checked_first_as_well(tiny: Tiny, options: BuildOptions, tmp_path: Path) -> None:
-    asked = SensitivityOptions(options.calibration, ())
+    asked = SensitivityOptions(options.calibration, (), int8_all=True)
     for changes, message in (
         ({"num_images": 0}, "at least 1 image"),
         ({"correct": ("magic",)}, "no correction 'magic'"),
@@ -163,7 +164,7 @@ def test_a_ranking_and_a_sweep_are_checked_first_as_well(tiny: Tiny, options: Bu
     ):
         with pytest.raises(ConfigError, match=message):
             sensitivity(tiny.model, tiny.config, replace(asked, **changes), tmp_path / "s.jsonl")  # type: ignore[arg-type]
-    axes = SweepOptions(options.calibration, tiny.images, tiny.annotations, backend="onnxruntime")
+    axes = SweepOptions(options.calibration, tiny.images, tiny.annotations, backend="onnxruntime", int8_all=True)
     for changes, message in (
         ({"keeps": (0, 99)}, "--keep-fp16 99: the model has 4"),
         ({"rules": ("mse", "magic")}, "no calibration rule 'magic'"),

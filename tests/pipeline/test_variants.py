@@ -37,6 +37,7 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> SweepOptions:
         keeps=(0, 2, "depthwise"),
         suppressions=(CONFIG.nms, CONFIG.with_nms(iou_threshold=0.5).nms),
         backend="onnxruntime",
+        int8_all=True,
     )
 
 

@@ -36,16 +36,18 @@ CONFIGS = {"shapes": "shapes", "yolox_nano": "yolox", "yolov5n": "yolov5", "pico
 
 NAMES = [pytest.param(name, marks=() if name == "shapes" else pytest.mark.slow) for name in CONFIGS]
 
-HOST = BuildOptions("int8", correct=(), nms="host", silu="keep", backend="tensorrt")
+HOST = BuildOptions("int8", correct=(), nms="host", silu="keep", backend="tensorrt", int8_all=True)
 DYNAMIC = replace(HOST, batch=(1, 4, 8))
 VARIANTS = {
     **{nms: replace(HOST, nms=nms) for nms in ("host", "efficient", "native", "onnx")},
     **{f"dynamic-{nms}": replace(DYNAMIC, nms=nms) for nms in ("host", "efficient", "native", "onnx")},
+    "default": replace(HOST, int8_all=False),
     "depthwise": replace(HOST, keep=KeepOptions(("depthwise",))),
     "implicit": replace(HOST, quantization="implicit"),
+    "implicit-default": replace(HOST, quantization="implicit", int8_all=False),
     "implicit-depthwise": replace(HOST, quantization="implicit", keep=KeepOptions(("depthwise",))),
-    "fp16": replace(HOST, precision="fp16"),
-    "fp32": replace(HOST, precision="fp32"),
+    "fp16": replace(HOST, precision="fp16", int8_all=False),
+    "fp32": replace(HOST, precision="fp32", int8_all=False),
 }
 """What is built, by name."""
 

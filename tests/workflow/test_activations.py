@@ -17,7 +17,7 @@ from trtdet.calibration import Ranges
 from trtdet.cli import main
 from trtdet.errors import BundleError
 
-QUICK = ["--config", "shapes", "--num-images", 4, "--correct", "none"]
+QUICK = ["--config", "shapes", "--num-images", 4, "--correct", "none", "--int8-all"]
 
 
 def built(run: Any, model: Path, images: Path, place: Path, *arguments: object) -> dict[str, Any]:
@@ -174,6 +174,7 @@ def test_a_plugin_library_goes_into_the_bundle_and_is_verified(run, model, calib
 def test_a_sweep_has_a_row_for_each_form(run, model, calibration_images, validation, tmp_path):
     arguments = ["--val-images", validation.images, "--annotations", validation.annotations, "--correct", "none"]
     arguments += ["--num-images", 4, "--backend", "onnxruntime", "-o", tmp_path / "s", "--config", "shapes", "--json"]
+    arguments += ["--int8-all"]
     done = run("sweep", model, "--images", calibration_images, *arguments, "--silu", "plugin", "keep")
     assert done.code == 0, done.err
     rows = done.json["rows"]

@@ -43,7 +43,8 @@ def leftovers(folder: Path) -> list[str]:
 
 def build(run, model, images, place, *more):
     command = ["build", model, *CONFIG, "--images", images, "--backend", "onnxruntime", "-o", place]
-    return run(*command, "--correct", "none", *more)
+    every = [] if {"--fp16", "--fp32"} & set(more) else ["--int8-all"]
+    return run(*command, "--correct", "none", *every, *more)
 
 
 # images
@@ -294,7 +295,8 @@ def test_an_operator_that_the_backend_lacks_is_named(run, model, images, tmp_pat
 @pytest.mark.tensorrt
 def test_sm75_together_with_int8_is_refused(run, model, images, tmp_path):
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: pip install 'trtdet[rtx]'")
-    command = ["build", model, *CONFIG, "--images", images, "--correct", "none", "-o", tmp_path / "b", "--sm", 75, 86]
+    command = ["build", model, *CONFIG, "--images", images, "--correct", "none", "--int8-all", "-o", tmp_path / "b"]
+    command += ["--sm", 75, 86]
     done = run(*command)
     assert done.code == 1
     assert "7.5" in done.message
@@ -431,7 +433,7 @@ def test_a_full_disk_keeps_the_old_bundle(bundle, model, images, tmp_path):
     """A file size limit makes the kernel refuse the write half way, as a full disk does."""
     before = contents(bundle)
     command = [sys.executable, "-m", "trtdet", "build", str(model), *CONFIG, "--images", str(images)]
-    command += ["--backend", "onnxruntime", "-o", str(bundle), "--calib", "minmax", "--correct", "none"]
+    command += ["--backend", "onnxruntime", "-o", str(bundle), "--calib", "minmax", "--correct", "none", "--int8-all"]
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
@@ -474,6 +476,7 @@ def test_histograms_of_another_model(run, model, images, bundle, tmp_path):
 
 def test_corrections_without_images(run, model, bundle, tmp_path):
     command = ["build", model, *CONFIG, "--backend", "onnxruntime", "--histograms", bundle / "histograms.npz", "--json"]
+    command += ["--int8-all"]
     done = run(*command, "-o", tmp_path / "b")
     assert (done.code, done.json["error"]["type"]) == (1, "ConfigError")
     assert "give --images, or build with --correct none" in done.message
@@ -513,7 +516,7 @@ def test_an_unknown_correction(capsys, asked):
 def test_ctrl_c_at_any_moment_leaves_the_old_bundle_or_the_new_one(bundle, model, images, tmp_path):
     before = contents(bundle)
     command = [sys.executable, "-m", "trtdet", "build", str(model), *CONFIG, "--images", str(images)]
-    command += ["--num-images", "4", "--correct", "bias"]
+    command += ["--num-images", "4", "--correct", "bias", "--int8-all"]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     whole = 0.0
     codes = []

@@ -37,7 +37,7 @@ def built(model, calibration_images, tmp_path_factory):
     from trtdet import BuildOptions, CalibrationOptions, build
 
     calibration = CalibrationOptions(images=calibration_images, num_images=8)
-    options = BuildOptions(calibration=calibration, sms=(86,), measure=False)
+    options = BuildOptions(calibration=calibration, sms=(86,), measure=False, int8_all=True)
     return build(model, load_config("shapes"), tmp_path_factory.mktemp("built") / "bundle", options)
 
 
@@ -82,6 +82,7 @@ def test_build_leaves_a_bundle_with_an_int8_engine(built):
 @pytest.mark.tensorrt
 def test_building_twice_gives_the_same_engine(built, run, model, calibration_images, tmp_path):
     common = ["--config", "shapes", "--images", calibration_images, "--num-images", 8, "--sm", 86, "--no-measure"]
+    common += ["--int8-all"]
     done = run("build", model, *common, "-o", tmp_path / "again", "--json")
     assert done.code == 0, done.err
     assert done.json["manifest"]["files"] == built.bundle.manifest.files
@@ -92,7 +93,7 @@ def test_building_twice_gives_the_same_engine(built, run, model, calibration_ima
 @pytest.mark.tensorrt
 def test_a_bundle_that_is_up_to_date_is_left_alone(run, model, calibration_images, tmp_path):
     command = ["build", model, "--config", "shapes", "--images", calibration_images, "--sm", 86, "-o", tmp_path / "b"]
-    command += ["--correct", "none", "--no-measure"]
+    command += ["--correct", "none", "--no-measure", "--int8-all"]
     assert run(*command).code == 0
     before = (tmp_path / "b" / "manifest.json").stat()
     again = run(*command, "--json")
@@ -197,7 +198,7 @@ def test_int8_costs_little_on_the_shipped_detector(bundles, run, trained, drawn)
 
 
 def test_without_corrections_the_textbook_form_is_written(run, model, calibration_images, tmp_path):
-    command = ["build", model, "--config", "shapes", "--images", calibration_images, "--num-images", 4]
+    command = ["build", model, "--config", "shapes", "--images", calibration_images, "--num-images", 4, "--int8-all"]
     command += ["--backend", "onnxruntime", "--json", "-o", tmp_path / "b"]
     plain = run(*command, "--correct", "none")
     assert plain.code == 0, plain.err
@@ -216,7 +217,7 @@ def test_without_corrections_the_textbook_form_is_written(run, model, calibratio
 
 
 def test_some_corrections_and_what_is_up_to_date(run, model, calibration_images, tmp_path):
-    command = ["build", model, "--config", "shapes", "--images", calibration_images, "--num-images", 4]
+    command = ["build", model, "--config", "shapes", "--images", calibration_images, "--num-images", 4, "--int8-all"]
     command += ["--backend", "onnxruntime", "-o", tmp_path / "b", "--json", "--correct"]
     some = run(*command, "smooth,bias")
     assert some.code == 0, some.err
@@ -241,7 +242,7 @@ def test_some_corrections_and_what_is_up_to_date(run, model, calibration_images,
 def test_corrections_that_do_not_hold_are_not_written(run, model, calibration_images, tmp_path, monkeypatch):
     module = importlib.import_module("trtdet.quantization.corrections.gate")
     monkeypatch.setattr(module, "head_errors", lambda *_: [0.1, 0.2, 0.3, 0.4])
-    command = ["build", model, "--config", "shapes", "--images", calibration_images, "--num-images", 2]
+    command = ["build", model, "--config", "shapes", "--images", calibration_images, "--num-images", 2, "--int8-all"]
     command += ["--backend", "onnxruntime", "--json", "--correct"]
     done = run(*command, "bias", "-o", tmp_path / "b")
     assert done.code == 0, done.err
@@ -260,7 +261,7 @@ def test_the_best_rule_of_each_tensor(run, model, calibration_images, tmp_path):
     ranges = Ranges.load(tmp_path / "ranges.json")
     assert found.json["rule"] == ranges.rule
     assert ranges.rule == ("percentile" if "the plain rule 'percentile' stands" in found.err else "auto")
-    more = ["--backend", "onnxruntime", "--correct", "none", "-o", tmp_path / "b"]
+    more = ["--backend", "onnxruntime", "--correct", "none", "--int8-all", "-o", tmp_path / "b"]
     done = run("build", model, *common, *more)
     assert done.code == 0, done.err
     quantization = done.json["manifest"]["quantization"]
@@ -383,6 +384,7 @@ def test_wrong_usage_exits_with_2(capsys):
 @pytest.mark.tensorrt
 def test_a_dynamic_batch_is_frozen_unless_a_profile_is_given(run, dynamic, images, tmp_path):
     command = ["build", dynamic, "--config", "shapes", "--images", images, "--num-images", 4, "--sm", 86, "--json"]
+    command += ["--int8-all"]
     frozen = run(*command, "--correct", "none", "--no-measure", "-o", tmp_path / "one").json["manifest"]["input"][
         "shape"
     ]

@@ -23,6 +23,7 @@ CPU = "onnxruntime (CPU)"
 def build(machine, model, images, place, *more, **settings):
     """An INT8 bundle with an engine."""
     command = ["build", model, "--config", "shapes", "--backend", "tensorrt", "--images", images, "--num-images", 4]
+    command += ["--int8-all"]
     done = machine.trtdet(*command, "--correct", "none", "--no-measure", "-o", place, *more, **settings)
     assert done.code == 0, done.err
     return place

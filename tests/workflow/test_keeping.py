@@ -14,7 +14,7 @@ from trtdet.bundle import Bundle
 from trtdet.mixed_precision.scores import Sensitivity
 from trtdet.quantization import PrecisionPlan
 
-CALIBRATION = ["--num-images", 4, "--calib", "minmax", "--correct", "none", "--rank-images", 2]
+CALIBRATION = ["--num-images", 4, "--calib", "minmax", "--correct", "none", "--rank-images", 2, "--int8-all"]
 ONNX = ["--backend", "onnxruntime"]
 
 
@@ -182,6 +182,7 @@ def test_sensitivity_writes_rows_and_goes_on(run, model, calibration_images, tmp
 
 def test_sweep_prints_its_table(run, model, calibration_images, validation, tmp_path):
     command = ["sweep", model, "--config", "shapes", "--images", calibration_images, "--num-images", 4, *ONNX]
+    command += ["--int8-all"]
     command += ["--val-images", validation.images, "--annotations", validation.annotations, "-o", tmp_path / "s"]
     done = run(*command, "--calib", "minmax", "mse", "--correct", "none")
     assert done.code == 0, done.err

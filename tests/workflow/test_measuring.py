@@ -26,6 +26,7 @@ def bundle(model, calibration_images, tmp_path_factory):
         calibration=CalibrationOptions(images=calibration_images, num_images=4),
         backend="onnxruntime",
         correct=(),
+        int8_all=True,
     )
     return build(model, load_config("shapes"), tmp_path_factory.mktemp("measured") / "bundle", options).bundle.path
 

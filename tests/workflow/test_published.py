@@ -80,7 +80,7 @@ def test_corrections_keep_the_score_in_int8(
 ) -> None:
     config = load_config(MODELS[name]).with_nms(candidates="best-class")
     calibration = CalibrationOptions(images=shared_data / "coco" / "train2017", num_images=images)
-    options = BuildOptions(calibration=calibration, backend="onnxruntime")
+    options = BuildOptions(calibration=calibration, backend="onnxruntime", int8_all=True)
     bundle = build(shared_data / "models" / f"{name}.onnx", config, tmp_path / "bundle", options).bundle
     said = bundle.manifest.quantization.corrections[-1].removeprefix("error at the head ")
     before, after = (float(part.split()[0]) for part in said.split(" -> "))
@@ -99,7 +99,7 @@ def test_every_convolution_of_a_published_model_runs_in_int8(shared_data: Path, 
         shared_data / "models" / f"{name}.onnx",
         load_config(MODELS[name]),
         tmp_path / "bundle",
-        BuildOptions(calibration=calibration, sms=(86,)),
+        BuildOptions(calibration=calibration, sms=(86,), int8_all=True),
     )
     assert done.audit is not None
     assert done.audit.departures == ()

@@ -73,6 +73,7 @@ def bundles(
                 calibration=CalibrationOptions(images=calibration_images, num_images=4),
                 correct=(),
                 backend="onnxruntime",
+                int8_all=True,
                 **KINDS[kind],  # type: ignore[arg-type]
             )
             given = dynamic if "batch" in KINDS[kind] and KINDS[kind]["batch"] != (4, 4, 4) else model
@@ -159,7 +160,9 @@ def test_of_a_tensorrt_engine_only_the_run_is_another(
     machine: Machine, model: Path, calibration_images: Path, pictures: list[Path], tmp_path: Path
 ) -> None:
     command = ["build", model, "--config", "shapes", "--backend", "tensorrt", "--images", calibration_images]
-    done = machine.trtdet(*command, "--num-images", 4, "--correct", "none", "--no-measure", "-o", tmp_path / "b")
+    done = machine.trtdet(
+        *command, "--num-images", 4, "--correct", "none", "--int8-all", "--no-measure", "-o", tmp_path / "b"
+    )
     assert done.code == 0, done.err
     packaged = machine.trtdet("package", tmp_path / "b", "--format", "triton", "-o", tmp_path / "models", "--json")
     assert packaged.code == 0, packaged.err

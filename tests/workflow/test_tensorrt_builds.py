@@ -26,9 +26,9 @@ OLD = "8.6.0"
 
 
 def build(machine: Machine, model: Path, images: Path, place: Path, *arguments: object, **settings: Any) -> Bundle:
-    done = machine.trtdet(
-        "build", model, *QUICK, "--images", images, "-o", place, "--no-measure", *arguments, **settings
-    )
+    every = [] if {"--fp16", "--fp32"} & set(arguments) else ["--int8-all"]
+    command = ["build", model, *QUICK, *every, "--images", images, "-o", place, "--no-measure"]
+    done = machine.trtdet(*command, *arguments, **settings)
     assert done.code == 0, done.err
     return Bundle(place)
 
@@ -311,6 +311,7 @@ calibration = CalibrationOptions(images=images, num_images=6)
 options = BuildOptions(
     calibration=calibration, correct=(), backend=str(backend), keep=keep, silu="keep", nms="host", measure=False,
     quantization=quantization,
+    int8_all=True,
 )
 bundle = build(model, config, place, options).bundle
 options = replace(options, measure=True, guard=float(guard) or None)
@@ -373,8 +374,17 @@ def test_without_a_gpu_the_models_are_weighed_by_map_alone(weighed: Any) -> None
 def test_a_sweep_scores_and_times_engines(
     machine: Machine, model: Path, calibration_images: Path, validation: ShapesSplit, tmp_path: Path
 ) -> None:
-    arguments = ["sweep", model, "--config", "shapes", "--images", calibration_images, "--num-images", 6, "--correct"]
-    arguments += ["none", "--val-images", validation.images, "--annotations", validation.annotations, "--silu", "keep"]
+    arguments = ["sweep", model, "--config", "shapes", "--images", calibration_images, "--num-images", 6, "--int8-all"]
+    arguments += [
+        "--correct",
+        "none",
+        "--val-images",
+        validation.images,
+        "--annotations",
+        validation.annotations,
+        "--silu",
+        "keep",
+    ]
     done = machine.trtdet(*arguments, "--backend", "tensorrt", "-o", tmp_path / "s", "--json")
     assert done.code == 0, done.err
     rows = done.json["rows"]

@@ -14,6 +14,7 @@ from trtdet.cli.options import (
     add_backend,
     add_calibration,
     add_corrections,
+    add_int8_all,
     add_model,
     add_nms,
     add_output,
@@ -37,6 +38,7 @@ def _options(parser: ArgumentParser) -> None:
     _add_precision(parser)
     add_calibration(parser)
     add_corrections(parser)
+    add_int8_all(parser)
     _add_kept(parser)
     add_validation(parser, "for --max-map-drop")
     add_ranking(parser)
@@ -70,7 +72,7 @@ def _add_precision(parser: ArgumentParser) -> None:
 
 def _add_kept(parser: ArgumentParser) -> None:
     group = parser.add_argument_group(
-        "convolutions that stay in FP16", "with --int8; none by default"
+        "convolutions that stay in FP16", "with --int8, besides those that --int8-all is about"
     ).add_mutually_exclusive_group()
     group.add_argument(
         "--keep-fp16",
@@ -253,6 +255,7 @@ def _build_options(options: Namespace) -> BuildOptions:
         guard=options.guard,
         gpu=options.gpu,
         force=options.force,
+        int8_all=options.int8_all,
     )
 
 

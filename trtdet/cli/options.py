@@ -91,6 +91,15 @@ def add_corrections(parser: ArgumentParser) -> None:
     )
 
 
+def add_int8_all(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--int8-all",
+        action="store_true",
+        help="every convolution that can be in INT8, also those that stay in FP16 by default because INT8 makes them "
+        "no faster: depthwise ones, those with under 16 channels on a side, and the outputs of heads",
+    )
+
+
 def add_validation(parser: ArgumentParser, purpose: str, required: bool = False) -> None:
     group = parser.add_argument_group("annotated images")
     group.add_argument("--val-images", type=Path, metavar="DIR", required=required, help=f"a folder, {purpose}")

@@ -9,6 +9,7 @@ from trtdet.cli.command import Command
 from trtdet.cli.options import (
     add_calibration,
     add_corrections,
+    add_int8_all,
     add_model,
     add_output,
     add_ranking,
@@ -25,6 +26,7 @@ def _options(parser: ArgumentParser) -> None:
     add_output(parser, "sensitivity.json", "the ranking; its rows are kept in a .jsonl file beside it and resumed")
     add_calibration(parser)
     add_corrections(parser)
+    add_int8_all(parser)
     add_validation(parser, "to measure mAP as well")
     add_ranking(parser)
     parser.add_argument(
@@ -60,6 +62,7 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
             options.val_images,
             options.annotations,
             options.ray,
+            options.int8_all,
         ),
         rows,
         console.progress,

@@ -14,6 +14,7 @@ from trtdet.cli.options import (
     SILU,
     add_backend,
     add_images,
+    add_int8_all,
     add_model,
     add_output,
     add_percentile,
@@ -49,10 +50,11 @@ def _options(parser: ArgumentParser) -> None:
         type=_kept,
         default=[0],
         metavar="N|depthwise",
-        help="numbers of the most sensitive convolutions that stay in FP16, or all depthwise (default: 0)",
+        help="numbers of the most sensitive convolutions that stay in FP16 too, or all depthwise (default: 0)",
     )
     axes.add_argument("--silu", nargs="+", default=["auto"], choices=SILU, help="forms of SiLU (default: auto)")
     add_thresholds(axes, "+")
+    add_int8_all(parser)
     add_percentile(parser)
     add_backend(parser)
     add_runtime(parser)
@@ -96,6 +98,7 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
             tuple(options.silu),
             tuple(options.plugin_library),
             options.runtime,
+            options.int8_all,
         ),
         console.progress,
     )

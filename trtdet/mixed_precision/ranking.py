@@ -44,7 +44,8 @@ _WEIGHT = 0.85
 def check_rankable(plan: PrecisionPlan) -> None:
     """Refuses a model without INT8 convolutions."""
     if not plan.names("int8"):
-        raise ConfigError("no convolution of the model runs in INT8, so there is nothing to rank")
+        hint = "rank those that stay in FP16 by default with --int8-all" if plan.names("fp16") else ""
+        raise ConfigError("no convolution of the model runs in INT8, so there is nothing to rank", hint)
 
 
 def rank(

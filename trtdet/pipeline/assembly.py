@@ -31,7 +31,7 @@ from trtdet.pipeline.stages.networks import (
     float_network,
     implicit_network,
 )
-from trtdet.pipeline.stages.planning import choose_plan, ranking
+from trtdet.pipeline.stages.planning import choose_plan, ranking, starting_plan
 from trtdet.pipeline.stages.rewriting import Graph, build_graph
 from trtdet.pipeline.validation import annotated_images, check_build, check_placement, previous_bundle
 from trtdet.progress import Progress, silent
@@ -136,8 +136,8 @@ def validated(job: Job, progress: Progress = silent) -> Validated:
     progress("rewriting the graph", 0, 1)
     graph = build_graph(job.model, job.config, options, backend)
     int8 = options.precision == "int8" and options.cache is None
-    if int8:
-        check_placement(options.keep, graph.placement)
+    if options.precision == "int8":
+        check_placement(options.keep, graph)
     dataset = annotated_images(options.keep.images, options.keep.annotations, graph.config)
     previous = previous_bundle(job.output, job.model, options.force)
     selected = select_images(options.calibration) if int8 else Selection()
@@ -182,7 +182,8 @@ def _prepared(known: Validated, progress: Progress) -> Prepared:
         previous=known.previous,
         progress=progress,
     )
-    return prepared(ranged, options.calibration, () if options.implicit else options.correct, progress)
+    corrections = () if options.implicit else options.correct
+    return prepared(ranged, options.calibration, corrections, progress, starting_plan(known.graph, options.keep))
 
 
 def _facts(

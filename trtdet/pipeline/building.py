@@ -115,7 +115,8 @@ def calibrate(
     if options.rule != AUTO:
         selected = replace(selected, cache=ImageCache(0))  # there is no other pass that would read it
     ranged = calibrated(graph, options, selected, implicit=quantization == "implicit", progress=progress)
-    return replace(ranged, ranges=prepared(ranged, options, (), progress).ranges)
+    # Whatever is put into INT8 later is to find its range here.
+    return replace(ranged, ranges=prepared(ranged, options, (), progress, graph.placement.plan).ranges)
 
 
 def sensitivity(
@@ -134,8 +135,8 @@ def sensitivity(
         ModelError, DataError, CalibrationError, ConfigError, BackendError: see the messages.
     """
     check_sensitivity(options)
-    graph = host_graph(model, config)
-    check_rankable(graph.placement.plan)
+    graph = replace(host_graph(model, config), int8_all=options.int8_all)
+    check_rankable(graph.plan)
     dataset = annotated_images(options.images, options.annotations, config)
     if dataset is not None:
         dataset = dataset.first(options.num_images)

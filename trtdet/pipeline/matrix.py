@@ -32,7 +32,7 @@ class SweepOptions:
         calibration: the images; its rule is the first of ``rules``.
         rules: calibration rules.
         corrections: sets of corrections, the empty one for the textbook form.
-        keeps: how many of the most sensitive convolutions stay in FP16, or ``depthwise``.
+        keeps: how many of the most sensitive convolutions stay in FP16 as well, or ``depthwise``.
         suppressions: thresholds.
         images: annotated images that are scored.
         annotations: their COCO file.
@@ -42,6 +42,7 @@ class SweepOptions:
         silus: what SiLU is written as in the INT8 models, see :class:`trtdet.BuildOptions`.
         plugins: libraries with the plugins.
         on: what is run and scored, see :meth:`trtdet.runtime.detector.Detector.open`.
+        int8_all: every convolution that can be is in INT8, see :class:`trtdet.BuildOptions`.
     """
 
     calibration: CalibrationOptions
@@ -57,6 +58,7 @@ class SweepOptions:
     silus: tuple[str, ...] = ("auto",)
     plugins: tuple[Path, ...] = ()
     on: Runtime = "auto"
+    int8_all: bool = False
 
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -121,7 +123,7 @@ class Matrix:
         if group.rule is None:
             return json.dumps([group.precision, *settings])
         libraries = [sha256_file(path) for path in self.options.plugins] if group.silu == "plugin" else []
-        calibration = [group.rule, self.options.calibration.percentile, group.corrections, keep]
+        calibration = [group.rule, self.options.calibration.percentile, group.corrections, keep, self.options.int8_all]
         return json.dumps([*calibration, group.silu, *libraries, *settings])
 
     def names(self, group: Group) -> list[str]:

@@ -41,11 +41,12 @@ class CalibrationOptions:
 
 @dataclass(frozen=True)
 class KeepOptions:
-    """Which convolutions an INT8 bundle keeps in FP16: by one of ``keep``, ``budget`` and ``max_map_drop``, or none.
+    """Which convolutions an INT8 bundle keeps in FP16 besides those that stay there by default: by one of ``keep``,
+    ``budget`` and ``max_map_drop``, or none.
 
     Attributes:
-        keep: a number takes the most sensitive ones; a path an edited ``plan.json``; names are taken as they are,
-            ``depthwise`` standing for all depthwise convolutions.
+        keep: a number takes the most sensitive ones; a path an edited ``plan.json``, which is followed in INT8 as
+            well; names are taken as they are, ``depthwise`` standing for all depthwise convolutions.
         budget: the most sensitive ones for this share of the multiply-adds, 0..1.
         max_map_drop: the smallest set whose measured loss is within so many mAP points (hundredths), at least 0.
         images: annotated images, for ``max_map_drop`` and for the comparison after the build.
@@ -54,7 +55,9 @@ class KeepOptions:
         ray: None, ``local`` or the address of a Ray cluster to rank on.
     """
 
-    keep: int | Path | tuple[str, ...] | None = field(default=None, metadata=enters(Stage.PLAN, "kept", int8_only=True))
+    keep: int | Path | tuple[str, ...] | None = field(
+        default=None, metadata=enters(Stage.CORRECTIONS, "kept", int8_only=True)
+    )
     budget: float | None = field(default=None, metadata=enters(Stage.PLAN, int8_only=True))
     max_map_drop: float | None = field(default=None, metadata=enters(Stage.PLAN, int8_only=True))
     images: Path | None = field(default=None, metadata=enters(Stage.PLAN, "annotated", int8_only=True))
@@ -73,7 +76,8 @@ class BuildOptions:
     """How a bundle is built.
 
     Attributes:
-        precision: ``int8`` quantises every convolution that can be; ``fp16`` and ``fp32`` build the float model.
+        precision: ``int8`` quantises every convolution that is faster for it, see
+            :mod:`trtdet.quantization.defaults`; ``fp16`` and ``fp32`` build the float model.
         calibration: used for ``int8``.
         correct: the corrections that may be used for ``int8``, see :mod:`trtdet.quantization.corrections`; empty for
             the textbook form.
@@ -101,6 +105,7 @@ class BuildOptions:
         gpu: the GPU of the estimate, a name in :data:`trtdet.audit.gpus.GPUS`; None for the first of them that the
             engine was built for.
         force: replace a bundle of another model.
+        int8_all: quantise every convolution that can be, also those that INT8 makes no faster.
     """
 
     precision: Precision = field(default="int8", metadata=enters(Stage.RANGES))
@@ -124,6 +129,7 @@ class BuildOptions:
     guard: float | None = field(default=None, metadata=enters(Stage.ENGINE, "guard", int8_only=True))
     gpu: str | None = field(default=None, metadata=enters(Stage.ENGINE, "guard", int8_only=True))
     force: bool = field(default=False, metadata=stays_out("says what may be replaced"))
+    int8_all: bool = field(default=False, metadata=enters(Stage.CORRECTIONS, int8_only=True))
 
     @property
     def implicit(self) -> bool:
@@ -144,6 +150,7 @@ class SensitivityOptions:
         images: annotated images, to measure mAP as well.
         annotations: their COCO file.
         ray: None, ``local`` or the address of a Ray cluster.
+        int8_all: rank every convolution that can be in INT8, see :class:`BuildOptions`.
     """
 
     calibration: CalibrationOptions = CalibrationOptions()
@@ -154,3 +161,4 @@ class SensitivityOptions:
     images: Path | None = None
     annotations: Path | None = None
     ray: str | None = None
+    int8_all: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import get_args
@@ -14,12 +15,13 @@ from trtdet.bundle import Bundle
 from trtdet.calibration import RULES
 from trtdet.config import Config
 from trtdet.data import CocoDataset
-from trtdet.errors import BackendError, BundleError, CalibrationError, ConfigError, OutputError
+from trtdet.errors import BackendError, BundleError, CalibrationError, ConfigError, OutputError, TrtdetWarning
 from trtdet.files import cluster, sha256_file
 from trtdet.mixed_precision.planning import check_bound, check_count, check_share, named
 from trtdet.pipeline.options import AUTO, BuildOptions, CalibrationOptions, KeepOptions, SensitivityOptions
-from trtdet.pipeline.stages.planning import edited_plan
-from trtdet.quantization import CORRECTIONS, QdqPlacement
+from trtdet.pipeline.stages.planning import edited_plan, starting_plan
+from trtdet.pipeline.stages.rewriting import Graph
+from trtdet.quantization import CORRECTIONS
 from trtdet.quantization.macs import DEPTHWISE
 
 
@@ -38,6 +40,8 @@ def check_build(options: BuildOptions, caps: Capabilities) -> None:
     if options.precision != "int8":
         if options.keep != KeepOptions():
             raise ConfigError(f"--{options.precision} leaves nothing in INT8 to keep out of it; leave --keep-fp16 out")
+        if options.int8_all:
+            raise ConfigError(f"--int8-all belongs to --int8; leave it out with --{options.precision}")
         return
     if options.implicit:
         _check_implicit(options, caps)
@@ -96,18 +100,36 @@ def check_sensitivity(options: SensitivityOptions) -> None:
     _check_ray(options.ray)
 
 
-def check_placement(keep: KeepOptions, placement: QdqPlacement) -> None:
+def check_placement(keep: KeepOptions, graph: Graph) -> None:
     """Refuses what a model cannot keep in FP16: unknown names, more convolutions than there are, a foreign plan.
+
+    Warns:
+        TrtdetWarning: nothing is in INT8, though something can be.
 
     Raises:
         ConfigError: see the message.
     """
     if isinstance(keep.keep, Path):
-        edited_plan(keep.keep, placement)
+        edited_plan(keep.keep, graph.placement)
     elif isinstance(keep.keep, tuple):
-        named(placement.plan, [name for name in keep.keep if name != DEPTHWISE])
+        named(graph.plan, [name for name in keep.keep if name != DEPTHWISE])
     elif keep.keep is not None:
-        check_count(keep.keep, len(placement.plan.names("int8")))
+        check_count(keep.keep, len(graph.plan.names("int8")))
+    if not starting_plan(graph, keep).names("int8"):
+        warn_of_nothing(graph)
+
+
+def warn_of_nothing(graph: Graph) -> None:
+    """Says that INT8 has nothing to do in a model whose convolutions all stay in FP16 by default."""
+    left = graph.plan.names("fp16")
+    if left and not graph.plan.names("int8"):
+        example = graph.plan.entries[left[0]].reason
+        warnings.warn(
+            f"INT8 has nothing to do: all {len(left)} convolutions that can be in INT8 stay in FP16 by default, the "
+            f"first '{left[0]}' ({example}); --int8-all puts them into INT8",
+            TrtdetWarning,
+            stacklevel=3,
+        )
 
 
 def annotated_images(images: Path | None, annotations: Path | None, config: Config) -> CocoDataset | None:

@@ -92,7 +92,8 @@ class RowMaker:
     def _graph(self, silu: SiluForm) -> Graph:
         if silu not in self._graphs:
             caps = self._backend.capabilities
-            self._graphs[silu] = host_graph(self._matrix.model, self._matrix.config, silu, caps)
+            graph = host_graph(self._matrix.model, self._matrix.config, silu, caps)
+            self._graphs[silu] = replace(graph, int8_all=self._matrix.options.int8_all)
         return self._graphs[silu]
 
     def _float(self, group: Group) -> tuple[list[Evaluation], dict[str, Any]]:
@@ -111,7 +112,9 @@ class RowMaker:
 
         @cache
         def ranked() -> Sensitivity:
-            rows = matrix.folder / f"ranking-{group.silu}-{rule}-{'-'.join(group.corrections) or 'none'}.jsonl"
+            corrections = "-".join(group.corrections) or "none"
+            every = "-int8-all" if options.int8_all else ""
+            rows = matrix.folder / f"ranking-{group.silu}-{rule}-{corrections}{every}.jsonl"
             return rank(ready.subject(RANKED_IMAGES), rows=rows, progress=self._progress)
 
         for keep in options.keeps:

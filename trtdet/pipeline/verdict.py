@@ -151,6 +151,7 @@ def fp16_twin(options: BuildOptions, bundle: Bundle) -> BuildOptions:
         timing_cache=options.timing_cache or timing_cache_of(bundle.path),
         guard=None,
         gpu=None,
+        int8_all=False,
     )
 
 

@@ -2,6 +2,7 @@
 
 from trtdet.quantization.activation_ranges import reach
 from trtdet.quantization.corrections import CORRECTIONS, Corrected, Sources, correct
+from trtdet.quantization.defaults import FEWEST_CHANNELS, default_plan
 from trtdet.quantization.graph_check import GraphProblem, lint
 from trtdet.quantization.half import LARGEST, region_of, to_half
 from trtdet.quantization.head_error import HeadError
@@ -15,6 +16,7 @@ from trtdet.quantization.switch import Switch
 __all__ = [
     "CONVOLUTIONS",
     "CORRECTIONS",
+    "FEWEST_CHANNELS",
     "LARGEST",
     "Cause",
     "Corrected",
@@ -31,6 +33,7 @@ __all__ = [
     "Step",
     "Switch",
     "correct",
+    "default_plan",
     "insert_qdq",
     "lint",
     "place",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import onnx
 
 DEPTHWISE = "depthwise"
-"""The group of all depthwise convolutions: padded to whole vectors, they are often no faster in INT8 than in FP16."""
+"""The group of all depthwise convolutions."""
 
 
 @dataclass(frozen=True)

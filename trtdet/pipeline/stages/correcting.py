@@ -40,7 +40,7 @@ class Prepared:
         calibrated: the model, the histograms, and the ranges of the rule that was named.
         ranges: the ranges that are written; with ``auto`` the best of each tensor.
         corrections: the corrections that were kept.
-        plan: the placement's, with the corrections of each convolution.
+        plan: what each convolution runs in, as long as nothing else is asked for, with the corrections of each.
         summary: one sentence for each kind of correction.
         reached: largest magnitudes of tensors that no histogram has, filled as they are measured.
     """
@@ -95,7 +95,7 @@ class Prepared:
             paths = evenly(paths, count)
         return Subject(
             self.model,
-            self.placement,
+            self.placement.following(self.plan),
             self.ranges,
             self.corrections,
             decoded(self.graph.nms_mode, self.config),
@@ -107,7 +107,11 @@ class Prepared:
 
 
 def prepared(
-    calibrated: Calibrated, options: CalibrationOptions, names: tuple[str, ...], progress: Progress = silent
+    calibrated: Calibrated,
+    options: CalibrationOptions,
+    names: tuple[str, ...],
+    progress: Progress = silent,
+    plan: PrecisionPlan | None = None,
 ) -> Prepared:
     """Works out the corrections; with the rule ``auto`` the rules are among what is compared.
 
@@ -116,13 +120,15 @@ def prepared(
         options: rule and percentile.
         names: the corrections that may be used; empty for the textbook form.
         progress: told of every image.
+        plan: what each convolution runs in; None for the graph's. Only what it has in INT8 is corrected.
 
     Raises:
         ConfigError: an unknown correction, or fewer than two images.
     """
     graph = calibrated.graph
-    if not names and options.rule != AUTO:
-        return Prepared(calibrated, calibrated.ranges, Corrections(), graph.placement.plan)
+    plan = plan or graph.plan
+    if (not names and options.rule != AUTO) or not plan.names("int8"):
+        return Prepared(calibrated, calibrated.ranges, Corrections(), plan)
     candidates = {calibrated.ranges.rule: calibrated.ranges}
     if options.rule == AUTO:
         with warnings.catch_warnings():
@@ -132,5 +138,5 @@ def prepared(
                     candidates[rule] = Ranges.choose(calibrated.collection, rule, options.percentile)
     head = decoded(graph.nms_mode, graph.config)
     sources = Sources(calibrated.paths, graph.config.input, OnnxRunner, head, progress, calibrated.cache)
-    done = correct(graph.model, graph.placement, candidates, names, sources)
+    done = correct(graph.model, graph.placement.following(plan), candidates, names, sources)
     return Prepared(calibrated, done.ranges, done.corrections, done.plan, done.summary)

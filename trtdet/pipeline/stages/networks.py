@@ -111,7 +111,7 @@ def cached_network(graph: Graph, path: Path, caps: Capabilities) -> Network:
         raise CalibrationError(f"{title} cannot be read: {error}; give another") from None
     given = cache.read(text, title, version=caps.cache_version, algorithm=cache.OURS, skip_unusable=True)
     known = dict.fromkeys(name for model in (graph.model, graph.source) for name in _tensors(model))
-    tensors, plan = graph.quantizable.tensors, graph.placement.plan
+    tensors, plan = graph.quantizable.tensors, graph.plan
     scales = cache.matched(given, known, tensors, title)
     text = cache.write({name: scales[name] for name in tensors}, caps.cache_version, cache.OURS)
     precisions = graph.quantizable.precisions(plan)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from trtdet.mixed_precision.search import Score, TradeOff, smallest
 from trtdet.mixed_precision.subject import Method, subject_key
 from trtdet.pipeline.options import KeepOptions
 from trtdet.pipeline.stages.correcting import Prepared
+from trtdet.pipeline.stages.rewriting import Graph
 from trtdet.progress import Progress, silent
 from trtdet.quantization import LARGEST, Cause, Entry, Precision, PrecisionPlan, QdqPlacement, region_of
 from trtdet.quantization.macs import DEPTHWISE, multiply_adds
@@ -72,7 +73,7 @@ def choose_plan(
         listed = dict.fromkeys(named(plan, names), "kept: named")
         return Planned(without_overflow(prepared, keeping(plan, listed, Cause.KEPT_NAMED)))
     if not keep.ranked or keep.keep == 0:
-        return Planned(plan)
+        return Planned(without_overflow(prepared, plan))
     ranked = cache(ranked)
     trade_off = None
     if keep.max_map_drop is not None:
@@ -80,7 +81,7 @@ def choose_plan(
         trade_off = _trade_off(prepared, ranked, keep.max_map_drop, dataset, progress)
         chosen, cause = trade_off.chosen.names, Cause.KEPT_BOUND
         if not chosen:
-            return Planned(plan, trade_off=trade_off)
+            return Planned(without_overflow(prepared, plan), trade_off=trade_off)
     elif isinstance(keep.keep, int):
         chosen, cause = most_sensitive(ranked(), keep.keep), Cause.KEPT_SENSITIVE
     else:
@@ -122,10 +123,27 @@ def edited_plan(path: Path, placement: QdqPlacement) -> PrecisionPlan:
     return plan
 
 
+def starting_plan(graph: Graph, keep: KeepOptions) -> PrecisionPlan:
+    """What corrections are made for: the graph's plan, with INT8 where an edited plan asks for it.
+
+    Raises:
+        ConfigError: as of :func:`edited_plan`.
+    """
+    entries = dict(graph.plan.entries)
+    if isinstance(keep.keep, Path):
+        for name in edited_plan(keep.keep, graph.placement).names("int8"):
+            entries[name] = graph.placement.plan.entries[name]
+    return PrecisionPlan(entries)
+
+
 def _edited(prepared: Prepared, path: Path) -> PrecisionPlan:
-    """A plan from a file, with what was done to the convolutions that are still in INT8."""
+    """A plan from a file, with what was done to the convolutions that are in INT8."""
     plan = edited_plan(path, prepared.placement)
-    return PrecisionPlan({name: plan.entries[name].edited_from(known) for name, known in prepared.plan.entries.items()})
+    entries = {}
+    for name, own in prepared.graph.plan.entries.items():
+        known = replace(own, corrections=prepared.plan.entries[name].corrections)
+        entries[name] = plan.entries[name].edited_from(known)
+    return PrecisionPlan(entries)
 
 
 def _trade_off(

@@ -16,7 +16,7 @@ from trtdet.errors import BackendError, ModelError, TrtdetWarning
 from trtdet.passes import EmbeddedNms, Options, PassResult, Rewritten, embedded_nms, load_model, rewrite
 from trtdet.passes.plugin_ops import PLUGIN_ACTIVATIONS
 from trtdet.pipeline.options import BuildOptions
-from trtdet.quantization import QdqPlacement, Quantizable, place, quantizable
+from trtdet.quantization import PrecisionPlan, QdqPlacement, Quantizable, default_plan, place, quantizable
 
 FORMS: tuple[SiluForm, ...] = ("keep", "swish", "plugin")
 
@@ -30,12 +30,14 @@ class Graph:
         passes: what the passes were asked for.
         done: the rewritten model, its configuration, and the result of each pass.
         placement: where Q/DQ pairs go; its plan has every convolution in INT8 that can be.
+        int8_all: whether INT8 is also wanted where it makes nothing faster.
     """
 
     source: onnx.ModelProto
     passes: Options
     done: Rewritten
     placement: QdqPlacement
+    int8_all: bool = False
 
     @property
     def model(self) -> onnx.ModelProto:
@@ -61,6 +63,11 @@ class Graph:
     def dynamic(self) -> bool:
         """Whether the batch stays open."""
         return isinstance(self.passes.batch, str)
+
+    @cached_property
+    def plan(self) -> PrecisionPlan:
+        """What each convolution runs in, as long as nothing else is asked for."""
+        return self.placement.plan if self.int8_all else default_plan(self.model, self.placement)
 
     @cached_property
     def quantizable(self) -> Quantizable:
@@ -131,7 +138,7 @@ def build_graph(model: Path, config: Config, options: BuildOptions, backend: Bac
     )
     if kept is not None:
         _warn_of_thresholds(kept, config.nms)
-    graph = rewritten(source, passes)
+    graph = replace(rewritten(source, passes), int8_all=options.int8_all)
     _check_operators(graph.model, backend)
     return graph
 
