@@ -162,7 +162,8 @@ private:
             {{"bundle", options_.bundle.string()},
              {"model", manifest.model_name},
              {"content_hash", manifest.content_hash},
-             {"runs_on", detector.ran_on()}});
+             {"runs_on", detector.ran_on()},
+             {"cuda_graphs", std::to_string(detector.graphs())}});
     }
 
     // After stop() nothing takes the place of nothing. What was replaced is let go of when the lock has been.

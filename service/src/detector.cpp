@@ -105,7 +105,8 @@ public:
         std::vector<std::unique_ptr<Lane>> lanes;
         for (int index = 0; index < std::max(1, options_.lanes); ++index) {
             lanes.push_back(engine_->new_lane());
-            lanes.back()->warm_up(static_cast<int>(max_batch_));
+            const int graphs = lanes.back()->warm_up(static_cast<int>(max_batch_));
+            graphs_ = index == 0 ? graphs : std::min(graphs_, graphs);
         }
         try {
             for (auto& lane : lanes) {
@@ -159,6 +160,7 @@ public:
 
     const Manifest& manifest() const { return manifest_; }
     const Engine& engine() const { return *engine_; }
+    int graphs() const { return graphs_; }
 
 private:
     void check_room() const {
@@ -290,6 +292,7 @@ private:
     const Layout layout_;
     const std::size_t pixels_;  // numbers of one image
     std::size_t max_batch_ = 1;
+    int graphs_ = 0;
 
     mutable std::mutex mutex_;
     std::condition_variable changed_;
@@ -335,6 +338,10 @@ const Manifest& Detector::manifest() const {
 
 std::string Detector::ran_on() const {
     return impl_->engine().ran_on();
+}
+
+int Detector::graphs() const {
+    return impl_->graphs();
 }
 
 void Detector::stop() {

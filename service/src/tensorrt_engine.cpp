@@ -562,10 +562,17 @@ public:
 
     const void* output(std::size_t index) const override { return outputs_.at(index).memory.host.get(); }
 
-    void warm_up(int batch) override {
+    int warm_up(int batch) override {
         std::memset(input_.host.get(), 0, image_bytes_ * static_cast<std::size_t>(loaded_->max_batch));
+        // Where memory does not last for all, one image and the largest batch matter most.
         run(1);
         run(batch);
+        for (int size = 2; size < batch; ++size) {
+            captures_ = size <= most_captured;
+            run(size);
+        }
+        captures_ = false;
+        return static_cast<int>(own_.size()) + (any_.graph ? 1 : 0);
     }
 
     void run(int batch) override {
@@ -582,7 +589,7 @@ public:
         if (const cuda::Graph* graph = captured(filled)) {
             stream_.launch(*graph);
             stream_.wait();
-        } else if (loaded_->without_graphs().empty()) {
+        } else if (captures_ && loaded_->without_graphs().empty()) {
             run_and_capture(filled);
         } else {
             set_batch(any_, filled);
@@ -592,6 +599,10 @@ public:
     }
 
 private:
+    // Batches of more images run for so long that launching their kernels one by one is hidden behind the first ones,
+    // while each graph takes the memory of a context.
+    static constexpr int most_captured = 32;
+
     // Memory of the device and what it is copied from or to, for the largest batch.
     struct Memory {
         cuda::Pinned host;
@@ -781,6 +792,7 @@ private:
     std::vector<Output> outputs_;
     Work any_;                 // for any batch; of a static engine, with a graph
     std::map<int, Work> own_;  // of a dynamic engine, each for one batch with a graph
+    bool captures_ = true;     // whether a batch that has no graph yet gets one
 };
 
 class TensorRtEngine final : public Engine {

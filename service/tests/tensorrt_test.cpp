@@ -235,13 +235,56 @@ TEST_CASE("a lane that was warmed up has its graphs, and runs as any other") {
     {
         const auto engine = open(dynamic());
         const auto lane = engine->new_lane();
-        lane->warm_up(4);
-        CHECK(live(4) == 2);
-        CHECK(runs(*lane, 4, 1));
-        CHECK(runs(*lane, 1, 2));
-        CHECK(live(4) == 2);
-        CHECK(runs(*lane, 3, 3));
+        CHECK(lane->warm_up(3) == 3);
         CHECK(live(4) == 3);
+        CHECK(runs(*lane, 3, 1));
+        CHECK(runs(*lane, 1, 2));
+        CHECK(runs(*lane, 2, 3));
+        // What it was not warmed up for has no graph, then or later: capturing takes the time of several runs.
+        CHECK(runs(*lane, 4, 4));
+        CHECK(runs(*lane, 4, 5));
+        CHECK(live(4) == 3);
+    }
+    check_nothing_is_left();
+}
+
+TEST_CASE("a lane that was warmed up has graphs for few images and for the largest batch") {
+    {
+        const auto engine = open(network + "batch 1 2 40\n");
+        const auto lane = engine->new_lane();
+        CHECK(lane->warm_up(40) == 33);
+        CHECK(live(4) == 33);
+        for (const int batch : {1, 32, 33, 39, 40}) {
+            CHECK(runs(*lane, batch, batch));
+        }
+        CHECK(live(4) == 33);
+    }
+    check_nothing_is_left();
+}
+
+TEST_CASE("a lane that is warmed up does without graphs where there is no memory, or no use for them") {
+    {
+        // The context of the largest batch is the last there is memory for.
+        const auto engine = open(dynamic("contexts 3\n"));
+        const auto lane = engine->new_lane();
+        CHECK(lane->warm_up(4) == 2);
+        for (const int batch : {1, 2, 3, 4}) {
+            CHECK(runs(*lane, batch, batch));
+        }
+        CHECK_THAT(engine->ran_on(), Contains("without CUDA graphs, as a batch of 2 has no context of its own"));
+    }
+    {
+        const auto engine = open(network + "batch 3\n");
+        CHECK(engine->new_lane()->warm_up(3) == 1);
+    }
+    {
+        const auto engine = open(network + "batch 3 4 4\n");
+        CHECK(engine->new_lane()->warm_up(4) == 2);
+    }
+    {
+        TensorRtOptions how = options();
+        how.cuda_graphs = false;
+        CHECK(open(dynamic(), manifest(), how)->new_lane()->warm_up(4) == 0);
     }
     check_nothing_is_left();
 }
@@ -415,8 +458,9 @@ TEST_CASE("a detector runs it") {
     {
         Detector detector(parse_manifest(manifest().dump()), open(dynamic()));
         CHECK(detector.ran_on() == name() + " (Stand-in GPU)");
-        // Two lanes, warmed up for one image and for four.
-        CHECK(live(4) == 4);
+        // Two lanes, each warmed up for one image to four.
+        CHECK(detector.graphs() == 4);
+        CHECK(live(4) == 8);
         Image image;
         image.width = 16;
         image.height = 8;

@@ -44,7 +44,8 @@ struct DetectorOptions {
 // Runs a bundle. Any thread may call any member at any time, but for the destructor.
 class Detector {
 public:
-    // Checks the engine's outputs against the manifest, warms up the lanes and starts them.
+    // Checks the engine's outputs against the manifest, runs every batch size once in every lane, so that no image
+    // waits for what a first run does, and starts the lanes.
     //
     // Throws EngineError: the outputs are not what the manifest says, there is no memory for the lanes, or the engine
     // fails.
@@ -76,6 +77,9 @@ public:
 
     // What the engine runs on.
     std::string ran_on() const;
+
+    // How many CUDA graphs each lane has, one for a batch size; 0 where none is used.
+    int graphs() const;
 
     // Takes no more images, runs those that wait, and returns when the last callback has. A second call waits as well.
     void stop();

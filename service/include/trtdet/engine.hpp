@@ -32,10 +32,16 @@ public:
     // words.
     virtual void run(int batch) = 0;
 
-    // Does beforehand what the first run of one image, and that of so many, take time for once. Writes to input().
+    // Does beforehand what the first run of each number of images, from 1 to so many, takes time for once; the runs
+    // that follow capture nothing any more. Writes to input().
+    //
+    // Returns how many CUDA graphs the lane has then; 0 where its work is launched otherwise.
     //
     // Throws EngineError: as run().
-    virtual void warm_up(int batch) { static_cast<void>(batch); }
+    virtual int warm_up(int batch) {
+        static_cast<void>(batch);
+        return 0;
+    }
 
     // The output at that place in Engine::outputs(): (max_batch, ...) of its dtype, of which the images of the last run
     // are defined. The next run writes over it.
@@ -103,7 +109,8 @@ std::shared_ptr<Engine> open_recording(
     const std::filesystem::path& file, const Manifest& manifest, const RecordingOptions& options = {});
 
 struct TensorRtOptions {
-    // Launch the work as a CUDA graph, captured once for each batch size that is run.
+    // Launch the work as a CUDA graph, captured once for each batch size: of a lane that is warmed up beforehand, and
+    // for sizes up to 32 and the largest, else at the first run. Each graph has an execution context of its own.
     bool cuda_graphs = true;
 
     // Folders in which TensorRT's libraries and the driver's libcuda.so.1 are looked for before the system's own; empty
