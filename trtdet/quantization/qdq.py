@@ -4,9 +4,9 @@ Activations have one scale a tensor; weights one scale an output channel, on axi
 all its readers share the pair.
 
 Where a tensor has a channel map, ``scale * (x - shift)`` is what is quantised. The map is folded into what makes the
-tensor, where that is a convolution or a product with a constant that nothing else reads; otherwise it is one Mul and
-one Add before Q, which a builder fuses with the activation function. A shift moves the zero that a convolution pads
-with, so its zeros are written as a Pad before the map; a builder generates that into the same kernel.
+tensor as far as it can be, see :mod:`trtdet.quantization.folding`; what is left is one Mul and one Add before Q, which
+a builder fuses with the activation function. A shift moves the zero that a convolution pads with, so its zeros are
+written as a Pad before the map; a builder generates that into the same kernel.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from trtdet.passes.base import Writer
 from trtdet.passes.model import to_graph, to_model
 from trtdet.passes.provenance import Origin
 from trtdet.quantization.encoding import QMAX, ChannelMap, Rounded, nearest, weight_scales
+from trtdet.quantization.folding import fold_map
 from trtdet.quantization.placement import QdqPlacement
 from trtdet.quantization.windows import Window
 
@@ -136,7 +137,9 @@ def _quantize_mapped(
     # Folded only where all that read the tensor read it mapped: without a pair, a sum would read it as it is.
     alone = fold and len(tensor.outputs) == len(readers) and not any(tensor is output for output in write.graph.outputs)
     if alone and (direct or len(windows) == len(readers)):
-        factor, offset = _folded(write, tensor, factor, offset, weights, bool(pads))
+        # Zeros that are padded in between stay zeros under a factor, not under an offset.
+        factor, rest = fold_map(write, tensor, factor, None if pads else offset, weights)
+        offset = offset if pads else rest
     pair = _pair(write, _mapped(write, tensor, factor, offset), step) if direct else None
     padded = {
         sides: _pair(write, _mapped(write, _padded(write, tensor, sides), factor, offset), step)
@@ -179,37 +182,3 @@ def _unmapped(write: Writer, tensor: gs.Tensor, channels: ChannelMap) -> gs.Tens
     """The way back, for a reader that is no convolution."""
     inverse = None if channels.scale is None else 1 / channels.scale
     return _mapped(write, tensor, inverse, channels.shift)
-
-
-def _folded(
-    write: Writer,
-    tensor: gs.Tensor,
-    factor: NDArray[np.float64] | None,
-    offset: NDArray[np.float64] | None,
-    weights: dict[str, Rounded],
-    padded: bool,
-) -> tuple[NDArray[np.float64] | None, NDArray[np.float64] | None]:
-    """Folds what it can of the map into what makes the tensor, and gives what is left.
-
-    A convolution takes all of it, exactly, because each of its output channels has a scale; a product with a constant
-    takes the factor. Zeros that are padded in between stay zeros under a factor, not under an offset.
-    """
-    maker = tensor.inputs[0] if tensor.inputs else None
-    if maker is None:
-        return factor, offset
-    if maker.op == "Conv" and maker.name in weights:
-        before = weights[maker.name]
-        scale = np.ones(len(before.scales)) if factor is None else factor
-        shift = 0.0 if offset is None or padded else offset
-        scales, bias = before.scales * scale, before.bias * scale + shift
-        weights[maker.name] = Rounded(before.integers, scales.astype(np.float32), bias.astype(np.float32))
-        return None, offset if padded else None
-    constants = [index for index, tensor in enumerate(maker.inputs) if isinstance(tensor, gs.Constant)]
-    if factor is not None and constants and (maker.op == "Mul" or (maker.op == "Div" and constants == [1])):
-        value = maker.inputs[constants[0]].values
-        if value.size == 1 or value.shape == (1, len(factor), 1, 1):
-            by_channel = factor.reshape(1, -1, 1, 1)
-            changed = value * by_channel if maker.op == "Mul" else value / by_channel
-            maker.inputs[constants[0]] = write.const(changed, np.float32)
-            return None, offset
-    return factor, offset

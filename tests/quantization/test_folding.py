@@ -1,0 +1,307 @@
+"""A factor a channel goes into what makes the tensor, and changes nothing but the tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from trtdet.backends import OnnxRunner
+from trtdet.calibration import expose
+from trtdet.passes.base import Writer
+from trtdet.passes.model import to_graph, to_model
+from trtdet.passes.plugin_ops import PLUGIN_ACTIVATIONS
+from trtdet.passes.provenance import Origin, origin_of
+from trtdet.quantization import Corrections, PrecisionPlan, insert_qdq, lint
+from trtdet.quantization.encoding import ChannelMap, Rounded, nearest, weight_scales
+from trtdet.quantization.folding import channels_left, fold_map
+
+FACTOR = np.array([1.0, 2.0, 0.5, 3.0, 0.25, 1.5, 4.0, 0.75])
+
+HEAD = "(float[1,4,8,8] x) => (float[1,C,H,W] y) {"
+
+FOLDED = {
+    "Conv": "s = Conv<pads = [1,1,1,1]>(x, w, b)",
+    "Conv without a bias": "s = Conv(x, w1)",
+    "depthwise Conv": "s = Conv<group = 4>(x, g, b)",
+    "ConvTranspose": "s = ConvTranspose<strides = [2,2]>(x, t, b)",
+    "ConvTranspose in groups": "s = ConvTranspose<group = 2>(x, u, b)",
+    "Relu": "a = Conv(x, w1, b) s = Relu(a)",
+    "LeakyRelu": "a = Conv(x, w1, b) s = LeakyRelu<alpha = 0.1>(a)",
+    "PRelu": "a = Conv(x, w1, b) s = PRelu(a, slope)",
+    "Identity": "a = Conv(x, w1, b) s = Identity(a)",
+    "MaxPool": "a = Conv(x, w1, b) s = MaxPool<kernel_shape = [3,3], pads = [1,1,1,1]>(a)",
+    "AveragePool": "a = Conv(x, w1, b) s = AveragePool<kernel_shape = [3,3], pads = [1,1,1,1]>(a)",
+    "AveragePool over zeros": """a = Conv(x, w1, b)
+        s = AveragePool<kernel_shape = [3,3], pads = [1,1,1,1], count_include_pad = 1>(a)""",
+    "GlobalAveragePool": "a = Conv(x, w1, b) s = GlobalAveragePool(a)",
+    "GlobalMaxPool": "a = Conv(x, w1, b) s = GlobalMaxPool(a)",
+    "Resize, nearest": 'a = Conv(x, w1, b) s = Resize<mode = "nearest">(a, , doubled)',
+    "Resize, linear": 'a = Conv(x, w1, b) s = Resize<mode = "linear">(a, , doubled)',
+    "Pad": "a = Conv(x, w1, b) s = Pad(a, sides)",
+    "Pad with a 0": "a = Conv(x, w1, b) s = Pad(a, sides, nought)",
+    "Pad by the edge": 'a = Conv(x, w1, b) s = Pad<mode = "edge">(a, sides)',
+    "Slice of rows": "a = Conv(x, w1, b) s = Slice(a, one, five, two)",
+    "a chain": """a = Conv(x, w1, b) r = Relu(a) m = MaxPool<kernel_shape = [2,2], strides = [2,2]>(r)
+        s = Resize<mode = "nearest">(m, , doubled)""",
+    "a shape that is read": """a = Conv(x, w1, b) r = Relu(a) k = Shape(r) l = Cast<to = 1>(k)
+        m = ReduceMax<keepdims = 0>(l) s = Relu(r) z = Mul(x, m)""",
+    "BatchNormalization": "a = Relu(x) s = BatchNormalization(a, scale, shift, mean, variance)",
+    "product": "a = Relu(x) s = Mul(three, a)",
+    "product a channel": "a = Relu(x) s = Mul(a, column)",
+    "quotient": "a = Relu(x) s = Div(a, three)",
+    "Concat": "a = Conv(x, w1, b) c = Conv(x, w2) r = Relu(a) s = Concat<axis = 1>(r, c)",
+    "Concat from the end": "a = Conv(x, w1, b) c = Conv(x, w2) r = Relu(a) s = Concat<axis = -3>(r, c)",
+    "Split": "a = Conv(x, w8, b8) s, o = Split<axis = 1>(a) z = Sigmoid(o)",
+    "Split, the second": "a = Conv(x, w8, b8) o, s = Split<axis = 1>(a, halves) z = Sigmoid(o)",
+    "Split and joined": "a = Conv(x, w8, b8) o, p = Split<axis = 1>(a, halves) q = Relu(o) s = Concat<axis = 1>(p, q)",
+}
+
+LEFT = {
+    "the input": ("r = Relu(x) s = MaxPool<kernel_shape = [1,1]>(r)", 4),
+    "Sigmoid": ("a = Conv(x, w1, b) s = Sigmoid(a)", 4),
+    "SiLU": ("a = Conv(x, w1, b) q = Sigmoid(a) s = Mul(a, q)", 4),
+    "HardSwish": ("a = Conv(x, w1, b) q = HardSigmoid(a) s = Mul(a, q)", 4),
+    "ReLU6": ("a = Conv(x, w1, b) s = Clip(a, nought, three)", 4),
+    "sum": ("a = Conv(x, w1, b) s = Add(a, x)", 4),
+    "constant over it": ("a = Relu(x) s = Div(three, a)", 4),
+    "a product of a square": ("a = Conv(x, w1, b) s = Mul(a, a)", 4),
+    "weights that are shared": ("a = Conv(x, w1, b) z = Conv(x, w1) s = Relu(a)", 4),
+    "weights that are computed": ("k = Relu(w1) a = Conv(x, k) s = Relu(a)", 4),
+    "another reader of the convolution": ("a = Conv(x, w1, b) z = Sigmoid(a) s = Relu(a)", 4),
+    "another reader on the way": (
+        "a = Conv(x, w1, b) r = Relu(a) z = Sigmoid(r) s = MaxPool<kernel_shape = [1,1]>(r)",
+        4,
+    ),
+    "an output on the way": ("z = Conv(x, w1, b) s = Relu(z)", 4),
+    "Pad with a 3": ("a = Conv(x, w1, b) s = Pad(a, sides, three)", 4),
+    "Pad of channels": ("a = Conv(x, w1, b) s = Pad(a, added)", 5),
+    "Slice of channels": ("a = Conv(x, w1, b) s = Slice(a, one, five, axis)", 3),
+    "Transpose": ("a = Conv(x, w1, b) s = Transpose<perm = [0,2,1,3]>(a)", 8),
+    "Resize of channels": ('a = Conv(x, w1, b) s = Resize<mode = "nearest">(a, , deeper)', 8),
+    "Concat of rows": ("a = Conv(x, w1, b) c = Conv(x, w2) s = Concat<axis = 2>(a, c)", 4),
+    "Concat of what does not fold": ("a = Conv(x, w1) p = Sigmoid(a) q = Sigmoid(x) s = Concat<axis = 1>(p, q)", 8),
+    "Concat of the same twice": ("a = Conv(x, w1) r = Relu(a) s = Concat<axis = 1>(r, r)", 8),
+    "Split that is read whole": ("a = Conv(x, w8, b8) s, o = Split<axis = 1>(a) z = Sigmoid(a)", 4),
+    "Split of rows": ("a = Conv(x, w1) s, o = Split<axis = 2>(a) z = Sigmoid(o)", 4),
+}
+
+
+@pytest.fixture
+def made(net: Any, normal: Any) -> Callable[[str], onnx.ModelProto]:
+    """A model of the statements, with the weights that they name; tensor ``s`` is what is mapped."""
+    values = {
+        **{name: normal(4, 4, 1, 1, seed=seed) for seed, name in enumerate(("w1", "w2"))},
+        "w": normal(4, 4, 3, 3, seed=3),
+        "w8": normal(8, 4, 1, 1, seed=4),
+        "g": normal(4, 1, 1, 1, seed=5),
+        "t": normal(4, 4, 2, 2, seed=6),
+        "u": normal(4, 2, 1, 1, seed=7),
+        "b": normal(4, seed=8),
+        "b8": normal(8, seed=9),
+        "slope": np.abs(normal(4, 1, 1, seed=10)),
+        "scale": normal(4, seed=11),
+        "shift": normal(4, seed=12),
+        "mean": normal(4, seed=13),
+        "variance": np.abs(normal(4, seed=14)),
+        "column": normal(1, 4, 1, 1, seed=15),
+        "three": np.float32(3),
+        "nought": np.float32(0),
+        "doubled": np.array([1, 1, 2, 2], np.float32),
+        "deeper": np.array([1, 2, 1, 1], np.float32),
+        "sides": np.array([0, 0, 1, 2, 0, 0, 0, 1]),
+        "added": np.array([0, 1, 0, 0, 0, 0, 0, 0]),
+        "one": np.array([1]),
+        "five": np.array([5]),
+        "two": np.array([2]),
+        "axis": np.array([1]),
+        "halves": np.array([4, 4]),
+    }
+
+    def made(body: str) -> onnx.ModelProto:
+        words = set(body.replace("(", " ").replace(")", " ").replace(",", " ").split())
+        head = HEAD if " z = " not in f" {body}" else HEAD.replace(" y)", " y, float[1,D,E,F] z)")
+        return net(f"{head} {body} y = Sigmoid(s) }}", **{name: values[name] for name in values if name in words})
+
+    return made
+
+
+def folded(model: onnx.ModelProto, factor: np.ndarray) -> tuple[onnx.ModelProto, np.ndarray | None]:
+    """The model that makes the product in the place of ``s``, as far as it goes in, and what is left."""
+    graph = to_graph(model)
+    write = Writer(graph, "test", Origin.QDQ)
+    left, offset = fold_map(write, graph.tensors()["s"], factor, None, {})
+    assert offset is None
+    return to_model(graph), left
+
+
+def channels(model: onnx.ModelProto) -> int:
+    graph = to_graph(model)
+    return int(graph.tensors()["s"].shape[1])
+
+
+def kinds(model: onnx.ModelProto) -> list[str]:
+    return sorted(node.op_type for node in model.graph.node)
+
+
+@pytest.mark.parametrize("case", FOLDED)
+def test_a_factor_goes_in_without_a_node(made: Any, normal: Any, case: str) -> None:
+    model = made(FOLDED[case])
+    factor = FACTOR[: channels(model)]
+    changed, left = folded(model, factor)
+    assert left is None
+    graph = to_graph(model)
+    assert channels_left(graph, graph.tensors()["s"], ()) == 0
+    assert kinds(changed) == kinds(model)
+    x = normal(1, 4, 8, 8, seed=20)
+    expected, got = (OnnxRunner(expose(form, ["s"]))(x) for form in (model, changed))
+    np.testing.assert_allclose(got["s"], expected["s"] * factor.reshape(1, -1, 1, 1), rtol=1e-4, atol=1e-4)
+    if "z" in expected:
+        np.testing.assert_allclose(got["z"], expected["z"], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", LEFT)
+def test_what_is_not_homogeneous_or_is_read_elsewhere_stops_a_factor(made: Any, case: str) -> None:
+    body, count = LEFT[case]
+    model = made(body)
+    before = to_model(to_graph(model)).SerializeToString(deterministic=True)
+    changed, left = folded(model, FACTOR[:count])
+    assert left is not None and len(left) == count
+    assert changed.SerializeToString(deterministic=True) == before
+    graph = to_graph(model)
+    assert channels_left(graph, graph.tensors()["s"], ()) == count
+
+
+def test_an_input_of_a_concat_that_cannot_take_its_part_gets_a_mul_of_it(made: Any, normal: Any) -> None:
+    """Four of twelve channels come from a convolution; a Sigmoid's and those of the input itself are multiplied."""
+    model = made(
+        """a = Conv(x, w1, b) r = Relu(a) q = Sigmoid(x) i = Concat<axis = 1>(r, q)
+        m = MaxPool<kernel_shape = [3,3], pads = [1,1,1,1]>(i) s = Concat<axis = 1>(x, m)"""
+    )
+    factor = np.concatenate([FACTOR, FACTOR[:4]])
+    changed, left = folded(model, factor)
+    assert left is None
+    graph = to_graph(model)
+    assert channels_left(graph, graph.tensors()["s"], ()) == 8
+    added = [name for name, origin in origin_of(changed).items() if origin is Origin.CHANNEL_MAP]
+    makers = {node.output[0]: node for node in changed.graph.node}
+    joins = [node for node in changed.graph.node if node.op_type == "Concat"]
+    assert sorted(makers[name].input[0] for join in joins for name in join.input if name in added) == ["q", "x"]
+    x = normal(1, 4, 8, 8, seed=20)
+    expected, got = (OnnxRunner(expose(form, ["s"]))(x)["s"] for form in (model, changed))
+    np.testing.assert_allclose(got, expected * factor.reshape(1, -1, 1, 1), rtol=1e-4, atol=1e-5)
+
+
+def test_a_plugin_activation_keeps_the_map_after_the_concat(made: Any) -> None:
+    """There it takes over the map together with the rounding; before the Concat it would not."""
+    model = made("a = Conv(x, w1, b) c = Conv(x, w2) q = Sigmoid(c) s = Concat<axis = 1>(a, q)")
+    (activation,) = (node for node in model.graph.node if node.name == "Sigmoid_2")
+    for kind, count in (("Sigmoid", 4), (PLUGIN_ACTIVATIONS[0], 8)):
+        activation.op_type = kind
+        graph = to_graph(model)
+        assert channels_left(graph, graph.tensors()["s"], ()) == count
+
+
+@pytest.mark.parametrize(
+    ("weight", "bias", "factor", "goes"),
+    [
+        (60000.0, 0.0, 1.05, True),
+        (60000.0, 0.0, 1.2, False),
+        (1.0, 60000.0, 1.2, False),
+        (70000.0, 0.0, 1.2, True),  # beyond FP16 already
+        (1e-4, 0.0, 0.9, True),
+        (1e-4, 0.0, 0.5, False),
+        (1e-4, 0.0, 1.5, True),
+        (1e-5, 0.0, 0.5, True),  # no normal number of FP16 already
+        (1.0, 1e-4, 0.5, True),  # a bias that small is nothing beside the product
+        (0.0, 0.0, 0.5, True),
+    ],
+)
+@pytest.mark.parametrize("kind", ["Conv", "ConvTranspose<group = 2>"])
+def test_weights_in_float_stay_normal_numbers_of_fp16(
+    net: Any, kind: str, weight: float, bias: float, factor: float, goes: bool
+) -> None:
+    weights = np.full((4, 2 if "group" in kind else 4, 1, 1), 0.5, np.float32)
+    channel = weights[2:, 1] if "group" in kind else weights[3]
+    channel[:] = weight
+    biases = np.array([1, 1, 1, bias], np.float32)
+    model = net(
+        f"(float[1,4,8,8] x) => (float[1,4,8,8] y) {{ a = {kind}(x, w, b) s = Relu(a) y = Sigmoid(s) }}",
+        w=weights,
+        b=biases,
+    )
+    _, left = folded(model, np.array([1.0, 1.0, 1.0, factor]))
+    assert (left is None) == goes
+
+
+# As Q/DQ pairs
+
+
+def undone(weight: np.ndarray, scale: np.ndarray) -> Rounded:
+    """Weights for an input that is multiplied by the scale."""
+    inner = weight / scale.reshape(1, -1, 1, 1).astype(np.float32)
+    steps = weight_scales(inner)
+    return Rounded(
+        nearest(inner.reshape(len(inner), -1), steps).reshape(inner.shape), steps, np.zeros(len(inner), np.float32)
+    )
+
+
+@pytest.mark.parametrize("float_maker", [False, True])
+@pytest.mark.parametrize("shift", [False, True])
+def test_between_convolutions_of_any_precision_stands_nothing_but_their_activation(
+    net: Any, normal: Any, measured: Any, float_maker: bool, shift: bool
+) -> None:
+    weights = {"w1": normal(4, 4, 1, 1), "b1": normal(4, seed=1), "w2": normal(4, 4, 1, 1, seed=2)}
+    model = net(
+        """(float[1,4,8,8] x) => (float[1,4,8,8] y) {
+            a = Conv(x, w1, b1) r = Relu(a) s = MaxPool<kernel_shape = [3,3], pads = [1,1,1,1]>(r) y = Conv(s, w2) }""",
+        **weights,
+    )
+    x = normal(1, 4, 8, 8, seed=3)
+    placement, ranges = measured(model, x)
+    if float_maker:
+        entries = dict(placement.plan.entries)
+        entries["Conv_0"] = replace(entries["Conv_0"], precision="fp16")
+        placement = placement.following(PrecisionPlan(entries))
+    scale, middle = np.array([4.0, 1.0, 0.5, 2.0]), np.array([0.5, 0.25, 0.5, 0.1])
+    s = OnnxRunner(expose(model, ["s"]))(x)["s"][0].reshape(4, -1)
+    moved = s - middle[:, None] if shift else s
+    amax = float((scale[:, None] * np.abs(moved)).max())
+    rounded = undone(weights["w2"], scale)
+    if shift:
+        rounded = replace(rounded, bias=np.einsum("oikl,i->o", weights["w2"], middle).astype(np.float32))
+    corrections = Corrections({"s": ChannelMap(amax, scale, middle if shift else None)}, {"Conv_3": rounded})
+    int8 = insert_qdq(model, placement, ranges, corrections)
+    assert lint(int8) == ()
+    assert [kind for kind in kinds(int8) if not kind.endswith("Linear")] == sorted(
+        ["Conv", "Conv", "MaxPool", "Relu", *["Add"] * shift]
+    )
+    expected, got = OnnxRunner(model)(x)["y"], OnnxRunner(int8)(x)["y"]
+    assert np.abs(got - expected).max() < 0.06 * np.abs(expected).max()
+    kept = insert_qdq(model, placement, ranges, corrections, fold=False)
+    assert kinds(kept).count("Mul") == 1
+
+
+def test_two_parts_of_a_split_convolution_take_their_maps(net: Any, normal: Any, measured: Any) -> None:
+    weights = {"w1": normal(8, 4, 1, 1), "w2": normal(4, 4, 1, 1, seed=2), "w3": normal(4, 4, 1, 1, seed=3)}
+    model = net(
+        """(float[1,4,8,8] x) => (float[1,4,8,8] y, float[1,4,8,8] z) {
+            a = Conv(x, w1) r = Relu(a) p, q = Split<axis = 1>(r) y = Conv(p, w2) z = Conv(q, w3) }""",
+        **weights,
+    )
+    x = normal(1, 4, 8, 8, seed=4)
+    placement, ranges = measured(model, x)
+    found = OnnxRunner(expose(model, ["p", "q"]))(x)
+    maps, rounded = {}, {}
+    for tensor, conv, weight, scale in (("p", "Conv_3", "w2", FACTOR[:4]), ("q", "Conv_4", "w3", FACTOR[4:])):
+        amax = float((scale[:, None] * found[tensor][0].reshape(4, -1)).max())
+        maps[tensor], rounded[conv] = ChannelMap(amax, scale), undone(weights[weight], scale)
+    int8 = insert_qdq(model, placement, ranges, Corrections(maps, rounded))
+    assert [kind for kind in kinds(int8) if not kind.endswith("Linear")] == ["Conv", "Conv", "Conv", "Relu", "Split"]
+    expected, got = OnnxRunner(model)(x), OnnxRunner(int8)(x)
+    for name in ("y", "z"):
+        assert np.abs(got[name] - expected[name]).max() < 0.08 * np.abs(expected[name]).max()
