@@ -11,7 +11,8 @@ from small_models import net
 from trtdet.backends import Capabilities, choose, cuda
 from trtdet.backends.libraries import Library
 from trtdet.errors import BackendError
-from trtdet.pipeline import plugin_parts, silu_form, suppression
+from trtdet.passes import EmbeddedNms
+from trtdet.pipeline import Suppression, plugin_parts, silu_form, suppression
 
 
 @pytest.mark.parametrize(
@@ -84,6 +85,35 @@ def test_plugin_libraries_are_checked_before_anything_is_done(tmp_path: Path) ->
         plugin_parts((one,), Capabilities("test", "1", True, False, True))
 
 
+@pytest.mark.parametrize("version", ["8.6.1", "10.9.0", "10.12.0", "11.1.0"])
+def test_auto_takes_no_suppression_that_keeps_an_engine_from_being_a_cuda_graph(
+    monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    known = type("library", (), {"__version__": version})
+    monkeypatch.setattr(Library, "load", lambda row: known)
+    monkeypatch.setattr(cuda, "devices", lambda: (cuda.Device("a GPU", 90),))
+    caps = choose("tensorrt").capabilities
+    assert suppression("auto", caps, None, False) == Suppression("efficient")
+    for mode in ("onnx", "native"):
+        asked = suppression(mode, caps, None, False)
+        assert asked.mode == mode
+        assert asked.reason.startswith("the data decide")
+        assert asked.reason.endswith("; --nms efficient or host lets the engine be launched as a CUDA graph")
+    # A model's own suppression is kept, and what that costs is said.
+    own = EmbeddedNms("nms", "onnx", {})
+    assert suppression("auto", caps, own, False) == suppression("onnx", caps, None, False)
+    for mode in ("efficient", "host"):
+        assert suppression(mode, caps, None, False) == Suppression(mode)
+
+
+def test_a_backend_with_native_suppression_alone_leaves_it_to_the_host_and_says_why() -> None:
+    caps = Capabilities("test", "1", True, True, uncaptured_nms={"native": "it loops"})
+    found = suppression("auto", caps, None, False)
+    assert found.mode == "host"
+    assert found.reason == "with --nms native the engine could not be launched as a CUDA graph (it loops)"
+    assert suppression("auto", Capabilities("test", "1", True, True), None, False) == Suppression("native")
+
+
 @pytest.mark.parametrize(("version", "heeds"), [("8.6.0", False), ("8.6.1", True), ("10.4.0", True)])
 def test_a_suppression_that_would_ignore_a_key_is_not_taken(
     monkeypatch: pytest.MonkeyPatch, version: str, heeds: bool
@@ -92,10 +122,15 @@ def test_a_suppression_that_would_ignore_a_key_is_not_taken(
     monkeypatch.setattr(Library, "load", lambda row: known)
     monkeypatch.setattr(cuda, "devices", lambda: (cuda.Device("a GPU", 90),))
     caps = choose("tensorrt").capabilities
-    assert suppression("auto", caps, None, False) == suppression("efficient", caps, None, False) == "efficient"
+    assert suppression("auto", caps, None, False) == suppression("efficient", caps, None, False)
+    assert suppression("auto", caps, None, False) == Suppression("efficient")
     if heeds:
-        assert suppression("auto", caps, None, True) == "efficient"
+        assert suppression("auto", caps, None, True) == Suppression("efficient")
         return
-    assert suppression("auto", caps, None, True) == "onnx"
+    left = suppression("auto", caps, None, True)
+    assert left.mode == "host"
+    assert left.reason.startswith(
+        "with --nms onnx or native the engine could not be launched as a CUDA graph (the data"
+    )
     with pytest.raises(BackendError, match="class_agnostic', which its EfficientNMS ignores; allowed: --nms onnx, nat"):
         suppression("efficient", caps, None, True)

@@ -157,7 +157,7 @@ def test_a_weakly_typed_network_is_told_layer_by_layer(elsewhere: Path, precisio
     assert told == ({"Conv_1": "half", "Conv_3": "float"} if precisions else {})
     # What is to be float32 is stored so as well; what a layer of FP16 gives is the builder's choice.
     assert [layer.name for layer in fake.layers if layer.stored] == (["Conv_3"] if precisions else [])
-    assert fake.flags == ["INT8", "FP16", *(["OBEY"] if precisions else [])]
+    assert fake.flags == [*(["OBEY"] if precisions else []), "INT8", "FP16"]
 
 
 def test_suppression_whose_first_output_is_a_count_stays_in_float32(elsewhere: Path) -> None:
@@ -285,6 +285,44 @@ def test_plugins_without_a_library_are_compiled_into_the_engine(
             tensorrt.build_engine(LIBRARY, caps, BuildRequest(model, plugins=plugins), silent)
         assert facts["compiled_plugins"] == compiled
         assert ("PREFER_AOT_PYTHON_PLUGINS" in facts["network_flags"]) == compiled
+
+
+LOOP = """(float[1,3,4,4] x) => (float[1,3,4,4] y) {
+  n = Constant<value = int64 {3}>()
+  go = Constant<value = bool {1}>()
+  y = Loop<body = step (int64 i, bool on, float[1,3,4,4] a) => (bool still, float[1,3,4,4] b) {
+    still = Identity(on) b = Neg(a)
+  }>(n, go, x)
+}"""
+
+
+@pytest.mark.parametrize(
+    ("text", "given"), [("(float[1,3,4,4] x) => (float[1,3,4,4] y) { y = Neg(x) }", True), (LOOP, False)]
+)
+def test_an_engine_that_can_be_captured_is_built_for_it(
+    monkeypatch: pytest.MonkeyPatch, text: str, given: bool
+) -> None:
+    """REQUIRE_USER_ALLOCATION is an error where a network needs memory that only a run can ask for."""
+    facts: dict[str, Any] = {}
+
+    def stop(arguments: list[str], cwd: Path, **others: Any) -> None:
+        facts.update(json.loads((cwd / "request.json").read_text()))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tensorrt.subprocess, "Popen", stop)
+    caps = Capabilities("test", "1", True, False, True, capture_flags=("REQUIRE_USER_ALLOCATION",))
+    with pytest.raises(KeyboardInterrupt):
+        tensorrt.build_engine(LIBRARY, caps, BuildRequest(net(text)), silent)
+    assert facts["builder_flags"] == (["REQUIRE_USER_ALLOCATION"] if given else [])
+
+
+@needs_rtx
+@pytest.mark.tensorrt
+def test_tensorrt_rtx_has_the_flag_and_builds_with_it() -> None:
+    backend = choose("tensorrt-rtx")
+    assert backend.capabilities.capture_flags == ("REQUIRE_USER_ALLOCATION",)
+    for model in (conv(), net(LOOP)):
+        assert backend.build(BuildRequest(model, (86,))).engine
 
 
 @needs_rtx

@@ -187,6 +187,50 @@ with open_engine(built(model), facts) as runner:
 
 
 @needs_cuda_python
+@pytest.mark.parametrize("graphs", [True, False])
+def test_the_launch_of_a_run_is_no_part_of_its_computing_time(machine, graphs):
+    """An event on an idle stream happens when it is recorded, so that what follows, the launch too, is timed."""
+    program = f"""
+from unittest import mock
+from trtdet.backends.tensorrt.engine_context import EngineContext
+with open_engine(built(conv()), facts, graphs={graphs}) as runner:
+    context = runner.new_context(images(1))
+    done = []
+    def noting(name, of):
+        real = getattr(of, name)
+        def call(self, *given):
+            done.append(name.lstrip("_"))
+            return real(self, *given)
+        return mock.patch.object(of, name, call)
+    with noting("record", cuda.Stream), noting("copy_in", cuda.Stream), noting("copy_out", cuda.Stream), \\
+            noting("wait", cuda.Stream), noting("_launch", EngineContext):
+        for call in (context.compute, context.run, lambda: context.run(False)):
+            assert call() > 0
+            print(*done)
+            done.clear()
+"""
+    assert machine.python(PRELUDE + program).out.splitlines() == [
+        "launch record launch record wait",
+        "record copy_in launch copy_out copy_out record wait",
+        "record launch record wait",
+    ]
+
+
+@needs_cuda_python
+def test_computing_reads_the_batch_that_was_filled_in(machine):
+    program = """
+with open_engine(built(conv()), facts) as runner:
+    context = runner.new_context(images(1))
+    context.fill(images(1, seed=1))
+    assert context.compute() > 0
+    context.run(transfers=False)
+    context.run()
+    same(context.results(), OnnxRunner(conv())(images(1, seed=1)))
+"""
+    machine.python(PRELUDE + program)
+
+
+@needs_cuda_python
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [

@@ -140,6 +140,32 @@ print(alive())
 
 
 @needs_cuda_python
+@pytest.mark.parametrize("pycuda", [False, True])
+@pytest.mark.parametrize("graphs", [False, True])
+def test_rtx_captures_its_graphs_itself(machine, graphs, pycuda):
+    """So it does for every shape and with PyCUDA, which has no graphs; a capture around its own would collide."""
+    program = f"""
+from unittest import mock
+with mock.patch.object(cuda.Stream, "capture", side_effect=AssertionError), \\
+        open_engine(built(conv("n"), (1, 2, 4)), facts, graphs={graphs}) as runner:
+    context = runner.new_context(images(2))
+    same(context.results(), OnnxRunner(conv("n"))(images(2)))
+    same(runner(images(3)), OnnxRunner(conv("n"))(images(3)))
+    made = [one._trt_context.get_runtime_config() for one in runner._contexts]
+    print(*(one.cuda_graph_strategy.name for one in made))
+    print(context.captured, runner.run_info.without_graphs)
+    profiled = runner.profile(images(2), 2, 0)
+    assert all(ms > 0 for layer in profiled for ms in layer.ms)
+"""
+    said = machine.python(RTX + program, rtx=True, pycuda=pycuda).out.splitlines()
+    assert said == (
+        ["WHOLE_GRAPH_CAPTURE WHOLE_GRAPH_CAPTURE", "True "]
+        if graphs
+        else ["DISABLED DISABLED", "False they were not asked for"]
+    )
+
+
+@needs_cuda_python
 def test_an_engine_of_rtx_that_cannot_be_captured_says_so(machine):
     program = """
 with open_engine(built(conv()), facts) as runner:

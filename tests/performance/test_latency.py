@@ -62,6 +62,9 @@ class Script:
         owner.clock.pass_by(milliseconds)
         return milliseconds
 
+    def compute(self) -> float:
+        return self.run(False)
+
 
 class Scripted:
     """A runner whose contexts take what a function says."""
@@ -260,6 +263,29 @@ def test_transfers_are_timed_apart() -> None:
     assert one.points[0].transfers_ms == 1.0
     assert one.points[0].throughput[0].images_per_second == pytest.approx(1000 / 3)
     assert "p50 without transfers" in done.table().text()
+
+
+def test_what_is_timed_without_transfers_is_the_work_and_its_rate_is_that_of_whole_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A context computes twice for a time of the work alone, which the number of images a second must not see."""
+    clock = Clock()
+    monkeypatch.setattr(Script, "compute", lambda context: context.run(False) + context.run(False) - 5.0)
+    for transfers in (True, False):
+        options = BenchOptions(seconds=1.0, warm_up=0.0, min_runs=2, transfers=transfers)
+        (point,) = run([constant("a", 4.0, clock)], options).targets[0].points
+        work = point.compute_ms if transfers else point.latency_ms
+        assert work is not None
+        assert work.p50 == 3.0
+        assert point.throughput[0].images_per_second == pytest.approx(250)
+        assert not transfers or point.latency_ms.p50 == 4.0
+
+
+def test_a_target_without_cuda_graphs_is_a_warning() -> None:
+    one = constant("a", 4.0, Clock())
+    one.runner.run_info = RunInfo("a device of paper", "a library of paper", without_graphs="it loops")
+    (said,) = run([one], BenchOptions(seconds=0.1, warm_up=0.1)).warnings
+    assert said.startswith("'a' ran without CUDA graphs, as it loops: ")
 
 
 def test_transfers_are_left_out_where_they_are_not_wanted() -> None:

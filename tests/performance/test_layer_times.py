@@ -280,6 +280,10 @@ class Scripted:
         self.log.append((self.name, "run", transfers))
         return 2.0
 
+    def compute(self) -> float:
+        self.log.append((self.name, "compute"))
+        return 2.0
+
     def profile(self, images: NDArray[np.float32], runs: int, warm_up: int) -> tuple[LayerTime, ...]:
         self.log.append((self.name, "profile", len(images), runs, warm_up))
         return (layer("a", "Conv", [float(len(self.log))] * runs, ["a"]),)
@@ -297,8 +301,8 @@ def test_two_targets_are_profiled_in_turns_with_plain_runs_between() -> None:
     assert [entry[0] for entry in profiled] == list("ababababab")
     assert [entry[3] for entry in profiled if entry[0] == "a"] == [3, 3, 2, 2, 2]
     assert all(entry[2] == 2 and entry[4] == 3 for entry in profiled)
-    # After each part, 3 runs to warm up and then as many as were profiled, without transfers.
-    assert log[1:7] == [("a", "run", True)] * 3 + [("a", "run", False)] * 3
+    # After each part, 3 runs to warm up and then as many as were profiled, the work alone.
+    assert log[1:7] == [("a", "run", True)] * 3 + [("a", "compute")] * 3
     assert done.against is not None
     for one in (done.profile, done.against):
         assert len(one.layers[0].ms) == len(one.latency_ms) == 12

@@ -116,6 +116,7 @@ BuilderFlag = _versioned(
         ("PREFER_PRECISION_CONSTRAINTS", 8, 10),
         ("DIRECT_IO", 8, _NEWEST),
         ("VERSION_COMPATIBLE", 8, _NEWEST),
+        *((("REQUIRE_USER_ALLOCATION", 8, _NEWEST),) if _RTX else ()),
         ("EXCLUDE_LEAN_RUNTIME", 8, _NEWEST),
         ("EDITABLE_TIMING_CACHE", 10, _NEWEST),
         ("ERROR_ON_TIMING_CACHE_MISS", 10, _NEWEST),
@@ -917,10 +918,15 @@ class DynamicShapesKernelSpecializationStrategy(enum.Enum):
     LAZY, EAGER, NONE = range(3)
 
 
+class CudaGraphStrategy(enum.Enum):
+    DISABLED, WHOLE_GRAPH_CAPTURE = range(2)
+
+
 class IRuntimeConfig:
-    __slots__ = ("dynamic_shapes_kernel_specialization_strategy",)
+    __slots__ = ("cuda_graph_strategy", "dynamic_shapes_kernel_specialization_strategy")
 
     def __init__(self):
+        self.cuda_graph_strategy = CudaGraphStrategy.DISABLED
         self.dynamic_shapes_kernel_specialization_strategy = DynamicShapesKernelSpecializationStrategy.LAZY
 
 
@@ -930,6 +936,7 @@ class IExecutionContext:
         "_active",
         "_addresses",
         "_calls",
+        "_config",
         "_eager",
         "_memory",
         "_shapes",
@@ -940,6 +947,7 @@ class IExecutionContext:
 
     def __init__(self, engine, config=None):
         self.engine, self.profiler, self.enqueue_emits_profile = engine, None, True
+        self._config = config
         strategy = getattr(config, "dynamic_shapes_kernel_specialization_strategy", None)
         self._eager = not engine._dynamic or (strategy is not None and strategy.name == "EAGER")
         self._addresses, self._shapes, self._calls = {}, {}, []
@@ -1013,6 +1021,9 @@ class IExecutionContext:
             for name, ms in _times(self.engine, shapes, self._addresses):
                 self.profiler.report_layer_time(name, ms)
         return True
+
+    def get_runtime_config(self):
+        return self._config
 
     def is_stream_capturable(self, stream):
         # Its compiler works in the background, and what is captured before it is done would stay what runs.
@@ -1192,8 +1203,8 @@ def _times(engine, shapes, addresses):
 
 
 if not _RTX:
-    del DynamicShapesKernelSpecializationStrategy, IRuntimeConfig
-    del ICudaEngine.create_runtime_config, IExecutionContext.is_stream_capturable
+    del DynamicShapesKernelSpecializationStrategy, CudaGraphStrategy, IRuntimeConfig
+    del ICudaEngine.create_runtime_config, IExecutionContext.is_stream_capturable, IExecutionContext.get_runtime_config
 if _MAJOR < 10:  # what TensorRT 8 did not have yet
     del IProgressMonitor, IBuilderConfig.progress_monitor
     del ParserError.node_name, ParserError.node_operator

@@ -49,6 +49,8 @@ ELSEWHERE = {
     "config.dynamic_shapes_kernel_specialization_strategy": "TensorRT-RTX",
     "engine.create_runtime_config": "TensorRT-RTX",
     "trt_context.is_stream_capturable": "TensorRT-RTX",
+    "trt.CudaGraphStrategy": "TensorRT-RTX",
+    "config.cuda_graph_strategy": "TensorRT-RTX",
     "trt.IProgressMonitor": "TensorRT 10",
     "config.progress_monitor": "TensorRT 10",
 }

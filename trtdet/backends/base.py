@@ -48,7 +48,11 @@ class Capabilities:
         sms: compute capabilities it can build for ahead of time; empty means the machine's own.
         default_sms: compute capabilities that it builds for by default.
         sms_without_int8: targets that make every INT8 convolution run in float.
-        in_graph_nms: the values of ``--nms`` that put the suppression into the graph, the default first.
+        in_graph_nms: the values of ``--nms`` that put the suppression into the graph, the best first.
+        uncaptured_nms: of these, those with which an engine cannot be launched as a CUDA graph, each with the reason;
+            ``--nms auto`` takes none of them. Empty where there are no CUDA graphs.
+        capture_flags: names of the builder's flags without which an engine may allocate memory while it runs, and then
+            cannot be captured; they are not for networks with control flow.
         nms_across_classes: its EfficientNMS supports ``class_agnostic``.
         max_topk: the largest K of TopK, None for any.
         missing_ops: ONNX operators that it cannot build, each with the reason.
@@ -75,6 +79,8 @@ class Capabilities:
     default_sms: tuple[int, ...] = ()
     sms_without_int8: tuple[int, ...] = ()
     in_graph_nms: tuple[NmsMode, ...] = ("native",)
+    uncaptured_nms: Mapping[NmsMode, str] = field(default_factory=dict)
+    capture_flags: tuple[str, ...] = ()
     nms_across_classes: bool = True
     max_topk: int | None = None
     missing_ops: Mapping[str, str] = field(default_factory=dict)
@@ -234,7 +240,16 @@ class ExecutionContext(Protocol):
             transfers: whether the input is copied to the device and the outputs back.
 
         Returns:
-            Milliseconds: by the device's own events where it has them, else by the clock.
+            Milliseconds from a device at rest, as a request finds it, so that launching the work counts: by the
+            device's own events where it has them, else by the clock.
+        """
+        ...
+
+    def compute(self) -> float:
+        """Milliseconds of the work alone, without copies.
+
+        A device runs the batch twice in a row, and the second run is timed: it was launched while the first was
+        running, so that its launch counts only where that takes longer than the run, as it may without CUDA graphs.
         """
         ...
 

@@ -204,6 +204,10 @@ class OnnxContext:
             self._session.run(None, self._feeds)
             return 1000 * (perf_counter() - started)
 
+    def compute(self) -> float:
+        """The same: there is no device to launch work on."""
+        return self.run()
+
 
 @contextmanager
 def _failures(what: str) -> Iterator[None]:

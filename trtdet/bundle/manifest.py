@@ -53,6 +53,8 @@ class NmsPart(_Part):
     """The values of the output ``scores`` with ``host``; thresholds and results are probabilities all the same."""
     embedded: bool = Field(False, alias="own")
     """The model brought its suppression along: kind and thresholds are the model's, not the configuration's."""
+    reason: str = ""
+    """What the choice has to do with CUDA graphs, where it has to; a sentence without its beginning and its stop."""
     score_threshold: float
     iou_threshold: float
     max_detections: int
@@ -63,7 +65,7 @@ class NmsPart(_Part):
     @property
     def thresholds(self) -> NmsConfig:
         """The thresholds, as a configuration has them."""
-        return NmsConfig.model_validate(self.model_dump(exclude={"mode", "scores", "embedded"}))
+        return NmsConfig.model_validate(self.model_dump(exclude={"mode", "scores", "embedded", "reason"}))
 
 
 class PluginPart(_Part):

@@ -195,6 +195,8 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
     worth = _worth(result)
     if worth is not None:
         console.say(worth["said"])
+    if manifest.nms.reason:
+        console.say(f"NMS {manifest.nms.mode}: {manifest.nms.reason}")
     console.say(_summary(result.bundle, options, result.up_to_date))
     return {
         "bundle": str(result.bundle.path),

@@ -125,6 +125,11 @@ def _warnings(results: Sequence[Measured], before: Machine, options: BenchOption
                 f"'{result.name}' had not settled within {PATIENCE * options.warm_up:g} s of warm-up at batch "
                 f"{', '.join(restless)}; give a longer --warm-up, or a quieter machine"
             )
+        if result.run_info.without_graphs:
+            found.append(
+                f"'{result.name}' ran without CUDA graphs, as {result.run_info.without_graphs}: where launching its "
+                "kernels takes longer than running them the launch is what was timed, and ratios are drawn to 1"
+            )
     if not options.warm_up:
         found.append("there was no warm-up; give --warm-up 1 for figures that last")
     return tuple(found)

@@ -198,8 +198,8 @@ def profile_targets(
             layers[index].append(target.runner.profile(images[index], runs, options.warm_up))
             for _ in range(options.warm_up):
                 contexts[index].run()
-            # Without the transfers, which are in no layer.
-            latencies[index].extend(contexts[index].run(False) for _ in range(runs))
+            # Without the transfers and the launch, which are in no layer.
+            latencies[index].extend(contexts[index].compute() for _ in range(runs))
     progress("profiling", len(parts) * len(targets), len(parts) * len(targets))
     profiles = [
         Profile(target.name, target.file, target.runner.run_info, batch, joined(target.name, mine), known, tuple(plain))

@@ -49,11 +49,16 @@ class Slice:
     clock: Clock
 
     def times(self, context: ExecutionContext, transfers: bool) -> Times:
-        """Milliseconds of runs one after the other, after one run that is not counted."""
+        """Milliseconds of runs one after the other, after one run that is not counted.
+
+        With transfers each finds the device at rest, as a request does; without, it is the work that is timed and not
+        its launch, see :meth:`trtdet.backends.base.ExecutionContext.compute`.
+        """
+        timed = context.run if transfers else context.compute
         context.run(transfers)
         times, end = array("d"), self.clock() + self.seconds
         while len(times) < self.runs or self.clock() < end:
-            times.append(context.run(transfers))
+            times.append(timed())
         return np.asarray(times)
 
     def runs_per_second(self, pool: ThreadPoolExecutor, contexts: Sequence[ExecutionContext], transfers: bool) -> float:

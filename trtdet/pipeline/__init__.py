@@ -13,7 +13,7 @@ from trtdet.pipeline.stages.bundles import plugin_parts
 from trtdet.pipeline.stages.calibrating import HISTOGRAMS, Calibrated, Selection, calibrated, select_images
 from trtdet.pipeline.stages.correcting import Prepared, prepared
 from trtdet.pipeline.stages.planning import RANKING, Planned, choose_plan, float_plan
-from trtdet.pipeline.stages.rewriting import FORMS, Graph, host_graph, rewritten, silu_form, suppression
+from trtdet.pipeline.stages.rewriting import FORMS, Graph, Suppression, host_graph, rewritten, silu_form, suppression
 
 __all__ = [
     "AUTO",
@@ -30,6 +30,7 @@ __all__ = [
     "Prepared",
     "Selection",
     "SensitivityOptions",
+    "Suppression",
     "build",
     "calibrate",
     "calibrated",

@@ -229,8 +229,6 @@ def words_of(error: Any, model: bytes) -> str:
 
 def set_precisions(trt: Any, network: Any, config: Any, request: dict[str, Any]) -> None:
     """Gives a weakly typed network the precisions that a strongly typed one reads from its casts."""
-    for name in request["builder_flags"]:
-        config.set_flag(getattr(trt.BuilderFlag, name))
     if not request["precisions"]:
         return
     config.set_flag(trt.BuilderFlag.OBEY_PRECISION_CONSTRAINTS)
@@ -253,8 +251,10 @@ def set_precisions(trt: Any, network: Any, config: Any, request: dict[str, Any])
 
 
 def set_options(trt: Any, config: Any, request: dict[str, Any]) -> None:
-    """Sets the builder's options, which do not depend on the model."""
+    """Sets the builder's flags and options."""
     options = request["options"]
+    for name in request["builder_flags"]:
+        config.set_flag(getattr(trt.BuilderFlag, name))
     for name in request["preview_features"]:
         config.set_preview_feature(getattr(trt.PreviewFeature, name), True)
     if options["workspace"] is not None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from trtdet.backends.tensorrt.messages import advised
 from trtdet.backends.tensorrt.opsets import missing_operators, newest_opset
 from trtdet.backends.tensorrt.silu_aot import NETWORK_FLAG
 from trtdet.calibration.cache import version_number
+from trtdet.config import NmsMode
 from trtdet.errors import BackendError, one_line
 from trtdet.passes.plugin_ops import plugin_nodes
 from trtdet.passes.provenance import without_registry
@@ -54,6 +56,15 @@ _ADVICE = (
 )
 """Patterns of the builder's messages, and what to do about each."""
 
+UNCAPTURED_NMS: Mapping[NmsMode, str] = {
+    "onnx": "the data decide how many boxes INMSLayer gives, so that memory is taken while it runs",
+    "native": "the data decide when its Loop ends",
+}
+"""Data-dependent shapes and loops cannot be captured (release notes of TensorRT-RTX 1.2, "Memory Management"; NVIDIA's
+TensorRT on GitHub, issue 4194)."""
+
+_CONTROL_FLOW = {"If", "Loop", "Scan"}
+
 _KEPT = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "CUDA_", "NVIDIA_", "VIRTUAL_ENV")
 """Beginnings of the environment variables that the building process is given."""
 
@@ -80,8 +91,6 @@ class TensorRT:
     def capabilities(self) -> Capabilities:
         version: str = self._trt.__version__
         major, minor = (int(part) for part in version.split(".")[:2])
-        # EfficientNMS is deprecated from 10.12 on, for INMSLayer, which NonMaxSuppression becomes.
-        deprecated = (major, minor) >= (10, 12)
         return Capabilities(
             name=LIBRARY.name,
             version=version,
@@ -89,7 +98,9 @@ class TensorRT:
             lists_layers=True,
             keeps_timing_cache=True,
             has_inspector=True,
-            in_graph_nms=("onnx", "efficient", "native") if deprecated else ("efficient", "onnx", "native"),
+            # EfficientNMS is deprecated from 10.12 on in favour of INMSLayer, which takes memory while it runs.
+            in_graph_nms=("efficient", "onnx", "native"),
+            uncaptured_nms=UNCAPTURED_NMS,
             # The plugin of the 8.6.0 wheel takes the field and computes as if it were not there.
             nms_across_classes=not version.startswith("8.6.0"),
             max_topk=3840,
@@ -185,7 +196,7 @@ def _facts(library: Library, caps: Capabilities, request: BuildRequest, sms: tup
     return {
         "module": library.module,
         "network_flags": (*typing.network_flags, *((NETWORK_FLAG,) if compiled else ())),
-        "builder_flags": _BUILDER_FLAGS[request.precision] if typing.weak else (),
+        "builder_flags": (*(_BUILDER_FLAGS[request.precision] if typing.weak else ()), *_capture_flags(caps, request)),
         "sms": sms,
         "batch": request.batch,
         "preview_features": caps.preview_features,
@@ -198,6 +209,11 @@ def _facts(library: Library, caps: Capabilities, request: BuildRequest, sms: tup
         "keep_timings": caps.keeps_timing_cache,
         "inspect": caps.has_inspector,
     }
+
+
+def _capture_flags(caps: Capabilities, request: BuildRequest) -> tuple[str, ...]:
+    controlled = any(node.op_type in _CONTROL_FLOW for node in request.model.graph.node)
+    return () if controlled else caps.capture_flags
 
 
 def _implicit_facts(implicit: Implicit) -> dict[str, Any]:

@@ -48,7 +48,8 @@ class EngineRunner:
     """An engine on a device, as :class:`~trtdet.backends.base.Runner` says. Contexts may run in several
     threads at the same time; calls run one at a time.
 
-    A call with a dynamic batch is launched without a CUDA graph, as its shape may change; a context's does not.
+    A call with a dynamic batch is launched without a CUDA graph, as its shape may change; a context's does not. Of
+    TensorRT-RTX it is launched as such a graph too, which the library captures for each shape.
 
     Attributes:
         on_device: the images are copied to a device, and the outputs back.
@@ -70,7 +71,7 @@ class EngineRunner:
         self._called: EngineContext | None = None
         if not graphs:
             self._run_without_graphs("they were not asked for")
-        elif not loaded.gpu.graphs:
+        elif not loaded.gpu.graphs and not loaded.captures_graphs:
             self._run_without_graphs(f"{loaded.gpu.through} has none")
 
     def __call__(self, images: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
@@ -153,7 +154,7 @@ class EngineRunner:
         return context
 
     def _make_context(self, batch: int, profiler: Any = None) -> EngineContext:
-        context = EngineContext(self._loaded, batch, profiler)
+        context = EngineContext(self._loaded, batch, profiler, graphs=not self.run_info.without_graphs)
         self._contexts.add(context)
         return context
 

@@ -16,12 +16,22 @@ from trtdet.errors import BackendError, one_line
 
 
 class EngineContext:
-    """One execution context with a stream and memory of its own, for batches up to a size."""
+    """One execution context with a stream and memory of its own, for batches up to a size.
 
-    def __init__(self, loaded: LoadedEngine, largest: int, profiler: Any = None) -> None:
+    Args:
+        loaded: the engine.
+        largest: images at once.
+        profiler: times every layer; work under it is not launched as a graph.
+        graphs: a library that captures graphs by itself is told to.
+    """
+
+    def __init__(self, loaded: LoadedEngine, largest: int, profiler: Any = None, graphs: bool = False) -> None:
         self._loaded = loaded
         self._profiler = profiler
-        self._captured: cuda.Graph | None = None
+        self._graph: cuda.Graph | None = None
+        self._library_graphs = graphs and loaded.captures_graphs and profiler is None
+        self.captured = False
+        """Whether the work is launched as a CUDA graph."""
         gpu = loaded.gpu
         with ExitStack() as stack:
             self._stream = stack.enter_context(gpu.stream())
@@ -47,11 +57,6 @@ class EngineContext:
             self._kept = stack.pop_all()
         self._finish = weakref.finalize(self, _end_context, self._stream, self._kept)
 
-    @property
-    def captured(self) -> bool:
-        """Whether the work is launched as a CUDA graph."""
-        return self._captured is not None
-
     def fill(self, images: NDArray[np.float32]) -> None:
         """Puts a batch into the input buffer."""
         wanted = self._loaded.input.shape[1:]
@@ -65,6 +70,14 @@ class EngineContext:
         self._copied = False
 
     def run(self, transfers: bool = True) -> float:
+        return self._timed(transfers, behind_another=False)
+
+    def compute(self) -> float:
+        # An event that is recorded on an idle stream happens at once, and the launch that follows is timed with the
+        # work. Behind a run that is under way it happens when that ends, and by then the launch is over.
+        return self._timed(False, behind_another=True)
+
+    def _timed(self, transfers: bool, behind_another: bool) -> float:
         if not self._finish.alive:
             raise BackendError("the engine was closed")
         loaded, stream = self._loaded, self._stream
@@ -72,14 +85,13 @@ class EngineContext:
         with loaded.gpu.current():
             if not transfers and not self._copied:
                 stream.copy_in(self._memory[name][0], self._array(name))
+            if behind_another:
+                self._launch()
             stream.record(self._start)
             if transfers:
                 stream.copy_in(self._memory[name][0], self._array(name))
             self._copied = True
-            if self._captured is None:
-                self._enqueue()
-            else:
-                stream.launch(self._captured)
+            self._launch()
             if transfers:
                 for output in loaded.outputs:
                     stream.copy_out(self._array(output.name), self._memory[output.name][0])
@@ -92,7 +104,7 @@ class EngineContext:
         return {output.name: self._array(output.name) for output in self._loaded.outputs}
 
     def capture(self) -> str:
-        """Captures the work as a CUDA graph, after a first run at this shape.
+        """Captures the work as a CUDA graph, after a first run at this shape; TensorRT-RTX does that by itself.
 
         Returns:
             Why that is not possible; empty where it was done.
@@ -102,10 +114,13 @@ class EngineContext:
             with self._loaded.gpu.current():
                 if not self._trt_context.is_stream_capturable(self._stream.handle):
                     return "TensorRT-RTX says that this engine cannot be captured"
-        try:
-            self._captured = self._kept.enter_context(self._stream.capture(self._enqueue))
-        except BackendError as error:
-            return f"capturing it failed ({one_line(error)})"
+        # A capture around the library's own would collide with it.
+        if not self._library_graphs:
+            try:
+                self._graph = self._kept.enter_context(self._stream.capture(self._enqueue))
+            except BackendError as error:
+                return f"capturing it failed ({one_line(error)})"
+        self.captured = True
         return ""
 
     def close(self) -> None:
@@ -127,12 +142,16 @@ class EngineContext:
 
     def _new_context(self) -> Any:
         trt, engine = self._loaded.trt, self._loaded.engine
-        if not (self._loaded.dynamic and hasattr(trt, "DynamicShapesKernelSpecializationStrategy")):
+        specialised = self._loaded.dynamic and hasattr(trt, "DynamicShapesKernelSpecializationStrategy")
+        if not specialised and not self._library_graphs:
             return engine.create_execution_context()
-        # TensorRT-RTX compiles the kernels of a shape in the background and uses slower ones until then, which a graph
-        # would keep.
         config = engine.create_runtime_config()
-        config.dynamic_shapes_kernel_specialization_strategy = trt.DynamicShapesKernelSpecializationStrategy.EAGER
+        if specialised:
+            # TensorRT-RTX compiles the kernels of a shape in the background and uses slower ones until then, which a
+            # graph would keep.
+            config.dynamic_shapes_kernel_specialization_strategy = trt.DynamicShapesKernelSpecializationStrategy.EAGER
+        if self._library_graphs:
+            config.cuda_graph_strategy = trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
         return engine.create_execution_context(config)
 
     def _resize(self, batch: int) -> None:
@@ -162,6 +181,12 @@ class EngineContext:
                     )
                 self._shapes[output.name] = shape
         self._copied = False
+
+    def _launch(self) -> None:
+        if self._graph is None:
+            self._enqueue()
+        else:
+            self._stream.launch(self._graph)
 
     def _enqueue(self) -> None:
         mark = self._loaded.logger.count

@@ -72,6 +72,12 @@ class LoadedEngine:
             raise BackendError("the engine was closed")
         return self._held[1]
 
+    @property
+    def captures_graphs(self) -> bool:
+        """Whether the library captures and replays CUDA graphs by itself where a context asks for it; TensorRT-RTX
+        does, whatever the shape ("Working with RTX CUDA Graphs" in its documentation)."""
+        return hasattr(self.trt, "CudaGraphStrategy")
+
     def close(self) -> None:
         self._finish()
 

@@ -8,7 +8,7 @@ import onnx
 
 from trtdet.backends.base import BuildRequest, Built, Capabilities
 from trtdet.backends.libraries import library_named
-from trtdet.backends.tensorrt.builder import build_engine
+from trtdet.backends.tensorrt.builder import UNCAPTURED_NMS, build_engine
 from trtdet.backends.tensorrt.opsets import NEVER, NEWEST
 from trtdet.errors import BackendError
 from trtdet.passes.nms import EFFICIENT
@@ -43,6 +43,9 @@ class TensorRTRTX:
             sms=_SMS,
             default_sms=(80, 86, 89, 120),
             sms_without_int8=(75,),
+            uncaptured_nms={"native": UNCAPTURED_NMS["native"]},
+            # From 1.2 on; its release notes say that capture needs it.
+            capture_flags=tuple(name for name in ("REQUIRE_USER_ALLOCATION",) if hasattr(self._trt.BuilderFlag, name)),
             max_topk=3840,
             max_opset=NEWEST,
             missing_ops={

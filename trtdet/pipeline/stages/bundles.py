@@ -188,6 +188,7 @@ def _nms_part(graph: Graph) -> NmsPart:
         where=mode,
         scores="logits" if mode == "host" and config.suppresses_logits else "probabilities",
         own=graph.passes.keep_embedded,
+        reason=graph.nms_reason,
         **config.nms.model_dump(),
     )
 

@@ -31,6 +31,7 @@ class Graph:
         done: the rewritten model, its configuration, and the result of each pass.
         placement: where Q/DQ pairs go; its plan has every convolution in INT8 that can be.
         int8_all: whether INT8 is also wanted where it makes nothing faster.
+        nms_reason: why the suppression is where it is, as far as CUDA graphs decided it or suffer from it.
     """
 
     source: onnx.ModelProto
@@ -38,6 +39,7 @@ class Graph:
     done: Rewritten
     placement: QdqPlacement
     int8_all: bool = False
+    nms_reason: str = ""
 
     @property
     def model(self) -> onnx.ModelProto:
@@ -126,9 +128,10 @@ def build_graph(model: Path, config: Config, options: BuildOptions, backend: Bac
     source = load_model(model)
     own = embedded_nms(source, config)
     kept = own if options.nms == "auto" else None
+    chosen = suppression(options.nms, caps, own, config.nms.class_agnostic)
     passes = Options(
         config,
-        suppression(options.nms, caps, own, config.nms.class_agnostic),
+        chosen.mode,
         _batch(source, config.input.name, options.batch),
         caps.max_topk,
         silu_form(options.silu, options.plugins, caps),
@@ -138,15 +141,26 @@ def build_graph(model: Path, config: Config, options: BuildOptions, backend: Bac
     )
     if kept is not None:
         _warn_of_thresholds(kept, config.nms)
-    graph = replace(rewritten(source, passes), int8_all=options.int8_all)
+    graph = replace(rewritten(source, passes), int8_all=options.int8_all, nms_reason=chosen.reason)
     _check_operators(graph.model, backend)
     return graph
 
 
+@dataclass(frozen=True)
+class Suppression:
+    """What does the suppression, and what that has to do with CUDA graphs; empty where nothing."""
+
+    mode: NmsMode
+    reason: str = ""
+
+
 def suppression(
     asked: NmsMode | Literal["auto"], caps: Capabilities, own: EmbeddedNms | None, across_classes: bool
-) -> NmsMode:
-    """What does the suppression; with ``auto`` the model's own kind, if it has one.
+) -> Suppression:
+    """What does the suppression.
+
+    With ``auto`` it is the model's own kind, if it has one; else the backend's best with which the engine can still be
+    launched as a CUDA graph, and the host where there is none.
 
     Raises:
         BackendError: it is beyond the backend.
@@ -154,9 +168,18 @@ def suppression(
     allowed = caps.in_graph_nms
     if across_classes and not caps.nms_across_classes:
         allowed = tuple(mode for mode in allowed if mode != "efficient")
-    wanted: NmsMode = asked if asked != "auto" else own.kind if own else (*allowed, "host")[0]
+    captured: tuple[NmsMode, ...] = (*(mode for mode in allowed if mode not in caps.uncaptured_nms), "host")
+    wanted: NmsMode = asked if asked != "auto" else own.kind if own else captured[0]
+    if wanted in caps.uncaptured_nms and wanted in allowed:
+        others = " or ".join(captured)
+        reason = f"{caps.uncaptured_nms[wanted]}; --nms {others} lets the engine be launched as a CUDA graph"
+        return Suppression(wanted, reason)
+    if wanted == "host" and asked == "auto" and allowed:
+        causes = "; ".join(caps.uncaptured_nms[mode] for mode in allowed)
+        reason = f"with --nms {' or '.join(allowed)} the engine could not be launched as a CUDA graph ({causes})"
+        return Suppression(wanted, reason)
     if wanted == "host" or wanted in allowed:
-        return wanted
+        return Suppression(wanted)
     said = f"--nms {asked}" if asked != "auto" or own is None else f"the model's embedded NMS '{own.name}'"
     if wanted in caps.in_graph_nms:
         said += " with key 'nms.class_agnostic', which its EfficientNMS ignores"
