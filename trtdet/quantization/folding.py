@@ -74,18 +74,29 @@ def fold_map(
     return None, offset
 
 
-def channels_left(graph: gs.Graph, tensor: gs.Tensor, int8: Collection[str]) -> int:
+def read_mapped(graph: gs.Graph, tensor: gs.Tensor, readers: int) -> bool:
+    """Whether as many readers as want a tensor mapped are all that it has, so that a map may come before it."""
+    return len(tensor.outputs) == readers and not any(tensor is output for output in graph.outputs)
+
+
+def channels_left(graph: gs.Graph, tensor: gs.Tensor, channels: int, readers: int, int8: Collection[str]) -> int:
     """For how many of the channels of a tensor (N, C, H, W) of a float model a factor would need a Mul.
+
+    An activation of the plugin library has a factor a channel of its own and needs none.
 
     Args:
         graph: of the model.
-        tensor: of the graph, with a known number of channels.
+        tensor: of the graph.
+        channels: C.
+        readers: how many of the tensor's readers read it mapped.
         int8: names of the convolutions that run in INT8.
     """
-    parts = _parts(tensor, np.ones(tensor.shape[1]), int8, graph.outputs)
-    if parts is None:
-        return int(tensor.shape[1])
-    return sum(len(part.factor) for part in parts if part.position is not None)
+    if _by_plugin(tensor):
+        return 0
+    if not read_mapped(graph, tensor, readers):
+        return channels
+    parts = _parts(tensor, np.ones(channels), int8, graph.outputs)
+    return channels if parts is None else sum(len(part.factor) for part in parts if part.position is not None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,13 +153,18 @@ def _parts(
 def _joined(concat: gs.Node, cut: list[Factor], found: list[list[_Part] | None]) -> list[_Part] | None:
     """The parts of a Concat's inputs, of which at least one must fold."""
     left = [position for position, parts in enumerate(found) if parts is None]
-    makers = [_maker(concat.inputs[position]) for position in left]
-    # An activation of the plugin library takes over a Mul after the Concat, together with the rounding.
-    own = any(maker is not None and maker.op in PLUGIN_ACTIVATIONS for maker in makers)
-    if len(left) == len(found) or own:
+    if len(left) == len(found) or any(_by_plugin(concat.inputs[position]) for position in left):
         return None
     folded = [part for parts in found if parts is not None for part in parts]
     return [*folded, *(_Part(concat, cut[position], position) for position in left)]
+
+
+def _by_plugin(tensor: gs.Tensor) -> bool:
+    """Whether an activation of the plugin library takes over a Mul after the tensor, together with the rounding."""
+    maker = _maker(tensor)
+    if maker is not None and maker.op == "Concat":
+        return any(_by_plugin(joined) for joined in maker.inputs)
+    return maker is not None and maker.op in PLUGIN_ACTIVATIONS
 
 
 def _maker(tensor: gs.Tensor) -> gs.Node | None:

@@ -25,7 +25,7 @@ from trtdet.passes.base import Writer
 from trtdet.passes.model import to_graph, to_model
 from trtdet.passes.provenance import Origin
 from trtdet.quantization.encoding import QMAX, ChannelMap, Rounded, nearest, weight_scales
-from trtdet.quantization.folding import fold_map
+from trtdet.quantization.folding import fold_map, read_mapped
 from trtdet.quantization.placement import QdqPlacement
 from trtdet.quantization.windows import Window
 
@@ -135,7 +135,7 @@ def _quantize_mapped(
     direct = len(pads) < len(windows)
     factor, offset = channels.scale, channels.offset()
     # Folded only where all that read the tensor read it mapped: without a pair, a sum would read it as it is.
-    alone = fold and len(tensor.outputs) == len(readers) and not any(tensor is output for output in write.graph.outputs)
+    alone = fold and read_mapped(write.graph, tensor, len(readers))
     if alone and (direct or len(windows) == len(readers)):
         # Zeros that are padded in between stay zeros under a factor, not under an offset.
         factor, rest = fold_map(write, tensor, factor, None if pads else offset, weights)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from trtdet import quantization
 from trtdet.backends import OnnxRunner
 from trtdet.errors import ConfigError, ModelError, TrtdetWarning
+from trtdet.passes.provenance import Origin, origin_of
 from trtdet.quantization import CORRECTIONS, PrecisionPlan, correct, insert_qdq, lint, place
 from trtdet.quantization.corrections.base import Correction, Layer, Network
 from trtdet.quantization.corrections.rounding import Round
@@ -156,6 +157,28 @@ def test_the_head_decides_how_the_layers_are_put_together(
             "round: 5 of 5 convs",
             "bias: 5 of 5 convs",
         )
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_no_map_is_left_as_a_mul_that_costs_more_than_fp16(
+    model: Any, sources: Any, chosen: Any, distance: Any, fused: bool
+) -> None:
+    """Those of the input and after a SiLU and a sum need one; where a sum reads the tensor, it needs one back."""
+    given, placement = sources(), place(model)
+    candidates = chosen(model, given, "minmax")
+    found = correct(model, placement, candidates, ("smooth", "round", "bias"), given, fused)
+    int8 = insert_qdq(model, placement, found.ranges, found.corrections)
+    muls = [node for node in int8.graph.node if origin_of(int8).get(node.name) is Origin.CHANNEL_MAP]
+    left_out = [sentence for sentence in found.summary if sentence.startswith("maps left out: ")]
+    assert "h" in found.corrections.tensors
+    if fused:
+        assert not muls and found.corrections.tensors.keys() == {"h"}
+        assert left_out == [
+            "maps left out: 4 of 5 tensors, where FP16 convolutions would buy more for the bytes of a Mul"
+        ]
+    else:
+        assert "c" in found.corrections.tensors and muls
+    assert distance(model, int8, given) < distance(model, insert_qdq(model, placement, candidates["minmax"]), given)
 
 
 def test_what_is_refused(model: Any, sources: Any, chosen: Any) -> None:

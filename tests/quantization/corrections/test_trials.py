@@ -17,7 +17,8 @@ from trtdet.quantization.corrections.base import Activation, Correction, Proposa
 from trtdet.quantization.corrections.bias import Bias
 from trtdet.quantization.corrections.gate import choose
 from trtdet.quantization.corrections.rounding import Round
-from trtdet.quantization.corrections.trials import Site, batches, find_sites
+from trtdet.quantization.corrections.shift import Shift
+from trtdet.quantization.corrections.trials import Site, Trial, batches, find_sites
 from trtdet.quantization.encoding import ChannelMap, nearest, weight_scales
 
 RANGES = Ranges("minmax", None, {}, "", 1, "")
@@ -183,12 +184,95 @@ def test_other_places_are_looked_at_in_every_image(conv: Any, normal: Any) -> No
     assert not np.array_equal(first, second)
 
 
-def test_a_map_everywhere_is_a_map_even_where_the_layer_is_worse_off(conv: Any, normal: Any) -> None:
+# What a channel map costs
+
+
+COSTS = """(float[1,4,8,8] x) => (float[1,4,8,8] y, float[1,4,8,8] z) {
+    a = Conv(x, w) r = Relu(a) y = Conv(r, w3) b = Conv(x, w1) s = Sigmoid(b) z = Conv(s, w2) }"""
+
+
+@pytest.mark.parametrize(
+    ("fused", "prices"),
+    [
+        # Four channels of 64 places; a convolution's 16 weights, twice as many where two read the tensor.
+        (False, {"x": 4 * 4 / (2 * 256 + 32), "r": 0, "s": 4 * 4 / (2 * 256 + 16)}),
+        (True, {"x": (4 * 4 + 4 * 256) / (2 * 256 + 32), "r": 0, "s": (4 * 4 + 4 * 256) / (2 * 256 + 16)}),
+    ],
+)
+def test_a_mul_costs_its_constants_and_where_it_parts_kernels_its_values(
+    net: Any, normal: Any, fused: bool, prices: dict[str, float]
+) -> None:
+    weights = {name: normal(4, 4, 1, 1, seed=seed) for seed, name in enumerate(("w", "w1", "w2", "w3"))}
+    model = net(COSTS, **weights)
+    sites = find_sites(model, place(model), (Round(),), fused)
+    for site in sites:
+        site.add_moments(normal(4, 8, 8), 0)
+    assert {site.tensor: site.mul_price for site in sites} == pytest.approx(prices)
+
+
+def with_errors(site: Site, rule: float, mapped: float) -> tuple[Trial, Trial]:
+    plain, other = site.trials
+    plain.errors["Conv_0"][:], other.errors["Conv_0"][:] = rule, mapped
+    return plain, other
+
+
+@pytest.mark.parametrize(
+    ("left", "fused", "mapped", "worthwhile"),
+    [
+        (0, True, 2.0, True),  # no Mul: what the layer loses is for the policy to judge
+        (4, False, 2.0, False),
+        (4, False, 0.9, True),  # 16 bytes of constants against 2 * 256 + 24 bytes: 3 % of the error or more
+        (4, False, 0.98, False),
+        (1, True, 0.4, True),  # (4 + 4 * 64) / 536: 49 %
+        (1, True, 0.6, False),
+    ],
+)
+def test_a_map_is_taken_where_it_buys_more_for_its_bytes_than_fp16(
+    conv: Any, normal: Any, left: int, fused: bool, mapped: float, worthwhile: bool
+) -> None:
     model = conv()
     (site,) = find_sites(model, place(model), (Spy(),))
+    site.multiplied, site.fused = left, fused
     images = [normal(4, 8, 8, seed=seed) for seed in range(4)]
     judged(model, site, images[:3], images[3:], minmax=4.0)
-    rule, mapped = site.trials
-    rule.errors["Conv_0"][:], mapped.errors["Conv_0"][:] = 1.0, 2.0
-    taken = {policy: choose(site, policy).trial for policy in ("layers", "mapped", "all")}
-    assert taken == {"layers": rule, "mapped": mapped, "all": mapped}
+    rule, other = with_errors(site, 1.0, mapped)
+    taken = {policy: choose(site, policy) for policy in ("layers", "mapped", "all")}
+    assert [choice.left_out for choice in taken.values()] == [not worthwhile] * 3
+    everywhere = other if worthwhile else rule
+    assert {policy: choice.trial for policy, choice in taken.items()} == {
+        "layers": other if worthwhile and mapped < 1 else rule,
+        "mapped": everywhere,
+        "all": everywhere,
+    }
+
+
+def test_a_map_that_costs_more_than_fp16_is_not_tried(conv: Any, normal: Any) -> None:
+    """FP16 takes all of the error away, so that nothing that costs as much can buy more."""
+    model = conv()
+    images = [normal(4, 8, 8, seed=seed) for seed in range(4)]
+    (site,) = find_sites(model, place(model), (Spy(), Round()), fused=True)
+    judged(model, site, images[:3], images[3:], minmax=4.0)
+    (rule,) = site.trials
+    assert site.mul_price > 1 and site.too_dear and choose(site, "all").left_out
+    assert rule.rule == "minmax" and len(rule.roundings["Conv_0"]) == 2
+
+
+def test_beside_a_map_that_may_be_left_out_the_plain_form_is_rounded_as_well_as_it_can_be(
+    conv: Any, normal: Any
+) -> None:
+    model = conv()
+    images = [normal(4, 8, 8, seed=seed) for seed in range(4)]
+    (site,) = find_sites(model, place(model), (Spy(), Round()), fused=True)
+    site.multiplied = 1
+    judged(model, site, images[:3], images[3:], minmax=4.0)
+    assert 0.1 < site.mul_price < 1
+    assert [len(trial.roundings["Conv_0"]) for trial in site.trials] == [2, 2]
+
+
+def test_a_shift_that_is_asked_for_costs_what_it_costs(conv: Any, normal: Any) -> None:
+    model = conv()
+    images = [normal(4, 8, 8, seed=seed) for seed in range(4)]
+    (site,) = find_sites(model, place(model), (Shift(),), fused=True)
+    judged(model, site, images[:3], images[3:], minmax=4.0)
+    _, shifted = with_errors(site, 1.0, 0.99)
+    assert choose(site, "mapped").trial is shifted and not choose(site, "mapped").left_out

@@ -121,13 +121,14 @@ def judge(task: Task, sites: Sequence[Site]) -> Corrected:
 def choose(site: Site, policy: str) -> Choice:
     """What a policy takes: one trial and, for each convolution, a rounding and an offset; see :data:`POLICIES`."""
     rule = min(site.rules, key=lambda trial: trial.loss())
-    options = site.mapped if site.mapped and policy != "layers" else [rule, *site.mapped]
+    maps = site.worthwhile()
+    options = maps if maps and policy != "layers" else [rule, *maps]
     trial = min(options, key=lambda trial: trial.loss())
     picks = {}
     for name, errors in trial.errors.items():
         best = errors.size - 1 if policy == "all" else int(errors.argmin())
         picks[name] = Pick(*divmod(best, errors.shape[1]))
-    return Choice(rule, trial, picks)
+    return Choice(rule, trial, picks, site.too_dear or len(maps) < len(site.mapped))
 
 
 def head_errors(task: Task, quantized: Sequence[onnx.ModelProto]) -> list[float]:
@@ -170,6 +171,12 @@ def _summary(task: Task, whole: _Whole) -> tuple[str, ...]:
         f"{correction.name}: {used.count(correction.name)} of {total[correction.counts]} {correction.counts}"
         for correction in task.corrections
     ]
+    left_out = sum(choice.left_out for choice in whole.choices)
+    if left_out:
+        sentences.append(
+            f"maps left out: {left_out} of {total['tensors']} tensors, where FP16 convolutions would buy more for the "
+            "bytes of a Mul"
+        )
     if whole.ranges.rule == "auto":
         rules = [choice.rule.rule for choice in whole.choices]
         sentences.append("rules: " + ", ".join(f"{rule} {rules.count(rule)}" for rule in dict.fromkeys(sorted(rules))))

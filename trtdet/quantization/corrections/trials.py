@@ -15,6 +15,7 @@ from trtdet.calibration.channel_ranges import Extremes
 from trtdet.quantization.corrections.base import Activation, Correction, Layer, OutputMeans, Proposal, Reader
 from trtdet.quantization.corrections.moments import MOST_COLUMNS, Moments
 from trtdet.quantization.encoding import QMAX, ChannelMap, Rounded, nearest, weight_scales
+from trtdet.quantization.folding import channels_left
 from trtdet.quantization.placement import QdqPlacement
 from trtdet.quantization.precision import Step
 from trtdet.quantization.windows import Window
@@ -27,6 +28,10 @@ _QUIET = 0.01
 
 _GRAM_BYTES = 1 << 30
 """Second moments that are held at a time; a model with more of them is read in several passes."""
+
+
+_CHEAP = 0.1
+"""A map whose Mul costs a smaller share of the bytes of FP16 is taken to win over the plain form."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,11 +132,13 @@ class Choice:
         rule: the trial of the best threshold rule.
         trial: that is taken.
         picks: by convolution.
+        left_out: there was a channel map, but its Mul would have cost more than it brought.
     """
 
     rule: Trial
     trial: Trial
     picks: Mapping[str, Pick]
+    left_out: bool = False
 
 
 @dataclass(eq=False)
@@ -144,6 +151,12 @@ class Site:
         windows: by name of the convolution.
         number: of the site in its model; part of the seed of every sample.
         corrections: in use.
+        multiplied: how many channels Muls would scale: those whose scale nothing before takes, see
+            :func:`trtdet.quantization.folding.channels_left`, and all of them once more for each sum that reads the
+            tensor, to scale them back.
+        fused: whether the kernel before it rounds it as well, unless a Mul stands in between.
+        trials: the ways to quantise it.
+        too_dear: a map was not even tried, since its Mul moves more bytes than FP16 convolutions would.
     """
 
     tensor: str
@@ -151,7 +164,11 @@ class Site:
     windows: dict[str, Window]
     number: int
     corrections: tuple[Correction, ...]
+    multiplied: int = 0
+    fused: bool = False
     trials: list[Trial] = field(default_factory=list)
+    too_dear: bool = False
+    _shape: tuple[int, int] = (0, 0)
     _extremes: Extremes = field(default_factory=Extremes)
     _moments: dict[Window, Moments] = field(default_factory=dict)
     _importance: dict[str, NDArray[np.float64]] = field(default_factory=dict)
@@ -176,6 +193,33 @@ class Site:
     def mapped(self) -> list[Trial]:
         return [trial for trial in self.trials if trial.names]
 
+    @property
+    def mul_price(self) -> float:
+        """The bytes that a map's Muls cost, for each that the convolutions would cost in FP16.
+
+        A Mul's constants are 4 bytes a channel. Where it parts a convolution from the rounding of its result, that
+        result is written and read in FP16 as well. FP16 convolutions read weights, and write and read values, of 2
+        bytes instead of 1.
+        """
+        channels, places = self._shape
+        weights: int = sum(conv.inputs[1].values.size for conv in self.convs.values())
+        mul = 4 * self.multiplied * (1 + places * self.fused)
+        return mul / (2 * channels * places + weights)
+
+    def worthwhile(self) -> list[Trial]:
+        """The channel maps that buy more accuracy for their bytes than keeping the convolutions in FP16 would.
+
+        FP16 takes all of the error away that the best rule leaves; a map takes its share. A shift was asked for by
+        name, and costs what it costs.
+        """
+        least = min(trial.loss() for trial in self.rules)
+        price = self.mul_price
+        return [
+            trial
+            for trial in self.mapped
+            if not price or trial.map.shift is not None or least - trial.loss() > price * least
+        ]
+
     def moment_bytes(self, covariance: bool) -> int:
         """What the second moments take at most of the windows that the convolutions share."""
         need = 0
@@ -187,6 +231,7 @@ class Site:
     def add_moments(self, x: NDArray[np.float32], seed: int | None) -> None:
         """Adds an image's activation (C, H, W): its extremes and, with a seed, samples of its windows."""
         self._extremes.update(x)
+        self._shape = (len(x), x[0].size)
         if seed is None:
             return
         if not self._moments:
@@ -206,12 +251,15 @@ class Site:
             Trial((), ChannelMap(ranges.tensors[self.tensor].amax), rule) for rule, ranges in candidates.items()
         ]
         best = self._best_map()
+        if best is not None and best.map.shift is None and self.mul_price >= 1:
+            best, self.too_dear = None, True
         if best is not None:
             self.trials.append(Trial(best.names, best.map))
+        # The plain form is there to be compared with, so that its rounding is chosen only where it can win.
+        can_win = best is None or (best.map.shift is None and self.mul_price > _CHEAP)
         for trial in self.trials:
             for name in self.windows:
-                # The plain form is there to be compared with, so that its rounding is chosen only where it can win.
-                trial.roundings[name] = self._roundings(trial, name, bool(trial.names) or best is None)
+                trial.roundings[name] = self._roundings(trial, name, bool(trial.names) or can_win)
         self._moments.clear()
 
     def _width(self, conv: str) -> int:
@@ -361,18 +409,33 @@ class Site:
         return found
 
 
-def find_sites(model: onnx.ModelProto, placement: QdqPlacement, corrections: tuple[Correction, ...]) -> list[Site]:
-    """The tensors whose INT8 convolutions are all understood: 2-D, with known padding."""
-    nodes = {node.name: node for node in gs.import_onnx(model).nodes}
+def find_sites(
+    model: onnx.ModelProto, placement: QdqPlacement, corrections: tuple[Correction, ...], fused: bool = False
+) -> list[Site]:
+    """The tensors whose INT8 convolutions are all understood: 2-D, with known padding.
+
+    Args:
+        model: in float.
+        placement: of its Q/DQ pairs.
+        corrections: in use.
+        fused: whether the backend's INT8 convolutions have the rounding of their results in their own kernels.
+    """
+    graph = gs.import_onnx(model)
+    nodes, tensors = {node.name: node for node in graph.nodes}, graph.tensors()
     chosen = set(placement.plan.names("int8"))
     found: list[Site] = []
     for tensor in placement.activations:
-        convs = {name: nodes[name] for name, _ in placement.readers[tensor] if name in chosen}
+        readers = placement.readers[tensor]
+        convs = {name: nodes[name] for name, _ in readers if name in chosen}
         windows = {name: Window.of(conv) for name, conv in convs.items()}
         known = {name: window for name, window in windows.items() if window is not None}
         # A map must suit all convolutions that read the tensor, so that one unknown window rules the tensor out.
         if known and len(known) == len(convs):
-            found.append(Site(tensor, convs, known, len(found), corrections))
+            name, window = next(iter(known.items()))
+            channels = window.groups * convs[name].inputs[1].values.shape[1]
+            left = channels_left(graph, tensors[tensor], channels, len(readers), chosen)
+            multiplied = left + channels * (len(readers) - len(convs))
+            found.append(Site(tensor, convs, known, len(found), corrections, multiplied, fused))
     return found
 
 
