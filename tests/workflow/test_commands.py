@@ -131,6 +131,15 @@ def test_an_unknown_gpu_is_refused_with_the_known(built, run, name):
 
 
 @pytest.mark.tensorrt
+def test_audit_takes_the_engine_file_apart(built, run):
+    done = run("audit", built.bundle.path, "--file", "--json")
+    found = done.json["engine_file"]
+    assert found["bytes"] == built.bundle.engine.stat().st_size
+    assert found["kernels"] > 0 and 0 < found["source"] + found["records"] + found["zeros"] < found["bytes"]
+    assert f"CUDA source of {found['kernels']} generated kernels" in done.err
+
+
+@pytest.mark.tensorrt
 def test_batches_of_an_estimate_need_a_gpu(built, run):
     assert "--batch is of the estimate; give --gpu as well" in run("audit", built.bundle.path, "--batch", "8").err
 

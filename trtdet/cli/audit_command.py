@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trtdet.cli.command import Command
-from trtdet.errors import ConfigError
+from trtdet.errors import BundleError, ConfigError
 from trtdet.progress import Console
 
 _BATCHES = (1, 32)
@@ -24,6 +24,7 @@ def _options(parser: ArgumentParser) -> None:
         metavar="JSON",
         help="measured times of its layers, as trtexec --exportProfile writes them (default: estimated traffic)",
     )
+    parser.add_argument("--file", action="store_true", help="say what fills the engine's file")
     parser.add_argument("--measure", action="store_true", help="measure the times here, where the engine can run")
     group = parser.add_argument_group("estimate")
     group.add_argument(
@@ -51,6 +52,7 @@ def _options(parser: ArgumentParser) -> None:
 def _run(options: Namespace, console: Console) -> dict[str, Any]:
     from trtdet.audit import Audit, load_times
     from trtdet.audit.agreement import compare_layers
+    from trtdet.audit.engine_file import parts_of
     from trtdet.audit.gpus import gpu_named
     from trtdet.audit.roofline import estimate, flow_of
     from trtdet.audit.roofline_tables import estimate_tables
@@ -79,6 +81,12 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
             f"\n{estimate_tables(estimates, [estimate(flow, gpu, n, graph=False) for n in batches], options.all)}"
         )
         plain["estimate"] = [one.as_dict() for one in estimates]
+    if options.file:
+        if bundle.engine is None:
+            raise BundleError(f"'{options.bundle}' has no engine file", "build it for TensorRT or TensorRT-RTX")
+        filled = parts_of(bundle.engine.read_bytes(), found.layers)
+        console.say(f"\n{filled.table()}")
+        plain["engine_file"] = filled.as_dict()
     if not options.compare:
         return plain
     agreed = compare_layers(bundle, options.images, options.num_images, options.limit, console.progress)

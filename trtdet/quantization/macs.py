@@ -22,6 +22,7 @@ class Macs:
         inputs: channels that it reads, all groups together.
         outputs: channels that it writes, all groups together.
         groups: of channels.
+        kernel: its sizes, such as (3, 3).
     """
 
     count: int
@@ -29,6 +30,7 @@ class Macs:
     inputs: int = 0
     outputs: int = 0
     groups: int = 1
+    kernel: tuple[int, ...] = ()
 
 
 def multiply_adds(model: onnx.ModelProto) -> dict[str, Macs]:
@@ -54,7 +56,7 @@ def multiply_adds(model: onnx.ModelProto) -> dict[str, Macs]:
         first, second = kernel[0], kernel[1] * groups
         inputs, outputs = (second, first) if node.op_type == "Conv" else (first, second)
         depthwise = groups > 1 and groups == inputs
-        found[node.name] = Macs(math.prod(kernel) * math.prod(places), depthwise, inputs, outputs, groups)
+        found[node.name] = Macs(math.prod(kernel) * math.prod(places), depthwise, inputs, outputs, groups, kernel[2:])
     return found
 
 
