@@ -50,6 +50,7 @@ def main() -> None:
             backend="tensorrt-rtx",
             sms=(86,),
             int8_all=every,
+            measure=False,
         )
         place = options.output / f"{name}-{variant}"
         built = trtdet.build(options.data / "models" / f"{name}.onnx", config, place, asked)

@@ -149,7 +149,7 @@ def run_trtdet(method: str, case: Case, data: Path, folder: Path) -> tuple[Measu
     """Builds a bundle with trtdet's command."""
     folder.mkdir()
     place = folder / "bundle"
-    images = ["--images", str(data / "coco" / "train2017"), "--num-images", str(IMAGES)]
+    images = ["--images", str(data / "coco" / "train2017"), "--num-images", str(IMAGES), "--no-measure"]
     command = [sys.executable, "-m", "trtdet", "build", str(case.source), "--config", case.config_name, "--int8"]
     measured = measure([*command, *images, *TRTDET[method], "-o", str(place)], folder / "log.txt")
     bundle = Bundle(place)
