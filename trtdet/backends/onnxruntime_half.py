@@ -1,0 +1,235 @@
+"""Conv in FP16 -> Conv in float32, Cast to FP16, Cast to float32: FP16 with its roundings, on the CPU.
+
+onnxruntime has few FP16 kernels for the CPU. It surrounds the other nodes with casts, removes these casts where two
+nodes follow one another, and folds a Mul by constants into the convolution before it: what runs is float32 with
+roundings here and there. The casts of a float32 model it keeps. :func:`with_roundings` therefore computes in float32
+what FP16 stands for in an engine:
+
+- A node rounds its result once, half to even; over 65504 becomes infinite (IEEE 754 binary16). Sums within a node are
+  float32, as Tensor Cores accumulate them.
+- What only selects, moves or compares values is exact in FP16 and is not rounded.
+- DequantizeLinear does not round what only convolutions and products of matrices read whose weights come from a
+  DequantizeLinear as well, directly or through moves: their INT8 kernels multiply the integers and never hold the
+  product with the scale. Any other reader, such as a residual sum, reads it rounded.
+- QuantizeLinear divides in float32. ONNX leaves the type of ``x / y_scale`` open before opset 23, whose ``precision``
+  states it; kernels divide, or multiply by the reciprocal, in float32 registers, and so does onnxruntime's own kernel
+  for FP16. Rounding the quotient to FP16 first would move values between two integers a second time.
+
+Branches and bodies of loops, and operators of other domains, are left as they are and get the types they ask for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import onnx
+
+from trtdet.passes.provenance import Origin, origin_of, put, subgraphs
+
+_FLOAT, _HALF = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16
+
+_EXACT = frozenset(
+    (
+        *("Abs", "Compress", "Concat", "Constant", "ConstantOfShape", "DepthToSpace", "Dropout", "Expand", "Flatten"),
+        *("Gather", "GatherElements", "GatherND", "GlobalMaxPool", "Identity", "Max", "MaxPool", "Min", "Neg", "Pad"),
+        *("ReduceMax", "ReduceMin", "Relu", "Reshape", "ReverseSequence", "Slice", "SpaceToDepth", "Split", "Squeeze"),
+        *("Tile", "Transpose", "Trilu", "Unsqueeze", "Where"),
+    )
+)
+"""Operators that give FP16 values for FP16 values, and the same whether these are rounded before them or after."""
+
+_PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+_TYPES = ("to", "dtype", "output_dtype", "precision", "softmax_precision")
+"""Attributes whose value is the type of an element."""
+
+
+def with_roundings(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with each FP16 result computed in float32 and rounded.
+
+    Inputs and outputs keep their types, nodes and tensors their names: the rounded tensor has the name of the FP16 one.
+    The casts are registered as :attr:`Origin.FP16`.
+
+    Args:
+        model: sorted; it is not changed. Without FP16 tensors it is returned itself.
+    """
+    if not _has_half(model.graph):
+        return model
+    typed = onnx.ModelProto()
+    typed.CopyFrom(model)
+    # A tensor that became an output has whatever type it was declared with.
+    for value in typed.graph.output:
+        value.type.tensor_type.ClearField("elem_type")
+    return _Rounded(model, _half_tensors(onnx.shape_inference.infer_shapes(typed).graph)).model
+
+
+def _has_half(graph: onnx.GraphProto) -> bool:
+    """Whether anything makes FP16 in a graph: an input, a constant or a cast. Branches and bodies do not count."""
+    if any(weight.data_type == _HALF for weight in graph.initializer):
+        return True
+    if any(value.type.tensor_type.elem_type == _HALF for value in graph.input):
+        return True
+    return any(
+        attribute.t.data_type == _HALF or (attribute.name in _TYPES and attribute.i == _HALF)
+        for node in graph.node
+        for attribute in node.attribute
+    )
+
+
+def _half_tensors(graph: onnx.GraphProto) -> set[str]:
+    values = (*graph.value_info, *graph.input, *graph.output)
+    found = {value.name for value in values if value.type.tensor_type.elem_type == _HALF}
+    return found | {weight.name for weight in graph.initializer if weight.data_type == _HALF}
+
+
+class _Rounded:
+    """Writes the model node by node.
+
+    An FP16 tensor has up to three forms: FP16, float32, and float32 before it is rounded.
+    """
+
+    def __init__(self, model: onnx.ModelProto, half: set[str]) -> None:
+        self.model = onnx.ModelProto()
+        self.model.CopyFrom(model)
+        graph = self.model.graph
+        self._half = half
+        self._nodes: list[onnx.NodeProto] = []
+        self._origins: dict[str, Origin] = {}
+        self._taken = {name for node in graph.node for name in (node.name, *node.input, *node.output)}
+        self._as_half: dict[str, str] = {}
+        self._as_float: dict[str, str] = {}
+        self._unrounded: dict[str, str] = {}
+        self._constants = {weight.name for weight in graph.initializer}
+        # These keep their names in FP16, for those who ask for FP16; any other tensor keeps its name in float32.
+        self._pinned = {value.name for value in graph.output if value.type.tensor_type.elem_type == _HALF}
+        self._pinned |= {value.name for value in graph.input} & half
+        for node in graph.node:
+            if _opaque(node):
+                self._pinned |= half & {*node.output, *_captured(node)}
+        for weight in graph.initializer:
+            if weight.data_type == _HALF and weight.name not in self._pinned:
+                _to_float(weight)
+                self._as_float[weight.name] = weight.name
+        given = {value.name for value in graph.input} | self._constants
+        self._as_half.update({name: name for name in given & self._pinned})
+        for node in graph.node:
+            self._write(node)
+        self._finish()
+
+    def _write(self, node: onnx.NodeProto) -> None:
+        """Appends a node, its roundings, and the casts that it needs before it."""
+        written = onnx.NodeProto()
+        written.CopyFrom(node)
+        if _opaque(node):
+            for name in sorted(self._half.intersection(_captured(node))):
+                self._half_form(name)
+            written.input[:] = [self._half_form(name) if name in self._half else name for name in node.input]
+            self._nodes.append(written)
+            self._as_half.update({name: name for name in node.output if name in self._half})
+            return
+        unrounded = self._reads_unrounded(node)
+        read = self._unrounded_form if unrounded else self._float_form
+        written.input[:] = [read(name) if name in self._half else name for name in node.input]
+        made = [index for index, name in enumerate(node.output) if name in self._half]
+        self._nodes.append(written)
+        if node.op_type == "Cast" and made:
+            written.output[0] = self._as_half[node.output[0]] = self._name(node.output[0], "half")
+            return
+        _retype(written)
+        if node.op_type == "Constant":
+            self._constants.update(node.output)
+        for index in made:
+            name = node.output[index]
+            if node.op_type == "DequantizeLinear" or (unrounded and node.op_type not in _PRODUCTS):
+                self._unrounded[name] = written.output[index] = self._fresh(f"{name}/unrounded")
+            elif _exact(node):
+                self._as_float[name] = written.output[index] = self._name(name, "float")
+            else:
+                written.output[index] = self._fresh(f"{name}/unrounded")
+                self._cast(written.output[index], name, "half")
+
+    def _reads_unrounded(self, node: onnx.NodeProto) -> bool:
+        """Whether a node computes with integers, or moves them, for which its FP16 inputs merely stand."""
+        inputs = [name for name in node.input if name in self._half and name not in self._constants]
+        if node.op_type in _PRODUCTS:
+            return all(name in self._unrounded for name in node.input[:2])
+        return bool(inputs) and _exact(node) and all(name in self._unrounded for name in inputs)
+
+    def _unrounded_form(self, name: str) -> str:
+        return self._unrounded.get(name) or self._float_form(name)
+
+    def _half_form(self, name: str) -> str:
+        if name not in self._as_half:
+            self._cast(self._unrounded.get(name) or self._as_float[name], name, "half")
+        return self._as_half[name]
+
+    def _float_form(self, name: str) -> str:
+        """The rounded float32 form; written at its first reader, as some tensors have none."""
+        if name not in self._as_float:
+            self._cast(self._half_form(name), name, "float")
+        return self._as_float[name]
+
+    def _cast(self, source: str, name: str, form: str) -> None:
+        forms, kind = (self._as_half, _HALF) if form == "half" else (self._as_float, _FLOAT)
+        forms[name] = self._name(name, form)
+        label = self._fresh(f"{name}/{form}")
+        self._origins[label] = Origin.FP16
+        self._nodes.append(onnx.helper.make_node("Cast", [source], [forms[name]], label, to=kind))
+
+    def _name(self, name: str, form: str) -> str:
+        """A tensor's own name for the form that is looked for under it, a new one for the other."""
+        return name if (name in self._pinned) == (form == "half") else self._fresh(f"{name}/{form}")
+
+    def _fresh(self, name: str) -> str:
+        while name in self._taken:
+            name += "+"
+        self._taken.add(name)
+        return name
+
+    def _finish(self) -> None:
+        graph = self.model.graph
+        for value in graph.output:
+            if value.name in self._half:
+                # Where no node reads it, this form of it is not written yet.
+                (self._half_form if value.name in self._pinned else self._float_form)(value.name)
+        kept = [value for value in graph.value_info if value.name not in self._half]
+        del graph.value_info[:]
+        graph.value_info.extend(kept)
+        del graph.node[:]
+        graph.node.extend(self._nodes)
+        put(self.model, {**origin_of(self.model), **self._origins})
+
+
+def _opaque(node: onnx.NodeProto) -> bool:
+    return node.domain not in ("", "ai.onnx") or next(subgraphs(node), None) is not None
+
+
+def _captured(node: onnx.NodeProto) -> Iterator[str]:
+    """All names in a node's branches and bodies, of which some may be tensors of the graph around it."""
+    for graph in subgraphs(node):
+        yield from (value.name for value in graph.output)
+        for inner in graph.node:
+            yield from inner.input
+            yield from _captured(inner)
+
+
+def _exact(node: onnx.NodeProto) -> bool:
+    given: Mapping[str, onnx.AttributeProto] = {attribute.name: attribute for attribute in node.attribute}
+    if node.op_type in ("Resize", "Upsample"):
+        return "mode" not in given or given["mode"].s == b"nearest"
+    if node.op_type in ("ScatterElements", "ScatterND"):
+        return "reduction" not in given or given["reduction"].s not in (b"add", b"mul")
+    # Until opset 10 the bounds are attributes, which are float32.
+    return node.op_type in _EXACT or (node.op_type == "Clip" and not given)
+
+
+def _retype(node: onnx.NodeProto) -> None:
+    for attribute in node.attribute:
+        if attribute.name in _TYPES and attribute.i == _HALF:
+            attribute.i = _FLOAT
+        if attribute.t.data_type == _HALF:
+            _to_float(attribute.t)
+
+
+def _to_float(tensor: onnx.TensorProto) -> None:
+    values = onnx.numpy_helper.to_array(tensor).astype("float32")
+    tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
