@@ -20,7 +20,7 @@ import trtdet
 from trtdet.audit import audit, layers_of
 from trtdet.backends import BuildRequest, choose
 from trtdet.pipeline import FORMS, CalibrationOptions, calibrated, host_graph, prepared, select_images
-from trtdet.quantization import CORRECTIONS
+from trtdet.quantization import DEFAULT_CORRECTIONS
 from trtdet.runtime.detector import Detector
 
 
@@ -44,7 +44,9 @@ def main() -> None:
             graph = replace(host_graph(path, config, form), int8_all=True)
             started = time.perf_counter()
             calibration = CalibrationOptions(images=coco / "train2017", num_images=options.num_images)
-            ready = prepared(calibrated(graph, calibration, select_images(calibration)), calibration, CORRECTIONS)
+            ready = prepared(
+                calibrated(graph, calibration, select_images(calibration)), calibration, DEFAULT_CORRECTIONS
+            )
             seconds = time.perf_counter() - started
             inputs = ready.ranges.inputs
             variants = {form: inputs}

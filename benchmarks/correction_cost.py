@@ -19,7 +19,7 @@ from trtdet.calibration import CollectionRequest, Ranges, collect, expose
 from trtdet.config import load_config
 from trtdet.data import ImageStream, find_images
 from trtdet.passes import Options, decoded, load_model, rewrite
-from trtdet.quantization import CORRECTIONS, Sources, correct, place
+from trtdet.quantization import DEFAULT_CORRECTIONS, Sources, correct, place
 
 
 def peak() -> float:
@@ -46,7 +46,7 @@ def main() -> None:
     def corrections(count: int) -> float:
         started = time.perf_counter()
         sources = Sources(images[:count], config.input, OnnxRunner, decoded("host", config))
-        correct(model, placement, candidates, CORRECTIONS, sources)
+        correct(model, placement, candidates, DEFAULT_CORRECTIONS, sources)
         return time.perf_counter() - started
 
     for _ in range(3):  # the allocator settles

@@ -92,7 +92,7 @@ from trtdet.pipeline import (
 )
 from trtdet.pipeline.stages.networks import float_network
 from trtdet.progress import Console
-from trtdet.quantization import CORRECTIONS, PrecisionPlan
+from trtdet.quantization import DEFAULT_CORRECTIONS, PrecisionPlan
 from trtdet.runtime.detector import Detector
 
 WORTH_IT = 1.3
@@ -131,7 +131,7 @@ class Row:
 
 FP16 = Row("fp16", "fp16", options="--fp16")
 FP32 = Row("fp32", "fp32", options="--fp32")
-INT8 = Row("int8", "int8", "explicit", CORRECTIONS, options="--int8")
+INT8 = Row("int8", "int8", "explicit", DEFAULT_CORRECTIONS, options="--int8")
 FIRST = (FP16, INT8, FP32)
 """What says most; these are done for every model before the rest is for any."""
 
@@ -140,10 +140,10 @@ ROWS = {
     for row in (
         *FIRST,
         Row("int8-none", "int8", "explicit", options="--int8 --correct none"),
-        Row("int8-all", "int8", "explicit", CORRECTIONS, int8_all=True, options="--int8 --int8-all"),
+        Row("int8-all", "int8", "explicit", DEFAULT_CORRECTIONS, int8_all=True, options="--int8 --int8-all"),
         Row("implicit", "int8", "implicit", options="--int8 --quantization implicit"),
-        Row("int8-plugin", "int8", "explicit", CORRECTIONS, silu="plugin", options="--int8 --silu plugin"),
-        Row("int8-top5", "int8", "explicit", CORRECTIONS, 5, options="--int8 --keep-fp16 5"),
+        Row("int8-plugin", "int8", "explicit", DEFAULT_CORRECTIONS, silu="plugin", options="--int8 --silu plugin"),
+        Row("int8-top5", "int8", "explicit", DEFAULT_CORRECTIONS, 5, options="--int8 --keep-fp16 5"),
         *(
             Row(
                 f"implicit-{rule}",

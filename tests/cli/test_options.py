@@ -66,7 +66,7 @@ def test_a_default_that_the_help_states_in_words_is_the_default(action: argparse
     stated = re.search(r"\(default: ([\w.-]+)[,)]", str(action.help))
     if stated and action.default not in (None, False, []):
         default = action.default[0] if isinstance(action.default, list) else action.default
-        if default not in (shared.CORRECTIONS, (shared.CORRECTIONS,)):
+        if default not in (shared.DEFAULT_CORRECTIONS, (shared.DEFAULT_CORRECTIONS,)):
             assert stated[1] == str(default)
 
 
@@ -118,9 +118,10 @@ def test_the_rules_are_those_of_calibration() -> None:
 
 
 def test_the_corrections_are_those_that_exist_in_their_order() -> None:
-    from trtdet.quantization.corrections import CORRECTIONS
+    from trtdet.quantization.corrections import CORRECTIONS, DEFAULT_CORRECTIONS
 
     assert tuple(CORRECTIONS) == shared.CORRECTIONS
+    assert DEFAULT_CORRECTIONS == shared.DEFAULT_CORRECTIONS
 
 
 @pytest.mark.parametrize("name", ["build", "sweep"])
@@ -192,7 +193,13 @@ def test_a_batch_that_cannot_be_is_refused(text: str, capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize(
     ("text", "names"),
-    [("auto", shared.CORRECTIONS), ("none", ()), ("bias", ("bias",)), ("bias,smooth", ("smooth", "bias"))],
+    [
+        ("auto", ("smooth", "round", "bias")),
+        ("none", ()),
+        ("bias", ("bias",)),
+        ("bias,smooth", ("smooth", "bias")),
+        ("shift,bias", ("shift", "bias")),
+    ],
 )
 def test_corrections_come_in_the_order_in_which_they_are_applied(text: str, names: tuple[str, ...]) -> None:
     assert parsed("build", "m", "--config", "c", "-o", "b", "--correct", text).correct == names

@@ -74,7 +74,7 @@ def test_build_leaves_a_bundle_with_an_int8_engine(built):
     plan = PrecisionPlan.load(bundle.file("plan.json"))
     assert plan.counts()["int8"] == convs
     steps = [step for entry in plan.entries.values() for step in entry.corrections]
-    assert {part for step in steps for part in step.name.split(", ")} == {"smooth", "shift", "round", "bias"}
+    assert {part for step in steps for part in step.name.split(", ")} == {"smooth", "round", "bias"}
     assert all(step.without >= 0 and step.error >= 0 for step in steps)
     cache = bundle.file("calibration.cache").read_text().splitlines()
     assert cache[0].startswith("TRT-")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 RULES = ("minmax", "entropy", "percentile", "mse", "auto")
 CORRECTIONS = ("smooth", "shift", "round", "bias")
+DEFAULT_CORRECTIONS = ("smooth", "round", "bias")
 SILU = ("auto", "keep", "swish", "plugin")
 NMS = ("auto", "efficient", "onnx", "native", "host")
 RUNTIMES = ("auto", "engine", "onnxruntime")
@@ -84,10 +85,10 @@ def add_corrections(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--correct",
         type=corrections,
-        default=CORRECTIONS,
+        default=DEFAULT_CORRECTIONS,
         metavar="auto|none|NAME,...",
         help=f"corrections that may be applied to the INT8 model: {', '.join(CORRECTIONS)}; none for the textbook form "
-        "(default: auto, which is all of them)",
+        f"(default: auto, which is {','.join(DEFAULT_CORRECTIONS)})",
     )
 
 
@@ -230,7 +231,7 @@ def compute_capability(text: str) -> int:
 def corrections(text: str) -> tuple[str, ...]:
     """``auto``, ``none`` or names -> those names, in the order in which corrections are applied."""
     if text in ("auto", "none"):
-        return CORRECTIONS if text == "auto" else ()
+        return DEFAULT_CORRECTIONS if text == "auto" else ()
     names = tuple(text.split(","))
     unknown = [name for name in names if name not in CORRECTIONS]
     if unknown:

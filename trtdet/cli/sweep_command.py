@@ -9,7 +9,7 @@ from typing import Any
 
 from trtdet.cli.command import Command
 from trtdet.cli.options import (
-    CORRECTIONS,
+    DEFAULT_CORRECTIONS,
     RULES,
     SILU,
     add_backend,
@@ -40,9 +40,9 @@ def _options(parser: ArgumentParser) -> None:
         "--correct",
         nargs="+",
         type=corrections,
-        default=[CORRECTIONS],
+        default=[DEFAULT_CORRECTIONS],
         metavar="auto|none|NAME,...",
-        help="sets of corrections (default: auto, which is all of them)",
+        help=f"sets of corrections (default: auto, which is {','.join(DEFAULT_CORRECTIONS)})",
     )
     axes.add_argument(
         "--keep-fp16",

@@ -18,7 +18,7 @@ from trtdet.files import sha256_file
 from trtdet.pipeline.options import CalibrationOptions
 from trtdet.pipeline.stages.calibrating import Selection
 from trtdet.pipeline.stages.rewriting import FORMS
-from trtdet.quantization import CORRECTIONS, Precision
+from trtdet.quantization import DEFAULT_CORRECTIONS, Precision
 from trtdet.runtime.detector import Runtime
 
 Keep = int | Literal["depthwise"]
@@ -49,7 +49,7 @@ class SweepOptions:
     images: Path
     annotations: Path
     rules: tuple[str, ...] = ("percentile",)
-    corrections: tuple[tuple[str, ...], ...] = (CORRECTIONS,)
+    corrections: tuple[tuple[str, ...], ...] = (DEFAULT_CORRECTIONS,)
     keeps: tuple[Keep, ...] = (0,)
     suppressions: tuple[NmsConfig, ...] = ()
     backend: str = "auto"

@@ -9,7 +9,7 @@ from typing import Literal
 from trtdet.backends import EngineOptions
 from trtdet.config import NmsMode, SiluForm
 from trtdet.pipeline.fingerprint import Stage, enters, stays_out
-from trtdet.quantization import CORRECTIONS, Precision
+from trtdet.quantization import DEFAULT_CORRECTIONS, Precision
 
 AUTO = "auto"
 """The rule that takes, tensor by tensor, the threshold of least error on held-back images."""
@@ -110,7 +110,7 @@ class BuildOptions:
 
     precision: Precision = field(default="int8", metadata=enters(Stage.RANGES))
     calibration: CalibrationOptions = CalibrationOptions()
-    correct: tuple[str, ...] = field(default=CORRECTIONS, metadata=enters(Stage.CORRECTIONS, int8_only=True))
+    correct: tuple[str, ...] = field(default=DEFAULT_CORRECTIONS, metadata=enters(Stage.CORRECTIONS, int8_only=True))
     nms: NmsMode | Literal["auto"] = field(default="auto", metadata=enters(Stage.GRAPH, "nms"))
     backend: str = field(default="auto", metadata=enters(Stage.GRAPH, "backend"))
     sms: tuple[int, ...] = field(default=(), metadata=enters(Stage.ENGINE))
@@ -154,7 +154,7 @@ class SensitivityOptions:
     """
 
     calibration: CalibrationOptions = CalibrationOptions()
-    correct: tuple[str, ...] = CORRECTIONS
+    correct: tuple[str, ...] = DEFAULT_CORRECTIONS
     num_images: int = RANKED_IMAGES
     method: Literal["fast", "reference"] = "fast"
     base: Literal["fp32", "int8"] = "fp32"

@@ -21,7 +21,7 @@ from trtdet.mixed_precision.planning import check_bound, check_count, check_shar
 from trtdet.pipeline.options import AUTO, BuildOptions, CalibrationOptions, KeepOptions, SensitivityOptions
 from trtdet.pipeline.stages.planning import edited_plan, starting_plan
 from trtdet.pipeline.stages.rewriting import Graph
-from trtdet.quantization import CORRECTIONS
+from trtdet.quantization import CORRECTIONS, DEFAULT_CORRECTIONS
 from trtdet.quantization.macs import DEPTHWISE
 
 
@@ -243,7 +243,7 @@ def _check_implicit(options: BuildOptions, caps: Capabilities) -> None:
             f"{caps.name} {caps.version} has no calibrators, so it cannot quantise implicitly; use --quantization "
             "explicit, which writes the same ranges into the model as Q/DQ nodes"
         )
-    if options.correct not in ((), CORRECTIONS):
+    if options.correct not in ((), DEFAULT_CORRECTIONS):
         raise ConfigError(
             "corrections are made in the Q/DQ model, which --quantization implicit has not; leave --correct out"
         )

@@ -1,7 +1,7 @@
 """Quantisation: where Q/DQ pairs go, in which precision each convolution runs, and what is corrected."""
 
 from trtdet.quantization.activation_ranges import reach
-from trtdet.quantization.corrections import CORRECTIONS, Corrected, Sources, correct
+from trtdet.quantization.corrections import CORRECTIONS, DEFAULT_CORRECTIONS, Corrected, Sources, correct
 from trtdet.quantization.defaults import FEWEST_CHANNELS, default_plan
 from trtdet.quantization.graph_check import GraphProblem, lint
 from trtdet.quantization.half import LARGEST, region_of, to_half
@@ -16,6 +16,7 @@ from trtdet.quantization.switch import Switch
 __all__ = [
     "CONVOLUTIONS",
     "CORRECTIONS",
+    "DEFAULT_CORRECTIONS",
     "FEWEST_CHANNELS",
     "LARGEST",
     "Cause",

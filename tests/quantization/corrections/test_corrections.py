@@ -18,7 +18,7 @@ from trtdet import quantization
 from trtdet.backends import OnnxRunner
 from trtdet.errors import ConfigError, ModelError, TrtdetWarning
 from trtdet.passes.provenance import Origin, origin_of
-from trtdet.quantization import CORRECTIONS, PrecisionPlan, correct, insert_qdq, lint, place
+from trtdet.quantization import CORRECTIONS, DEFAULT_CORRECTIONS, PrecisionPlan, correct, insert_qdq, lint, place
 from trtdet.quantization.corrections.base import Correction, Layer, Network
 from trtdet.quantization.corrections.rounding import Round
 from trtdet.quantization.corrections.trials import Site
@@ -37,6 +37,8 @@ def test_the_names_are_those_of_the_registry() -> None:
     assert CORRECTIONS == ("smooth", "shift", "round", "bias")
     assert quantization.CORRECTIONS is CORRECTIONS
     assert tuple(correction.name for correction in corrections.REGISTRY) == CORRECTIONS
+    assert quantization.DEFAULT_CORRECTIONS is corrections.DEFAULT_CORRECTIONS
+    assert tuple(name for name in CORRECTIONS if name != "shift") == corrections.DEFAULT_CORRECTIONS
 
 
 def test_a_planted_outlier_is_put_right(model: Any, sources: Any, chosen: Any, distance: Any) -> None:
@@ -166,7 +168,7 @@ def test_no_map_is_left_as_a_mul_that_costs_more_than_fp16(
     """Those of the input and after a SiLU and a sum need one; where a sum reads the tensor, it needs one back."""
     given, placement = sources(), place(model)
     candidates = chosen(model, given, "minmax")
-    found = correct(model, placement, candidates, ("smooth", "round", "bias"), given, fused)
+    found = correct(model, placement, candidates, DEFAULT_CORRECTIONS, given, fused)
     int8 = insert_qdq(model, placement, found.ranges, found.corrections)
     muls = [node for node in int8.graph.node if origin_of(int8).get(node.name) is Origin.CHANNEL_MAP]
     left_out = [sentence for sentence in found.summary if sentence.startswith("maps left out: ")]

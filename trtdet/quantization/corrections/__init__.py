@@ -34,13 +34,17 @@ from trtdet.quantization.corrections.trials import Pick, Site, batches, find_sit
 from trtdet.quantization.placement import QdqPlacement
 from trtdet.quantization.qdq import Corrections
 
-__all__ = ["CORRECTIONS", "REGISTRY", "Corrected", "Sources", "correct"]
+__all__ = ["CORRECTIONS", "DEFAULT_CORRECTIONS", "REGISTRY", "Corrected", "Sources", "correct"]
 
 REGISTRY: tuple[Correction, ...] = (Smooth(), Shift(), Round(), Bias())
 """Every correction, in the order in which they are tried and reported."""
 
 CORRECTIONS = tuple(correction.name for correction in REGISTRY)
 """Every correction by the name that ``--correct`` takes."""
+
+DEFAULT_CORRECTIONS = ("smooth", "round", "bias")
+"""Those that ``--correct auto`` stands for: they put no node between INT8 convolutions but a Mul where it pays. A shift
+needs an Add behind the activation function and a Pad before each convolution that pads."""
 
 
 def correct(
