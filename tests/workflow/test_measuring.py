@@ -66,6 +66,65 @@ def test_bench_of_a_bundle_against_its_model(run, model, bundle, calibration_ima
     assert f"images: from '{calibration_images}'" in done.out
     assert "clocks not known" in done.out
     assert "warning: there was no warm-up" in done.err
+    # Both suppress in the graph, with the same thresholds, though the model alone would leave it to the host.
+    assert done.out.count(", NMS onnx\n") == 2
+    assert "suppression" not in done.err
+
+
+@pytest.fixture(scope="module")
+def bundles(model, tmp_path_factory):
+    """Of the float model, without an engine: by what does the suppression, and how many candidates it has."""
+    from trtdet import BuildOptions, build, load_config
+
+    folder = tmp_path_factory.mktemp("suppressed")
+
+    def made(nms, topk):
+        config, options = (
+            load_config("shapes").with_nms(pre_nms_topk=topk),
+            BuildOptions("fp32", nms=nms, backend="onnxruntime"),
+        )
+        return build(model, config, folder / f"{nms}-{topk}", options).bundle.path
+
+    return {(nms, topk): made(nms, topk) for nms, topk in (("onnx", 300), ("onnx", 400), ("host", 300))}
+
+
+def test_a_model_is_given_the_suppression_of_the_bundles_beside_it(model, bundles):
+    from trtdet import load_config
+    from trtdet.performance import open_targets
+
+    config = load_config("shapes")
+    for (nms, topk), bundle in bundles.items():
+        beside, alone = open_targets([model, bundle], config)
+        assert (beside.nms, beside.thresholds.pre_nms_topk if nms == "onnx" else topk) == (nms, topk)
+        assert beside.unlike(alone) == alone.unlike(beside) == ""
+        assert (beside.runner.outputs[0] == "num_dets") == (nms == "onnx")
+    mixed = open_targets([model, *bundles.values()], config)
+    assert mixed[0].nms == "host"
+    assert [one.unlike(mixed[1]) for one in mixed] == [
+        "NMS host against onnx (on the host it is not timed)",
+        "",
+        "NMS with pre_nms_topk 400 against 300",
+        "NMS host against onnx (on the host it is not timed)",
+    ]
+
+
+def test_targets_with_unlike_suppression_are_told_apart_in_the_row(run, bundles):
+    one, few, other = bundles.values()
+    done = run("bench", one, few, other, *SHORT)
+    assert done.code == 0, done.err
+    said = {path: [line for line in done.out.splitlines() if line.startswith(f"{path} ")] for path in (one, few, other)}
+    assert all("; NMS with pre_nms_topk 400 against 300" in line for line in said[few])
+    assert all("; NMS host against onnx (on the host it is not timed)" in line for line in said[other])
+    assert not any(";" in line for line in said[one])
+    assert f"warning: '{other}' is not timed with the same suppression (NMS host against onnx" in done.err
+    found = run("bench", one, other, *SHORT, "--json").json
+    assert [target["nms_differs"] for target in found["targets"]] == [
+        "",
+        "NMS host against onnx (on the host it is not timed)",
+    ]
+    profiled = run("profile", one, "--against", other, *FEW, "--json")
+    assert profiled.json["against"]["nms_differs"] == "NMS onnx against host (on the host it is not timed)"
+    assert any("not timed with the same suppression" in warning for warning in profiled.json["warnings"])
 
 
 def test_bench_refuses_a_batch_before_it_measures(run, model, tmp_path):
@@ -189,6 +248,8 @@ def test_profile_of_a_bundle_against_its_model(run, model, bundle, tmp_path):
     kinds = {one["name"] for one in done.json["types"]}
     assert "QuantizeLinear" in kinds
     assert "QuantizeLinear" not in {one["name"] for one in done.json["against"]["types"]}
+    assert "NonMaxSuppression" in kinds & {one["name"] for one in done.json["against"]["types"]}
+    assert done.json["against"]["nms_differs"] == ""
     convs = [name for one in done.json["against"]["differences"] for name in one["convs"]]
     assert len(set(convs)) == len(convs) == CONVOLUTIONS
     assert all(one["low_ms"] > 0 for one in done.json["against"]["slower"])

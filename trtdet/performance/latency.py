@@ -16,7 +16,7 @@ from trtdet.performance.machine import Machine
 from trtdet.performance.options import BenchOptions
 from trtdet.performance.ratios import Ratio, Times, paired_ratio
 from trtdet.performance.results import ROUNDS, Bench, Latency, Measured, Point, Throughput
-from trtdet.performance.targets import Target, open_targets, source_of_pixels
+from trtdet.performance.targets import Target, open_targets, source_of_pixels, unfair
 from trtdet.performance.timing import PATIENCE, Clock, Slice, WarmUp, warm_up
 from trtdet.progress import Progress, silent
 
@@ -92,6 +92,7 @@ def measure(
             target.nms,
             ("included" if options.transfers else "excluded") if target.on_device else None,
             points,
+            target.unlike(targets[baseline]),
         )
         for target, points in zip(targets, zip(*rows, strict=True), strict=True)
     )
@@ -125,6 +126,8 @@ def _warnings(results: Sequence[Measured], before: Machine, options: BenchOption
                 f"'{result.name}' had not settled within {PATIENCE * options.warm_up:g} s of warm-up at batch "
                 f"{', '.join(restless)}; give a longer --warm-up, or a quieter machine"
             )
+        if result.nms_differs:
+            found.append(unfair(result.name, result.nms_differs))
         if result.run_info.without_graphs:
             found.append(
                 f"'{result.name}' ran without CUDA graphs, as {result.run_info.without_graphs}: where launching its "

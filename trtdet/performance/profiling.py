@@ -17,7 +17,7 @@ from trtdet.performance.layer_differences import Difference, differences, slower
 from trtdet.performance.machine import Machine, circumstances
 from trtdet.performance.options import ProfileOptions
 from trtdet.performance.profiles import OnnxNodes, Profile, Share, joined, shortened
-from trtdet.performance.targets import Target, open_targets, source_of_pixels
+from trtdet.performance.targets import Target, open_targets, source_of_pixels, unfair
 from trtdet.progress import Progress, silent
 from trtdet.runtime.detector import Detector
 from trtdet.tables import Column, Table, Tables
@@ -36,6 +36,7 @@ class Profiling:
         images: the source of the images, in words.
         before, after: the machine.
         warnings: to read before the figures are believed, one sentence each.
+        nms_differs: how the suppression of the two differs, in words; empty where it does not.
     """
 
     profile: Profile
@@ -44,6 +45,7 @@ class Profiling:
     before: Machine
     after: Machine
     warnings: tuple[str, ...]
+    nms_differs: str = ""
 
     @property
     def slower(self) -> list[Difference]:
@@ -67,6 +69,7 @@ class Profiling:
         if self.against is not None:
             result["against"] = {
                 **self.against.as_dict(),
+                "nms_differs": self.nms_differs,
                 "differences": [asdict(difference) for difference in differences(self.profile, self.against)],
                 "slower": [asdict(difference) for difference in self.slower],
             }
@@ -92,6 +95,8 @@ class Profiling:
         summary = f"{len(found)} groups, {gain:.3f} ms in all if they were as in the second" if found else "none"
         title = f"Slower in the first, beyond the scatter of the runs: {summary}"
         heading = f"{self.profile.name} (first) against {self.against.name} (second)"
+        if self.nms_differs:
+            heading += f": {self.nms_differs}"
         return Tables(
             (heading, _type_table(self.profile, self.against), _slower_table(found[:top], title) if found else title)
         )
@@ -207,7 +212,9 @@ def profile_targets(
     ]
     source = source_of_pixels(options.images, options.seed)
     other = profiles[1] if len(profiles) > 1 else None
-    return Profiling(profiles[0], other, source, before, Machine.now(targets), before.warnings)
+    differs = targets[0].unlike(targets[1]) if len(targets) > 1 else ""
+    warnings = (*before.warnings, *([unfair(targets[0].name, differs)] if differs else []))
+    return Profiling(profiles[0], other, source, before, Machine.now(targets), warnings, differs)
 
 
 def layer_means(path: Path, progress: Progress = silent) -> dict[str, float]:

@@ -115,6 +115,7 @@ class Measured:
         nms: the mode of suppression.
         transfers: ``included`` or ``excluded`` in ``latency_ms`` and the throughput; None where there are none.
         points: for each batch size.
+        nms_differs: how the suppression in the times differs from the baseline's, in words; empty where it does not.
     """
 
     name: str
@@ -123,6 +124,7 @@ class Measured:
     nms: str
     transfers: str | None
     points: tuple[Point, ...]
+    nms_differs: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -131,6 +133,7 @@ class Measured:
             "file": self.file,
             "ran_on": str(self.run_info),
             "nms": self.nms,
+            "nms_differs": self.nms_differs,
             "transfers": self.transfers,
             "points": [point.as_dict() for point in self.points],
         }
@@ -196,14 +199,21 @@ class Bench:
             latency = point.latency_ms
             row: list[Cell] = [target.name, point.batch, *(getattr(latency, name) for name in figures), latency.runs]
             row += [point.compute_ms.p50 if point.compute_ms else None] if apart else []
-            rows.append((*row, *self._ratio(point.ratio)))
+            rows.append((*row, *self._ratio(point.ratio, target)))
         title = f"Latency of one run, ms{' without transfers' if excluded else ''}"
         return Table((*columns, *self._compared()), rows, title)
 
     def _throughputs(self) -> Table:
         columns = ("target", "batch", "streams", Column("images/s", ".1f"), Column("stddev", ".1f"))
         rows: list[Sequence[Cell]] = [
-            (target.name, point.batch, rate.streams, rate.images_per_second, rate.stddev, *self._ratio(rate.ratio))
+            (
+                target.name,
+                point.batch,
+                rate.streams,
+                rate.images_per_second,
+                rate.stddev,
+                *self._ratio(rate.ratio, target),
+            )
             for target, point in self._points()
             for rate in point.throughput
         ]
@@ -223,5 +233,7 @@ class Bench:
     def _compared(self) -> tuple[Column, ...]:
         return (Column(f"of {self.baseline} ({CONFIDENCE:.0%} interval)", align="right"),) if self.baseline else ()
 
-    def _ratio(self, ratio: Ratio | None) -> tuple[str, ...]:
-        return (str(ratio) if ratio else "1",) if self.baseline else ()
+    def _ratio(self, ratio: Ratio | None, target: Measured) -> tuple[str, ...]:
+        if not self.baseline:
+            return ()
+        return (f"{ratio}; {target.nms_differs}" if ratio and target.nms_differs else str(ratio or 1),)

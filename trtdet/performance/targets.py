@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtdet.backends.base import Runner
-from trtdet.config import Config, InputConfig
+from trtdet.bundle import Bundle, NmsPart
+from trtdet.config import Config, InputConfig, NmsConfig
 from trtdet.data import ImageStream, evenly, find_images
 from trtdet.data.images import preprocess
-from trtdet.errors import ConfigError
+from trtdet.errors import BackendError, ConfigError, ModelError
 from trtdet.runtime.detector import Detector
 
 
@@ -27,6 +28,7 @@ class Target:
         input: its pre-processing.
         file: the engine or model that is run.
         nms: the mode of suppression; with ``host`` the suppression comes after the run and is in none of the times.
+        thresholds: of the suppression in the graph; None where they are not known.
     """
 
     name: str
@@ -34,6 +36,18 @@ class Target:
     input: InputConfig
     file: str
     nms: str
+    thresholds: NmsConfig | None = None
+
+    def unlike(self, other: Target) -> str:
+        """What suppression is in this target's times and in another's, where it is not the same; else empty."""
+        if self.nms != other.nms:
+            untimed = " (on the host it is not timed)" if "host" in (self.nms, other.nms) else ""
+            return f"NMS {self.nms} against {other.nms}{untimed}"
+        if self.nms == "host" or self.thresholds is None or other.thresholds is None:
+            return ""
+        mine, others = self.thresholds.model_dump(), other.thresholds.model_dump()
+        unequal = [f"{key} {mine[key]} against {others[key]}" for key in mine if mine[key] != others[key]]
+        return f"NMS with {', '.join(unequal)}" if unequal else ""
 
     @property
     def on_device(self) -> bool:
@@ -83,8 +97,20 @@ def source_of_pixels(images: Path | None, seed: int) -> str:
     return f"noise of 8-bit pixels, seed {seed}" if images is None else f"from '{images}'"
 
 
+def unfair(name: str, difference: str) -> str:
+    """The warning about a target whose suppression differs from that of the target it is compared with."""
+    return (
+        f"'{name}' is not timed with the same suppression ({difference}), so it is not the networks that are compared; "
+        "build both with the same --nms and thresholds"
+    )
+
+
 def open_targets(paths: Sequence[Path], config: Config | None) -> tuple[Target, ...]:
     """Opens bundles, and models by the configuration; a path that is named twice is opened twice.
+
+    Beside bundles that all have the same suppression a model is given that too, so that times are those of the same
+    work; where it cannot be, and beside bundles that differ, the model is opened as if it were alone, see
+    :meth:`Target.unlike`.
 
     Raises:
         ConfigError: a model without a configuration, or a configuration and no model.
@@ -92,10 +118,30 @@ def open_targets(paths: Sequence[Path], config: Config | None) -> tuple[Target, 
     """
     if config is not None and all(path.is_dir() for path in paths):
         raise ConfigError("--config is for models, bundles carry their own configuration", "leave --config out")
+    bundles = {index: Detector.open(path) for index, path in enumerate(paths) if path.is_dir()}
+    shared = _shared([Bundle(paths[index], verify=False).manifest.nms for index in bundles])
     opened: list[Target] = []
     for index, path in enumerate(paths):
-        detector = Detector.open(path, None if path.is_dir() else config)
+        detector = bundles[index] if index in bundles else _open_model(path, config, shared)
         earlier = paths[:index].count(path)
         name = f"{path} #{earlier + 1}" if earlier else str(path)
-        opened.append(Target(name, detector.runner, detector.input, str(detector.file), detector.nms_mode))
+        file, mode = str(detector.file), detector.nms_mode
+        opened.append(Target(name, detector.runner, detector.input, file, mode, detector.nms))
     return tuple(opened)
+
+
+def _shared(parts: Sequence[NmsPart]) -> NmsPart | None:
+    """The suppression that all bundles have; None where they differ or there are none."""
+    kinds = [(part.mode, part.embedded, None if part.mode == "host" else part.thresholds) for part in parts]
+    return parts[0] if kinds and all(kind == kinds[0] for kind in kinds) else None
+
+
+def _open_model(path: Path, config: Config | None, shared: NmsPart | None) -> Detector:
+    """A model, with the suppression of the bundles beside it as far as it can have that."""
+    # The suppression that a bundle's model brought along is what 'auto' leaves in the model.
+    if config is not None and shared is not None and not shared.embedded:
+        try:
+            return Detector.open(path, config.with_nms(**shared.thresholds.model_dump()), shared.mode)
+        except (ConfigError, ModelError, BackendError):
+            pass  # opened by itself it may work, or fail with the error that is its own
+    return Detector.open(path, config)
