@@ -35,7 +35,7 @@ Times = Callable[[float, float], None]
 def options(tiny: Tiny) -> BuildOptions:
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: pip install 'trtdet[rtx]'")
     calibration = CalibrationOptions(images=tiny.images)
-    return BuildOptions(calibration=calibration, correct=(), backend="tensorrt-rtx", sms=(86,))
+    return BuildOptions(calibration=calibration, correct=(), backend="tensorrt-rtx", sms=(86,), int8_all=True)
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_int8_is_compared_with_fp16_where_no_engine_runs(
     said = [str(warning.message) for warning in caught if warning.category is TrtdetWarning]
     assert any(text.startswith("INT8 is not faster than FP16 (estimate for A10") for text in said) == (found.ratio >= 1)
     # The other engine is the one that a build in FP16 makes.
-    alone = build(tiny.model, tiny.config, tmp_path / "h", replace(options, precision="fp16")).bundle
+    alone = build(tiny.model, tiny.config, tmp_path / "h", replace(options, precision="fp16", int8_all=False)).bundle
     moved = Audit.load(alone.file("audit.json")).bytes
     assert (found.fp16.bytes, found.fp16.file_bytes) == (moved, alone.file("model.engine").stat().st_size)
     assert found.int8.bytes == Audit.load(done.bundle.file("audit.json")).bytes
@@ -139,6 +139,7 @@ def test_fp16_is_built_in_its_own_best_form(tmp_path: Path) -> None:
         quantization="implicit",
         sms=(86,),
         batch=(1, 4, 8),
+        int8_all=True,
         guard=1.02,
         gpu="T4",
     )
@@ -148,7 +149,7 @@ def test_fp16_is_built_in_its_own_best_form(tmp_path: Path) -> None:
     assert (twin.precision, twin.silu, twin.plugins, twin.quantization) == ("fp16", "auto", (), "explicit")
     assert (twin.engine.embed_plugins, twin.engine.workspace) == (False, 1 << 20)
     assert (twin.sms, twin.batch, twin.nms, twin.backend) == ((86,), (1, 4, 8), "host", "tensorrt")
-    assert (twin.guard, twin.gpu) == (None, None)
+    assert (twin.guard, twin.gpu, twin.int8_all) == (None, None, False)
 
 
 # the bound
@@ -228,7 +229,7 @@ def test_the_command_says_what_was_asked_and_what_was_shipped(
 ) -> None:
     times(1.25, 1)
     command = ["build", str(tiny.model), "--config", str(tiny.yaml), "--images", str(tiny.images), "--correct", "none"]
-    command += ["--backend", "tensorrt-rtx", "--sm", "86", "--gpu", "L4", "-o", str(tmp_path / "b")]
+    command += ["--int8-all", "--backend", "tensorrt-rtx", "--sm", "86", "--gpu", "L4", "-o", str(tmp_path / "b")]
     assert main(command) == 0
     said = capsys.readouterr()
     size = (tmp_path / "b" / "model.engine").stat().st_size / 1e6
