@@ -5,8 +5,6 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-import onnx
 import pytest
 from models import CONVOLUTIONS, SMALL_MODEL, own_labels
 
@@ -25,7 +23,7 @@ from trtdet.mixed_precision.subject import Method, subject_key
 from trtdet.pipeline import Prepared, calibrated, host_graph, select_images
 from trtdet.pipeline import prepared as prepare
 from trtdet.quantization import Entry, HeadError, PrecisionPlan, insert_qdq
-from trtdet.quantization.macs import DEPTHWISE, multiply_adds
+from trtdet.quantization.macs import DEPTHWISE
 from trtdet.runtime.detector import Detector
 
 CONFIG = load_config("shapes")
@@ -240,27 +238,6 @@ def test_a_ranking_is_kept_and_read(reference: Sensitivity, tmp_path: Path) -> N
         Sensitivity.load(tmp_path / "newer")
     with pytest.raises(ConfigError, match="does not exist; 'trtdet sensitivity' writes one"):
         Sensitivity.load(tmp_path / "no.json")
-
-
-def test_multiply_adds() -> None:
-    model = onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["" : 13]> net (float[1,4,8,8] x) => (float[1,8,16,16] y) {
-        a = Conv<pads = [1,1,1,1], strides = [2,2]>(x, w) b = Conv<group = 6, pads = [1,1,1,1]>(a, d)
-        c = Conv<group = 2>(b, g) y = ConvTranspose<strides = [4,4]>(c, t) }"""
-    )
-    shapes_of = {"w": (6, 4, 3, 3), "d": (6, 1, 3, 3), "g": (4, 3, 1, 1), "t": (4, 8, 4, 4)}
-    for name, shape in shapes_of.items():
-        model.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(shape, np.float32), name))
-    for index, node in enumerate(model.graph.node):
-        node.name = f"n{index}"
-    found = multiply_adds(onnx.shape_inference.infer_shapes(model))
-    assert {name: one.count for name, one in found.items()} == {
-        "n0": 6 * 4 * 9 * 16,
-        "n1": 6 * 9 * 16,
-        "n2": 4 * 3 * 16,
-        "n3": 4 * 8 * 16 * 16,
-    }
-    assert [name for name, one in found.items() if one.depthwise] == ["n1"]
 
 
 def test_nothing_to_rank(prepared: Prepared) -> None:
