@@ -55,6 +55,7 @@ class FakeTensorRT:
 
     class BuilderFlag:
         INT8, FP16, OBEY_PRECISION_CONSTRAINTS, VERSION_COMPATIBLE = "INT8", "FP16", "OBEY", "VERSION"
+        TF32 = "TF32"
 
     class NetworkDefinitionCreationFlag:
         EXPLICIT_BATCH = 0
@@ -78,6 +79,7 @@ class FakeTensorRT:
         self.told: list[str] = []
         self.config = SimpleNamespace(
             set_flag=self.flags.append,
+            clear_flag=lambda flag: self.flags.append(f"no {flag}"),
             set_memory_pool_limit=lambda pool, size: self.told.append(f"{pool} {size}"),
             set_tactic_sources=lambda mask: self.told.append(f"tactics {mask:b}"),
             create_timing_cache=lambda data: None if data in self.spoilt else data,
@@ -177,8 +179,9 @@ def test_the_builder_is_told_of_every_option(elsewhere: Path) -> None:
     assert fake.config.hardware_compatibility_level == "ampere"
     assert fake.config.plugins_to_serialize == []
     assert fake.told[-2:] == ["workspace 1048576", "tactics 10010"]
-    fake.made(options=asdict(EngineOptions(tactic_sources=())))
+    fake.made(options=asdict(EngineOptions(tactic_sources=(), tf32=False)))
     assert fake.told[-1] == "tactics 0"
+    assert fake.flags == ["VERSION", "no TF32"]
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_what_stays_out_and_what_counts_for_int8_alone() -> None:
     assert always == {
         *("precision", "sms", "batch", "silu"),
         *(f"engine.{name}" for name in ("workspace", "version_compatible", "hardware_compatible", "embed_plugins")),
-        "engine.tactic_sources",
+        *("engine.tactic_sources", "engine.tf32"),
     }
 
 

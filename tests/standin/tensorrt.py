@@ -538,7 +538,7 @@ class IBuilderConfig:
     )
 
     def __init__(self):
-        self._flags, self._previews, self._profiles = 0, 0, []
+        self._flags, self._previews, self._profiles = 1 << BuilderFlag.TF32, 0, []
         self._pools = {MemoryPoolType.WORKSPACE: 1 << 30}
         self._cache, self._calibration_profile, self._tactics = None, None, 0
         self.avg_timing_iterations, self.builder_optimization_level, self.max_aux_streams = 1, 3, -1

@@ -250,6 +250,26 @@ def test_a_float_engine_is_allowed_no_lower_precision(
     assert not {"INT8", "FP16"} & set(told(full)["flags"])
 
 
+@pytest.mark.parametrize("version", [OLD, "11.1.0"])
+def test_float32_may_run_in_tf32_and_that_is_said(
+    machine: Machine, model: Path, calibration_images: Path, tmp_path: Path, version: str
+) -> None:
+    usual = build(machine, model, calibration_images, tmp_path / "usual", "--fp32", version=version)
+    exact = build(machine, model, calibration_images, tmp_path / "exact", "--fp32", "--no-tf32", version=version)
+    assert ("TF32" in told(usual)["flags"], usual.manifest.backend.tf32) == (True, True)
+    assert ("TF32" in told(exact)["flags"], exact.manifest.backend.tf32) == (False, False)
+    arguments = [*QUICK, "--images", calibration_images, "--fp32", "-o", usual.path]
+    again = machine.trtdet("build", model, *arguments, version=version)
+    assert "up to date" in again.out
+    assert "FP32 (TF32 where the GPU has it) as built" in again.out
+    quick = ["--seconds", 0.02, "--warm-up", 0, "--min-runs", 20]
+    timed = machine.trtdet("bench", usual.path, exact.path, *quick, version=version)
+    assert timed.code == 0, timed.err
+    (said,) = [line for line in timed.out.splitlines() if "TF32" in line]
+    assert said.startswith(f"{usual.path}: ")
+    assert said.endswith("; its float32 convolutions may run in TF32 (--no-tf32)")
+
+
 def test_what_is_learnt_of_kernels_is_kept_beside_the_bundle(
     machine: Machine, model: Path, calibration_images: Path, tmp_path: Path
 ) -> None:

@@ -148,7 +148,7 @@ def compare_layers(
         facts.sms if backend.capabilities.sms else (),
         (shape.min[0], shape.opt[0], shape.max[0]),
         tuple(bundle.file(part.file) for part in manifest.backend.plugins),
-        EngineOptions(workspace=manifest.command["engine"]["workspace"]),
+        EngineOptions(workspace=manifest.command["engine"]["workspace"], tf32=manifest.backend.tf32),
     )
     request = compose(exposed, precision, quantizable(model, plan).precisions(plan), target)
     built = backend.build(request, progress)

@@ -62,6 +62,7 @@ class Capabilities:
         version_compatible: it can build engines that later versions of the library run.
         hardware_compatible: it can build engines that later GPUs run.
         tactic_sources: names of the kernel libraries that its builder can be restricted to.
+        tf32: it multiplies float32 in TF32 where the GPU can (since Ampere), unless it is told not to.
         preview_features: names of the preview features that its builder needs.
         cache_version: the library's version as a calibration cache names it; 0 where it reads none.
         silu: the values of ``--silu`` that it supports, the best first.
@@ -90,6 +91,7 @@ class Capabilities:
     version_compatible: bool = False
     hardware_compatible: bool = False
     tactic_sources: tuple[str, ...] = ()
+    tf32: bool = False
     preview_features: tuple[str, ...] = ()
     cache_version: int = 0
     silu: tuple[SiluForm, ...] = ("keep", "swish")
@@ -128,6 +130,8 @@ class EngineOptions:
         hardware_compatible: later GPUs, Ampere and newer, can run the engine.
         embed_plugins: the engine carries the plugin libraries, so that a service need not load them.
         tactic_sources: names of the kernel libraries that may be used; None for the library's own choice.
+        tf32: float32 may be multiplied in TF32: factors with 10 bits of mantissa, sums with 23 (``BuilderFlag.TF32`` in
+            NvInfer.h), TensorRT's default.
     """
 
     workspace: int | None = None
@@ -135,6 +139,7 @@ class EngineOptions:
     hardware_compatible: bool = False
     embed_plugins: bool = False
     tactic_sources: tuple[str, ...] | None = None
+    tf32: bool = True
 
 
 @dataclass(frozen=True)

@@ -84,6 +84,8 @@ class BackendPart(_Part):
     """The engine runs on later versions of the library as well."""
     hardware_compatible: bool = False
     """The engine runs on every compute capability from 8.0 on, not on those of ``sms`` alone."""
+    tf32: bool = False
+    """The engine may multiply float32 in TF32, where the GPU can."""
 
     @property
     def loose_plugins(self) -> tuple[str, ...]:

@@ -120,6 +120,11 @@ def _add_engine(parser: ArgumentParser) -> None:
     group.add_argument("--hardware-compatible", action="store_true", help="runs on every GPU since Ampere")
     group.add_argument("--embed-plugins", action="store_true", help="the engine carries the plugin libraries")
     group.add_argument(
+        "--no-tf32",
+        action="store_true",
+        help="multiply float32 in float32, not in TF32, which GPUs since Ampere do by default",
+    )
+    group.add_argument(
         "--tactic-sources",
         nargs="*",
         metavar="NAME",
@@ -251,6 +256,7 @@ def _build_options(options: Namespace) -> BuildOptions:
             options.hardware_compatible,
             options.embed_plugins,
             None if options.tactic_sources is None else tuple(options.tactic_sources),
+            not options.no_tf32,
         ),
         timing_cache=options.timing_cache,
         measure=not options.no_measure,
@@ -273,7 +279,8 @@ def _summary(bundle: Bundle, options: Namespace, up_to_date: bool) -> str:
     counts = manifest.audit or manifest.precision
     engine = bundle.engine
     known = "as built" if manifest.audit else "as planned, not audited"
-    done = f"{counts.int8} convs INT8, {counts.fp16} FP16, {counts.fp32} FP32 {known}"
+    tf32 = " (TF32 where the GPU has it)" if manifest.backend.tf32 and counts.fp32 else ""
+    done = f"{counts.int8} convs INT8, {counts.fp16} FP16, {counts.fp32} FP32{tf32} {known}"
     made = f"engine {engine.stat().st_size / 1e6:.1f} MB" if engine else "no engine (onnxruntime runs the model itself)"
     target = f"{manifest.backend.name} {manifest.backend.version}"
     if manifest.backend.sms:

@@ -93,6 +93,7 @@ def measure(
             ("included" if options.transfers else "excluded") if target.on_device else None,
             points,
             target.unlike(targets[baseline]),
+            target.tf32,
         )
         for target, points in zip(targets, zip(*rows, strict=True), strict=True)
     )

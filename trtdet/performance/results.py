@@ -116,6 +116,7 @@ class Measured:
         transfers: ``included`` or ``excluded`` in ``latency_ms`` and the throughput; None where there are none.
         points: for each batch size.
         nms_differs: how the suppression in the times differs from the baseline's, in words; empty where it does not.
+        tf32: it has float32 convolutions, which may run in TF32.
     """
 
     name: str
@@ -125,6 +126,7 @@ class Measured:
     transfers: str | None
     points: tuple[Point, ...]
     nms_differs: str = ""
+    tf32: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -134,6 +136,7 @@ class Measured:
             "ran_on": str(self.run_info),
             "nms": self.nms,
             "nms_differs": self.nms_differs,
+            "tf32": self.tf32,
             "transfers": self.transfers,
             "points": [point.as_dict() for point in self.points],
         }
@@ -220,6 +223,7 @@ class Bench:
         notes = []
         for target in self.targets:
             extra = "; suppression on the host comes on top" if target.nms == "host" else ""
+            extra += "; its float32 convolutions may run in TF32 (--no-tf32)" if target.tf32 else ""
             notes.append(f"{target.name}: {target.file} on {target.run_info}, NMS {target.nms}{extra}")
         notes.append(f"{ROUNDS} rounds in turn; images: {self.images}")
         notes += circumstances(self.before, self.after)

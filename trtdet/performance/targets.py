@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtdet.backends.base import Runner
-from trtdet.bundle import Bundle, NmsPart
+from trtdet.bundle import Bundle, Manifest, NmsPart
 from trtdet.config import Config, InputConfig, NmsConfig
 from trtdet.data import ImageStream, evenly, find_images
 from trtdet.data.images import preprocess
@@ -29,6 +29,7 @@ class Target:
         file: the engine or model that is run.
         nms: the mode of suppression; with ``host`` the suppression comes after the run and is in none of the times.
         thresholds: of the suppression in the graph; None where they are not known.
+        tf32: it has float32 convolutions, which may run in TF32.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Target:
     file: str
     nms: str
     thresholds: NmsConfig | None = None
+    tf32: bool = False
 
     def unlike(self, other: Target) -> str:
         """What suppression is in this target's times and in another's, where it is not the same; else empty."""
@@ -119,15 +121,22 @@ def open_targets(paths: Sequence[Path], config: Config | None) -> tuple[Target, 
     if config is not None and all(path.is_dir() for path in paths):
         raise ConfigError("--config is for models, bundles carry their own configuration", "leave --config out")
     bundles = {index: Detector.open(path) for index, path in enumerate(paths) if path.is_dir()}
-    shared = _shared([Bundle(paths[index], verify=False).manifest.nms for index in bundles])
+    manifests = {index: Bundle(paths[index], verify=False).manifest for index in bundles}
+    shared = _shared([manifest.nms for manifest in manifests.values()])
     opened: list[Target] = []
     for index, path in enumerate(paths):
         detector = bundles[index] if index in bundles else _open_model(path, config, shared)
         earlier = paths[:index].count(path)
         name = f"{path} #{earlier + 1}" if earlier else str(path)
         file, mode = str(detector.file), detector.nms_mode
-        opened.append(Target(name, detector.runner, detector.input, file, mode, detector.nms))
+        # A bundle whose model runs in place of its engine has a runner with a model.
+        tf32 = index in manifests and detector.runner.model is None and _in_tf32(manifests[index])
+        opened.append(Target(name, detector.runner, detector.input, file, mode, detector.nms, tf32))
     return tuple(opened)
+
+
+def _in_tf32(manifest: Manifest) -> bool:
+    return manifest.backend.tf32 and (manifest.audit or manifest.precision).fp32 > 0
 
 
 def _shared(parts: Sequence[NmsPart]) -> NmsPart | None:

@@ -71,7 +71,7 @@ def stays_out(reason: str) -> dict[str, StaysOut]:
 
 FOREIGN: Mapping[type, Mapping[str, Enters | StaysOut]] = {
     EngineOptions: dict.fromkeys(
-        ("workspace", "version_compatible", "hardware_compatible", "embed_plugins", "tactic_sources"),
+        ("workspace", "version_compatible", "hardware_compatible", "embed_plugins", "tactic_sources", "tf32"),
         Enters(Stage.ENGINE),
     )
 }

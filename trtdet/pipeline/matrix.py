@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
-from typing_extensions import TypedDict
+from typing_extensions import NotRequired, TypedDict
 
 from trtdet.config import Config, NmsConfig, SiluForm
 from trtdet.data import CocoDataset, content_hash
@@ -86,6 +86,8 @@ class Row(TypedDict):
     build_seconds: Finite | None
     engine_mb: Finite | None
     latency_ms: Finite | None
+    tf32: NotRequired[bool]
+    """The engine has float32 convolutions, which may run in TF32."""
 
 
 @dataclass(frozen=True)

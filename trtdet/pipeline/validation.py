@@ -185,6 +185,8 @@ def _check_engine(options: BuildOptions, caps: Capabilities) -> None:
     if unknown or (engine.tactic_sources is not None and not caps.tactic_sources):
         allowed = f"allowed: {', '.join(caps.tactic_sources)}" if caps.tactic_sources else "leave --tactic-sources out"
         raise BackendError(f"{backend} has no tactic source{f' {unknown[0]!r}' if unknown else 's'}; {allowed}")
+    if not engine.tf32 and not caps.tf32:
+        raise BackendError(f"{backend} does not compute in TF32; leave --no-tf32 out")
     if engine.workspace is not None and engine.workspace <= 0:
         raise ConfigError(f"--workspace must be over 0 MiB, got {engine.workspace / 2**20:g}")
     if not options.implicit:

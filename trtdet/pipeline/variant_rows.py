@@ -165,6 +165,7 @@ class RowMaker:
         facts: dict[str, Any] = {**counts, **_NO_ENGINE}
         if built.engine:
             facts.update(build_seconds=round(built.seconds, 2), engine_mb=len(built.engine) / 1e6)
+            facts["tf32"] = self._backend.capabilities.tf32 and counts["fp32"] > 0
         return built, facts
 
     def _evaluated(self, detector: Detector, stage: str) -> list[Evaluation]:

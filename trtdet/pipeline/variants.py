@@ -80,7 +80,13 @@ def _cells(row: dict[str, Any]) -> list[str | int | float | None]:
     nms = row["nms"]
     interval = "" if row["low"] is None else f"{100 * row['low']:+.2f} .. {100 * row['high']:+.2f}"
     return [
-        *(row["precision"], row["silu"], row["calibration"], ", ".join(row["corrections"] or ()), row["kept"]),
+        *(
+            row["precision"] + (" (TF32)" if row["precision"] == "FP32" and row.get("tf32") else ""),
+            row["silu"],
+            row["calibration"],
+            ", ".join(row["corrections"] or ()),
+            row["kept"],
+        ),
         f"{nms['score_threshold']:g} / {nms['iou_threshold']:g} / {nms['max_detections']}",
         *(100 * row["map"], 100 * row["map50"], 100 * row["difference"], interval),
         f"{row['int8']} / {row['fp16']} / {row['fp32']}",

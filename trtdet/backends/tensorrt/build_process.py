@@ -265,6 +265,8 @@ def set_options(trt: Any, config: Any, request: dict[str, Any]) -> None:
         config.hardware_compatibility_level = trt.HardwareCompatibilityLevel.AMPERE_PLUS
     if options["embed_plugins"]:
         config.plugins_to_serialize = request["plugins"]
+    if not options["tf32"]:
+        config.clear_flag(trt.BuilderFlag.TF32)
     if options["tactic_sources"] is not None:
         sources = [getattr(trt.TacticSource, name) for name in options["tactic_sources"]]
         config.set_tactic_sources(sum(1 << int(source) for source in sources))

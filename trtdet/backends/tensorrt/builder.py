@@ -112,6 +112,7 @@ class TensorRT:
             else None,
             version_compatible=(major, minor) >= (8, 6),
             hardware_compatible=(major, minor) >= (8, 6),
+            tf32=True,
             tactic_sources=tuple(getattr(getattr(self._trt, "TacticSource", None), "__members__", ())),
             # Without it one context alone could use the batches of a dynamic engine; later versions always share them.
             preview_features=("PROFILE_SHARING_0806",) if (major, minor) == (8, 6) else (),

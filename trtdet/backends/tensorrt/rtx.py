@@ -46,6 +46,7 @@ class TensorRTRTX:
             uncaptured_nms={"native": UNCAPTURED_NMS["native"]},
             # From 1.2 on; its release notes say that capture needs it.
             capture_flags=tuple(name for name in ("REQUIRE_USER_ALLOCATION",) if hasattr(self._trt.BuilderFlag, name)),
+            tf32=True,
             max_topk=3840,
             max_opset=NEWEST,
             missing_ops={

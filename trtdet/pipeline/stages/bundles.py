@@ -136,6 +136,7 @@ def _manifest(engine: Engine, origin: Origin) -> dict[str, Any]:
             plugins=origin.plugins,
             version_compatible=options.engine.version_compatible,
             hardware_compatible=options.engine.hardware_compatible,
+            tf32=caps.tf32 and options.engine.tf32,
         ),
         "quantization": _quantization_part(network.prepared, options),
         "precision": CountsPart(**network.plan.counts()),
