@@ -57,7 +57,7 @@ def times(monkeypatch: pytest.MonkeyPatch) -> Times:
     """Sets the milliseconds that the estimate gives an engine with convolutions in INT8, and one without."""
 
     def call(int8: float, fp16: float) -> None:
-        def estimate(flow: Any, gpu: Any, batch: int) -> Any:
+        def estimate(flow: Any, gpu: Any, batch: int, graph: bool) -> Any:
             quantized = any(layer.input == "Int8" for layer in flow.layers)
             ms = int8 if quantized else fp16
             return SimpleNamespace(ms=ms, bytes=int(1e6 * ms), layers=(1, 2), as_dict=lambda: {"bound_ms": {}})
@@ -108,6 +108,20 @@ def test_another_gpu_is_estimated_without_another_int8_build(built: Built, times
     assert any(stage.startswith("FP16 to compare with: building the engine") for stage in told)
     again = built(gpu="T4")
     assert (again.up_to_date, again.worth) == (True, None)
+
+
+@pytest.mark.tensorrt
+def test_an_engine_that_cannot_be_captured_is_estimated_kernel_by_kernel(built: Built) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TrtdetWarning)
+        captured, native = (built(nms=mode, force=True).worth for mode in ("host", "native"))
+    assert captured is not None and captured.estimate is not None
+    assert native is not None and native.estimate is not None
+    assert (captured.estimate.cuda_graph, native.estimate.cuda_graph) == (True, False)
+    assert "(estimate for A10, batch 1, without CUDA graphs): " in str(native)
+    # In a network this small the launch is all that a kernel costs.
+    launches = [each.fp16.ms / each.fp16.kernels for each in (captured.estimate, native.estimate)]
+    assert launches[1] > 2 * launches[0]
 
 
 @pytest.mark.tensorrt
@@ -214,7 +228,7 @@ def test_int8_is_shipped_where_it_reaches_the_bound(built: Built, times: Times, 
 def test_with_a_bound_nothing_is_in_place_before_it_has_decided(
     built: Built, times: Times, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*given: Any) -> None:
+    def fail(*given: Any, graph: bool) -> None:
         raise ModelError("no estimate")
 
     monkeypatch.setattr(verdict, "estimate", fail)

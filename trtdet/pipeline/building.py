@@ -82,7 +82,8 @@ def build(
         found = Audit.load(bundle.file(AUDIT)) if AUDIT in bundle.manifest.files else None
         for said in found.warnings if found is not None else ():
             warnings.warn(said, TrtdetWarning, stacklevel=2)
-    if worth is not None and worth.warning:
+    # A plan with nothing in INT8 has been warned of.
+    if worth is not None and worth.warning and bundle.manifest.precision.int8:
         warnings.warn(worth.warning, TrtdetWarning, stacklevel=2)
     return BuildResult(bundle, found, done.up_to_date, done.trade_off, worth)
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from trtdet.audit.gpus import GPUS, Gpu, gpu_named
 from trtdet.audit.roofline import Estimate, estimate, flow_of
-from trtdet.backends import EngineFacts, obstacle
+from trtdet.backends import EngineFacts, choose, obstacle
 from trtdet.bundle import Bundle, BundleWriter, Manifest, QuantizationPart
 from trtdet.config import Config, NmsMode
 from trtdet.data import CocoDataset, ImageCache
@@ -192,8 +192,10 @@ def _estimated(bundle: Bundle, twin: Bundle, gpu: str | None, batch: int) -> Est
     if not all(AUDIT in one.manifest.files for one in (bundle, twin)):
         return None
     row = gpu_named(gpu) if gpu is not None else default_gpu(bundle.manifest.backend.sms)
-    int8, fp16 = (_figures(one, estimate(flow_of(one), row, batch)) for one in (bundle, twin))
-    return Estimated(row.name, batch, int8, fp16) if int8.ms and fp16.ms else None
+    backend = choose(bundle.manifest.backend.name)
+    graph = bundle.manifest.nms.mode not in backend.capabilities.uncaptured_nms
+    int8, fp16 = (_figures(one, estimate(flow_of(one), row, batch, graph=graph)) for one in (bundle, twin))
+    return Estimated(row.name, batch, int8, fp16, graph) if int8.ms and fp16.ms else None
 
 
 def _figures(bundle: Bundle, found: Estimate) -> EngineFigures:

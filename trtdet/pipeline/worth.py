@@ -51,12 +51,14 @@ class Estimated:
         batch: images at once.
         int8: the engine that was asked for.
         fp16: of the same model in FP16, in the form that suits FP16 best.
+        cuda_graph: both are launched as one CUDA graph, rather than kernel by kernel, which takes longer.
     """
 
     gpu: str
     batch: int
     int8: EngineFigures
     fp16: EngineFigures
+    cuda_graph: bool = True
 
     @property
     def ratio(self) -> float:
@@ -65,9 +67,13 @@ class Estimated:
 
     def __str__(self) -> str:
         """One sentence without a full stop."""
-        return (
-            f"INT8 against FP16 (estimate for {self.gpu}, batch {self.batch}): {self.ratio:.2f}x the time, {self.sizes}"
-        )
+        return f"INT8 against FP16 ({self.basis}): {self.ratio:.2f}x the time, {self.sizes}"
+
+    @property
+    def basis(self) -> str:
+        """What it is an estimate of, in words that fit into brackets."""
+        launched = "" if self.cuda_graph else ", without CUDA graphs"
+        return f"estimate for {self.gpu}, batch {self.batch}{launched}"
 
     @property
     def sizes(self) -> str:
@@ -154,7 +160,7 @@ class Worth:
         """Where ``speedup`` comes from, in words that fit into brackets."""
         if self.latency is not None:
             return f"measured on {self._device}, batch {self.batch}"
-        return "" if self.estimate is None else f"estimate for {self.estimate.gpu}, batch {self.estimate.batch}"
+        return "" if self.estimate is None else self.estimate.basis
 
     @property
     def _device(self) -> str:
