@@ -59,6 +59,11 @@ FOLDED = {
     "Split": "a = Conv(x, w8, b8) s, o = Split<axis = 1>(a) z = Sigmoid(o)",
     "Split, the second": "a = Conv(x, w8, b8) o, s = Split<axis = 1>(a, halves) z = Sigmoid(o)",
     "Split and joined": "a = Conv(x, w8, b8) o, p = Split<axis = 1>(a, halves) q = Relu(o) s = Concat<axis = 1>(p, q)",
+    "a convolution in float that reads it": "a = Conv(x, w1, b) s = Relu(a) z = Conv<pads = [1,1,1,1]>(s, w, b)",
+    "a depthwise one": "a = Conv(x, w1, b) s = Relu(a) z = Conv<group = 4>(s, g)",
+    "one in groups": "a = Conv(x, w1, b) s = Relu(a) z = Conv<group = 2>(s, u)",
+    "one on the way": "a = Conv(x, w1, b) r = Relu(a) z = Conv(r, w2) s = MaxPool<kernel_shape = [1,1]>(r)",
+    "one on the way to a Concat": "a = Conv(x, w1, b) c = Conv(x, w2) z = Conv(c, w) s = Concat<axis = 1>(a, c)",
 }
 
 LEFT = {
@@ -73,6 +78,9 @@ LEFT = {
     "weights that are shared": ("a = Conv(x, w1, b) z = Conv(x, w1) s = Relu(a)", 4),
     "weights that are computed": ("k = Relu(w1) a = Conv(x, k) s = Relu(a)", 4),
     "another reader of the convolution": ("a = Conv(x, w1, b) z = Sigmoid(a) s = Relu(a)", 4),
+    "a convolution in float with shared weights": ("a = Conv(x, w1) s = Relu(a) z = Conv(s, w2) v = Conv(x, w2)", 4),
+    "a transposed convolution that reads it": ("a = Conv(x, w1) s = Relu(a) z = ConvTranspose(s, t)", 4),
+    "weights that are what is mapped": ("s = Conv(x, w1) z = Conv(x, s)", 4),
     "another reader on the way": (
         "a = Conv(x, w1, b) r = Relu(a) z = Sigmoid(r) s = MaxPool<kernel_shape = [1,1]>(r)",
         4,
@@ -134,9 +142,14 @@ def folded(model: onnx.ModelProto, factor: np.ndarray) -> tuple[onnx.ModelProto,
     """The model that makes the product in the place of ``s``, as far as it goes in, and what is left."""
     graph = to_graph(model)
     write = Writer(graph, "test", Origin.QDQ)
-    left, offset = fold_map(write, graph.tensors()["s"], factor, None, {})
+    left, offset = fold_map(write, graph.tensors()["s"], [reader(model)], factor, None, {})
     assert offset is None
     return to_model(graph), left
+
+
+def reader(model: onnx.ModelProto) -> str:
+    """The node that reads ``s`` for the sake of ``y``."""
+    return next(node.name for node in model.graph.node if node.output[0] == "y")
 
 
 def channels(model: onnx.ModelProto) -> int:
@@ -147,7 +160,7 @@ def channels(model: onnx.ModelProto) -> int:
 def left_to_multiply(model: onnx.ModelProto) -> int:
     """The channels of ``s`` that need a Mul for the sake of ``y``, which reads it."""
     graph = to_graph(model)
-    return channels_left(graph, graph.tensors()["s"], channels(model), 1, ())
+    return channels_left(graph, graph.tensors()["s"], channels(model), [reader(model)], ())
 
 
 def kinds(model: onnx.ModelProto) -> list[str]:
@@ -206,10 +219,11 @@ def test_a_plugin_activation_keeps_the_map_after_the_concat(made: Any) -> None:
     activation.op_type = PLUGIN_ACTIVATIONS[0]
     graph = to_graph(model)
     nodes = len(graph.nodes)
-    left, _ = fold_map(Writer(graph, "test", Origin.QDQ), graph.tensors()["s"], FACTOR, None, {})
+    left, _ = fold_map(Writer(graph, "test", Origin.QDQ), graph.tensors()["s"], [reader(model)], FACTOR, None, {})
     assert left is FACTOR and len(graph.nodes) == nodes
-    for tensor, channels in (("s", 8), ("q", 4)):  # the plugin has a factor of its own, so that no Mul is left
-        assert channels_left(graph, graph.tensors()[tensor], channels, 1, ()) == 0
+    for tensor, count in (("s", 8), ("q", 4)):  # the plugin has a factor of its own, so that no Mul is left
+        readers = [node.name for node in graph.tensors()[tensor].outputs]
+        assert channels_left(graph, graph.tensors()[tensor], count, readers, ()) == 0
 
 
 @pytest.mark.parametrize(
@@ -242,6 +256,18 @@ def test_weights_in_float_stay_normal_numbers_of_fp16(
     )
     _, left = folded(model, np.array([1.0, 1.0, 1.0, factor]))
     assert (left is None) == goes
+
+
+def test_what_undoes_a_factor_stays_normal_numbers_of_fp16(net: Any, normal: Any) -> None:
+    """The second output channel reads the second input channel alone, with a small weight."""
+    model = net(
+        """(float[1,2,8,8] x) => (float[1,2,8,8] y, float[1,2,8,8] z) {
+            a = Conv(x, w) s = Relu(a) y = Sigmoid(s) z = Conv(s, u) }""",
+        w=normal(2, 2, 1, 1),
+        u=np.array([[1, 0], [0, 1e-4]], np.float32).reshape(2, 2, 1, 1),
+    )
+    for factor, goes in (([1.0, 1.5], True), ([1.0, 2.0], False), ([2.0, 1.0], True), ([1e-5, 1.0], False)):
+        assert (folded(model, np.array(factor))[1] is None) == goes
 
 
 # As Q/DQ pairs
@@ -308,6 +334,31 @@ def test_two_parts_of_a_split_convolution_take_their_maps(net: Any, normal: Any,
         maps[tensor], rounded[conv] = ChannelMap(amax, scale), undone(weights[weight], scale)
     int8 = insert_qdq(model, placement, ranges, Corrections(maps, rounded))
     assert [kind for kind in kinds(int8) if not kind.endswith("Linear")] == ["Conv", "Conv", "Conv", "Relu", "Split"]
+    expected, got = OnnxRunner(model)(x), OnnxRunner(int8)(x)
+    for name in ("y", "z"):
+        assert np.abs(got[name] - expected[name]).max() < 0.08 * np.abs(expected[name]).max()
+
+
+@pytest.mark.parametrize("reader", ["int8", "fp16"])
+def test_a_tensor_on_the_way_may_be_read_in_float_but_not_quantised_by_itself(
+    net: Any, normal: Any, measured: Any, reader: str
+) -> None:
+    weights = {name: normal(4, 4, 1, 1, seed=seed) for seed, name in enumerate(("w1", "w2", "w3"))}
+    model = net(
+        """(float[1,4,8,8] x) => (float[1,4,8,8] y, float[1,4,8,8] z) {
+            a = Conv(x, w1) r = Relu(a) z = Conv(r, w2) s = MaxPool<kernel_shape = [1,1]>(r) y = Conv(s, w3) }""",
+        **weights,
+    )
+    x = normal(1, 4, 8, 8, seed=4)
+    placement, ranges = measured(model, x)
+    entries = dict(placement.plan.entries)
+    entries["Conv_2"] = replace(entries["Conv_2"], precision=reader)
+    placement = placement.following(PrecisionPlan(entries))
+    scale = FACTOR[:4]
+    amax = float((scale[:, None] * OnnxRunner(expose(model, ["s"]))(x)["s"][0].reshape(4, -1)).max())
+    corrections = Corrections({"s": ChannelMap(amax, scale)}, {"Conv_4": undone(weights["w3"], scale)})
+    int8 = insert_qdq(model, placement, ranges, corrections)
+    assert kinds(int8).count("Mul") == (1 if reader == "int8" else 0)
     expected, got = OnnxRunner(model)(x), OnnxRunner(int8)(x)
     for name in ("y", "z"):
         assert np.abs(got[name] - expected[name]).max() < 0.08 * np.abs(expected[name]).max()

@@ -7,15 +7,17 @@ Clip (ReLU6), HardSwish and SiLU stop it: they scale what they give by where the
 
 A convolution of any precision, a BatchNormalization or a product with a constant takes the factor, exactly but for the
 rounding of floats. Where some inputs of a Concat lead to none of these, each of them gets a Mul of its own part, which
-moves fewer bytes than a Mul after the Concat. Every tensor on the way must have no other reader and be no output.
+moves fewer bytes than a Mul after the Concat. The tensor and those on the way must be no output and have no other
+reader, except for convolutions in float, whose weights undo the factor.
 
 An offset (the map's shift) is no factor: only an INT8 convolution right before the tensor takes it, in its bias.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, MutableMapping
+from collections.abc import Collection, MutableMapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -43,6 +45,7 @@ _HALF = (2.0**-14, 65504.0)
 def fold_map(
     write: Writer,
     tensor: gs.Tensor,
+    readers: Sequence[str],
     factor: Factor | None,
     offset: Factor | None,
     weights: MutableMapping[str, Rounded],
@@ -51,7 +54,8 @@ def fold_map(
 
     Args:
         write: to the graph of the tensor.
-        tensor: (N, C, H, W), all of whose readers want it mapped.
+        tensor: (N, C, H, W).
+        readers: names of the nodes that want it mapped, one for each input that reads it.
         factor: float64 (C,), over 0; None for 1.
         offset: float64 (C,); None for 0.
         weights: of the INT8 convolutions, which are written from it later; those that take the map are changed.
@@ -59,14 +63,15 @@ def fold_map(
     Returns:
         The factor and the offset that are left to be written after the tensor, None each where nothing is left.
     """
+    search = _Search(weights, write.graph.outputs)
     maker = _maker(tensor)
-    if maker is not None and maker.op == "Conv" and maker.name in weights:
+    if maker is not None and maker.op == "Conv" and maker.name in weights and search.others(tensor, readers) == []:
         before = weights[maker.name]
         scale = np.ones(len(before.scales)) if factor is None else factor
         shift = 0.0 if offset is None else offset
         weights[maker.name] = _scaled(before, scale, shift)
         return None, None
-    parts = None if factor is None else _parts(tensor, factor, weights, write.graph.outputs)
+    parts = None if factor is None else search.parts(tensor, readers, factor)
     if parts is None:
         return factor, offset
     for part in parts:
@@ -74,12 +79,9 @@ def fold_map(
     return None, offset
 
 
-def read_mapped(graph: gs.Graph, tensor: gs.Tensor, readers: int) -> bool:
-    """Whether as many readers as want a tensor mapped are all that it has, so that a map may come before it."""
-    return len(tensor.outputs) == readers and not any(tensor is output for output in graph.outputs)
-
-
-def channels_left(graph: gs.Graph, tensor: gs.Tensor, channels: int, readers: int, int8: Collection[str]) -> int:
+def channels_left(
+    graph: gs.Graph, tensor: gs.Tensor, channels: int, readers: Sequence[str], int8: Collection[str]
+) -> int:
     """For how many of the channels of a tensor (N, C, H, W) of a float model a factor would need a Mul.
 
     An activation of the plugin library has a factor a channel of its own and needs none.
@@ -88,15 +90,13 @@ def channels_left(graph: gs.Graph, tensor: gs.Tensor, channels: int, readers: in
         graph: of the model.
         tensor: of the graph.
         channels: C.
-        readers: how many of the tensor's readers read it mapped.
+        readers: names of the nodes that want it mapped, one for each input that reads it.
         int8: names of the convolutions that run in INT8.
     """
     if _by_plugin(tensor):
         return 0
-    if not read_mapped(graph, tensor, readers):
-        return channels
-    parts = _parts(tensor, np.ones(channels), int8, graph.outputs)
-    return channels if parts is None else sum(len(part.factor) for part in parts if part.position is not None)
+    parts = _Search(int8, graph.outputs).parts(tensor, readers, np.ones(channels))
+    return channels if parts is None else sum(len(part.factor) for part in parts if part.how == "multiply")
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,50 +104,93 @@ class _Part:
     """Where a part of a factor goes.
 
     Attributes:
-        node: that takes it, or reads its product.
+        node: that takes it into what it makes, undoes it in what it reads, or reads what a Mul multiplies.
         factor: float64, of the channels that the node makes or reads.
-        position: of the node's input that a Mul is put before; None where the node takes the factor.
+        how: which of these.
+        position: of the node's input that is multiplied.
     """
 
     node: gs.Node
     factor: Factor
-    position: int | None = None
+    how: Literal["take", "undo", "multiply"]
+    position: int = 0
 
 
-def _parts(
-    tensor: gs.Tensor, factor: Factor, int8: Collection[str], outputs: Collection[gs.Tensor]
-) -> list[_Part] | None:
-    """Where the factor of a tensor can go; None where it cannot go anywhere but after the tensor."""
-    maker = _maker(tensor)
-    if maker is None:
-        return None
+@dataclass(frozen=True, eq=False)
+class _Search:
+    """For where factors can go.
 
-    def before(position: int, part: Factor) -> list[_Part] | None:
-        source = maker.inputs[position]
-        if isinstance(source, gs.Constant) or any(source is output for output in outputs):
+    Attributes:
+        int8: names of the convolutions that run in INT8.
+        outputs: of the graph.
+    """
+
+    int8: Collection[str]
+    outputs: Collection[gs.Tensor]
+
+    def parts(self, tensor: gs.Tensor, readers: Sequence[str], factor: Factor) -> list[_Part] | None:
+        """Where the factor of a tensor can go; None where it cannot go anywhere but after the tensor."""
+        others = self.others(tensor, readers)
+        before = None if others is None else self._made(tensor, factor)
+        if others is None or before is None:
             return None
+        if not all(_stays_half(conv, factor, "undo") for conv in others):
+            return None
+        return [*before, *(_Part(conv, factor, "undo") for conv in others)]
+
+    def others(self, tensor: gs.Tensor, readers: Sequence[str]) -> list[gs.Node] | None:
+        """The convolutions in float that read the tensor beside those named; None where anything else does."""
         # The shape of a tensor does not change.
-        readers = [reader for reader in source.outputs if reader.op != "Shape"]
-        return _parts(source, part, int8, outputs) if len(readers) == 1 else None
+        found = [reader for reader in tensor.outputs if reader.op != "Shape"]
+        others = [reader for reader in found if reader.name not in readers]
+        if len(found) - len(others) != len(readers) or any(tensor is output for output in self.outputs):
+            return None
+        convs = all(self._in_float(reader) and reader.op == "Conv" and reader.inputs[0] is tensor for reader in others)
+        return others if convs else None
 
-    if maker.op in _PASSING:
-        return before(0, factor) if _passes(maker, tensor) else None
-    if maker.op == "Split" and maker.attrs.get("axis", 0) in _CHANNELS:
-        sizes = _sizes(maker.outputs)
-        if sizes is None:
+    def _in_float(self, conv: gs.Node) -> bool:
+        """Whether a node is a convolution in float with weights of its own, which can be changed."""
+        constant = all(isinstance(tensor, gs.Constant) for tensor in conv.inputs[1:])
+        known = conv.op in CONVOLUTIONS and conv.name not in self.int8
+        return known and constant and len(conv.inputs[1].outputs) == 1
+
+    def _made(self, tensor: gs.Tensor, factor: Factor) -> list[_Part] | None:
+        """Where the factor can go before the tensor."""
+        maker = _maker(tensor)
+        if maker is None:
             return None
-        start = sum(sizes[: next(index for index, output in enumerate(maker.outputs) if output is tensor)])
-        whole = np.ones(sum(sizes))
-        whole[start : start + len(factor)] = factor
-        return before(0, whole)
-    if maker.op == "Concat" and maker.attrs["axis"] in _CHANNELS:
-        sizes = _sizes(maker.inputs)
-        if sizes is None:
-            return None
-        cut = np.split(factor, np.cumsum(sizes)[:-1])
-        found = [before(position, part) for position, part in enumerate(cut)]
-        return _joined(maker, cut, found)
-    return [_Part(maker, factor)] if _takes(maker, factor, int8) else None
+
+        def read(position: int, part: Factor) -> list[_Part] | None:
+            source = maker.inputs[position]
+            return None if isinstance(source, gs.Constant) else self.parts(source, [maker.name], part)
+
+        if maker.op in _PASSING:
+            return read(0, factor) if _passes(maker, tensor) else None
+        if maker.op == "Split" and maker.attrs.get("axis", 0) in _CHANNELS:
+            sizes = _sizes(maker.outputs)
+            if sizes is None:
+                return None
+            start = sum(sizes[: next(index for index, output in enumerate(maker.outputs) if output is tensor)])
+            whole = np.ones(sum(sizes))
+            whole[start : start + len(factor)] = factor
+            return read(0, whole)
+        if maker.op == "Concat" and maker.attrs["axis"] in _CHANNELS:
+            sizes = _sizes(maker.inputs)
+            if sizes is None:
+                return None
+            cut = np.split(factor, np.cumsum(sizes)[:-1])
+            return _joined(maker, cut, [read(position, part) for position, part in enumerate(cut)])
+        return [_Part(maker, factor, "take")] if self._takes(maker, factor) else None
+
+    def _takes(self, node: gs.Node, factor: Factor) -> bool:
+        """Whether a node can make its output times the factor without another node."""
+        if node.op in CONVOLUTIONS:
+            return node.name in self.int8 or (self._in_float(node) and _stays_half(node, factor, "take"))
+        if node.op == "BatchNormalization":
+            return not node.attrs.get("training_mode", 0) and all(
+                _constant(node, index) is not None for index in (1, 2)
+            )
+        return _has_constant(node, len(factor))
 
 
 def _joined(concat: gs.Node, cut: list[Factor], found: list[list[_Part] | None]) -> list[_Part] | None:
@@ -156,7 +199,7 @@ def _joined(concat: gs.Node, cut: list[Factor], found: list[list[_Part] | None])
     if len(left) == len(found) or any(_by_plugin(concat.inputs[position]) for position in left):
         return None
     folded = [part for parts in found if parts is not None for part in parts]
-    return [*folded, *(_Part(concat, cut[position], position) for position in left)]
+    return [*folded, *(_Part(concat, cut[position], "multiply", position) for position in left)]
 
 
 def _by_plugin(tensor: gs.Tensor) -> bool:
@@ -212,40 +255,46 @@ def _is_zero(node: gs.Node, position: int) -> bool:
     return absent if value is None else not np.any(value)
 
 
-def _takes(node: gs.Node, factor: Factor, int8: Collection[str]) -> bool:
-    """Whether a node can make its output times the factor without another node."""
-    if node.op in CONVOLUTIONS:
-        return node.name in int8 or _float_takes(node, factor)
-    if node.op == "BatchNormalization":
-        return not node.attrs.get("training_mode", 0) and all(_constant(node, index) is not None for index in (1, 2))
-    return _has_constant(node, len(factor))
+def _changed(conv: gs.Node, factor: Factor, how: Literal["take", "undo"]) -> list[Factor]:
+    """Weights and bias of a convolution, times the factor of its outputs, or over that of its inputs."""
+    weights, *bias = (tensor.values.astype(np.float64) for tensor in conv.inputs[1:])
+    groups = int(conv.attrs.get("group", 1))
+    # Rows by groups: outputs of a Conv, inputs of a ConvTranspose; columns within the row's group.
+    rows, columns = weights.shape[:2]
+    across = (how == "take") == (conv.op == "ConvTranspose")
+    by_channel = factor if how == "take" else 1 / factor
+    spread = np.repeat(by_channel.reshape(groups, columns), rows // groups, axis=0) if across else by_channel[:, None]
+    changed = weights * spread.reshape(rows, -1, *[1] * (weights.ndim - 2))
+    return [changed, *(values * factor if how == "take" else values for values in bias)]
 
 
-def _float_takes(conv: gs.Node, factor: Factor) -> bool:
-    """Whether the weights and the bias of a convolution in float can be multiplied and still be FP16."""
-    constants = conv.inputs[1:]
-    if not all(isinstance(tensor, gs.Constant) for tensor in constants) or len(constants[0].outputs) != 1:
-        return False
+def _stays_half(conv: gs.Node, factor: Factor, how: Literal["take", "undo"]) -> bool:
+    """Whether changed weights and bias are normal numbers of FP16 where they were before.
+
+    An output channel is as exact as its largest weight, and a bias too small for FP16 is nothing beside the products.
+    """
     least, most = _HALF
-    for tensor in constants:
-        # A channel is as exact as its largest weight.
-        before, after = (
-            np.abs(values).max(axis=(1, 3)) for values in _by_output(conv, tensor.values.astype(np.float64), factor)
-        )
-        if np.any((before <= most) & (after > most)):
-            return False
-        if tensor is constants[0] and np.any((before >= least) & (after < least)):
+    for index, after in enumerate(_changed(conv, factor, how)):
+        before = conv.inputs[1 + index].values
+        if index == 0:
+            was, becomes = _largest(conv, before), _largest(conv, after)
+            if np.any((was >= least) & (becomes < least)):
+                return False
+        else:
+            was, becomes = np.abs(before), np.abs(after)
+        if np.any((was <= most) & (becomes > most)):
             return False
     return True
 
 
-def _by_output(conv: gs.Node, values: NDArray[np.float64], factor: Factor) -> tuple[Factor, Factor]:
-    """Weights or bias, and their product, as (groups, rows, outputs / groups, taps) with a factor an output."""
+def _largest(conv: gs.Node, weights: NDArray[np.floating]) -> Factor:
+    """The largest magnitude of each output channel's weights, float64 (outputs,)."""
+    rows, columns = weights.shape[:2]
     transposed = conv.op == "ConvTranspose"
-    groups = int(conv.attrs.get("group", 1)) if transposed else 1
-    rows = len(values) // groups if transposed and values.ndim > 1 else 1
-    before = values.reshape(groups, rows, len(factor) // groups, -1)
-    return before, before * factor.reshape(groups, 1, -1, 1)
+    groups = int(conv.attrs.get("group", 1)) if transposed else rows
+    by_output = np.abs(weights.astype(np.float64)).reshape(groups, rows // groups, columns if transposed else 1, -1)
+    largest: Factor = by_output.max(axis=(1, 3)).reshape(-1)
+    return largest
 
 
 def _has_constant(node: gs.Node, channels: int) -> bool:
@@ -261,15 +310,14 @@ def _has_constant(node: gs.Node, channels: int) -> bool:
 def _apply(write: Writer, part: _Part, weights: MutableMapping[str, Rounded]) -> None:
     node, factor = part.node, part.factor
     by_channel = factor.reshape(1, -1, 1, 1)
-    if part.position is not None:
+    if part.how == "multiply":
         source = node.inputs[part.position]
         node.inputs[part.position] = write.of(Origin.CHANNEL_MAP)("Mul", source, write.const(by_channel, np.float32))
     elif node.name in weights:
         weights[node.name] = _scaled(weights[node.name], factor, 0.0)
     elif node.op in CONVOLUTIONS:
-        for index, tensor in enumerate(node.inputs[1:], 1):
-            _, after = _by_output(node, tensor.values.astype(np.float64), factor)
-            node.inputs[index] = write.const(after.reshape(tensor.values.shape), np.float32)
+        for index, values in enumerate(_changed(node, factor, part.how), 1):
+            node.inputs[index] = write.const(values, np.float32)
     elif node.op == "BatchNormalization":
         for index in (1, 2):
             node.inputs[index] = write.const(node.inputs[index].values * factor, np.float32)

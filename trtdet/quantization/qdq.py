@@ -25,7 +25,7 @@ from trtdet.passes.base import Writer
 from trtdet.passes.model import to_graph, to_model
 from trtdet.passes.provenance import Origin
 from trtdet.quantization.encoding import QMAX, ChannelMap, Rounded, nearest, weight_scales
-from trtdet.quantization.folding import fold_map, read_mapped
+from trtdet.quantization.folding import fold_map
 from trtdet.quantization.placement import QdqPlacement
 from trtdet.quantization.windows import Window
 
@@ -134,11 +134,11 @@ def _quantize_mapped(
     pads = {name: window.pads for name, window in windows.items() if window and any(window.pads) and moves}
     direct = len(pads) < len(windows)
     factor, offset = channels.scale, channels.offset()
-    # Folded only where all that read the tensor read it mapped: without a pair, a sum would read it as it is.
-    alone = fold and read_mapped(write.graph, tensor, len(readers))
-    if alone and (direct or len(windows) == len(readers)):
+    # Without a pair a sum would read the tensor as it is.
+    if fold and (direct or len(windows) == len(readers)):
         # Zeros that are padded in between stay zeros under a factor, not under an offset.
-        factor, rest = fold_map(write, tensor, factor, None if pads else offset, weights)
+        names = [node.name for node, _ in readers]
+        factor, rest = fold_map(write, tensor, names, factor, None if pads else offset, weights)
         offset = offset if pads else rest
     pair = _pair(write, _mapped(write, tensor, factor, offset), step) if direct else None
     padded = {

@@ -433,7 +433,7 @@ def find_sites(
         if known and len(known) == len(convs):
             name, window = next(iter(known.items()))
             channels = window.groups * convs[name].inputs[1].values.shape[1]
-            left = channels_left(graph, tensors[tensor], channels, len(readers), chosen)
+            left = channels_left(graph, tensors[tensor], channels, [name for name, _ in readers], chosen)
             multiplied = left + channels * (len(readers) - len(convs))
             found.append(Site(tensor, convs, known, len(found), corrections, multiplied, fused))
     return found
