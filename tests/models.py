@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import onnx
@@ -24,7 +25,9 @@ DEPTHWISE = 2
 SILUS = 5
 
 
-def small_detector(batch: int | str = 1, width: int = WIDTH) -> onnx.ModelProto:
+def small_detector(
+    batch: int | str = 1, width: int = WIDTH, activation: Literal["silu", "relu"] = "silu"
+) -> onnx.ModelProto:
     """A detector for the configuration ``shapes`` that has learnt nothing.
 
     Three levels of strides 8, 16 and 32, each with a convolution for boxes and one for objectness and classes; SiLU
@@ -35,6 +38,7 @@ def small_detector(batch: int | str = 1, width: int = WIDTH) -> onnx.ModelProto:
         batch: how many images it takes; a name leaves that open.
         width: channels between its convolutions. With 8, all of them stay in FP16 unless INT8 is asked for; with 16 or
             more, all but the two that halve the size.
+        activation: after those five.
 
     Returns:
         A model of opset 17 from ``images`` float32 (batch, 3, 256, 256) to ``output`` float32 (batch, 1344, 15).
@@ -67,7 +71,9 @@ def small_detector(batch: int | str = 1, width: int = WIDTH) -> onnx.ModelProto:
         inputs = [source, constant(f"{name}.weight", weight), constant(f"{name}.bias", bias)]
         return add("Conv", name, inputs, kernel_shape=[size, size], **attributes)
 
-    def silu(name: str, source: str) -> str:
+    def active(name: str, source: str) -> str:
+        if activation == "relu":
+            return add("Relu", f"{name}/Relu", [source])
         return add("Mul", f"{name}/Mul", [source, add("Sigmoid", f"{name}/Sigmoid", [source])])
 
     shape = constant("flat", np.array([0, 15, -1], np.int64))
@@ -76,15 +82,15 @@ def small_detector(batch: int | str = 1, width: int = WIDTH) -> onnx.ModelProto:
         return conv(name, source, (width, 1), 3, scale=2, group=width, pads=[1, 1, 1, 1])
 
     # Pixels are 0 to 255.
-    level = silu("/stem/act", conv("/stem/Conv", "images", (width, 3), 8, scale=0.03, strides=[8, 8]))
-    level = silu("/depthwise0/act", depthwise("/depthwise0/Conv", level))
+    level = active("/stem/act", conv("/stem/Conv", "images", (width, 3), 8, scale=0.03, strides=[8, 8]))
+    level = active("/depthwise0/act", depthwise("/depthwise0/Conv", level))
     levels = []
     for index in range(3):
         if index:
             down = conv(f"/down{index}/Conv", level, (width, width), 2, scale=2, strides=[2, 2])
-            level = silu(f"/down{index}/act", down)
+            level = active(f"/down{index}/act", down)
         if index == 1:
-            level = silu("/depthwise1/act", depthwise("/depthwise1/Conv", level))
+            level = active("/depthwise1/act", depthwise("/depthwise1/Conv", level))
         boxes = conv(f"/head{index}/boxes/Conv", level, (4, width), 1, scale=0.3)
         scores = add("Sigmoid", f"/head{index}/Sigmoid", [conv(f"/head{index}/Conv", level, (11, width), 1, scale=2)])
         joined = add("Concat", f"/head{index}/Concat", [boxes, scores], axis=1)
