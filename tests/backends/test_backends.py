@@ -69,6 +69,26 @@ def test_a_form_that_a_backend_lacks_is_an_error_that_says_what_to_do(
         silu_form(asked, (), caps)
 
 
+@pytest.mark.parametrize("given", [True, False])
+def test_a_kernel_that_the_driver_cannot_read_is_refused_before_anything_is_done(
+    monkeypatch: pytest.MonkeyPatch, given: bool
+) -> None:
+    """The PTX of a later CUDA than the driver's is error 222 when it is loaded, after all the calibration."""
+    pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'trtdet[aot]'")
+    monkeypatch.setattr(cuda, "driver_version", lambda: "12.8")
+    caps = Capabilities("test", "1", True, False, silu=("keep", "plugin"), loads_plugins=True, compiles_plugins=True)
+    assert silu_form("auto", (), caps) == "keep"
+    if given:
+        assert silu_form("plugin", (Path("a.so"),), caps) == "plugin"
+        return
+    with pytest.raises(
+        BackendError, match="driver reads up to 12.8; update the driver, give .* or choose another --silu"
+    ):
+        silu_form("plugin", (), caps)
+    monkeypatch.setattr(cuda, "driver_version", lambda: "13.9")
+    assert silu_form("plugin", (), caps) == "plugin"
+
+
 def test_plugin_libraries_are_checked_before_anything_is_done(tmp_path: Path) -> None:
     caps = Capabilities("test", "1", True, False, True, loads_plugins=True)
     (tmp_path / "other").mkdir()

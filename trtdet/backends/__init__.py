@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from trtdet.backends.onnxruntime import OnnxRunner
     from trtdet.backends.tensorrt.engine import EngineRunner, open_engine
     from trtdet.backends.tensorrt.engine_facts import EngineFacts, obstacle
+    from trtdet.backends.tensorrt.silu_aot import check_compiler
 
 _HOMES = {
     "LIBRARIES": "libraries",
@@ -39,6 +40,7 @@ _HOMES = {
     "RunInfo": "base",
     "Runner": "base",
     "build_remembering": "choice",
+    "check_compiler": "tensorrt.silu_aot",
     "choose": "choice",
     "library_named": "libraries",
     "obstacle": "tensorrt.engine_facts",
@@ -61,6 +63,7 @@ __all__ = [
     "RunInfo",
     "Runner",
     "build_remembering",
+    "check_compiler",
     "choose",
     "library_named",
     "obstacle",

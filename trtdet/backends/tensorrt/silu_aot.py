@@ -149,6 +149,17 @@ def compile_ptx(kernel: Kernel) -> bytes:
     return ptx.rstrip(b"\0")
 
 
+def check_compiler() -> None:
+    """Refuses kernels that would be compiled here, where they cannot be or the driver could not read them.
+
+    The builder meets them after the calibration, so this is asked first.
+
+    Raises:
+        BackendError: NVRTC is not installed, or is of a newer CUDA than the driver.
+    """
+    _check_driver(_import_nvrtc())
+
+
 def register(trt: Any) -> None:
     """Registers both ops with ``tensorrt.plugin``, once however often it is called.
 
@@ -170,7 +181,7 @@ def register(trt: Any) -> None:
             f"plugins compiled ahead of time need TensorRT 10.9 or later, got {trt.__version__}",
             "update it, or build and load the plugin library (plugins/README.md)",
         )
-    _check_driver(_import_nvrtc())
+    check_compiler()
     trtp = importlib.import_module(f"{trt.__name__}.plugin")
     known = getattr(trtp.op, NAMESPACE, None)
     for op, activation in OPS.items():
@@ -276,7 +287,8 @@ def _check_driver(nvrtc: Any) -> None:
     if newest and (major, minor) > tuple(int(part) for part in newest.split(".")):
         raise BackendError(
             f"the plugin's kernel would be PTX of CUDA {major}.{minor}, and this machine's driver reads up to {newest}",
-            "update the driver, or build and load the plugin library (plugins/README.md)",
+            "update the driver, give the plugin's library with --plugin-library (plugins/README.md), or choose another "
+            "--silu",
         )
 
 

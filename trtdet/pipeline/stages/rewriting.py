@@ -10,7 +10,7 @@ from typing import Literal
 
 import onnx
 
-from trtdet.backends import Backend, Capabilities
+from trtdet.backends import Backend, Capabilities, check_compiler
 from trtdet.config import Config, NmsConfig, NmsMode, SiluForm
 from trtdet.errors import BackendError, ModelError, TrtdetWarning
 from trtdet.passes import EmbeddedNms, Options, PassResult, Rewritten, embedded_nms, load_model, rewrite
@@ -190,7 +190,8 @@ def silu_form(asked: str, plugins: tuple[Path, ...], caps: Capabilities) -> Silu
     """What SiLU is written as; ``auto`` takes the backend's first form that needs no library that was not given.
 
     Raises:
-        BackendError: the backend lacks the form, or the plugin library for it was not given.
+        BackendError: the backend lacks the form, the plugin library for it was not given, or the plugin cannot be
+            compiled here.
     """
     # onnxruntime runs a plugin's operators by their definition, and so needs no library.
     library = bool(plugins) or not caps.makes_engine
@@ -198,6 +199,8 @@ def silu_form(asked: str, plugins: tuple[Path, ...], caps: Capabilities) -> Silu
     usable = [form for form in caps.silu if form != "plugin" or library or compiled]
     for form in usable:
         if asked in ("auto", form):
+            if form == "plugin" and compiled and not plugins:
+                check_compiler()
             return form
     if asked in caps.silu:
         raise BackendError(
