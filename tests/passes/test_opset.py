@@ -13,8 +13,8 @@ from trtdet.passes.model import to_graph, to_model
 
 
 def test_the_arrow_stands_in_the_docstring() -> None:
-    arrow = "opset < 13 -> opset 13; opset > the newest that the backend reads -> that opset"
-    assert (opset.__doc__ or "").splitlines()[0] == arrow
+    arrow = "opset < the oldest that is wanted, or 13 -> that opset; opset > the newest that the backend reads -> "
+    assert (opset.__doc__ or "").splitlines()[0] == f"{arrow}that opset"
 
 
 @pytest.mark.parametrize("version", [13, 17, 21])
@@ -74,6 +74,101 @@ def test_an_operator_without_conversion_is_an_error_that_says_what_to_do(
         "the model's opset 11 cannot be upgraded to 13: adapter_lookup: No Adapter For Scan; export it with opset 13 "
         "or newer"
     )
+
+
+FORMS = """(float[1,4,6,6] x) => (float[N,4] y) {
+    a, b = Split<axis = 1>(x)
+    p = Pad(a, pads)
+    m = ReduceMax<axes = [2], keepdims = 1>(p)
+    g = ReduceMax<axes = [0,1,2,3], keepdims = 0>(x)
+    truth = Greater(g, zero)
+    i = If(truth) <then_branch = one () => (float[1,2,1,8] t) { t = ReduceMin<axes = [2]>(p) },
+                   else_branch = other () => (float[1,2,1,8] e) { e = ReduceMean<axes = [2]>(p) }>
+    d = Add(m, i)
+    r = Resize<mode = "nearest">(d, roi, scales)
+    s = Softmax<axis = 3>(r)
+    v = ReduceMean<axes = [2,3], keepdims = 0>(s)
+    w = ReduceMean<axes = [2,3], keepdims = 0>(b)
+    c = Concat<axis = 1>(v, w)
+    y = Reshape(c, shape) }"""
+
+
+@pytest.mark.parametrize("version", [11, 13, 17])
+def test_a_model_is_raised_to_the_oldest_opset_that_is_wanted_with_the_same_numbers_and_names(
+    net: Any, run: Any, configure: Any, normal: Any, version: int
+) -> None:
+    model = net(
+        FORMS,
+        opset=version,
+        pads=np.array([0, 0, 0, 1, 0, 0, 0, 1]),
+        zero=np.float32(0),
+        roi=np.zeros(0, np.float32),
+        scales=np.array([1, 1, 1, 2], np.float32),
+        shape=np.array([-1, 4]),
+    )
+    graph = to_graph(model)
+    before = [node.name for node in graph.nodes]
+    assert opset.apply(graph, Options(configure(), min_opset=opset.HALF_SCALES)) == PassResult(1)
+    after = to_model(graph)
+    assert [(entry.domain, entry.version) for entry in after.opset_import] == [("", 19)]
+    assert {node.name for node in after.graph.node} == set(before)
+    for sign in (1, -1):
+        x = sign * np.abs(normal(1, 4, 6, 6))
+        np.testing.assert_array_equal(run(after, x=x)["y"], run(model, x=x)["y"])
+    assert opset.apply(graph, Options(configure(), min_opset=opset.HALF_SCALES)) == PassResult(0)
+
+
+@pytest.mark.parametrize(("newest", "version"), [(17, 17), (18, 18), (19, 19), (24, 19)])
+def test_no_model_is_raised_past_what_the_backend_reads(net: Any, configure: Any, newest: int, version: int) -> None:
+    graph = to_graph(net("(float[1,3,8,8] x) => (float[1,3,8,8] y) {y = Relu(x)}", opset=14))
+    opset.apply(graph, Options(configure(), min_opset=opset.HALF_SCALES, max_opset=newest))
+    assert graph.opset == version
+
+
+@pytest.mark.parametrize(("version", "kept"), [(11, 13), (13, 13), (17, 17)])
+def test_a_model_that_cannot_be_raised_keeps_its_opset_with_the_reason(
+    net: Any, configure: Any, monkeypatch: pytest.MonkeyPatch, version: int, kept: int
+) -> None:
+    convert = onnx.version_converter.convert_version
+
+    def fail(model: onnx.ModelProto, version: int) -> onnx.ModelProto:
+        if version > opset.MINIMUM:
+            raise RuntimeError("No Adapter For Scan")
+        return convert(model, version)
+
+    monkeypatch.setattr(onnx.version_converter, "convert_version", fail)
+    graph = to_graph(net("(float[1,3,8,8] x) => (float[1,3,8,8] y) {y = Relu(x)}", opset=version))
+    done = opset.apply(graph, Options(configure(), min_opset=opset.HALF_SCALES))
+    said = f"the opset stays {kept}: the model's opset {version} cannot be upgraded to 19: No Adapter For Scan"
+    assert (done.count, len(done.skipped)) == (int(kept > version), 1)
+    assert done.skipped[0].startswith(said)
+    assert graph.opset == kept
+
+
+def test_functions_of_the_model_are_written_out_when_it_is_raised(run: Any, configure: Any, normal: Any) -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 13, "local" : 1]>
+        net (float[1,3,8,8] x) => (float[1,3,1,1] y) { y = local.mean(x) }
+        <opset_import: ["" : 13], domain: "local"> mean (x) => (y) { y = ReduceMean<axes = [2,3]>(x) }"""
+    )
+    graph = to_graph(model)
+    opset.apply(graph, Options(configure(), min_opset=opset.HALF_SCALES))
+    after = to_model(graph)
+    assert [node.op_type for node in after.graph.node] == ["ReduceMean"]
+    assert all(node.name for node in after.graph.node)
+    x = normal(1, 3, 8, 8)
+    np.testing.assert_array_equal(run(after, x=x)["y"], run(model, x=x)["y"])
+
+
+def test_nodes_of_other_domains_stay_as_they_are(net: Any, configure: Any) -> None:
+    model = net("(float[1,3,8,8] x) => (float[1,3,8,8] y) {r = Relu(x) y = TRT_SiLU(r)}", opset=13)
+    model.graph.node[1].domain = "trt.plugins"
+    model.opset_import.append(onnx.helper.make_opsetid("trt.plugins", 1))
+    graph = to_graph(model)
+    opset.apply(graph, Options(configure(), min_opset=opset.HALF_SCALES))
+    after = to_model(graph)
+    assert [(node.name, node.domain) for node in after.graph.node] == [("Relu_0", ""), ("TRT_SiLU_1", "trt.plugins")]
+    assert {entry.domain: entry.version for entry in after.opset_import} == {"": 19, "trt.plugins": 1}
 
 
 TORCH = """(float[1,3,8,8] x) => (float[1,3,4] y) {

@@ -68,6 +68,8 @@ class Capabilities:
         silu: the values of ``--silu`` that it supports, the best first.
         loads_plugins: its builder takes libraries of plugins.
         compiles_plugins: it takes trtdet's plugins without a library, as kernels that the engine carries.
+        half_glue: between INT8 kernels it reads FP16, scales of QuantizeLinear and DequantizeLinear included, which
+            takes opset 19.
     """
 
     name: str
@@ -97,6 +99,7 @@ class Capabilities:
     silu: tuple[SiluForm, ...] = ("keep", "swish")
     loads_plugins: bool = False
     compiles_plugins: bool = False
+    half_glue: bool = False
 
 
 @dataclass(frozen=True)

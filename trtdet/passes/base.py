@@ -36,6 +36,8 @@ class Options:
         keep_embedded: keep the thresholds of an NMS that is embedded in the model instead of the configuration's.
         max_opset: the newest ONNX opset that the backend reads; None for any.
         missing_ops: operators that the backend lacks, to be replaced where ONNX defines them by other operators.
+        min_opset: the oldest ONNX opset that is wanted; a model that cannot be raised to it keeps its own.
+            ``max_opset`` goes before it.
     """
 
     config: Config
@@ -46,6 +48,7 @@ class Options:
     keep_embedded: bool = False
     max_opset: int | None = None
     missing_ops: frozenset[str] = frozenset()
+    min_opset: int | None = None
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
     _check_input(graph, options)
     if isinstance(options.batch, int):
         _freeze_batch(graph, options.batch)
-    _name_nodes(graph)
+    name_nodes(graph)
     _unify_constants(graph)
     _drop_no_ops(graph)
     fold(graph)
@@ -125,7 +125,8 @@ def _freeze_batch(graph: gs.Graph, batch: int) -> None:
             other.shape = None
 
 
-def _name_nodes(graph: gs.Graph) -> None:
+def name_nodes(graph: gs.Graph) -> None:
+    """Gives every node a name of its own; names that a single node has stay."""
     given, taken = {node.name for node in graph.nodes}, set[str]()
     for index, node in enumerate(graph.nodes):
         if not node.name or node.name in taken:

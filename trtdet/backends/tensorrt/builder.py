@@ -126,6 +126,7 @@ class TensorRT:
             else ("swish", "keep", "plugin"),
             loads_plugins=LIBRARY.loads_plugins,
             compiles_plugins=(major, minor) >= (10, 9),
+            half_glue=major >= 10,
         )
 
     def unsupported(self, model: onnx.ModelProto) -> dict[str, str]:

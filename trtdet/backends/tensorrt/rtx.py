@@ -49,6 +49,7 @@ class TensorRTRTX:
             tf32=True,
             max_topk=3840,
             max_opset=NEWEST,
+            half_glue=True,
             missing_ops={
                 **dict.fromkeys((*NEVER, "DeformConv"), "its parser does not know the operator"),
                 "NonMaxSuppression": "it parses but has no implementation on any GPU",

@@ -1,13 +1,14 @@
-"""opset < 13 -> opset 13; opset > the newest that the backend reads -> that opset"""
+"""opset < the oldest that is wanted, or 13 -> that opset; opset > the newest that the backend reads -> that opset"""
 
 from __future__ import annotations
 
 import onnx
+import onnx.inliner
 import onnx_graphsurgeon as gs
 
 from trtdet.errors import ConfigError, ModelError, one_line
 from trtdet.passes.base import Options, PassResult
-from trtdet.passes.clean import fold
+from trtdet.passes.clean import fold, name_nodes
 from trtdet.passes.model import to_graph, to_model
 from trtdet.passes.opset.lowering import MINIMUM, lower
 from trtdet.passes.provenance import registry
@@ -15,9 +16,13 @@ from trtdet.passes.provenance import registry
 SWISH = 24
 """The opset that ONNX's Swish came with, and the only one for which onnxruntime 1.31 has a kernel of it."""
 
+HALF_SCALES = 19
+"""The first opset whose QuantizeLinear and DequantizeLinear take scales and values in FP16
+(https://onnx.ai/onnx/operators/onnx__QuantizeLinear.html)."""
+
 
 def apply(graph: gs.Graph, options: Options) -> PassResult:
-    """Upgrades an old model with ONNX's own version converter, and lowers a newer one to ``max_opset``.
+    """Raises an old model with ONNX's own version converter, and lowers a newer one to ``max_opset``.
 
     Operators among ``missing_ops`` that ONNX defines by others are replaced by that definition.
 
@@ -25,24 +30,39 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
         ModelError: an operator has no conversion; the message names the node.
         ConfigError: ``silu`` writes an operator that ``max_opset`` is too old for.
     """
-    upgraded = graph.opset < MINIMUM
-    if upgraded:
-        upgrade(graph, MINIMUM)
-    newest = options.max_opset
+    before, newest = graph.opset, options.max_opset
+    skipped = _raise(graph, options)
     if newest is not None and newest < SWISH and options.silu == "swish":
         raise ConfigError(
             f"--silu swish writes ONNX's Swish of opset {SWISH}, the backend reads opsets up to {newest}",
             "choose --silu keep",
         )
-    count = int(upgraded)
+    count = int(graph.opset > before)
     if newest is not None or options.missing_ops:
         count += _lowered(graph, graph.opset if newest is None else newest, options)
     if options.silu != "swish" or graph.opset <= SWISH:
-        return PassResult(count)
+        return PassResult(count, skipped)
     try:
-        return PassResult(count + _lowered(graph, SWISH, options))
+        return PassResult(count + _lowered(graph, SWISH, options), skipped)
     except ModelError as error:
-        return PassResult(count, (f"the opset stays {graph.opset}: {error.problem}",))
+        return PassResult(count, (*skipped, f"the opset stays {graph.opset}: {error.problem}"))
+
+
+def _raise(graph: gs.Graph, options: Options) -> tuple[str, ...]:
+    """Raises a graph in place to the oldest opset that it may have; the reason where it stays below what is wanted."""
+    wanted = options.min_opset or MINIMUM
+    oldest = max(MINIMUM, wanted if options.max_opset is None else min(wanted, options.max_opset))
+    if graph.opset >= oldest:
+        return ()
+    try:
+        upgrade(graph, oldest)
+    except ModelError as error:
+        if oldest == MINIMUM:
+            raise
+        if graph.opset < MINIMUM:
+            upgrade(graph, MINIMUM)
+        return (f"the opset stays {graph.opset}: {error.problem}",)
+    return ()
 
 
 def _lowered(graph: gs.Graph, version: int, options: Options) -> int:
@@ -55,13 +75,16 @@ def _lowered(graph: gs.Graph, version: int, options: Options) -> int:
 
 
 def upgrade(graph: gs.Graph, version: int) -> None:
-    """Converts a graph, in place, to a newer opset.
+    """Converts a graph, in place, to a newer opset, with the names of its nodes and tensors.
 
     Raises:
         ModelError: an operator has no conversion.
     """
+    model = to_model(graph)
+    if model.functions:  # the converter would leave them out
+        model = onnx.inliner.inline_local_functions(model)
     try:
-        converted = onnx.version_converter.convert_version(to_model(graph), version)
+        converted = onnx.version_converter.convert_version(model, version)
     except RuntimeError as error:
         raise ModelError(
             f"the model's opset {graph.opset} cannot be upgraded to {version}: {one_line(error)}; export it with opset "
@@ -78,4 +101,5 @@ def _replace(graph: gs.Graph, model: onnx.ModelProto) -> None:
         setattr(graph, attribute, getattr(changed, attribute))
     # Conversion turns attributes into Constant nodes; later passes look for constants.
     fold(graph)
+    name_nodes(graph)
     graph.cleanup().toposort()

@@ -14,6 +14,7 @@ from trtdet.backends import Backend, Capabilities, check_compiler
 from trtdet.config import Config, NmsConfig, NmsMode, SiluForm
 from trtdet.errors import BackendError, ModelError, TrtdetWarning
 from trtdet.passes import EmbeddedNms, Options, PassResult, Rewritten, embedded_nms, load_model, rewrite
+from trtdet.passes.opset import HALF_SCALES
 from trtdet.passes.plugin_ops import PLUGIN_ACTIVATIONS
 from trtdet.pipeline.options import BuildOptions
 from trtdet.quantization import PrecisionPlan, QdqPlacement, Quantizable, default_plan, place, quantizable
@@ -78,10 +79,15 @@ class Graph:
 
     @cached_property
     def with_own_activations(self) -> onnx.ModelProto:
-        """The model with SiLU and HardSwish as they were: histograms of it serve every form of SiLU."""
-        if self.passes.silu == "keep":
+        """The model with SiLU, HardSwish and opset as they were: histograms of it serve every form of SiLU and every
+        backend."""
+        oldest = self.passes.min_opset
+        raised = oldest is not None and any(
+            entry.domain == "" and entry.version < oldest for entry in self.source.opset_import
+        )
+        if self.passes.silu == "keep" and not raised:
             return self.model
-        return rewrite(self.source, replace(self.passes, silu="keep")).model
+        return rewrite(self.source, replace(self.passes, silu="keep", min_opset=None)).model
 
 
 def rewritten(source: onnx.ModelProto, passes: Options) -> Graph:
@@ -113,7 +119,9 @@ def host_graph(model: Path, config: Config, silu: SiluForm = "keep", caps: Capab
     source = load_model(model)
     passes = Options(config, batch=_batch(source, config.input.name, None), silu=silu)
     if caps is not None:
-        passes = replace(passes, max_opset=caps.max_opset, missing_ops=frozenset(caps.missing_ops))
+        passes = replace(
+            passes, max_opset=caps.max_opset, missing_ops=frozenset(caps.missing_ops), min_opset=_min_opset(caps)
+        )
     return rewritten(source, passes)
 
 
@@ -138,6 +146,7 @@ def build_graph(model: Path, config: Config, options: BuildOptions, backend: Bac
         kept is not None,
         caps.max_opset,
         frozenset(caps.missing_ops),
+        _min_opset(caps) if options.precision == "int8" and not options.implicit else None,
     )
     if kept is not None:
         _warn_of_thresholds(kept, config.nms)
@@ -234,6 +243,11 @@ def _batch(model: onnx.ModelProto, name: str | None, asked: tuple[int, int, int]
     if not inputs or not inputs[0].type.tensor_type.shape.dim:
         return None  # the passes say what is wrong with it
     return None if inputs[0].type.tensor_type.shape.dim[0].dim_value else 1
+
+
+def _min_opset(caps: Capabilities) -> int | None:
+    """The oldest opset of a model with Q/DQ pairs."""
+    return HALF_SCALES if caps.half_glue else None
 
 
 def _check_operators(model: onnx.ModelProto, backend: Backend) -> None:
