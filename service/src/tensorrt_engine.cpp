@@ -44,8 +44,10 @@ namespace {
 
 namespace trt = nvinfer1;
 
-// What differs between the libraries that have this interface. TensorRT-RTX's headers define TRT_MAJOR_RTX.
+// What differs between the libraries that have this interface. TensorRT-RTX's headers define TRT_MAJOR_RTX; it numbers
+// its versions from 1 and has the functions of TensorRT 11.
 #ifdef TRT_MAJOR_RTX
+#define TRTDET_INTERFACE 11
 constexpr int header_major = TRT_MAJOR_RTX;
 constexpr int header_minor = TRT_MINOR_RTX;
 constexpr int header_patch = TRT_PATCH_RTX;
@@ -54,6 +56,7 @@ constexpr const char* title = "TensorRT-RTX";
 constexpr const char* library_stem = "libtensorrt_rtx.so.";
 constexpr bool has_plugins = false;  // it must have no creators at all
 #else
+#define TRTDET_INTERFACE NV_TENSORRT_MAJOR
 constexpr int header_major = NV_TENSORRT_MAJOR;
 constexpr int header_minor = NV_TENSORRT_MINOR;
 constexpr int header_patch = NV_TENSORRT_PATCH;
@@ -285,7 +288,7 @@ DType dtype_of(const std::string& name, trt::DataType type) {
             return DType::int32;
         case trt::DataType::kBOOL:
             return DType::boolean;
-#if NV_TENSORRT_MAJOR >= 10
+#if TRTDET_INTERFACE >= 10
         case trt::DataType::kINT64:
             return DType::int64;
 #endif
@@ -363,6 +366,9 @@ struct Loaded {
     const Listener listener;
     Held<trt::IRuntime> runtime;
     Held<trt::ICudaEngine> engine;  // goes before its runtime
+#ifdef TRT_MAJOR_RTX
+    Held<trt::IRuntimeCache> kernels{nullptr, {gpu}};  // made with the first context, and held while there is one
+#endif
 
     std::string input;
     std::vector<std::int64_t> image;  // C, H, W
@@ -476,28 +482,40 @@ using Calling = Loaded::Calling;
 
 // The memory in which an execution context works is the caller's, so that those of a lane can share it. TensorRT 10.1
 // has new names for it, which a library of 10.0 does not know yet: every 10 is asked by the old ones.
-#if NV_TENSORRT_MAJOR < 11
+#if TRTDET_INTERFACE < 11
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
 #endif
 
 std::size_t scratch_size(const trt::ICudaEngine& engine) {
-#if NV_TENSORRT_MAJOR < 11
+#if TRTDET_INTERFACE < 11
     return engine.getDeviceMemorySize();
 #else
     return static_cast<std::size_t>(std::max<std::int64_t>(0, engine.getDeviceMemorySizeV2()));
 #endif
 }
 
-trt::IExecutionContext* new_context(trt::ICudaEngine& engine) {
+// Null where the library refuses.
+trt::IExecutionContext* new_context(Loaded& loaded) {
+    trt::ICudaEngine& engine = *loaded.engine;
 #if defined(TRT_MAJOR_RTX)
-    // It compiles for a shape in the background, and until then runs what is slower; and that is what a graph would
-    // keep.
     const std::unique_ptr<trt::IRuntimeConfig> config(engine.createRuntimeConfig());
+    if (config == nullptr) {
+        return nullptr;
+    }
     config->setExecutionContextAllocationStrategy(trt::ExecutionContextAllocationStrategy::kUSER_MANAGED);
+    // Else it compiles for a shape in the background, and until then runs what is slower; and that is what a graph
+    // would keep. Its own strategy of graphs stays off: a lane's graph holds the copies as well.
     config->setDynamicShapesKernelSpecializationStrategy(trt::DynamicShapesKernelSpecializationStrategy::kEAGER);
+    // What is compiled for one context need not be compiled for the others; without it all works, later.
+    if (loaded.kernels == nullptr) {
+        loaded.kernels.reset(config->createRuntimeCache());
+    }
+    if (loaded.kernels != nullptr) {
+        static_cast<void>(config->setRuntimeCache(*loaded.kernels));
+    }
     return engine.createExecutionContext(config.get());
-#elif NV_TENSORRT_MAJOR >= 10
+#elif TRTDET_INTERFACE >= 10
     return engine.createExecutionContext(trt::ExecutionContextAllocationStrategy::kUSER_MANAGED);
 #else
     return engine.createExecutionContextWithoutDeviceMemory();
@@ -506,7 +524,7 @@ trt::IExecutionContext* new_context(trt::ICudaEngine& engine) {
 
 void give_scratch(trt::IExecutionContext& context, const cuda::Buffer& scratch, std::size_t size) {
     void* address = reinterpret_cast<void*>(scratch.get());
-#if NV_TENSORRT_MAJOR < 11
+#if TRTDET_INTERFACE < 11
     static_cast<void>(size);
     context.setDeviceMemory(address);
 #else
@@ -514,7 +532,7 @@ void give_scratch(trt::IExecutionContext& context, const cuda::Buffer& scratch, 
 #endif
 }
 
-#if NV_TENSORRT_MAJOR < 11
+#if TRTDET_INTERFACE < 11
 #pragma GCC diagnostic pop
 #endif
 
@@ -643,7 +661,7 @@ private:
 
     void make_context(Work& work) {
         const Calling calling(*loaded_, "making an execution context");
-        work.context.reset(new_context(*loaded_->engine));
+        work.context.reset(new_context(*loaded_));
         if (work.context == nullptr) {
             throw calling.refused();
         }

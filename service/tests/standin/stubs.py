@@ -16,6 +16,8 @@ INTERFACES = {
     "NvInferImpl.h": ("apiv::VRuntime", "apiv::VCudaEngine", "apiv::VExecutionContext"),
     "NvInferRuntimeCommon.h": ("IPluginRegistry",),
 }
+RTX = {"NvInferImpl.h": ("apiv::VRuntimeConfig",)}
+"""What it answers for TensorRT-RTX as well."""
 
 FUNCTION = re.compile(
     r"virtual\s+(?P<gives>[^()=;{}~]+?)\b(?P<name>\w+)\s*\((?P<takes>[^;{}]*?)\)\s*(?P<const>const\b)?\s*"
@@ -50,9 +52,10 @@ def stubs(text: str, interface: str) -> str:
 
 def main() -> None:
     include, header = (Path(word) for word in sys.argv[1:])
+    rtx = "TRT_MAJOR_RTX" in (include / "NvInferVersion.h").read_text(encoding="utf-8")
     classes = [
         stubs((include / file).read_text(encoding="utf-8"), interface)
-        for file, interfaces in INTERFACES.items()
+        for file, interfaces in (*INTERFACES.items(), *(RTX.items() if rtx else ()))
         for interface in interfaces
     ]
     header.write_text(

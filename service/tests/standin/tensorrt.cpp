@@ -6,7 +6,7 @@
 //
 // An engine of it is a text of these lines:
 //
-//     standin                    the first one
+//     standin                    the first one; for TensorRT-RTX vtrt
 //     input NAME C H W           float32
 //     batch N                    static; or, dynamic: batch MIN OPT MAX
 //     output NAME TYPE D...      of an image; TYPE is float32, int32, uint8, int8, bool, int64 or fp8. Element j of it
@@ -40,6 +40,13 @@
 #include <vector>
 
 #include "stubs.hpp"
+
+// TensorRT-RTX has the functions of TensorRT 11 and numbers its own versions.
+#ifdef TRT_MAJOR_RTX
+#define INTERFACE 11
+#else
+#define INTERFACE NV_TENSORRT_MAJOR
+#endif
 
 namespace nvinfer1 {
 
@@ -131,7 +138,7 @@ struct Network {
             std::istringstream words(line);
             std::string key;
             words >> key;
-            if (key == "standin") {
+            if (key == "standin" || key == "vtrt") {
                 whole = true;
             } else if (key == "input") {
                 int extent = 0;
@@ -178,7 +185,7 @@ struct Network {
         static const std::map<std::string, DataType> known = {
             {"float32", DataType::kFLOAT}, {"int32", DataType::kINT32}, {"uint8", DataType::kUINT8},
             {"int8", DataType::kINT8},     {"bool", DataType::kBOOL},   {"fp8", DataType::kFP8},
-#if NV_TENSORRT_MAJOR >= 10
+#if INTERFACE >= 10
             {"int64", DataType::kINT64},
 #endif
         };
@@ -274,7 +281,7 @@ private:
             return true;
         }
 
-#if NV_TENSORRT_MAJOR >= 11
+#if INTERFACE >= 11
         void setDeviceMemoryV2(void* memory, std::int64_t size) noexcept override {
             if (size != static_cast<std::int64_t>(network_.scratch)) {
                 end("the memory of a context has another size than was asked for");
@@ -365,7 +372,7 @@ private:
                 case DataType::kINT32:
                     static_cast<std::int32_t*>(memory)[at] = static_cast<std::int32_t>(value);
                     break;
-#if NV_TENSORRT_MAJOR >= 10
+#if INTERFACE >= 10
                 case DataType::kINT64:
                     static_cast<std::int64_t*>(memory)[at] = static_cast<std::int64_t>(value);
                     break;
@@ -392,6 +399,52 @@ private:
     Shared& shared_;
     Work work_;
 };
+
+#ifdef TRT_MAJOR_RTX
+class RuntimeCache final : public IRuntimeCache {
+public:
+    bool deserialize(void const*, std::size_t) noexcept override { absent("a cache that is read"); }
+    IHostMemory* serialize() const noexcept override { absent("a cache that is written"); }
+};
+
+class RuntimeConfig final : public IRuntimeConfig {
+public:
+    RuntimeConfig() { mImpl = &work_; }
+    ~RuntimeConfig() noexcept override = default;
+
+    // What it was set to, TensorRT-RTX's defaults unless set.
+    struct Set {
+        ExecutionContextAllocationStrategy memory = ExecutionContextAllocationStrategy::kSTATIC;
+        DynamicShapesKernelSpecializationStrategy kernels = DynamicShapesKernelSpecializationStrategy::kLAZY;
+        const IRuntimeCache* cache = nullptr;
+    };
+    const Set& set() const { return work_.set; }
+
+private:
+    class Work final : public VRuntimeConfigStubs {
+    public:
+        void setExecutionContextAllocationStrategy(ExecutionContextAllocationStrategy strategy) noexcept override {
+            set.memory = strategy;
+        }
+        void setDynamicShapesKernelSpecializationStrategy(
+            DynamicShapesKernelSpecializationStrategy strategy) noexcept override {
+            set.kernels = strategy;
+        }
+        IRuntimeCache* createRuntimeCache() noexcept override {
+            must_be_current();
+            return new RuntimeCache;
+        }
+        bool setRuntimeCache(IRuntimeCache const& cache) noexcept override {
+            set.cache = &cache;
+            return true;
+        }
+
+        Set set;
+    };
+
+    Work work_;
+};
+#endif
 
 class Engine final : public ICudaEngine {
 public:
@@ -438,7 +491,7 @@ private:
             return network_.shape(name, network_.batch.at(static_cast<std::size_t>(which)));
         }
 
-#if NV_TENSORRT_MAJOR >= 11
+#if INTERFACE >= 11
         std::int64_t getDeviceMemorySizeV2() const noexcept override {
             return static_cast<std::int64_t>(network_.scratch);
         }
@@ -446,7 +499,24 @@ private:
         std::size_t getDeviceMemorySize() const noexcept override { return network_.scratch; }
 #endif
 
-#if NV_TENSORRT_MAJOR >= 10
+#ifdef TRT_MAJOR_RTX
+        IRuntimeConfig* createRuntimeConfig() noexcept override { return new RuntimeConfig; }
+
+        IExecutionContext* createExecutionContextWithRuntimeConfig(IRuntimeConfig* config) noexcept override {
+            const auto& how = static_cast<RuntimeConfig*>(config)->set();
+            if (how.memory != ExecutionContextAllocationStrategy::kUSER_MANAGED) {
+                absent("memory of its own for a context");
+            }
+            if (how.kernels != DynamicShapesKernelSpecializationStrategy::kEAGER) {
+                end("what is captured is not what is compiled for the shape");
+            }
+            if (how.cache == nullptr || (cache_ != nullptr && how.cache != cache_)) {
+                end("a context does not share what was compiled for the others");
+            }
+            cache_ = how.cache;
+            return create();
+        }
+#elif INTERFACE >= 10
         IExecutionContext* createExecutionContext(ExecutionContextAllocationStrategy strategy) noexcept override {
             if (strategy != ExecutionContextAllocationStrategy::kUSER_MANAGED) {
                 absent("memory of its own for a context");
@@ -468,13 +538,16 @@ private:
                 return nullptr;
             }
             // Of TensorRT 8.6 the first context alone has the profile from the start; later versions share it.
-            const bool has_profile = NV_TENSORRT_MAJOR >= 10 || !shared_.profile_taken;
+            const bool has_profile = INTERFACE >= 10 || !shared_.profile_taken;
             shared_.profile_taken = true;
             return new Context(network_, shared_, has_profile);
         }
 
         const Network network_;
         Shared shared_;
+#ifdef TRT_MAJOR_RTX
+        const IRuntimeCache* cache_ = nullptr;
+#endif
     };
 
     int& engines_;
@@ -496,7 +569,7 @@ private:
         IPluginRegistry& getPluginRegistry() noexcept override { return registry_; }
         void setEngineHostCodeAllowed(bool allowed) noexcept override { host_code_ = allowed; }
 
-#if NV_TENSORRT_MAJOR >= 10
+#if INTERFACE >= 10
         ICudaEngine* deserializeCudaEngine(void const* data, std::size_t size) noexcept override {
             return load(data, size);
         }
@@ -558,13 +631,19 @@ private:
 extern "C" {
 
 std::int32_t getInferLibVersion() noexcept {
+#ifdef TRT_MAJOR_RTX
+    int major = TRT_MAJOR_RTX;
+    int minor = TRT_MINOR_RTX;
+    int patch = TRT_PATCH_RTX;
+#else
     int major = NV_TENSORRT_MAJOR;
     int minor = NV_TENSORRT_MINOR;
     int patch = NV_TENSORRT_PATCH;
+#endif
     if (const char* given = std::getenv("TENSORRT_STANDIN_VERSION")) {
         std::sscanf(given, "%d.%d.%d", &major, &minor, &patch);
     }
-    return major * (major < 10 ? 1000 : 10000) + minor * 100 + patch;
+    return major * (INTERFACE < 10 && major < 10 ? 1000 : 10000) + minor * 100 + patch;
 }
 
 void* createInferRuntime_INTERNAL(void* logger, std::int32_t) noexcept {
