@@ -12,7 +12,14 @@ from pathlib import Path
 import pytest
 
 import trtdet
-from trtdet.backends.libraries import LIBRARIES, EngineFormat, Library, library_named
+from trtdet.backends.libraries import (
+    CONSUMERS,
+    LIBRARIES,
+    EngineFormat,
+    Library,
+    consumptions,
+    library_named,
+)
 from trtdet.errors import BackendError
 
 PACKAGE = Path(trtdet.__file__).resolve().parent
@@ -57,7 +64,18 @@ def test_names_are_used_once() -> None:
 def test_every_library_is_served_or_says_why_not() -> None:
     for library in LIBRARIES:
         assert (library.triton is None) == ("triton" in library.not_served), library.name
-        assert set(library.not_served) <= {"triton", "deepstream"}
+        assert sorted((*library.served, *library.not_served)) == sorted(CONSUMERS), library.name
+
+
+def test_the_guides_table_of_consumers_is_that_of_the_rows() -> None:
+    page = (PACKAGE.parent / "docs" / "tensorrt.md").read_text(encoding="utf-8")
+    titles = {library.name: library.title for library in LIBRARIES}
+    rows = [
+        f"| {titles[one.backend]} | {one.consumer} | {'yes' if one.runs else 'no'} | {one.detail} |"
+        for one in consumptions()
+    ]
+    head = ["| bundle of | in | runs | with, or why not |", "|---|---|---|---|"]
+    assert "\n".join([*head, *rows]) + "\n" in page
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:

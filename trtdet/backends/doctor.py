@@ -10,7 +10,7 @@ from typing import Any
 from trtdet import __version__
 from trtdet.backends import cuda
 from trtdet.backends.choice import new_backend
-from trtdet.backends.libraries import LIBRARIES, Library
+from trtdet.backends.libraries import LIBRARIES, Consumption, Library, consumptions
 from trtdet.errors import BackendError
 
 _EXTRAS = (
@@ -51,6 +51,7 @@ class Diagnosis:
         devices: the CUDA devices, in words.
         driver: the CUDA driver, and whether clocks can be read; the reason where there is no device.
         backends, extras: a check of each.
+        consumers: where the bundles of each backend run, whatever this machine has.
     """
 
     python: str
@@ -59,6 +60,7 @@ class Diagnosis:
     driver: str
     backends: tuple[Check, ...]
     extras: tuple[Check, ...]
+    consumers: tuple[Consumption, ...]
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -77,6 +79,7 @@ def diagnose() -> Diagnosis:
         _driver(),
         tuple(_backend(library) for library in LIBRARIES),
         tuple(_extra(*row) for row in _EXTRAS),
+        consumptions(),
     )
 
 

@@ -52,6 +52,33 @@ class TritonBackend:
     file: str
 
 
+CONSUMERS = {
+    "python": "Python (trtdet)",
+    "libtrtdet": "C++ (libtrtdet, trtdet-serve)",
+    "triton": "Triton",
+    "deepstream": "DeepStream",
+    "jetson": "Jetson Orin",
+}
+"""What may run a bundle, by name, with the title that tables show."""
+
+
+@dataclass(frozen=True)
+class Consumption:
+    """Whether a consumer runs the bundles of a library.
+
+    Attributes:
+        backend: the library, as ``--backend`` takes it.
+        consumer: a title of :data:`CONSUMERS`.
+        runs: whether it does.
+        detail: what it needs for that, or why not.
+    """
+
+    backend: str
+    consumer: str
+    runs: bool
+    detail: str
+
+
 @dataclass(frozen=True)
 class Library:
     """One library, as far as all of its versions agree.
@@ -71,7 +98,8 @@ class Library:
         last_calibrators: the newest major version that reads calibration caches; 0 where none does, None where another
             library builds the engine.
         triton: the backend of Triton for its files; None where there is none.
-        not_served: by package format, why its files cannot be served, as words that follow the library's title.
+        served: by name in :data:`CONSUMERS`, what the consumer needs to run its bundles.
+        not_served: the other consumers, each with the reason, as words that follow "for which".
     """
 
     name: str
@@ -86,6 +114,7 @@ class Library:
     engine: EngineFormat = EngineFormat()
     last_calibrators: int | None = 0
     triton: TritonBackend | None = None
+    served: Mapping[str, str] = field(default_factory=dict)
     not_served: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -127,6 +156,13 @@ LIBRARIES = (
         loads_plugins=True,
         last_calibrators=10,
         triton=TritonBackend("tensorrt", "tensorrt_plan", "model.plan"),
+        served={
+            "python": "the engine's version of TensorRT and a GPU of its compute capability",
+            "libtrtdet": "built with the headers of that major version, TensorRT's libraries, and the GPU",
+            "triton": "a release with the engine's version of TensorRT",
+            "deepstream": "a release with the engine's version of TensorRT, else nvinfer builds another engine",
+            "jetson": "built on the Jetson itself, with the TensorRT of its JetPack",
+        },
     ),
     Library(
         name="tensorrt-rtx",
@@ -136,7 +172,15 @@ LIBRARIES = (
         extra="rtx",
         backend="trtdet.backends.tensorrt.rtx:TensorRTRTX",
         engine=EngineFormat(b"vtrt", size_at=16),
-        not_served={"triton": "for which Triton has no backend", "deepstream": "for which nvinfer has no runtime"},
+        served={
+            "python": "the engine's version of TensorRT-RTX and a GPU of a compute capability it was built for",
+            "libtrtdet": "built with the headers of TensorRT-RTX's SDK, its libraries, and the GPU",
+        },
+        not_served={
+            "triton": "Triton has no backend",
+            "deepstream": "nvinfer has no runtime",
+            "jetson": "compute capability 8.7 is no target",
+        },
     ),
     Library(
         name="onnxruntime",
@@ -148,9 +192,25 @@ LIBRARIES = (
         makes_engine=False,
         last_calibrators=None,
         triton=TritonBackend("onnxruntime", "onnxruntime_onnx", "model.onnx"),
+        served={
+            "python": "onnxruntime, on the CPU",
+            "triton": "the onnxruntime backend, on the CPU unless told otherwise",
+            "deepstream": "nvinfer builds an engine from the model at its first start",
+            "jetson": "onnxruntime in Python, on the CPU",
+        },
+        not_served={"libtrtdet": "there is no engine: it replays recordings alone"},
     ),
 )
 """Every library, in the order in which ``--backend auto`` prefers them."""
+
+
+def consumptions() -> tuple[Consumption, ...]:
+    """Which bundles run where: each library with each consumer, in the order of both tables."""
+    return tuple(
+        Consumption(row.name, title, name in row.served, row.served.get(name) or row.not_served[name])
+        for row in LIBRARIES
+        for name, title in CONSUMERS.items()
+    )
 
 
 def library_named(name: str) -> Library:

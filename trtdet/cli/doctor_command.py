@@ -23,6 +23,8 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
     for title, checks in (("backend", found.backends), ("extra", found.extras)):
         rows = [(check.name, "ok" if check.ok else "missing", check.detail, check.fix) for check in checks]
         console.say(f"\n{Table((title, 'status', 'detail', 'to do'), rows)}")
+    places = [(one.backend, one.consumer, "yes" if one.runs else "no", one.detail) for one in found.consumers]
+    console.say(f"\n{Table(('bundle of', 'in', 'runs', 'with, or why not'), places)}")
     return found.as_dict()
 
 

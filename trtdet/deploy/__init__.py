@@ -109,7 +109,7 @@ def package(bundle: Path, folder: Path, options: PackageOptions) -> Package:
     library = library_named(manifest.backend.name)
     if options.format in library.not_served:
         raise BundleError(
-            f"bundle '{bundle}' has an engine of {library.title}, {library.not_served[options.format]}",
+            f"bundle '{bundle}' has an engine of {library.title}, for which {library.not_served[options.format]}",
             f"build it again with {' or with '.join(_served_by(options.format))}",
         )
     if options.format == "triton":
