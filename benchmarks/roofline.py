@@ -4,9 +4,9 @@
 
 DIR holds ``models/`` and ``coco/train2017``. Builds with TensorRT-RTX for compute capability 8.6, whose kernels stand
 for those of every GPU, with suppression on the host: the three published models with the options of ``trtdet build``,
-and YOLOX s, m and l at 640 x 640, as trtdet's exporter defines them, with random weights and no corrections, since no
-time depends on the values. Bundles are left in OUT and used again where they are up to date. Prints Markdown: times,
-the batch from which INT8 pays, and the channels from which a convolution does.
+and YOLOX s, m and l at 640 x 640, as trtdet's exporter defines them, with random weights and no corrections: no time
+depends on the values, as long as FP16 holds them. Bundles are left in OUT and used again where they are up to date.
+Prints Markdown: times, the batch from which INT8 pays, and the channels from which a convolution does.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from trtdet.audit.findings import activation_functions
 from trtdet.audit.gpus import Gpu, gpu_named
 from trtdet.audit.roofline import Estimate, estimate, flow_of
 from trtdet.audit.traffic import Flow
-from trtdet.exporter import ExportOptions, export
+from trtdet.data import ImageStream
+from trtdet.exporter import ExportOptions, export, yolox
 from trtdet.quantization import CORRECTIONS
 from trtdet.tables import Column, Table
 
@@ -64,18 +65,19 @@ def main() -> None:
 
 def built(name: str, options: argparse.Namespace) -> Pair:
     """Builds a model in both precisions, or takes what is there."""
-    zoo = name in ZOO
+    zoo, images = name in ZOO, options.data / "coco" / "train2017"
+    config = trtdet.load_config("yolox" if zoo else MODELS[name][0])
+    if zoo:
+        config = config.model_copy(update={"input": config.input.model_copy(update={"size": (640, 640)})})
     model = options.data / "models" / f"{name}.onnx"
     if zoo:
         model = options.output / f"{name}.onnx"
         if not model.exists():
             options.output.mkdir(parents=True, exist_ok=True)
-            torch.manual_seed(0)
-            export(name, model, ExportOptions(random_weights=True))
-    config = trtdet.load_config("yolox" if zoo else MODELS[name][0])
-    if zoo:
-        config = config.model_copy(update={"input": config.input.model_copy(update={"size": (640, 640)})})
-    calibration = trtdet.CalibrationOptions(images=options.data / "coco" / "train2017", num_images=options.num_images)
+            checkpoint = model.with_suffix(".pth")
+            torch.save(random_weights(name, sorted(images.iterdir())[: options.num_images], config), checkpoint)
+            export(name, model, ExportOptions(weights=checkpoint))
+    calibration = trtdet.CalibrationOptions(images=images, num_images=options.num_images)
     correct = () if zoo or options.correct == "none" else CORRECTIONS
     flows = {}
     for precision, asked in (
@@ -91,6 +93,22 @@ def built(name: str, options: argparse.Namespace) -> Pair:
         print(f"built {made.bundle.path}", file=sys.stderr)
         flows[precision] = flow_of(made.bundle)
     return Pair(name, flows["int8"], flows["fp16"])
+
+
+def random_weights(name: str, paths: Sequence[Path], config: trtdet.Config) -> dict[str, torch.Tensor]:
+    """Weights with which every activation is of about unit size, as in a trained network: without that they fade from
+    layer to layer, until FP16 does not hold them."""
+    torch.manual_seed(0)
+    network = yolox.build(name.removeprefix("yolox-"))
+    for module in network.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.momentum = 1.0
+    (batch,) = ImageStream(paths, config.input, batch_size=len(paths))
+    with torch.no_grad():
+        network.train()(torch.from_numpy(batch.images))
+        for prediction in network.head.reg_preds:
+            prediction.weight *= 0.1  # of widths and heights the exponential is taken
+    return network.state_dict()
 
 
 def times(pairs: Sequence[Pair], gpus: Sequence[Gpu], batches: Sequence[int]) -> Table:
