@@ -159,7 +159,7 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_rows(few: SweepOptions, don
     command = [sys.executable, "-m", "trtdet", "sweep", str(SHAPES_MODEL), "--config", "shapes", "-o", str(tmp_path)]
     command += ["--images", str(few.calibration.images), "--backend", "onnxruntime"]
     command += ["--val-images", str(few.images), "--annotations", str(few.annotations)]
-    command += ["--calib", "minmax", "--correct", "none", "--keep-fp16", "0", "2"]
+    command += ["--calib", "minmax", "--correct", "none", "--keep-fp16", "0", "2", "--int8-all"]
     command += ["--iou-threshold", "0.65", "0.5"]
     rows = tmp_path / "rows.jsonl"
     for target in (0, 3):

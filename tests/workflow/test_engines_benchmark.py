@@ -105,7 +105,12 @@ def test_every_row_is_scored_timed_and_counted(made: Path) -> None:
         found["int8-none"]["map"] - found["fp32"]["map"]
     )
     counts = {name: line["batches"]["2"]["audit"] for name, line in found.items()}
-    assert counts["fp16"]["fp16"] == counts["fp32"]["fp32"] == counts["int8-none"]["int8"] == counts["implicit"]["int8"]
+    # What INT8 makes no faster stays in FP16 there.
+    every = counts["fp16"]["fp16"]
+    assert counts["fp32"]["fp32"] == every
+    for row in ("int8-none", "implicit"):
+        assert every / 2 < counts[row]["int8"] < every
+        assert counts[row]["int8"] + counts[row]["fp16"] == every
     assert [(one["kind"], one["rows"]) for one in steps(made)[:4]] == [
         *[("network", [row]) for row in ("fp16", "fp32", "int8-none", "implicit")]
     ]
