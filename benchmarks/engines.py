@@ -795,8 +795,8 @@ def markdown(lines: Sequence[dict[str, Any]], facts: dict[str, Any], left: Seque
     text += [
         "",
         "ms: median of one run without transfers. Times FP16: how many times as fast as FP16, "
-        "round by round in the same run. Build s and MB: of the engine of the largest batch. fp32 may multiply in TF32, "
-        "TensorRT's default.",
+        "round by round in the same run. Build s and MB: of the engine of the largest batch. fp32 may multiply in "
+        "TF32, TensorRT's default.",
         "",
     ]
     text += [f"- {name}: left out: {reason}" for name, reason in settings.left_out.items()]
