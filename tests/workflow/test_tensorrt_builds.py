@@ -250,6 +250,21 @@ def test_a_float_engine_is_allowed_no_lower_precision(
     assert not {"INT8", "FP16"} & set(told(full)["flags"])
 
 
+def test_suppression_that_costs_the_cuda_graph_is_told_of(
+    machine: Machine, model: Path, calibration_images: Path, tmp_path: Path
+) -> None:
+    reason = "the data decide when its Loop ends; --nms efficient or host lets the engine be launched as a CUDA graph"
+    for nms, said in (("native", reason), ("auto", "")):
+        arguments = [*QUICK, "--images", calibration_images, "--fp32", "-o", tmp_path / "b", "--nms", nms]
+        done = machine.trtdet("build", model, *arguments, version="10.12.0")
+        assert done.code == 0, done.err
+        assert [line for line in done.out.splitlines() if line.startswith("NMS ")] == (
+            [f"NMS {nms}: {said}"] if said else []
+        )
+        found = Bundle(tmp_path / "b").manifest.nms
+        assert (found.mode, found.reason) == (nms if said else "efficient", said)
+
+
 @pytest.mark.parametrize("version", [OLD, "11.1.0"])
 def test_float32_may_run_in_tf32_and_that_is_said(
     machine: Machine, model: Path, calibration_images: Path, tmp_path: Path, version: str
