@@ -585,11 +585,13 @@ public:
         // Where memory does not last for all, one image and the largest batch matter most.
         run(1);
         run(batch);
-        for (int size = 2; size < batch; ++size) {
-            captures_ = size <= most_captured;
+        for (int size = 2; size < batch && size <= most_captured; ++size) {
             run(size);
         }
         captures_ = false;
+        if (batch - 1 > most_captured) {
+            run(batch - 1);  // on the context that all the sizes between share
+        }
         return static_cast<int>(own_.size()) + (any_.graph ? 1 : 0);
     }
 

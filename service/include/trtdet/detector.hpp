@@ -44,8 +44,8 @@ struct DetectorOptions {
 // Runs a bundle. Any thread may call any member at any time, but for the destructor.
 class Detector {
 public:
-    // Checks the engine's outputs against the manifest, runs every batch size once in every lane, so that no image
-    // waits for what a first run does, and starts the lanes.
+    // Checks the engine's outputs against the manifest, warms up the lanes for every batch size that they may form, so
+    // that no image waits for what a first run does, and starts them.
     //
     // Throws EngineError: the outputs are not what the manifest says, there is no memory for the lanes, or the engine
     // fails.

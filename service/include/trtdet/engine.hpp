@@ -32,8 +32,8 @@ public:
     // words.
     virtual void run(int batch) = 0;
 
-    // Does beforehand what the first run of each number of images, from 1 to so many, takes time for once; the runs
-    // that follow capture nothing any more. Writes to input().
+    // Does beforehand what first runs take time for once: runs 1 to so many images, of more than 32 only the most. The
+    // runs that follow capture nothing any more. Writes to input().
     //
     // Returns how many CUDA graphs the lane has then; 0 where its work is launched otherwise.
     //
