@@ -12,6 +12,7 @@ from models import CONVOLUTIONS, DEPTHWISE, SMALL_MODEL, small_detector
 
 from trtdet import BuildOptions, CalibrationOptions, KeepOptions, SweepOptions
 from trtdet.bundle import Bundle
+from trtdet.cli import main
 from trtdet.config import load_config
 from trtdet.demo import shapes
 from trtdet.errors import ConfigError, TrtdetWarning
@@ -104,6 +105,18 @@ def test_what_is_kept_comes_on_top(wide: Path, options: BuildOptions, tmp_path: 
     assert quantized(group) == HALVING
     every = replace(options, keep=KeepOptions(("depthwise",)), int8_all=True)
     assert len(quantized(build(wide, CONFIG, tmp_path / "e", every).bundle)) == CONVOLUTIONS - DEPTHWISE
+
+
+def test_the_command_says_what_stays_in_fp16(
+    wide: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["build", str(wide), "--config", "shapes", "--images", str(images), "--backend", "onnxruntime"]
+    command += ["--correct", "none", "-o", str(tmp_path / "b")]
+    said = "2 depthwise, 1 with under 16 channels on a side, 6 outputs of heads (plan.json has each; --int8-all)"
+    assert main(command) == 0
+    assert f"in FP16 by default, as INT8 makes them no faster: {said}\n" in capsys.readouterr().out
+    assert main([*command, "--int8-all"]) == 0
+    assert "by default" not in capsys.readouterr().out
 
 
 def test_the_ranking_is_of_what_is_in_int8(wide: Path, images: Path) -> None:

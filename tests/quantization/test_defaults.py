@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import pytest
 
 from trtdet.config import NmsMode, load_config
 from trtdet.passes import Options, load_model, rewrite
+from trtdet.pipeline import host_graph
 from trtdet.quantization import Cause, PrecisionPlan, default_plan, place
 
 
@@ -52,8 +55,6 @@ def test_a_convolution_with_enough_channels_that_another_reads_is_in_int8(net: A
 def test_what_int8_makes_no_faster_stays_in_fp16_with_the_reason(
     net: Any, normal: Any, kernel: tuple[int, ...], cause: Cause, reason: str
 ) -> None:
-    import re
-
     entry = planned(chain(net, normal, w=kernel)).entries["Conv_0"]
     assert (entry.cause, entry.precision) == (cause, "int8" if cause is Cause.QUANTIZABLE else "fp16")
     assert re.search(reason, entry.reason)
@@ -136,7 +137,23 @@ LEFT = {
 def test_what_stays_in_fp16_of_published_models(shared_data: Path, name: str, nms: NmsMode) -> None:
     config, convolutions, left = LEFT[name]
     model = rewrite(load_model(shared_data / "models" / f"{name}.onnx"), Options(load_config(config), nms=nms)).model
-    found = list(causes(model).values())
+    entries = planned(model).entries
+    found = [entry.cause for entry in entries.values()]
     assert {cause: found.count(cause) for cause in left} == left
     assert found.count(Cause.QUANTIZABLE) == convolutions - sum(left.values())
-    assert place(model).plan.counts() == {"int8": convolutions, "fp16": 0, "fp32": 0}
+    words = {
+        Cause.DEPTHWISE: "depthwise: ",
+        Cause.FEW_CHANNELS: " channels: under 16",
+        Cause.HEAD_OUTPUT: "head output: ",
+    }
+    for entry in entries.values():
+        assert (entry.precision == "fp16") == (entry.cause in words)
+        assert words.get(entry.cause, "convolution") in entry.reason
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_every_convolution_of_published_models_can_be_asked_for(shared_data: Path, name: str) -> None:
+    config, convolutions, left = LEFT[name]
+    graph = host_graph(shared_data / "models" / f"{name}.onnx", load_config(config))
+    assert graph.plan.counts() == {"int8": convolutions - sum(left.values()), "fp16": sum(left.values()), "fp32": 0}
+    assert replace(graph, int8_all=True).plan.counts() == {"int8": convolutions, "fp16": 0, "fp32": 0}

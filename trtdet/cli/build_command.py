@@ -186,12 +186,16 @@ def _keep(text: str) -> int | Path | tuple[str, ...]:
 
 def _run(options: Namespace, console: Console) -> dict[str, Any]:
     from trtdet.pipeline import build
+    from trtdet.quantization import PrecisionPlan, left_by_default
 
     config, asked = config_of(options), _build_options(options)
     result = build(options.model, config, options.output, asked, console.progress)
     manifest = result.bundle.manifest
     if result.audit is not None:
         _say_audit(console, result.audit)
+    left = left_by_default(PrecisionPlan.load(result.bundle.file("plan.json")))
+    if left:
+        console.say(f"in FP16 by default, as INT8 makes them no faster: {left} (plan.json has each; --int8-all)")
     if manifest.quantization.corrections:
         console.say(f"corrected: {'; '.join(manifest.quantization.corrections)}")
     if result.trade_off is not None:

@@ -2,7 +2,7 @@
 
 from trtdet.quantization.activation_ranges import reach
 from trtdet.quantization.corrections import CORRECTIONS, DEFAULT_CORRECTIONS, Corrected, Sources, correct
-from trtdet.quantization.defaults import FEWEST_CHANNELS, default_plan
+from trtdet.quantization.defaults import FEWEST_CHANNELS, default_plan, left_by_default
 from trtdet.quantization.graph_check import GraphProblem, lint
 from trtdet.quantization.half import LARGEST, region_of, to_half
 from trtdet.quantization.head_error import HeadError
@@ -36,6 +36,7 @@ __all__ = [
     "correct",
     "default_plan",
     "insert_qdq",
+    "left_by_default",
     "lint",
     "place",
     "quantizable",

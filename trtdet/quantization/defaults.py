@@ -29,6 +29,12 @@ from trtdet.quantization.precision import Cause, Entry, PrecisionPlan
 FEWEST_CHANNELS = 16
 """With fewer on a side, in each group, a convolution stays in FP16."""
 
+_TITLES = {
+    Cause.DEPTHWISE: "depthwise",
+    Cause.FEW_CHANNELS: f"with under {FEWEST_CHANNELS} channels on a side",
+    Cause.HEAD_OUTPUT: "outputs of heads",
+}
+
 _DENSE = ("MatMul", "Gemm", "Einsum", "LSTM", "GRU", "RNN", "Attention", "MultiHeadAttention")
 _SHAPES = ("Shape", "Size")
 
@@ -48,6 +54,12 @@ def default_plan(model: onnx.ModelProto, placement: QdqPlacement) -> PrecisionPl
         if name in able:
             entries[name] = _left_in_fp16(conv, name not in inner) or entries[name]
     return PrecisionPlan(entries)
+
+
+def left_by_default(plan: PrecisionPlan) -> str:
+    """How many convolutions of a plan stay in FP16 by default, by cause, in words; empty where none does."""
+    causes = [entry.cause for entry in plan.entries.values() if entry.precision == "fp16"]
+    return ", ".join(f"{causes.count(cause)} {title}" for cause, title in _TITLES.items() if cause in causes)
 
 
 def _left_in_fp16(conv: Macs, last: bool) -> Entry | None:
