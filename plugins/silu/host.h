@@ -33,7 +33,7 @@ Result guarded(Activation activation, Result failed, Body&& body) noexcept {
     return failed;
 }
 
-// The attributes that an ONNX node may carry, in the order of ATTRIBUTES in trtdet/backends/silu_aot.py.
+// The attributes that an ONNX node may carry, in the order of ATTRIBUTES in trtdet/backends/tensorrt/silu_aot.py.
 nvinfer1::PluginFieldCollection const* attribute_names() noexcept;
 
 // Throws std::invalid_argument: an attribute is of another type, or Parameters::check refuses its value. Attributes
