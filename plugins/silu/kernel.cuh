@@ -233,8 +233,8 @@ public:
         windows_ = whole ? longest / kWindow : (longest + 2 * kWindow - 2) / kWindow;
         const unsigned values = segments_ * extent.span;
         unsigned part = extent.total / (kTables * kEnoughTasks);
-        part = part < kLeast ? kLeast : part > kMost ? kMost : part;
-        slices_ = values / part;
+        part = part < kUsual ? kUsual : part > kMost ? kMost : part;
+        slices_ = values < kLeast ? 0 : values < part ? 1 : values / part;
         slice_ = slices_ == 0 ? 0 : (segments_ * windows_ + slices_ - 1) / slices_;
     }
 
@@ -304,9 +304,12 @@ private:
     static constexpr unsigned kWindow = 16;
     using Window = Chunk<Int8, kWindow>;
 
-    // Of values of one channel that a task has: with fewer, filling 256 entries costs more than it saves; more are put
-    // together only where there are tasks enough for every processor of a GPU.
+    // Of values of one channel that a task has. With fewer than the least, filling 256 entries costs more than it saves.
+    // The usual number gives every thread of a block a window. More are put together only where there are tasks enough
+    // for every processor of a GPU.
     static constexpr unsigned kLeast = 512;
+    static constexpr unsigned kUsual =
+        kThreadsPerBlock * kWindow / kTables > kLeast ? kThreadsPerBlock * kWindow / kTables : kLeast;
     static constexpr unsigned kMost = 16384;
     static constexpr unsigned kEnoughTasks = 1024;
 

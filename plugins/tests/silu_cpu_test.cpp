@@ -130,7 +130,7 @@ struct Shape {
 };
 const Shape kShapes[] = {{1, 1, 1, 1},  {1, 3, 5, 7},   {2, 8, 4, 4},  {1, 31, 3, 3}, {2, 33, 1, 5},
                          {1, 32, 2, 8}, {3, 5, 16, 16}, {1, 64, 1, 1}, {2, 17, 3, 1}, {0, 4, 2, 2},
-                         {2, 3, 23, 29}, {1, 35, 32, 33}, {5, 33, 16, 8}, {1, 48, 40, 40}};
+                         {2, 3, 23, 29}, {1, 35, 32, 33}, {5, 33, 16, 8}, {1, 48, 40, 40}, {2, 2, 64, 65}};
 
 void check_case(bool holds, const Format& format, const Extent& extent, std::size_t shift, std::size_t place) {
     check(holds, std::string(format.name) + " of " + std::to_string(extent.channels) + " channels, span " +
@@ -249,6 +249,7 @@ void tables() {
     };
     check(tasks(64, 20 * 20) == 0, "a map whose tables cost more than they save is computed directly");
     check(tasks(64, 32 * 16) == 64, "a task a channel from where tables pay");
+    check(tasks(64, 80 * 80) == 64 && tasks(64, 80 * 160) == 64 * 3, "a window for every thread of a task");
     check(tasks(64, 320 * 320) == 64 * 16, "tasks for every processor where the map allows it");
 }
 
