@@ -13,6 +13,7 @@ from trtdet.backends import Capabilities
 from trtdet.passes.opset import HALF_SCALES
 from trtdet.pipeline import calibrated, host_graph, select_images
 from trtdet.pipeline.stages.rewriting import build_graph
+from trtdet.quantization import DataFlow
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Reader:
         return {}
 
 
-HALF = Capabilities("half", "1", True, True, half_glue=True)
+HALF = Capabilities("half", "1", True, True, data_flow=DataFlow(half=True))
 
 
 def opset_of(model: onnx.ModelProto) -> int:
@@ -38,7 +39,7 @@ def opset_of(model: onnx.ModelProto) -> int:
         (HALF, {}, HALF_SCALES),
         (replace(HALF, max_opset=20), {}, HALF_SCALES),
         (replace(HALF, max_opset=17), {}, 17),
-        (replace(HALF, half_glue=False), {}, 13),
+        (replace(HALF, data_flow=DataFlow()), {}, 13),
         (HALF, {"precision": "fp16"}, 13),
         (HALF, {"quantization": "implicit"}, 13),
     ],

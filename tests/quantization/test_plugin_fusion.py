@@ -18,7 +18,7 @@ from trtdet.passes.base import PLUGIN_DOMAIN
 from trtdet.passes.model import to_graph, to_model
 from trtdet.passes.plugin_ops import attributes
 from trtdet.quantization import Corrections, insert_qdq, lint, reach, requantize, to_half
-from trtdet.quantization.encoding import ChannelMap, Rounded, nearest, weight_scales
+from trtdet.quantization.encoding import ChannelMap, Rounded, half_step, nearest, weight_scales
 from trtdet.quantization.placement import QdqPlacement
 from trtdet.quantization.precision import Entry, PrecisionPlan
 
@@ -106,12 +106,13 @@ def test_the_numbers_are_those_of_int8_step_by_step(
     assert lint(done.model) == ()
     found = weights(model)
 
-    value = rounded(x / F(ranges.tensors["x"].scale)) * F(ranges.tensors["x"].scale)
+    steps = {name: half_step(entry.scale) for name, entry in ranges.tensors.items()}
+    value = rounded(x / steps["x"]) * steps["x"]
     for source, made, weight, bias in (("a", "p", "w1", "b1"), ("c", "q", "w2", "b2")):
         padded = np.pad(value, ((0, 0), (0, 0), (1, 1), (1, 1)))
         step = (np.array(inputs[source].amax) / 127).reshape(1, -1, 1, 1)
         read = rounded(convolved(padded, quantized(found[weight]), found[bias]) / step) * step
-        value = rounded(read / (1 + np.exp(-read)) / ranges.tensors[made].scale) * ranges.tensors[made].scale
+        value = rounded(read / (1 + np.exp(-read)) / steps[made]) * steps[made]
     agree(OnnxRunner(done.model)(x)["y"], convolved(value, quantized(found["w3"]), 0.0))
 
 
@@ -124,13 +125,13 @@ def test_the_steps_are_those_of_the_ranges(
         amax = np.array(inputs[source].amax)
         assert node.attrs["output_type"] == 2
         np.testing.assert_allclose(node.attrs["input_scale"], amax / 127, rtol=1e-6)
-        np.testing.assert_allclose(node.attrs["factor"], [127 / ranges.tensors[made].amax], rtol=1e-6)
+        np.testing.assert_allclose(node.attrs["factor"], [1 / half_step(ranges.tensors[made].scale)], rtol=1e-6)
         np.testing.assert_allclose(node.attrs["offset"], [0.0])
         quantizer, (dequantizer,) = node.inputs[0].inputs[0], node.outputs[0].outputs
         assert (quantizer.op, dequantizer.op) == ("QuantizeLinear", "DequantizeLinear")
         assert quantizer.inputs[0].inputs[0].op == "Conv"
         np.testing.assert_allclose(quantizer.inputs[1].values, amax.max() / 127, rtol=1e-6)
-        np.testing.assert_allclose(dequantizer.inputs[1].values, ranges.tensors[made].scale, rtol=1e-6)
+        np.testing.assert_allclose(dequantizer.inputs[1].values, half_step(ranges.tensors[made].scale), rtol=1e-6)
 
 
 def test_the_convolution_before_keeps_its_integers(
@@ -178,9 +179,9 @@ def test_a_channel_map_goes_into_the_activation_and_its_padding_before_it(
     # With float inputs nothing but the order of two float32 operations is another one.
     agree(OnnxRunner(kept.model)(x)["y"], OnnxRunner(explicit)(x)["y"])
     first, second = nodes(taken.model)
-    np.testing.assert_allclose(first.attrs["factor"], maps["p"].scale * 127 / 2, rtol=1e-6)
-    np.testing.assert_allclose(first.attrs["offset"], -maps["p"].scale * maps["p"].shift * 127 / 2, rtol=1e-5)
-    np.testing.assert_allclose(second.attrs["offset"], np.full(6, -0.3 * 127 / 1.5), rtol=1e-6)
+    np.testing.assert_allclose(first.attrs["factor"], maps["p"].scale / maps["p"].step, rtol=1e-6)
+    np.testing.assert_allclose(first.attrs["offset"], -maps["p"].scale * maps["p"].shift / maps["p"].step, rtol=1e-5)
+    np.testing.assert_allclose(second.attrs["offset"], np.full(6, -0.3 / maps["q"].step), rtol=1e-6)
     # The Pad moves real values: between a pair of one step, which gives the integers back.
     after = first.inputs[0].inputs[0]
     pad = after.inputs[0].inputs[0]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from trtdet.backends.cuda import Clocks
 from trtdet.config import InputConfig, NmsMode, SiluForm
 from trtdet.progress import Progress, silent
-from trtdet.quantization import Precision
+from trtdet.quantization import DataFlow, Precision
 
 OwnCalibrator = Literal["minmax", "entropy", "percentile"]
 """The calibration rules that TensorRT has a calibrator of its own for."""
@@ -68,8 +68,7 @@ class Capabilities:
         silu: the values of ``--silu`` that it supports, the best first.
         loads_plugins: its builder takes libraries of plugins.
         compiles_plugins: it takes trtdet's plugins without a library, as kernels that the engine carries.
-        half_glue: between INT8 kernels it reads FP16, scales of QuantizeLinear and DequantizeLinear included, which
-            takes opset 19.
+        data_flow: how its INT8 kernels read and write.
     """
 
     name: str
@@ -99,7 +98,7 @@ class Capabilities:
     silu: tuple[SiluForm, ...] = ("keep", "swish")
     loads_plugins: bool = False
     compiles_plugins: bool = False
-    half_glue: bool = False
+    data_flow: DataFlow = DataFlow()
 
 
 @dataclass(frozen=True)

@@ -113,6 +113,8 @@ class QuantizationPart(_Part):
     histograms_key: str | None = None
     images: ImagesPart | None = None
     corrections: tuple[str, ...] = ()
+    weight_scales: Literal["channel", "tensor"] | None = None
+    """One scale an output channel, or one a tensor with the channels' ratios in a product after the convolution."""
 
 
 class SiluPart(_Part):

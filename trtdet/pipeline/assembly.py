@@ -23,11 +23,11 @@ from trtdet.pipeline.options import BuildOptions, KeepOptions
 from trtdet.pipeline.stages.bundles import Origin, model_bytes, plugin_parts, written
 from trtdet.pipeline.stages.calibrating import Selection, calibrated, select_images
 from trtdet.pipeline.stages.correcting import Prepared, prepared
-from trtdet.pipeline.stages.engines import built_engine, target_of, warn_of
+from trtdet.pipeline.stages.engines import best_engine, target_of, warn_of
 from trtdet.pipeline.stages.networks import (
     Network,
     cached_network,
-    explicit_network,
+    explicit_networks,
     float_network,
     implicit_network,
 )
@@ -113,9 +113,10 @@ def assemble(job: Job, progress: Progress = silent, place: Path | None = None) -
     caps = known.backend.capabilities
     # Opened before the work is done: a place that cannot be written is found out now, not after it.
     with BundleWriter(place or job.output) as writer:
-        network = _network(known, caps, progress)
+        networks = _networks(known, caps, progress)
         timings = job.options.timing_cache or timing_cache_of(job.output)
-        engine = built_engine(network, known.backend, target_of(job.options), timings, progress)
+        engine = best_engine(networks, known.backend, target_of(job.options), timings, progress)
+        network = engine.network
         warn_of(engine, caps)
         origin = Origin(job.model, known.graph, job.options, caps, known.plugins, known.key)
         bundle = written(writer, engine, origin)
@@ -151,13 +152,16 @@ def timing_cache_of(bundle: Path) -> Path:
     return bundle.with_name(f"{bundle.name}.timing-cache")
 
 
-def _network(known: Validated, caps: Capabilities, progress: Progress) -> Network:
-    """Calibration, corrections, plan and network, as far as the options ask for them."""
+def _networks(known: Validated, caps: Capabilities, progress: Progress) -> tuple[Network, ...]:
+    """Calibration, corrections, plan and network, as far as the options ask for them.
+
+    There are several where the backend may be fastest with any of them.
+    """
     graph, options = known.graph, known.job.options
     if options.cache is not None:
-        return cached_network(graph, options.cache, caps)
+        return (cached_network(graph, options.cache, caps),)
     if options.precision != "int8":
-        return float_network(graph, options.precision)
+        return (float_network(graph, options.precision),)
     ready = _prepared(known, progress)
 
     planned = choose_plan(
@@ -168,8 +172,8 @@ def _network(known: Validated, caps: Capabilities, progress: Progress) -> Networ
         progress,
     )
     if options.implicit:
-        return implicit_network(ready, planned, options, caps)
-    return explicit_network(ready, planned, caps)
+        return (implicit_network(ready, planned, options, caps),)
+    return explicit_networks(ready, planned, caps)
 
 
 def _prepared(known: Validated, progress: Progress) -> Prepared:
@@ -183,7 +187,8 @@ def _prepared(known: Validated, progress: Progress) -> Prepared:
         progress=progress,
     )
     corrections = () if options.implicit else options.correct
-    return prepared(ranged, options.calibration, corrections, progress, starting_plan(known.graph, options.keep))
+    plan = starting_plan(known.graph, options.keep)
+    return prepared(ranged, options.calibration, corrections, progress, plan, share=not options.implicit)
 
 
 def _facts(

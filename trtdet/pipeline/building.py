@@ -117,7 +117,7 @@ def calibrate(
         selected = replace(selected, cache=ImageCache(0))  # there is no other pass that would read it
     ranged = calibrated(graph, options, selected, implicit=quantization == "implicit", progress=progress)
     # Whatever is put into INT8 later is to find its range here.
-    return replace(ranged, ranges=prepared(ranged, options, (), progress, graph.placement.plan).ranges)
+    return replace(ranged, ranges=prepared(ranged, options, (), progress, graph.placement.plan, share=False).ranges)
 
 
 def sensitivity(

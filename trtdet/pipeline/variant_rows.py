@@ -23,7 +23,7 @@ from trtdet.pipeline.options import RANKED_IMAGES, CalibrationOptions, KeepOptio
 from trtdet.pipeline.stages.calibrating import HISTOGRAMS, calibrated
 from trtdet.pipeline.stages.correcting import Prepared, prepared
 from trtdet.pipeline.stages.engines import built_engine
-from trtdet.pipeline.stages.networks import Network, explicit_network, float_network
+from trtdet.pipeline.stages.networks import Network, explicit_networks, float_network
 from trtdet.pipeline.stages.planning import choose_plan
 from trtdet.pipeline.stages.rewriting import Graph, host_graph
 from trtdet.progress import Progress, silent
@@ -123,7 +123,7 @@ class RowMaker:
                 continue
             asked = KeepOptions(keep if isinstance(keep, int) else (keep,))
             planned = choose_plan(ready, asked, ranked, progress=self._progress)
-            network = explicit_network(ready, planned, self._backend.capabilities)
+            network = explicit_networks(ready, planned, self._backend.capabilities)[0]
             evaluations, built = self._scored(network, f"scoring {rule}, {keep} in FP16")
             facts = {"kept": keep, "kept_names": list(planned.plan.names("fp16")), **built}
             for name, nms, got, reference in zip(

@@ -2,16 +2,19 @@
 
 from trtdet.quantization.activation_ranges import reach
 from trtdet.quantization.corrections import CORRECTIONS, DEFAULT_CORRECTIONS, Corrected, Sources, correct
+from trtdet.quantization.data_flow import DataFlow, WeightForm
 from trtdet.quantization.defaults import FEWEST_CHANNELS, default_plan, left_by_default
 from trtdet.quantization.graph_check import GraphProblem, lint
-from trtdet.quantization.half import LARGEST, region_of, to_half
+from trtdet.quantization.half import LARGEST, nodes_of, region_of, to_half
 from trtdet.quantization.head_error import HeadError
 from trtdet.quantization.implicit import Quantizable, quantizable
 from trtdet.quantization.placement import CONVOLUTIONS, QdqPlacement, place
 from trtdet.quantization.plugin_fusion import Requantized, requantize
 from trtdet.quantization.precision import Cause, Entry, Precision, PrecisionPlan, Step
 from trtdet.quantization.qdq import Corrections, insert_qdq
+from trtdet.quantization.shared_scales import quantized_joins, shared
 from trtdet.quantization.switch import Switch
+from trtdet.quantization.weight_forms import WeightScales
 
 __all__ = [
     "CONVOLUTIONS",
@@ -22,6 +25,7 @@ __all__ = [
     "Cause",
     "Corrected",
     "Corrections",
+    "DataFlow",
     "Entry",
     "GraphProblem",
     "HeadError",
@@ -33,15 +37,20 @@ __all__ = [
     "Sources",
     "Step",
     "Switch",
+    "WeightForm",
+    "WeightScales",
     "correct",
     "default_plan",
     "insert_qdq",
     "left_by_default",
     "lint",
+    "nodes_of",
     "place",
     "quantizable",
+    "quantized_joins",
     "reach",
     "region_of",
     "requantize",
+    "shared",
     "to_half",
 ]

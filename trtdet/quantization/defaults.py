@@ -10,6 +10,12 @@
 
 They are few multiply-adds and much of what INT8 costs in accuracy. What can be in INT8 can be asked for all the same.
 
+Where a backend quantises in a kernel of its own behind each convolution, a change of precision has a price: a tensor
+that FP16 convolutions give is written in FP16, read and written again in INT8, where an FP16 convolution would read it
+as it is. So where all that makes a convolution's input is in FP16, and what INT8 saves it in arithmetic takes less time
+than these bytes, it stays in FP16 too; this spreads from the first convolutions, of large images and few channels, to
+where INT8 begins to pay, see :func:`_bound_by_memory`.
+
 Sources: NVIDIA, TensorRT documentation, "I/O Formats" (the channels of INT8 tensors are packed in vectors of 4 or 32);
 ultralytics pull request 26171 (head outputs stay in float by default); what they are of published models is in
 docs/results/precision.md.
@@ -17,13 +23,17 @@ docs/results/precision.md.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
 from trtdet.passes.provenance import origin_of
+from trtdet.quantization.data_flow import DataFlow
 from trtdet.quantization.macs import Macs, multiply_adds
-from trtdet.quantization.placement import QdqPlacement
+from trtdet.quantization.placement import CONVOLUTIONS, QdqPlacement
 from trtdet.quantization.precision import Cause, Entry, PrecisionPlan
 
 FEWEST_CHANNELS = 16
@@ -33,26 +43,36 @@ _TITLES = {
     Cause.DEPTHWISE: "depthwise",
     Cause.FEW_CHANNELS: f"with under {FEWEST_CHANNELS} channels on a side",
     Cause.HEAD_OUTPUT: "outputs of heads",
+    Cause.BOUND_BY_MEMORY: "bound by memory behind these",
 }
+
+BYTES_A_MULTIPLY_ADD = 0.0025
+"""The bytes that memory moves in the time that INT8 saves a multiply-add against FP16: twice the memory's rate over
+that of INT8 operations. It is that of an L4; by the published rates in ``trtdet/audit/gpus.py`` others have 0.0024 to
+0.0066."""
 
 _DENSE = ("MatMul", "Gemm", "Einsum", "LSTM", "GRU", "RNN", "Attention", "MultiHeadAttention")
 _SHAPES = ("Shape", "Size")
 
 
-def default_plan(model: onnx.ModelProto, placement: QdqPlacement) -> PrecisionPlan:
+def default_plan(model: onnx.ModelProto, placement: QdqPlacement, flow: DataFlow = DataFlow()) -> PrecisionPlan:
     """INT8 for each convolution that is faster for it, FP16 or FP32 with the reason for the others.
 
     Args:
         model: float, as the passes leave it.
         placement: of this model; its plan says what can be in INT8.
+        flow: how the INT8 kernels of the backend read and write.
     """
     graph = gs.import_onnx(model)
     able = set(placement.plan.names("int8"))
     inner = _before_layers(graph, able, set(origin_of(model)))
     entries = dict(placement.plan.entries)
-    for name, conv in multiply_adds(model).items():
+    work = multiply_adds(model)
+    for name, conv in work.items():
         if name in able:
             entries[name] = _left_in_fp16(conv, name not in inner) or entries[name]
+    if not flow.fused:
+        entries.update(_bound_by_memory(graph, placement, entries, work))
     return PrecisionPlan(entries)
 
 
@@ -60,6 +80,60 @@ def left_by_default(plan: PrecisionPlan) -> str:
     """How many convolutions of a plan stay in FP16 by default, by cause, in words; empty where none does."""
     causes = [entry.cause for entry in plan.entries.values() if entry.precision == "fp16"]
     return ", ".join(f"{causes.count(cause)} {title}" for cause, title in _TITLES.items() if cause in causes)
+
+
+def _bound_by_memory(
+    graph: gs.Graph, placement: QdqPlacement, entries: Mapping[str, Entry], work: Mapping[str, Macs]
+) -> dict[str, Entry]:
+    """The INT8 convolutions that FP16 is estimated to be faster for, because what makes their input is in FP16.
+
+    Counted is the kernel that quantises: it reads and writes what the FP16 convolution behind it has in its own kernel,
+    two bytes a value more in all; the weights take one byte less in INT8.
+    """
+    tensors = graph.tensors()
+    makers = {name: _convolutions_before(tensors[name]) for name in placement.activations}
+    nodes = {node.name: node for node in graph.nodes}
+    found: dict[str, Entry] = {}
+    grown = True
+    while grown:
+        grown = False
+        for name in placement.activations:
+            readers = dict.fromkeys(reader for reader, _ in placement.readers[name] if reader in entries)
+            convs = [conv for conv in readers if conv not in found and entries[conv].precision == "int8"]
+            float_made = all(maker in found or entries[maker].precision != "int8" for maker in makers[name])
+            size = math.prod(tensors[name].shape[1:]) if _known(tensors[name]) else 0
+            if not convs or not makers[name] or not float_made:
+                continue
+            saved = 2 * size - sum(nodes[conv].inputs[1].values.size for conv in convs)
+            worth = BYTES_A_MULTIPLY_ADD * sum(work[conv].count for conv in convs)
+            if saved > worth:
+                reason = (
+                    f"bound by memory: behind FP16 convolutions INT8 moves {saved / 1e6:.2f} MB more, and saves "
+                    f"arithmetic that takes as long as {worth / 1e6:.2f} MB"
+                )
+                found.update(dict.fromkeys(convs, Entry("fp16", reason, Cause.BOUND_BY_MEMORY)))
+                grown = True
+    return found
+
+
+def _known(tensor: gs.Tensor) -> bool:
+    return tensor.shape is not None and all(isinstance(size, int) and size > 0 for size in tensor.shape[1:])
+
+
+def _convolutions_before(tensor: gs.Tensor) -> set[str]:
+    """The convolutions that a tensor is computed from, without another convolution in between."""
+    found: set[str] = set()
+    waiting, seen = list(tensor.inputs), set()
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if node.op in CONVOLUTIONS:
+            found.add(node.name)
+        else:
+            waiting += [maker for source in node.inputs for maker in source.inputs]
+    return found
 
 
 def _left_in_fp16(conv: Macs, last: bool) -> Entry | None:

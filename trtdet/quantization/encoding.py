@@ -1,15 +1,37 @@
-"""How numbers become INT8: the channel maps of activations, the integers and scales of weights."""
+"""How numbers become INT8: the channel maps of activations, the integers and scales of weights.
+
+Scales are numbers that FP16 holds, for every backend: the integers are chosen for the scale as it will be written, in
+whichever type that is.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from trtdet.errors import ModelError
 
 QMAX = 127.0
+
+SMALLEST_HALF = 2.0**-24
+"""The smallest number over 0 that FP16 holds, a subnormal (IEEE 754 binary16)."""
+
+
+def half_step(values: ArrayLike) -> NDArray[np.float32]:
+    """The least FP16 numbers that are not below these scales, as float32.
+
+    Rounding up keeps the largest magnitude of each channel within the 127 steps.
+
+    Args:
+        values: scales over 0, of any shape; those over 65504 are left as they are, for FP16 has no number for them.
+    """
+    exact = np.asarray(values, np.float64)
+    with np.errstate(over="ignore"):
+        near = np.maximum(exact, SMALLEST_HALF).astype(np.float16)
+        raised = np.where(near.astype(np.float64) < exact, np.nextafter(near, np.float16(np.inf)), near)
+    return np.where(np.isfinite(raised), raised, exact).astype(np.float32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +49,11 @@ class ChannelMap:
     amax: float
     scale: NDArray[np.float64] | None = None
     shift: NDArray[np.float64] | None = None
+
+    @property
+    def step(self) -> np.float32:
+        """The scale of the Q/DQ pair, a number that FP16 holds."""
+        return np.float32(half_step(self.amax / QMAX))
 
     def offset(self) -> NDArray[np.float64] | None:
         """What is added after the product with ``scale``: ``-scale * shift``, float64 (C,)."""
@@ -51,7 +78,9 @@ class Rounded:
 
 
 def weight_scales(weight: NDArray[np.floating], owner: str = "a convolution") -> NDArray[np.float32]:
-    """The scale of each output channel, float32 (out,): ``max |w| / 127``, and 1 / 127 for a channel of zeros.
+    """The scale of each output channel, float32 (out,): ``max |w| / 127`` raised to the next number that FP16 holds.
+
+    A channel of zeros gets that of 1 / 127.
 
     Args:
         weight: (out, ...).
@@ -67,7 +96,7 @@ def weight_scales(weight: NDArray[np.floating], owner: str = "a convolution") ->
             f"the weights of {owner} are NaN or infinite in {wrong} of {weight.size} places; INT8 needs finite weights",
             "export the model again from a checkpoint whose training did not diverge",
         )
-    return np.where(amax > 0, amax, 1.0).astype(np.float32) / np.float32(QMAX)
+    return half_step(np.where(amax > 0, amax, 1.0) / QMAX)
 
 
 def nearest(rows: NDArray[np.floating], scales: NDArray[np.float32]) -> NDArray[np.int8]:

@@ -1,9 +1,10 @@
-"""float32 regions around the convolutions that a plan keeps in FP16 -> FP16, with as few casts as that needs.
+"""float32 around convolutions -> FP16, with as few casts as that needs.
 
 A region grows from its convolutions over activation functions, sums, joins and moves of feature maps as long as all
 that they read is in FP16 already, and back over what is read by nothing else, so that no cast stands between a
-convolution and its activation function. INT8 convolutions with their Q/DQ pairs, and the decoding of boxes and scores,
-stay as they are: half precision cannot tell pixels of a large image apart, nor hold every weight's scale.
+convolution and its activation function. With an INT8 convolution its Q/DQ pairs are in the region: their scales are
+FP16, and so is all between two INT8 kernels. The decoding of boxes and scores stays in float32: half precision cannot
+tell pixels of a large image apart. What only moves values is taken along up to there, so that a tensor is cast once.
 
 The casts are the form that strongly typed networks want (NVIDIA, "Working with Quantized Types", TensorRT
 documentation, section "Strong Typing").
@@ -17,6 +18,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
+from trtdet.errors import ModelError
 from trtdet.passes.base import Writer
 from trtdet.passes.model import to_graph, to_model
 from trtdet.passes.plugin_ops import PLUGIN_ACTIVATIONS
@@ -26,6 +28,12 @@ from trtdet.quantization.placement import CONVOLUTIONS
 LARGEST = 65504.0
 """The largest magnitude of FP16 (IEEE 754 binary16)."""
 
+_PAIRS_SINCE = 19
+"""The opset from which on the scales of Q/DQ pairs may be FP16 (ONNX, QuantizeLinear and DequantizeLinear)."""
+
+_BETWEEN = (Origin.QDQ, Origin.CHANNEL_MAP)
+"""Origins of nodes that stand between convolutions."""
+
 _FLOAT, _HALF = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16
 
 _ACTIVATION_FUNCTIONS = (
@@ -34,31 +42,87 @@ _ACTIVATION_FUNCTIONS = (
     *PLUGIN_ACTIVATIONS,
 )
 _ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Min", "Max", "Neg")
-_MOVES = (
-    *("Concat", "Split", "Slice", "MaxPool", "AveragePool", "GlobalAveragePool", "Resize", "Transpose", "Pad"),
-    *("DepthToSpace", "SpaceToDepth", "Identity"),
-)
-_JOINING = {*_ACTIVATION_FUNCTIONS, *_ARITHMETIC, *_MOVES}
+_POOLS = ("MaxPool", "AveragePool", "GlobalAveragePool", "Resize", "Pad", "DepthToSpace", "SpaceToDepth")
+_MOVES = ("Concat", "Split", "Slice", "Transpose", "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze")
+_JOINING = {*_ACTIVATION_FUNCTIONS, *_ARITHMETIC, *_POOLS, *_MOVES}
+_PAIR = ("QuantizeLinear", "DequantizeLinear")
 
-_VALUES = {"Resize": (0,), "Slice": (0,), "Split": (0,), "Pad": (0, 2)}
+_VALUES = {
+    **dict.fromkeys(("Resize", "Slice", "Split", "Reshape", "Squeeze", "Unsqueeze"), (0,)),
+    "Pad": (0, 2),
+    "QuantizeLinear": (0, 1),
+    "DequantizeLinear": (1,),
+}
 """Operators of which only some inputs have the type of the data."""
 
 
-def to_half(model: onnx.ModelProto, names: Collection[str]) -> onnx.ModelProto:
+def to_half(model: onnx.ModelProto, names: Collection[str], left: Collection[str] = ()) -> onnx.ModelProto:
     """Puts convolutions and what belongs to them into FP16.
 
     Args:
-        model: float32, with or without Q/DQ pairs, every node named; it is not changed.
-        names: of convolutions that have no Q/DQ pair.
+        model: float32, with or without Q/DQ pairs, every node named; it is not changed. Of opset 19 at least where a
+            convolution of ``names`` has Q/DQ pairs, whose scales were float32 before.
+        names: of convolutions. An INT8 convolution that is not among them writes float32.
+        left: names of other nodes that stay in float32.
 
     Returns:
         The same model, inputs and outputs still float32.
+
+    Raises:
+        ModelError: the model's opset has no Q/DQ pairs with FP16 scales.
     """
     if not names:
         return model
     graph = to_graph(model)
-    region = _region(graph, set(names))
     write = Writer(graph, "trtdet/half", Origin.FP16)
+    _part_pairs(write, set(names))
+    region = _region(graph, set(names), set(left))
+    if graph.opset < _PAIRS_SINCE and any(node.op in _PAIR for node in region):
+        raise ModelError(f"Q/DQ pairs in FP16 need opset {_PAIRS_SINCE}, and the model has opset {graph.opset}")
+    _lower_inputs(write, region)
+    _raise_outputs(write, region)
+    # Types were inferred for float32.
+    for tensor in graph.tensors().values():
+        if isinstance(tensor, gs.Variable) and not any(
+            tensor is boundary for boundary in (*graph.inputs, *graph.outputs)
+        ):
+            tensor.dtype = None
+    graph.cleanup()
+    return to_model(graph)
+
+
+def region_of(model: onnx.ModelProto, names: Collection[str]) -> tuple[str, ...]:
+    """The tensors that :func:`to_half` would put into FP16, those that are cast to it included."""
+    found: dict[str, None] = {}
+    for node in nodes_of(model, names):
+        for position in _VALUES.get(node.op, range(len(node.inputs))):
+            if position < len(node.inputs) and isinstance(node.inputs[position], gs.Variable):
+                found[node.inputs[position].name] = None
+        found.update(dict.fromkeys(output.name for output in node.outputs))
+    found.pop("", None)
+    return tuple(found)
+
+
+def nodes_of(model: onnx.ModelProto, names: Collection[str]) -> list[gs.Node]:
+    """The nodes that :func:`to_half` would put into FP16, in graph order."""
+    return _region(to_graph(model), set(names), set())
+
+
+def _part_pairs(write: Writer, names: set[str]) -> None:
+    """A DequantizeLinear of its own, in float32, for an INT8 convolution that writes float32."""
+    for node in list(write.graph.nodes):
+        if node.op not in CONVOLUTIONS or node.name in names:
+            continue
+        for position, tensor in enumerate(node.inputs[:2]):
+            maker = _maker(tensor, "DequantizeLinear")
+            if maker is not None and len(tensor.outputs) > 1:
+                own = write.of(Origin.QDQ)("DequantizeLinear", *maker.inputs, **maker.attrs)
+                own.shape = tensor.shape
+                node.inputs[position] = own
+
+
+def _lower_inputs(write: Writer, region: list[gs.Node]) -> None:
+    """Constants of the region become FP16, and what comes from outside is cast."""
     lowered: dict[str, gs.Variable] = {}
     made = {id(output) for node in region for output in node.outputs}
     for node in region:
@@ -73,8 +137,15 @@ def to_half(model: onnx.ModelProto, names: Collection[str]) -> onnx.ModelProto:
                 if tensor.name not in lowered:
                     lowered[tensor.name] = write("Cast", tensor, to=_HALF)
                 node.inputs[position] = lowered[tensor.name]
+
+
+def _raise_outputs(write: Writer, region: list[gs.Node]) -> None:
+    """What is read outside of the region is cast to float32."""
+    graph = write.graph
     inside = {id(node) for node in region}
     for node in region:
+        if node.op == "QuantizeLinear":
+            continue
         for index, tensor in enumerate(node.outputs):
             outer = [reader for reader in tensor.outputs if id(reader) not in inside]
             final = any(tensor is output for output in graph.outputs)
@@ -94,60 +165,56 @@ def to_half(model: onnx.ModelProto, names: Collection[str]) -> onnx.ModelProto:
                 raised = write("Cast", tensor, to=_FLOAT)
                 for reader in outer:
                     reader.inputs = [raised if given is tensor else given for given in reader.inputs]
-    # Types were inferred for float32.
-    for tensor in graph.tensors().values():
-        if isinstance(tensor, gs.Variable) and not any(
-            tensor is boundary for boundary in (*graph.inputs, *graph.outputs)
-        ):
-            tensor.dtype = None
-    graph.cleanup()
-    return to_model(graph)
 
 
-def region_of(model: onnx.ModelProto, names: Collection[str]) -> tuple[str, ...]:
-    """The tensors that :func:`to_half` would put into FP16, those that are cast to it included."""
-    found: dict[str, None] = {}
-    for node in _region(to_graph(model), set(names)):
-        for position in _VALUES.get(node.op, range(len(node.inputs))):
-            if position < len(node.inputs) and isinstance(node.inputs[position], gs.Variable):
-                found[node.inputs[position].name] = None
-        found.update(dict.fromkeys(output.name for output in node.outputs))
-    found.pop("", None)
-    return tuple(found)
-
-
-def _region(graph: gs.Graph, names: set[str]) -> list[gs.Node]:
+def _region(graph: gs.Graph, names: set[str], left: set[str]) -> list[gs.Node]:
     """The nodes that run in FP16, in graph order."""
     region = {id(node) for node in graph.nodes if node.op in CONVOLUTIONS and node.name in names}
-    # What decodes, suppresses or quantises is no part of the model; what stands for a node of the model is.
-    foreign = {name for name, origin in registry(graph).items() if not origin.replaces}
-    joining = [node for node in graph.nodes if node.name not in foreign and _may_join(node)]
+    # What decodes or suppresses is no part of the model; what stands for a node of the model, or quantises, is.
+    foreign = {name for name, origin in registry(graph).items() if not (origin.replaces or origin in _BETWEEN)}
+    # Pairs belong to INT8 convolutions: without any there is no FP16 between them.
+    paired = any(id(node) in region and _maker(node.inputs[0], "DequantizeLinear") is not None for node in graph.nodes)
+    joining = [node for node in graph.nodes if node.name not in foreign | left and _may_join(node, paired)]
     grown = True
     while grown:
-        grown = False
-        for node in joining:
-            if id(node) in region:
-                continue
-            positions = _VALUES.get(node.op, range(len(node.inputs)))
-            read = [node.inputs[position] for position in positions if position < len(node.inputs)]
-            makers = [source.inputs[0] if source.inputs else None for source in read if isinstance(source, gs.Variable)]
-            known = [maker is not None and id(maker) in region for maker in makers]
-            readers = [reader for output in node.outputs for reader in output.outputs]
-            ends = any(output is end for output in node.outputs for end in graph.outputs)
-            backwards = bool(readers) and not ends and all(id(reader) in region for reader in readers)
-            # A sum of two needs one cast on either side of it.
-            enough = node.op in _ARITHMETIC and any(known)
-            if makers and (all(known) or enough or (any(known) and backwards)):
-                region.add(id(node))
-                grown = True
+        before = len(region)
+        region |= {id(node) for node in joining if id(node) not in region and _joins(graph, node, region)}
+        grown = len(region) > before
     return [node for node in graph.nodes if id(node) in region]
 
 
-def _may_join(node: gs.Node) -> bool:
+def _joins(graph: gs.Graph, node: gs.Node, region: set[int]) -> bool:
+    """Whether a node belongs to a region as it is."""
+    readers = [reader for output in node.outputs for reader in output.outputs]
+    if node.op == "DequantizeLinear":
+        return any(id(reader) in region and reader.op != "QuantizeLinear" for reader in readers)
+    positions = (0,) if node.op == "QuantizeLinear" else _VALUES.get(node.op, range(len(node.inputs)))
+    read = [node.inputs[position] for position in positions if position < len(node.inputs)]
+    makers = [source.inputs[0] if source.inputs else None for source in read if isinstance(source, gs.Variable)]
+    if node.op == "QuantizeLinear" and not makers:  # of weights
+        return any(id(reader) in region for reader in readers)
+    known = [maker is not None and id(maker) in region for maker in makers]
+    ends = any(output is end for output in node.outputs for end in graph.outputs)
+    backwards = bool(readers) and not ends and all(id(reader) in region for reader in readers)
+    # A sum of two needs one cast on either side of it.
+    enough = node.op in _ARITHMETIC and any(known)
+    return bool(makers) and (all(known) or enough or (any(known) and backwards))
+
+
+def _maker(tensor: gs.Tensor, op: str) -> gs.Node | None:
+    """The node that makes a tensor, where it is of that operator."""
+    maker = tensor.inputs[0] if tensor.inputs else None
+    return maker if maker is not None and maker.op == op else None
+
+
+def _may_join(node: gs.Node, paired: bool) -> bool:
+    if node.op in _PAIR:
+        return paired
     if node.op not in _JOINING:
         return False
-    feature_maps = [feature for feature in (*node.inputs[:1], *node.outputs) if isinstance(feature, gs.Variable)]
+    values = [tensor for tensor in (*node.inputs[:1], *node.outputs) if isinstance(tensor, gs.Variable)]
+    if node.op in _MOVES:
+        return all(tensor.dtype in (np.float32, None) for tensor in values)
     return all(
-        feature.shape is not None and len(feature.shape) == 4 and feature.dtype == np.float32
-        for feature in feature_maps
+        tensor.shape is not None and len(tensor.shape) == 4 and tensor.dtype in (np.float32, None) for tensor in values
     )

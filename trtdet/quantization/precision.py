@@ -46,6 +46,8 @@ class Cause(str, Enum):
     """FP16 by default: INT8 kernels would mostly compute padding."""
     HEAD_OUTPUT = "head-output"
     """FP16 by default: it gives boxes or scores, which nothing quantises."""
+    BOUND_BY_MEMORY = "bound-by-memory"
+    """FP16: it reads what FP16 convolutions give, and quantising that takes longer than INT8 saves."""
     REQUESTED = "requested"
     """The whole model was asked for in this precision."""
     KEPT_NAMED = "kept-named"

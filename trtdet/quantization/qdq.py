@@ -1,7 +1,8 @@
 """Q/DQ pairs in the form that TensorRT accepts: symmetric INT8, zero point 0, float bias.
 
-Activations have one scale a tensor; weights one scale an output channel, on axis 0. A tensor is quantised once and
-all its readers share the pair.
+Activations have one scale a tensor; weights one scale an output channel, on axis 0, or one scale a tensor with the
+channels' ratios outside, see :mod:`trtdet.quantization.weight_forms`. A tensor is quantised once and all its readers
+share the pair.
 
 Where a tensor has a channel map, ``scale * (x - shift)`` is what is quantised. The map is folded into what makes the
 tensor as far as it can be, see :mod:`trtdet.quantization.folding`; what is left is one Mul and one Add before Q, which
@@ -24,9 +25,10 @@ from trtdet.errors import CalibrationError
 from trtdet.passes.base import Writer
 from trtdet.passes.model import to_graph, to_model
 from trtdet.passes.provenance import Origin
-from trtdet.quantization.encoding import QMAX, ChannelMap, Rounded, nearest, weight_scales
+from trtdet.quantization.encoding import ChannelMap, Rounded, half_step, nearest, weight_scales
 from trtdet.quantization.folding import fold_map
 from trtdet.quantization.placement import QdqPlacement
+from trtdet.quantization.weight_forms import WeightScales, WeightWriter
 from trtdet.quantization.windows import Window
 
 
@@ -50,6 +52,7 @@ def insert_qdq(
     corrections: Corrections = Corrections(),
     *,
     fold: bool = True,
+    weights: WeightScales = WeightScales(),
 ) -> onnx.ModelProto:
     """Writes the explicit INT8 model: the float model is not changed.
 
@@ -60,6 +63,7 @@ def insert_qdq(
         corrections: channel maps and weights; empty for the textbook form. Those of convolutions that the plan keeps
             in float are left out.
         fold: fold channel maps where that is possible; otherwise every tensor of the float model keeps its meaning.
+        weights: how the scales of weights are written.
 
     Raises:
         CalibrationError: ``ranges`` lacks a tensor, so it was made from another model.
@@ -74,27 +78,20 @@ def insert_qdq(
     nodes = {node.name: node for node in graph.nodes}
     tensors = graph.tensors()
     write = Writer(graph, "trtdet/qdq", Origin.QDQ)
-    weights = {name: corrections.weights.get(name) or _plain(nodes[name]) for name in placement.plan.names("int8")}
+    rounded = {name: corrections.weights.get(name) or _plain(nodes[name]) for name in placement.plan.names("int8")}
+    writer = WeightWriter(write, weights, rounded)
     for name in placement.activations:
         readers = [(nodes[reader], position) for reader, position in placement.readers[name]]
         channels = corrections.tensors.get(name)
         if channels is None:
-            pair = _pair(write, tensors[name], ranges.tensors[name].scale)
+            pair = _pair(write, tensors[name], half_step(ranges.tensors[name].scale))
             for reader, position in readers:
                 reader.inputs[position] = pair
         else:
-            _quantize_mapped(write, tensors[name], channels, readers, weights, fold)
-    # Written last: folding a map changes the weights of the convolution before it. Those that share a tensor share it
-    # still where nothing set them apart.
-    shared: dict[tuple[str, bytes, bytes], gs.Variable] = {}
-    for name, rounded in weights.items():
-        node = nodes[name]
-        key = (node.inputs[1].name, rounded.integers.tobytes(), rounded.scales.tobytes())
-        if key not in shared:
-            shared[key] = _weight_pair(write, rounded)
-        node.inputs[1] = shared[key]
-        if len(node.inputs) > 2 or np.any(rounded.bias):
-            node.inputs = [*node.inputs[:2], write.const(rounded.bias, np.float32)]
+            _quantize_mapped(write, tensors[name], channels, readers, rounded, fold)
+    # Written last: folding a map changes the weights of the convolution before it.
+    for name, integers in rounded.items():
+        writer.write(nodes[name], integers)
     graph.cleanup()
     return to_model(graph)
 
@@ -107,17 +104,9 @@ def _plain(conv: gs.Node) -> Rounded:
     return Rounded(integers, scales, bias.astype(np.float32))
 
 
-def _pair(write: Writer, tensor: gs.Tensor, scale: float) -> gs.Variable:
+def _pair(write: Writer, tensor: gs.Tensor, scale: NDArray[np.float32] | np.float32) -> gs.Variable:
     step, zero = write.const(scale, np.float32), write.const(0, np.int8)
     return write("DequantizeLinear", write("QuantizeLinear", tensor, step, zero), step, zero)
-
-
-def _weight_pair(write: Writer, rounded: Rounded) -> gs.Variable:
-    # Float weights that lie on the integers: builders want to see Q and DQ.
-    values = rounded.integers * rounded.scales.reshape(-1, *[1] * (rounded.integers.ndim - 1))
-    step, zero = write.const(rounded.scales, np.float32), write.const(np.zeros(len(rounded.scales)), np.int8)
-    weight = write("QuantizeLinear", write.const(values, np.float32), step, zero, axis=0)
-    return write("DequantizeLinear", weight, step, zero, axis=0)
 
 
 def _quantize_mapped(
@@ -128,7 +117,7 @@ def _quantize_mapped(
     weights: dict[str, Rounded],
     fold: bool,
 ) -> None:
-    step = channels.amax / QMAX
+    step = channels.step
     windows = {node.name: Window.of(node) for node, _ in readers if node.name in weights}
     moves = channels.shift is not None
     pads = {name: window.pads for name, window in windows.items() if window and any(window.pads) and moves}

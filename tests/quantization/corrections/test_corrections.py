@@ -168,7 +168,7 @@ def test_no_map_is_left_as_a_mul_that_costs_more_than_fp16(
     """Those of the input and after a SiLU and a sum need one; where a sum reads the tensor, it needs one back."""
     given, placement = sources(), place(model)
     candidates = chosen(model, given, "minmax")
-    found = correct(model, placement, candidates, DEFAULT_CORRECTIONS, given, fused)
+    found = correct(model, placement, candidates, DEFAULT_CORRECTIONS, given, placement.activations if fused else ())
     int8 = insert_qdq(model, placement, found.ranges, found.corrections)
     muls = [node for node in int8.graph.node if origin_of(int8).get(node.name) is Origin.CHANNEL_MAP]
     left_out = [sentence for sentence in found.summary if sentence.startswith("maps left out: ")]

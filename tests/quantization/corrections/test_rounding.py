@@ -8,7 +8,7 @@ import pytest
 from trtdet.errors import TrtdetWarning
 from trtdet.quantization.corrections import rounding as module
 from trtdet.quantization.corrections.rounding import Round, compensated
-from trtdet.quantization.encoding import ChannelMap, nearest, weight_scales
+from trtdet.quantization.encoding import ChannelMap, half_step, nearest, weight_scales
 
 
 @pytest.mark.parametrize("width", [9, 150])
@@ -33,7 +33,7 @@ def test_with_independent_inputs_nearest_is_best() -> None:
     rows = rng.normal(0, 1, (1, 5, 20))
     rows[0, 2] = 0
     scales = weight_scales(rows[0])[None]
-    assert scales[0, 2] == np.float32(1 / 127)
+    assert scales[0, 2] == half_step(1 / 127)
     covariance = np.diag(rng.uniform(0.1, 2, 20))[None]
     np.testing.assert_array_equal(compensated(rows, scales, covariance), nearest(rows, scales))
 
@@ -50,7 +50,7 @@ def test_the_covariance_is_that_of_the_mapped_and_quantised_input(layer: Any) ->
     scale = np.array([1.0, 2.0, 0.5, 4.0])
     amax = float(np.abs(scale[:, None] * samples).max())
     found = layer(rng.normal(0, 1, (3, 4, 1, 1)), samples, ChannelMap(amax, scale)).covariance()[0]
-    step = amax / 127
+    step = float(ChannelMap(amax, scale).step)
     exact = np.cov(scale[:, None] * samples.astype(np.float32).astype(np.float64), bias=True)
     np.testing.assert_allclose(found - exact, np.eye(4) * step**2 / 12, atol=1e-6 * step**2)
 

@@ -63,7 +63,7 @@ def test_the_error_is_the_root_of_the_mean_fourth_power_as_a_share_of_the_varian
     integers = nearest(weight, scales) * scales[:, None]
 
     def int8(x: np.ndarray) -> np.ndarray:
-        step = 1.5 / 127
+        step = ChannelMap(1.5).step
         return integers @ (np.clip(np.rint(x.reshape(4, -1) / step), -127, 127) * step) + bias[:, None]
 
     def exact(x: np.ndarray) -> np.ndarray:
@@ -204,7 +204,7 @@ def test_a_mul_costs_its_constants_and_where_it_parts_kernels_its_values(
 ) -> None:
     weights = {name: normal(4, 4, 1, 1, seed=seed) for seed, name in enumerate(("w", "w1", "w2", "w3"))}
     model = net(COSTS, **weights)
-    sites = find_sites(model, place(model), (Round(),), fused)
+    sites = find_sites(model, place(model), (Round(),), place(model).activations if fused else ())
     for site in sites:
         site.add_moments(normal(4, 8, 8), 0)
     assert {site.tensor: site.mul_price for site in sites} == pytest.approx(prices)
@@ -232,7 +232,7 @@ def test_a_map_is_taken_where_it_buys_more_for_its_bytes_than_fp16(
 ) -> None:
     model = conv()
     (site,) = find_sites(model, place(model), (Spy(),))
-    site.multiplied, site.fused = left, fused
+    site.multiplied, site.parted = left, fused
     images = [normal(4, 8, 8, seed=seed) for seed in range(4)]
     judged(model, site, images[:3], images[3:], minmax=4.0)
     rule, other = with_errors(site, 1.0, mapped)
@@ -250,7 +250,7 @@ def test_a_map_that_costs_more_than_fp16_is_not_tried(conv: Any, normal: Any) ->
     """FP16 takes all of the error away, so that nothing that costs as much can buy more."""
     model = conv()
     images = [normal(4, 8, 8, seed=seed) for seed in range(4)]
-    (site,) = find_sites(model, place(model), (Spy(), Round()), fused=True)
+    (site,) = find_sites(model, place(model), (Spy(), Round()), place(model).activations)
     judged(model, site, images[:3], images[3:], minmax=4.0)
     (rule,) = site.trials
     assert site.mul_price > 1 and site.too_dear and choose(site, "all").left_out
@@ -262,7 +262,7 @@ def test_beside_a_map_that_may_be_left_out_the_plain_form_is_rounded_as_well_as_
 ) -> None:
     model = conv()
     images = [normal(4, 8, 8, seed=seed) for seed in range(4)]
-    (site,) = find_sites(model, place(model), (Spy(), Round()), fused=True)
+    (site,) = find_sites(model, place(model), (Spy(), Round()), place(model).activations)
     site.multiplied = 1
     judged(model, site, images[:3], images[3:], minmax=4.0)
     assert 0.1 < site.mul_price < 1
@@ -272,7 +272,7 @@ def test_beside_a_map_that_may_be_left_out_the_plain_form_is_rounded_as_well_as_
 def test_a_shift_that_is_asked_for_costs_what_it_costs(conv: Any, normal: Any) -> None:
     model = conv()
     images = [normal(4, 8, 8, seed=seed) for seed in range(4)]
-    (site,) = find_sites(model, place(model), (Shift(),), fused=True)
+    (site,) = find_sites(model, place(model), (Shift(),), place(model).activations)
     judged(model, site, images[:3], images[3:], minmax=4.0)
     _, shifted = with_errors(site, 1.0, 0.99)
     assert choose(site, "mapped").trial is shifted and not choose(site, "mapped").left_out

@@ -28,6 +28,7 @@ from trtdet.errors import BackendError, one_line
 from trtdet.passes.plugin_ops import plugin_nodes
 from trtdet.passes.provenance import without_registry
 from trtdet.progress import Progress, silent
+from trtdet.quantization import DataFlow
 
 LIBRARY = library_named("tensorrt")
 
@@ -126,7 +127,7 @@ class TensorRT:
             else ("swish", "keep", "plugin"),
             loads_plugins=LIBRARY.loads_plugins,
             compiles_plugins=(major, minor) >= (10, 9),
-            half_glue=major >= 10,
+            data_flow=_data_flow(major),
         )
 
     def unsupported(self, model: onnx.ModelProto) -> dict[str, str]:
@@ -140,6 +141,17 @@ class TensorRT:
                 f"{' '.join(map(str, request.sms))}; leave --sm out or use --backend tensorrt-rtx"
             )
         return replace(build_engine(LIBRARY, self.capabilities, request, progress), sms=(self._device.sm,))
+
+
+def _data_flow(major: int) -> DataFlow:
+    """How a version's INT8 kernels read and write.
+
+    Up to 10 a convolution, the SiLU after it and the quantisation of the result fuse (NVIDIA/TensorRT, thread 3205, and
+    the plans in its tools/experimental/trt-engine-explorer); which form of weight scales 11 fuses is not published.
+    """
+    if major < 10:
+        return DataFlow()
+    return DataFlow(half=True) if major == 10 else DataFlow(half=True, weights=("channel", "tensor"), fused=False)
 
 
 def build_engine(

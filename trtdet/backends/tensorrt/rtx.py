@@ -14,6 +14,7 @@ from trtdet.errors import BackendError
 from trtdet.passes.nms import EFFICIENT
 from trtdet.passes.plugin_ops import PLUGIN_ACTIVATIONS
 from trtdet.progress import Progress, silent
+from trtdet.quantization import DataFlow
 
 LIBRARY = library_named("tensorrt-rtx")
 
@@ -48,8 +49,9 @@ class TensorRTRTX:
             capture_flags=tuple(name for name in ("REQUIRE_USER_ALLOCATION",) if hasattr(self._trt.BuilderFlag, name)),
             tf32=True,
             max_topk=3840,
+            # Its INT8 convolutions never write INT8, and float32 where the channels' scales are left to them.
+            data_flow=DataFlow(half=True, weights=("tensor",), fused=False),
             max_opset=NEWEST,
-            half_glue=True,
             missing_ops={
                 **dict.fromkeys((*NEVER, "DeformConv"), "its parser does not know the operator"),
                 "NonMaxSuppression": "it parses but has no implementation on any GPU",

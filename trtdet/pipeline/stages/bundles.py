@@ -34,8 +34,8 @@ from trtdet.errors import BackendError
 from trtdet.files import sha256_file
 from trtdet.pipeline.options import BuildOptions
 from trtdet.pipeline.stages.calibrating import HISTOGRAMS
-from trtdet.pipeline.stages.correcting import Prepared
 from trtdet.pipeline.stages.engines import Engine
+from trtdet.pipeline.stages.networks import Network
 from trtdet.pipeline.stages.planning import RANKING
 from trtdet.pipeline.stages.rewriting import Graph
 
@@ -138,7 +138,7 @@ def _manifest(engine: Engine, origin: Origin) -> dict[str, Any]:
             hardware_compatible=options.engine.hardware_compatible,
             tf32=caps.tf32 and options.engine.tf32,
         ),
-        "quantization": _quantization_part(network.prepared, options),
+        "quantization": _quantization_part(network, options),
         "precision": CountsPart(**network.plan.counts()),
         "audit": _audit_part(engine.audit),
         "command": _command(options, config),
@@ -194,7 +194,8 @@ def _nms_part(graph: Graph) -> NmsPart:
     )
 
 
-def _quantization_part(prepared: Prepared | None, options: BuildOptions) -> QuantizationPart:
+def _quantization_part(network: Network, options: BuildOptions) -> QuantizationPart:
+    prepared = network.prepared
     if prepared is None:
         return QuantizationPart(mode="implicit", source="cache") if options.cache else QuantizationPart(mode="none")
     collection, ranges = prepared.calibrated.collection, prepared.ranges
@@ -206,6 +207,7 @@ def _quantization_part(prepared: Prepared | None, options: BuildOptions) -> Quan
         histograms_key=collection.key,
         images=ImagesPart(count=collection.images, sha256=collection.images_sha256, skipped=collection.skipped),
         corrections=prepared.summary,
+        weight_scales=network.form,
     )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import onnx
 
@@ -14,20 +15,27 @@ from trtdet.data import CocoDataset, content_hash, evenly
 from trtdet.errors import ConfigError, ModelError, TrtdetWarning
 from trtdet.mixed_precision.subject import Subject
 from trtdet.passes import decoded
+from trtdet.passes.plugin_ops import plugin_nodes
 from trtdet.pipeline.options import AUTO, CalibrationOptions
 from trtdet.pipeline.stages.calibrating import Calibrated
+from trtdet.pipeline.stages.half_range import Magnitudes, half_parts
 from trtdet.pipeline.stages.rewriting import Graph
 from trtdet.progress import Progress, silent
 from trtdet.quantization import (
     Corrections,
+    DataFlow,
     PrecisionPlan,
     QdqPlacement,
     Requantized,
     Sources,
+    WeightForm,
+    WeightScales,
     correct,
     insert_qdq,
     lint,
+    quantized_joins,
     requantize,
+    shared,
     to_half,
 )
 
@@ -42,7 +50,6 @@ class Prepared:
         corrections: the corrections that were kept.
         plan: what each convolution runs in, as long as nothing else is asked for, with the corrections of each.
         summary: one sentence for each kind of correction.
-        reached: largest magnitudes of tensors that no histogram has, filled as they are measured.
     """
 
     calibrated: Calibrated
@@ -50,7 +57,17 @@ class Prepared:
     corrections: Corrections
     plan: PrecisionPlan
     summary: tuple[str, ...] = ()
-    reached: dict[str, float] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def magnitudes(self) -> Magnitudes:
+        """The largest magnitudes of the model's tensors, measured as they are needed."""
+        return Magnitudes(self.calibrated)
+
+    @property
+    def flow(self) -> DataFlow:
+        """How INT8 kernels read and write; between INT8 convolutions a plugin reads and writes INT8 by itself."""
+        plugins = next(plugin_nodes(self.model.graph), None) is not None
+        return DataFlow() if plugins else self.graph.flow
 
     @property
     def graph(self) -> Graph:
@@ -72,15 +89,27 @@ class Prepared:
         """Where Q/DQ pairs go."""
         return self.graph.placement
 
-    def explicit(self, plan: PrecisionPlan) -> Requantized:
+    def explicit(self, plan: PrecisionPlan, form: WeightForm | None = None) -> Requantized:
         """The Q/DQ model of a plan, checked for everything that would make INT8 run in float.
+
+        Args:
+            plan: a precision for each convolution.
+            form: of the weights' scales; None for the first that the backend takes.
 
         Raises:
             ConfigError: the plan does not fit the model.
             ModelError: INT8 would be lost.
         """
-        explicit = insert_qdq(self.model, self.placement.following(plan), self.ranges, self.corrections)
-        made = requantize(to_half(explicit, plan.names("fp16")), self.ranges.inputs)
+        flow, model = self.flow, self.model
+        half = half_parts(model, plan, flow, self.magnitudes)
+        explicit = insert_qdq(
+            model,
+            self.placement.following(plan),
+            self.ranges,
+            self.corrections,
+            weights=WeightScales(form or flow.weights[0], half.outputs),
+        )
+        made = requantize(to_half(quantized_joins(explicit), half.names, half.left), self.ranges.inputs)
         problems = lint(made.model)
         if problems:
             raise ModelError(f"the INT8 graph would lose INT8 in {len(problems)} places, the first: {problems[0]}")
@@ -112,6 +141,7 @@ def prepared(
     names: tuple[str, ...],
     progress: Progress = silent,
     plan: PrecisionPlan | None = None,
+    share: bool = True,
 ) -> Prepared:
     """Works out the corrections; with the rule ``auto`` the rules are among what is compared.
 
@@ -121,12 +151,18 @@ def prepared(
         names: the corrections that may be used; empty for the textbook form.
         progress: told of every image.
         plan: what each convolution runs in; None for the graph's. Only what it has in INT8 is corrected.
+        share: let tensors between which values are only moved share a range, for a model with Q/DQ pairs.
 
     Raises:
         ConfigError: an unknown correction, or fewer than two images.
     """
     graph = calibrated.graph
     plan = plan or graph.plan
+    placement = graph.placement.following(plan)
+    parted = frozenset(placement.activations) if graph.flow.fused else frozenset()
+    if share:
+        ranges, together = shared(graph.model, placement, calibrated.ranges)
+        calibrated, parted = replace(calibrated, ranges=ranges), parted | together
     if (not names and options.rule != AUTO) or not plan.names("int8"):
         return Prepared(calibrated, calibrated.ranges, Corrections(), plan)
     candidates = {calibrated.ranges.rule: calibrated.ranges}
@@ -138,5 +174,5 @@ def prepared(
                     candidates[rule] = Ranges.choose(calibrated.collection, rule, options.percentile)
     head = decoded(graph.nms_mode, graph.config)
     sources = Sources(calibrated.paths, graph.config.input, OnnxRunner, head, progress, calibrated.cache)
-    done = correct(graph.model, graph.placement.following(plan), candidates, names, sources)
+    done = correct(graph.model, placement, candidates, names, sources, parted)
     return Prepared(calibrated, done.ranges, done.corrections, done.plan, done.summary)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +34,25 @@ class Engine:
 def target_of(options: BuildOptions) -> Target:
     """What the options ask the engine to be built for."""
     return Target(options.sms, options.batch, options.plugins, options.engine)
+
+
+def best_engine(
+    networks: Sequence[Network], backend: Backend, target: Target, timings: Path, progress: Progress = silent
+) -> Engine:
+    """Builds each of some networks that compute the same, and takes the engine that is estimated to move least.
+
+    Args:
+        networks: at least one.
+        backend: builds them.
+        target: what the engine is for.
+        timings: the file of measured kernel times, which may be missing.
+        progress: told of the builder's phases.
+
+    Raises:
+        BackendError: the backend refused a network or the target.
+    """
+    engines = [built_engine(network, backend, target, timings, progress) for network in networks]
+    return min(engines, key=lambda engine: engine.audit.bytes if engine.audit is not None else 0)
 
 
 def built_engine(

@@ -16,7 +16,7 @@ from trtdet.pipeline.options import BuildOptions
 from trtdet.pipeline.stages.correcting import Prepared
 from trtdet.pipeline.stages.planning import Planned, float_plan
 from trtdet.pipeline.stages.rewriting import Graph
-from trtdet.quantization import Precision, PrecisionPlan, Requantized, to_half
+from trtdet.quantization import Precision, PrecisionPlan, Requantized, WeightForm, to_half
 
 OLDEST = 8600
 """The TensorRT that a calibration cache is written for where the engine's own library reads none: 8.6.0."""
@@ -35,6 +35,7 @@ class Network:
         cache: the ranges as a calibration cache.
         prepared: what the plan was made for; None for float networks and given caches.
         planned: ranking and trade-off that the plan was found by.
+        form: of the scales of INT8 weights; None where the model has no Q/DQ nodes.
     """
 
     activations: Requantized
@@ -45,6 +46,7 @@ class Network:
     cache: str = ""
     prepared: Prepared | None = None
     planned: Planned | None = None
+    form: WeightForm | None = None
 
     @property
     def model(self) -> onnx.ModelProto:
@@ -60,16 +62,21 @@ def float_network(graph: Graph, precision: Precision) -> Network:
     return Network(Requantized(half), precision, plan, precisions)
 
 
-def explicit_network(prepared: Prepared, planned: Planned, caps: Capabilities) -> Network:
-    """The model with Q/DQ nodes."""
+def explicit_networks(prepared: Prepared, planned: Planned, caps: Capabilities) -> tuple[Network, ...]:
+    """The model with Q/DQ nodes, in each form of weight scales that the backend may be fastest with."""
+    return tuple(_explicit_network(prepared, planned, caps, form) for form in prepared.flow.weights)
+
+
+def _explicit_network(prepared: Prepared, planned: Planned, caps: Capabilities, form: WeightForm) -> Network:
     return Network(
-        prepared.explicit(planned.plan),
+        prepared.explicit(planned.plan, form),
         "int8",
         planned.plan,
         prepared.graph.quantizable.precisions(planned.plan),
         cache=prepared.ranges.to_calibration_cache(caps.cache_version or OLDEST),
         prepared=prepared,
         planned=planned,
+        form=form,
     )
 
 

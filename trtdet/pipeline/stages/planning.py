@@ -8,13 +8,10 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import onnx
 
-from trtdet.backends import OnnxRunner
 from trtdet.bundle import Bundle
-from trtdet.calibration import expose
-from trtdet.data import CocoDataset, ImageStream
+from trtdet.data import CocoDataset
 from trtdet.errors import ConfigError, TrtdetWarning
 from trtdet.evaluation.comparison import compare
 from trtdet.evaluation.scoring import Evaluation, evaluate
@@ -25,9 +22,10 @@ from trtdet.mixed_precision.search import Score, TradeOff, smallest
 from trtdet.mixed_precision.subject import Method, subject_key
 from trtdet.pipeline.options import KeepOptions
 from trtdet.pipeline.stages.correcting import Prepared
+from trtdet.pipeline.stages.half_range import half_parts
 from trtdet.pipeline.stages.rewriting import Graph
 from trtdet.progress import Progress, silent
-from trtdet.quantization import LARGEST, Cause, Entry, Precision, PrecisionPlan, QdqPlacement, region_of
+from trtdet.quantization import Cause, Entry, Precision, PrecisionPlan, QdqPlacement
 from trtdet.quantization.macs import DEPTHWISE, multiply_adds
 from trtdet.runtime.detector import Detector
 
@@ -63,17 +61,29 @@ def choose_plan(
     Raises:
         ConfigError: the options do not fit the model, or no plan keeps the bound.
     """
+    planned = _chosen(prepared, keep, ranked, dataset, progress)
+    return replace(planned, plan=without_overflow(prepared, planned.plan, progress))
+
+
+def _chosen(
+    prepared: Prepared,
+    keep: KeepOptions,
+    ranked: Callable[[], Sensitivity],
+    dataset: CocoDataset | None,
+    progress: Progress,
+) -> Planned:
+    """The plan before it is known what FP16 holds."""
     plan = prepared.plan
     if isinstance(keep.keep, Path):
-        return Planned(without_overflow(prepared, _edited(prepared, keep.keep)))
+        return Planned(_edited(prepared, keep.keep))
     if isinstance(keep.keep, tuple):
         macs = multiply_adds(prepared.model)
         group = [name for name in plan.names("int8") if macs[name].depthwise]
         names = [name for given in keep.keep for name in (group if given == DEPTHWISE else (given,))]
         listed = dict.fromkeys(named(plan, names), "kept: named")
-        return Planned(without_overflow(prepared, keeping(plan, listed, Cause.KEPT_NAMED)))
+        return Planned(keeping(plan, listed, Cause.KEPT_NAMED))
     if not keep.ranked or keep.keep == 0:
-        return Planned(without_overflow(prepared, plan))
+        return Planned(plan)
     ranked = cache(ranked)
     trade_off = None
     if keep.max_map_drop is not None:
@@ -86,8 +96,7 @@ def choose_plan(
         chosen, cause = most_sensitive(ranked(), keep.keep), Cause.KEPT_SENSITIVE
     else:
         chosen, cause = within_budget(ranked(), keep.budget or 0.0), Cause.KEPT_BUDGET
-    kept = keeping(plan, reasons(ranked(), chosen), cause)
-    return Planned(without_overflow(prepared, kept), ranked(), trade_off)
+    return Planned(keeping(plan, reasons(ranked(), chosen), cause), ranked(), trade_off)
 
 
 def ranking(prepared: Prepared, keep: KeepOptions, previous: Bundle | None, progress: Progress) -> Sensitivity:
@@ -169,47 +178,25 @@ def _trade_off(
     return smallest(ranked, bound, reference.result.map, measure)
 
 
-def without_overflow(prepared: Prepared, plan: PrecisionPlan) -> PrecisionPlan:
-    """The plan, with FP32 for what would overflow FP16 on the calibration images; a warning names each case."""
-    names = plan.names("fp16")
-    over = {name: value for name, value in _reached(prepared, names).items() if value > LARGEST}
-    weights = {tensor.name: tensor for tensor in prepared.model.graph.initializer}
-    nodes = {node.name: node for node in prepared.model.graph.node}
+def without_overflow(prepared: Prepared, plan: PrecisionPlan, progress: Progress = silent) -> PrecisionPlan:
+    """The plan, with FP32 for what FP16 does not hold on the calibration images; a warning names each case.
+
+    An INT8 convolution stays in INT8 and writes float32; the reason says so.
+    """
+    found = half_parts(prepared.model, plan, prepared.flow, prepared.magnitudes, progress)
     entries = dict(plan.entries)
-    for name in names:
-        heaviest = float(np.abs(onnx.numpy_helper.to_array(weights[nodes[name].input[1]])).max(initial=0))
-        region = region_of(prepared.model, (name,)) if over else ()
-        wrong = [(tensor, over[tensor]) for tensor in region if tensor in over]
-        if heaviest > LARGEST:
-            wrong.append(("its weights", heaviest))
-        if wrong:
-            what, value = max(wrong, key=lambda found: found[1])
-            reason = f"FP16 would overflow: '{what}' reaches {value:.3g}, over {LARGEST:g}"
+    told = {reason for name, reason in found.reasons.items() if name in entries}
+    for name, reason in found.reasons.items():
+        if name not in entries and reason in told:
+            continue  # the convolution beside it is named
+        entry = entries.get(name)
+        if entry is None:
+            said = f"'{name}' stays in float32"
+        elif entry.precision == "int8":
+            entries[name] = replace(entry, reason=f"{entry.reason}; it writes float32, as {reason}")
+            said = f"'{name}' writes float32"
+        else:
             entries[name] = Entry("fp32", reason, Cause.FP16_OVERFLOW)
-            warnings.warn(f"'{name}' stays in FP32: {reason}", TrtdetWarning, stacklevel=3)
+            said = f"'{name}' stays in FP32"
+        warnings.warn(f"{said}: {reason}", TrtdetWarning, stacklevel=3)
     return PrecisionPlan(entries)
-
-
-def _reached(prepared: Prepared, names: tuple[str, ...]) -> dict[str, float]:
-    """The largest magnitude of every tensor that would be FP16, from the histograms or from one more pass."""
-    calibrated, graph = prepared.calibrated, prepared.graph
-    known = {name: histogram.amax for name, histogram in calibrated.collection.histograms.items()}
-    tensors = region_of(graph.model, names) if names else ()
-    source = graph.model.graph.input[0].name
-    unknown = [name for name in tensors if name not in known and name not in prepared.reached and name != source]
-    if unknown and calibrated.paths:
-        runner = OnnxRunner(expose(graph.model, unknown))
-        largest = dict.fromkeys(unknown, 0.0)
-        pixels, images = graph.config.input, calibrated.paths
-        for batch in ImageStream(images, pixels, batch_size=runner.batch or 1, cache=calibrated.cache):
-            for name, value in runner(batch.images).items():
-                largest[name] = max(largest.get(name, 0.0), float(np.abs(value).max(initial=0)))
-        prepared.reached.update(largest)
-    elif unknown:
-        warnings.warn(
-            f"without images {len(unknown)} tensors that run in FP16 cannot be checked for overflow; give --images",
-            TrtdetWarning,
-            stacklevel=4,
-        )
-    known.update(prepared.reached)
-    return {name: known[name] for name in tensors if name in known}

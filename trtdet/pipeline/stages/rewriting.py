@@ -17,7 +17,7 @@ from trtdet.passes import EmbeddedNms, Options, PassResult, Rewritten, embedded_
 from trtdet.passes.opset import HALF_SCALES
 from trtdet.passes.plugin_ops import PLUGIN_ACTIVATIONS
 from trtdet.pipeline.options import BuildOptions
-from trtdet.quantization import PrecisionPlan, QdqPlacement, Quantizable, default_plan, place, quantizable
+from trtdet.quantization import DataFlow, PrecisionPlan, QdqPlacement, Quantizable, default_plan, place, quantizable
 
 FORMS: tuple[SiluForm, ...] = ("keep", "swish", "plugin")
 
@@ -33,6 +33,7 @@ class Graph:
         placement: where Q/DQ pairs go; its plan has every convolution in INT8 that can be.
         int8_all: whether INT8 is also wanted where it makes nothing faster.
         nms_reason: why the suppression is where it is, as far as CUDA graphs decided it or suffer from it.
+        flow: how the INT8 kernels of the backend read and write.
     """
 
     source: onnx.ModelProto
@@ -41,6 +42,7 @@ class Graph:
     placement: QdqPlacement
     int8_all: bool = False
     nms_reason: str = ""
+    flow: DataFlow = DataFlow()
 
     @property
     def model(self) -> onnx.ModelProto:
@@ -70,7 +72,7 @@ class Graph:
     @cached_property
     def plan(self) -> PrecisionPlan:
         """What each convolution runs in, as long as nothing else is asked for."""
-        return self.placement.plan if self.int8_all else default_plan(self.model, self.placement)
+        return self.placement.plan if self.int8_all else default_plan(self.model, self.placement, self.flow)
 
     @cached_property
     def quantizable(self) -> Quantizable:
@@ -122,7 +124,8 @@ def host_graph(model: Path, config: Config, silu: SiluForm = "keep", caps: Capab
         passes = replace(
             passes, max_opset=caps.max_opset, missing_ops=frozenset(caps.missing_ops), min_opset=_min_opset(caps)
         )
-    return rewritten(source, passes)
+    graph = rewritten(source, passes)
+    return graph if caps is None else replace(graph, flow=_flow(graph, caps))
 
 
 def build_graph(model: Path, config: Config, options: BuildOptions, backend: Backend) -> Graph:
@@ -150,7 +153,8 @@ def build_graph(model: Path, config: Config, options: BuildOptions, backend: Bac
     )
     if kept is not None:
         _warn_of_thresholds(kept, config.nms)
-    graph = replace(rewritten(source, passes), int8_all=options.int8_all, nms_reason=chosen.reason)
+    graph = rewritten(source, passes)
+    graph = replace(graph, int8_all=options.int8_all, nms_reason=chosen.reason, flow=_flow(graph, caps))
     _check_operators(graph.model, backend)
     return graph
 
@@ -247,7 +251,25 @@ def _batch(model: onnx.ModelProto, name: str | None, asked: tuple[int, int, int]
 
 def _min_opset(caps: Capabilities) -> int | None:
     """The oldest opset of a model with Q/DQ pairs."""
-    return HALF_SCALES if caps.half_glue else None
+    return HALF_SCALES if caps.data_flow.half else None
+
+
+def _flow(graph: Graph, caps: Capabilities) -> DataFlow:
+    """How INT8 kernels read and write, as far as the graph's opset can express it."""
+    flow, wanted = caps.data_flow, graph.passes.min_opset
+    if wanted is None or (caps.max_opset is not None and caps.max_opset < wanted):
+        return replace(flow, half=False)
+    opset = max(entry.version for entry in graph.model.opset_import if entry.domain in ("", "ai.onnx"))
+    if opset >= wanted:
+        return flow
+    reasons = "; ".join(graph.done.results["opset"].skipped)
+    warnings.warn(
+        f"between INT8 kernels {caps.name} {caps.version} is given float32, not FP16, which takes opset {wanted}: "
+        f"{reasons or f'the model has opset {opset}'}",
+        TrtdetWarning,
+        stacklevel=4,
+    )
+    return replace(flow, half=False)
 
 
 def _check_operators(model: onnx.ModelProto, backend: Backend) -> None:

@@ -17,7 +17,7 @@ Every fourth image is held back.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import onnx
 
@@ -53,7 +53,7 @@ def correct(
     candidates: Mapping[str, Ranges],
     names: Sequence[str],
     sources: Sources,
-    fused: bool = False,
+    parted: Collection[str] = (),
 ) -> Corrected:
     """Chooses, tensor by tensor and convolution by convolution, what lowers the error on images held back.
 
@@ -63,8 +63,8 @@ def correct(
         candidates: ranges by rule; the first is what the others and the corrections are compared with.
         names: of the corrections that may be used, out of :data:`CORRECTIONS`; may be empty.
         sources: images and how to run them.
-        fused: whether the backend's INT8 convolutions have the rounding of their results in their own kernels, which
-            the Mul of a channel map would part them from.
+        parted: tensors that a channel map's Mul would part from the kernel that rounds them as well, or from others
+            that read the same INT8: there it costs their bytes in FP16.
 
     Raises:
         ConfigError: an unknown correction, or fewer than two images.
@@ -76,7 +76,7 @@ def correct(
         raise ConfigError(f"no correction '{unknown[0]}'; allowed: auto, none, or some of {', '.join(known)}")
     enabled = tuple(correction for correction in REGISTRY if correction.name in names)
     task = Task(model, placement, candidates, enabled, *sources.split(), sources)
-    sites = find_sites(model, placement, enabled, fused)
+    sites = find_sites(model, placement, enabled, parted)
     for batch in batches(sites):
         _measure(task, batch)
         for site in batch:

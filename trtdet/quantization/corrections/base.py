@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from trtdet.calibration import Ranges
 from trtdet.quantization.corrections.moments import Moments
 from trtdet.quantization.corrections.sources import Sources
-from trtdet.quantization.encoding import QMAX, ChannelMap
+from trtdet.quantization.encoding import ChannelMap
 from trtdet.quantization.placement import QdqPlacement
 from trtdet.quantization.qdq import Corrections
 from trtdet.quantization.windows import Window
@@ -126,7 +126,7 @@ class Layer:
         if self.map.scale is not None:
             spread = self.window.spread(self.map.scale)
             found = found * spread[:, :, None] * spread[:, None, :]
-        noise = np.eye(found.shape[1]) * (self.map.amax / QMAX) ** 2 / 12
+        noise = np.eye(found.shape[1]) * float(self.map.step) ** 2 / 12
         return found + noise
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -74,7 +74,7 @@ class Trial:
 
     def quantized(self, windows: NDArray[np.float32], window: Window) -> NDArray[np.float32]:
         """Sampled windows as the convolution will read them: mapped and rounded."""
-        step = np.float32(self.map.amax / QMAX)
+        step = self.map.step
         factor: np.float32 | NDArray[np.float32] = 1 / step
         if self.map.scale is not None:
             factor = window.spread(self.map.scale).astype(np.float32)[..., None] * factor
@@ -154,7 +154,7 @@ class Site:
         multiplied: how many channels Muls would scale: those whose scale nothing before takes, see
             :func:`trtdet.quantization.folding.channels_left`, and all of them once more for each sum that reads the
             tensor, to scale them back.
-        fused: whether the kernel before it rounds it as well, unless a Mul stands in between.
+        parted: whether a Mul would part it from the kernel that rounds it as well, or from other readers of its INT8.
         trials: the ways to quantise it.
         too_dear: a map was not even tried, since its Mul moves more bytes than FP16 convolutions would.
     """
@@ -165,7 +165,7 @@ class Site:
     number: int
     corrections: tuple[Correction, ...]
     multiplied: int = 0
-    fused: bool = False
+    parted: bool = False
     trials: list[Trial] = field(default_factory=list)
     too_dear: bool = False
     _shape: tuple[int, int] = (0, 0)
@@ -203,7 +203,7 @@ class Site:
         """
         channels, places = self._shape
         weights: int = sum(conv.inputs[1].values.size for conv in self.convs.values())
-        mul = 4 * self.multiplied * (1 + places * self.fused)
+        mul = 4 * self.multiplied * (1 + places * self.parted)
         return mul / (2 * channels * places + weights)
 
     def worthwhile(self) -> list[Trial]:
@@ -410,7 +410,10 @@ class Site:
 
 
 def find_sites(
-    model: onnx.ModelProto, placement: QdqPlacement, corrections: tuple[Correction, ...], fused: bool = False
+    model: onnx.ModelProto,
+    placement: QdqPlacement,
+    corrections: tuple[Correction, ...],
+    parted: Collection[str] = (),
 ) -> list[Site]:
     """The tensors whose INT8 convolutions are all understood: 2-D, with known padding.
 
@@ -418,7 +421,7 @@ def find_sites(
         model: in float.
         placement: of its Q/DQ pairs.
         corrections: in use.
-        fused: whether the backend's INT8 convolutions have the rounding of their results in their own kernels.
+        parted: see :func:`trtdet.quantization.corrections.correct`.
     """
     graph = gs.import_onnx(model)
     nodes, tensors = {node.name: node for node in graph.nodes}, graph.tensors()
@@ -435,7 +438,7 @@ def find_sites(
             channels = window.groups * convs[name].inputs[1].values.shape[1]
             left = channels_left(graph, tensors[tensor], channels, [name for name, _ in readers], chosen)
             multiplied = left + channels * (len(readers) - len(convs))
-            found.append(Site(tensor, convs, known, len(found), corrections, multiplied, fused))
+            found.append(Site(tensor, convs, known, len(found), corrections, multiplied, tensor in parted))
     return found
 
 

@@ -1,0 +1,213 @@
+"""What FP16 holds of a model's values, by the calibration images: never by random ones, whose values are others."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+from numpy.typing import NDArray
+
+from trtdet.backends import OnnxRunner
+from trtdet.calibration import expose
+from trtdet.data import ImageStream
+from trtdet.errors import TrtdetWarning
+from trtdet.passes.base import Writer
+from trtdet.passes.model import to_graph, to_model
+from trtdet.passes.provenance import Origin
+from trtdet.pipeline.stages.calibrating import Calibrated
+from trtdet.progress import Progress, silent
+from trtdet.quantization import CONVOLUTIONS, LARGEST, DataFlow, PrecisionPlan, nodes_of, region_of
+
+SMALLEST = 2.0**-14
+"""The smallest normal number of FP16; where no value of a tensor reaches it, FP16 rounds them all coarsely."""
+
+_BOUNDED = frozenset(
+    (
+        *("Sigmoid", "HardSigmoid", "HardSwish", "Relu", "LeakyRelu", "Clip", "Tanh", "Elu", "Softplus", "Mish"),
+        *("Swish", "Gelu", "Erf", "Concat", "Split", "Slice", "MaxPool", "AveragePool", "GlobalAveragePool", "Resize"),
+        *("Transpose", "Pad", "DepthToSpace", "SpaceToDepth", "Identity", "Reshape", "Flatten", "Squeeze"),
+        *("Unsqueeze", "Min", "Max", "Neg"),
+    )
+)
+"""Operators whose output is no larger than their inputs, or than a small constant."""
+
+
+class Magnitudes:
+    """The largest magnitudes of a model's tensors on its calibration images, measured when they are first asked for.
+
+    Args:
+        calibrated: model, images and histograms.
+    """
+
+    def __init__(self, calibrated: Calibrated) -> None:
+        self._calibrated = calibrated
+        self._known: dict[str, NDArray[np.float64]] = {
+            name: np.array(histogram.amax) for name, histogram in calibrated.collection.histograms.items()
+        }
+        self._by_channel: dict[str, NDArray[np.float64]] = {}
+
+    def of(self, tensors: Iterable[str], progress: Progress = silent) -> dict[str, NDArray[np.float64]]:
+        """By tensor, the largest magnitude, float64 ().
+
+        Tensors that cannot be measured without images are left out, with a warning that counts them.
+        """
+        wanted = list(dict.fromkeys(tensors))
+        self._measure([name for name in wanted if name not in self._known], progress)
+        return {name: self._known[name] for name in wanted if name in self._known}
+
+    def by_channel(self, tensors: Iterable[str], progress: Progress = silent) -> dict[str, NDArray[np.float64]]:
+        """By tensor, the largest magnitude of each channel, float64 (C,); empty without images."""
+        wanted = list(dict.fromkeys(tensors))
+        self._measure([name for name in wanted if name not in self._by_channel], progress, quiet=True)
+        return {name: self._by_channel[name] for name in wanted if name in self._by_channel}
+
+    def _measure(self, names: list[str], progress: Progress, quiet: bool = False) -> None:
+        calibrated = self._calibrated
+        model = calibrated.graph.model
+        source = model.graph.input[0].name
+        names = [name for name in names if name != source]
+        if not names:
+            return
+        if not calibrated.paths:
+            if not quiet:
+                warnings.warn(
+                    f"without images {len(names)} tensors that run in FP16 cannot be checked for overflow; give "
+                    "--images",
+                    TrtdetWarning,
+                    stacklevel=6,
+                )
+            return
+        exposed, places = _with_maxima(model, names)
+        runner = OnnxRunner(exposed)
+        images, done = calibrated.paths, 0
+        for batch in ImageStream(
+            images, calibrated.graph.config.input, batch_size=runner.batch or 1, cache=calibrated.cache
+        ):
+            found = runner(batch.images)
+            for name in names:
+                values = found[places[name]].astype(np.float64)
+                most = values.reshape(*values.shape[:2], -1).max(axis=(0, 2))
+                self._by_channel[name] = np.maximum(self._by_channel.get(name, 0.0), most)
+            done += len(batch)
+            progress("ranges of what FP16 holds", done, len(images))
+        for name in names:
+            self._known[name] = np.array(self._by_channel[name].max())
+
+
+def _with_maxima(model: onnx.ModelProto, names: list[str]) -> tuple[onnx.ModelProto, dict[str, str]]:
+    """The model with the largest magnitude of each channel of feature maps as outputs: their names by tensor.
+
+    They are computed in the graph, so that the feature maps need not leave it.
+    """
+    graph = to_graph(model)
+    tensors = graph.tensors()
+    write = Writer(graph, "trtdet/maxima", Origin.FP16)
+    outputs = {}
+    for name in names:
+        pooled = write("GlobalMaxPool", write("Abs", tensors[name]))
+        pooled.dtype = np.float32
+        outputs[name] = pooled.name
+        graph.outputs.append(pooled)
+    return expose(to_model(graph), list(outputs.values())), outputs
+
+
+@dataclass(frozen=True, eq=False)
+class HalfParts:
+    """What of a model runs in FP16.
+
+    Attributes:
+        names: convolutions, those in INT8 among them where FP16 stands between INT8 kernels.
+        left: other nodes that stay in float32.
+        reasons: by convolution or other node, why FP16 does not hold its values.
+        outputs: by INT8 convolution, the largest magnitude of each channel of its output; float64 (out,).
+    """
+
+    names: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    outputs: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+
+
+def half_parts(
+    model: onnx.ModelProto, plan: PrecisionPlan, flow: DataFlow, magnitudes: Magnitudes, progress: Progress = silent
+) -> HalfParts:
+    """What of a float model runs in FP16 under a plan, and what FP16 does not hold.
+
+    Args:
+        model: float, as the passes leave it.
+        plan: of its convolutions.
+        flow: of the backend.
+        magnitudes: of the model's tensors.
+        progress: told of every image.
+    """
+    int8 = plan.names("int8") if flow.half else ()
+    wanted = {*plan.names("fp16"), *int8}
+    names = tuple(name for name in plan.entries if name in wanted)
+    if not names:
+        return HalfParts()
+    nodes = nodes_of(model, names)
+    inside = set(region_of(model, names))
+    made = {output.name for node in nodes for output in node.outputs}
+    measured = [output.name for node in nodes if node.op not in _BOUNDED for output in node.outputs]
+    measured += sorted(_feature_maps(model) & (inside - made))
+    bad = _problems(magnitudes.of(measured, progress))
+    bad |= _problems(magnitudes.of(_handed_on(nodes, set(bad)), progress))
+    reasons: dict[str, str] = {}
+    for node in nodes:
+        # A convolution reads a tensor that exceeds FP16 through Q/DQ, or not at all in FP16.
+        read = [] if node.name in int8 else [tensor.name for tensor in node.inputs]
+        touched = [name for name in (*read, *(output.name for output in node.outputs)) if name in bad]
+        if touched:
+            reasons[node.name] = bad[touched[-1]]
+        elif node.op in CONVOLUTIONS and node.name not in int8 and (heaviest := _heaviest(node)) > LARGEST:
+            reasons[node.name] = f"FP16 would overflow: 'its weights' reaches {heaviest:.3g}, over {LARGEST:g}"
+    makers = {node.outputs[0].name: node.name for node in nodes if node.name in int8}
+    found = magnitudes.by_channel(makers, progress) if flow.half else {}
+    return HalfParts(
+        tuple(name for name in names if name not in reasons),
+        tuple(node.name for node in nodes if node.name in reasons and node.name not in wanted),
+        reasons,
+        {makers[name]: most for name, most in found.items()},
+    )
+
+
+def _handed_on(nodes: list[gs.Node], tensors: set[str]) -> list[str]:
+    """What is computed from some tensors by operators that give nothing larger than they read."""
+    found: dict[str, None] = {}
+    for node in nodes:
+        if node.op in _BOUNDED and any(tensor.name in found or tensor.name in tensors for tensor in node.inputs):
+            found.update(dict.fromkeys(output.name for output in node.outputs if len(output.shape or ()) > 2))
+    return list(found)
+
+
+def _problems(magnitudes: Mapping[str, NDArray[np.float64]]) -> dict[str, str]:
+    return {name: reason for name, most in magnitudes.items() if (reason := _problem(name, most))}
+
+
+def _problem(name: str, most: NDArray[np.float64]) -> str:
+    """Why FP16 does not hold a tensor; empty where it does."""
+    largest = float(most.max(initial=0.0))
+    if largest > LARGEST:
+        return f"FP16 would overflow: '{name}' reaches {largest:.3g}, over {LARGEST:g}"
+    if 0 < largest < SMALLEST:
+        return f"FP16 would lose it: '{name}' reaches only {largest:.3g}, under its smallest normal {SMALLEST:.3g}"
+    return ""
+
+
+def _heaviest(node: gs.Node) -> float:
+    weight = node.inputs[1]
+    return float(np.abs(weight.values).max(initial=0.0)) if isinstance(weight, gs.Constant) else 0.0
+
+
+def _feature_maps(model: onnx.ModelProto) -> set[str]:
+    """Names of the tensors that a channel's maximum can be taken of: (B, C, ...) with at least one more axis."""
+    values = (*model.graph.value_info, *model.graph.output)
+    return {
+        value.name
+        for value in values
+        if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT and len(value.type.tensor_type.shape.dim) > 2
+    }
