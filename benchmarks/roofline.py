@@ -7,6 +7,10 @@ for those of every GPU, with suppression on the host: the three published models
 and YOLOX s, m and l at 640 x 640, as trtdet's exporter defines them, with random weights and no corrections: no time
 depends on the values, as long as FP16 holds them. Bundles are left in OUT and used again where they are up to date.
 Prints Markdown: times, the batch from which INT8 pays, and the channels from which a convolution does.
+
+TensorRT-RTX generates a kernel after each INT8 convolution. TensorRT 8.6 and 10 have kernels that read INT8, activate
+and write INT8; engines of theirs cannot be built without a GPU. The column "fused" imagines such an engine: the kernels
+of FP16's, the same convolutions in INT8, and every tensor that one of them reads in INT8.
 """
 
 from __future__ import annotations
@@ -15,20 +19,22 @@ import argparse
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
 from corrections import MODELS
 
 import trtdet
+from trtdet.audit import Tensor
 from trtdet.audit.findings import activation_functions
 from trtdet.audit.gpus import Gpu, gpu_named
 from trtdet.audit.roofline import Estimate, estimate, flow_of
 from trtdet.audit.traffic import Flow
 from trtdet.data import ImageStream
 from trtdet.exporter import ExportOptions, export, yolox
-from trtdet.quantization import CORRECTIONS
+from trtdet.quantization import CORRECTIONS, Entry, PrecisionPlan
 from trtdet.tables import Column, Table
 
 ZOO = ("yolox-s", "yolox-m", "yolox-l")
@@ -44,6 +50,28 @@ class Pair:
     name: str
     int8: Flow
     fp16: Flow
+
+    @cached_property
+    def fused(self) -> Flow:
+        """FP16's kernels with the convolutions of the INT8 engine in INT8, reading and, for one another, writing it."""
+        names = {name for name, one in self.int8.convolutions.items() if self.int8.layers[one.layer].input == "Int8"}
+        readers = {index for index, runs in self.fp16.runs.items() if any(one.name in names for one in runs)}
+        read = {tensor.name for index in readers for tensor in self.fp16.layers[index].inputs}
+
+        def lowered(tensor: Tensor, always: bool) -> Tensor:
+            return replace(tensor, type="Int8") if tensor.type == "Half" and (always or tensor.name in read) else tensor
+
+        layers = [
+            replace(
+                layer,
+                inputs=tuple(lowered(tensor, False) for tensor in layer.inputs),
+                # Biases and scales are small and stay as they are.
+                constants=tuple(lowered(one, index in readers and len(one.dims) > 3) for one in layer.constants),
+                outputs=tuple(lowered(tensor, False) for tensor in layer.outputs),
+            )
+            for index, layer in enumerate(self.fp16.layers)
+        ]
+        return Flow(layers, PrecisionPlan(dict.fromkeys(self.fp16.kernels, Entry("int8", ""))), self.fp16.model)
 
 
 def main() -> None:
@@ -117,12 +145,13 @@ def times(pairs: Sequence[Pair], gpus: Sequence[Gpu], batches: Sequence[int]) ->
     for pair in pairs:
         for gpu in gpus:
             for batch in batches:
-                fast, half = estimate(pair.int8, gpu, batch), estimate(pair.fp16, gpu, batch)
-                row = (pair.name, gpu.name, batch, half.ms, fast.ms, half.ms / fast.ms)
+                half, fast, best = (estimate(flow, gpu, batch) for flow in (pair.fp16, pair.int8, pair.fused))
+                row = (pair.name, gpu.name, batch, half.ms, fast.ms, half.ms / fast.ms, half.ms / best.ms)
                 rows.append((*row, _bounds(half), _bounds(fast), fast.bytes / half.bytes))
     columns = (
         *("model", "GPU", "batch", Column("FP16, ms", ".3f"), Column("INT8, ms", ".3f")),
-        *(Column("INT8 faster", ".2f"), "FP16 bound by", "INT8 bound by", Column("bytes, INT8 against FP16", ".2f")),
+        *(Column("INT8 faster", ".2f"), Column("fused", ".2f"), "FP16 bound by", "INT8 bound by"),
+        Column("bytes, INT8 against FP16", ".2f"),
     )
     return Table(columns, rows, "Estimated, not measured:")
 
@@ -130,21 +159,31 @@ def times(pairs: Sequence[Pair], gpus: Sequence[Gpu], batches: Sequence[int]) ->
 def _bounds(found: Estimate) -> str:
     """Shares of the time by what bounds it, the most first."""
     shares = {kind: found.bound_ms(kind) / found.ms for kind in ("memory", "arithmetic", "launch")}
-    return ", ".join(f"{kind} {share:.0%}" for kind, share in sorted(shares.items(), key=lambda row: -row[1]) if share)
+    ordered = sorted(shares.items(), key=lambda row: -row[1])
+    return ", ".join(f"{kind} {share:.0%}" for kind, share in ordered if share >= 0.005)
 
 
 def crossings(pairs: Sequence[Pair], gpus: Sequence[Gpu]) -> Table:
-    """The smallest batch from which on INT8 is faster, and how much faster it gets."""
+    """The smallest batch from which on INT8 is faster, and how much faster it gets; of the engine and were it fused."""
     rows = []
     for pair in pairs:
         for gpu in gpus:
-            ratios = {
-                batch: estimate(pair.fp16, gpu, batch).ms / estimate(pair.int8, gpu, batch).ms for batch in SEARCHED
-            }
-            faster = [batch for batch in SEARCHED if all(ratios[other] > 1 for other in SEARCHED if other >= batch)]
-            best = max(ratios, key=lambda batch: ratios[batch])
-            rows.append((pair.name, gpu.name, str(faster[0]) if faster else "never", ratios[best], best))
-    columns = ("model", "GPU", "INT8 pays from batch", Column("at most faster", ".2f"), "at batch")
+            half = {batch: estimate(pair.fp16, gpu, batch).ms for batch in SEARCHED}
+            cells: list[str | float] = []
+            for flow in (pair.int8, pair.fused):
+                ratios = {batch: half[batch] / estimate(flow, gpu, batch).ms for batch in SEARCHED}
+                paying = [batch for batch in SEARCHED if all(ratios[other] > 1 for other in SEARCHED if other >= batch)]
+                best = max(ratios, key=lambda batch: ratios[batch])
+                cells += [str(paying[0]) if paying else "never", f"{ratios[best]:.2f} at {best}"]
+            rows.append((pair.name, gpu.name, *cells))
+    columns = (
+        "model",
+        "GPU",
+        "INT8 pays from batch",
+        "at most faster",
+        "fused pays from batch",
+        "at most faster, fused",
+    )
     return Table(columns, rows, f"Estimated, batches up to {SEARCHED[-1]}:")
 
 
