@@ -31,7 +31,8 @@ _GRAM_BYTES = 1 << 30
 
 
 _CHEAP = 0.1
-"""A map whose Mul costs a smaller share of the bytes of FP16 is taken to win over the plain form."""
+"""A map whose Mul costs a smaller share of the bytes of FP16 is as good as folded: the head decides about it, since the
+error of a layer does not say what it does to a detection."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,7 +218,7 @@ class Site:
         return [
             trial
             for trial in self.mapped
-            if not price or trial.map.shift is not None or least - trial.loss() > price * least
+            if price < _CHEAP or trial.map.shift is not None or least - trial.loss() > price * least
         ]
 
     def moment_bytes(self, covariance: bool) -> int:
@@ -256,7 +257,7 @@ class Site:
         if best is not None:
             self.trials.append(Trial(best.names, best.map))
         # The plain form is there to be compared with, so that its rounding is chosen only where it can win.
-        can_win = best is None or (best.map.shift is None and self.mul_price > _CHEAP)
+        can_win = best is None or (best.map.shift is None and self.mul_price >= _CHEAP)
         for trial in self.trials:
             for name in self.windows:
                 trial.roundings[name] = self._roundings(trial, name, bool(trial.names) or can_win)
