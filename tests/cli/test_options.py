@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -303,13 +304,13 @@ def shown(page: Path) -> list[list[str]]:
     """The trtdet commands of a page."""
     text = page.read_text(encoding="utf-8")
     blocks = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    return [line.split() for block in blocks for line in block.splitlines() if line.startswith("trtdet ")]
+    return [shlex.split(line) for block in blocks for line in block.splitlines() if line.startswith("trtdet ")]
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if shown(page)], ids=lambda page: page.name)
 def test_every_command_shown_can_be_parsed(page: Path) -> None:
     for words in shown(page):
-        given = parsed(*[word.strip("'\"") for word in words[1:]])
+        given = parsed(*words[1:])
         assert not getattr(given, "notes", []), f"{page.name} shows an old spelling: {' '.join(words)}"
 
 
