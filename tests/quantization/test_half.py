@@ -5,9 +5,11 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.version_converter
 import pytest
 
 from trtdet.backends import OnnxRunner
+from trtdet.errors import ModelError
 from trtdet.passes import provenance
 from trtdet.passes.provenance import Origin
 from trtdet.quantization import Entry, PrecisionPlan, insert_qdq, region_of, to_half
@@ -180,3 +182,70 @@ def test_the_value_of_a_pad_is_data(net: Any, normal: Any) -> None:
     assert (values[pad.input[2]].dtype, float(values[pad.input[2]])) == (np.float16, 0.75)
     x = normal(1, 4, 8, 8, seed=7)
     np.testing.assert_allclose(OnnxRunner(half)(x)["y"], OnnxRunner(model)(x)["y"], atol=0.03)
+
+
+def raised(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model of opset 19, from which on scales may be FP16."""
+    newer = onnx.version_converter.convert_version(model, 19)
+    newer.ir_version = 10
+    return onnx.shape_inference.infer_shapes(newer)
+
+
+def test_between_int8_convolutions_all_is_fp16(net: Any, normal: Any, measured: Any) -> None:
+    model = raised(net(SILU, **weights(normal)))
+    x = normal(1, 4, 8, 8, seed=7)
+    placement, ranges = measured(model, x)
+    int8 = insert_qdq(model, placement, ranges)
+    half = to_half(int8, placement.plan.names("int8"))
+    # The image is quantised as it is; the last convolution's output is cast once.
+    assert casts(half) == [("Conv", "float", "output")]
+    values = {tensor.name: tensor.data_type for tensor in half.graph.initializer}
+    scales = [
+        values[node.input[1]] for node in half.graph.node if node.op_type in ("QuantizeLinear", "DequantizeLinear")
+    ]
+    assert Counter(scales) == {10: 11, 1: 1}
+    np.testing.assert_allclose(OnnxRunner(half)(x)["y"], OnnxRunner(int8)(x)["y"], atol=0.05)
+
+
+def test_an_int8_convolution_that_is_left_out_writes_float32(net: Any, normal: Any, measured: Any) -> None:
+    model = raised(net(SILU, **weights(normal)))
+    x = normal(1, 4, 8, 8, seed=7)
+    placement, ranges = measured(model, x)
+    half = to_half(insert_qdq(model, placement, ranges), ["Conv_0", "Conv_6"])
+    kinds = types(half)
+    assert (kinds["a"], kinds["c"], kinds["d"]) == (10, 1, 1)
+    # Its pairs stay pairs: no cast stands between a DequantizeLinear and a convolution.
+    makers = {output: node.op_type for node in half.graph.node for output in node.output}
+    for node in half.graph.node:
+        if node.op_type == "Conv":
+            assert [makers[name] for name in node.input[:2]] == ["DequantizeLinear"] * 2
+    assert OnnxRunner(half)(x)["y"].shape == (1, 4, 8, 8)
+
+
+def test_a_tensor_that_a_float32_and_a_half_convolution_read_in_int8_has_a_pair_for_each_type(
+    net: Any, normal: Any, measured: Any
+) -> None:
+    text = """(float[1,4,8,8] x) => (float[1,4,8,8] y) {
+        a = Conv(x, w1) r = Relu(a) b = Conv(r, w2) c = Conv(r, w3) y = Add(b, c) }"""
+    model = raised(net(text, **weights(normal)))
+    placement, ranges = measured(model, normal(1, 4, 8, 8))
+    half = to_half(insert_qdq(model, placement, ranges), ["Conv_0", "Conv_2"])
+    readers = {node.name: node.input[0] for node in half.graph.node if node.op_type == "Conv"}
+    kinds = types(half)
+    assert (kinds[readers["Conv_2"]], kinds[readers["Conv_3"]]) == (10, 1)
+    quantizers = [node for node in half.graph.node if node.op_type == "QuantizeLinear" and node.input[0] == "r"]
+    assert len(quantizers) == 1
+
+
+def test_what_is_to_stay_in_float32_does(net: Any, normal: Any) -> None:
+    model = net(SILU, **weights(normal))
+    half = to_half(model, ["Conv_0", "Conv_3", "Conv_6"], ["Mul_5"])
+    kinds = types(half)
+    assert (kinds["b"], kinds["c"], kinds["d"]) == (10, 10, 1)
+
+
+def test_pairs_in_fp16_want_a_newer_opset(net: Any, normal: Any, measured: Any) -> None:
+    model = net(SILU, **weights(normal))
+    placement, ranges = measured(model, normal(1, 4, 8, 8))
+    with pytest.raises(ModelError, match="Q/DQ pairs in FP16 need opset 19, and the model has opset 13"):
+        to_half(insert_qdq(model, placement, ranges), ["Conv_0"])

@@ -1,0 +1,99 @@
+"""Tensors that values are only moved between share a scale where their ranges are close."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from trtdet.backends import OnnxRunner
+from trtdet.calibration import Range, Ranges
+from trtdet.quantization import insert_qdq, place, quantized_joins, shared
+
+TEXT = """(float[1,4,8,8] x) => (float[1,4,8,8] y, float[1,4,8,8] z) {
+    a = Conv(x, w1) b = Relu(a) c = Conv(x, w2) d = Relu(c) j = Concat<axis = 1>(b, d)
+    y = Conv(j, w3) z = Conv(b, w4) }"""
+
+
+@pytest.fixture
+def model(net: Any, normal: Any) -> onnx.ModelProto:
+    shapes = {"w1": (4, 4, 1, 1), "w2": (4, 4, 1, 1), "w3": (4, 8, 1, 1), "w4": (4, 4, 1, 1)}
+    return net(TEXT, **{name: normal(*shape, seed=index) for index, (name, shape) in enumerate(shapes.items())})
+
+
+def ranges(**amax: float) -> Ranges:
+    return Ranges("minmax", None, {name: Range(value, -value, value) for name, value in amax.items()}, "key", 1, "sha")
+
+
+def test_a_joined_tensor_and_its_input_share_the_wider_range(model: onnx.ModelProto) -> None:
+    found, together = shared(model, place(model), ranges(x=1.0, b=4.0, j=5.0))
+    assert {name: entry.amax for name, entry in found.tensors.items()} == {"x": 1.0, "b": 5.0, "j": 5.0}
+    assert together == {"b", "j"}
+    assert (found.tensors["b"].low, found.tensors["b"].high) == (-4.0, 4.0)
+
+
+def test_ranges_that_are_far_apart_stay(model: onnx.ModelProto) -> None:
+    given = ranges(x=1.0, b=3.9, j=5.0)
+    assert shared(model, place(model), given) == (given, frozenset())
+
+
+def test_tensors_that_something_is_computed_between_do_not_share(net: Any, normal: Any) -> None:
+    text = "(float[1,4,8,8] x) => (float[1,4,8,8] y) { a = Conv(x, w) b = Sigmoid(a) y = Conv(b, w) }"
+    model = net(text, w=normal(4, 4, 1, 1))
+    given = ranges(x=1.0, b=1.0)
+    assert shared(model, place(model), given) == (given, frozenset())
+
+
+@pytest.mark.parametrize(("mode", "share"), [("nearest", True), ("linear", False)])
+def test_a_nearest_resize_moves_values_and_an_interpolating_does_not(
+    net: Any, normal: Any, mode: str, share: bool
+) -> None:
+    text = f"""(float[1,4,8,8] x) => (float[1,4,16,16] y) {{
+        a = Resize<mode = "{mode}">(x, none, sizes) m = MaxPool<kernel_shape = [1,1]>(a)
+        y = Conv(m, w) z = Conv(x, w) }}"""
+    made = net(text, w=normal(4, 4, 1, 1), none=np.zeros(0, np.float32), sizes=np.array([1, 1, 2, 2], np.float32))
+    _, together = shared(made, place(made), ranges(x=1.0, m=1.2))
+    assert together == (frozenset("xm") if share else frozenset())
+
+
+def test_a_group_does_not_grow_beyond_what_its_smallest_range_bears(net: Any, normal: Any) -> None:
+    text = """(float[1,4,8,8] x) => (float[1,8,8,8] y) {
+        p = MaxPool<kernel_shape = [1,1]>(x) q = MaxPool<kernel_shape = [1,1]>(p)
+        a = Conv(x, w) b = Conv(p, w) c = Conv(q, w) y = Concat<axis = 1>(a, b) z = Add(b, c) }"""
+    made = net(text, w=normal(4, 4, 1, 1))
+    found, together = shared(made, place(made), ranges(x=1.0, p=1.2, q=1.44))
+    # Each is within 1.25 of the next, and the first is not of the last: of two equal links the first is taken.
+    assert len(together) == 2
+    assert max(entry.amax for entry in found.tensors.values()) <= 1.44
+
+
+def test_the_inputs_of_a_join_are_quantised_where_one_is_already(
+    model: onnx.ModelProto, measured: Any, normal: Any
+) -> None:
+    x = normal(1, 4, 8, 8)
+    placement, given = measured(model, x)
+    widest = max(given.tensors[name].amax for name in "bj")
+    same = replace(
+        given, tensors={**given.tensors, **{name: replace(given.tensors[name], amax=widest) for name in "bj"}}
+    )
+    before = insert_qdq(model, placement, same)
+    after = quantized_joins(before)
+    makers = {node.output[0]: node.op_type for node in after.graph.node}
+    (join,) = (node for node in after.graph.node if node.op_type == "Concat")
+    assert [makers[name] for name in join.input] == ["DequantizeLinear"] * 2
+    # The tensor that has a pair already gets no second.
+    counted = Counter(node.input[0] for node in after.graph.node if node.op_type == "QuantizeLinear")
+    assert (counted["b"], counted["d"], counted["j"]) == (1, 1, 1)
+    for name in "yz":
+        np.testing.assert_array_equal(OnnxRunner(after)(x)[name], OnnxRunner(before)(x)[name])
+
+
+def test_a_join_of_other_scales_is_left(model: onnx.ModelProto, measured: Any, normal: Any) -> None:
+    placement, given = measured(model, normal(1, 4, 8, 8))
+    wider = replace(given, tensors={**given.tensors, "j": replace(given.tensors["j"], amax=100.0)})
+    before = insert_qdq(model, placement, wider)
+    assert quantized_joins(before).graph.node == before.graph.node
