@@ -104,7 +104,7 @@ def built(name: str, options: argparse.Namespace) -> Pair:
             options.output.mkdir(parents=True, exist_ok=True)
             checkpoint = model.with_suffix(".pth")
             torch.save(random_weights(name, sorted(images.iterdir())[: options.num_images], config), checkpoint)
-            export(name, model, ExportOptions(weights=checkpoint))
+            export(name, model, ExportOptions(weights=checkpoint, tolerance=0.1))
     calibration = trtdet.CalibrationOptions(images=images, num_images=options.num_images)
     correct = () if zoo or options.correct == "none" else CORRECTIONS
     flows = {}

@@ -336,7 +336,7 @@ def test_an_engine_output_in_float32_is_a_cause() -> None:
 
 
 def test_the_plan_may_have_the_cause() -> None:
-    overflow = Entry("int8", "values up to 90000 exceed FP16", Cause.FP16_OVERFLOW)
+    overflow = Entry("int8", "convolution", Cause.QUANTIZABLE, float_output="values up to 90000 exceed FP16")
     plan = PrecisionPlan({**PLAN.entries, FIRST: overflow})
     after = layer("Relu_10", "PointWiseV2", [tensor("r", LINEAR)], [tensor("e")])
     (found,) = float_outputs_of(QUANTISE, conv(FIRST, "q", tensor("r", LINEAR)), after, plan=plan)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from trtdet.pipeline.stages.calibrating import Calibrated
 from trtdet.pipeline.stages.correcting import Prepared
 from trtdet.pipeline.stages.planning import without_overflow
 from trtdet.pipeline.stages.rewriting import Graph
-from trtdet.quantization import Cause, Corrections, PrecisionPlan, insert_qdq, place, to_half
+from trtdet.quantization import Cause, Corrections, DataFlow, PrecisionPlan, insert_qdq, place, to_half
 
 TEXT = """<ir_version: 8, opset_import: ["" : 13]>
 net (float[1,3,32,32] x) => (float[1,3,32,32] y) {
@@ -91,6 +92,23 @@ def test_what_overflows_runs_in_fp32_and_is_warned_of(model: onnx.ModelProto, pa
         expected = OnnxRunner(model)(batch.images)["y"]
         got = OnnxRunner(to_half(int8, plan.names("fp16")))(batch.images)["y"]
         np.testing.assert_allclose(got, expected, atol=0.01 * expected.max())
+
+
+def test_an_int8_convolution_whose_output_overflows_fp16_has_the_reason_in_its_entry(
+    model: onnx.ModelProto, paths: tuple[Path, ...]
+) -> None:
+    given = prepared(model, paths)
+    graph = replace(given.graph, flow=DataFlow(half=True, weights=("tensor",), fused=False))
+    given = replace(given, calibrated=replace(given.calibrated, graph=graph))
+    with pytest.warns(TrtdetWarning) as caught:
+        plan = without_overflow(given, place(model).plan)
+    assert str(caught[0].message).startswith("'Conv_0' writes float32: FP16 would overflow: 'a' reaches 1")
+    entry = plan.entries["Conv_0"]
+    assert (entry.precision, entry.reason, entry.cause) == ("int8", "convolution", Cause.QUANTIZABLE)
+    assert entry.float_output.startswith("FP16 would overflow: 'a' reaches 1")
+    assert not plan.entries["Conv_5"].float_output
+    # What a file said of other images does not stay.
+    assert not entry.edited_from(place(model).plan.entries["Conv_0"]).float_output
 
 
 def test_what_fits_stays_in_fp16_without_a_warning(model: onnx.ModelProto, paths: tuple[Path, ...]) -> None:

@@ -42,6 +42,7 @@ def test_a_plan_as_a_user_reads_it() -> None:
         "reason": "sensitive",
         "cause": "kept-sensitive",
         "corrections": [],
+        "float_output": "",
     }
 
 

@@ -11,14 +11,13 @@ import onnx
 from trtdet.audit.layers import Tensor
 from trtdet.audit.traffic import Convolution, Flow
 from trtdet.passes.provenance import Origin
-from trtdet.quantization import Cause, PrecisionPlan
+from trtdet.quantization import PrecisionPlan
 
 _FLOAT, _HALF = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16
 _PASSING = ("Cast", "Identity", "Reshape", "Transpose", "Flatten", "Concat")
 """Operators that hand a value on as it is, perhaps in another type."""
 
 _IN_FLOAT = {Origin.DECODE: "the decoding of boxes", Origin.NMS: "the suppression"}
-_STAYS_FLOAT = (Cause.FP16_OVERFLOW, Cause.DECODES_BOXES)
 
 
 @dataclass(frozen=True)
@@ -55,15 +54,15 @@ def _cause(flow: Flow, plan: PrecisionPlan, convolution: Convolution, tensor: Te
     if not flow.readers[tensor.name]:
         return "it is an output of the engine"
     reasons = []
-    if entry.cause in _STAYS_FLOAT:
-        reasons.append(entry.reason)
+    if entry.float_output:
+        reasons.append(entry.float_output)
     scales = _weight_scales(flow, node)
     if scales > 1 and any(convolution.name in flow.layers[reader].onnx for reader in flow.readers[tensor.name]):
         reasons.append(f"its kernel leaves the {scales} scales of its weights, one a channel, to the next")
     reader = _float_reader(flow, plan, node)
     if reader:
         reasons.append(reader)
-    elif flow.types.get(node.output[0]) == _FLOAT:
+    elif not entry.float_output and flow.types.get(node.output[0]) == _FLOAT:
         reasons.append("the model is float32 after it")
     known = ", though the model is FP16 after it" if flow.types.get(node.output[0]) == _HALF else ""
     return ", and ".join(reasons) or f"the builder chose such a kernel{known}"

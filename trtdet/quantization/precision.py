@@ -91,6 +91,7 @@ class Entry:
         reason: in words; nothing is decided by them.
         cause: the same for code.
         corrections: made for it, where it runs in INT8.
+        float_output: of an INT8 convolution, why it writes float32 where others write FP16; empty where it does not.
     """
 
     __pydantic_config__ = _STRICT
@@ -99,12 +100,13 @@ class Entry:
     reason: str
     cause: Cause = Cause.UNSPECIFIED
     corrections: tuple[Step, ...] = ()
+    float_output: str = ""
 
     def edited_from(self, known: Entry) -> Entry:
         """This entry of a plan that a user may have edited, completed from the entry that trtdet made.
 
-        The corrections are those that were made now. The cause is ``EDITED`` where the file gives another precision
-        with the cause of the old one, or with none.
+        The corrections, and what writes float32, are those that were found now. The cause is ``EDITED`` where the file
+        gives another precision with the cause of the old one, or with none.
         """
         cause = self.cause
         if self.precision != known.precision and cause in (Cause.UNSPECIFIED, known.cause):
@@ -112,7 +114,7 @@ class Entry:
         elif cause is Cause.UNSPECIFIED:
             cause = known.cause
         corrections = known.corrections if self.precision == "int8" else ()
-        return replace(self, cause=cause, corrections=corrections)
+        return replace(self, cause=cause, corrections=corrections, float_output=known.float_output)
 
 
 @dataclass(frozen=True)

@@ -181,7 +181,7 @@ def _trade_off(
 def without_overflow(prepared: Prepared, plan: PrecisionPlan, progress: Progress = silent) -> PrecisionPlan:
     """The plan, with FP32 for what FP16 does not hold on the calibration images; a warning names each case.
 
-    An INT8 convolution stays in INT8 and writes float32; the reason says so.
+    An INT8 convolution stays in INT8 and writes float32; its entry says why.
     """
     found = half_parts(prepared.model, plan, prepared.flow, prepared.magnitudes, progress)
     entries = dict(plan.entries)
@@ -193,7 +193,7 @@ def without_overflow(prepared: Prepared, plan: PrecisionPlan, progress: Progress
         if entry is None:
             said = f"'{name}' stays in float32"
         elif entry.precision == "int8":
-            entries[name] = replace(entry, reason=f"{entry.reason}; it writes float32, as {reason}")
+            entries[name] = replace(entry, float_output=reason)
             said = f"'{name}' writes float32"
         else:
             entries[name] = Entry("fp32", reason, Cause.FP16_OVERFLOW)
