@@ -16,7 +16,7 @@ import pytest
 from onnx_parser import Layer, Parsed, Parser
 
 from trtdet.backends import BuildRequest, Capabilities, cuda
-from trtdet.backends.tensorrt import build_process
+from trtdet.backends.tensorrt import build_process, messages
 from trtdet.backends.tensorrt import builder as tensorrt
 from trtdet.backends.tensorrt.builder import TensorRT
 from trtdet.calibration import cache as calibration_cache
@@ -201,17 +201,19 @@ class Told:
     def _layer(trt: Any, layer: Layer) -> SimpleNamespace:
         outputs = [SimpleNamespace(dtype=getattr(trt.DataType, one.type)) for one in layer.outputs]
         return SimpleNamespace(
-            name=layer.name, precision=None, num_outputs=len(outputs), get_output=outputs.__getitem__
+            name=layer.name,
+            precision=None,
+            num_outputs=len(outputs),
+            get_output=outputs.__getitem__,
+            set_output_type=lambda number, dtype: None,
         )
 
 
 def say_precisions(trt: Any, parsed: Parsed, given: Handed) -> dict[str, str]:
     """What trtdet's building process tells the layers of the network, by name."""
     network, flags = Told(trt, parsed), []
-    build_process.say_precisions(trt, network, SimpleNamespace(set_flag=flags.append), given.facts)
-    assert flags[: len(given.facts["builder_flags"])] == [
-        getattr(trt.BuilderFlag, flag) for flag in given.facts["builder_flags"]
-    ]
+    build_process.set_precisions(trt, network, SimpleNamespace(set_flag=flags.append), given.facts)
+    assert flags == [trt.BuilderFlag.OBEY_PRECISION_CONSTRAINTS] * bool(given.request.precisions)
     words = {trt.float16: "fp16", trt.float32: "fp32", None: ""}
     return {one.name: words[one.precision] for one in network.layers if one.precision is not None}
 
@@ -266,7 +268,7 @@ def test_without_the_library_the_parser_refuses_in_words_that_have_advice(
     assert not parsed.ok and PLUGIN_MISSING in parsed.errors[0]["words"]
     node = given.request.model.graph.node[parsed.errors[0]["node"]]
     assert node.op_type == plugin_ops.SILU
-    assert "--plugin-library" in tensorrt._advice([parsed.errors[0]["words"]])
+    assert "--plugin-library" in messages.advised(parsed.errors[0]["words"], tensorrt._ADVICE)
 
 
 # What it does not read
