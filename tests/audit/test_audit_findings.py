@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -314,6 +315,16 @@ def test_a_change_of_layout_alone_is_a_reformat() -> None:
     (one,) = seen(conv(FIRST, "q", tensor("r")), copy, conv(SECOND, "r2", tensor("e"))).findings
     assert (one.kind, one.bytes) == ("reformat", 2 * 32 * 1024)
     assert one.cause == f"moves the output of {FIRST} (Int8) for {SECOND} ({WIDE} to Row major Int8 format)"
+
+
+def test_a_layer_is_named_after_the_nodes_of_the_model_before_those_that_were_written_for_int8() -> None:
+    model = qdq_model()
+    put(model, {"Sigmoid_5": Origin.QDQ})
+    flow = Flow((), PLAN, model)
+    both = Layer("kernel", "kgen", (), (), (), ("Sigmoid_5", "Mul_6"))
+    assert flow.named(both) == ("Mul_6",)
+    assert flow.named(replace(both, onnx=("Sigmoid_5",))) == ("Sigmoid_5",)
+    assert flow.named(replace(both, onnx=())) == ("kernel",)
 
 
 def float_outputs_of(*layers: Any, **more: Any) -> list[tuple[str, int]]:

@@ -193,15 +193,16 @@ class Flow:
         return frozenset(self.nodes[name].op_type for name in layer.onnx if name in self.nodes)
 
     def named(self, layer: Layer) -> tuple[str, ...]:
-        """Names for a layer that a user knows: its convolutions, else its other nodes, else its own."""
+        """Names for a layer that a user knows: its convolutions, else the model's nodes in it, else others, else its
+        own."""
         convolutions = tuple(name for name in layer.onnx if name in self.convolutions and layer.type not in POINTWISE)
         if convolutions:
             return convolutions
         others = [name for name in layer.onnx if name in self.nodes]
         work = [name for name in others if self.nodes[name].op_type not in (*TYPE_CHANGES, *CONVOLUTIONS)]
-        return (
-            tuple(work) or tuple(name for name in others if self.nodes[name].op_type in CONVOLUTIONS) or (layer.name,)
-        )
+        own = [name for name in work if name not in self.origins or self.origins[name].replaces]
+        around = [name for name in others if self.nodes[name].op_type in CONVOLUTIONS]
+        return tuple(own or work or around) or (layer.name,)
 
     def before(self, tensor: str) -> onnx.NodeProto | None:
         """The node that computes an ONNX tensor, Q/DQ pairs, casts and identities skipped."""
