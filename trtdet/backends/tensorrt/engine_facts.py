@@ -90,16 +90,14 @@ def fitting_devices(facts: EngineFacts) -> list[cuda.Device]:
     ]
 
 
-def check_format(engine: bytes, library: Library) -> None:
+def check_format(data: bytes, library: Library) -> None:
     """Refuses another library's engine and one that was cut short, as far as the formats are published; TensorRT itself
     refuses the rest when it loads the engine."""
-    if not engine:
+    if not data:
         raise BackendError("the engine is empty", "build it again")
-    foreign = any(engine.startswith(row.engine.magic) for row in LIBRARIES if row.engine.magic and row != library)
-    if foreign or not engine.startswith(library.engine.magic):
-        raise BackendError(f"this is not an engine of {library.title}: it starts with {engine[:4]!r}", "build it again")
-    missing = library.engine.missing_bytes(engine)
+    foreign = any(data.startswith(row.engine.magic) for row in LIBRARIES if row.engine.magic and row != library)
+    if foreign or not data.startswith(library.engine.magic):
+        raise BackendError(f"this is not an engine of {library.title}: it starts with {data[:4]!r}", "build it again")
+    missing = library.engine.missing_bytes(data)
     if missing:
-        raise BackendError(
-            f"the engine was cut short: {len(engine)} of {len(engine) + missing} bytes", "build it again"
-        )
+        raise BackendError(f"the engine was cut short: {len(data)} of {len(data) + missing} bytes", "build it again")
