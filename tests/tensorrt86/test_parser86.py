@@ -28,6 +28,7 @@ from trtdet.passes import plugin_ops
 from trtdet.passes.opset.lowering import lower
 from trtdet.pipeline import BuildOptions, CalibrationOptions, KeepOptions, build
 from trtdet.progress import Progress, silent
+from trtdet.quantization import DataFlow
 
 pytestmark = pytest.mark.tensorrt86
 
@@ -187,6 +188,20 @@ def test_the_parser_reads_what_is_handed_over(
         scales = calibration_cache.read(given.request.implicit.cache)
         # As the building process does before it hands them over.
         assert calibration_cache.matched(scales, tensors, (), "the ranges") == scales != {}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_parser_reads_a_weight_scale_a_tensor(
+    parser: Parser, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, path: Path
+) -> None:
+    """The form for other versions, in operators that 8.6 has too."""
+    monkeypatch.setattr(tensorrt, "_data_flow", lambda major: DataFlow(weights=("tensor",)))
+    model = handed_over(path, CONFIGS[name], images, tmp_path, HOST).request.model
+    weights = [node for node in model.graph.node if node.op_type == "DequantizeLinear" and not node.attribute]
+    assert len(weights) == sum(node.op_type == "DequantizeLinear" for node in model.graph.node)
+    parsed = parser(model)
+    check(model, parsed)
+    assert layers_of(parsed, "CONVOLUTION") == convolutions(model) != []
 
 
 class Told:

@@ -51,8 +51,10 @@ def best_engine(
     Raises:
         BackendError: the backend refused a network or the target.
     """
-    engines = [built_engine(network, backend, target, timings, progress) for network in networks]
-    return min(engines, key=lambda engine: engine.audit.bytes if engine.audit is not None else 0)
+    first, *others = [built_engine(network, backend, target, timings, progress) for network in networks]
+    # Where no layers are listed there is nothing to choose by, and the backend's first form stands.
+    audited = [(engine.audit.bytes, engine) for engine in (first, *others) if others and engine.audit is not None]
+    return min(audited, key=lambda pair: pair[0])[1] if audited else first
 
 
 def built_engine(
