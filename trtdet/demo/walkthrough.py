@@ -81,7 +81,7 @@ class Demo:
 
 
 def run_demo(folder: Path, progress: Progress = silent) -> Demo:
-    """Generates the data, builds FP32, INT8, and INT8 by each rule alone, scores all of them, draws a few pictures.
+    """Generates the data, builds FP32, INT8, and all of the model in INT8 by each rule alone, scores them, draws some.
 
     Args:
         folder: where everything goes; the files of an earlier run are used again.
@@ -140,6 +140,6 @@ def _variants(bundles: Path, images: Path) -> dict[str, tuple[Path, BuildOptions
     for rule in RULES:
         # The images are run once; every further rule starts from the same histograms.
         alone = CalibrationOptions(rule, images=images, histograms=bundles / MAIN / HISTOGRAMS)
-        options = BuildOptions(calibration=alone, correct=(), measure=False)
+        options = BuildOptions(calibration=alone, correct=(), measure=False, int8_all=True)
         variants[f"INT8 {rule} alone"] = (bundles / f"int8-{rule}", options)
     return variants
