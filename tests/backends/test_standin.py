@@ -54,6 +54,7 @@ ONLY_BEFORE_11 = {
         "Builder.platform_has_fast_int8",
         "ILayer.precision",
         "ILayer.precision_is_set",
+        "ILayer.set_output_type",
     },
     "batches are always explicit, and profiles always shared, from 11 on": {
         "NetworkDefinitionCreationFlag.EXPLICIT_BATCH",

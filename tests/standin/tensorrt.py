@@ -1210,7 +1210,7 @@ if _MAJOR < 10:  # what TensorRT 8 did not have yet
     del ParserError.node_name, ParserError.node_operator
 if _MAJOR >= 11:  # what TensorRT 11 no longer has
     del Builder.platform_has_fast_int8, Builder.platform_has_fast_fp16
-    del ILayer.precision, ILayer.precision_is_set
+    del ILayer.precision, ILayer.precision_is_set, ILayer.set_output_type
     del ITensor.set_dynamic_range, ITensor.dynamic_range
     del IBuilderConfig.int8_calibrator, IBuilderConfig.set_calibration_profile
     del CalibrationAlgoType, IInt8Calibrator

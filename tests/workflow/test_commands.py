@@ -16,7 +16,7 @@ from trtdet.bundle import Bundle
 from trtdet.calibration import Ranges
 from trtdet.config import load_config
 from trtdet.passes import Options, load_model, rewrite
-from trtdet.quantization import PrecisionPlan, insert_qdq, lint, place
+from trtdet.quantization import PrecisionPlan, insert_qdq, lint, place, quantized_joins
 
 needs_rtx = pytest.mark.skipif(
     importlib.util.find_spec("tensorrt_rtx") is None, reason="TensorRT-RTX is not installed: pip install 'trtdet[rtx]'"
@@ -223,7 +223,7 @@ def test_without_corrections_the_textbook_form_is_written(run, model, calibratio
     most = choose("onnxruntime").capabilities.max_topk
     options = Options(load_config("shapes"), bundle.manifest.nms.mode, None, most)
     rewritten = rewrite(load_model(model), options).model
-    int8 = insert_qdq(rewritten, place(rewritten), Ranges.load(bundle.file("ranges.json")))
+    int8 = quantized_joins(insert_qdq(rewritten, place(rewritten), Ranges.load(bundle.file("ranges.json"))))
     assert bundle.file("int8.onnx").read_bytes() == int8.SerializeToString(deterministic=True)
 
 

@@ -24,11 +24,11 @@ class DataFlow:
             choose FP16 by itself, or where nothing gains by it.
         weights: the forms of weight scales that its kernels take without writing float32, each to be tried where there
             are several.
-        fused: an INT8 convolution has its activation function and the quantisation of the result in its own kernel;
-            else a pointwise kernel follows, which costs its input and output in FP16 and takes products and sums by
-            constants for nothing.
+        fused: True where an INT8 convolution has its activation function and the quantisation of the result in its own
+            kernel; False where a pointwise kernel follows, which costs its input and output in FP16 and takes products
+            and sums by constants for nothing; None where there is no engine whose kernels could be known.
     """
 
     half: bool = False
     weights: tuple[WeightForm, ...] = ("channel",)
-    fused: bool = True
+    fused: bool | None = None

@@ -71,7 +71,7 @@ def default_plan(model: onnx.ModelProto, placement: QdqPlacement, flow: DataFlow
     for name, conv in work.items():
         if name in able:
             entries[name] = _left_in_fp16(conv, name not in inner) or entries[name]
-    if not flow.fused:
+    if flow.fused is False:
         entries.update(_bound_by_memory(graph, placement, entries, work))
     return PrecisionPlan(entries)
 

@@ -150,8 +150,10 @@ def _data_flow(major: int) -> DataFlow:
     the plans in its tools/experimental/trt-engine-explorer); which form of weight scales 11 fuses is not published.
     """
     if major < 10:
-        return DataFlow()
-    return DataFlow(half=True) if major == 10 else DataFlow(half=True, weights=("channel", "tensor"), fused=False)
+        return DataFlow(fused=True)
+    if major == 10:
+        return DataFlow(half=True, fused=True)
+    return DataFlow(half=True, weights=("channel", "tensor"), fused=False)
 
 
 def build_engine(

@@ -15,7 +15,6 @@ from trtdet.data import CocoDataset, content_hash, evenly
 from trtdet.errors import ConfigError, ModelError, TrtdetWarning
 from trtdet.mixed_precision.subject import Subject
 from trtdet.passes import decoded
-from trtdet.passes.plugin_ops import plugin_nodes
 from trtdet.pipeline.options import AUTO, CalibrationOptions
 from trtdet.pipeline.stages.calibrating import Calibrated
 from trtdet.pipeline.stages.half_range import Magnitudes, half_parts
@@ -65,9 +64,8 @@ class Prepared:
 
     @property
     def flow(self) -> DataFlow:
-        """How INT8 kernels read and write; between INT8 convolutions a plugin reads and writes INT8 by itself."""
-        plugins = next(plugin_nodes(self.model.graph), None) is not None
-        return DataFlow() if plugins else self.graph.flow
+        """How INT8 kernels read and write."""
+        return self.graph.flow
 
     @property
     def graph(self) -> Graph:

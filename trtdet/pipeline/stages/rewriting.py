@@ -15,7 +15,7 @@ from trtdet.config import Config, NmsConfig, NmsMode, SiluForm
 from trtdet.errors import BackendError, ModelError, TrtdetWarning
 from trtdet.passes import EmbeddedNms, Options, PassResult, Rewritten, embedded_nms, load_model, rewrite
 from trtdet.passes.opset import HALF_SCALES
-from trtdet.passes.plugin_ops import PLUGIN_ACTIVATIONS
+from trtdet.passes.plugin_ops import PLUGIN_ACTIVATIONS, plugin_nodes
 from trtdet.pipeline.options import BuildOptions
 from trtdet.quantization import DataFlow, PrecisionPlan, QdqPlacement, Quantizable, default_plan, place, quantizable
 
@@ -255,7 +255,12 @@ def _min_opset(caps: Capabilities) -> int | None:
 
 
 def _flow(graph: Graph, caps: Capabilities) -> DataFlow:
-    """How INT8 kernels read and write, as far as the graph's opset can express it."""
+    """How INT8 kernels read and write, as far as the graph's opset can express it.
+
+    Between INT8 convolutions a plugin reads and writes INT8 by itself, and takes channel maps over.
+    """
+    if next(plugin_nodes(graph.model.graph), None) is not None:
+        return DataFlow()
     flow, wanted = caps.data_flow, graph.passes.min_opset
     if wanted is None or (caps.max_opset is not None and caps.max_opset < wanted):
         return replace(flow, half=False)
