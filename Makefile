@@ -133,7 +133,7 @@ $(BIN86)/python:
 # Without what it asks for: the newest cuDNN, which it would get, is one that it cannot be loaded with.
 $(VENV86)/.dev: $(BIN86)/python setup.cfg tests/tensorrt86/stand_ins.py
 	$(BIN86)/python -m pip install --quiet --disable-pip-version-check --no-deps tensorrt==8.6.0
-	$(BIN86)/python -m pip install --quiet --disable-pip-version-check -e . pytest hypothesis polygraphy
+	$(BIN86)/python -m pip install --quiet --disable-pip-version-check -e . pytest hypothesis polygraphy pycocotools
 	$(BIN86)/python tests/tensorrt86/stand_ins.py $(VENV86)/lib/python3.10/site-packages/tensorrt $(VENV86)/stand_ins
 	touch $@
 
