@@ -194,7 +194,7 @@ class Worth:
             return ""
         return (
             f"INT8 is not faster than FP16 ({self.basis}: {1 / self.speedup:.2f}x the time); --guard {GUARD:g} ships "
-            "FP16 where INT8 does not pay, a larger --batch favours INT8, and 'trtdet audit' lists what gets in its way"
+            "FP16 where INT8 does not pay; 'trtdet audit --gpu NAME' shows what bounds it and what gets in its way"
         )
 
     def as_dict(self) -> dict[str, Any]:
