@@ -19,8 +19,9 @@ from trtdet.data import ImageCache, ImageStream
 from trtdet.errors import TrtdetWarning
 from trtdet.mixed_precision.planning import keeping
 from trtdet.passes import Options, Rewritten
-from trtdet.pipeline.stages.calibrating import Calibrated
+from trtdet.pipeline.stages.calibrating import Calibrated, Selection
 from trtdet.pipeline.stages.correcting import Prepared
+from trtdet.pipeline.stages.networks import float_network
 from trtdet.pipeline.stages.planning import without_overflow
 from trtdet.pipeline.stages.rewriting import Graph
 from trtdet.quantization import Cause, Corrections, DataFlow, PrecisionPlan, insert_qdq, place, to_half
@@ -125,3 +126,19 @@ def test_without_images_or_histograms_what_cannot_be_checked_is_counted(
     with pytest.warns(TrtdetWarning, match=r"without images \d tensors that run in FP16 cannot be checked"):
         plan = without_overflow(given, kept(model, "Conv_0"))
     assert plan.entries["Conv_0"].precision == "fp16"
+
+
+def test_a_float_network_is_checked_where_images_are_given(model: onnx.ModelProto, paths: tuple[Path, ...]) -> None:
+    graph = prepared(model, paths).graph
+    with pytest.warns(TrtdetWarning) as caught:
+        checked = float_network(graph, "fp16", Selection(paths))
+    assert str(caught[0].message).startswith("'Conv_0' stays in FP32: FP16 would overflow: 'a' reaches")
+    assert checked.plan.names("fp32") == ("Conv_0", "Conv_2", "Conv_4")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        unchecked = float_network(graph, "fp16")
+        assert unchecked.plan.names("fp32") == float_network(graph, "fp32", Selection(paths)).plan.names("fp16") == ()
+    for batch in ImageStream(paths, CONFIG.input):
+        expected = OnnxRunner(model)(batch.images)["y"]
+        np.testing.assert_allclose(OnnxRunner(checked.model)(batch.images)["y"], expected, atol=0.01 * expected.max())
+        assert not np.isfinite(OnnxRunner(unchecked.model)(batch.images)["y"]).all()

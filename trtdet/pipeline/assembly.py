@@ -141,7 +141,9 @@ def validated(job: Job, progress: Progress = silent) -> Validated:
         check_placement(options.keep, graph)
     dataset = annotated_images(options.keep.images, options.keep.annotations, graph.config)
     previous = previous_bundle(job.output, job.model, options.force)
-    selected = select_images(options.calibration) if int8 else Selection()
+    # In FP16 they show what exceeds it.
+    shown = int8 or options.precision == "fp16"
+    selected = select_images(options.calibration) if shown else Selection()
     facts = _facts(graph, options, caps, selected, plugins)
     keys = stage_keys(options, facts, options.precision == "int8")
     return Validated(job, backend, graph, plugins, selected, dataset, previous, keys)
@@ -161,7 +163,7 @@ def _networks(known: Validated, caps: Capabilities, progress: Progress) -> tuple
     if options.cache is not None:
         return (cached_network(graph, options.cache, caps),)
     if options.precision != "int8":
-        return (float_network(graph, options.precision),)
+        return (float_network(graph, options.precision, known.selected, progress),)
     ready = _prepared(known, progress)
 
     planned = choose_plan(

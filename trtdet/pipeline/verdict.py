@@ -140,7 +140,7 @@ def fp16_twin(options: BuildOptions, bundle: Bundle) -> BuildOptions:
         precision="fp16",
         backend=bundle.manifest.backend.name,
         nms=_suppression(bundle),
-        calibration=CalibrationOptions(),
+        calibration=_images_alone(options.calibration) if options.guard is not None else CalibrationOptions(),
         keep=KeepOptions(),
         silu="auto",
         plugins=(),
@@ -153,6 +153,11 @@ def fp16_twin(options: BuildOptions, bundle: Bundle) -> BuildOptions:
         gpu=None,
         int8_all=False,
     )
+
+
+def _images_alone(options: CalibrationOptions) -> CalibrationOptions:
+    """The calibration images, which show what exceeds FP16 in an engine that may be shipped."""
+    return CalibrationOptions(images=options.images, root=options.root, num_images=options.num_images)
 
 
 def _fp32_twin(options: BuildOptions, bundle: Bundle) -> BuildOptions:

@@ -16,7 +16,7 @@ from trtdet.errors import ConfigError, ModelError, TrtdetWarning
 from trtdet.mixed_precision.subject import Subject
 from trtdet.passes import decoded
 from trtdet.pipeline.options import AUTO, CalibrationOptions
-from trtdet.pipeline.stages.calibrating import Calibrated
+from trtdet.pipeline.stages.calibrating import Calibrated, Selection
 from trtdet.pipeline.stages.half_range import Magnitudes, half_parts
 from trtdet.pipeline.stages.rewriting import Graph
 from trtdet.progress import Progress, silent
@@ -60,7 +60,9 @@ class Prepared:
     @cached_property
     def magnitudes(self) -> Magnitudes:
         """The largest magnitudes of the model's tensors, measured as they are needed."""
-        return Magnitudes(self.calibrated)
+        calibrated = self.calibrated
+        known = {name: float(histogram.amax) for name, histogram in calibrated.collection.histograms.items()}
+        return Magnitudes(self.graph, Selection(calibrated.paths, cache=calibrated.cache), known)
 
     @property
     def flow(self) -> DataFlow:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx
@@ -18,9 +18,19 @@ from trtdet.errors import TrtdetWarning
 from trtdet.passes.base import Writer
 from trtdet.passes.model import to_graph, to_model
 from trtdet.passes.provenance import Origin
-from trtdet.pipeline.stages.calibrating import Calibrated
+from trtdet.pipeline.stages.calibrating import Selection
+from trtdet.pipeline.stages.rewriting import Graph
 from trtdet.progress import Progress, silent
-from trtdet.quantization import CONVOLUTIONS, LARGEST, DataFlow, PrecisionPlan, nodes_of, region_of
+from trtdet.quantization import (
+    CONVOLUTIONS,
+    LARGEST,
+    Cause,
+    DataFlow,
+    Entry,
+    PrecisionPlan,
+    nodes_of,
+    region_of,
+)
 
 SMALLEST = 2.0**-14
 """The smallest normal number of FP16; where no value of a tensor reaches it, FP16 rounds them all coarsely."""
@@ -40,14 +50,14 @@ class Magnitudes:
     """The largest magnitudes of a model's tensors on its calibration images, measured when they are first asked for.
 
     Args:
-        calibrated: model, images and histograms.
+        graph: the model, as the passes leave it.
+        selected: the images; there may be none.
+        known: largest magnitudes by tensor that are known already.
     """
 
-    def __init__(self, calibrated: Calibrated) -> None:
-        self._calibrated = calibrated
-        self._known: dict[str, NDArray[np.float64]] = {
-            name: np.array(histogram.amax) for name, histogram in calibrated.collection.histograms.items()
-        }
+    def __init__(self, graph: Graph, selected: Selection, known: Mapping[str, float] | None = None) -> None:
+        self._graph, self._selected = graph, selected
+        self._known = {name: np.array(amax, np.float64) for name, amax in (known or {}).items()}
         self._by_channel: dict[str, NDArray[np.float64]] = {}
 
     def of(self, tensors: Iterable[str], progress: Progress = silent) -> dict[str, NDArray[np.float64]]:
@@ -66,13 +76,12 @@ class Magnitudes:
         return {name: self._by_channel[name] for name in wanted if name in self._by_channel}
 
     def _measure(self, names: list[str], progress: Progress, quiet: bool = False) -> None:
-        calibrated = self._calibrated
-        model = calibrated.graph.model
+        model, config, selected = self._graph.model, self._graph.config.input, self._selected
         source = model.graph.input[0].name
         names = [name for name in names if name != source]
         if not names:
             return
-        if not calibrated.paths:
+        if not selected.paths:
             if not quiet:
                 warnings.warn(
                     f"without images {len(names)} tensors that run in FP16 cannot be checked for overflow; give "
@@ -83,17 +92,15 @@ class Magnitudes:
             return
         exposed, places = _with_maxima(model, names)
         runner = OnnxRunner(exposed)
-        images, done = calibrated.paths, 0
-        for batch in ImageStream(
-            images, calibrated.graph.config.input, batch_size=runner.batch or 1, cache=calibrated.cache
-        ):
+        done = 0
+        for batch in ImageStream(selected.paths, config, batch_size=runner.batch or 1, cache=selected.cache):
             found = runner(batch.images)
             for name in names:
                 values = found[places[name]].astype(np.float64)
                 most = values.reshape(*values.shape[:2], -1).max(axis=(0, 2))
                 self._by_channel[name] = np.maximum(self._by_channel.get(name, 0.0), most)
             done += len(batch)
-            progress("ranges of what FP16 holds", done, len(images))
+            progress("ranges of what FP16 holds", done, len(selected.paths))
         for name in names:
             self._known[name] = np.array(self._by_channel[name].max())
 
@@ -173,6 +180,32 @@ def half_parts(
         reasons,
         {makers[name]: most for name, most in found.items()},
     )
+
+
+def within_half(
+    model: onnx.ModelProto, plan: PrecisionPlan, flow: DataFlow, magnitudes: Magnitudes, progress: Progress = silent
+) -> PrecisionPlan:
+    """A plan with FP32 for what FP16 does not hold on the calibration images; a warning names each case.
+
+    An INT8 convolution stays in INT8 and writes float32; its entry says why. See :func:`half_parts`.
+    """
+    found = half_parts(model, plan, flow, magnitudes, progress)
+    entries = dict(plan.entries)
+    told = {reason for name, reason in found.reasons.items() if name in entries}
+    for name, reason in found.reasons.items():
+        if name not in entries and reason in told:
+            continue  # the convolution beside it is named
+        entry = entries.get(name)
+        if entry is None:
+            said = f"'{name}' stays in float32"
+        elif entry.precision == "int8":
+            entries[name] = replace(entry, float_output=reason)
+            said = f"'{name}' writes float32"
+        else:
+            entries[name] = Entry("fp32", reason, Cause.FP16_OVERFLOW)
+            said = f"'{name}' stays in FP32"
+        warnings.warn(f"{said}: {reason}", TrtdetWarning, stacklevel=4)
+    return PrecisionPlan(entries)
 
 
 def _handed_on(nodes: list[gs.Node], tensors: set[str]) -> list[str]:

@@ -13,10 +13,13 @@ from trtdet.backends import Capabilities, Implicit, OwnCalibrator
 from trtdet.calibration import cache
 from trtdet.errors import CalibrationError
 from trtdet.pipeline.options import BuildOptions
+from trtdet.pipeline.stages.calibrating import Selection
 from trtdet.pipeline.stages.correcting import Prepared
+from trtdet.pipeline.stages.half_range import Magnitudes, half_parts, within_half
 from trtdet.pipeline.stages.planning import Planned, float_plan
 from trtdet.pipeline.stages.rewriting import Graph
-from trtdet.quantization import Precision, PrecisionPlan, Requantized, WeightForm, to_half
+from trtdet.progress import Progress, silent
+from trtdet.quantization import DataFlow, Precision, PrecisionPlan, Requantized, WeightForm, to_half
 
 OLDEST = 8600
 """The TensorRT that a calibration cache is written for where the engine's own library reads none: 8.6.0."""
@@ -54,10 +57,24 @@ class Network:
         return self.activations.model
 
 
-def float_network(graph: Graph, precision: Precision) -> Network:
-    """The model in one float precision."""
+def float_network(
+    graph: Graph, precision: Precision, selected: Selection = Selection(), progress: Progress = silent
+) -> Network:
+    """The model in one float precision.
+
+    Args:
+        graph: the model.
+        precision: ``fp16`` or ``fp32``.
+        selected: images that show what FP16 holds; without any nothing is checked.
+        progress: told of every image.
+    """
     plan = float_plan(graph.placement.plan, precision)
     half = to_half(graph.model, plan.names("fp16"))
+    if precision == "fp16" and selected.paths:
+        magnitudes = Magnitudes(graph, selected)
+        plan = within_half(graph.model, plan, DataFlow(), magnitudes, progress)
+        parts = half_parts(graph.model, plan, DataFlow(), magnitudes)
+        half = to_half(graph.model, parts.names, parts.left)
     precisions = graph.quantizable.precisions(plan) if precision == "fp16" else {}
     return Network(Requantized(half), precision, plan, precisions)
 

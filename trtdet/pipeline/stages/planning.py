@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -12,7 +11,7 @@ import onnx
 
 from trtdet.bundle import Bundle
 from trtdet.data import CocoDataset
-from trtdet.errors import ConfigError, TrtdetWarning
+from trtdet.errors import ConfigError
 from trtdet.evaluation.comparison import compare
 from trtdet.evaluation.scoring import Evaluation, evaluate
 from trtdet.mixed_precision.planning import keeping, most_sensitive, named, reasons, within_budget
@@ -22,7 +21,7 @@ from trtdet.mixed_precision.search import Score, TradeOff, smallest
 from trtdet.mixed_precision.subject import Method, subject_key
 from trtdet.pipeline.options import KeepOptions
 from trtdet.pipeline.stages.correcting import Prepared
-from trtdet.pipeline.stages.half_range import half_parts
+from trtdet.pipeline.stages.half_range import within_half
 from trtdet.pipeline.stages.rewriting import Graph
 from trtdet.progress import Progress, silent
 from trtdet.quantization import Cause, Entry, Precision, PrecisionPlan, QdqPlacement
@@ -179,24 +178,5 @@ def _trade_off(
 
 
 def without_overflow(prepared: Prepared, plan: PrecisionPlan, progress: Progress = silent) -> PrecisionPlan:
-    """The plan, with FP32 for what FP16 does not hold on the calibration images; a warning names each case.
-
-    An INT8 convolution stays in INT8 and writes float32; its entry says why.
-    """
-    found = half_parts(prepared.model, plan, prepared.flow, prepared.magnitudes, progress)
-    entries = dict(plan.entries)
-    told = {reason for name, reason in found.reasons.items() if name in entries}
-    for name, reason in found.reasons.items():
-        if name not in entries and reason in told:
-            continue  # the convolution beside it is named
-        entry = entries.get(name)
-        if entry is None:
-            said = f"'{name}' stays in float32"
-        elif entry.precision == "int8":
-            entries[name] = replace(entry, float_output=reason)
-            said = f"'{name}' writes float32"
-        else:
-            entries[name] = Entry("fp32", reason, Cause.FP16_OVERFLOW)
-            said = f"'{name}' stays in FP32"
-        warnings.warn(f"{said}: {reason}", TrtdetWarning, stacklevel=3)
-    return PrecisionPlan(entries)
+    """A plan for the model with FP32 for what FP16 does not hold, see :func:`within_half`."""
+    return within_half(prepared.model, plan, prepared.flow, prepared.magnitudes, progress)
