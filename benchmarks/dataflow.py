@@ -17,19 +17,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from corrections import MODELS, scored
+
 import trtdet
 from trtdet.audit import Audit
 from trtdet.backends.tensorrt.rtx import TensorRTRTX
 from trtdet.bundle import Bundle
-from trtdet.evaluation.scoring import Evaluation
 from trtdet.quantization import DataFlow
 from trtdet.runtime.detector import Detector
 
-MODELS = {
-    "yolox_nano": ("yolox", "best-class"),
-    "yolov5n": ("yolov5", "all-classes"),
-    "picodet_s": ("dfl", "all-classes"),
-}
 VARIANTS: dict[str, dict[str, Any]] = {
     "FP16": {"precision": "fp16"},
     "INT8": {},
@@ -73,11 +69,6 @@ def figures(bundle: Bundle, half: int | None) -> list[str]:
     ratio = f"{found.bytes / half:.2f}" if half else "1.00"
     engine = f"{bundle.engine.stat().st_size / 1e6:.1f}"
     return [f"{found.int8} / {found.fp16 + found.fp32}", str(kernels), f"{found.bytes / 1e6:.1f}", ratio, engine]
-
-
-def scored(detector: Detector, coco: Path) -> Evaluation:
-    annotations = coco / "annotations" / "instances_val2017.json"
-    return trtdet.evaluate(detector, trtdet.CocoDataset.load(annotations, coco / "val2017", detector.classes))
 
 
 def main() -> None:

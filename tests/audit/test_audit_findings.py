@@ -11,7 +11,6 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from half_glue import with_half_glue
 
 from trtdet.audit import Audit, Layer, Tensor, audit, layers_of, parse_inspector
 from trtdet.audit.fp16 import bytes_in_fp16
@@ -19,8 +18,9 @@ from trtdet.audit.traffic import Flow
 from trtdet.backends import Backend, BuildRequest, choose
 from trtdet.calibration import Range, Ranges
 from trtdet.errors import ConfigError
+from trtdet.passes.opset import HALF_SCALES
 from trtdet.passes.provenance import Origin, origin_of, put
-from trtdet.quantization import Cause, Entry, PrecisionPlan, insert_qdq, place, to_half
+from trtdet.quantization import Cause, Entry, PrecisionPlan, WeightScales, insert_qdq, place, to_half
 from trtdet.tables import Table
 
 # A stem, a depthwise-separable block with a residual sum, and a head that nothing quantises
@@ -36,8 +36,8 @@ SHAPES = {"w1": (16, 3, 3, 3), "w2": (16, 1, 3, 3), "w3": (16, 16, 1, 1), "w4": 
 STEM, DEPTHWISE, POINTWISE, LAST, HEAD = "Conv_0", "Conv_3", "Conv_6", "Conv_10", "Conv_13"
 
 
-def float_model() -> onnx.ModelProto:
-    model = onnx.parser.parse_model(NET)
+def float_model(opset: int = 13) -> onnx.ModelProto:
+    model = onnx.parser.parse_model(NET.replace(": 13]", f": {opset}]"))
     rng = np.random.default_rng(0)
     for name, shape in SHAPES.items():
         weight, bias = rng.normal(0, 0.1, shape), rng.normal(0, 0.1, shape[:1])
@@ -60,8 +60,10 @@ def built(backend: Backend, *kept: str, glue: Glue = "float") -> tuple[Audit, Fl
     entries = {name: Entry("fp16", "test") if name in kept else one for name, one in placement.plan.entries.items()}
     plan = PrecisionPlan(entries)
     ranges = Ranges("minmax", None, {name: Range(4.0, -4.0, 4.0) for name in placement.activations}, "", 1, "")
-    model = insert_qdq(float_model(), placement.following(plan), ranges)
-    model = to_half(model, kept) if glue == "float" else with_half_glue(model, glue == "half, a scale a tensor")
+    weights = WeightScales("tensor" if glue == "half, a scale a tensor" else "channel")
+    source = float_model() if glue == "float" else float_model(HALF_SCALES)
+    int8 = insert_qdq(source, placement.following(plan), ranges, weights=weights)
+    model = to_half(int8, kept if glue == "float" else list(entries))
     layers = layers_of(backend.build(BuildRequest(model, (86,))))
     return audit(layers, plan, model), Flow(layers, plan, model)
 

@@ -12,7 +12,7 @@ from trtdet.backends import OnnxRunner
 from trtdet.errors import ModelError
 from trtdet.passes import provenance
 from trtdet.passes.provenance import Origin
-from trtdet.quantization import Entry, PrecisionPlan, insert_qdq, region_of, to_half
+from trtdet.quantization import Entry, PrecisionPlan, insert_qdq, nodes_of, tensors_of, to_half
 
 SILU = """(float[1,4,8,8] x) => (float[1,4,8,8] y) {
     a = Conv(x, w1) s = Sigmoid(a) b = Mul(a, s) c = Conv(b, w2) t = Sigmoid(c) d = Mul(c, t) y = Conv(d, w3) }"""
@@ -135,8 +135,8 @@ def test_int8_convolutions_keep_their_form(net: Any, normal: Any, measured: Any)
 
 def test_the_region_is_told_before_it_is_written(net: Any, normal: Any) -> None:
     model = net(SILU, **weights(normal))
-    assert set(region_of(model, ["Conv_3"])) == {"b", "c", "t", "d"}
-    assert region_of(model, []) == ()
+    assert set(tensors_of(nodes_of(model, ["Conv_3"]))) == {"b", "c", "t", "d"}
+    assert tensors_of(nodes_of(model, [])) == ()
     assert to_half(model, []) is model
 
 

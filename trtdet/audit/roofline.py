@@ -157,31 +157,6 @@ class Estimate:
         }
 
 
-@dataclass(frozen=True)
-class Speedup:
-    """Two engines of the same model on the same GPU, both estimated.
-
-    Attributes:
-        estimate: of the engine in question, such as INT8.
-        reference: of the other, such as its FP16 twin.
-    """
-
-    estimate: Estimate
-    reference: Estimate
-
-    @property
-    def value(self) -> float:
-        """How many times as fast as the reference; below 1 is slower."""
-        return self.reference.ms / self.estimate.ms if self.estimate.ms else 1.0
-
-    def __str__(self) -> str:
-        mine, other = self.estimate, self.reference
-        return (
-            f"{self.value:.2f} times as fast on {mine.gpu.name} at batch {mine.batch} ({mine.ms:.3f} against "
-            f"{other.ms:.3f} ms), estimated from published rates, not measured"
-        )
-
-
 def estimate(flow: Flow, gpu: Gpu, batch: int = 1, *, graph: bool = True) -> Estimate:
     """Estimates how long an engine would take.
 
@@ -200,11 +175,6 @@ def estimate(flow: Flow, gpu: Gpu, batch: int = 1, *, graph: bool = True) -> Est
     if batch < 1:
         raise ConfigError(f"the batch of an estimate is {batch}", "give 1 or more")
     return _Roofline(flow, gpu, batch, graph).estimate()
-
-
-def speedup(flow: Flow, reference: Flow, gpu: Gpu, batch: int = 1) -> Speedup:
-    """Compares two engines of the same model by their estimates, such as INT8 with its FP16 twin."""
-    return Speedup(estimate(flow, gpu, batch), estimate(reference, gpu, batch))
 
 
 def flow_of(bundle: Bundle) -> Flow:

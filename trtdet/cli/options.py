@@ -96,8 +96,8 @@ def add_int8_all(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--int8-all",
         action="store_true",
-        help="every convolution that can be in INT8, also those that stay in FP16 by default because INT8 makes them "
-        "no faster: depthwise ones, those with under 16 channels on a side, and the outputs of heads",
+        help="INT8 for every convolution that can be, also where INT8 makes it no faster and FP16 is the default: "
+        "depthwise convolutions, under 16 channels on a side, outputs of heads, and what memory bounds behind these",
     )
 
 

@@ -256,6 +256,7 @@ def _asked(int8: Manifest, done: Manifest) -> dict[str, Any]:
     return {
         "quantization": QuantizationPart(mode="none", histograms_key=int8.quantization.histograms_key),
         "silu": silu,
+        "nms": done.nms.model_copy(update={"reason": int8.nms.reason}),
         "command": int8.command,
         "content_hash": int8.content_hash,
     }

@@ -4,8 +4,9 @@ from trtdet.quantization.activation_ranges import reach
 from trtdet.quantization.corrections import CORRECTIONS, DEFAULT_CORRECTIONS, Corrected, Sources, correct
 from trtdet.quantization.data_flow import DataFlow, WeightForm
 from trtdet.quantization.defaults import FEWEST_CHANNELS, default_plan, left_by_default
+from trtdet.quantization.encoding import LARGEST, SMALLEST_NORMAL
 from trtdet.quantization.graph_check import GraphProblem, lint
-from trtdet.quantization.half import LARGEST, nodes_of, region_of, to_half
+from trtdet.quantization.half import nodes_of, tensors_of, to_half
 from trtdet.quantization.head_error import HeadError
 from trtdet.quantization.implicit import Quantizable, quantizable
 from trtdet.quantization.placement import CONVOLUTIONS, QdqPlacement, place
@@ -22,6 +23,7 @@ __all__ = [
     "DEFAULT_CORRECTIONS",
     "FEWEST_CHANNELS",
     "LARGEST",
+    "SMALLEST_NORMAL",
     "Cause",
     "Corrected",
     "Corrections",
@@ -49,8 +51,8 @@ __all__ = [
     "quantizable",
     "quantized_joins",
     "reach",
-    "region_of",
     "requantize",
     "shared",
+    "tensors_of",
     "to_half",
 ]

@@ -15,8 +15,14 @@ from trtdet.errors import ModelError
 
 QMAX = 127.0
 
+LARGEST = 65504.0
+"""The largest magnitude of FP16 (IEEE 754 binary16)."""
+
+SMALLEST_NORMAL = 2.0**-14
+"""The smallest number of FP16 with all of its digits."""
+
 SMALLEST_HALF = 2.0**-24
-"""The smallest number over 0 that FP16 holds, a subnormal (IEEE 754 binary16)."""
+"""The smallest number over 0 that FP16 holds, a subnormal."""
 
 
 def half_step(values: ArrayLike) -> NDArray[np.float32]:

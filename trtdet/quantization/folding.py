@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from trtdet.passes.base import Writer
 from trtdet.passes.plugin_ops import PLUGIN_ACTIVATIONS
 from trtdet.passes.provenance import Origin
-from trtdet.quantization.encoding import Rounded
+from trtdet.quantization.encoding import LARGEST, SMALLEST_NORMAL, Rounded
 from trtdet.quantization.placement import CONVOLUTIONS
 
 Factor = NDArray[np.float64]
@@ -37,9 +37,6 @@ _PASSING = (
 )
 _CHANNELS = (1, -3)
 """The channel axis of a feature map (N, C, H, W)."""
-
-_HALF = (2.0**-14, 65504.0)
-"""The least normal and the largest magnitude of FP16 (IEEE 754 binary16)."""
 
 
 def fold_map(
@@ -273,16 +270,15 @@ def _stays_half(conv: gs.Node, factor: Factor, how: Literal["take", "undo"]) -> 
 
     An output channel is as exact as its largest weight, and a bias too small for FP16 is nothing beside the products.
     """
-    least, most = _HALF
     for index, after in enumerate(_changed(conv, factor, how)):
         before = conv.inputs[1 + index].values
         if index == 0:
             was, becomes = _largest(conv, before), _largest(conv, after)
-            if np.any((was >= least) & (becomes < least)):
+            if np.any((was >= SMALLEST_NORMAL) & (becomes < SMALLEST_NORMAL)):
                 return False
         else:
             was, becomes = np.abs(before), np.abs(after)
-        if np.any((was <= most) & (becomes > most)):
+        if np.any((was <= LARGEST) & (becomes > LARGEST)):
             return False
     return True
 

@@ -12,7 +12,7 @@ documentation, section "Strong Typing").
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import numpy as np
 import onnx
@@ -21,15 +21,11 @@ import onnx_graphsurgeon as gs
 from trtdet.errors import ModelError
 from trtdet.passes.base import Writer
 from trtdet.passes.model import to_graph, to_model
+from trtdet.passes.opset import HALF_SCALES
 from trtdet.passes.plugin_ops import PLUGIN_ACTIVATIONS
 from trtdet.passes.provenance import Origin, registry
+from trtdet.quantization.encoding import LARGEST
 from trtdet.quantization.placement import CONVOLUTIONS
-
-LARGEST = 65504.0
-"""The largest magnitude of FP16 (IEEE 754 binary16)."""
-
-_PAIRS_SINCE = 19
-"""The opset from which on the scales of Q/DQ pairs may be FP16 (ONNX, QuantizeLinear and DequantizeLinear)."""
 
 _BETWEEN = (Origin.QDQ, Origin.CHANNEL_MAP)
 """Origins of nodes that stand between convolutions."""
@@ -77,8 +73,8 @@ def to_half(model: onnx.ModelProto, names: Collection[str], left: Collection[str
     write = Writer(graph, "trtdet/half", Origin.FP16)
     _part_pairs(write, set(names))
     region = _region(graph, set(names), set(left))
-    if graph.opset < _PAIRS_SINCE and any(node.op in _PAIR for node in region):
-        raise ModelError(f"Q/DQ pairs in FP16 need opset {_PAIRS_SINCE}, and the model has opset {graph.opset}")
+    if graph.opset < HALF_SCALES and any(node.op in _PAIR for node in region):
+        raise ModelError(f"Q/DQ pairs in FP16 need opset {HALF_SCALES}, and the model has opset {graph.opset}")
     _lower_inputs(write, region)
     _raise_outputs(write, region)
     # Types were inferred for float32.
@@ -91,10 +87,10 @@ def to_half(model: onnx.ModelProto, names: Collection[str], left: Collection[str
     return to_model(graph)
 
 
-def region_of(model: onnx.ModelProto, names: Collection[str]) -> tuple[str, ...]:
-    """The tensors that :func:`to_half` would put into FP16, those that are cast to it included."""
+def tensors_of(nodes: Iterable[gs.Node]) -> tuple[str, ...]:
+    """The tensors that nodes in FP16 read and make, those that are cast to it included."""
     found: dict[str, None] = {}
-    for node in nodes_of(model, names):
+    for node in nodes:
         for position in _VALUES.get(node.op, range(len(node.inputs))):
             if position < len(node.inputs) and isinstance(node.inputs[position], gs.Variable):
                 found[node.inputs[position].name] = None

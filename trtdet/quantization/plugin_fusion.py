@@ -31,6 +31,7 @@ from trtdet.passes.model import to_graph, to_model
 from trtdet.passes.plugin_ops import INT8, PLUGIN_ACTIVATIONS, SAME, plugin_nodes
 from trtdet.passes.provenance import Origin
 from trtdet.quantization.encoding import QMAX
+from trtdet.quantization.weight_forms import weight_pair
 
 _FLOAT32 = 0
 """``output_type`` of an activation that reads INT8 and writes float."""
@@ -235,10 +236,7 @@ def _scaled(write: Writer, dequantizer: gs.Node, factor: NDArray[np.float64]) ->
     before = quantizer.inputs[1].values
     values = quantizer.inputs[0].values
     integers = np.rint(values / before.reshape(-1, *[1] * (values.ndim - 1)))
-    scales = (before * factor).astype(np.float32)
-    step, zero = write.const(scales, np.float32), write.const(np.zeros(len(scales)), np.int8)
-    lying = write.const(integers * scales.reshape(-1, *[1] * (values.ndim - 1)), np.float32)
-    return write("DequantizeLinear", write("QuantizeLinear", lying, step, zero, axis=0), step, zero, axis=0)
+    return weight_pair(write, integers, (before * factor).astype(np.float32))
 
 
 def _floats(values: NDArray[np.float64]) -> list[float]:

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from trtdet.passes.base import Writer
 from trtdet.quantization.data_flow import WeightForm
-from trtdet.quantization.encoding import QMAX, Rounded
-from trtdet.quantization.half import LARGEST
+from trtdet.quantization.encoding import LARGEST, QMAX, Rounded
 
 _ROOM = 2.0
 """What images that were not seen may exceed the calibrated magnitude of an output by."""
@@ -82,13 +81,24 @@ class WeightWriter:
     def _pair(self, conv: gs.Node, rounded: Rounded, scales: NDArray[np.float32]) -> gs.Variable:
         key = (conv.inputs[1].name, rounded.integers.tobytes(), scales.tobytes())
         if key not in self._shared:
-            # Float weights that lie on the integers: builders want to see Q and DQ.
-            values = rounded.integers * scales.reshape(-1, *[1] * (rounded.integers.ndim - 1))
-            step, zero = self._write.const(scales, np.float32), self._write.const(np.zeros(scales.shape), np.int8)
-            axis = {"axis": 0} if scales.ndim else {}
-            weight = self._write("QuantizeLinear", self._write.const(values, np.float32), step, zero, **axis)
-            self._shared[key] = self._write("DequantizeLinear", weight, step, zero, **axis)
+            self._shared[key] = weight_pair(self._write, rounded.integers, scales)
         return self._shared[key]
+
+
+def weight_pair(write: Writer, integers: NDArray[np.number], scales: NDArray[np.float32]) -> gs.Variable:
+    """Weights with the Q/DQ pair that gives their integers.
+
+    Args:
+        write: to the graph.
+        integers: (out, in / groups, kh, kw), -127..127, of any type.
+        scales: float32 (out,) for the output channels, or () for the tensor.
+    """
+    # Float weights that lie on the integers: builders want to see Q and DQ.
+    values = integers * scales.reshape(-1, *[1] * (integers.ndim - 1))
+    step, zero = write.const(scales, np.float32), write.const(np.zeros(scales.shape), np.int8)
+    axis = {"axis": 0} if scales.ndim else {}
+    weight = write("QuantizeLinear", write.const(values, np.float32), step, zero, **axis)
+    return write("DequantizeLinear", weight, step, zero, **axis)
 
 
 def tensor_scale(rounded: Rounded, step: float, sums: NDArray[np.float64] | None) -> NDArray[np.float32]:

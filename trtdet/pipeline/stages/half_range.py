@@ -24,16 +24,14 @@ from trtdet.progress import Progress, silent
 from trtdet.quantization import (
     CONVOLUTIONS,
     LARGEST,
+    SMALLEST_NORMAL,
     Cause,
     DataFlow,
     Entry,
     PrecisionPlan,
     nodes_of,
-    region_of,
+    tensors_of,
 )
-
-SMALLEST = 2.0**-14
-"""The smallest normal number of FP16; where no value of a tensor reaches it, FP16 rounds them all coarsely."""
 
 _BOUNDED = frozenset(
     (
@@ -57,11 +55,11 @@ class Magnitudes:
 
     def __init__(self, graph: Graph, selected: Selection, known: Mapping[str, float] | None = None) -> None:
         self._graph, self._selected = graph, selected
-        self._known = {name: np.array(amax, np.float64) for name, amax in (known or {}).items()}
+        self._known = dict(known or {})
         self._by_channel: dict[str, NDArray[np.float64]] = {}
 
-    def of(self, tensors: Iterable[str], progress: Progress = silent) -> dict[str, NDArray[np.float64]]:
-        """By tensor, the largest magnitude, float64 ().
+    def of(self, tensors: Iterable[str], progress: Progress = silent) -> dict[str, float]:
+        """By tensor, the largest magnitude.
 
         Tensors that cannot be measured without images are left out, with a warning that counts them.
         """
@@ -101,8 +99,7 @@ class Magnitudes:
                 self._by_channel[name] = np.maximum(self._by_channel.get(name, 0.0), most)
             done += len(batch)
             progress("ranges of what FP16 holds", done, len(selected.paths))
-        for name in names:
-            self._known[name] = np.array(self._by_channel[name].max())
+        self._known.update({name: float(self._by_channel[name].max()) for name in names})
 
 
 def _with_maxima(model: onnx.ModelProto, names: list[str]) -> tuple[onnx.ModelProto, dict[str, str]]:
@@ -157,10 +154,9 @@ def half_parts(
     if not names:
         return HalfParts()
     nodes = nodes_of(model, names)
-    inside = set(region_of(model, names))
     made = {output.name for node in nodes for output in node.outputs}
     measured = [output.name for node in nodes if node.op not in _BOUNDED for output in node.outputs]
-    measured += sorted(_feature_maps(model) & (inside - made))
+    measured += sorted(_feature_maps(model) & (set(tensors_of(nodes)) - made))
     bad = _problems(magnitudes.of(measured, progress))
     bad |= _problems(magnitudes.of(_handed_on(nodes, set(bad)), progress))
     reasons: dict[str, str] = {}
@@ -217,17 +213,20 @@ def _handed_on(nodes: list[gs.Node], tensors: set[str]) -> list[str]:
     return list(found)
 
 
-def _problems(magnitudes: Mapping[str, NDArray[np.float64]]) -> dict[str, str]:
-    return {name: reason for name, most in magnitudes.items() if (reason := _problem(name, most))}
+def _problems(magnitudes: Mapping[str, float]) -> dict[str, str]:
+    return {name: reason for name, largest in magnitudes.items() if (reason := _problem(name, largest))}
 
 
-def _problem(name: str, most: NDArray[np.float64]) -> str:
-    """Why FP16 does not hold a tensor; empty where it does."""
-    largest = float(most.max(initial=0.0))
+def _problem(name: str, largest: float) -> str:
+    """Why FP16 does not hold a tensor; empty where it does.
+
+    Where no value of a tensor is a normal number, FP16 rounds them all coarsely.
+    """
     if largest > LARGEST:
         return f"FP16 would overflow: '{name}' reaches {largest:.3g}, over {LARGEST:g}"
-    if 0 < largest < SMALLEST:
-        return f"FP16 would lose it: '{name}' reaches only {largest:.3g}, under its smallest normal {SMALLEST:.3g}"
+    if 0 < largest < SMALLEST_NORMAL:
+        least = f"{SMALLEST_NORMAL:.3g}"
+        return f"FP16 would lose it: '{name}' reaches only {largest:.3g}, under its smallest normal {least}"
     return ""
 
 

@@ -15,7 +15,7 @@ from trtdet.errors import CalibrationError
 from trtdet.pipeline.options import BuildOptions
 from trtdet.pipeline.stages.calibrating import Selection
 from trtdet.pipeline.stages.correcting import Prepared
-from trtdet.pipeline.stages.half_range import Magnitudes, half_parts, within_half
+from trtdet.pipeline.stages.half_range import HalfParts, Magnitudes, half_parts, within_half
 from trtdet.pipeline.stages.planning import Planned, float_plan
 from trtdet.pipeline.stages.rewriting import Graph
 from trtdet.progress import Progress, silent
@@ -69,12 +69,12 @@ def float_network(
         progress: told of every image.
     """
     plan = float_plan(graph.placement.plan, precision)
-    half = to_half(graph.model, plan.names("fp16"))
+    parts = HalfParts(plan.names("fp16"))
     if precision == "fp16" and selected.paths:
         magnitudes = Magnitudes(graph, selected)
         plan = within_half(graph.model, plan, DataFlow(), magnitudes, progress)
         parts = half_parts(graph.model, plan, DataFlow(), magnitudes)
-        half = to_half(graph.model, parts.names, parts.left)
+    half = to_half(graph.model, parts.names, parts.left)
     precisions = graph.quantizable.precisions(plan) if precision == "fp16" else {}
     return Network(Requantized(half), precision, plan, precisions)
 
