@@ -149,7 +149,8 @@ class InPython:
         shape = bundle.manifest.input.shape
         self._largest = self.detector.runner.largest_batch or shape.max[0]
         self._delay = settings.max_delay_us * 1e-6
-        self._waiting: queue.SimpleQueue[tuple[NDArray[np.float32], Future[Any]] | None] = queue.SimpleQueue()
+        # SimpleQueue of Python 3.11 waits for ever where another thread takes what came just as the time was over.
+        self._waiting: queue.Queue[tuple[NDArray[np.float32], Future[Any]] | None] = queue.Queue()
         self._threads = [
             threading.Thread(target=self._serve, args=(Lane(self.detector, shape.min[0]),))
             for _ in range(settings.lanes)

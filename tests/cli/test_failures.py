@@ -162,6 +162,18 @@ def test_ctrl_c_is_one_line_and_130(acting: Any, capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().err == "trtdet: stopped; nothing was left half-written\n"
 
 
+def test_ctrl_c_while_a_compiled_module_loads_is_ctrl_c(acting: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    def load(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as stopped:
+            raise ImportError("initialization failed") from stopped
+
+    acting(load)
+    assert main(["act"]) == 130
+    assert capsys.readouterr().err == "trtdet: stopped; nothing was left half-written\n"
+
+
 def test_a_warning_is_one_line(acting: Any, capsys: pytest.CaptureFixture[str]) -> None:
     def warn(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         warnings.warn("node 'a\nb' is left out", TrtdetWarning, stacklevel=1)

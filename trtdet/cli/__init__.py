@@ -25,7 +25,7 @@ from trtdet.cli import (
     sweep_command,
 )
 from trtdet.cli.command import Command, Parser, nearest
-from trtdet.cli.failures import RAISE, describe, write_details
+from trtdet.cli.failures import RAISE, describe, interrupted, write_details
 from trtdet.errors import TrtdetError
 from trtdet.progress import Console, OutputClosed
 
@@ -75,9 +75,11 @@ def _run(options: argparse.Namespace, console: Console) -> int:
         console.give(options.run(options, console))
     except OutputClosed:
         raise
-    except TrtdetError as error:
-        return _failed(options, console, error, str(error), {})
     except Exception as error:
+        if interrupted(error):
+            raise KeyboardInterrupt from error
+        if isinstance(error, TrtdetError):
+            return _failed(options, console, error, str(error), {})
         if os.environ.get(RAISE):
             raise
         details = write_details(error)

@@ -43,6 +43,19 @@ def write_details(error: BaseException) -> Path | None:
     return done
 
 
+def interrupted(error: BaseException) -> bool:
+    """Whether an exception came of Ctrl-C: compiled modules that are interrupted while they load raise an ImportError
+    of it."""
+    seen: set[int] = set()
+    rest: BaseException | None = error
+    while rest is not None and id(rest) not in seen:
+        if isinstance(rest, KeyboardInterrupt):
+            return True
+        seen.add(id(rest))
+        rest = rest.__cause__ or rest.__context__
+    return False
+
+
 def describe(error: BaseException, details: Path | None) -> str:
     """One line: the type, the message, and where to read more."""
     said = one_line(_message(error)) or "no message"
