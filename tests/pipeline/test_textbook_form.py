@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import onnx
 import pytest
-from models import CONVOLUTIONS, small_detector
+from models import CONVOLUTIONS, judged_by, small_detector
 
 from trtdet import CalibrationOptions, load_config
 from trtdet.demo import shapes
@@ -53,7 +53,7 @@ def int8(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., tuple[onnx.ModelProto, PrecisionPlan]]:
     """The Q/DQ model of default corrections, put together with channel maps wherever they may be, and its plan."""
-    monkeypatch.setattr(gate, "head_errors", lambda *_: [0.5, 0.4, 0.3, 0.4])
+    monkeypatch.setattr(gate, "head_errors", judged_by(0.5, 0.4, 0.3, 0.4))
 
     def int8(activation: Activation, int8_all: bool, fused: bool) -> tuple[onnx.ModelProto, PrecisionPlan]:
         onnx.save(small_detector(width=16, activation=activation), tmp_path / "model.onnx")

@@ -9,7 +9,7 @@ import json
 import numpy as np
 import onnx
 import pytest
-from models import CONVOLUTIONS
+from models import CONVOLUTIONS, judged_by
 
 from trtdet.backends import choose
 from trtdet.bundle import Bundle
@@ -252,7 +252,7 @@ def test_some_corrections_and_what_is_up_to_date(run, model, calibration_images,
 
 def test_corrections_that_do_not_hold_are_not_written(run, model, calibration_images, tmp_path, monkeypatch):
     module = importlib.import_module("trtdet.quantization.corrections.gate")
-    monkeypatch.setattr(module, "head_errors", lambda *_: [0.1, 0.2, 0.3, 0.4])
+    monkeypatch.setattr(module, "head_errors", judged_by(0.1, 0.2, 0.3, 0.4, images=1))
     command = ["build", model, "--config", "shapes", "--images", calibration_images, "--num-images", 2, "--int8-all"]
     command += ["--backend", "onnxruntime", "--json", "--correct"]
     done = run(*command, "bias", "-o", tmp_path / "b")

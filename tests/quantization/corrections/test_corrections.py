@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import onnx
 import pytest
+from models import judged_by
 from numpy.typing import NDArray
 
 from trtdet import quantization
@@ -20,6 +21,7 @@ from trtdet.errors import ConfigError, ModelError, TrtdetWarning
 from trtdet.passes.provenance import Origin, origin_of
 from trtdet.quantization import CORRECTIONS, DEFAULT_CORRECTIONS, PrecisionPlan, correct, insert_qdq, lint, place
 from trtdet.quantization.corrections.base import Correction, Layer, Network
+from trtdet.quantization.corrections.policies import POLICIES
 from trtdet.quantization.corrections.rounding import Round
 from trtdet.quantization.corrections.trials import Site
 
@@ -117,7 +119,7 @@ def test_neither_repeating_nor_the_order_of_the_images_changes_anything(model: A
 
 
 def test_what_does_not_help_is_left_out(model: Any, sources: Any, chosen: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate, "head_errors", lambda *_: [0.1, 0.2, 0.3, 0.4])
+    monkeypatch.setattr(gate, "head_errors", judged_by(0.1, 0.2, 0.3, 0.4))
     given = sources()
     with pytest.warns(TrtdetWarning, match=r"error at the head 0.1000 -> 0.2000 .* the plain rule 'minmax' stands"):
         found = correct(model, place(model), chosen(model, given, "minmax"), CORRECTIONS, given)
@@ -128,7 +130,7 @@ def test_what_does_not_help_is_left_out(model: Any, sources: Any, chosen: Any, m
 def test_an_equal_error_at_the_head_keeps_the_corrections(
     model: Any, sources: Any, chosen: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gate, "head_errors", lambda *_: [0.2, 0.2, 0.2, 0.2])
+    monkeypatch.setattr(gate, "head_errors", judged_by(0.2, 0.2, 0.2, 0.2))
     seeds = []
     measure = Site.add_moments
     monkeypatch.setattr(Site, "add_moments", lambda site, x, seed: (seeds.append(seed), measure(site, x, seed)))
@@ -145,11 +147,11 @@ def test_the_head_decides_how_the_layers_are_put_together(
 ) -> None:
     errors = [0.5, 0.3, 0.3, 0.3]
     errors[1 + policy] = 0.2
-    monkeypatch.setattr(gate, "head_errors", lambda *_: errors)
+    monkeypatch.setattr(gate, "head_errors", judged_by(*errors))
     given = sources()
     found = correct(model, place(model), chosen(model, given, "minmax"), CORRECTIONS, given)
     assert found.summary[-2:] == (
-        list(gate.POLICIES.values())[policy],
+        list(POLICIES.values())[policy],
         "error at the head 0.5000 -> 0.2000 on 2 images held back",
     )
     if policy == 2:
@@ -327,7 +329,7 @@ def test_weights_over_the_most_columns_are_rounded_to_nearest(
 ) -> None:
     """The convolution of 3x3x3 columns is left, those of 8 and 16 are not."""
     monkeypatch.setattr("trtdet.quantization.corrections.moments.MOST_COLUMNS", 26)
-    monkeypatch.setattr(gate, "head_errors", lambda *_: [0.5, 0.4, 0.4, 0.3])
+    monkeypatch.setattr(gate, "head_errors", judged_by(0.5, 0.4, 0.4, 0.3))
     given = sources()
     found = correct(model, place(model), chosen(model, given, "minmax"), CORRECTIONS, given)
     rounded = {name: "round" in {step.name for step in entry.corrections} for name, entry in found.plan.entries.items()}

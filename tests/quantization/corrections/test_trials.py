@@ -15,7 +15,7 @@ from trtdet.calibration import Range, Ranges
 from trtdet.quantization import place
 from trtdet.quantization.corrections.base import Activation, Correction, Proposal
 from trtdet.quantization.corrections.bias import Bias
-from trtdet.quantization.corrections.gate import choose
+from trtdet.quantization.corrections.policies import choose
 from trtdet.quantization.corrections.rounding import Round
 from trtdet.quantization.corrections.shift import Shift
 from trtdet.quantization.corrections.trials import Site, Trial, batches, find_sites

@@ -25,7 +25,8 @@ from trtdet.calibration import Ranges, expose
 from trtdet.errors import ConfigError
 from trtdet.quantization.corrections.base import Correction, Network
 from trtdet.quantization.corrections.bias import Bias
-from trtdet.quantization.corrections.gate import Corrected, Task, judge
+from trtdet.quantization.corrections.gate import Corrected, Task
+from trtdet.quantization.corrections.policies import judge
 from trtdet.quantization.corrections.rounding import Round
 from trtdet.quantization.corrections.shift import Shift
 from trtdet.quantization.corrections.smooth import Smooth

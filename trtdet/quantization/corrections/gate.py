@@ -1,36 +1,26 @@
-"""The gate: what lowers the error on images that nothing was computed from is kept, everything else is left out.
+"""The gate: of several ways to write the whole network in INT8, the way that moves detections least is kept.
 
-First at each layer, then at the head. An error at one layer does not say what it does to a detection, so the layers'
-corrections are put together in a few ways (:data:`POLICIES`), and the whole of each is run on the held-back images: the
-way of the least error at the decoded boxes and scores is taken, if that is less than without any correction.
+An error at one layer does not say what it does to a detection, so whole networks are run on images that nothing was
+computed from, and compared at the decoded boxes and scores: the same images for all of them, so that what is hard in an
+image counts for each alike.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
 
-from trtdet.calibration import Range, Ranges, expose
-from trtdet.errors import TrtdetWarning
+from trtdet.calibration import Ranges, expose
 from trtdet.quantization.corrections.base import Correction
 from trtdet.quantization.corrections.sources import Sources
-from trtdet.quantization.corrections.trials import Choice, Pick, Site
-from trtdet.quantization.head_error import HeadError
+from trtdet.quantization.head_error import HeadError, sureness
 from trtdet.quantization.placement import QdqPlacement
 from trtdet.quantization.plugin_fusion import requantize
 from trtdet.quantization.precision import PrecisionPlan
 from trtdet.quantization.qdq import Corrections, insert_qdq
-
-POLICIES = {
-    "layers": "each kept where it lowers its layer's error",
-    "mapped": "channel maps everywhere, the others where they lower their layer's error",
-    "all": "every correction in every layer",
-}
-"""Ways to put the layers' corrections together."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,107 +67,83 @@ class Corrected:
 
 
 @dataclass(frozen=True, eq=False)
-class _Whole:
-    """The layers' corrections put together by a policy: a choice for each site."""
+class Whole:
+    """A way to write the whole network in INT8.
 
-    policy: str
-    choices: tuple[Choice, ...]
+    Attributes:
+        name: for people.
+        ranges: of its activations.
+        corrections: channel maps, integers, scales and biases; empty for the plain form.
+    """
+
+    name: str
     ranges: Ranges
-    corrections: Corrections
+    corrections: Corrections = Corrections()
 
 
-def judge(task: Task, sites: Sequence[Site]) -> Corrected:
-    """The last gate: the whole must lower the error of the decoded detections on the held-back images."""
-    first = task.first
-    policies = list(POLICIES) if task.corrections else ["layers"]
-    wholes = [_put_together(task, sites, policy) for policy in policies]
-    # The activations of the plugin library round as well, and more than the pairs alone: they are part of the judging.
-    variants = [requantize(insert_qdq(task.model, task.placement, first), first.inputs).model]
+@dataclass(frozen=True, eq=False)
+class Verdict:
+    """What came of judging.
+
+    Attributes:
+        wholes: those judged; the first is what stood before.
+        errors: of each at the head, on the images held back.
+        kept: position of the whole that is kept.
+    """
+
+    wholes: tuple[Whole, ...]
+    errors: tuple[HeadError, ...]
+    kept: int
+
+    @property
+    def best(self) -> Whole:
+        return self.wholes[self.kept]
+
+    @property
+    def other(self) -> int:
+        """Position of the whole that is spoken of beside the first: the kept, or the best that was not kept."""
+        others = range(1, len(self.wholes))
+        return self.kept or min(others, key=lambda index: self.errors[index].distance, default=0)
+
+    @property
+    def sure(self) -> float:
+        """How sure it is that the kept is better than the first, 0..1; 0 where that is the first itself."""
+        return sureness(self.errors[self.kept], self.errors[0])
+
+    def sentence(self) -> str:
+        """The error at the head before and after."""
+        before, after = self.errors[0], self.errors[self.other]
+        images = len(before.by_image)
+        return f"error at the head {before.distance:.4f} -> {after.distance:.4f} on {images} images held back"
+
+
+def compare(task: Task, wholes: Sequence[Whole]) -> Verdict:
+    """Runs whole networks on the images held back and keeps the best.
+
+    The first stands unless another is at least as good. One pass over the images, with the float model and every whole
+    in memory; an image's outputs are let go as soon as they are compared.
+
+    Args:
+        task: with the float model, its placement and the images held back.
+        wholes: at least one; the first is what stands so far.
+    """
+    models = []
     for whole in wholes:
         int8 = insert_qdq(task.model, task.placement, whole.ranges, whole.corrections)
-        variants.append(requantize(int8, whole.ranges.inputs).model)
-    before, *errors = head_errors(task, variants)
-    after = min(errors)
-    figures = f"error at the head {before:.4f} -> {after:.4f} on {len(task.held)} images held back"
-    if after > before:
-        warnings.warn(
-            f"corrected, the {figures}: the plain rule '{first.rule}' stands; are the calibration images like those "
-            "the detector was trained on?",
-            TrtdetWarning,
-            stacklevel=4,
-        )
-        return Corrected(first, Corrections(), task.placement.plan, (f"none kept: {figures}",))
-    whole = wholes[errors.index(after)]
-    steps = {}
-    for site, choice in zip(sites, whole.choices, strict=True):
-        steps.update(site.steps(choice))
-    entries = {
-        name: replace(entry, corrections=steps.get(name, ())) for name, entry in task.placement.plan.entries.items()
-    }
-    how = [POLICIES[whole.policy]] if task.corrections else []
-    return Corrected(whole.ranges, whole.corrections, PrecisionPlan(entries), (*_summary(task, whole), *how, figures))
+        # The plugin library's activations round as well, and more than the pairs alone: they are part of the judging.
+        models.append(requantize(int8, whole.ranges.inputs).model)
+    errors = head_errors(task, models)
+    kept = min(range(len(wholes)), key=lambda index: (errors[index].distance, index == 0))
+    return Verdict(tuple(wholes), tuple(errors), kept)
 
 
-def choose(site: Site, policy: str) -> Choice:
-    """What a policy takes: one trial and, for each convolution, a rounding and an offset; see :data:`POLICIES`."""
-    rule = min(site.rules, key=lambda trial: trial.loss())
-    maps = site.worthwhile()
-    options = maps if maps and policy != "layers" else [rule, *maps]
-    trial = min(options, key=lambda trial: trial.loss())
-    picks = {}
-    for name, errors in trial.errors.items():
-        best = errors.size - 1 if policy == "all" else int(errors.argmin())
-        picks[name] = Pick(*divmod(best, errors.shape[1]))
-    return Choice(rule, trial, picks, site.too_dear or len(maps) < len(site.mapped))
-
-
-def head_errors(task: Task, quantized: Sequence[onnx.ModelProto]) -> list[float]:
-    """The error of each INT8 model at the decoded boxes and scores, on the held-back images."""
+def head_errors(task: Task, quantized: Sequence[onnx.ModelProto]) -> list[HeadError]:
+    """The error of each INT8 model at the decoded boxes and scores, on the images held back."""
     head = task.sources.head
     exposed = [expose(model, head.names) for model in (task.model, *quantized)]
     errors = [HeadError() for _ in quantized]
     for reference, *others in task.sources.outputs(exposed, task.held, "correcting: detections"):
+        expected = head.read(reference)
         for error, other in zip(errors, others, strict=True):
-            error.update(head.read(reference), head.read(other))
-    return [error.distance for error in errors]
-
-
-def _put_together(task: Task, sites: Sequence[Site], policy: str) -> _Whole:
-    choices = [choose(site, policy) for site in sites]
-    maps, weights, best = {}, {}, {}
-    for site, choice in zip(sites, choices, strict=True):
-        weights.update(site.rounded(choice))
-        best[site.tensor] = task.candidates[choice.rule.rule].tensors[site.tensor]
-        if choice.trial.names:
-            maps[site.tensor] = choice.trial.map
-    return _Whole(policy, tuple(choices), _ranges(task, best), Corrections(maps, weights))
-
-
-def _ranges(task: Task, best: Mapping[str, Range]) -> Ranges:
-    """The ranges of the one rule, or each tensor's from its best rule."""
-    if len(task.candidates) == 1:
-        return task.first
-    return replace(task.first, rule="auto", percent=None, tensors={**task.first.tensors, **best})
-
-
-def _summary(task: Task, whole: _Whole) -> tuple[str, ...]:
-    """How many tensors or convolutions each correction was kept for, and each rule chosen for."""
-    convs = [(choice.trial, name, pick) for choice in whole.choices for name, pick in choice.picks.items()]
-    used = [trial.roundings[name][pick.rounding].name for trial, name, pick in convs]
-    used += [trial.offsets[pick.offset] for trial, _, pick in convs]
-    used += [name for choice in whole.choices for name in choice.trial.names]
-    total = {"tensors": len(whole.choices), "convs": len(convs)}
-    sentences = [
-        f"{correction.name}: {used.count(correction.name)} of {total[correction.counts]} {correction.counts}"
-        for correction in task.corrections
-    ]
-    left_out = sum(choice.left_out for choice in whole.choices)
-    if left_out:
-        sentences.append(
-            f"maps left out: {left_out} of {total['tensors']} tensors, where FP16 convolutions would buy more for the "
-            "bytes of a Mul"
-        )
-    if whole.ranges.rule == "auto":
-        rules = [choice.rule.rule for choice in whole.choices]
-        sentences.append("rules: " + ", ".join(f"{rule} {rules.count(rule)}" for rule in dict.fromkeys(sorted(rules))))
-    return tuple(sentences)
+            error.update(expected, head.read(other))
+    return errors

@@ -1,0 +1,106 @@
+"""The gate over whole networks: what it keeps, and how sure it says it is."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from models import head_error, judged_by
+
+from trtdet.quantization import insert_qdq, place
+from trtdet.quantization.corrections.gate import Task, Whole, compare
+from trtdet.quantization.head_error import lower_on, sureness
+
+gate = importlib.import_module("trtdet.quantization.corrections.gate")
+
+
+@pytest.fixture
+def task(model: Any, sources: Any, chosen: Any) -> Task:
+    given = sources()
+    candidates = chosen(model, given, "minmax")
+    return Task(model, place(model), candidates, (), *given.split(), given)
+
+
+def wholes(task: Task, *factors: float) -> list[Whole]:
+    """The ranges of the rule, so many times too wide."""
+    plain = task.first
+    return [
+        Whole(
+            f"times {factor}",
+            replace(plain, tensors={n: replace(t, amax=factor * t.amax) for n, t in plain.tensors.items()}),
+        )
+        for factor in factors
+    ]
+
+
+def test_any_wholes_are_judged_by_what_they_do_to_detections(task: Task, distance: Any) -> None:
+    given = wholes(task, 30, 1, 4)
+    verdict = compare(task, given)
+    assert verdict.best is given[1]
+    found = [error.distance for error in verdict.errors]
+    expected = [distance(task.model, insert_qdq(task.model, task.placement, way.ranges), task.sources) for way in given]
+    assert found == pytest.approx(expected)
+    assert found[1] < found[2] < found[0]
+    assert compare(task, given[1:]).best is given[1]
+    assert compare(task, given[:1]).best is given[0]
+
+
+@pytest.mark.parametrize(
+    ("distances", "kept", "said"),
+    [
+        ((0.3, 0.2, 0.1), 2, "0.3000 -> 0.1000"),
+        ((0.3, 0.3, 0.4), 1, "0.3000 -> 0.3000"),
+        ((0.1, 0.3, 0.2), 0, "0.1000 -> 0.2000"),
+        ((0.1,), 0, "0.1000 -> 0.1000"),
+    ],
+)
+def test_the_least_error_is_kept(
+    task: Task, monkeypatch: pytest.MonkeyPatch, distances: tuple[float, ...], kept: int, said: str
+) -> None:
+    monkeypatch.setattr(gate, "head_errors", judged_by(*distances))
+    verdict = compare(task, wholes(task, *distances))
+    assert verdict.kept == kept
+    assert verdict.sentence() == f"error at the head {said} on 2 images held back"
+
+
+def test_as_many_images_make_it_as_sure_as_chance_allows() -> None:
+    for count in (1, 2, 3, 5, 7):
+        assert sureness(head_error(*[0.1] * count), head_error(*[0.2] * count)) == pytest.approx(1 - 0.5**count)
+    assert sureness(head_error(*[0.1] * 40), head_error(*[0.2] * 40)) > 0.999
+    assert lower_on(head_error(0.1, 0.1, 0.3), head_error(0.2, 0.2, 0.2)) == (2, 3)
+
+
+def test_sureness_is_that_of_the_pooled_error() -> None:
+    first, other = head_error(0.1, 0.1, 0.1, 0.3), head_error(0.2, 0.2, 0.2, 0.2)
+    # All scores weigh the same, so that the sums of the squares say it all.
+    pooled = []
+    for number in range(16):
+        swap = [bool(number >> image & 1) for image in range(4)]
+        one = [b if s else a for s, a, b in zip(swap, (1, 1, 1, 9), (4, 4, 4, 4), strict=True)]
+        two = [a if s else b for s, a, b in zip(swap, (1, 1, 1, 9), (4, 4, 4, 4), strict=True)]
+        pooled.append(np.sqrt(sum(two)) - np.sqrt(sum(one)))
+    expected = 1 - np.mean([gain >= pooled[0] - 1e-9 for gain in pooled])
+    assert 0 < expected < 0.9
+    assert sureness(first, other) == pytest.approx(expected)
+    assert sureness(first, first) == 0
+    assert sureness(other, first) == pytest.approx(1 - np.mean([-gain >= -pooled[0] - 1e-9 for gain in pooled]))
+
+
+def test_images_on_which_nothing_is_detected_say_nothing() -> None:
+    quiet = head_error(0.0, 0.0, weight=0.01)
+    assert sureness(quiet, quiet) == 0
+    assert lower_on(quiet, quiet) == (0, 0)
+    few = [head_error(0.1, 0.1), head_error(0.2, 0.2)]
+    for error in few:
+        empty = np.zeros((1, 4), np.float32), np.zeros((1, 1), np.float32)
+        error.update(empty, empty)
+    assert sureness(*few) == pytest.approx(0.75)
+    assert lower_on(*few) == (2, 2)
+
+
+def test_other_images_cannot_be_compared() -> None:
+    with pytest.raises(ValueError, match="2 and 3 images are not the same images"):
+        sureness(head_error(0.1, 0.1), head_error(0.1, 0.1, 0.1))

@@ -1,0 +1,112 @@
+"""The ways in which the layers' corrections are put together; which of them is taken, the gate decides."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from trtdet.calibration import Range, Ranges
+from trtdet.errors import TrtdetWarning
+from trtdet.quantization.corrections.gate import Corrected, Task, Whole, compare
+from trtdet.quantization.corrections.trials import Choice, Pick, Site
+from trtdet.quantization.precision import PrecisionPlan
+from trtdet.quantization.qdq import Corrections
+
+POLICIES = {
+    "layers": "each kept where it lowers its layer's error",
+    "mapped": "channel maps everywhere, the others where they lower their layer's error",
+    "all": "every correction in every layer",
+}
+"""Ways to put the layers' corrections together."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Together:
+    """The layers' corrections put together by a policy: a choice for each site, and the whole network."""
+
+    policy: str
+    choices: tuple[Choice, ...]
+    whole: Whole
+
+
+def judge(task: Task, sites: Sequence[Site]) -> Corrected:
+    """The policy of the least error at the head on the images held back, or the plain rule where none lowers it."""
+    policies = list(POLICIES) if task.corrections else ["layers"]
+    ways = [_put_together(task, sites, policy) for policy in policies]
+    plain = Whole(f"the plain rule '{task.first.rule}'", task.first)
+    verdict = compare(task, [plain, *(way.whole for way in ways)])
+    figures = verdict.sentence()
+    if verdict.kept == 0:
+        warnings.warn(
+            f"corrected, the {figures}: {plain.name} stands; are the calibration images like those the detector was "
+            "trained on?",
+            TrtdetWarning,
+            stacklevel=4,
+        )
+        return Corrected(plain.ranges, plain.corrections, task.placement.plan, (f"none kept: {figures}",))
+    way = ways[verdict.kept - 1]
+    steps = {}
+    for site, choice in zip(sites, way.choices, strict=True):
+        steps.update(site.steps(choice))
+    entries = {
+        name: replace(entry, corrections=steps.get(name, ())) for name, entry in task.placement.plan.entries.items()
+    }
+    how = [POLICIES[way.policy]] if task.corrections else []
+    summary = (*_summary(task, way), *how, figures)
+    return Corrected(way.whole.ranges, way.whole.corrections, PrecisionPlan(entries), summary)
+
+
+def choose(site: Site, policy: str) -> Choice:
+    """What a policy takes: one trial and, for each convolution, a rounding and an offset; see :data:`POLICIES`."""
+    rule = min(site.rules, key=lambda trial: trial.loss())
+    maps = site.worthwhile()
+    options = maps if maps and policy != "layers" else [rule, *maps]
+    trial = min(options, key=lambda trial: trial.loss())
+    picks = {}
+    for name, errors in trial.errors.items():
+        best = errors.size - 1 if policy == "all" else int(errors.argmin())
+        picks[name] = Pick(*divmod(best, errors.shape[1]))
+    return Choice(rule, trial, picks, site.too_dear or len(maps) < len(site.mapped))
+
+
+def _put_together(task: Task, sites: Sequence[Site], policy: str) -> _Together:
+    choices = [choose(site, policy) for site in sites]
+    maps, weights, best = {}, {}, {}
+    for site, choice in zip(sites, choices, strict=True):
+        weights.update(site.rounded(choice))
+        best[site.tensor] = task.candidates[choice.rule.rule].tensors[site.tensor]
+        if choice.trial.names:
+            maps[site.tensor] = choice.trial.map
+    whole = Whole(POLICIES[policy], _ranges(task, best), Corrections(maps, weights))
+    return _Together(policy, tuple(choices), whole)
+
+
+def _ranges(task: Task, best: Mapping[str, Range]) -> Ranges:
+    """The ranges of the one rule, or each tensor's from its best rule."""
+    if len(task.candidates) == 1:
+        return task.first
+    return replace(task.first, rule="auto", percent=None, tensors={**task.first.tensors, **best})
+
+
+def _summary(task: Task, way: _Together) -> tuple[str, ...]:
+    """How many tensors or convolutions each correction was kept for, and each rule chosen for."""
+    convs = [(choice.trial, name, pick) for choice in way.choices for name, pick in choice.picks.items()]
+    used = [trial.roundings[name][pick.rounding].name for trial, name, pick in convs]
+    used += [trial.offsets[pick.offset] for trial, _, pick in convs]
+    used += [name for choice in way.choices for name in choice.trial.names]
+    total = {"tensors": len(way.choices), "convs": len(convs)}
+    sentences = [
+        f"{correction.name}: {used.count(correction.name)} of {total[correction.counts]} {correction.counts}"
+        for correction in task.corrections
+    ]
+    left_out = sum(choice.left_out for choice in way.choices)
+    if left_out:
+        sentences.append(
+            f"maps left out: {left_out} of {total['tensors']} tensors, where FP16 convolutions would buy more for the "
+            "bytes of a Mul"
+        )
+    if way.whole.ranges.rule == "auto":
+        rules = [choice.rule.rule for choice in way.choices]
+        sentences.append("rules: " + ", ".join(f"{rule} {rules.count(rule)}" for rule in dict.fromkeys(sorted(rules))))
+    return tuple(sentences)
