@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from trtdet.data import CocoDataset
     from trtdet.deploy import PackageOptions, TritonOptions, package
     from trtdet.errors import TrtdetError, TrtdetWarning
-    from trtdet.evaluation.comparison import Bootstrap, compare
+    from trtdet.evaluation.agreement import agree
+    from trtdet.evaluation.comparison import compare
+    from trtdet.evaluation.resampling import Bootstrap
     from trtdet.evaluation.scoring import evaluate
     from trtdet.exporter import ExportOptions, export
     from trtdet.performance import BenchOptions, ProfileOptions, bench, profile
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
 # No module may be called like one of these names: importing it would put the module in the function's place.
 _HOMES = {
     "BenchOptions": "performance",
-    "Bootstrap": "evaluation.comparison",
+    "Bootstrap": "evaluation.resampling",
     "BuildOptions": "pipeline",
     "Bundle": "bundle",
     "CalibrationOptions": "pipeline",
@@ -56,6 +58,7 @@ _HOMES = {
     "TritonOptions": "deploy",
     "TrtdetError": "errors",
     "TrtdetWarning": "errors",
+    "agree": "evaluation.agreement",
     "bench": "performance",
     "build": "pipeline",
     "calibrate": "pipeline",
@@ -90,6 +93,7 @@ __all__ = [
     "TrtdetError",
     "TrtdetWarning",
     "__version__",
+    "agree",
     "bench",
     "build",
     "calibrate",

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from trtdet.config import NmsConfig
 from trtdet.data import CocoDataset, CocoImage, GroundTruth
 from trtdet.errors import ConfigError, DataError, TrtdetWarning
-from trtdet.evaluation import comparison
-from trtdet.evaluation.comparison import Bootstrap, Comparison, compare, mean_average_precision
+from trtdet.evaluation import resampling
+from trtdet.evaluation.comparison import Comparison, compare
 from trtdet.evaluation.metrics import CocoMetric
+from trtdet.evaluation.resampling import Bootstrap, mean_average_precision
 from trtdet.evaluation.scoring import Evaluation
 
 ENGINES = ("faster-coco-eval", "pycocotools")
@@ -194,8 +195,8 @@ def test_the_seed_decides_and_the_blocks_do_not(monkeypatch: pytest.MonkeyPatch)
     told: list[tuple[int, int]] = []
     first = compare(worse, better, Bootstrap(250), lambda done, total: told.append((done, total)))
     assert told == [(100, 250), (200, 250), (250, 250)]
-    monkeypatch.setattr(comparison, "_HELD", 1)
-    monkeypatch.setattr(comparison, "_DRAWN", 7)
+    monkeypatch.setattr(resampling, "_HELD", 1)
+    monkeypatch.setattr(resampling, "_DRAWN", 7)
     again, other = compare(worse, better, Bootstrap(250)), compare(worse, better, Bootstrap(250, seed=1))
     assert (again.low, again.high) == (first.low, first.high) != (other.low, other.high)
 

@@ -11,7 +11,7 @@ import pytest
 
 from trtdet import BuildOptions, CalibrationOptions, CocoDataset, Config, build, compare, evaluate, load_config
 from trtdet.config import NmsMode
-from trtdet.evaluation.comparison import mean_average_precision
+from trtdet.evaluation.resampling import mean_average_precision
 from trtdet.evaluation.scoring import evaluate_each
 from trtdet.runtime.detector import Detector
 

@@ -41,7 +41,8 @@ def _options(parser: ArgumentParser) -> None:
 
 def _run(options: Namespace, console: Console) -> dict[str, Any]:
     from trtdet.data import CocoDataset, ImageCache
-    from trtdet.evaluation.comparison import Bootstrap, compare, open_pair
+    from trtdet.evaluation.comparison import compare, open_pair
+    from trtdet.evaluation.resampling import Bootstrap
     from trtdet.evaluation.scoring import evaluate
     from trtdet.runtime.detector import Detector
 

@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, TypeAdapter
 
-from trtdet.data.folders import evenly, first_names
+from trtdet.data.folders import evenly, find_images, first_names
 from trtdet.errors import DataError
 from trtdet.files.documents import DocumentError, read_document
 
 
 @dataclass(frozen=True)
 class CocoImage:
-    """An image of a COCO data set; width and height in pixels as the annotations say."""
+    """An image of a COCO data set; width and height in pixels as the annotations say, 0 without annotations."""
 
     id: int
     path: Path
@@ -49,6 +49,7 @@ class CocoDataset:
     """Images and boxes in COCO's format (Lin et al. 2014, arXiv:1405.0312), with classes matched by name."""
 
     annotations: Path
+    """The instances file; without annotations, where the images are from."""
     classes: tuple[str, ...]
     category_ids: tuple[int, ...]
     """The category id of each class, in the order of ``classes``."""
@@ -86,6 +87,28 @@ class CocoDataset:
                 f"{first_names(missing)}; give the folder that has them, or annotations of these images only"
             )
         return cls(annotations, classes, category_ids, entries, truth)
+
+    @classmethod
+    def unannotated(cls, images: Path, classes: Sequence[str]) -> CocoDataset:
+        """Images without a box, to run detectors on that are compared with each other.
+
+        Args:
+            images: a folder or a ``.txt`` list, as for :func:`find_images`.
+            classes: the class names of the configuration, in the model's order.
+
+        Raises:
+            DataError: there are no images.
+        """
+        classes = tuple(classes)
+        entries = tuple(CocoImage(number, path, 0, 0) for number, path in enumerate(find_images(images), 1))
+        none: NDArray[np.int64] = np.zeros(0, np.int64)
+        truth = GroundTruth(none, none, np.zeros((0, 4)), np.zeros(0), np.zeros(0, bool))
+        return cls(images, classes, tuple(range(1, 1 + len(classes))), entries, truth)
+
+    @property
+    def annotated(self) -> bool:
+        """Whether there is a box."""
+        return len(self.truth) > 0
 
     def first(self, count: int) -> CocoDataset:
         """``count`` of the images, evenly spaced, with their boxes; all images where there are no more.

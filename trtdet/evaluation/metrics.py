@@ -25,6 +25,9 @@ from trtdet.evaluation.matching import ClassMatcher, ClassMatches, ImageTruth
 
 Engine = Literal["faster-coco-eval", "pycocotools"]
 
+Found = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]
+"""The detections of an image: boxes (N, 4) x1 y1 x2 y2 in pixels of the image, scores (N,), classes (N,)."""
+
 _STATS = (
     "map", "map50", "map75", "map_small", "map_medium", "map_large",
     "ar1", "ar10", "ar100", "ar_small", "ar_medium", "ar_large",
@@ -113,7 +116,7 @@ class CocoMetric:
         self.engine: Engine = _find_engine(engine)
         self._image_ids = {image.id for image in dataset.images}
         # Kept by image, so that a score over any choice of images needs no second run of the model.
-        self._found: dict[int, tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]] = {}
+        self._found: dict[int, Found] = {}
 
     def update(self, image_id: int, boxes: ArrayLike, scores: ArrayLike, classes: ArrayLike) -> CocoMetric:
         """Adds the detections of one image.
@@ -224,6 +227,11 @@ class CocoMetric:
         order = np.argsort(self.dataset.category_ids, kind="stable")
         matches = (matchers[index].matches() for index in order)
         return tuple(of_class for of_class in matches if of_class.truths.any())
+
+    @property
+    def detections(self) -> Mapping[int, Found]:
+        """What was given, by the image's id."""
+        return self._found
 
     @property
     def image_ids(self) -> tuple[int, ...]:

@@ -54,16 +54,18 @@ def evaluate(
     progress: Callable[[int, int], None] = lambda done, total: None,
     cache: ImageCache | None = None,
 ) -> Evaluation:
-    """Runs a detector over an annotated data set.
+    """Runs a detector over a data set.
 
     Args:
         detector: the detector to score.
-        dataset: images and boxes; its classes are the detector's.
+        dataset: images and boxes; its classes are the detector's. Without annotations there is no score, and the
+            detections are for :func:`trtdet.agree`.
         progress: called with images done and in all.
         cache: shared by several passes over the same images.
 
     Raises:
-        DataError: an image cannot be read: a score over the others would not be comparable.
+        DataError: an image cannot be read: a score over the others would not be comparable. Without annotations, over
+            10 % of the images cannot be read; up to there they are left out with a warning.
     """
     (evaluation,) = evaluate_each(detector, dataset, (detector.nms,), progress, cache)
     return evaluation
@@ -86,7 +88,7 @@ def evaluate_each(
         cache: shared by several passes over the same images.
 
     Raises:
-        DataError: an image cannot be read.
+        DataError: an image cannot be read, or, without annotations, over 10 % of them.
         ConfigError: other thresholds than its own for a detector that suppresses in the graph.
     """
     if detector.nms_mode != "host" and tuple(thresholds) != (detector.nms,):
@@ -96,7 +98,8 @@ def evaluate_each(
         [image.path for image in dataset.images],
         detector.input,
         batch_size=detector.batch,
-        on_bad="raise",
+        # A score over a part of the annotated images is not that of the set; detections alone say which they are of.
+        on_bad="raise" if dataset.annotated else "skip",
         cache=cache,
     )
     seconds, done = [0.0] * len(metrics), 0

@@ -1,0 +1,120 @@
+"""Images drawn anew, and COCO's mAP over every draw from one matching."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtdet.errors import ConfigError
+from trtdet.evaluation.matching import ClassMatches
+
+RECALLS = np.linspace(0.0, 1.0, 101)
+"""COCO's recall points, to the bit."""
+
+_DRAWN = 100
+"""How many resamples are scored at a time, between two reports of progress."""
+
+_HELD = 4_000_000
+"""How many detections of a class, over several resamples, are held at a time: 32 MB an array."""
+
+
+@dataclass(frozen=True)
+class Bootstrap:
+    """How often the images are drawn anew.
+
+    Attributes:
+        resamples: at least 100.
+        confidence: the part of the resamples that the interval holds, above 0 and below 1.
+        seed: of the draws; the same seed gives the same interval.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    resamples: int = 1000
+    confidence: float = 0.9
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.resamples < 100:
+            raise ConfigError(
+                f"--resamples must be at least 100 for an interval to mean something, got {self.resamples}"
+            )
+        if not 0 < self.confidence < 1:
+            raise ConfigError(f"confidence must be above 0 and below 1, got {self.confidence}")
+
+    def interval(self, values: NDArray[np.float64]) -> tuple[float, float]:
+        """The percentile interval of a figure over the resamples.
+
+        Args:
+            values: (B,), a value for each resample; NaN where it has none.
+        """
+        tail = 50 * (1 - self.confidence)
+        low, high = np.nanpercentile(values, [tail, 100 - tail])
+        return float(low), float(high)
+
+
+def mean_average_precision(matches: Sequence[ClassMatches], weights: NDArray[np.int32]) -> NDArray[np.float64]:
+    """COCO's mAP over choices of images, from the matches.
+
+    Args:
+        matches: of every class that has a box to find; C of them.
+        weights: (B, I), how often each of B choices holds each of I images.
+
+    Returns:
+        (B,), 0..1: the mean over IoU thresholds, recall points and the classes that have a box in the choice; NaN where
+        no class has. With every weight 1 it is the evaluators' mAP.
+    """
+    total, classes = np.zeros(len(weights)), np.zeros(len(weights), np.int64)
+    for of_class in matches:
+        rows = max(1, _HELD // max(1, len(of_class.images)))
+        for start in range(0, len(weights), rows):
+            part = slice(start, start + rows)
+            truths = weights[part] @ of_class.truths
+            present = np.flatnonzero(truths) + start
+            total[present] += _average_precision(of_class, weights[present], truths[present - start])
+            classes[present] += 1
+    mean: NDArray[np.float64] = np.full(len(weights), np.nan)
+    return np.divide(total, classes, out=mean, where=classes > 0)
+
+
+def _average_precision(
+    matches: ClassMatches, weights: NDArray[np.int32], truths: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """A class's average precision over (B, I) weights that hold (B,) boxes, none of them zero; (B,)."""
+    # Precision is highest, and recall rises, only where a detection hits: all sums are needed just there.
+    found = _cumulative(matches, weights, slice(None))
+    result: NDArray[np.float64] = np.zeros(len(weights))
+    for hit, ignored in zip(matches.hits, matches.ignored, strict=True):
+        hits, skipped = np.flatnonzero(hit), np.flatnonzero(ignored)
+        if not hits.size:
+            continue
+        right = _cumulative(matches, weights, hits)
+        counted = found[:, hits]
+        if skipped.size:
+            before = np.pad(_cumulative(matches, weights, skipped), ((0, 0), (1, 0)))
+            counted = counted - before[:, np.searchsorted(skipped, hits)]
+        # The evaluators add this to keep from dividing by zero.
+        precision = right / (counted + np.spacing(1))
+        envelope = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
+        # Each hit carries its precision to the recall points that are reached there first.
+        reached = np.searchsorted(RECALLS, right / truths[:, None], side="right")
+        result += np.einsum("bh,bh->b", np.diff(reached, axis=1, prepend=0), envelope)
+    return result / (len(RECALLS) * len(matches.hits))
+
+
+def _cumulative(matches: ClassMatches, weights: NDArray[np.int32], chosen: Any) -> NDArray[np.int64]:
+    """How many of the chosen detections there are up to and with each, in falling order of score."""
+    return np.cumsum(np.take(weights, matches.images[chosen], axis=1), axis=1, dtype=np.int64)
+
+
+def draws(images: int, bootstrap: Bootstrap) -> Iterator[NDArray[np.int32]]:
+    """How often each resample holds each image: (B, I) weights a block, all blocks together holding every resample."""
+    generator = np.random.default_rng(bootstrap.seed)
+    for start in range(0, bootstrap.resamples, _DRAWN):
+        size = min(_DRAWN, bootstrap.resamples - start)
+        yield generator.multinomial(images, np.full(images, 1 / images), size=size).astype(np.int32)
