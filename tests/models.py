@@ -159,6 +159,6 @@ def head_error(*by_image: float, weight: float = 0.9) -> HeadError:
     return error
 
 
-def judged_by(*distances: float, images: int = 2) -> Callable[..., list[HeadError]]:
+def judged_by(*distances: float, images: int = 2, weight: float = 0.9) -> Callable[..., list[HeadError]]:
     """Stands in for the gate's measuring: the errors of the models that it is given, equal on every image."""
-    return lambda *_: [head_error(*[distance] * images) for distance in distances]
+    return lambda *_: [head_error(*[distance] * images, weight=weight) for distance in distances]

@@ -6,6 +6,7 @@ by their score.
 
 from __future__ import annotations
 
+import math
 from itertools import product
 
 import numpy as np
@@ -99,6 +100,11 @@ def sureness(first: HeadError, other: HeadError) -> float:
     gain = _distance(its.sum(axis=0) - change) - _distance(own.sum(axis=0) + change)
     # Exchanges that come to the same are added up in another order.
     return float(1 - np.mean(gain >= gain[0] - 1e-12))
+
+
+def fewest_images(sure: float) -> int:
+    """How many images with detections it takes for :func:`sureness` to reach this, where every one speaks for it."""
+    return math.ceil(-math.log2(1 - sure))
 
 
 def _seen(first: HeadError, other: HeadError) -> NDArray[np.bool_]:

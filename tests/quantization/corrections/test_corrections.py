@@ -51,7 +51,10 @@ def test_a_planted_outlier_is_put_right(model: Any, sources: Any, chosen: Any, d
     before = distance(model, insert_qdq(model, placement, candidates["minmax"]), given)
     after = distance(model, int8, given)
     assert after < before / 3
-    assert found.summary[-1] == f"error at the head {before:.4f} -> {after:.4f} on 2 images held back"
+    assert found.summary[-1] == (
+        f"error at the head {before:.4f} -> {after:.4f} on 2 images held back, lower on 2 of 2 where anything is "
+        "detected, 75 % sure"
+    )
     assert found.ranges.rule == "minmax"
     for entry in found.plan.entries.values():
         assert entry.precision == "int8"
@@ -127,18 +130,51 @@ def test_what_does_not_help_is_left_out(model: Any, sources: Any, chosen: Any, m
     assert found.plan == place(model).plan
 
 
-def test_an_equal_error_at_the_head_keeps_the_corrections(
+def test_where_nothing_is_detected_the_layers_decide(
     model: Any, sources: Any, chosen: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gate, "head_errors", judged_by(0.2, 0.2, 0.2, 0.2))
+    monkeypatch.setattr(gate, "head_errors", judged_by(0, 0, 0, 0, weight=0.01))
     seeds = []
     measure = Site.add_moments
     monkeypatch.setattr(Site, "add_moments", lambda site, x, seed: (seeds.append(seed), measure(site, x, seed)))
     given = sources()
-    found = correct(model, place(model), chosen(model, given, "minmax"), CORRECTIONS, given)
+    with pytest.warns(TrtdetWarning, match="anything is detected on 0 of the 2 images that corrections are judged on"):
+        found = correct(model, place(model), chosen(model, given, "minmax"), CORRECTIONS, given)
     assert found.corrections.tensors and found.corrections.weights
     # Second moments come from the images to fit on; only the extremes of channels from all.
     assert seeds[::5] == [0, 1, 2, 3, 4, 5, None, None]
+
+
+def test_no_node_is_spent_on_what_may_be_chance(
+    model: Any, sources: Any, chosen: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The corrected form has Muls that the plain one lacks."""
+    monkeypatch.setattr(gate, "head_errors", judged_by(0.2, 0.196, 0.2, 0.2))
+    given = sources()
+    found = correct(model, place(model), chosen(model, given, "minmax"), CORRECTIONS, given)
+    assert found.corrections.tensors == found.corrections.weights == {}
+    left, kept = found.summary
+    assert left.startswith("left out: each kept where it lowers its layer's error, error 0.1960 for ")
+    assert left.endswith(" nodes more, 75 % sure")
+    assert kept.startswith("none kept: error at the head 0.2000 -> 0.1960 on 2 images held back, lower on 2 of 2")
+
+
+def test_few_images_are_told_of_once_and_how_many_would_do(model: Any, sources: Any, chosen: Any) -> None:
+    """Five of five images in favour are the fewest that chance alone gives in less than one case of twenty."""
+
+    def told(count: int) -> list[str]:
+        given = sources(count)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", TrtdetWarning)
+            correct(model, place(model), chosen(model, given, "minmax"), DEFAULT_CORRECTIONS, given)
+        return [str(warning.message) for warning in caught]
+
+    assert told(20) == []
+    (said,) = told(3)
+    assert said == (
+        "anything is detected on 1 of the 1 images that corrections are judged on: too few to tell a gain from chance "
+        "with; calibrate with 20 images or more that show objects, one in 4 is held back"
+    )
 
 
 @pytest.mark.parametrize("policy", range(3))
@@ -152,7 +188,8 @@ def test_the_head_decides_how_the_layers_are_put_together(
     found = correct(model, place(model), chosen(model, given, "minmax"), CORRECTIONS, given)
     assert found.summary[-2:] == (
         list(POLICIES.values())[policy],
-        "error at the head 0.5000 -> 0.2000 on 2 images held back",
+        "error at the head 0.5000 -> 0.2000 on 2 images held back, lower on 2 of 2 where anything is detected, 75 % "
+        "sure",
     )
     if policy == 2:
         assert found.summary[:4] == (

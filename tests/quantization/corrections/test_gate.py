@@ -11,8 +11,8 @@ import pytest
 from models import head_error, judged_by
 
 from trtdet.quantization import insert_qdq, place
-from trtdet.quantization.corrections.gate import Task, Whole, compare
-from trtdet.quantization.head_error import lower_on, sureness
+from trtdet.quantization.corrections.gate import Task, Verdict, Whole, compare
+from trtdet.quantization.head_error import fewest_images, lower_on, sureness
 
 gate = importlib.import_module("trtdet.quantization.corrections.gate")
 
@@ -51,25 +51,58 @@ def test_any_wholes_are_judged_by_what_they_do_to_detections(task: Task, distanc
 @pytest.mark.parametrize(
     ("distances", "kept", "said"),
     [
-        ((0.3, 0.2, 0.1), 2, "0.3000 -> 0.1000"),
-        ((0.3, 0.3, 0.4), 1, "0.3000 -> 0.3000"),
-        ((0.1, 0.3, 0.2), 0, "0.1000 -> 0.2000"),
-        ((0.1,), 0, "0.1000 -> 0.1000"),
+        ((0.3, 0.2, 0.1), 2, "0.3000 -> 0.1000 on 6 images held back, lower"),
+        ((0.3, 0.3, 0.4), 1, "0.3000 -> 0.3000 on 6 images held back, lower"),
+        ((0.1, 0.3, 0.2), 0, "0.1000 -> 0.2000 on 6 images held back, higher"),
+        ((0.1,), 0, "0.1000 -> 0.1000 on 6 images held back, lower"),
     ],
 )
 def test_the_least_error_is_kept(
     task: Task, monkeypatch: pytest.MonkeyPatch, distances: tuple[float, ...], kept: int, said: str
 ) -> None:
-    monkeypatch.setattr(gate, "head_errors", judged_by(*distances))
+    monkeypatch.setattr(gate, "head_errors", judged_by(*distances, images=6))
     verdict = compare(task, wholes(task, *distances))
     assert verdict.kept == kept
-    assert verdict.sentence() == f"error at the head {said} on 2 images held back"
+    (sentence,) = verdict.sentences()
+    same = "0.3000 -> 0.3000" in said or len(distances) == 1
+    counts = f"on {0 if same else 6} of 6 where anything is detected, {0 if same else 98} % sure"
+    assert sentence == f"error at the head {said} {counts}"
+    assert verdict.sure == pytest.approx(0 if same or kept == 0 else 63 / 64)
+    assert verdict.doubt() == ""
+
+
+PLAIN = Whole("plain", None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("by_image", "nodes", "kept"),
+    [
+        pytest.param([[0.2] * 4, [0.196] * 4], [10, 14], 0, id="unsure and hardly better"),
+        pytest.param([[0.2] * 4, [0.196] * 4], [14, 14], 1, id="as simple"),
+        pytest.param([[0.2] * 4, [0.196] * 4], [14, 10], 1, id="simpler and better"),
+        pytest.param([[0.2] * 4, [0.18] * 4], [10, 14], 1, id="unsure and better by much"),
+        pytest.param([[0.2] * 6, [0.196] * 6], [10, 14], 1, id="sure"),
+        pytest.param([[0.2] * 8, [0.1] * 4 + [0.26] * 4], [10, 14], 0, id="mixed"),
+        pytest.param([[0.3] * 4, [0.2] * 4, [0.198] * 4, [0.196] * 4], [10, 13, 12, 14], 2, id="simplest of the close"),
+    ],
+)
+def test_of_two_that_the_images_cannot_tell_apart_the_simpler_is_kept(
+    by_image: list[list[float]], nodes: list[int], kept: int
+) -> None:
+    errors = [head_error(*errors) for errors in by_image]
+    assert gate._kept(errors, nodes) == kept
+    verdict = Verdict((PLAIN,) * len(errors), tuple(errors), tuple(nodes), kept)
+    least = min(range(len(errors)), key=lambda index: errors[index].distance)
+    assert len(verdict.sentences()) == (1 if least == kept else 2)
+    if least != kept:
+        assert verdict.sentences()[0].startswith(f"left out: plain, error {errors[least].distance:.4f} for ")
 
 
 def test_as_many_images_make_it_as_sure_as_chance_allows() -> None:
     for count in (1, 2, 3, 5, 7):
         assert sureness(head_error(*[0.1] * count), head_error(*[0.2] * count)) == pytest.approx(1 - 0.5**count)
     assert sureness(head_error(*[0.1] * 40), head_error(*[0.2] * 40)) > 0.999
+    assert [fewest_images(sure) for sure in (0.5, 0.9, 0.95, 0.99)] == [1, 4, 5, 7]
     assert lower_on(head_error(0.1, 0.1, 0.3), head_error(0.2, 0.2, 0.2)) == (2, 3)
 
 

@@ -2,7 +2,7 @@
 
 An error at one layer does not say what it does to a detection, so whole networks are run on images that nothing was
 computed from, and compared at the decoded boxes and scores: the same images for all of them, so that what is hard in an
-image counts for each alike.
+image counts for each alike. Of two that the images cannot tell apart the simpler is kept.
 """
 
 from __future__ import annotations
@@ -15,12 +15,18 @@ import onnx
 
 from trtdet.calibration import Ranges, expose
 from trtdet.quantization.corrections.base import Correction
-from trtdet.quantization.corrections.sources import Sources
-from trtdet.quantization.head_error import HeadError, sureness
+from trtdet.quantization.corrections.sources import HELD_BACK, Sources
+from trtdet.quantization.head_error import HeadError, fewest_images, lower_on, sureness
 from trtdet.quantization.placement import QdqPlacement
 from trtdet.quantization.plugin_fusion import requantize
 from trtdet.quantization.precision import PrecisionPlan
 from trtdet.quantization.qdq import Corrections, insert_qdq
+
+_SURE = 0.95
+"""How sure it has to be that an error is lower before nodes are spent on it, where it is not lower by much."""
+
+_MUCH = 1.05
+"""The simpler form is not taken at the price of an error that is this many times as large, however unsure it is."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,11 +94,13 @@ class Verdict:
     Attributes:
         wholes: those judged; the first is what stood before.
         errors: of each at the head, on the images held back.
+        nodes: how many nodes each is written with.
         kept: position of the whole that is kept.
     """
 
     wholes: tuple[Whole, ...]
     errors: tuple[HeadError, ...]
+    nodes: tuple[int, ...]
     kept: int
 
     @property
@@ -100,28 +108,54 @@ class Verdict:
         return self.wholes[self.kept]
 
     @property
-    def other(self) -> int:
-        """Position of the whole that is spoken of beside the first: the kept, or the best that was not kept."""
-        others = range(1, len(self.wholes))
-        return self.kept or min(others, key=lambda index: self.errors[index].distance, default=0)
-
-    @property
     def sure(self) -> float:
         """How sure it is that the kept is better than the first, 0..1; 0 where that is the first itself."""
         return sureness(self.errors[self.kept], self.errors[0])
 
-    def sentence(self) -> str:
-        """The error at the head before and after."""
-        before, after = self.errors[0], self.errors[self.other]
-        images = len(before.by_image)
-        return f"error at the head {before.distance:.4f} -> {after.distance:.4f} on {images} images held back"
+    def sentences(self) -> tuple[str, ...]:
+        """Why the kept was kept, ending with the error at the head before and after."""
+        least = _least(self.errors)
+        others = range(1, len(self.wholes))
+        told = self.kept or min(others, key=lambda index: self.errors[index].distance, default=0)
+        after, before = self.errors[told], self.errors[0]
+        gained = after.distance <= before.distance
+        first, second = (after, before) if gained else (before, after)
+        lower, seen = lower_on(first, second)
+        last = (
+            f"error at the head {before.distance:.4f} -> {after.distance:.4f} on {len(before.by_image)} images held "
+            f"back, {'lower' if gained else 'higher'} on {lower} of {seen} where anything is detected, "
+            f"{int(100 * sureness(first, second))} % sure"
+        )
+        if self.kept == least:
+            return (last,)
+        more, sure = self.nodes[least] - self.nodes[self.kept], sureness(self.errors[least], self.errors[self.kept])
+        return (
+            f"left out: {self.wholes[least].name}, error {self.errors[least].distance:.4f} for {more} nodes more, "
+            f"{int(100 * sure)} % sure",
+            last,
+        )
+
+    def doubt(self) -> str:
+        """What to do where the images can make nothing sure, whatever they show; else empty."""
+        _, seen = lower_on(self.errors[self.kept], self.errors[0])
+        need, held = fewest_images(_SURE), len(self.errors[0].by_image)
+        if seen >= need:
+            return ""
+        found = f"anything is detected on {seen} of the {held} images that corrections are judged on"
+        wanted = HELD_BACK * need
+        return (
+            f"{found}: too few to tell a gain from chance with; calibrate with {wanted} images or more that show "
+            f"objects, one in {HELD_BACK} is held back"
+        )
 
 
 def compare(task: Task, wholes: Sequence[Whole]) -> Verdict:
     """Runs whole networks on the images held back and keeps the best.
 
-    The first stands unless another is at least as good. One pass over the images, with the float model and every whole
-    in memory; an image's outputs are let go as soon as they are compared.
+    That is the one of the least error, unless another has fewer nodes, an error hardly larger, and the images do not
+    make it sure that there is a difference. The first goes where another is as good with as few nodes, and where
+    nothing is detected on any image. One pass over the images, with the float model and every whole in memory; an
+    image's outputs are let go as soon as they are compared.
 
     Args:
         task: with the float model, its placement and the images held back.
@@ -133,8 +167,28 @@ def compare(task: Task, wholes: Sequence[Whole]) -> Verdict:
         # The plugin library's activations round as well, and more than the pairs alone: they are part of the judging.
         models.append(requantize(int8, whole.ranges.inputs).model)
     errors = head_errors(task, models)
-    kept = min(range(len(wholes)), key=lambda index: (errors[index].distance, index == 0))
-    return Verdict(tuple(wholes), tuple(errors), kept)
+    nodes = [len(model.graph.node) for model in models]
+    return Verdict(tuple(wholes), tuple(errors), tuple(nodes), _kept(errors, nodes))
+
+
+def _kept(errors: Sequence[HeadError], nodes: Sequence[int]) -> int:
+    least = _least(errors)
+    best = errors[least]
+    _, seen = lower_on(best, errors[0])
+    simpler = [
+        index
+        for index, error in enumerate(errors)
+        if seen
+        and nodes[index] < nodes[least]
+        and error.distance <= _MUCH * best.distance
+        and sureness(best, error) < _SURE
+    ]
+    return min(simpler, key=lambda index: (nodes[index], errors[index].distance), default=least)
+
+
+def _least(errors: Sequence[HeadError]) -> int:
+    """Position of the least error; of equals the first that is not what stood before, since its layers were better."""
+    return min(range(len(errors)), key=lambda index: (errors[index].distance, index == 0))
 
 
 def head_errors(task: Task, quantized: Sequence[onnx.ModelProto]) -> list[HeadError]:

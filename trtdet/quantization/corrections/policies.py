@@ -36,15 +36,19 @@ def judge(task: Task, sites: Sequence[Site]) -> Corrected:
     ways = [_put_together(task, sites, policy) for policy in policies]
     plain = Whole(f"the plain rule '{task.first.rule}'", task.first)
     verdict = compare(task, [plain, *(way.whole for way in ways)])
-    figures = verdict.sentence()
+    *left, figures = verdict.sentences()
+    doubt = verdict.doubt()
+    if doubt:
+        warnings.warn(doubt, TrtdetWarning, stacklevel=4)
     if verdict.kept == 0:
-        warnings.warn(
-            f"corrected, the {figures}: {plain.name} stands; are the calibration images like those the detector was "
-            "trained on?",
-            TrtdetWarning,
-            stacklevel=4,
-        )
-        return Corrected(plain.ranges, plain.corrections, task.placement.plan, (f"none kept: {figures}",))
+        if not left:
+            warnings.warn(
+                f"corrected, the {figures}: {plain.name} stands; are the calibration images like those the detector "
+                "was trained on?",
+                TrtdetWarning,
+                stacklevel=4,
+            )
+        return Corrected(plain.ranges, plain.corrections, task.placement.plan, (*left, f"none kept: {figures}"))
     way = ways[verdict.kept - 1]
     steps = {}
     for site, choice in zip(sites, way.choices, strict=True):
@@ -53,7 +57,7 @@ def judge(task: Task, sites: Sequence[Site]) -> Corrected:
         name: replace(entry, corrections=steps.get(name, ())) for name, entry in task.placement.plan.entries.items()
     }
     how = [POLICIES[way.policy]] if task.corrections else []
-    summary = (*_summary(task, way), *how, figures)
+    summary = (*_summary(task, way), *how, *left, figures)
     return Corrected(way.whole.ranges, way.whole.corrections, PrecisionPlan(entries), summary)
 
 

@@ -17,7 +17,8 @@ from trtdet.passes import Decoded
 from trtdet.progress import Progress, silent
 from trtdet.quantization.simulator import Load
 
-_HELD_BACK = 4
+HELD_BACK = 4
+"""One image in so many judges corrections and is not used to compute them."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,8 @@ class Sources:
                 f"corrections need at least 2 calibration images, one of them to judge by, got {len(self.images)}: "
                 "give more with --images, or build with --correct none"
             )
-        images = sorted(self.images)
-        held = images[_HELD_BACK - 1 :: _HELD_BACK] or images[-1:]
-        return [path for path in images if path not in set(held)], held
+        held = held_back(self.images)
+        return [path for path in sorted(self.images) if path not in set(held)], held
 
     def outputs(
         self, models: Sequence[onnx.ModelProto], paths: Sequence[Path], stage: str
@@ -68,3 +68,9 @@ class Sources:
                 yield [{name: value[row] for name, value in outputs.items()} for outputs in found]
             done += len(batch)
             self.progress(stage, done, len(paths))
+
+
+def held_back(images: Sequence[Path]) -> list[Path]:
+    """The images that judge corrections: every fourth of the sorted paths, or the last of fewer."""
+    ordered = sorted(images)
+    return ordered[HELD_BACK - 1 :: HELD_BACK] or ordered[-1:]
