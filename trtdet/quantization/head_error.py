@@ -128,10 +128,13 @@ def _mean(total: NDArray[np.float64], weight: NDArray[np.float64]) -> NDArray[np
     return found
 
 
-def _iou(first: NDArray[np.float32], other: NDArray[np.float32]) -> NDArray[np.float32]:
-    """IoU of boxes (N, 4), x1 y1 x2 y2, pair by pair."""
-    low, high = np.maximum(first[:, :2], other[:, :2]), np.minimum(first[:, 2:], other[:, 2:])
-    shared = np.prod(np.clip(high - low, 0, None), axis=1)
-    union = np.prod(first[:, 2:] - first[:, :2], axis=1) + np.prod(other[:, 2:] - other[:, :2], axis=1) - shared
-    found: NDArray[np.float32] = np.where(union > 0, shared / np.maximum(union, 1e-9), 1.0)
-    return found
+def _iou(first: NDArray[np.float32], other: NDArray[np.float32]) -> NDArray[np.float64]:
+    """IoU of boxes (N, 4), x1 y1 x2 y2, pair by pair; 0 where a side is not finite."""
+    one, two = first.astype(np.float64), other.astype(np.float64)  # the area of a box of 1e20 is no float32
+    with np.errstate(invalid="ignore"):
+        low, high = np.maximum(one[:, :2], two[:, :2]), np.minimum(one[:, 2:], two[:, 2:])
+        shared = np.prod(np.clip(high - low, 0, None), axis=1)
+        union = np.prod(one[:, 2:] - one[:, :2], axis=1) + np.prod(two[:, 2:] - two[:, :2], axis=1) - shared
+        found = np.where(union > 0, shared / np.maximum(union, 1e-9), 1.0)
+    finite = np.isfinite(one).all(axis=1) & np.isfinite(two).all(axis=1)
+    return np.where(finite, found, 0.0)

@@ -362,11 +362,13 @@ class Site:
         for row, form in enumerate(written):
             rest = form.weights @ read - expected
             for column, offset in enumerate(form.offsets):
-                error = rest + offset
-                error *= error
-                error *= weight
-                # The fourth power: what saturates does so where there is an object, rarely and by much.
-                errors[row, column] += float(np.vdot(error, error))
+                with np.errstate(over="ignore", invalid="ignore"):  # outputs of 1e15 and more
+                    error = rest + offset
+                    error *= error
+                    error *= weight
+                    # The fourth power: what saturates does so where there is an object, rarely and by much.
+                    total = float(np.vdot(error, error))
+                errors[row, column] += np.inf if np.isnan(total) else total
 
     def settle(self) -> None:
         """Ends the judging: sums become means, as shares of the outputs' variance."""
