@@ -1,0 +1,107 @@
+"""The benchmark that quantises any detectors with trtdet and its peers, on a small detector and without the peers."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+from models import CONVOLUTIONS, small_detector
+
+from trtdet import BuildOptions, CalibrationOptions, build, load_config
+
+PEERS = Path(__file__).parents[2] / "benchmarks" / "peers"
+
+DFL = """<ir_version: 8, opset_import: ["" : 13]>
+g (float[1,3,8,8] x) => (float[1,1,4,64] boxes, float[1,2,8,8] scores) {
+    stem = Conv(x, w)
+    map = Conv(stem, v)
+    by_side = Reshape(map, sides)
+    bins = Transpose<perm=[0,2,1,3]>(by_side)
+    shares = Softmax<axis=1>(bins)
+    boxes = Conv(shares, b)
+    logits = Conv(stem, u)
+    scores = Sigmoid(logits)
+}"""
+
+
+@pytest.fixture
+def detectors(monkeypatch):
+    monkeypatch.syspath_prepend(str(PEERS))
+    yield importlib.import_module("detectors")
+    for name in ("detectors", "cases", "process"):
+        sys.modules.pop(name, None)
+
+
+def test_what_no_convolution_follows(detectors):
+    model = small_detector()
+    cases = sys.modules["cases"]
+    convolutions = {node.name for node in model.graph.node if node.op_type == "Conv"}
+    plain, head = cases.after_the_last_convolution(model), cases.after_the_last_convolution(model, and_head=True)
+    assert plain
+    assert not convolutions & set(plain)
+    assert set(plain) < set(head)
+    assert len(convolutions & set(head)) == 6, "for boxes and for scores, on three levels"
+    assert all(name.startswith("/head") for name in convolutions & set(head))
+
+
+def test_the_mean_of_a_distribution_is_of_the_decode(detectors):
+    model = onnx.parser.parse_model(DFL)
+    for node in model.graph.node:
+        node.name = node.output[0]
+    cases = sys.modules["cases"]
+    assert "map" not in cases.after_the_last_convolution(model)
+    assert set(cases.after_the_last_convolution(model, and_head=True)) == {
+        *("map", "by_side", "bins", "shares", "boxes", "logits", "scores")
+    }
+
+
+def test_convolutions_are_counted_as_written(detectors, small_model, calibration_images, tmp_path):
+    assert detectors.quantized_convolutions(onnx.load(small_model)) == (0, CONVOLUTIONS)
+    images = CalibrationOptions(images=calibration_images, num_images=2)
+    asked = BuildOptions(calibration=images, correct=(), backend="onnxruntime", int8_all=True, nms="host")
+    bundle = build(small_model, load_config("shapes"), tmp_path / "bundle", asked).bundle
+    assert detectors.quantized_convolutions(onnx.load(bundle.model)) == (CONVOLUTIONS, CONVOLUTIONS)
+
+
+def test_the_table_says_what_is_missing(detectors):
+    good = detectors.Row("a", "trtdet", "default", "", 0.3, -0.002, -0.004, 0.001, 0.9, 0.88, 0.92, (9, 10), 12.0)
+    bare = detectors.Row("b", "trtdet", "default", "", None, None, None, None, 0.8, 0.7, 0.85, (10, 10), 3.0)
+    bad = detectors.Row("a", "nncf", "performance", "no | word")
+    lines = detectors.table([good, bad, bare]).splitlines()
+    assert lines[2] == (
+        "| a (30.00) | trtdet | default | -0.20 (-0.40 .. +0.10) | 90.00 (88.00 .. 92.00) | 9 of 10 | 12 |"
+    )
+    assert lines[3].startswith("|  | nncf | performance | no \\| word |")
+    assert lines[4].startswith("| b | trtdet | default | - | 80.00")
+    assert lines[-2:] == [
+        "| trtdet | default | 2 | 0.20 | 0.20 | 85.00 | 80.00 |",
+        "| nncf | performance | 0 | nan | nan | nan | nan |",
+    ]
+
+
+def test_a_row_that_is_there_is_not_measured_again(
+    detectors, small_model, calibration_images, tmp_path, monkeypatch, capsys
+):
+    models = tmp_path / "models"
+    models.mkdir()
+    shutil.copy(small_model, models / "small.onnx")
+    (models / "small.yaml").write_text("extends: shapes\nname: small\nnms: {score_threshold: 0.0001}\n")
+    for split in ("train", "val"):
+        shutil.copytree(calibration_images, models / "small" / split)
+    monkeypatch.setitem(detectors.METHODS, "trtdet", {"plain": ("--correct", "none", "--backend", "onnxruntime")})
+    command = ["detectors.py", "--models", models, "--data", tmp_path, "--work", tmp_path / "work"]
+    monkeypatch.setattr(sys, "argv", [*map(str, command), "--quantizers", "trtdet", "-o", str(tmp_path / "out")])
+    detectors.main()
+    (row,) = detectors.kept_rows(tmp_path / "out" / "rows.jsonl")
+    assert row.key == ("small", "trtdet", "plain")
+    assert row.difference is None, "its images have no annotations"
+    first = capsys.readouterr()
+    assert "trtdet plain" in first.err
+    detectors.main()
+    second = capsys.readouterr()
+    assert second.out == first.out
+    assert second.err == ""
