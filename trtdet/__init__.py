@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from trtdet.data import CocoDataset
     from trtdet.deploy import PackageOptions, TritonOptions, package
     from trtdet.errors import TrtdetError, TrtdetWarning
-    from trtdet.evaluation.agreement import agree
+    from trtdet.evaluation.agreement import AgreementOptions, agree
     from trtdet.evaluation.comparison import compare
     from trtdet.evaluation.resampling import Bootstrap
     from trtdet.evaluation.scoring import evaluate
+    from trtdet.evaluation.shifted_scores import score_shift
     from trtdet.exporter import ExportOptions, export
     from trtdet.performance import BenchOptions, ProfileOptions, bench, profile
     from trtdet.pipeline import (
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 # No module may be called like one of these names: importing it would put the module in the function's place.
 _HOMES = {
+    "AgreementOptions": "evaluation.agreement",
     "BenchOptions": "performance",
     "Bootstrap": "evaluation.resampling",
     "BuildOptions": "pipeline",
@@ -70,11 +72,13 @@ _HOMES = {
     "package": "deploy",
     "profile": "performance",
     "record": "runtime.recordings",
+    "score_shift": "evaluation.shifted_scores",
     "sensitivity": "pipeline",
     "sweep": "pipeline.variants",
 }
 
 __all__ = [
+    "AgreementOptions",
     "BenchOptions",
     "Bootstrap",
     "BuildOptions",
@@ -105,6 +109,7 @@ __all__ = [
     "package",
     "profile",
     "record",
+    "score_shift",
     "sensitivity",
     "sweep",
 ]

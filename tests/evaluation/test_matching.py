@@ -18,7 +18,7 @@ from trtdet.evaluation.matching import IOU_THRESHOLDS, ClassMatcher, ImageTruth,
 
 def truth_of(boxes: np.ndarray, crowd: Any = False, areas: np.ndarray | None = None) -> ImageTruth:
     flags = np.broadcast_to(np.asarray(crowd, bool), len(boxes)).copy()
-    return ImageTruth(boxes, boxes[:, 2] * boxes[:, 3] if areas is None else areas, flags)
+    return ImageTruth(boxes, boxes[:, 2] * boxes[:, 3] if areas is None else areas, flags, np.arange(len(boxes)))
 
 
 def evaluated(boxes: np.ndarray, scores: np.ndarray, truth: ImageTruth | None) -> COCOeval:
@@ -80,7 +80,7 @@ def test_every_match_is_pycocotools(found: list[Any], wanted: list[Any], data: s
     crowd = data.draw(st.lists(st.booleans(), min_size=len(truths), max_size=len(truths)))
     # An area over COCO's largest makes a box that counts for nothing, but is no crowd.
     areas = data.draw(st.lists(st.sampled_from([25.0, 2e10]), min_size=len(truths), max_size=len(truths)))
-    truth = ImageTruth(truths, np.array(areas, np.float64), np.array(crowd, bool)) if len(truths) else None
+    truth = truth_of(truths, crowd, np.array(areas, np.float64)) if len(truths) else None
     check(boxes, scores.astype(np.float64), truth)
 
 
@@ -104,7 +104,8 @@ def test_boxes_outside_of_cocos_areas_are_neither_right_nor_wrong() -> None:
 def test_a_crowd_takes_any_number_and_a_box_that_counts_comes_first() -> None:
     boxes = np.array([[0, 0, 10, 10.0]] * 3)
     truth = truth_of(np.array([[0, 0, 10, 10.0], [0, 0, 8, 10.0]]), [True, False])
-    hits, ignored = match(boxes, truth)
+    hits, ignored, found = match(boxes, truth)
+    assert found.tolist() == [1, -1, -1], "a crowd is no object"
     # IoU 1 with the crowd, 0.8 with the other, which the first detection takes where that is enough.
     assert hits[:, 0].tolist() == [True] * 7 + [False] * 3
     assert ignored[:, 0].tolist() == [False] * 7 + [True] * 3

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import shutil
 
+import cv2
 import numpy as np
 import onnx
 import pytest
@@ -305,7 +307,68 @@ def test_eval_against_a_model_and_against_its_bundle_say_the_same(bundles, run, 
     said = run("eval", int8, "--against", fp32, *data).out.splitlines()
     assert said[-1].startswith(f"against {fp32}/fp32.onnx (mAP {100 * against['map']:.2f}): mAP ")
     assert "paired bootstrap over 16 images, 200 resamples): " + against["verdict"] in said[-1]
-    assert said[-2].startswith("16 images")
+    assert said[-2].startswith(f"agreement: AP {100 * against['agreement']['map']:.2f} (90 % interval ")
+    (at,) = [number for number, line in enumerate(said) if line.startswith("16 images")]
+    assert said[at + 2].startswith("thresholds with the reference's precision (against the annotations, IoU 0.50)")
+
+
+def test_eval_against_a_reference_needs_no_annotations(bundles, run, drawn, trained, tmp_path):
+    int8, fp32 = bundles
+    data = ["--images", drawn.images, "--resamples", 200]
+    annotated = run("eval", int8, "--against", fp32, *data, "--annotations", drawn.annotations, "--json").json
+    done = run("eval", int8, "--against", trained, *data, "--json")
+    assert done.code == 0, done.err
+    result, against = done.json, done.json["against"]
+    assert (result["map"], result["images"], result["detections"]) == (None, 16, annotated["detections"])
+    # The images are the same and so are the draws.
+    for key in ("map", "low", "high", "boxes", "per_class"):
+        assert against["agreement"][key] == pytest.approx(annotated["against"]["agreement"][key], abs=1e-9)
+    assert 0.5 < against["agreement"]["low"] < against["agreement"]["map"] < against["agreement"]["high"] <= 1
+    assert "difference" not in against
+    shifts = [found["against"]["score_shift"] for found in (result, annotated)]
+    assert [shift["basis"] for shift in shifts] == ["detections", "precision"]
+    assert shifts[0]["overall"][0]["threshold"] == pytest.approx(0.25, abs=0.1)
+    assert shifts[0]["score_ratio"] == pytest.approx(shifts[1]["score_ratio"])
+    said = run("eval", int8, "--against", fp32, *data, "--agreement-threshold", 0.4).out.splitlines()
+    assert said[0].startswith("16 images")
+    assert said[-1].startswith(f"against {fp32}/fp32.onnx: agreement: AP ")
+    assert said[-1].endswith("detections with a score of at least 0.4")
+    assert said[2].startswith("thresholds with the reference's number of detections (precision needs annotations)")
+
+
+def test_eval_without_annotations_leaves_out_what_cannot_be_read(run, model, drawn, tmp_path):
+    folder = tmp_path / "images"
+    shutil.copytree(drawn.images, folder)
+    (folder / "broken.png").write_bytes(b"no picture")
+    command = ["eval", model, "--config", "shapes", "--against", model, "--images", folder, "--json"]
+    done = run(*command)
+    assert done.code == 0, done.err
+    assert (done.json["images"], done.json["against"]["agreement"]["map"]) == (16, pytest.approx(1))
+    (warning,) = [line for line in done.err.splitlines() if line.startswith("warning: ")]
+    assert "broken.png" in warning
+
+
+def test_eval_says_why_nothing_can_be_compared(run, model, trained, drawn, tmp_path):
+    shapes = ["--config", "shapes", "--images", drawn.images]
+    alone = run("eval", trained, *shapes)
+    assert (alone.code, "needs --annotations to score with, or --against" in alone.err) == (1, True)
+    blank = tmp_path / "blank"
+    blank.mkdir()
+    cv2.imwrite(str(blank / "a.png"), np.full((64, 64, 3), 114, np.uint8))
+    nothing = run("eval", trained, "--config", "shapes", "--images", blank, "--against", trained)
+    assert nothing.code == 1
+    assert (
+        "cannot be compared without --annotations: the reference finds nothing with a score of at least" in nothing.err
+    )
+    (tmp_path / "empty").mkdir()
+    empty = run("eval", trained, "--config", "shapes", "--images", tmp_path / "empty", "--against", trained)
+    assert (empty.code, "has no images" in empty.err) == (1, True)
+    # With annotations mAP stands, and the reason beside it.
+    data = [*shapes, "--annotations", drawn.annotations, "--against", trained, "--agreement-threshold", 0.999]
+    scored = run("eval", trained, *data, "--json").json["against"]
+    assert scored["difference"] == 0
+    assert scored["agreement"]["map"] is None
+    assert "nothing with a score of at least 0.999" in scored["agreement"]["problem"]
 
 
 def test_eval_of_a_model_against_itself_shows_no_loss(run, model, validation):

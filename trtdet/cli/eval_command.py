@@ -1,32 +1,53 @@
-"""``trtdet eval``: COCO mAP."""
+"""``trtdet eval``: COCO mAP, and how two detectors differ."""
 
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtdet.cli.command import Command
 from trtdet.cli.options import add_nms, add_runtime, add_target, config_if_given, nms_changes
-from trtdet.errors import ConfigError
+from trtdet.errors import ConfigError, DataError
 from trtdet.progress import Console
 
 if TYPE_CHECKING:
+    from trtdet.data import CocoDataset, ImageCache
+    from trtdet.evaluation.agreement import AgreementOptions
     from trtdet.evaluation.scoring import Evaluation
     from trtdet.runtime.detector import Detector
 
 
 def _options(parser: ArgumentParser) -> None:
     add_target(parser)
-    parser.add_argument("--images", type=Path, required=True, metavar="DIR", help="the folder of the annotated images")
     parser.add_argument(
-        "--annotations", type=Path, required=True, metavar="JSON", help="the COCO instances file of --images"
+        "--images",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="the folder of the annotated images; without --annotations, a folder or a .txt list of file names",
+    )
+    parser.add_argument(
+        "--annotations",
+        type=Path,
+        metavar="JSON",
+        help="the COCO instances file of --images; may be left out with --against",
     )
     parser.add_argument(
         "--against",
         type=Path,
         metavar="BUNDLE|MODEL",
         help="a reference to compare with; a MODEL is read with the configuration of the target",
+    )
+    parser.add_argument(
+        "--agreement-threshold",
+        type=float,
+        default=0.25,
+        metavar="S",
+        help="with --against, the reference's detections with at least this score are what is to be found "
+        "(default: %(default)s)",
     )
     parser.add_argument(
         "--resamples",
@@ -40,42 +61,81 @@ def _options(parser: ArgumentParser) -> None:
 
 
 def _run(options: Namespace, console: Console) -> dict[str, Any]:
-    from trtdet.data import CocoDataset, ImageCache
-    from trtdet.evaluation.comparison import compare, open_pair
+    from trtdet.evaluation.agreement import AgreementOptions
+    from trtdet.evaluation.comparison import open_pair
     from trtdet.evaluation.resampling import Bootstrap
-    from trtdet.evaluation.scoring import evaluate
     from trtdet.runtime.detector import Detector
 
-    cache = ImageCache(None if options.against else 0)
-
-    def scored(stage: str, detector: Detector) -> Evaluation:
-        dataset = CocoDataset.load(options.annotations, options.images, detector.classes)
-        return evaluate(detector, dataset, lambda count, total: console.progress(stage, count, total), cache)
-
+    if options.annotations is None and options.against is None:
+        raise ConfigError("eval needs --annotations to score with, or --against a reference, which needs none")
     config = config_if_given(options)
     if config is None and any(value is not None for value in nms_changes(options).values()):
         raise ConfigError("a bundle's NMS thresholds were chosen when it was built; build it again with others")
-    bootstrap, reference = Bootstrap(options.resamples), None
-    if options.against:
-        detector, reference = open_pair(options.target, options.against, config, options.nms, options.runtime)
-    else:
+    agreement = AgreementOptions(options.agreement_threshold, Bootstrap(options.resamples))
+    if options.against is None:
         detector = Detector.open(options.target, config, options.nms, options.runtime)
-    done = scored("evaluating", detector)
-    console.say(done.result)
+        return _scored(detector, _dataset(options, detector), console).as_dict()
+    pair = open_pair(options.target, options.against, config, options.nms, options.runtime)
+    return _compared(pair, options, agreement, console)
+
+
+def _dataset(options: Namespace, detector: Detector) -> CocoDataset:
+    from trtdet.data import CocoDataset
+
+    if options.annotations is None:
+        return CocoDataset.unannotated(options.images, detector.classes)
+    return CocoDataset.load(options.annotations, options.images, detector.classes)
+
+
+def _scored(detector: Detector, dataset: CocoDataset, console: Console, cache: ImageCache | None = None) -> Evaluation:
+    """Runs the detector that is asked for, and prints what it scores and how it ran."""
+    from trtdet.evaluation.scoring import evaluate
+
+    done = evaluate(detector, dataset, _progress(console, "evaluating"), cache)
+    if dataset.annotated:
+        console.say(done.result)
     console.say(
         f"{done.result.images} images, {done.result.detections} detections, {done.ms_per_image:.1f} ms an image; "
         f"{done.file} on {done.run_info}, NMS {done.nms}"
     )
-    if reference is None:
-        return done.as_dict()
-    comparison = compare(
-        done,
-        scored("evaluating the reference", reference),
-        bootstrap,
-        lambda count, total: console.progress("resampling", count, total),
-    )
-    console.say(comparison)
-    return {**done.as_dict(), "against": comparison.as_dict()}
+    return done
 
 
-COMMAND = Command("eval", "COCO mAP of a bundle or a model, and its difference to another", _options, _run)
+def _progress(console: Console, stage: str) -> Callable[[int, int], None]:
+    return lambda count, total: console.progress(stage, count, total)
+
+
+def _compared(
+    pair: tuple[Detector, Detector], options: Namespace, agreement: AgreementOptions, console: Console
+) -> dict[str, Any]:
+    """Runs two detectors on the same images and prints how they differ, in mAP where there are annotations."""
+    from trtdet.data import ImageCache
+    from trtdet.evaluation.agreement import agree
+    from trtdet.evaluation.comparison import compare
+    from trtdet.evaluation.scoring import evaluate
+    from trtdet.evaluation.shifted_scores import score_shift
+
+    cache = ImageCache()
+    done = _scored(pair[0], _dataset(options, pair[0]), console, cache)
+    dataset = _dataset(options, pair[1])
+    # What could not be read was told already.
+    read = tuple(image for image in dataset.images if image.id in done.metric.detections)
+    stage = _progress(console, "evaluating the reference")
+    reference = evaluate(pair[1], replace(dataset, images=read), stage, cache)
+    agreed = agree(done, reference, agreement, _progress(console, "resampling the agreement"))
+    if agreed.ap is None and not options.annotations:
+        raise DataError(f"'{options.target}' cannot be compared without --annotations: {agreed.problem}")
+    shift = score_shift(done, reference, agreement.bootstrap, _progress(console, "comparing scores"))
+    against = {"file": reference.file, "ran_on": str(reference.run_info), "nms": reference.nms}
+    console.say(f"\n{shift}\n")
+    # The last line says what there is to say of the difference.
+    if options.annotations:
+        comparison = compare(done, reference, agreement.bootstrap, _progress(console, "resampling"))
+        against = comparison.as_dict()
+        console.say(f"{agreed}\n{comparison}")
+    else:
+        console.say(f"against {reference.file}: {agreed}")
+    return {**done.as_dict(), "against": {**against, "agreement": agreed.as_dict(), "score_shift": shift.as_dict()}}
+
+
+COMMAND = Command("eval", "COCO mAP of a bundle or a model, and how it differs from another", _options, _run)

@@ -156,7 +156,7 @@ def agreement_of(
         ConfigError: the classes differ.
         DataError: the images differ, or the installed evaluator matches otherwise than pycocotools.
     """
-    metric = against_detections(found, reference, options.threshold)
+    metric, _ = against_detections(found, reference, options.threshold)
     images, boxes = len(metric.image_ids), len(metric.dataset.truth)
     if not boxes:
         return _nothing(
@@ -177,13 +177,18 @@ def agreement_of(
     return Agreement(result.map, result.map50, result.map75, low, high, per_class, images, boxes, options)
 
 
-def against_detections(found: CocoMetric, reference: CocoMetric, threshold: float) -> CocoMetric:
+def against_detections(
+    found: CocoMetric, reference: CocoMetric, threshold: float
+) -> tuple[CocoMetric, NDArray[np.float64]]:
     """The detections of ``found``, to be scored with those of ``reference`` as the boxes to find.
 
     Args:
         found: the detections to be judged.
         reference: the detections that are taken for the truth, of the same images and classes.
         threshold: their lowest score.
+
+    Returns:
+        The metric, and (M,) the scores of its M boxes to find, 0..1, in the order of its ground truth.
 
     Raises:
         ConfigError: the classes differ.
@@ -209,7 +214,7 @@ def against_detections(found: CocoMetric, reference: CocoMetric, threshold: floa
     metric = CocoMetric(replace(dataset, truth=truth), found.engine)
     for image_id, detections in found.detections.items():
         metric.update(image_id, *_certain(detections, 0.0))
-    return metric
+    return metric, np.concatenate([scores for _, scores, _ in sure.values()])
 
 
 def _certain(found: Found, threshold: float) -> Found:

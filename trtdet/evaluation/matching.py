@@ -34,6 +34,10 @@ class ClassMatches:
     images: NDArray[np.int64]
     """(N,), the position of each detection's image among the I images in order of id. The detections are in falling
     order of score, equal scores in the order of the images."""
+    scores: Floats
+    """(N,)."""
+    boxes: NDArray[np.int64]
+    """(N,), the row in the ground truth of the box that each found at the lowest threshold; -1 for none."""
     hits: Flags
     """(T, N), matched to a box."""
     ignored: Flags
@@ -52,6 +56,8 @@ class ImageTruth:
     """(G,), as annotated, in square pixels."""
     crowd: Flags
     """(G,), a group of objects: any number of detections on it are neither right nor wrong."""
+    rows: NDArray[np.int64]
+    """(G,), where each box stands in the ground truth of all images."""
 
 
 @dataclass
@@ -65,6 +71,7 @@ class ClassMatcher:
     count: int
     _images: list[NDArray[np.int64]] = field(default_factory=list)
     _scores: list[Floats] = field(default_factory=list)
+    _boxes: list[NDArray[np.int64]] = field(default_factory=list)
     _hits: list[Flags] = field(default_factory=list)
     _ignored: list[Flags] = field(default_factory=list)
 
@@ -81,11 +88,14 @@ class ClassMatcher:
             truth: the boxes to find; None where there are none.
         """
         best = np.argsort(-scores, kind="stable")[:_BEST]
-        hits, ignored = match(boxes[best], truth)
+        hits, ignored, found = match(boxes[best], truth)
+        if truth is not None and len(truth.rows):
+            found = np.where(found < 0, -1, truth.rows[found])
         if truth is not None:
             self._truths[image] = np.count_nonzero(~_ignored(truth))
         self._images.append(np.full(len(best), image))
         self._scores.append(scores[best])
+        self._boxes.append(found)
         self._hits.append(hits)
         self._ignored.append(ignored)
 
@@ -93,13 +103,16 @@ class ClassMatcher:
         """All that were given, ordered as the evaluators order them: images by id, then a stable sort by score."""
         if not self._images:
             none = np.zeros((len(IOU_THRESHOLDS), 0), bool)
-            return ClassMatches(np.zeros(0, np.int64), none, none, self._truths)
-        order = np.argsort(-np.concatenate(self._scores), kind="stable")
+            nowhere: NDArray[np.int64] = np.zeros(0, np.int64)
+            return ClassMatches(nowhere, np.zeros(0), nowhere, none, none, self._truths)
+        scores = np.concatenate(self._scores)
+        order = np.argsort(-scores, kind="stable")
+        images, boxes = (np.concatenate(values)[order] for values in (self._images, self._boxes))
         hits, ignored = (np.concatenate(flags, axis=1)[:, order] for flags in (self._hits, self._ignored))
-        return ClassMatches(np.concatenate(self._images)[order], hits, ignored, self._truths)
+        return ClassMatches(images, scores[order], boxes, hits, ignored, self._truths)
 
 
-def match(boxes: Floats, truth: ImageTruth | None) -> tuple[Flags, Flags]:
+def match(boxes: Floats, truth: ImageTruth | None) -> tuple[Flags, Flags, NDArray[np.int64]]:
     """Matches detections of one class in one image, the best first, as pycocotools' ``evaluateImg`` does.
 
     Each detection takes the box of greatest IoU that is still free, among equals the last; a box that counts is
@@ -110,18 +123,21 @@ def match(boxes: Floats, truth: ImageTruth | None) -> tuple[Flags, Flags]:
         truth: the boxes to find; None where there are none.
 
     Returns:
-        (T, D), matched to a box that counts; (T, D), neither right nor wrong.
+        (T, D), matched to a box that counts; (T, D), neither right nor wrong; (D,), the position of the box that counts
+        and is matched at the lowest threshold, -1 for none.
     """
+    found: NDArray[np.int64] = np.full(len(boxes), -1)
     hits: Flags = np.zeros((len(IOU_THRESHOLDS), len(boxes)), bool)
     ignored: Flags = np.zeros_like(hits)
     if truth is not None and len(truth.boxes):
-        _match(boxes, truth, hits, ignored)
+        _match(boxes, truth, (hits, ignored), found)
     areas = boxes[:, 2] * boxes[:, 3]
     ignored |= ~hits & ((areas < 0) | (areas > _LARGEST_AREA))
-    return hits, ignored
+    return hits, ignored, found
 
 
-def _match(boxes: Floats, truth: ImageTruth, hits: Flags, ignored: Flags) -> None:
+def _match(boxes: Floats, truth: ImageTruth, flags: tuple[Flags, Flags], found: NDArray[np.int64]) -> None:
+    hits, ignored = flags
     skipped = _ignored(truth)
     order = np.argsort(skipped, kind="stable")  # decides among equals
     skipped, crowd = skipped[order], truth.crowd[order]
@@ -139,6 +155,7 @@ def _match(boxes: Floats, truth: ImageTruth, hits: Flags, ignored: Flags) -> Non
         taken[rows[matched], last[matched]] = True
         hits[:, detection] = matched & ~skipped[last]
         ignored[:, detection] = matched & skipped[last]
+        found[detection] = order[last[0]] if hits[0, detection] else -1
 
 
 def _ignored(truth: ImageTruth) -> Flags:

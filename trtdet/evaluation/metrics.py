@@ -208,6 +208,16 @@ class CocoMetric:
         Raises:
             DataError: no image was given.
         """
+        matches = tuple(self.class_matches().values())
+        order = np.argsort(self.dataset.category_ids, kind="stable")
+        return tuple(matches[index] for index in order if matches[index].truths.any())
+
+    def class_matches(self) -> dict[str, ClassMatches]:
+        """What each detection was matched to, of every class by name, those with no box to find too.
+
+        Raises:
+            DataError: no image was given.
+        """
         image_ids, truth = self._scored(), self.dataset.truth
         matchers = [ClassMatcher(len(image_ids)) for _ in self.dataset.classes]
         rows_of = _rows_by_value(truth.image_ids)
@@ -222,11 +232,9 @@ class CocoMetric:
                     position,
                     _xywh(boxes[part]),
                     scores[part],
-                    None if here is None else ImageTruth(truth.boxes[here], truth.areas[here], truth.crowd[here]),
+                    None if here is None else ImageTruth(truth.boxes[here], truth.areas[here], truth.crowd[here], here),
                 )
-        order = np.argsort(self.dataset.category_ids, kind="stable")
-        matches = (matchers[index].matches() for index in order)
-        return tuple(of_class for of_class in matches if of_class.truths.any())
+        return {name: matcher.matches() for name, matcher in zip(self.dataset.classes, matchers, strict=True)}
 
     @property
     def detections(self) -> Mapping[int, Found]:

@@ -1,0 +1,351 @@
+"""How far a detector's scores are shifted against those of another: the thresholds that serve as the other's did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtdet.errors import DataError
+from trtdet.evaluation.agreement import against_detections
+from trtdet.evaluation.comparison import check_classes
+from trtdet.evaluation.matching import ClassMatches
+from trtdet.evaluation.resampling import Bootstrap, draws
+from trtdet.evaluation.scoring import Evaluation
+from trtdet.tables import Column, Table
+
+THRESHOLDS = (0.25, 0.5)
+"""The reference's thresholds: what demos draw, and what services take."""
+
+LOWEST = 0.05
+"""Scores below it are not looked at: nobody sets a threshold there."""
+
+FEWEST = 20
+"""With fewer detections a precision has a standard error of up to 0.11, and a threshold says nothing."""
+
+_HELD = 2_000_000
+"""How many detections, over several resamples, are held at a time: 16 MB an array."""
+
+Basis = Literal["precision", "detections"]
+"""What the two thresholds have in common: precision against annotations, or, without any, how much is detected."""
+
+Weights = NDArray[np.int32]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class EqualThreshold:
+    """A threshold of the reference, and the detector's own that serves as well.
+
+    Attributes:
+        reference: the threshold of the reference; detections with at least this score are taken.
+        detections: how many the reference has there.
+        precision: of these, the part that is right, 0..1; None without annotations.
+        threshold: of the detector; None where there is none.
+        low, high: the interval of ``threshold``.
+        problem: why there is none; empty where there is.
+    """
+
+    reference: float
+    detections: int
+    precision: float | None
+    threshold: float | None = None
+    low: float | None = None
+    high: float | None = None
+    problem: str = ""
+
+    def __str__(self) -> str:
+        if self.threshold is None or self.low is None or self.high is None:
+            return self.problem
+        return f"{self.threshold:.3f} ({self.low:.3f} .. {self.high:.3f})"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; None where there is no threshold, and ``problem`` says why."""
+        return {
+            "reference": self.reference,
+            "threshold": self.threshold,
+            "low": self.low,
+            "high": self.high,
+            "precision": self.precision,
+            "detections": self.detections,
+            "problem": self.problem or None,
+        }
+
+
+@dataclass(frozen=True)
+class ScoreRatio:
+    """The scores of objects that both find, as parts of the reference's.
+
+    Attributes:
+        median: of the ratios; None where no object is found by both.
+        low, high: the interval of the median.
+        pairs: how many objects, of those that the reference gives a score of at least 0.25.
+    """
+
+    median: float | None
+    low: float | None
+    high: float | None
+    pairs: int
+
+    def __str__(self) -> str:
+        if self.median is None or self.low is None or self.high is None:
+            return "no object is found by both"
+        return (
+            f"{self.pairs} objects are found by both: the median score is {self.median:.3f} of the reference's "
+            f"({self.low:.3f} .. {self.high:.3f})"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {"median": self.median, "low": self.low, "high": self.high, "pairs": self.pairs}
+
+
+@dataclass(frozen=True)
+class ScoreShift:
+    """What :func:`score_shift` found.
+
+    Attributes:
+        basis: what the thresholds have in common.
+        overall: for one threshold for all classes, at each of :data:`THRESHOLDS`.
+        per_class: likewise, for a threshold of each class.
+        ratio: the scores of objects that both find.
+        bootstrap: how the images were drawn for the intervals.
+    """
+
+    basis: Basis
+    overall: tuple[EqualThreshold, ...]
+    per_class: Mapping[str, tuple[EqualThreshold, ...]]
+    ratio: ScoreRatio
+    bootstrap: Bootstrap = field(default_factory=Bootstrap)
+
+    def __str__(self) -> str:
+        """A table of the classes that have a threshold, and a line on the rest."""
+        equal = "precision (against the annotations, IoU 0.50)"
+        if self.basis == "detections":
+            equal = "number of detections (precision needs annotations)"
+        shown = {"all": self.overall} | {
+            name: found for name, found in self.per_class.items() if any(entry.threshold is not None for entry in found)
+        }
+        silent = len(self.per_class) + 1 - len(shown)
+        notes = [str(self.ratio)]
+        if silent:
+            few = f"{silent} of {len(self.per_class)} classes"
+            notes.append(f"{few} have too few detections for a threshold of their own")
+        return str(
+            Table(
+                ["class", *(Column(f"for {threshold:g}") for threshold in THRESHOLDS)],
+                [[name, *(str(entry) for entry in found)] for name, found in shown.items()],
+                f"thresholds with the reference's {equal}",
+                notes,
+            )
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "basis": self.basis,
+            "overall": [entry.as_dict() for entry in self.overall],
+            "per_class": {name: [entry.as_dict() for entry in found] for name, found in self.per_class.items()},
+            "score_ratio": self.ratio.as_dict(),
+            "confidence": self.bootstrap.confidence,
+            "resamples": self.bootstrap.resamples,
+            "seed": self.bootstrap.seed,
+        }
+
+
+def score_shift(
+    evaluation: Evaluation,
+    reference: Evaluation,
+    bootstrap: Bootstrap = Bootstrap(),
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> ScoreShift:
+    """At which thresholds a detector serves as the reference does at 0.25 and at 0.5.
+
+    With annotations the thresholds have equal precision: of the detections with at least that score, the same part is
+    right. Precision at a threshold is interpolated as in PASCAL VOC and COCO (Everingham et al. 2010, section 4.2), the
+    highest at it or at a lower one, so that it rises with the threshold. Without annotations both thresholds give as
+    many detections (the equipercentile method of Kolen and Brennan 2014, Test Equating, chapter 2): where precision
+    falls with the number of detections as the reference's does, the two are the same threshold. Where several serve
+    equally, the nearest to the reference's is taken, so that a detector has its own thresholds. The intervals are those
+    of images drawn anew, as in :func:`trtdet.compare`.
+
+    Args:
+        evaluation: the detector's detections.
+        reference: the reference's, of the same images and annotations.
+        bootstrap: how the images are drawn.
+        progress: called with classes done and in all.
+
+    Raises:
+        ConfigError: the classes differ.
+        DataError: the images differ.
+    """
+    first, second = evaluation.metric, reference.metric
+    check_classes((evaluation.file, first.dataset.classes), (reference.file, second.dataset.classes))
+    if first.image_ids != second.image_ids:
+        raise DataError(
+            f"'{evaluation.file}' ran on {len(first.image_ids)} images and '{reference.file}' on others "
+            f"({len(second.image_ids)}); a shift of scores needs the same images for both"
+        )
+    basis: Basis = "precision" if first.dataset.annotated else "detections"
+    floors = (evaluation.thresholds.score_threshold, reference.thresholds.score_threshold)
+    weights = np.concatenate(list(draws(len(first.image_ids), bootstrap)))
+    search = _Search(basis, floors, bootstrap, weights)
+    ours, theirs = first.class_matches(), second.class_matches()
+    overall = search.thresholds(*(_Scores.of(matches.values()) for matches in (ours, theirs)))
+    per_class = {}
+    for number, name in enumerate(ours, 1):
+        per_class[name] = search.thresholds(_Scores.of([ours[name]]), _Scores.of([theirs[name]]))
+        progress(number, len(ours))
+    return ScoreShift(basis, overall, per_class, _ratio(evaluation, reference, bootstrap, weights), bootstrap)
+
+
+@dataclass(frozen=True, eq=False)
+class _Scores:
+    """N detections of one or more classes in falling order of score."""
+
+    images: NDArray[np.int64]
+    scores: Floats
+    right: NDArray[np.bool_]
+    """Matched at IoU 0.50."""
+    counted: NDArray[np.bool_]
+    """Right or wrong; the others are on a crowd."""
+
+    @staticmethod
+    def of(matches: Iterable[ClassMatches]) -> _Scores:
+        every = list(matches)
+        scores = np.concatenate([of_class.scores for of_class in every])
+        order = np.argsort(-scores, kind="stable")
+        order = order[: np.count_nonzero(scores >= LOWEST)]
+        images = np.concatenate([of_class.images for of_class in every])[order]
+        right = np.concatenate([of_class.hits[0] for of_class in every])[order]
+        ignored = np.concatenate([of_class.ignored[0] for of_class in every])[order]
+        return _Scores(images, scores[order], right, ~ignored)
+
+    @property
+    def distinct(self) -> tuple[Floats, NDArray[np.int64]]:
+        """(K,) scores, falling, and the position of the last detection with each."""
+        ends = np.flatnonzero(np.append(self.scores[1:] != self.scores[:-1], True)[: len(self.scores)])
+        return self.scores[ends], ends
+
+    def levels(self, basis: Basis, weights: Weights) -> Floats:
+        """What a threshold at each distinct score gives on (B, I) weights: (B, K), nowhere rising from a score to a
+        lower one: interpolated precision, or minus the number of detections."""
+        ends = self.distinct[1]
+        drawn = weights[:, self.images]
+        if basis == "detections":
+            return -np.cumsum(drawn, axis=1, dtype=np.float64)[:, ends]
+        right, counted = (
+            np.cumsum(drawn * kind, axis=1, dtype=np.float64)[:, ends] for kind in (self.right, self.counted)
+        )
+        precision: Floats = np.zeros(right.shape)
+        np.divide(right, counted, out=precision, where=counted > 0)
+        return np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
+
+
+@dataclass(frozen=True, eq=False)
+class _Search:
+    """Finds equal thresholds.
+
+    Attributes:
+        basis: what they have in common.
+        floors: the scores that the suppressions of both leave out, up to and with them.
+        weights: (B, I), the resamples.
+    """
+
+    basis: Basis
+    floors: tuple[float, float]
+    bootstrap: Bootstrap
+    weights: Weights
+
+    def thresholds(self, ours: _Scores, theirs: _Scores) -> tuple[EqualThreshold, ...]:
+        """At each of :data:`THRESHOLDS` of the reference."""
+        counts = [int(np.count_nonzero(theirs.scores >= threshold)) for threshold in THRESHOLDS]
+        if max(counts) < FEWEST:
+            return tuple(map(self._few, THRESHOLDS, counts))
+        once = np.ones((1, self.weights.shape[1]), np.int32)
+        whole, levels = self._equal_at(ours, theirs, once)
+        rows = max(1, _HELD // max(1, len(ours.scores), len(theirs.scores)))
+        parts = [self.weights[start : start + rows] for start in range(0, len(self.weights), rows)]
+        drawn = np.concatenate([self._equal_at(ours, theirs, part)[0] for part in parts], axis=1)
+        found = []
+        for threshold, count, (value,), values, (level,) in zip(THRESHOLDS, counts, whole, drawn, levels, strict=True):
+            precision = float(level) if self.basis == "precision" else None
+            equal = EqualThreshold(threshold, count, precision)
+            found.append(self._few(threshold, count) if count < FEWEST else self._told(equal, float(value), values))
+        return tuple(found)
+
+    def _equal_at(self, ours: _Scores, theirs: _Scores, weights: Weights) -> tuple[Floats, Floats]:
+        """(R, B) thresholds for each of R of the reference, and (R, B) its levels there."""
+        own, others = (scores.levels(self.basis, weights) for scores in (ours, theirs))
+        scores = ours.distinct[0]
+        ends = [int(np.count_nonzero(theirs.distinct[0] >= threshold)) - 1 for threshold in THRESHOLDS]
+        wanted = [others[:, end] if end >= 0 else np.zeros(len(weights)) for end in ends]
+        found = [_equal(scores, own, level, near) for level, near in zip(wanted, THRESHOLDS, strict=True)]
+        return np.stack(found), np.stack(wanted)
+
+    def _few(self, threshold: float, count: int) -> EqualThreshold:
+        return EqualThreshold(threshold, count, None, problem=f"{count} detections, under {FEWEST}")
+
+    def _told(self, found: EqualThreshold, value: float, values: Floats) -> EqualThreshold:
+        """With the threshold, or with the reason why there is none."""
+        problem, lowest = "", max(LOWEST, self.floors[0])
+        if self.floors[1] > found.reference:
+            problem = f"the reference suppresses scores up to {self.floors[1]:g}"
+        elif found.precision == 0:
+            problem = f"none of {found.detections} detections is right"
+        elif value == np.inf:
+            problem = "at no threshold"
+        elif value == -np.inf:
+            problem = f"below {lowest:g}"
+        if problem:
+            return EqualThreshold(found.reference, found.detections, found.precision, problem=problem)
+        low, high = self.bootstrap.interval(np.clip(values, lowest, 1.0))
+        return EqualThreshold(found.reference, found.detections, found.precision, value, low, high)
+
+
+def _equal(scores: Floats, levels: Floats, wanted: Floats, near: float) -> Floats:
+    """The thresholds whose level is the one wanted, for each resample the nearest to ``near``.
+
+    Args:
+        scores: (K,), distinct, falling.
+        levels: (B, K), see :meth:`_Scores.levels`.
+        wanted: (B,).
+        near: a threshold.
+
+    Returns:
+        (B,); infinite where the level is above all of ``levels``, minus infinite where it is below all.
+    """
+    if not len(scores):
+        return np.full(len(wanted), -np.inf)
+    # Between a score and the next lower one, every threshold takes the same detections.
+    reached = np.count_nonzero(levels >= wanted[:, None], axis=1)
+    above = np.count_nonzero(levels > wanted[:, None], axis=1)
+    highest = scores[np.minimum(above, np.maximum(reached - 1, 0))]
+    lowest = np.append(scores, 0.0)[reached]
+    found: Floats = np.clip(near, lowest, highest)
+    found[reached == 0] = np.inf
+    found[above == len(scores)] = -np.inf
+    return found
+
+
+def _ratio(evaluation: Evaluation, reference: Evaluation, bootstrap: Bootstrap, weights: Weights) -> ScoreRatio:
+    metric, scores = against_detections(evaluation.metric, reference.metric, THRESHOLDS[0])
+    matches = [of_class for of_class in metric.class_matches().values() if of_class.truths.any()]
+    if not matches:
+        return ScoreRatio(None, None, None, 0)
+    images, own, boxes = (
+        np.concatenate([getattr(of_class, part) for of_class in matches]) for part in ("images", "scores", "boxes")
+    )
+    ratios = own[boxes >= 0] / scores[boxes[boxes >= 0]]
+    if not len(ratios):
+        return ScoreRatio(None, None, None, 0)
+    order = np.argsort(ratios, kind="stable")
+    ratios, images = ratios[order], images[boxes >= 0][order]
+    until = np.cumsum(weights[:, images], axis=1)
+    drawn = until[:, -1] > 0
+    middle = np.count_nonzero(2 * until[drawn] < until[drawn, -1:], axis=1)
+    low, high = bootstrap.interval(ratios[middle])
+    return ScoreRatio(float(np.median(ratios)), low, high, len(ratios))
