@@ -15,8 +15,8 @@ from trtdet.demo import shapes
 from trtdet.errors import BackendError, ConfigError, TrtdetWarning
 from trtdet.files.journal import Rows
 from trtdet.mixed_precision.measuring import Row
-from trtdet.mixed_precision.ranking import _telling as telling_images
 from trtdet.mixed_precision.ranking import rank
+from trtdet.mixed_precision.ranking import telling as telling_images
 from trtdet.mixed_precision.resumed import row_check
 from trtdet.mixed_precision.scores import Sensitivity
 from trtdet.mixed_precision.subject import Method, subject_key

@@ -57,6 +57,11 @@ def _options(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--force", action="store_true", help="replace a bundle of another model in the place of -o")
     _add_verdict(parser)
+    parser.add_argument(
+        "--accuracy-report",
+        action="store_true",
+        help="measure which blocks cause the error of INT8, and what each correction does to it (accuracy.json)",
+    )
 
 
 def _add_precision(parser: ArgumentParser) -> None:
@@ -198,6 +203,8 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
         console.say(f"in FP16 by default, as INT8 makes them no faster: {left} (plan.json has each; --int8-all)")
     if manifest.quantization.corrections:
         console.say(f"corrected: {'; '.join(manifest.quantization.corrections)}")
+    if result.accuracy is not None:
+        console.say(result.accuracy.table())
     if result.trade_off is not None:
         console.say(result.trade_off.table())
         console.say(f"{result.trade_off.evaluations} scores; FP32 mAP {100 * result.trade_off.reference:.2f}")
@@ -268,6 +275,7 @@ def _build_options(options: Namespace) -> BuildOptions:
         gpu=options.gpu,
         force=options.force,
         int8_all=options.int8_all,
+        accuracy_report=options.accuracy_report,
     )
 
 

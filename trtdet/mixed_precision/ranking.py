@@ -78,7 +78,7 @@ def rank(
     members = _members(subject.placement.plan, macs)
     key = subject_key(subject, method)
     if method.name == "fast" and method.dataset is None:
-        subject = replace(subject, images=_telling(subject))
+        subject = replace(subject, images=telling(subject))
     work = Work(subject, method, tuple(members.items()), 1 if ray else len(os.sched_getaffinity(0)))
     found: dict[str, dict[str, Any]] = {}
     if rows is None:
@@ -135,8 +135,8 @@ def _members(plan: PrecisionPlan, macs: Mapping[str, Macs]) -> dict[str, tuple[s
     return members
 
 
-def _telling(subject: Subject) -> tuple[Path, ...]:
-    """The images in which most is detected, in their order, down to what hardly counts."""
+def telling(subject: Subject) -> tuple[Path, ...]:
+    """The subject's images in which most is detected, in their order, down to what hardly counts."""
     runner = OnnxRunner(expose(subject.model, subject.head.names))
     weights = np.zeros(len(subject.images))
     stream = ImageStream(subject.images, subject.preprocess, batch_size=runner.batch or 1, cache=subject.cache)

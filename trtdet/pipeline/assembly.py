@@ -57,12 +57,14 @@ class Assembled:
         audit: of its engine; None where no layers were listed, or the bundle was there already.
         up_to_date: it was there already.
         trade_off: what was tried for ``max_map_drop``.
+        network: what its engine was built from; None where the bundle was there already.
     """
 
     bundle: Bundle
     audit: Audit | None = None
     up_to_date: bool = False
     trade_off: TradeOff | None = None
+    network: Network | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,14 +115,15 @@ def assemble(job: Job, progress: Progress = silent, place: Path | None = None) -
     caps = known.backend.capabilities
     # Opened before the work is done: a place that cannot be written is found out now, not after it.
     with BundleWriter(place or job.output) as writer:
-        networks = _networks(known, caps, progress)
+        networks = networks_of(known, caps, progress)
         timings = job.options.timing_cache or timing_cache_of(job.output)
         engine = best_engine(networks, known.backend, target_of(job.options), timings, progress)
         network = engine.network
         warn_of(engine, caps)
         origin = Origin(job.model, known.graph, job.options, caps, known.plugins, known.key)
         bundle = written(writer, engine, origin)
-    return Assembled(bundle, engine.audit, False, network.planned.trade_off if network.planned is not None else None)
+    trade_off = network.planned.trade_off if network.planned is not None else None
+    return Assembled(bundle, engine.audit, False, trade_off, network)
 
 
 def validated(job: Job, progress: Progress = silent) -> Validated:
@@ -154,10 +157,10 @@ def timing_cache_of(bundle: Path) -> Path:
     return bundle.with_name(f"{bundle.name}.timing-cache")
 
 
-def _networks(known: Validated, caps: Capabilities, progress: Progress) -> tuple[Network, ...]:
+def networks_of(known: Validated, caps: Capabilities, progress: Progress = silent) -> tuple[Network, ...]:
     """Calibration, corrections, plan and network, as far as the options ask for them.
 
-    There are several where the backend may be fastest with any of them.
+    There are several where the backend may be fastest with any of them; they differ in the form of weight scales.
     """
     graph, options = known.graph, known.job.options
     if options.cache is not None:

@@ -12,10 +12,12 @@ from trtdet.bundle import Bundle
 from trtdet.config import Config
 from trtdet.data import ImageCache
 from trtdet.errors import ConfigError, TrtdetWarning
+from trtdet.mixed_precision.breakdown import Breakdown
 from trtdet.mixed_precision.ranking import check_rankable, rank
 from trtdet.mixed_precision.scores import Sensitivity
 from trtdet.mixed_precision.search import TradeOff
 from trtdet.mixed_precision.subject import Method
+from trtdet.pipeline.accuracy import report_accuracy
 from trtdet.pipeline.assembly import Job, assemble
 from trtdet.pipeline.options import AUTO, BuildOptions, CalibrationOptions, SensitivityOptions
 from trtdet.pipeline.stages.bundles import AUDIT
@@ -38,6 +40,7 @@ class BuildResult:
         up_to_date: it was there already.
         trade_off: what was tried for ``max_map_drop``.
         worth: what INT8 cost and gained; None where it was not compared.
+        accuracy: the accuracy report, where it was asked for and was not there already.
     """
 
     bundle: Bundle
@@ -45,6 +48,7 @@ class BuildResult:
     up_to_date: bool
     trade_off: TradeOff | None = None
     worth: Worth | None = None
+    accuracy: Breakdown | None = None
 
 
 def build(
@@ -73,9 +77,12 @@ def build(
     job = Job(model, config, output, options)
     with place_of(job) as place:
         done = assemble(job, progress, place)
+        # A bound on the speed may have put FP16 in the place of INT8, of which there is nothing to report.
+        asked = options.accuracy_report and done.bundle.manifest.shipped == "int8"
+        accuracy = report_accuracy(job, done, progress) if asked else None
         wanted = options.precision == "int8" and options.measure
         if not wanted or (done.up_to_date and answered(done.bundle, options)):
-            return BuildResult(done.bundle, done.audit, done.up_to_date, done.trade_off)
+            return BuildResult(done.bundle, done.audit, done.up_to_date, done.trade_off, accuracy=accuracy)
         worth = weigh(job, done.bundle, progress=progress)
     bundle, found = Bundle(output, verify=False), done.audit
     if bundle.manifest.shipped != options.precision:
@@ -85,7 +92,7 @@ def build(
     # A plan with nothing in INT8 has been warned of.
     if worth is not None and worth.warning and bundle.manifest.precision.int8:
         warnings.warn(worth.warning, TrtdetWarning, stacklevel=2)
-    return BuildResult(bundle, found, done.up_to_date, done.trade_off, worth)
+    return BuildResult(bundle, found, done.up_to_date, done.trade_off, worth, accuracy)
 
 
 def calibrate(

@@ -105,6 +105,8 @@ class BuildOptions:
         gpu: the GPU of the estimate, a name in :data:`trtdet.audit.gpus.GPUS`; None for the first of them that the
             engine was built for.
         force: replace a bundle of another model.
+        accuracy_report: after an INT8 build, measure which blocks cause the error at the head and what each part of the
+            corrections does to it, and keep that in the bundle as ``accuracy.json``.
         int8_all: quantise every convolution that can be, also those that INT8 makes no faster.
     """
 
@@ -129,6 +131,7 @@ class BuildOptions:
     guard: float | None = field(default=None, metadata=enters(Stage.ENGINE, "guard", int8_only=True))
     gpu: str | None = field(default=None, metadata=enters(Stage.ENGINE, "guard", int8_only=True))
     force: bool = field(default=False, metadata=stays_out("says what may be replaced"))
+    accuracy_report: bool = field(default=False, metadata=stays_out("measured on the finished bundle"))
     int8_all: bool = field(default=False, metadata=enters(Stage.CORRECTIONS, int8_only=True))
 
     @property

@@ -37,6 +37,7 @@ def check_build(options: BuildOptions, caps: Capabilities) -> None:
     check_targets(options.sms, caps)
     _check_batch(options.batch)
     _check_guard(options, caps)
+    _check_report(options)
     if options.precision != "int8":
         if options.keep != KeepOptions():
             raise ConfigError(f"--{options.precision} leaves nothing in INT8 to keep out of it; leave --keep-fp16 out")
@@ -56,6 +57,20 @@ def check_build(options: BuildOptions, caps: Capabilities) -> None:
         )
     check_calibration(options.calibration, () if options.implicit else options.correct)
     _check_keep(options.keep, options.calibration)
+
+
+def _check_report(options: BuildOptions) -> None:
+    """Refuses an accuracy report of what cannot be measured here."""
+    if not options.accuracy_report:
+        return
+    if options.precision != "int8":
+        raise ConfigError(f"--accuracy-report measures what INT8 does; leave it out with --{options.precision}")
+    if options.implicit:
+        raise ConfigError(
+            "--accuracy-report measures Q/DQ nodes, which --quantization implicit does not write; leave one of them out"
+        )
+    if options.calibration.images is None:
+        raise ConfigError("--accuracy-report is measured on calibration images: give --images")
 
 
 def check_calibration(calibration: CalibrationOptions, correct: tuple[str, ...]) -> None:

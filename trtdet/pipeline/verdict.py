@@ -152,6 +152,7 @@ def fp16_twin(options: BuildOptions, bundle: Bundle) -> BuildOptions:
         guard=None,
         gpu=None,
         int8_all=False,
+        accuracy_report=False,
     )
 
 
