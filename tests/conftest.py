@@ -12,9 +12,13 @@ from once import Once
 from standin.forked import Forks
 from standin.machine import Machine
 
+from trtdet.evaluation import plausibility
 
-def pytest_configure() -> None:
-    """Gives each of pytest-xdist's workers cores of its own: threads of one that wait for the other's are slow."""
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Lets models that have learnt nothing be what they are, and gives each of pytest-xdist's workers cores of its own:
+    threads of one that wait for the other's are slow."""
+    config.addinivalue_line("filterwarnings", "ignore::trtdet.errors.ImplausibleDetections")
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker is not None and hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
@@ -42,6 +46,26 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         "What a GPU computes, and how fast: engines were run by the stand-in of tests/standin, which runs their models "
         "on the CPU. Engines of TensorRT-RTX were built and read, not run."
     )
+
+
+_looks = plausibility._guarded
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_input_check() -> Iterator[None]:
+    """Nobody looks whether a model detects: most models of the tests do not, and looking takes longer than most tests.
+
+    Commands that are started as processes of their own do look.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plausibility, "_guarded", lambda work: plausibility.Plausibility(obstacle="a test"))
+        yield
+
+
+@pytest.fixture
+def input_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this test the input is checked as ever."""
+    monkeypatch.setattr(plausibility, "_guarded", _looks)
 
 
 @pytest.fixture(scope="session")

@@ -70,3 +70,7 @@ def one_line(text: object, limit: int = 300) -> str:
 
 class TrtdetWarning(UserWarning):
     """Something was skipped or adjusted and the result says so; never raised for a lost accuracy."""
+
+
+class ImplausibleDetections(TrtdetWarning):
+    """On its images a model does not look like a working detector, or does so more with another configuration."""

@@ -184,6 +184,9 @@ class Manifest(_Part):
     files: dict[str, str]
     command: dict[str, Any]
     silu: SiluPart | None = None
+    input_check: dict[str, Any] | None = None
+    """What the detections on some of the images looked like, see
+    :meth:`trtdet.evaluation.plausibility.Plausibility.as_dict`; None where nobody looked."""
     guard: GuardPart | None = None
     """What ``--guard`` decided; None where it was not given, or INT8 has not been compared yet."""
     content_hash: str

@@ -62,6 +62,7 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
         "ranges": str(options.output),
         "histograms": str(histograms),
         "calibration_cache": str(cache),
+        "input_check": done.seen.as_dict() if done.seen is not None else None,
     }
 
 

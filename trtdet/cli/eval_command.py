@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtdet.cli.command import Command
-from trtdet.cli.options import add_nms, add_runtime, add_target, config_if_given, nms_changes
+from trtdet.cli.options import add_input_check, add_nms, add_runtime, add_target, config_if_given, nms_changes
 from trtdet.errors import ConfigError, DataError
 from trtdet.progress import Console
 
 if TYPE_CHECKING:
+    from trtdet.config import Config
     from trtdet.data import CocoDataset, ImageCache
     from trtdet.evaluation.agreement import AgreementOptions
     from trtdet.evaluation.scoring import Evaluation
@@ -56,6 +57,7 @@ def _options(parser: ArgumentParser) -> None:
         metavar="N",
         help="bootstrap resamples of the images, for --against (default: %(default)s)",
     )
+    add_input_check(parser)
     add_nms(parser)
     add_runtime(parser)
 
@@ -74,9 +76,21 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
     agreement = AgreementOptions(options.agreement_threshold, Bootstrap(options.resamples))
     if options.against is None:
         detector = Detector.open(options.target, config, options.nms, options.runtime)
-        return _scored(detector, _dataset(options, detector), console).as_dict()
+        seen = _looked_at(options, detector, config)
+        return {**_scored(detector, _dataset(options, detector), console).as_dict(), "input_check": seen}
     pair = open_pair(options.target, options.against, config, options.nms, options.runtime)
-    return _compared(pair, options, agreement, console)
+    seen = _looked_at(options, pair[0], config)
+    return {**_compared(pair, options, agreement, console), "input_check": seen}
+
+
+def _looked_at(options: Namespace, detector: Detector, config: Config | None) -> dict[str, Any] | None:
+    """What the detections look like; None where nobody asks."""
+    from trtdet.evaluation.plausibility import examine_target
+
+    if not options.check_input:
+        return None
+    paths = [image.path for image in _dataset(options, detector).images]
+    return examine_target(options.target, detector, config, paths)
 
 
 def _dataset(options: Namespace, detector: Detector) -> CocoDataset:

@@ -69,6 +69,17 @@ def add_calibration(parser: ArgumentParser) -> None:
     group.add_argument(
         "--histograms", type=Path, metavar="NPZ", help="start from the histograms of an earlier run, without images"
     )
+    add_input_check(group)
+
+
+def add_input_check(parser: Any) -> None:
+    parser.add_argument(
+        "--no-input-check",
+        dest="check_input",
+        action="store_false",
+        help="do not look first whether the model finds something on the images, or finds clearly more with other "
+        "channels, another scale, resize or head than configured",
+    )
 
 
 def add_percentile(parser: Any) -> None:
@@ -269,6 +280,7 @@ def calibration_of(options: argparse.Namespace) -> CalibrationOptions:
         options.images_root,
         options.num_images,
         options.histograms,
+        options.check_input,
     )
 
 

@@ -29,6 +29,7 @@ __all__ = [
     "decoded",
     "embedded_nms",
     "load_model",
+    "raw_outputs",
     "rewrite",
     "save_model",
 ]
@@ -65,3 +66,19 @@ def rewrite(model: onnx.ModelProto, options: Options) -> Rewritten:
                 graph = to_graph(to_model(graph))
     with explained(name):
         return Rewritten(to_model(graph), options.config, results)
+
+
+def raw_outputs(model: onnx.ModelProto, options: Options) -> tuple[onnx.ModelProto, Config]:
+    """A model up to the outputs that head decoding reads, and the configuration of them.
+
+    An embedded NMS is cut off, as :func:`rewrite` does, and nothing is decoded.
+
+    Raises:
+        ModelError: the model cannot be cut there.
+    """
+    with explained("cut_nms"):
+        graph = to_graph(onnx.shape_inference.infer_shapes(model))
+        options = cut_nms.cut(graph, options)
+    with explained("clean"):
+        clean.apply(graph, options)
+        return to_model(graph), options.config

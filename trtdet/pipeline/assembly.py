@@ -21,7 +21,7 @@ from trtdet.mixed_precision.search import TradeOff
 from trtdet.pipeline.fingerprint import Stage, stage_keys
 from trtdet.pipeline.options import BuildOptions, KeepOptions
 from trtdet.pipeline.stages.bundles import Origin, model_bytes, plugin_parts, written
-from trtdet.pipeline.stages.calibrating import Selection, calibrated, select_images
+from trtdet.pipeline.stages.calibrating import Selection, calibrated, looked_at, select_images
 from trtdet.pipeline.stages.correcting import Prepared, prepared
 from trtdet.pipeline.stages.engines import best_engine, target_of, warn_of
 from trtdet.pipeline.stages.networks import (
@@ -115,12 +115,13 @@ def assemble(job: Job, progress: Progress = silent, place: Path | None = None) -
     caps = known.backend.capabilities
     # Opened before the work is done: a place that cannot be written is found out now, not after it.
     with BundleWriter(place or job.output) as writer:
+        seen = looked_at(known.graph, job.options.calibration, known.selected, progress)
         networks = networks_of(known, caps, progress)
         timings = job.options.timing_cache or timing_cache_of(job.output)
         engine = best_engine(networks, known.backend, target_of(job.options), timings, progress)
         network = engine.network
         warn_of(engine, caps)
-        origin = Origin(job.model, known.graph, job.options, caps, known.plugins, known.key)
+        origin = Origin(job.model, known.graph, job.options, caps, known.plugins, known.key, seen)
         bundle = written(writer, engine, origin)
     trade_off = network.planned.trade_off if network.planned is not None else None
     return Assembled(bundle, engine.audit, False, trade_off, network)

@@ -12,6 +12,7 @@ from trtdet.bundle import Bundle
 from trtdet.config import Config
 from trtdet.data import ImageCache
 from trtdet.errors import ConfigError, TrtdetWarning
+from trtdet.evaluation.plausibility import warn_of
 from trtdet.mixed_precision.breakdown import Breakdown
 from trtdet.mixed_precision.ranking import check_rankable, rank
 from trtdet.mixed_precision.scores import Sensitivity
@@ -21,10 +22,10 @@ from trtdet.pipeline.accuracy import report_accuracy
 from trtdet.pipeline.assembly import Job, assemble
 from trtdet.pipeline.options import AUTO, BuildOptions, CalibrationOptions, SensitivityOptions
 from trtdet.pipeline.stages.bundles import AUDIT
-from trtdet.pipeline.stages.calibrating import Calibrated, calibrated, select_images
+from trtdet.pipeline.stages.calibrating import Calibrated, calibrated, looked_at, select_images
 from trtdet.pipeline.stages.correcting import prepared
 from trtdet.pipeline.stages.rewriting import host_graph
-from trtdet.pipeline.validation import annotated_images, check_calibration, check_sensitivity
+from trtdet.pipeline.validation import annotated_images, check_calibration, check_sensitivity, warn_of_percentile
 from trtdet.pipeline.verdict import answered, place_of, weigh
 from trtdet.pipeline.worth import Worth
 from trtdet.progress import Progress, silent
@@ -77,6 +78,9 @@ def build(
     job = Job(model, config, output, options)
     with place_of(job) as place:
         done = assemble(job, progress, place)
+        known = done.bundle.manifest.input_check
+        if done.up_to_date and known is not None and options.calibration.check_input:
+            warn_of(known["warning"])
         # A bound on the speed may have put FP16 in the place of INT8, of which there is nothing to report.
         asked = options.accuracy_report and done.bundle.manifest.shipped == "int8"
         accuracy = report_accuracy(job, done, progress) if asked else None
@@ -118,13 +122,16 @@ def calibrate(
     if options.images is None and options.histograms is None:
         raise ConfigError("calibration needs images: a folder or a list of file names with --images")
     check_calibration(options, ())
+    warn_of_percentile(options.percentile, options.rule)
     graph = host_graph(model, config)
     selected = select_images(options)
+    seen = looked_at(graph, options, selected, progress)
     if options.rule != AUTO:
         selected = replace(selected, cache=ImageCache(0))  # there is no other pass that would read it
     ranged = calibrated(graph, options, selected, implicit=quantization == "implicit", progress=progress)
     # Whatever is put into INT8 later is to find its range here.
-    return replace(ranged, ranges=prepared(ranged, options, (), progress, graph.placement.plan, share=False).ranges)
+    ranges = prepared(ranged, options, (), progress, graph.placement.plan, share=False).ranges
+    return replace(ranged, ranges=ranges, seen=seen)
 
 
 def sensitivity(
@@ -148,7 +155,9 @@ def sensitivity(
     dataset = annotated_images(options.images, options.annotations, config)
     if dataset is not None:
         dataset = dataset.first(options.num_images)
-    ranged = calibrated(graph, options.calibration, select_images(options.calibration), progress=progress)
+    selected = select_images(options.calibration)
+    looked_at(graph, options.calibration, selected, progress)
+    ranged = calibrated(graph, options.calibration, selected, progress=progress)
     ready = prepared(ranged, options.calibration, options.correct, progress)
     method = Method(options.method, options.base, dataset, config.nms)
     return rank(ready.subject(options.num_images, dataset), method, rows, options.ray, progress)

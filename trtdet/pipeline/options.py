@@ -29,6 +29,8 @@ class CalibrationOptions:
         root: the folder that a list's names are relative to; None for the list's own folder.
         num_images: use so many, evenly spaced over the sorted names; None for at most 128.
         histograms: start from this collection instead of running the images.
+        check_input: look first whether the float model finds something on the images, and whether it finds clearly
+            more with another configuration; see :mod:`trtdet.evaluation.plausibility`.
     """
 
     rule: str = field(default="percentile", metadata=enters(Stage.RANGES, int8_only=True))
@@ -37,6 +39,7 @@ class CalibrationOptions:
     root: Path | None = field(default=None, metadata=enters(Stage.RANGES, "images"))
     num_images: int | None = field(default=None, metadata=enters(Stage.RANGES, "images"))
     histograms: Path | None = field(default=None, metadata=enters(Stage.RANGES, "histograms"))
+    check_input: bool = field(default=True, metadata=stays_out("looks at the model and changes nothing"))
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,7 @@ def check_build(options: BuildOptions, caps: Capabilities) -> None:
             "or build for it alone with --fp32"
         )
     check_calibration(options.calibration, () if options.implicit else options.correct)
+    warn_of_percentile(options.calibration.percentile, options.calibration.rule)
     _check_keep(options.keep, options.calibration)
 
 
@@ -102,6 +103,23 @@ def check_calibration(calibration: CalibrationOptions, correct: tuple[str, ...])
         raise ConfigError("corrections are worked out on images: give --images, or build with --correct none")
 
 
+def warn_of_percentile(percentile: float, *rules: str) -> None:
+    """Says so where one of the rules takes a percentile, and it looks like the share that percent are a hundred of.
+
+    Warns:
+        TrtdetWarning: it is up to 1, or under 50.
+    """
+    if not (0 < percentile < 50 and {"percentile", AUTO}.intersection(rules)):
+        return
+    meant = 100 * percentile if percentile <= 1 else 99.99
+    warnings.warn(
+        f"percentile {percentile:g} is in percent: all but the smallest {percentile:g} % of the values exceed such a "
+        f"range; {meant:.10g} is likely meant",
+        TrtdetWarning,
+        stacklevel=3,
+    )
+
+
 def check_sensitivity(options: SensitivityOptions) -> None:
     """Refuses a ranking that cannot be measured.
 
@@ -110,6 +128,7 @@ def check_sensitivity(options: SensitivityOptions) -> None:
         BackendError: Ray is asked for and missing.
     """
     check_calibration(options.calibration, options.correct)
+    warn_of_percentile(options.calibration.percentile, options.calibration.rule)
     check_annotated(options.images, options.annotations)
     _check_ranked_images(options.num_images)
     _check_ray(options.ray)

@@ -28,7 +28,7 @@ from trtdet.pipeline.matrix import Matrix, Row, SweepOptions
 from trtdet.pipeline.stages.bundles import plugin_parts
 from trtdet.pipeline.stages.calibrating import select_images
 from trtdet.pipeline.stages.rewriting import host_graph, silu_form
-from trtdet.pipeline.validation import check_calibration, check_targets, warn_of_nothing
+from trtdet.pipeline.validation import check_calibration, check_targets, warn_of_nothing, warn_of_percentile
 from trtdet.pipeline.variant_rows import RowMaker, rows_of_group, save_histograms
 from trtdet.progress import Progress, silent
 from trtdet.tables import Column, Table
@@ -149,6 +149,7 @@ def _validated(model: Path, config: Config, output: Path, options: SweepOptions)
         raise ConfigError("a sweep needs calibration images: a folder or a list of file names with --images")
     for rule, corrections in itertools.product(options.rules, options.corrections):
         check_calibration(replace(options.calibration, rule=rule), corrections)
+    warn_of_percentile(options.calibration.percentile, *options.rules)
     graph = replace(host_graph(model, config), int8_all=options.int8_all)
     warn_of_nothing(graph)
     convolutions = len(graph.plan.names("int8"))

@@ -158,7 +158,9 @@ def fp16_twin(options: BuildOptions, bundle: Bundle) -> BuildOptions:
 
 def _images_alone(options: CalibrationOptions) -> CalibrationOptions:
     """The calibration images, which show what exceeds FP16 in an engine that may be shipped."""
-    return CalibrationOptions(images=options.images, root=options.root, num_images=options.num_images)
+    return CalibrationOptions(
+        images=options.images, root=options.root, num_images=options.num_images, check_input=False
+    )
 
 
 def _fp32_twin(options: BuildOptions, bundle: Bundle) -> BuildOptions:
@@ -257,6 +259,7 @@ def _asked(int8: Manifest, done: Manifest) -> dict[str, Any]:
     return {
         "quantization": QuantizationPart(mode="none", histograms_key=int8.quantization.histograms_key),
         "silu": silu,
+        "input_check": int8.input_check,
         "nms": done.nms.model_copy(update={"reason": int8.nms.reason}),
         "command": int8.command,
         "content_hash": int8.content_hash,

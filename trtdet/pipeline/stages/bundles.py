@@ -31,6 +31,7 @@ from trtdet.bundle import (
 )
 from trtdet.config import Config
 from trtdet.errors import BackendError
+from trtdet.evaluation.plausibility import Plausibility
 from trtdet.files import sha256_file
 from trtdet.pipeline.options import BuildOptions
 from trtdet.pipeline.stages.calibrating import HISTOGRAMS
@@ -57,6 +58,7 @@ class Origin:
         caps: of the backend that built the engine.
         plugins: the plugin libraries, checked.
         key: the bundle's content hash.
+        seen: what the detections on the images look like; None where nobody looked.
     """
 
     model: Path
@@ -65,6 +67,7 @@ class Origin:
     caps: Capabilities
     plugins: tuple[PluginPart, ...]
     key: str
+    seen: Plausibility | None = None
 
 
 def plugin_parts(plugins: tuple[Path, ...], caps: Capabilities, embedded: bool = False) -> tuple[PluginPart, ...]:
@@ -150,6 +153,7 @@ def _manifest(engine: Engine, origin: Origin) -> dict[str, Any]:
             write_int8=network.activations.written,
             skipped=(*graph.silu.skipped, *network.activations.skipped),
         ),
+        "input_check": origin.seen.as_dict() if origin.seen is not None else None,
         "content_hash": origin.key,
     }
 

@@ -11,6 +11,7 @@ from trtdet.bundle import Bundle
 from trtdet.calibration import Collection, CollectionRequest, Ranges, collect, collection_key, expose
 from trtdet.data import ImageCache, ImageStream, content_hash, evenly, find_images
 from trtdet.errors import CalibrationError, TrtdetWarning
+from trtdet.evaluation.plausibility import Plausibility, examine_model, warn_of
 from trtdet.passes import decoded
 from trtdet.pipeline.options import AUTO, DEFAULT_IMAGES, CalibrationOptions
 from trtdet.pipeline.stages.rewriting import Graph
@@ -67,6 +68,7 @@ class Calibrated:
         paths: calibration images that could be read.
         cache: the selection's.
         reused: the histograms were there already.
+        seen: what the detections on the images look like; None where nobody looked.
     """
 
     graph: Graph
@@ -75,11 +77,29 @@ class Calibrated:
     paths: tuple[Path, ...]
     cache: ImageCache
     reused: bool
+    seen: Plausibility | None = None
 
     @property
     def key(self) -> str:
         """Hash of the graph up to the last of the tensors, the images and the pre-processing."""
         return self.collection.key
+
+
+def looked_at(
+    graph: Graph, options: CalibrationOptions, selected: Selection, progress: Progress = silent
+) -> Plausibility | None:
+    """Whether the float model looks like a working detector on the images; None without images, or where nobody asks.
+
+    Warns:
+        ImplausibleDetections: it does not, or does so clearly more with another configuration.
+    """
+    if not (selected.paths and options.check_input):
+        return None
+    progress("checking the input", 0, 1)
+    seen = examine_model(graph.source, graph.passes, selected.paths)
+    progress("checking the input", 1, 1)
+    warn_of(seen.warning)
+    return seen
 
 
 def calibrated(

@@ -1,0 +1,112 @@
+"""How a model could be read other than configured: the usual mistakes in a configuration, each turned round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtdet.config import Config, InputConfig
+
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+"""Mean and standard deviation of ImageNet's pixels, red, green, blue, of 0..1: those of torchvision."""
+
+_GREY = (0.5, 0.5, 0.5)
+_ZERO, _ONE = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+_UNIT = 1 / 255
+NORMALISATIONS: tuple[tuple[float, tuple[float, ...], tuple[float, ...]], ...] = (
+    (1.0, _ZERO, _ONE),
+    (_UNIT, _ZERO, _ONE),
+    (_UNIT, *IMAGENET),
+    (_UNIT, _GREY, _GREY),
+    (1.0, (123.675, 116.28, 103.53), _ONE),
+)
+"""Scale, mean and standard deviation (red, green, blue) that detectors are trained with: 0..255; 0..1; ImageNet's;
+-1..1; and ImageNet's mean alone, as in Caffe."""
+
+_SAME = 0.05
+"""Two normalisations are one where no pixel differs by more than this share of the range of values."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A configuration, and how it differs from the given one.
+
+    Attributes:
+        config: the whole configuration.
+        given: the configuration that it began as.
+    """
+
+    config: Config
+    given: Config
+
+    @cached_property
+    def changes(self) -> dict[str, Any]:
+        """The keys that differ, by their path such as ``input.color``, each with its value; plain values."""
+        found: dict[str, Any] = {}
+        for section in ("input", "head"):
+            old, new = (getattr(one, section).model_dump(mode="json") for one in (self.given, self.config))
+            found |= {f"{section}.{key}": value for key, value in new.items() if value != old[key]}
+        return found
+
+    def other(self, section: str, **changes: Any) -> Reading:
+        """This reading with some keys of a section replaced."""
+        part = getattr(self.config, section).model_copy(update=changes)
+        return Reading(self.config.model_copy(update={section: part}), self.given)
+
+    @property
+    def text(self) -> str:
+        """``input.color: bgr, input.scale: 1`` -- the changed keys as they are written into a configuration."""
+        return ", ".join(f"{key}: {_plain(value)}" for key, value in self.changes.items())
+
+
+def input_readings(reading: Reading) -> Iterator[Reading]:
+    """The same head with other pixels: channels swapped, another normalisation, another place in the input."""
+    given = reading.config.input
+    # Mean and standard deviation stay: they are written in the order of the right channels as often as not.
+    yield reading.other("input", color="bgr" if given.color == "rgb" else "rgb")
+    for resize in ("letterbox-centre", "letterbox-topleft", "stretch"):
+        if resize != given.resize:
+            yield reading.other("input", resize=resize)
+    for scale, mean, std in NORMALISATIONS:
+        order = 1 if given.color == "rgb" else -1
+        other = reading.other("input", scale=scale, mean=mean[::order], std=std[::order])
+        if not _alike(given, other.config.input):
+            yield other
+
+
+def head_readings(reading: Reading) -> Iterator[Reading]:
+    """The same pixels with other meanings of the outputs, as far as outputs of the same shape can have them."""
+    head = reading.config.head
+    same_shape = {"yolox": "yolov5", "yolov5": "yolox"}
+    if head.decode in same_shape:
+        yield reading.other("head", decode=same_shape[head.decode])
+    if head.decode == "boxes":
+        yield from (reading.other("head", boxes=form) for form in ("xyxy", "yxyx", "cxcywh") if form != head.boxes)
+    if head.decode == "dfl":
+        yield from (
+            reading.other("head", cell_offset=offset) for offset in (0.0, 0.5) if abs(offset - head.cell_offset) > 0.1
+        )
+    yield reading.other("head", scores="logits" if head.scores == "probabilities" else "probabilities")
+
+
+def _values(config: InputConfig) -> NDArray[np.float64]:
+    """float64 (3, 2): what each channel, red, green, blue, makes of 0 and of 255."""
+    order = 1 if config.color == "rgb" else -1
+    mean, std = np.array(config.mean[::order]), np.array(config.std[::order])
+    return np.stack([(pixel * config.scale - mean) / std for pixel in (0, 255)], axis=1)
+
+
+def _alike(first: InputConfig, second: InputConfig) -> bool:
+    one, other = _values(first), _values(second)
+    return bool(np.abs(one - other).max() <= _SAME * np.abs(one[:, 1] - one[:, 0]).min())
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_plain, value))}]"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
