@@ -50,6 +50,7 @@ def test_the_block_that_is_hard_to_quantise_carries_the_error(found: Breakdown) 
     for block in others:
         assert block.before == block.after
     assert found.before > 3 * found.after
+    assert found.agreement_before < found.agreement_after < 1
 
 
 def test_a_block_costs_what_the_ranking_says(found: Breakdown, subject: Subject) -> None:
@@ -81,7 +82,8 @@ def test_the_plain_rule_has_no_parts(prepared: Prepared, subject: Subject) -> No
 def test_the_keys_of_the_file(found: Breakdown) -> None:
     plain = json.loads(found.to_json())
     assert list(plain) == [
-        *("schema", "images", "block_images", "before", "after", "lower_on", "seen", "sure", "blocks", "corrections"),
+        *("schema", "images", "block_images", "before", "after", "agreement_before", "agreement_after"),
+        *("lower_on", "seen", "sure", "blocks", "corrections"),
     ]
     assert plain["schema"] == 1
     assert list(plain["blocks"][0]) == ["name", "convs", "macs", "before", "after"]

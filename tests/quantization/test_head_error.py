@@ -47,3 +47,25 @@ def test_images_add_up_and_an_empty_one_changes_nothing() -> None:
     twice.update((BOXES, empty), (BOXES, empty))
     assert twice.distance == pytest.approx(once.distance)
     assert (HeadError().distance, HeadError().power) == (0, 0)
+
+
+def test_agreement_is_what_both_detect_of_all_that_either_does() -> None:
+    assert HeadError().update((BOXES, SCORES), (BOXES, SCORES)).agreement == pytest.approx(1)
+    assert HeadError().agreement == 1
+    moved, other = BOXES.copy(), SCORES.copy()
+    moved[0, 2] = 5  # IoU 0.5
+    other[1, 1] = 0.4
+    other[2, 1] = 0.5  # out of nothing
+    found = HeadError().update((BOXES, SCORES), (moved, other))
+    assert found.agreement == pytest.approx((0.9 * 0.5 + 0.4 + 0.01) / (0.9 + 0.6 + 0.5), rel=1e-5)
+    # The third box was no detection: only its score counts as an error.
+    assert found.power == pytest.approx((0.6 * 0.2**2 + 0.5 * 0.49**2) / 2 + 0.9 * 0.25 / 1.5, rel=1e-5)
+
+
+def test_what_is_no_number_is_no_detection() -> None:
+    nothing = HeadError().update((BOXES, SCORES), (BOXES, np.zeros_like(SCORES)))
+    broken = HeadError().update((BOXES, SCORES), (BOXES, np.full_like(SCORES, np.nan)))
+    assert broken.distance == nothing.distance > 0.5
+    assert broken.agreement == 0
+    lost = HeadError().update((BOXES, SCORES), (np.full_like(BOXES, np.nan), SCORES))
+    assert lost.distance == pytest.approx(1)

@@ -86,6 +86,7 @@ class Breakdown:
         block_images: of them, those that the blocks were measured on.
         before: error at the head of the whole network by the plain rule.
         after: as it is written.
+        agreement_before, agreement_after: with the float model's detections, 0..1, likewise.
         lower_on: images on which the error is lower than by the plain rule.
         seen: images on which anything is detected.
         sure: how sure these images make it that the error is lower, 0..1.
@@ -97,6 +98,8 @@ class Breakdown:
     block_images: int
     before: float
     after: float
+    agreement_before: float
+    agreement_after: float
     lower_on: int
     seen: int
     sure: float
@@ -149,6 +152,8 @@ def break_down(subject: Subject, plain: Ranges, progress: Progress = silent) -> 
         len(shown.images),
         first.distance,
         last.distance,
+        first.agreement,
+        last.agreement,
         lower,
         seen,
         sureness(last, first),

@@ -19,10 +19,10 @@ _SWAPS = 4096
 
 
 class HeadError:
-    """Gathers the error of one model against a reference over images; 40 bytes an image."""
+    """Gathers the error of one model against a reference over images; 48 bytes an image."""
 
     def __init__(self) -> None:
-        self._sums: list[tuple[float, float, float, float, float]] = []
+        self._sums: list[tuple[float, ...]] = []
 
     def update(
         self,
@@ -33,19 +33,28 @@ class HeadError:
 
         Args:
             reference: decoded boxes float32 (N, 4), x1 y1 x2 y2 in pixels, and scores float32 (N, C), 0..1.
-            other: the same of the model that is judged.
+            other: the same of the model that is judged; a score that is NaN is 0, and a box that is overlaps nothing.
         """
         (boxes, scores), (moved, changed) = reference, other
         # Few pairs count, and this runs for every variant of a model.
         pairs = np.flatnonzero((scores > _SEEN) | (changed > _SEEN))
-        before, after = (array.reshape(-1)[pairs].astype(np.float64) for array in (scores, changed))
+        rows, place = np.unique(pairs // scores.shape[1], return_inverse=True)
+        shared = _iou(boxes[rows], moved[rows]).astype(np.float64)
+        before, after = (np.nan_to_num(array.reshape(-1)[pairs].astype(np.float64)) for array in (scores, changed))
         weight = np.maximum(before, after)
-        score_error, score_weight = float((weight * np.square(after - before)).sum()), float(weight.sum())
-        found = np.unique(np.flatnonzero(scores > _SEEN) // scores.shape[1])
-        shares = scores[found].max(axis=1).astype(np.float64) if found.size else np.zeros(0)
-        lost = 1 - _iou(boxes[found], moved[found])
-        box_error, box_power = float((shares * lost).sum()), float((shares * np.square(lost)).sum())
-        self._sums.append((score_error, score_weight, box_error, box_power, float(shares.sum())))
+        shares = scores[rows].max(axis=1).astype(np.float64) if rows.size else np.zeros(0)
+        shares[~(shares > _SEEN)] = 0  # what was no detection has no box to lose
+        lost = 1 - shared
+        self._sums.append(
+            (
+                float((weight * np.square(after - before)).sum()),
+                float(weight.sum()),
+                float((shares * lost).sum()),
+                float((shares * np.square(lost)).sum()),
+                float(shares.sum()),
+                float((np.minimum(before, after) * shared[place]).sum()),
+            )
+        )
         return self
 
     @staticmethod
@@ -55,11 +64,12 @@ class HeadError:
 
     @property
     def by_image(self) -> NDArray[np.float64]:
-        """The sums over each image, (images, 5): what :attr:`distance` and :attr:`power` of any images are made of.
+        """The sums over each image, (images, 6): what the figures of any images are made of.
 
-        The squared score errors times their weights, the weights; 1 - IoU times the shares, its square, the shares.
+        The squared score errors times their weights, the weights; 1 - IoU times the shares, its square, the shares; the
+        lower score of each pair times IoU.
         """
-        return np.array(self._sums, np.float64).reshape(-1, 5)
+        return np.array(self._sums, np.float64).reshape(-1, 6)
 
     @property
     def distance(self) -> float:
@@ -69,8 +79,18 @@ class HeadError:
     @property
     def power(self) -> float:
         """The mean square of the score error plus that of 1 - IoU: what independent causes add up in."""
-        scores, score_weight, _, boxes, shares = self.by_image.sum(axis=0)
+        scores, score_weight, _, boxes, shares, _ = self.by_image.sum(axis=0)
         return float(_mean(scores, score_weight) + _mean(boxes, shares))
+
+    @property
+    def agreement(self) -> float:
+        """How far both models detect the same, 0..1; 1 where nothing was detected.
+
+        Of all that either detects, weighed by the higher score, what both do: the lower score times the boxes' IoU. It
+        needs no suppression, as both models' boxes are of the same places.
+        """
+        sums = self.by_image.sum(axis=0)
+        return float(sums[5] / sums[1]) if sums[1] > 0 else 1.0
 
 
 def lower_on(first: HeadError, other: HeadError) -> tuple[int, int]:
@@ -116,7 +136,7 @@ def _seen(first: HeadError, other: HeadError) -> NDArray[np.bool_]:
 
 
 def _distance(sums: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of sums (..., 5), see :attr:`HeadError.by_image`."""
+    """Of sums (..., 6), see :attr:`HeadError.by_image`."""
     # Differences of sums can be as little below zero as their digits allow.
     scores = np.maximum(_mean(sums[..., 0], sums[..., 1]), 0)
     found: NDArray[np.float64] = np.sqrt(scores) + _mean(sums[..., 2], sums[..., 4])

@@ -51,9 +51,9 @@ def test_a_planted_outlier_is_put_right(model: Any, sources: Any, chosen: Any, d
     before = distance(model, insert_qdq(model, placement, candidates["minmax"]), given)
     after = distance(model, int8, given)
     assert after < before / 3
-    assert found.summary[-1] == (
+    assert found.summary[-1].startswith(
         f"error at the head {before:.4f} -> {after:.4f} on 2 images held back, lower on 2 of 2 where anything is "
-        "detected, 75 % sure"
+        "detected, 75 % sure; detections agree by "
     )
     assert found.ranges.rule == "minmax"
     for entry in found.plan.entries.values():
@@ -189,7 +189,7 @@ def test_the_head_decides_how_the_layers_are_put_together(
     assert found.summary[-2:] == (
         list(POLICIES.values())[policy],
         "error at the head 0.5000 -> 0.2000 on 2 images held back, lower on 2 of 2 where anything is detected, 75 % "
-        "sure",
+        "sure; detections agree by 44.4 % before, 77.8 % after",
     )
     if policy == 2:
         assert found.summary[:4] == (

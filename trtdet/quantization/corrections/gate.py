@@ -113,7 +113,11 @@ class Verdict:
         return sureness(self.errors[self.kept], self.errors[0])
 
     def sentences(self) -> tuple[str, ...]:
-        """Why the kept was kept, ending with the error at the head before and after."""
+        """Why the kept was kept, ending with the error at the head before and after.
+
+        The agreement is there to be understood, and decides nothing: it ranks wholes as the error does, see
+        ``docs/results/accuracy.md``.
+        """
         least = _least(self.errors)
         others = range(1, len(self.wholes))
         told = self.kept or min(others, key=lambda index: self.errors[index].distance, default=0)
@@ -124,7 +128,8 @@ class Verdict:
         last = (
             f"error at the head {before.distance:.4f} -> {after.distance:.4f} on {len(before.by_image)} images held "
             f"back, {'lower' if gained else 'higher'} on {lower} of {seen} where anything is detected, "
-            f"{int(100 * sureness(first, second))} % sure"
+            f"{int(100 * sureness(first, second))} % sure; detections agree by {100 * before.agreement:.1f} % "
+            f"before, {100 * after.agreement:.1f} % after"
         )
         if self.kept == least:
             return (last,)
