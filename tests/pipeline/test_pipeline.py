@@ -126,6 +126,8 @@ def test_corrections_are_written_down_and_repeatable(more_images: Path, tmp_path
     said = first.bundle.manifest.quantization.corrections
     before, after = (float(part.split()[0]) for part in said[-1].removeprefix("error at the head ").split(" -> "))
     assert after < before
+    # Of what the corrections map, the rule decides nothing.
+    assert said[-2] == "--calib percentile decides none of 5 ranges, the corrections all"
     steps = [entry.corrections for entry in PrecisionPlan.load(first.bundle.file("plan.json")).entries.values()]
     assert {step.name for taken in steps for step in taken} >= {"smooth, shift", "round", "bias"}
     assert first.bundle.manifest.files["ranges.json"] == plain.bundle.manifest.files["ranges.json"]

@@ -199,3 +199,29 @@ def test_ray_gives_the_same_rows_though_a_worker_is_killed(few: SweepOptions, do
     remote = sweep(SHAPES_MODEL, CONFIG, tmp_path, replace(few, ray="local"), kill_once)
     assert killed
     assert plain(remote.rows) == of_few(done)
+
+
+def test_variants_with_one_network_are_scored_once(options: SweepOptions, tmp_path: Path) -> None:
+    """A percentile of 100 is the largest magnitude."""
+    asked = replace(
+        options,
+        calibration=replace(options.calibration, percentile=100.0),
+        rules=("minmax", "percentile"),
+        corrections=((),),
+        keeps=(0,),
+        suppressions=(CONFIG.nms,),
+    )
+    stages: list[str] = []
+    found = sweep(SHAPES_MODEL, CONFIG, tmp_path, asked, lambda stage, *_: stages.append(stage))
+    minmax, percentile = found.rows[1:]
+    assert "same_as" not in minmax
+    assert percentile["same_as"] == "minmax, 0 in FP16, SiLU keep"
+    assert (percentile["map"], percentile["difference"]) == (minmax["map"], minmax["difference"])
+    assert "scoring minmax, 0 in FP16" in stages
+    assert "scoring percentile, 0 in FP16" not in stages
+    assert found.repeated == (
+        "1 of the rows have the network of an earlier variant, which was scored once: minmax, 0 in FP16, SiLU keep"
+    )
+    again = sweep(SHAPES_MODEL, CONFIG, tmp_path, asked)
+    assert again.rows == found.rows
+    assert replace(found, rows=found.rows[:2]).repeated == ""

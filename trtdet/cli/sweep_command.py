@@ -103,6 +103,8 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
         console.progress,
     )
     console.say(done.table())
+    if done.repeated:
+        console.say(done.repeated)
     console.say(f"{len(done.rows)} rows; wrote {done.folder}")
     return done.as_dict()
 

@@ -88,6 +88,8 @@ class Row(TypedDict):
     latency_ms: Finite | None
     tf32: NotRequired[bool]
     """The engine has float32 convolutions, which may run in TF32."""
+    same_as: NotRequired[str]
+    """The earlier variant with the same network, which was built and scored for both."""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,8 +19,9 @@ from trtdet.mixed_precision.ranking import rank
 from trtdet.mixed_precision.scores import Sensitivity
 from trtdet.performance import BenchOptions, measure
 from trtdet.performance import Target as Timed
-from trtdet.pipeline.matrix import Group, Matrix
+from trtdet.pipeline.matrix import Group, Keep, Matrix
 from trtdet.pipeline.options import RANKED_IMAGES, CalibrationOptions, KeepOptions
+from trtdet.pipeline.stages.bundles import model_bytes
 from trtdet.pipeline.stages.calibrating import HISTOGRAMS, calibrated
 from trtdet.pipeline.stages.correcting import Prepared, prepared
 from trtdet.pipeline.stages.engines import built_engine
@@ -66,6 +68,8 @@ class RowMaker:
         self._matrix = matrix
         self._progress = progress
         self._graphs: dict[SiluForm, Graph] = {}
+        self._networks: dict[str, tuple[str, tuple[list[Evaluation], dict[str, Any]]]] = {}
+        """By the hash of an INT8 network: the variant that had it first, its scores and its facts."""
 
     def rows(self, group: Group, found: frozenset[str]) -> Iterator[dict[str, Any]]:
         """The rows of a group whose names are not among ``found``."""
@@ -124,7 +128,7 @@ class RowMaker:
             asked = KeepOptions(keep if isinstance(keep, int) else (keep,))
             planned = choose_plan(ready, asked, ranked, progress=self._progress)
             network = explicit_networks(ready, planned, self._backend.capabilities)[0]
-            evaluations, built = self._scored(network, f"scoring {rule}, {keep} in FP16")
+            evaluations, built = self._scored_once(network, _title(group, keep), f"scoring {rule}, {keep} in FP16")
             facts = {"kept": keep, "kept_names": list(planned.plan.names("fp16")), **built}
             for name, nms, got, reference in zip(
                 names, options.suppressions, evaluations, self._references[0], strict=True
@@ -132,6 +136,16 @@ class RowMaker:
                 if name not in found:
                     scores = _scores(nms, got, reference)
                     yield {"variant": name, "precision": "INT8", **_origin(group), **scores, **facts}
+
+    def _scored_once(self, network: Network, title: str, stage: str) -> tuple[list[Evaluation], dict[str, Any]]:
+        """As :meth:`_scored`; a network that an earlier variant had too is not built and scored again, and says so."""
+        key = hashlib.sha256(model_bytes(network.model)).hexdigest()
+        if key in self._networks:
+            first, (evaluations, facts) = self._networks[key]
+            return evaluations, {**facts, "same_as": first}
+        scored = self._scored(network, stage)
+        self._networks[key] = title, scored
+        return scored
 
     def _scored(self, network: Network, stage: str) -> tuple[list[Evaluation], dict[str, Any]]:
         """With each suppression, and what is known of the engine; the model where no engine is run."""
@@ -176,6 +190,12 @@ class RowMaker:
             lambda done, total: self._progress(stage, done, total),
             self._matrix.selected.cache,
         )
+
+
+def _title(group: Group, keep: Keep) -> str:
+    """An INT8 variant for people, whatever its suppression."""
+    corrected = f", {', '.join(group.corrections)}" if group.corrections else ""
+    return f"{group.rule}{corrected}, {keep} in FP16, SiLU {group.silu}"
 
 
 def _origin(group: Group) -> dict[str, Any]:

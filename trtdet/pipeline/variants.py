@@ -71,6 +71,15 @@ class Sweep:
         )
         return Table(columns, [_cells(row) for row in (*self.rows, *self.older)])
 
+    @property
+    def repeated(self) -> str:
+        """One line about the rows whose network another row has too; empty where there are none."""
+        rows = [row for row in self.rows if "same_as" in row]
+        if not rows:
+            return ""
+        first = "; ".join(dict.fromkeys(row["same_as"] for row in rows))
+        return f"{len(rows)} of the rows have the network of an earlier variant, which was scored once: {first}"
+
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {"rows": list(self.rows), "folder": str(self.folder)}

@@ -175,4 +175,19 @@ def prepared(
     head = decoded(graph.nms_mode, graph.config)
     sources = Sources(calibrated.paths, graph.config.input, OnnxRunner, head, progress, calibrated.cache)
     done = correct(graph.model, placement, candidates, names, sources, parted)
-    return Prepared(calibrated, done.ranges, done.corrections, done.plan, done.summary)
+    mapped = done.corrections.tensors
+    if not mapped or options.rule == AUTO:
+        return Prepared(calibrated, done.ranges, done.corrections, done.plan, done.summary)
+    # The input keeps its whole range under every rule, and a map is chosen from what no rule has touched.
+    ruled = [name for name in placement.activations if name != calibrated.collection.source]
+    said = _share_of_rule(options.rule, sum(name not in mapped for name in ruled), len(ruled))
+    # The last sentence stays that of the error at the head.
+    return Prepared(calibrated, done.ranges, done.corrections, done.plan, (*done.summary[:-1], said, done.summary[-1]))
+
+
+def _share_of_rule(rule: str, decided: int, tensors: int) -> str:
+    """How much a threshold rule has to say beside corrections, which give the tensors that they map ranges of their
+    own."""
+    if not decided:
+        return f"--calib {rule} decides none of {tensors} ranges, the corrections all"
+    return f"--calib {rule} decides {decided} of {tensors} ranges, the corrections the others"
