@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 import trtdet
 from trtdet.evaluation.agreement import against_detections, agreement_of
+from trtdet.evaluation.matching import pooled
 from trtdet.evaluation.metrics import CocoMetric
 from trtdet.evaluation.resampling import mean_average_precision
 
@@ -91,7 +92,7 @@ def losses(found: CocoMetric, reference: CocoMetric, weights: NDArray[np.int32])
     """The loss of mAP, and of agreement, on draws of the images, as fractions; below 0 is a loss."""
     whole = np.ones((1, weights.shape[1]), np.int32)
     ours, theirs = found.matches(), reference.matches()
-    agreed = against_detections(found, reference, THRESHOLD)[0].matches()
+    agreed = (pooled(against_detections(found, reference, THRESHOLD)[0].class_matches().values()),)
     at_all, on_draws = (
         (
             mean_average_precision(ours, chosen) - mean_average_precision(theirs, chosen),

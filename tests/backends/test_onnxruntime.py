@@ -47,3 +47,18 @@ def test_operators_of_plugins_are_loaded_without_torch_and_leave_the_environment
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.stdout == "False True\n", done.stderr
+
+
+def test_for_scores_a_model_is_computed_node_by_node() -> None:
+    """Fused or laid out for the CPU, sums are taken in another order."""
+    model = net(
+        "(float[1,16,8,8] x) => (float[1,16,8,8] y) { c = Conv<kernel_shape = [1, 1]>(x, w) y = Relu(c) }",
+        w=np.random.default_rng(0).normal(size=(16, 16, 1, 1)).astype(np.float32),
+    )
+    images = np.random.default_rng(1).normal(size=(1, 16, 8, 8)).astype(np.float32)
+    runner = OnnxRunner(model)
+    written = runner.as_written()
+    np.testing.assert_allclose(written(images)["y"], runner(images)["y"], atol=1e-5)
+    kernels, as_written = ([layer.type for layer in each.profile(images, 1, 0)] for each in (runner, written))
+    assert as_written == ["Conv", "Relu"]
+    assert "Relu" not in kernels

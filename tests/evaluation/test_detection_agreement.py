@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from trtdet.backends import RunInfo
-from trtdet.config import NmsConfig
+from trtdet.backends import OnnxRunner, RunInfo
+from trtdet.config import NmsConfig, load_config
 from trtdet.data import CocoDataset, CocoImage, GroundTruth
 from trtdet.errors import ConfigError, DataError, TrtdetWarning
 from trtdet.evaluation.agreement import AgreementOptions, agree, agreement_of
 from trtdet.evaluation.metrics import CocoMetric, Found
 from trtdet.evaluation.resampling import Bootstrap
-from trtdet.evaluation.scoring import Evaluation
+from trtdet.evaluation.scoring import Evaluation, evaluate
+from trtdet.evaluation.spread import check_spread, evaluator_spread
+from trtdet.runtime.detector import Detector
 
 CLASSES = ("cat", "dog", "bird")
 FEW = AgreementOptions(bootstrap=Bootstrap(100))
@@ -66,7 +68,8 @@ def test_a_detector_agrees_with_itself_whatever_its_scores() -> None:
     dataset = plain()
     found = drawn(dataset)
     same = agreement_of(collected(dataset, found), collected(dataset, found), FEW)
-    assert (same.ap, same.ap50, same.low, same.high, same.problem) == (pytest.approx(1), pytest.approx(1), 1, 1, "")
+    assert (same.ap, same.ap50, same.map) == pytest.approx((1, 1, 1))
+    assert (same.low, same.high, same.problem) == (pytest.approx(1), pytest.approx(1), "")
     assert same.boxes == sum((scores >= 0.25).sum() for _, scores, _ in found.values())
     assert same.images == 20
     compressed = {image: (boxes, scores**2 / 2, classes) for image, (boxes, scores, classes) in found.items()}
@@ -113,8 +116,36 @@ def test_it_is_the_score_with_the_references_detections_as_annotations(tmp_path:
     annotated = CocoDataset.load(tmp_path / "a.json", tmp_path, CLASSES)
     expected = collected(annotated, ours).compute()
     assert got.boxes == len(boxes)
-    assert (got.ap, got.ap50, got.ap75) == pytest.approx((expected.map, expected.map50, expected.map75), abs=1e-12)
+    assert got.map == pytest.approx(expected.map, abs=1e-12)
     assert got.per_class == pytest.approx(expected.per_class, abs=1e-12)
+
+
+def test_the_classes_are_taken_together() -> None:
+    """As with one class and an image for each class of an image: what an evaluator gives then."""
+    dataset = plain()
+    theirs = drawn(dataset)
+    ours = moved(theirs, 3.0)
+    got = agreement_of(collected(dataset, ours), collected(dataset, theirs), FEW)
+
+    def split(found: dict[int, Found]) -> dict[int, Found]:
+        parts: dict[int, Found] = {}
+        for image, (boxes, scores, classes) in found.items():
+            for label in range(len(CLASSES)):
+                here = classes == label
+                parts[10 * image + label] = boxes[here], scores[here], np.zeros(here.sum(), np.int64)
+        return parts
+
+    apart = tuple(CocoImage(image, Path("x.png"), 0, 0) for image in split(ours))
+    single = dataclasses.replace(plain(classes=("any",)), images=apart)
+    rows = [(image, *part) for image, found in split(theirs).items() for part in zip(*found[:2], strict=True)]
+    kept = [(image, box) for image, box, score in rows if score >= 0.25]
+    boxes = np.array([[*box[:2], *(box[2:] - box[:2])] for _, box in kept])
+    none = np.zeros(len(kept), np.int64)
+    ids = np.array([image for image, _ in kept])
+    truth = GroundTruth(ids, none, boxes, boxes[:, 2] * boxes[:, 3], none.astype(bool))
+    expected = collected(dataclasses.replace(single, truth=truth), split(ours)).compute()
+    assert (got.ap, got.ap50, got.ap75) == pytest.approx((expected.map, expected.map50, expected.map75), abs=1e-12)
+    assert got.map != pytest.approx(got.ap, abs=1e-6)
 
 
 def test_classes_in_another_order_are_the_same_classes() -> None:
@@ -182,9 +213,9 @@ def test_the_sentence_and_the_json() -> None:
         f"bootstrap over 20 images) of the reference's {done.boxes} detections with a score of at least 0.25"
     )
     data = json.loads(json.dumps(done.as_dict(), allow_nan=False))
-    assert data["map"] == done.ap
+    assert (data["ap"], data["map"]) == (done.ap, done.map)
     assert set(data["per_class"]) == set(CLASSES)
-    assert {"map50", "map75", "low", "high", "confidence", "resamples", "seed", "threshold", "boxes"} <= set(data)
+    assert {"ap50", "ap75", "low", "high", "confidence", "resamples", "seed", "threshold", "boxes"} <= set(data)
 
 
 def test_images_without_annotations(tmp_path: Path) -> None:
@@ -198,3 +229,29 @@ def test_images_without_annotations(tmp_path: Path) -> None:
     assert metric.compute().as_dict()["map"] is None
     with pytest.raises(DataError, match="has no images"):
         CocoDataset.unannotated(Path(__file__).parent, CLASSES)
+
+
+def test_scores_are_those_of_the_model_as_it_is_written(
+    small_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Image.new("RGB", (64, 64), (10, 200, 90)).save(tmp_path / "a.png")
+    detector = Detector.open(small_model, load_config("shapes"))
+    written: list[OnnxRunner] = []
+    original = OnnxRunner.as_written
+
+    def noted(runner: OnnxRunner) -> OnnxRunner:
+        written.append(original(runner))
+        return written[-1]
+
+    monkeypatch.setattr(OnnxRunner, "as_written", noted)
+    dataset = CocoDataset.unannotated(tmp_path, detector.classes)
+    done = evaluate(detector, dataset)
+    assert len(written) == 1
+    spread = evaluator_spread(detector, done, FEW)
+    assert len(written) == 1, "the other form is onnxruntime's own"
+    assert spread.difference is None
+    assert json.loads(json.dumps(spread.as_dict(), allow_nan=False))["agreement"]["images"] == 1
+    engine = dataclasses.replace(detector, runner=type("Engine", (), {"model": None})())
+    with pytest.raises(ConfigError, match="is an engine; leave it out or add --runtime onnxruntime"):
+        check_spread(engine)
+    assert engine.as_written() is engine

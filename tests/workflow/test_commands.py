@@ -307,7 +307,7 @@ def test_eval_against_a_model_and_against_its_bundle_say_the_same(bundles, run, 
     said = run("eval", int8, "--against", fp32, *data).out.splitlines()
     assert said[-1].startswith(f"against {fp32}/fp32.onnx (mAP {100 * against['map']:.2f}): mAP ")
     assert "paired bootstrap over 16 images, 200 resamples): " + against["verdict"] in said[-1]
-    assert said[-2].startswith(f"agreement: AP {100 * against['agreement']['map']:.2f} (90 % interval ")
+    assert said[-2].startswith(f"agreement: AP {100 * against['agreement']['ap']:.2f} (90 % interval ")
     (at,) = [number for number, line in enumerate(said) if line.startswith("16 images")]
     assert said[at + 2].startswith("thresholds with the reference's precision (against the annotations, IoU 0.50)")
 
@@ -321,9 +321,9 @@ def test_eval_against_a_reference_needs_no_annotations(bundles, run, drawn, trai
     result, against = done.json, done.json["against"]
     assert (result["map"], result["images"], result["detections"]) == (None, 16, annotated["detections"])
     # The images are the same and so are the draws.
-    for key in ("map", "low", "high", "boxes", "per_class"):
+    for key in ("ap", "low", "high", "map", "boxes", "per_class"):
         assert against["agreement"][key] == pytest.approx(annotated["against"]["agreement"][key], abs=1e-9)
-    assert 0.5 < against["agreement"]["low"] < against["agreement"]["map"] < against["agreement"]["high"] <= 1
+    assert 0.5 < against["agreement"]["low"] < against["agreement"]["ap"] < against["agreement"]["high"] <= 1
     assert "difference" not in against
     shifts = [found["against"]["score_shift"] for found in (result, annotated)]
     assert [shift["basis"] for shift in shifts] == ["detections", "precision"]
@@ -336,6 +336,21 @@ def test_eval_against_a_reference_needs_no_annotations(bundles, run, drawn, trai
     assert said[2].startswith("thresholds with the reference's number of detections (precision needs annotations)")
 
 
+def test_eval_says_how_far_the_evaluator_itself_spreads(bundles, run, drawn):
+    int8, fp32 = bundles
+    data = ["--images", drawn.images, "--against", fp32, "--resamples", 100, "--evaluator-spread"]
+    done = run("eval", int8, *data, "--annotations", drawn.annotations, "--json").json
+    spread = done["against"]["evaluator_spread"]
+    assert abs(spread["difference"]) < 0.1
+    assert 0.8 < spread["agreement"]["ap"] <= 1
+    plain = run("eval", int8, *data)
+    assert plain.code == 0, plain.err
+    (line,) = [line for line in plain.out.splitlines() if line.startswith("evaluator's spread")]
+    assert f"optimisations: agreement: AP {100 * spread['agreement']['ap']:.2f}" in line, "without annotations, no mAP"
+    alone = run("eval", int8, "--images", drawn.images, "--annotations", drawn.annotations, "--evaluator-spread")
+    assert (alone.code, "give --against as well" in alone.err) == (1, True)
+
+
 def test_eval_without_annotations_leaves_out_what_cannot_be_read(run, model, drawn, tmp_path):
     folder = tmp_path / "images"
     shutil.copytree(drawn.images, folder)
@@ -343,7 +358,7 @@ def test_eval_without_annotations_leaves_out_what_cannot_be_read(run, model, dra
     command = ["eval", model, "--config", "shapes", "--against", model, "--images", folder, "--json"]
     done = run(*command)
     assert done.code == 0, done.err
-    assert (done.json["images"], done.json["against"]["agreement"]["map"]) == (16, pytest.approx(1))
+    assert (done.json["images"], done.json["against"]["agreement"]["ap"]) == (16, pytest.approx(1))
     (warning,) = [line for line in done.err.splitlines() if line.startswith("warning: ")]
     assert "broken.png" in warning
 
@@ -367,7 +382,7 @@ def test_eval_says_why_nothing_can_be_compared(run, model, trained, drawn, tmp_p
     data = [*shapes, "--annotations", drawn.annotations, "--against", trained, "--agreement-threshold", 0.999]
     scored = run("eval", trained, *data, "--json").json["against"]
     assert scored["difference"] == 0
-    assert scored["agreement"]["map"] is None
+    assert scored["agreement"]["ap"] is None
     assert "nothing with a score of at least 0.999" in scored["agreement"]["problem"]
 
 

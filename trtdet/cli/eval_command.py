@@ -51,6 +51,12 @@ def _options(parser: ArgumentParser) -> None:
         "(default: %(default)s)",
     )
     parser.add_argument(
+        "--evaluator-spread",
+        action="store_true",
+        help="with --against, run the target's model once more with onnxruntime's optimisations, and say how far it "
+        "differs from itself",
+    )
+    parser.add_argument(
         "--resamples",
         type=int,
         default=1000,
@@ -70,6 +76,8 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
 
     if options.annotations is None and options.against is None:
         raise ConfigError("eval needs --annotations to score with, or --against a reference, which needs none")
+    if options.evaluator_spread and options.against is None:
+        raise ConfigError("--evaluator-spread is told beside a comparison; give --against as well")
     config = config_if_given(options)
     if config is None and any(value is not None for value in nms_changes(options).values()):
         raise ConfigError("a bundle's NMS thresholds were chosen when it was built; build it again with others")
@@ -128,8 +136,11 @@ def _compared(
     from trtdet.evaluation.comparison import compare
     from trtdet.evaluation.scoring import evaluate
     from trtdet.evaluation.shifted_scores import score_shift
+    from trtdet.evaluation.spread import check_spread, evaluator_spread
 
     cache = ImageCache()
+    if options.evaluator_spread:
+        check_spread(pair[0])
     done = _scored(pair[0], _dataset(options, pair[0]), console, cache)
     dataset = _dataset(options, pair[1])
     # What could not be read was told already.
@@ -141,7 +152,13 @@ def _compared(
         raise DataError(f"'{options.target}' cannot be compared without --annotations: {agreed.problem}")
     shift = score_shift(done, reference, agreement.bootstrap, _progress(console, "comparing scores"))
     against = {"file": reference.file, "ran_on": str(reference.run_info), "nms": reference.nms}
+    spread = {}
+    if options.evaluator_spread:
+        found = evaluator_spread(pair[0], done, agreement, _progress(console, "evaluating once more"), cache)
+        spread = {"evaluator_spread": found.as_dict()}
     console.say(f"\n{shift}\n")
+    if options.evaluator_spread:
+        console.say(found)
     # The last line says what there is to say of the difference.
     if options.annotations:
         comparison = compare(done, reference, agreement.bootstrap, _progress(console, "resampling"))
@@ -149,7 +166,8 @@ def _compared(
         console.say(f"{agreed}\n{comparison}")
     else:
         console.say(f"against {reference.file}: {agreed}")
-    return {**done.as_dict(), "against": {**against, "agreement": agreed.as_dict(), "score_shift": shift.as_dict()}}
+    figures = {"agreement": agreed.as_dict(), "score_shift": shift.as_dict(), **spread}
+    return {**done.as_dict(), "against": {**against, **figures}}
 
 
 COMMAND = Command("eval", "COCO mAP of a bundle or a model, and how it differs from another", _options, _run)

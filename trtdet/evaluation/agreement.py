@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from trtdet.data import GroundTruth
 from trtdet.errors import ConfigError, DataError
 from trtdet.evaluation.comparison import check_classes, check_score, warn_of_thresholds
+from trtdet.evaluation.matching import IOU_THRESHOLDS, pooled
 from trtdet.evaluation.metrics import CocoMetric, Found
 from trtdet.evaluation.resampling import Bootstrap, draws, mean_average_precision
 from trtdet.evaluation.scoring import Evaluation
@@ -42,10 +43,13 @@ class Agreement:
     """What :func:`agree` found; fractions, 0..1, and 1 where both detectors find the same in the same order.
 
     Attributes:
-        ap: average precision over IoU 0.50:0.95 and the classes that the reference finds; None where there is none.
+        ap: average precision over IoU 0.50:0.95 of the detections of all classes in one order of score; None where
+            there is none.
         ap50, ap75: likewise, at one IoU.
         low, high: the interval of ``ap``.
-        per_class: ``ap`` of each class that the reference finds.
+        map: the mean over the classes that the reference finds, as in COCO. Few images flatter it: a class with a box
+            or two is found whole more often than not.
+        per_class: average precision over IoU 0.50:0.95 of each class that the reference finds.
         images: how many images both ran on.
         boxes: how many detections of the reference were the boxes to find.
         options: how they were chosen, and how the images were drawn.
@@ -57,6 +61,7 @@ class Agreement:
     ap75: float | None
     low: float | None
     high: float | None
+    map: float | None
     per_class: dict[str, float]
     images: int
     boxes: int
@@ -77,11 +82,12 @@ class Agreement:
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON; None where there is no figure, and ``problem`` says why."""
         return {
-            "map": self.ap,
-            "map50": self.ap50,
-            "map75": self.ap75,
+            "ap": self.ap,
+            "ap50": self.ap50,
+            "ap75": self.ap75,
             "low": self.low,
             "high": self.high,
+            "map": self.map,
             "confidence": self.options.bootstrap.confidence,
             "resamples": self.options.bootstrap.resamples,
             "seed": self.options.bootstrap.seed,
@@ -141,10 +147,12 @@ def agreement_of(
     """The agreement of detections with those of a reference.
 
     COCO's average precision with the reference's detections, from a score on, in the place of annotated boxes: a
-    detection is right where it overlaps one of them that no better detection has taken, and all detections count, in
-    falling order of score. It is 1 where every box is found exactly and before anything else, whatever the scores
-    themselves are: how far scores are shifted is another question. Boxes without an area are left out. The interval is
-    that of images drawn anew, as in :func:`trtdet.compare`.
+    detection is right where it overlaps one of them, of its class, that no better detection has taken, and all
+    detections count, in falling order of score. It is 1 where every box is found exactly and before anything else,
+    whatever the scores themselves are: how far scores are shifted is another question. The classes are taken together,
+    as in the AP pool of Dave et al. 2021 (arXiv:2102.01066), since a mean over classes depends on the number of images:
+    with few boxes a class is found whole or not at all. Boxes without an area are left out. The interval is that of
+    images drawn anew, as in :func:`trtdet.compare`.
 
     Args:
         found: the detections to be judged.
@@ -165,16 +173,22 @@ def agreement_of(
             images,
             options,
         )
-    result, matches = metric.compute(), metric.matches()
+    result, together = metric.compute(), pooled(metric.class_matches().values())
     whole = np.ones((1, images), np.int32)
-    check_score("the agreement", metric.engine, result.map, mean_average_precision(matches, whole))
+    check_score("the agreement", metric.engine, result.map, mean_average_precision(metric.matches(), whole))
     drawn: list[NDArray[np.float64]] = []
     for weights in draws(images, options.bootstrap):
-        drawn.append(mean_average_precision(matches, weights))
+        drawn.append(mean_average_precision((together,), weights))
         progress(sum(map(len, drawn)), options.bootstrap.resamples)
     low, high = options.bootstrap.interval(np.concatenate(drawn))
+    at_each = [
+        replace(together, hits=together.hits[level, None], ignored=together.ignored[level, None])
+        for level in range(len(IOU_THRESHOLDS))
+    ]
+    points = [float(mean_average_precision((at_one,), whole)[0]) for at_one in at_each]
     per_class = {name: value for name, value in result.per_class.items() if value >= 0}
-    return Agreement(result.map, result.map50, result.map75, low, high, per_class, images, boxes, options)
+    ap = float(np.mean(points))
+    return Agreement(ap, points[0], points[5], low, high, result.map, per_class, images, boxes, options)
 
 
 def against_detections(
@@ -225,4 +239,4 @@ def _certain(found: Found, threshold: float) -> Found:
 
 
 def _nothing(problem: str, images: int, options: AgreementOptions) -> Agreement:
-    return Agreement(None, None, None, None, None, {}, images, 0, options, problem)
+    return Agreement(None, None, None, None, None, None, {}, images, 0, options, problem)

@@ -6,6 +6,7 @@ always computed by the evaluators.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -44,6 +45,23 @@ class ClassMatches:
     """(T, N), neither right nor wrong, such as a detection on a crowd."""
     truths: NDArray[np.int64]
     """(I,), how many boxes each image has to find."""
+
+
+def pooled(matches: Iterable[ClassMatches]) -> ClassMatches:
+    """The matches of several classes of the same images as those of one: in falling order of score over all of them.
+
+    Args:
+        matches: at least one; a detection still matches boxes of its own class alone.
+    """
+    every = list(matches)
+    scores = np.concatenate([of_class.scores for of_class in every])
+    order = np.argsort(-scores, kind="stable")
+    images = np.concatenate([of_class.images for of_class in every])[order]
+    boxes = np.concatenate([of_class.boxes for of_class in every])[order]
+    hits = np.concatenate([of_class.hits for of_class in every], axis=1)[:, order]
+    ignored = np.concatenate([of_class.ignored for of_class in every], axis=1)[:, order]
+    truths = np.sum([of_class.truths for of_class in every], axis=0)
+    return ClassMatches(images, scores[order], boxes, hits, ignored, truths)
 
 
 @dataclass(frozen=True, eq=False)

@@ -53,6 +53,8 @@ def evaluate(
     dataset: CocoDataset,
     progress: Callable[[int, int], None] = lambda done, total: None,
     cache: ImageCache | None = None,
+    *,
+    optimised: bool = False,
 ) -> Evaluation:
     """Runs a detector over a data set.
 
@@ -62,12 +64,13 @@ def evaluate(
             detections are for :func:`trtdet.agree`.
         progress: called with images done and in all.
         cache: shared by several passes over the same images.
+        optimised: run a model on the CPU with onnxruntime's optimisations, instead of node by node as for scores.
 
     Raises:
         DataError: an image cannot be read: a score over the others would not be comparable. Without annotations, over
             10 % of the images cannot be read; up to there they are left out with a warning.
     """
-    (evaluation,) = evaluate_each(detector, dataset, (detector.nms,), progress, cache)
+    (evaluation,) = evaluate_each(detector, dataset, (detector.nms,), progress, cache, optimised=optimised)
     return evaluation
 
 
@@ -77,6 +80,8 @@ def evaluate_each(
     thresholds: Sequence[NmsConfig],
     progress: Callable[[int, int], None] = lambda done, total: None,
     cache: ImageCache | None = None,
+    *,
+    optimised: bool = False,
 ) -> list[Evaluation]:
     """Scores one detector with several suppressions, from one pass over the images.
 
@@ -86,6 +91,7 @@ def evaluate_each(
         thresholds: of each suppression; a suppression in the graph has only its own.
         progress: called with images done and in all.
         cache: shared by several passes over the same images.
+        optimised: run a model on the CPU with onnxruntime's optimisations, instead of node by node as for scores.
 
     Raises:
         DataError: an image cannot be read, or, without annotations, over 10 % of them.
@@ -93,6 +99,7 @@ def evaluate_each(
     """
     if detector.nms_mode != "host" and tuple(thresholds) != (detector.nms,):
         raise ConfigError("suppression in the graph has its thresholds there; score the model with --nms host")
+    runner = detector.runner if optimised else detector.as_written().runner
     metrics = [CocoMetric(dataset) for _ in thresholds]
     stream = ImageStream(
         [image.path for image in dataset.images],
@@ -105,7 +112,7 @@ def evaluate_each(
     seconds, done = [0.0] * len(metrics), 0
     for batch in stream:
         started = time.perf_counter()
-        outputs = detector.runner(batch.images)
+        outputs = runner(batch.images)
         shared = time.perf_counter() - started
         for number, (metric, nms) in enumerate(zip(metrics, thresholds, strict=True)):
             started = time.perf_counter()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from trtdet.errors import DataError
 from trtdet.evaluation.agreement import against_detections
 from trtdet.evaluation.comparison import check_classes
-from trtdet.evaluation.matching import ClassMatches
+from trtdet.evaluation.matching import ClassMatches, pooled
 from trtdet.evaluation.resampling import Bootstrap, draws
 from trtdet.evaluation.scoring import Evaluation
 from trtdet.tables import Column, Table
@@ -194,10 +194,10 @@ def score_shift(
     weights = np.concatenate(list(draws(len(first.image_ids), bootstrap)))
     search = _Search(basis, floors, bootstrap, weights)
     ours, theirs = first.class_matches(), second.class_matches()
-    overall = search.thresholds(*(_Scores.of(matches.values()) for matches in (ours, theirs)))
+    overall = search.thresholds(*(_Scores.of(pooled(matches.values())) for matches in (ours, theirs)))
     per_class = {}
     for number, name in enumerate(ours, 1):
-        per_class[name] = search.thresholds(_Scores.of([ours[name]]), _Scores.of([theirs[name]]))
+        per_class[name] = search.thresholds(_Scores.of(ours[name]), _Scores.of(theirs[name]))
         progress(number, len(ours))
     return ScoreShift(basis, overall, per_class, _ratio(evaluation, reference, bootstrap, weights), bootstrap)
 
@@ -214,15 +214,9 @@ class _Scores:
     """Right or wrong; the others are on a crowd."""
 
     @staticmethod
-    def of(matches: Iterable[ClassMatches]) -> _Scores:
-        every = list(matches)
-        scores = np.concatenate([of_class.scores for of_class in every])
-        order = np.argsort(-scores, kind="stable")
-        order = order[: np.count_nonzero(scores >= LOWEST)]
-        images = np.concatenate([of_class.images for of_class in every])[order]
-        right = np.concatenate([of_class.hits[0] for of_class in every])[order]
-        ignored = np.concatenate([of_class.ignored[0] for of_class in every])[order]
-        return _Scores(images, scores[order], right, ~ignored)
+    def of(matches: ClassMatches) -> _Scores:
+        kept = slice(np.count_nonzero(matches.scores >= LOWEST))
+        return _Scores(matches.images[kept], matches.scores[kept], matches.hits[0, kept], ~matches.ignored[0, kept])
 
     @property
     def distinct(self) -> tuple[Floats, NDArray[np.int64]]:
@@ -333,17 +327,13 @@ def _equal(scores: Floats, levels: Floats, wanted: Floats, near: float) -> Float
 
 def _ratio(evaluation: Evaluation, reference: Evaluation, bootstrap: Bootstrap, weights: Weights) -> ScoreRatio:
     metric, scores = against_detections(evaluation.metric, reference.metric, THRESHOLDS[0])
-    matches = [of_class for of_class in metric.class_matches().values() if of_class.truths.any()]
-    if not matches:
-        return ScoreRatio(None, None, None, 0)
-    images, own, boxes = (
-        np.concatenate([getattr(of_class, part) for of_class in matches]) for part in ("images", "scores", "boxes")
-    )
-    ratios = own[boxes >= 0] / scores[boxes[boxes >= 0]]
+    matches = pooled(metric.class_matches().values())
+    found = matches.boxes >= 0
+    ratios = matches.scores[found] / scores[matches.boxes[found]]
     if not len(ratios):
         return ScoreRatio(None, None, None, 0)
     order = np.argsort(ratios, kind="stable")
-    ratios, images = ratios[order], images[boxes >= 0][order]
+    ratios, images = ratios[order], matches.images[found][order]
     until = np.cumsum(weights[:, images], axis=1)
     drawn = until[:, -1] > 0
     middle = np.count_nonzero(2 * until[drawn] < until[drawn, -1:], axis=1)

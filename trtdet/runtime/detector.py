@@ -100,6 +100,13 @@ class Detector:
         logits, batch = config.suppresses_logits, runner.batch or 1
         return Detector(file, runner, nms_mode, config.input, config.nms, logits, config.classes, batch)
 
+    def as_written(self) -> Detector:
+        """The detector whose scores count: a model on the CPU is computed node by node, an engine runs as it is.
+
+        See :meth:`trtdet.backends.onnxruntime.OnnxRunner.as_written`.
+        """
+        return replace(self, runner=self.runner.as_written()) if isinstance(self.runner, OnnxRunner) else self
+
     def __call__(self, images: NDArray[np.float32]) -> Detections:
         """Detects on one batch.
 
