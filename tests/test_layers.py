@@ -119,10 +119,10 @@ def test_the_package_itself_imports_nothing_of_its_own_when_it_is_imported() -> 
 @pytest.mark.parametrize(
     ("vendors", "homes"),
     [
-        # Learned corrections differentiate, and the demo's detector is trained.
+        # Corrections ask for gradients, and the demo's detector is trained.
         (
             {"torch", "torchvision"},
-            {"trtdet.exporter", "trtdet.quantization.corrections", "trtdet.demo.train_shapes"},
+            {"trtdet.exporter", "trtdet.quantization.gradients", "trtdet.demo.train_shapes"},
         ),
         ({"tensorrt", "tensorrt_rtx", "cuda", "pycuda"}, {"trtdet.backends"}),
         ({"ctypes"}, {"trtdet.backends", "trtdet.files"}),

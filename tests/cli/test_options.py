@@ -195,7 +195,7 @@ def test_a_batch_that_cannot_be_is_refused(text: str, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("text", "names"),
     [
-        ("auto", ("smooth", "round", "bias")),
+        ("auto", ("range", "smooth", "round", "bias")),
         ("none", ()),
         ("bias", ("bias",)),
         ("bias,smooth", ("smooth", "bias")),

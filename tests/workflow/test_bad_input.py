@@ -509,7 +509,7 @@ def test_an_unknown_correction(capsys, asked):
     assert stop.value.code == 2
     said = capsys.readouterr().err.splitlines()[-1]
     wrong = "auto" if asked == "auto,foo" else asked.split(",")[-1]
-    assert f"no correction '{wrong}'; allowed: auto, none, or some of smooth,shift,round,bias" in said
+    assert f"no correction '{wrong}'; allowed: auto, none, or some of range,smooth,shift,round,bias" in said
 
 
 @pytest.mark.slow

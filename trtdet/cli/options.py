@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from trtdet.pipeline import CalibrationOptions
 
 RULES = ("minmax", "entropy", "percentile", "mse", "auto")
-CORRECTIONS = ("smooth", "shift", "round", "bias")
-DEFAULT_CORRECTIONS = ("smooth", "round", "bias")
+CORRECTIONS = ("range", "smooth", "shift", "round", "bias")
+DEFAULT_CORRECTIONS = ("range", "smooth", "round", "bias")
 SILU = ("auto", "keep", "swish", "plugin")
 NMS = ("auto", "efficient", "onnx", "native", "host")
 RUNTIMES = ("auto", "engine", "onnxruntime")

@@ -1,7 +1,16 @@
 """Quantisation: where Q/DQ pairs go, in which precision each convolution runs, and what is corrected."""
 
 from trtdet.quantization.activation_ranges import reach
-from trtdet.quantization.corrections import CORRECTIONS, DEFAULT_CORRECTIONS, Corrected, Sources, correct
+from trtdet.quantization.corrections import (
+    CORRECTIONS,
+    DEFAULT_CORRECTIONS,
+    Corrected,
+    HeadRange,
+    Sources,
+    Start,
+    correct,
+    sense,
+)
 from trtdet.quantization.data_flow import DataFlow, WeightForm
 from trtdet.quantization.defaults import FEWEST_CHANNELS, default_plan, left_by_default
 from trtdet.quantization.encoding import LARGEST, SMALLEST_NORMAL
@@ -31,12 +40,14 @@ __all__ = [
     "Entry",
     "GraphProblem",
     "HeadError",
+    "HeadRange",
     "Precision",
     "PrecisionPlan",
     "QdqPlacement",
     "Quantizable",
     "Requantized",
     "Sources",
+    "Start",
     "Step",
     "Switch",
     "WeightForm",
@@ -52,6 +63,7 @@ __all__ = [
     "quantized_joins",
     "reach",
     "requantize",
+    "sense",
     "shared",
     "tensors_of",
     "to_half",

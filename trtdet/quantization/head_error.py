@@ -12,7 +12,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-_SEEN = 0.05
+SEEN = 0.05
 
 _SWAPS = 4096
 """Exchanges of two models' images that are looked at: all of them up to 12 images, so many at random beyond."""
@@ -37,13 +37,13 @@ class HeadError:
         """
         (boxes, scores), (moved, changed) = reference, other
         # Few pairs count, and this runs for every variant of a model.
-        pairs = np.flatnonzero((scores > _SEEN) | (changed > _SEEN))
+        pairs = np.flatnonzero((scores > SEEN) | (changed > SEEN))
         rows, place = np.unique(pairs // scores.shape[1], return_inverse=True)
         shared = _iou(boxes[rows], moved[rows]).astype(np.float64)
         before, after = (np.nan_to_num(array.reshape(-1)[pairs].astype(np.float64)) for array in (scores, changed))
         weight = np.maximum(before, after)
         shares = scores[rows].max(axis=1).astype(np.float64) if rows.size else np.zeros(0)
-        shares[~(shares > _SEEN)] = 0  # what was no detection has no box to lose
+        shares[~(shares > SEEN)] = 0  # what was no detection has no box to lose
         lost = 1 - shared
         self._sums.append(
             (
@@ -60,7 +60,7 @@ class HeadError:
     @staticmethod
     def weight(scores: NDArray[np.float32]) -> float:
         """What an image counts: the sum of the scores (N, C) of all that may become a detection."""
-        return float(scores[scores > _SEEN].sum(dtype=np.float64))
+        return float(scores[scores > SEEN].sum(dtype=np.float64))
 
     @property
     def by_image(self) -> NDArray[np.float64]:

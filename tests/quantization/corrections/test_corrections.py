@@ -19,7 +19,7 @@ from trtdet import quantization
 from trtdet.backends import OnnxRunner
 from trtdet.errors import ConfigError, ModelError, TrtdetWarning
 from trtdet.passes.provenance import Origin, origin_of
-from trtdet.quantization import CORRECTIONS, DEFAULT_CORRECTIONS, PrecisionPlan, correct, insert_qdq, lint, place
+from trtdet.quantization import CORRECTIONS, DEFAULT_CORRECTIONS, PrecisionPlan, Start, correct, insert_qdq, lint, place
 from trtdet.quantization.corrections.base import Correction, Layer, Network
 from trtdet.quantization.corrections.policies import POLICIES
 from trtdet.quantization.corrections.rounding import Round
@@ -36,7 +36,7 @@ def parts(plan: PrecisionPlan) -> set[str]:
 
 
 def test_the_names_are_those_of_the_registry() -> None:
-    assert CORRECTIONS == ("smooth", "shift", "round", "bias")
+    assert CORRECTIONS == ("range", "smooth", "shift", "round", "bias")
     assert quantization.CORRECTIONS is CORRECTIONS
     assert tuple(correction.name for correction in corrections.REGISTRY) == CORRECTIONS
     assert quantization.DEFAULT_CORRECTIONS is corrections.DEFAULT_CORRECTIONS
@@ -187,14 +187,15 @@ def test_the_head_decides_how_the_layers_are_put_together(
     given = sources()
     found = correct(model, place(model), chosen(model, given, "minmax"), CORRECTIONS, given)
     assert found.summary[-2:] == (
-        list(POLICIES.values())[policy],
+        POLICIES[("layers", "mapped", "all")[policy]],
         "error at the head 0.5000 -> 0.2000 on 2 images held back, lower on 2 of 2 where anything is detected, 75 % "
         "sure; detections agree by 44.4 % before, 77.8 % after",
     )
     if policy == 2:
-        assert found.summary[:4] == (
+        assert found.summary[:5] == (
+            "range: 0 of 5 tensors",
             "smooth: 5 of 5 tensors",
-            found.summary[1],
+            found.summary[2],
             "round: 5 of 5 convs",
             "bias: 5 of 5 convs",
         )
@@ -207,7 +208,8 @@ def test_no_map_is_left_as_a_mul_that_costs_more_than_fp16(
     """Those of the input and after a SiLU and a sum need one; where a sum reads the tensor, it needs one back."""
     given, placement = sources(), place(model)
     candidates = chosen(model, given, "minmax")
-    found = correct(model, placement, candidates, DEFAULT_CORRECTIONS, given, placement.activations if fused else ())
+    start = Start(parted=placement.activations if fused else ())
+    found = correct(model, placement, candidates, DEFAULT_CORRECTIONS, given, start)
     int8 = insert_qdq(model, placement, found.ranges, found.corrections)
     muls = [node for node in int8.graph.node if origin_of(int8).get(node.name) is Origin.CHANNEL_MAP]
     left_out = [sentence for sentence in found.summary if sentence.startswith("maps left out: ")]
@@ -227,7 +229,7 @@ def test_what_is_refused(model: Any, sources: Any, chosen: Any) -> None:
     with pytest.raises(ConfigError, match="at least 2 calibration images, one of them to judge by, got 1"):
         correct(model, place(model), candidates, CORRECTIONS, sources(1))
     with pytest.raises(
-        ConfigError, match="no correction 'magic'; allowed: auto, none, or some of smooth, shift, round"
+        ConfigError, match="no correction 'magic'; allowed: auto, none, or some of range, smooth, shift, round"
     ):
         correct(model, place(model), candidates, ("magic",), sources(2))
     weight = next(tensor for tensor in model.graph.initializer if tensor.name == "w3")

@@ -18,7 +18,7 @@ from trtdet.quantization.corrections.policies import choose
 def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every policy has every correction in every layer."""
     policies = "trtdet.quantization.corrections.policies"
-    monkeypatch.setattr(f"{policies}.choose", lambda site, policy: choose(site, "all"))
+    monkeypatch.setattr(f"{policies}.choose", lambda site, policy, chosen: choose(site, "all"))
 
 
 @pytest.mark.parametrize("names", [DEFAULT_CORRECTIONS, CORRECTIONS, ("smooth",), ("bias",), ("round", "bias")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -21,12 +22,15 @@ from trtdet.pipeline.stages.half_range import Magnitudes, half_parts
 from trtdet.pipeline.stages.rewriting import Graph
 from trtdet.progress import Progress, silent
 from trtdet.quantization import (
+    Corrected,
     Corrections,
     DataFlow,
+    HeadRange,
     PrecisionPlan,
     QdqPlacement,
     Requantized,
     Sources,
+    Start,
     WeightForm,
     WeightScales,
     correct,
@@ -34,6 +38,7 @@ from trtdet.quantization import (
     lint,
     quantized_joins,
     requantize,
+    sense,
     shared,
     to_half,
 )
@@ -159,35 +164,53 @@ def prepared(
     graph = calibrated.graph
     plan = plan or graph.plan
     placement = graph.placement.following(plan)
+    wanted = bool(plan.names("int8")) and (bool(names) or options.rule == AUTO)
+    sources = Sources(
+        calibrated.paths,
+        graph.config.input,
+        OnnxRunner,
+        decoded(graph.nms_mode, graph.config),
+        progress,
+        calibrated.cache,
+    )
+    ranges, start = calibrated.ranges, Start()
+    if wanted and HeadRange.name in names:
+        ranges, start = sense(graph.model, placement, ranges, sources)
     parted = frozenset(placement.activations) if graph.flow.fused else frozenset()
     if share:
-        ranges, together = shared(graph.model, placement, calibrated.ranges)
-        calibrated, parted = replace(calibrated, ranges=ranges), parted | together
-    if (not names and options.rule != AUTO) or not plan.names("int8"):
+        plain, _ = shared(graph.model, placement, calibrated.ranges)
+        ranges, together = shared(graph.model, placement, ranges)
+        calibrated, parted = replace(calibrated, ranges=plain), parted | together
+    if not wanted:
         return Prepared(calibrated, calibrated.ranges, Corrections(), plan)
-    candidates = {calibrated.ranges.rule: calibrated.ranges}
-    if options.rule == AUTO:
+    if options.rule == AUTO and start.noise is not None:
+        # Ranges by the detections make the rules' thresholds needless.
+        ranges = replace(ranges, rule=AUTO, percent=None)
+    candidates = {ranges.rule: ranges}
+    if options.rule == AUTO and start.noise is None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", TrtdetWarning)  # given when the first rule was applied
             for rule in RULES:
                 if rule not in candidates:
                     candidates[rule] = Ranges.choose(calibrated.collection, rule, options.percentile)
-    head = decoded(graph.nms_mode, graph.config)
-    sources = Sources(calibrated.paths, graph.config.input, OnnxRunner, head, progress, calibrated.cache)
-    done = correct(graph.model, placement, candidates, names, sources, parted)
-    mapped = done.corrections.tensors
-    if not mapped or options.rule == AUTO:
-        return Prepared(calibrated, done.ranges, done.corrections, done.plan, done.summary)
-    # The input keeps its whole range under every rule, and a map is chosen from what no rule has touched.
+    start = replace(start, plain=calibrated.ranges, parted=parted)
+    done = correct(graph.model, placement, candidates, names, sources, start)
+    # The input keeps its whole range under every rule.
     ruled = [name for name in placement.activations if name != calibrated.collection.source]
-    said = _share_of_rule(options.rule, sum(name not in mapped for name in ruled), len(ruled))
+    summary = done.summary if options.rule == AUTO else _with_share(options.rule, ruled, done, start)
+    return Prepared(calibrated, done.ranges, done.corrections, done.plan, summary)
+
+
+def _with_share(rule: str, ruled: Sequence[str], done: Corrected, start: Start) -> tuple[str, ...]:
+    """The summary, with how much a threshold rule has to say beside corrections, which choose ranges of their own."""
+    mapped = done.corrections.tensors
+    chosen = start.noise is not None and done.ranges is not start.plain
+    if not (mapped or chosen):
+        return done.summary
+    decided = 0 if chosen else sum(name not in mapped for name in ruled)
+    if decided:
+        said = f"--calib {rule} decides {decided} of {len(ruled)} ranges, the corrections the others"
+    else:
+        said = f"--calib {rule} decides none of {len(ruled)} ranges, the corrections all"
     # The last sentence stays that of the error at the head.
-    return Prepared(calibrated, done.ranges, done.corrections, done.plan, (*done.summary[:-1], said, done.summary[-1]))
-
-
-def _share_of_rule(rule: str, decided: int, tensors: int) -> str:
-    """How much a threshold rule has to say beside corrections, which give the tensors that they map ranges of their
-    own."""
-    if not decided:
-        return f"--calib {rule} decides none of {tensors} ranges, the corrections all"
-    return f"--calib {rule} decides {decided} of {tensors} ranges, the corrections the others"
+    return (*done.summary[:-1], said, done.summary[-1])

@@ -1,8 +1,9 @@
 """Corrections: what keeps the accuracy of a detector whose convolutions all run in INT8, with no training.
 
 Each is a file and a line of :data:`REGISTRY`; :mod:`trtdet.quantization.corrections.base` says how another is added.
-Everything is worked out from the float model over calibration images, layer by layer, in four passes over images that
-are decoded anew each time, so that memory does not grow with their number:
+Everything is worked out from the float model over calibration images, in passes over images that are decoded anew each
+time, so that memory does not grow with their number. Where ranges come from gradients, they are known before, see
+:func:`sense`; the range of what is mapped follows after the first of the other four passes:
 
 1. the extremes of every channel, from all images as the thresholds of the rules are, and the second moments of every
    convolution's windows at random places;
@@ -17,7 +18,8 @@ Every fourth image is held back.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import onnx
 
@@ -26,6 +28,7 @@ from trtdet.errors import ConfigError
 from trtdet.quantization.corrections.base import Correction, Network
 from trtdet.quantization.corrections.bias import Bias
 from trtdet.quantization.corrections.gate import Corrected, Task
+from trtdet.quantization.corrections.head_ranges import HeadRange, Start, head_noise, sense
 from trtdet.quantization.corrections.policies import judge
 from trtdet.quantization.corrections.rounding import Round
 from trtdet.quantization.corrections.shift import Shift
@@ -35,15 +38,25 @@ from trtdet.quantization.corrections.trials import Pick, Site, batches, find_sit
 from trtdet.quantization.placement import QdqPlacement
 from trtdet.quantization.qdq import Corrections
 
-__all__ = ["CORRECTIONS", "DEFAULT_CORRECTIONS", "REGISTRY", "Corrected", "Sources", "correct"]
+__all__ = [
+    "CORRECTIONS",
+    "DEFAULT_CORRECTIONS",
+    "REGISTRY",
+    "Corrected",
+    "HeadRange",
+    "Sources",
+    "Start",
+    "correct",
+    "sense",
+]
 
-REGISTRY: tuple[Correction, ...] = (Smooth(), Shift(), Round(), Bias())
+REGISTRY: tuple[Correction, ...] = (HeadRange(), Smooth(), Shift(), Round(), Bias())
 """Every correction, in the order in which they are tried and reported."""
 
 CORRECTIONS = tuple(correction.name for correction in REGISTRY)
 """Every correction by the name that ``--correct`` takes."""
 
-DEFAULT_CORRECTIONS = ("smooth", "round", "bias")
+DEFAULT_CORRECTIONS = ("range", "smooth", "round", "bias")
 """Those that ``--correct auto`` stands for: they put no node between INT8 convolutions but a Mul where it pays. A shift
 needs an Add behind the activation function and a Pad before each convolution that pads."""
 
@@ -54,7 +67,7 @@ def correct(
     candidates: Mapping[str, Ranges],
     names: Sequence[str],
     sources: Sources,
-    parted: Collection[str] = (),
+    start: Start = Start(),
 ) -> Corrected:
     """Chooses, tensor by tensor and convolution by convolution, what lowers the error on images held back.
 
@@ -64,8 +77,7 @@ def correct(
         candidates: ranges by rule; the first is what the others and the corrections are compared with.
         names: of the corrections that may be used, out of :data:`CORRECTIONS`; may be empty.
         sources: images and how to run them.
-        parted: tensors that a channel map's Mul would part from the kernel that rounds them as well, or from others
-            that read the same INT8: there it costs their bytes in FP16.
+        start: what is known before, such as the ranges that the corrections are compared with.
 
     Raises:
         ConfigError: an unknown correction, or fewer than two images.
@@ -76,12 +88,13 @@ def correct(
     if unknown:
         raise ConfigError(f"no correction '{unknown[0]}'; allowed: auto, none, or some of {', '.join(known)}")
     enabled = tuple(correction for correction in REGISTRY if correction.name in names)
-    task = Task(model, placement, candidates, enabled, *sources.split(), sources)
-    sites = find_sites(model, placement, enabled, parted)
+    task = Task(model, placement, candidates, enabled, *sources.split(), sources, start)
+    sites = find_sites(model, placement, enabled, start.parted)
     for batch in batches(sites):
         _measure(task, batch)
         for site in batch:
-            site.prepare(candidates)
+            site.prepare(candidates, everywhere=start.noise is not None)
+    _narrow(task, sites)
     exposed = expose(model, list(dict.fromkeys(site.tensor for site in sites)))
     for seed, (found,) in enumerate(sources.outputs([exposed], task.fit, "correcting: means")):
         for site in sites:
@@ -102,6 +115,20 @@ def _measure(task: Task, sites: Sequence[Site]) -> None:
     for seed, (found,) in enumerate(task.sources.outputs([exposed], images, "correcting: moments")):
         for site in sites:
             site.add_moments(found[site.tensor], seed if seed < len(task.fit) else None)
+
+
+def _narrow(task: Task, sites: Sequence[Site]) -> None:
+    """Gives each channel map the range of least noise at the head, and each trial what it does there."""
+    if task.start.noise is None:
+        return
+    maps = {site.tensor: trial.map for site in sites for trial in site.mapped}
+    mapped = head_noise(task.model, task.placement, task.first, task.sources, maps)
+    for site in sites:
+        for trial in site.trials:
+            if trial.names:
+                trial.map = replace(trial.map, amax=mapped.best(site.tensor))
+            noise = mapped if trial.names else task.start.noise
+            trial.head = noise.noise(site.tensor, trial.map.amax)
 
 
 def _reconstruct(task: Task, sites: Sequence[Site]) -> None:

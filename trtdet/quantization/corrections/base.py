@@ -5,6 +5,8 @@ A correction is a subclass of :class:`Correction` in a file of its own and a lin
 proposes is measured on held-back images like every other proposal and kept only where it lowers the error, see
 :mod:`trtdet.quantization.corrections.gate`. It never decides.
 
+- ``range`` has no hook: the ranges that all others start from are chosen by gradients before, see
+  :mod:`trtdet.quantization.corrections.head_ranges`.
 - ``propose``: another channel map of a tensor, before its convolutions' weights are rounded (``smooth``, ``shift``).
 - ``round``: other integers for one convolution, from the second moments of its input (``round``). Learned rounding in
   the way of AdaRound (Nagel et al. 2020, arXiv:2004.10568) fits here: the error that it minimises,

@@ -15,6 +15,7 @@ import onnx
 
 from trtdet.calibration import Ranges, expose
 from trtdet.quantization.corrections.base import Correction
+from trtdet.quantization.corrections.head_ranges import Start
 from trtdet.quantization.corrections.sources import HELD_BACK, Sources
 from trtdet.quantization.head_error import HeadError, fewest_images, lower_on, sureness
 from trtdet.quantization.placement import QdqPlacement
@@ -25,7 +26,7 @@ from trtdet.quantization.qdq import Corrections, insert_qdq
 _SURE = 0.95
 """How sure it has to be that an error is lower before nodes are spent on it, where it is not lower by much."""
 
-_MUCH = 1.05
+_MUCH = 1.1
 """The simpler form is not taken at the price of an error that is this many times as large, however unsure it is."""
 
 
@@ -40,6 +41,7 @@ class Task:
         corrections: that may be used, in the order of the registry.
         fit, held: the images that corrections are computed from, and those that judge them.
         sources: run models on images.
+        start: what is known before.
     """
 
     model: onnx.ModelProto
@@ -49,6 +51,12 @@ class Task:
     fit: Sequence[Path]
     held: Sequence[Path]
     sources: Sources
+    start: Start = Start()
+
+    @property
+    def plain(self) -> Ranges:
+        """The ranges of the rule alone."""
+        return self.start.plain or self.first
 
     @property
     def first(self) -> Ranges:

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trtdet.calibration import Range, Ranges
 from trtdet.errors import TrtdetWarning
 from trtdet.quantization.corrections.gate import Corrected, Task, Whole, compare
+from trtdet.quantization.corrections.head_ranges import HeadRange
 from trtdet.quantization.corrections.trials import Choice, Pick, Site
 from trtdet.quantization.precision import PrecisionPlan
 from trtdet.quantization.qdq import Corrections
 
 POLICIES = {
+    "textbook": "no channel maps, every rounding",
+    "few": "channel maps where rounding reaches the head most, every other correction",
     "layers": "each kept where it lowers its layer's error",
     "mapped": "channel maps everywhere, the others where they lower their layer's error",
     "all": "every correction in every layer",
 }
 """Ways to put the layers' corrections together."""
+
+_FEW = 1.15
+"""The noise at the head that few channel maps may leave, as a multiple of what all of them would."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,9 +38,8 @@ class _Together:
 
 def judge(task: Task, sites: Sequence[Site]) -> Corrected:
     """The policy of the least error at the head on the images held back, or the plain rule where none lowers it."""
-    policies = list(POLICIES) if task.corrections else ["layers"]
-    ways = [_put_together(task, sites, policy) for policy in policies]
-    plain = Whole(f"the plain rule '{task.first.rule}'", task.first)
+    ways = [_put_together(task, sites, policy) for policy in _policies(task)]
+    plain = Whole(f"the plain rule '{task.plain.rule}'", task.plain)
     verdict = compare(task, [plain, *(way.whole for way in ways)])
     *left, figures = verdict.sentences()
     doubt = verdict.doubt()
@@ -57,25 +62,63 @@ def judge(task: Task, sites: Sequence[Site]) -> Corrected:
         name: replace(entry, corrections=steps.get(name, ())) for name, entry in task.placement.plan.entries.items()
     }
     how = [POLICIES[way.policy]] if task.corrections else []
-    summary = (*_summary(task, way), *how, *left, figures)
+    summary = (*_summary(task, sites, way), *how, *left, figures)
     return Corrected(way.whole.ranges, way.whole.corrections, PrecisionPlan(entries), summary)
 
 
-def choose(site: Site, policy: str) -> Choice:
-    """What a policy takes: one trial and, for each convolution, a rounding and an offset; see :data:`POLICIES`."""
+def _policies(task: Task) -> list[str]:
+    if not task.corrections:
+        return ["layers"]
+    return [policy for policy in POLICIES if task.start.noise is not None or policy not in ("textbook", "few")]
+
+
+def worst(task: Task, sites: Sequence[Site]) -> frozenset[str]:
+    """The fewest tensors whose channel maps bring the noise at the head close to that of all maps."""
+    gains, left = {}, 0.0
+    for site in sites:
+        rule = min(site.rules, key=lambda trial: trial.loss())
+        left += rule.head
+        for trial in site.worthwhile():
+            gains[site.tensor] = rule.head - trial.head
+    goal = _FEW * (left - sum(gain for gain in gains.values() if gain > 0))
+    found = []
+    for tensor in sorted(gains, key=lambda tensor: -gains[tensor]):
+        if left <= goal or gains[tensor] <= 0:
+            break
+        found.append(tensor)
+        left -= gains[tensor]
+    return frozenset(found)
+
+
+def choose(site: Site, policy: str, chosen: Collection[str] = ()) -> Choice:
+    """What a policy takes: one trial and, for each convolution, a rounding and an offset; see :data:`POLICIES`.
+
+    Args:
+        site: with its trials.
+        policy: its name.
+        chosen: for ``few``, the tensors that are mapped.
+    """
     rule = min(site.rules, key=lambda trial: trial.loss())
     maps = site.worthwhile()
-    options = maps if maps and policy != "layers" else [rule, *maps]
+    if policy == "textbook" or (policy == "few" and site.tensor not in chosen):
+        options = [rule]
+    else:
+        options = maps if maps and policy != "layers" else [rule, *maps]
     trial = min(options, key=lambda trial: trial.loss())
     picks = {}
     for name, errors in trial.errors.items():
-        best = errors.size - 1 if policy == "all" else int(errors.argmin())
-        picks[name] = Pick(*divmod(best, errors.shape[1]))
+        if policy == "textbook":
+            # Where much is clipped its mean is made up for everywhere, which an offset of the output must not do.
+            picks[name] = Pick(errors.shape[0] - 1, 0)
+        else:
+            best = errors.size - 1 if policy in ("few", "all") else int(errors.argmin())
+            picks[name] = Pick(*divmod(best, errors.shape[1]))
     return Choice(rule, trial, picks, site.too_dear or len(maps) < len(site.mapped))
 
 
 def _put_together(task: Task, sites: Sequence[Site], policy: str) -> _Together:
-    choices = [choose(site, policy) for site in sites]
+    chosen = worst(task, sites) if policy == "few" else ()
+    choices = [choose(site, policy, chosen) for site in sites]
     maps, weights, best = {}, {}, {}
     for site, choice in zip(sites, choices, strict=True):
         weights.update(site.rounded(choice))
@@ -93,13 +136,20 @@ def _ranges(task: Task, best: Mapping[str, Range]) -> Ranges:
     return replace(task.first, rule="auto", percent=None, tensors={**task.first.tensors, **best})
 
 
-def _summary(task: Task, way: _Together) -> tuple[str, ...]:
+def _summary(task: Task, sites: Sequence[Site], way: _Together) -> tuple[str, ...]:
     """How many tensors or convolutions each correction was kept for, and each rule chosen for."""
     convs = [(choice.trial, name, pick) for choice in way.choices for name, pick in choice.picks.items()]
     used = [trial.roundings[name][pick.rounding].name for trial, name, pick in convs]
     used += [trial.offsets[pick.offset] for trial, _, pick in convs]
     used += [name for choice in way.choices for name in choice.trial.names]
     total = {"tensors": len(way.choices), "convs": len(convs)}
+    pairs = zip(sites, way.choices, strict=True)
+    plain, written = task.plain.tensors, way.whole.ranges.tensors
+    used += [
+        HeadRange.name
+        for site, choice in pairs
+        if not choice.trial.names and plain[site.tensor].amax != written[site.tensor].amax
+    ]
     sentences = [
         f"{correction.name}: {used.count(correction.name)} of {total[correction.counts]} {correction.counts}"
         for correction in task.corrections
@@ -110,6 +160,8 @@ def _summary(task: Task, way: _Together) -> tuple[str, ...]:
             f"maps left out: {left_out} of {total['tensors']} tensors, where FP16 convolutions would buy more for the "
             "bytes of a Mul"
         )
+    if task.start.reason:
+        sentences.append(f"{HeadRange.name} not tried: {task.start.reason}")
     if way.whole.ranges.rule == "auto":
         rules = [choice.rule.rule for choice in way.choices]
         sentences.append("rules: " + ", ".join(f"{rule} {rules.count(rule)}" for rule in dict.fromkeys(sorted(rules))))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 from numpy.typing import NDArray
 
@@ -66,6 +67,17 @@ class Sources:
             found = [{**simulator(batch.images), simulator.input: batch.images} for simulator in simulators]
             for row in range(len(batch)):
                 yield [{name: value[row] for name, value in outputs.items()} for outputs in found]
+            done += len(batch)
+            self.progress(stage, done, len(paths))
+
+    def batches(self, model: onnx.ModelProto, paths: Sequence[Path], stage: str) -> Iterator[NDArray[np.float32]]:
+        """Images as the network takes them, float32 (B, 3, H, W): the model's batch, or 1 where it takes any."""
+        size = model.graph.input[0].type.tensor_type.shape.dim[0].dim_value or 1
+        done = 0
+        for batch in ImageStream(paths, self.preprocess, batch_size=size, cache=self.cache):
+            images = batch.images
+            missing = size - len(images)
+            yield np.concatenate([images, np.repeat(images[-1:], missing, axis=0)]) if missing else images
             done += len(batch)
             self.progress(stage, done, len(paths))
 

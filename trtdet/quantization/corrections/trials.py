@@ -62,6 +62,7 @@ class Trial:
         means: by window, the sum of the samples as the convolution reads them.
         errors: by convolution, float64 (roundings, offsets): see :meth:`Site.add_errors`.
         offsets: name of the correction that each column of the errors is of; the first has none.
+        head: what the tensor's rounding and clipping add to the error's power at the head; 0 where it is not known.
     """
 
     names: tuple[str, ...]
@@ -71,6 +72,7 @@ class Trial:
     means: dict[Window, NDArray[np.floating]] = field(default_factory=dict)
     errors: dict[str, NDArray[np.float64]] = field(default_factory=dict)
     offsets: tuple[str, ...] = ("",)
+    head: float = 0.0
     _written: dict[str, list[_Written]] = field(default_factory=dict)
 
     def quantized(self, windows: NDArray[np.float32], window: Window) -> NDArray[np.float32]:
@@ -242,8 +244,13 @@ class Site:
         for window, moments in self._moments.items():
             moments.update(self._sample(x, window, seed))
 
-    def prepare(self, candidates: Mapping[str, Ranges]) -> None:
-        """Works out every trial from the moments, which are let go."""
+    def prepare(self, candidates: Mapping[str, Ranges], everywhere: bool = False) -> None:
+        """Works out every trial from the moments, which are let go.
+
+        Args:
+            candidates: ranges by rule.
+            everywhere: round the plain form with care also where it hardly can win against a channel map at its layer.
+        """
         for name, window in self.windows.items():
             power = self._moments[window].through(window.rows(self.weight(name)))
             floor = max(_QUIET * float(np.median(power)), 1e-6 * float(power.mean()), 1e-30)
@@ -256,8 +263,7 @@ class Site:
             best, self.too_dear = None, True
         if best is not None:
             self.trials.append(Trial(best.names, best.map))
-        # The plain form is there to be compared with, so that its rounding is chosen only where it can win.
-        can_win = best is None or (best.map.shift is None and self.mul_price >= _CHEAP)
+        can_win = everywhere or best is None or (best.map.shift is None and self.mul_price >= _CHEAP)
         for trial in self.trials:
             for name in self.windows:
                 trial.roundings[name] = self._roundings(trial, name, bool(trial.names) or can_win)

@@ -1,0 +1,175 @@
+"""Ranges and channel maps by what they do to the detections."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed: pip install 'trtdet[correct]'")
+
+from trtdet.calibration import Range, Ranges
+from trtdet.quantization import DEFAULT_CORRECTIONS, HeadError, correct, insert_qdq, place, sense
+from trtdet.quantization.corrections import head_ranges
+from trtdet.quantization.corrections.head_ranges import Start, head_noise
+from trtdet.quantization.encoding import ChannelMap
+from trtdet.quantization.gradients.head_noise import CLIPPING, FRACTIONS, _lost
+
+
+def with_range(ranges: Ranges, name: str, amax: float) -> Ranges:
+    return replace(ranges, tensors={**ranges.tensors, name: replace(ranges.tensors[name], amax=amax)})
+
+
+def only(model: Any, name: str) -> Any:
+    """The placement of a single tensor."""
+    placement = place(model)
+    return replace(placement, activations=(name,), readers={name: placement.readers[name]})
+
+
+def test_what_clipping_takes_off_is_added_up_with_its_signs() -> None:
+    import torch
+
+    rng = np.random.default_rng(0)
+    value, slope = rng.normal(0, 1, (2, 500)).astype(np.float32)
+    largest = float(np.abs(value).max())
+    got = _lost(torch.from_numpy(value), torch.from_numpy(slope), largest)
+    for fraction, change in zip(FRACTIONS, got, strict=True):
+        clipped = value.clip(-fraction * largest, fraction * largest)
+        assert change == pytest.approx(float(((clipped - value).astype(np.float64) * slope).sum()), rel=1e-3, abs=1e-3)
+
+
+def test_the_noise_of_rounding_is_that_of_the_error_at_the_head(model: Any, sources: Any, chosen: Any) -> None:
+    """Every activation alone, at its whole range: within a factor of three of what is measured, tensor by tensor.
+
+    The input is left out: pixels are whole numbers, whose rounding errors are not spread evenly.
+    """
+    given, detector = sources(24), with_boxes(model)
+    ranges = chosen(detector, given, "minmax")["minmax"]
+    noise = head_noise(detector, place(detector), ranges, given)
+    names = [name for name in place(detector).activations if name != detector.graph.input[0].name]
+    assert len(names) > 2
+    for name in names:
+        alone = rounded_alone(detector, only(detector, name), ranges)
+        error = HeadError()
+        for reference, got in given.outputs([detector, alone], given.images, "measuring"):
+            error.update(given.head.read(reference), given.head.read(got))
+        assert error.power / 3 < noise.noise(name, ranges.tensors[name].amax) < 3 * error.power, name
+
+
+def with_boxes(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with boxes of about 60 pixels, whose IoU has a meaning."""
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    (last,) = (node for node in made.graph.node if "boxes" in node.output)
+    last.output[0] = "moves"
+    made.graph.initializer.append(onnx.numpy_helper.from_array(np.array([0, 0, 60, 60], np.float32), "corners"))
+    made.graph.node.append(onnx.helper.make_node("Add", ["moves", "corners"], ["boxes"], "placed"))
+    return made
+
+
+def rounded_alone(model: onnx.ModelProto, placement: Any, ranges: Ranges) -> onnx.ModelProto:
+    """A Q/DQ pair at one tensor, and weights in float."""
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    (name,) = placement.activations
+    scale = np.float32(ranges.tensors[name].amax / 127)
+    made.graph.initializer.append(onnx.numpy_helper.from_array(scale, "step"))
+    made.graph.initializer.append(onnx.numpy_helper.from_array(np.int8(0), "zero"))
+    nodes = list(made.graph.node)
+    at = next((index + 1 for index, node in enumerate(nodes) if name in node.output), 0)
+    for node in nodes:
+        for position, read in enumerate(node.input):
+            if (node.name, position) in placement.readers[name]:
+                assert read == name
+                node.input[position] = "rounded"
+    pair = [
+        onnx.helper.make_node("QuantizeLinear", [name, "step", "zero"], ["integers"], "q"),
+        onnx.helper.make_node("DequantizeLinear", ["integers", "step", "zero"], ["rounded"], "dq"),
+    ]
+    del made.graph.node[:]
+    made.graph.node.extend([*nodes[:at], *pair, *nodes[at:]])
+    return made
+
+
+def test_an_outlier_that_no_detection_needs_is_clipped_and_others_are_not(
+    model: Any, sources: Any, chosen: Any
+) -> None:
+    given, placement = sources(), place(model)
+    ranges = chosen(model, given, "minmax")["minmax"]
+    noise = head_noise(model, placement, ranges, given)
+    assert noise.seen
+    found, start = sense(model, placement, ranges, given)
+    assert start.noise is not None and start.plain is ranges and not start.reason
+    source = model.graph.input[0].name
+    assert found.tensors[source] == ranges.tensors[source]
+    for name in placement.activations:
+        best = noise.best(name)
+        assert 0 < best <= noise.tensors[name].largest
+        assert all(
+            noise.noise(name, best) <= noise.noise(name, amax) for amax in FRACTIONS * noise.tensors[name].largest
+        )
+    # Where clipping loses nothing at the head, as much is clipped as is tried.
+    quiet = noise.tensors[placement.activations[-1]]
+    quiet.clipped[:] = 0
+    assert noise.best(placement.activations[-1]) == pytest.approx(FRACTIONS[-1] * quiet.largest)
+    # And where clipping costs much, nothing is.
+    quiet.clipped[:, 1:] = 1e12
+    assert noise.best(placement.activations[-1]) == pytest.approx(quiet.largest)
+    assert CLIPPING > 1
+
+
+def test_a_channel_map_is_judged_as_it_is_written(model: Any, sources: Any, chosen: Any) -> None:
+    """A map that only scales every channel alike changes nothing but the unit."""
+    given, placement = sources(), place(model)
+    ranges = chosen(model, given, "minmax")["minmax"]
+    plain = head_noise(model, placement, ranges, given)
+    (name,) = {"c"} & set(placement.activations)
+    largest = plain.tensors[name].largest
+    mapped = head_noise(model, placement, ranges, given, {name: ChannelMap(2 * largest, np.full(8, 2.0))})
+    assert mapped.tensors[name].largest == pytest.approx(2 * largest)
+    for fraction in (1.0, 0.5, 0.2):
+        assert mapped.noise(name, fraction * 2 * largest) == pytest.approx(
+            plain.noise(name, fraction * largest), rel=1e-4
+        )
+
+
+@pytest.mark.parametrize("why", ["torch", "operator", "nothing"])
+def test_without_gradients_the_rule_stands_and_the_summary_says_why(
+    model: Any, sources: Any, chosen: Any, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    given, placement = sources(), place(model)
+    ranges = chosen(model, given, "minmax")["minmax"]
+    if why == "torch":
+        monkeypatch.setattr(head_ranges, "available", lambda: False)
+    elif why == "operator":
+        monkeypatch.delitem(
+            __import__("trtdet.quantization.gradients.operators", fromlist=["OPERATORS"]).OPERATORS, "Relu"
+        )
+    else:
+        monkeypatch.setattr("trtdet.quantization.gradients.head_noise.SEEN", 2.0)
+    found, start = sense(model, placement, ranges, given)
+    assert found is ranges and start.noise is None
+    said = {
+        "torch": "torch is not installed: pip install 'trtdet[correct]'",
+        "operator": "has no gradient here: the operator Relu",
+        "nothing": "nothing is detected on the images",
+    }[why]
+    assert said in start.reason
+    done = correct(model, placement, {"minmax": found}, DEFAULT_CORRECTIONS, given, start)
+    assert f"range not tried: {start.reason}" in done.summary
+
+
+def test_with_gradients_few_maps_are_among_the_forms_that_are_compared(
+    model: Any, sources: Any, chosen: Any, distance: Any
+) -> None:
+    """The outlier of tensor ``c`` is what a map puts right; whatever is kept is better than the rule by far."""
+    given, placement = sources(), place(model)
+    ranges = chosen(model, given, "minmax")["minmax"]
+    found, start = sense(model, placement, ranges, given)
+    done = correct(model, placement, {"minmax": found}, DEFAULT_CORRECTIONS, given, start)
+    int8 = insert_qdq(model, placement, done.ranges, done.corrections)
+    assert distance(model, int8, given) < distance(model, insert_qdq(model, placement, ranges), given) / 2
+    assert isinstance(start, Start) and all(isinstance(seen, Range) for seen in done.ranges.tensors.values())

@@ -1,0 +1,147 @@
+"""The torch form of a model computes what onnxruntime computes, operator by operator and as a whole."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'trtdet[correct]'")
+
+from models import small_detector  # noqa: E402
+
+from trtdet.backends import OnnxRunner  # noqa: E402
+from trtdet.errors import ModelError  # noqa: E402
+from trtdet.quantization.gradients.network import Network  # noqa: E402
+
+SHAPE = (2, 4, 6, 8)
+
+NODES = {
+    "conv": "y = Conv<pads = [1,0,1,2], strides = [2,1], group = 2>(x, w)",
+    "conv same": 'y = Conv<auto_pad = "SAME_UPPER", strides = [2,2]>(x, w4)',
+    "conv same lower": 'y = Conv<auto_pad = "SAME_LOWER", strides = [2,2]>(x, w4)',
+    "transposed": "y = ConvTranspose<strides = [2,2], pads = [1,1,1,1], output_padding = [1,1]>(x, w4)",
+    "max pool": "y = MaxPool<kernel_shape = [3,3], pads = [1,1,1,1], strides = [2,2]>(x)",
+    "max pool ceil": "y = MaxPool<kernel_shape = [3,3], strides = [2,2], ceil_mode = 1>(x)",
+    "average pool": "y = AveragePool<kernel_shape = [2,2], strides = [2,2]>(x)",
+    "average pool pads": "y = AveragePool<kernel_shape = [3,3], pads = [1,1,1,1], count_include_pad = 1>(x)",
+    "global average": "y = GlobalAveragePool(x)",
+    "global max": "y = GlobalMaxPool(x)",
+    "resize nearest": 'y = Resize<mode = "nearest", coordinate_transformation_mode = "asymmetric">(x, , twice)',
+    "resize linear": 'y = Resize<mode = "linear", coordinate_transformation_mode = "half_pixel">(x, , twice)',
+    "resize to": 'y = Resize<mode = "linear", coordinate_transformation_mode = "align_corners">(x, , , to)',
+    "slice": "y = Slice(x, starts, ends, axes, steps)",
+    "slice back": "y = Slice(x, last, before, one, minus)",
+    "split": "a, y = Split<axis = 1>(x, parts)",
+    "split evenly": "a, y = Split<axis = 3, num_outputs = 2>(x)",
+    "concat": "y = Concat<axis = 1>(x, x)",
+    "reshape": "y = Reshape(x, shape)",
+    "transpose": "y = Transpose<perm = [0,2,3,1]>(x)",
+    "flatten": "y = Flatten(x)",
+    "unsqueeze": "a = Unsqueeze(x, axes0) y = Squeeze(a, axes0)",
+    "gather": "y = Gather<axis = 1>(x, picks)",
+    "expand": "a = GlobalAveragePool(x) y = Expand(a, like)",
+    "tile": "y = Tile(x, repeats)",
+    "pad": "y = Pad(x, widths, half)",
+    "matmul": "y = MatMul(x, square)",
+    "gemm": "a = Flatten(x) y = Gemm<alpha = 0.5, transB = 1>(a, rows)",
+    "depth to space": "y = DepthToSpace<blocksize = 2>(x)",
+    "depth to space crd": 'y = DepthToSpace<blocksize = 2, mode = "CRD">(x)',
+    "space to depth": "y = SpaceToDepth<blocksize = 2>(x)",
+    "batch norm": "y = BatchNormalization(x, four, four, four, four)",
+    "layer norm": "y = LayerNormalization(x, eight)",
+    "softmax": "y = Softmax<axis = 1>(x)",
+    "mean": "y = ReduceMean<keepdims = 0>(x, axes2)",
+    "sum": "y = ReduceSum(x, axes2)",
+    "max": "y = ReduceMax(x, axes2)",
+    "arithmetic": "a = Mul(x, half) b = Add(a, x) c = Sub(b, half) d = Div(c, half) y = Pow(d, two)",
+    "least": "y = Min(x, half)",
+    "most": "y = Max(x, half)",
+    "clip": "y = Clip(x, , half)",
+    "exp": "a = Exp(x) b = Sqrt(a) c = Log(b) y = Neg(c)",
+    "sigmoid": "a = Sigmoid(x) y = Mul(x, a)",
+    "relu": "y = Relu(x)",
+    "leaky": "y = LeakyRelu<alpha = 0.2>(x)",
+    "prelu": "y = PRelu(x, slope)",
+    "elu": "y = Elu(x)",
+    "hard swish": "y = HardSwish(x)",
+    "hard sigmoid": "y = HardSigmoid<alpha = 0.16, beta = 0.4>(x)",
+    "softplus": "a = Softplus(x) b = Tanh(a) y = Mul(x, b)",
+    "erf": "y = Erf(x)",
+    "shape": "a = Shape(x) b = Gather(a, one0) y = Reshape(x, flat)",
+}
+
+
+@pytest.mark.parametrize("node", NODES)
+def test_an_operator_computes_what_onnxruntime_does(node: str, net: Any, normal: Any) -> None:
+    constants = {
+        "w": normal(6, 2, 3, 3),
+        "w4": normal(4, 4, 3, 3),
+        "twice": np.array([1, 1, 2, 2], np.float32),
+        "to": np.array([2, 4, 9, 5], np.int64),
+        "starts": np.array([1, -3], np.int64),
+        "ends": np.array([2**40, 7], np.int64),
+        "axes": np.array([2, 3], np.int64),
+        "steps": np.array([2, 1], np.int64),
+        "last": np.array([-1], np.int64),
+        "before": np.array([-(2**40)], np.int64),
+        "one": np.array([1], np.int64),
+        "minus": np.array([-1], np.int64),
+        "parts": np.array([1, 3], np.int64),
+        "shape": np.array([0, 2, -1], np.int64),
+        "axes0": np.array([0, 3], np.int64),
+        "picks": np.array([[2, -1], [0, 0]], np.int64),
+        "like": np.array(SHAPE, np.int64),
+        "repeats": np.array([1, 2, 1, 1], np.int64),
+        "widths": np.array([0, 0, 1, 2, 0, 0, 0, 1], np.int64),
+        "half": np.float32(0.5),
+        "two": np.float32(2),
+        "square": normal(8, 8),
+        "rows": normal(3, 192),
+        "four": np.abs(normal(4)) + 0.5,
+        "eight": normal(8),
+        "axes2": np.array([2, 3], np.int64),
+        "slope": np.float32(0.3).reshape(1, 1, 1),
+        "one0": np.array(0, np.int64),
+        "flat": np.array([2, -1], np.int64),
+    }
+    text = NODES[node]
+    words = set(re.findall(r"\w+", text))
+    used = {name: value for name, value in constants.items() if name in words}
+    model = net(f"(float[2,4,6,8] x) => (float y) {{ {text} }}", **used)
+    model.opset_import[0].version, model.ir_version = 21, 10
+    x = normal(*SHAPE, seed=3)
+    (expected,) = OnnxRunner(model)(x).values()
+    got = Network(model, ["y"], {})(torch.from_numpy(x), lambda name, value: value)["y"]
+    np.testing.assert_allclose(got.numpy(), expected, rtol=2e-5, atol=2e-5)
+
+
+def test_a_detector_computes_what_onnxruntime_does_and_reads_what_it_is_given(normal: Any) -> None:
+    model = small_detector()
+    names = [output.name for output in model.graph.output]
+    size = [dim.dim_value or 1 for dim in model.graph.input[0].type.tensor_type.shape.dim]
+    x = np.abs(normal(*size))
+    expected = OnnxRunner(model)(x)
+    got = Network(model, names, {})(torch.from_numpy(x), lambda name, value: value)
+    for name in names:
+        np.testing.assert_allclose(got[name].numpy(), expected[name], rtol=1e-3, atol=1e-4)
+    source = model.graph.input[0].name
+    conv = next(node for node in model.graph.node if node.op_type == "Conv" and node.input[0] != source)
+    silent = Network(model, names, {conv.input[0]: [(conv.name, 0)]})(
+        torch.from_numpy(x), lambda name, value: 0 * value
+    )
+    assert any(not np.allclose(silent[name].numpy(), expected[name]) for name in names)
+
+
+def test_an_operator_without_a_gradient_is_named(net: Any, normal: Any) -> None:
+    model = net("(float[1,4,6,8] x) => (float y) { a, b = TopK(x, k) y = Relu(a) }", k=np.array([2], np.int64))
+    model.graph.node[0].name = "best"
+    network = Network(model, ["y"], {})
+    with pytest.raises(ModelError, match="'best' has no gradient here: the operator TopK"):
+        network(torch.from_numpy(normal(1, 4, 6, 8)).requires_grad_(), lambda name, value: value)
+    # Without one it is computed: shapes and anchors need none.
+    got = network(torch.from_numpy(normal(1, 4, 6, 8)), lambda name, value: value)["y"]
+    expected = OnnxRunner(model)(normal(1, 4, 6, 8))["y"]
+    np.testing.assert_allclose(got.numpy(), expected, rtol=1e-5)

@@ -1,0 +1,98 @@
+"""An ONNX model as a differentiable function in torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+import torch
+from onnx.reference import ReferenceEvaluator
+
+from trtdet.errors import ModelError
+from trtdet.passes.model import to_graph
+from trtdet.quantization.gradients.operators import OPERATORS
+
+Read = Callable[[str, torch.Tensor], torch.Tensor]
+"""What takes the place of a tensor where a Q/DQ pair stands before it: its name and its value to the value that is
+read."""
+
+
+class Network:
+    """The part of a float model that computes some of its tensors.
+
+    Args:
+        model: with every node named and constants folded, as the passes leave it.
+        wanted: names of tensors.
+        readers: by tensor, the nodes and input positions that read its quantised copy.
+    """
+
+    def __init__(
+        self, model: onnx.ModelProto, wanted: Sequence[str], readers: Mapping[str, Sequence[tuple[str, int]]]
+    ) -> None:
+        graph = to_graph(model)
+        self.input = graph.inputs[0].name
+        self._wanted = tuple(wanted)
+        tensors = graph.tensors()
+        graph.outputs = [tensors[name] for name in self._wanted]
+        graph.cleanup().toposort()
+        self._nodes = tuple(graph.nodes)
+        self._quantized = {reader for found in readers.values() for reader in found}
+        self._constants = {
+            name: torch.from_numpy(np.array(tensor.values))
+            for name, tensor in graph.tensors().items()
+            if isinstance(tensor, gs.Constant)
+        }
+        self._last = {tensor.name: index for index, node in enumerate(self._nodes) for tensor in node.inputs}
+
+    def __call__(self, images: torch.Tensor, read: Read) -> dict[str, torch.Tensor]:
+        """The wanted tensors.
+
+        Args:
+            images: float32 (B, 3, H, W), as many as the model takes.
+            read: what is read where a Q/DQ pair goes.
+
+        Raises:
+            ModelError: an operator on the way to the wanted tensors is not differentiable here.
+        """
+        values: dict[str, Any] = {**self._constants, self.input: images}
+        for index, node in enumerate(self._nodes):
+            inputs = [self._input(node, position, values, read) for position in range(len(node.inputs))]
+            made = _run(node, inputs)
+            outputs = made if isinstance(made, (tuple, list)) else (made,)
+            values.update((tensor.name, value) for tensor, value in zip(node.outputs, outputs, strict=False))
+            for tensor in node.inputs:
+                if self._last[tensor.name] == index and tensor.name not in self._wanted:
+                    values.pop(tensor.name, None)
+        return {name: values[name] for name in self._wanted}
+
+    def _input(self, node: gs.Node, position: int, values: Mapping[str, Any], read: Read) -> torch.Tensor | None:
+        tensor = node.inputs[position]
+        if tensor.is_empty():
+            return None
+        value: torch.Tensor = values[tensor.name]
+        return read(tensor.name, value) if (node.name, position) in self._quantized else value
+
+
+def _run(node: gs.Node, inputs: Sequence[Any]) -> Any:
+    if node.op in OPERATORS:
+        try:
+            return OPERATORS[node.op](node, inputs)
+        except NotImplementedError as missing:
+            raise ModelError(f"'{node.name}' has no gradient here: {missing}") from None
+    if any(value is not None and value.requires_grad for value in inputs):
+        raise ModelError(f"'{node.name}' has no gradient here: the operator {node.op}")
+    # What shapes are computed with: ONNX's own evaluator has every operator.
+    given = {tensor.name: value.numpy() for tensor, value in zip(node.inputs, inputs, strict=True) if value is not None}
+    alone = gs.Graph(
+        nodes=[node.copy(inputs=list(node.inputs), outputs=[gs.Variable(tensor.name) for tensor in node.outputs])],
+        inputs=[gs.Variable(name, value.dtype, value.shape) for name, value in given.items()],
+        opset=21,
+    )
+    alone.nodes[0].inputs = [gs.Variable(tensor.name) if tensor.name in given else tensor for tensor in node.inputs]
+    alone.inputs = [tensor for tensor in alone.nodes[0].inputs if tensor.name in given]
+    alone.outputs = list(alone.nodes[0].outputs)
+    found = ReferenceEvaluator(gs.export_onnx(alone, do_type_check=False)).run(None, given)
+    return tuple(torch.from_numpy(np.array(value)) for value in found)

@@ -1,0 +1,340 @@
+"""ONNX operators in torch, differentiable: what detectors are made of.
+
+Each takes the node and its inputs, None where one is left out, and gives the output or the outputs. Semantics are those
+of the ONNX operator specification, opset 13 to 24 (https://onnx.ai/onnx/operators/).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import onnx_graphsurgeon as gs
+import torch
+from torch.nn import functional
+
+from trtdet.passes.plugin_ops import HARD_SWISH, SILU
+
+Inputs = Sequence[Any]
+"""Tensors, None where an input is left out."""
+Operator = Callable[[gs.Node, Inputs], Any]
+
+
+def _ints(value: torch.Tensor | None) -> list[int]:
+    return [] if value is None else [int(number) for number in value.reshape(-1).tolist()]
+
+
+def _conv(node: gs.Node, inputs: Inputs) -> Any:
+    x, weight, *rest = inputs
+    spatial = weight.dim() - 2
+    strides = tuple(node.attrs.get("strides", (1,) * spatial))
+    dilations = tuple(node.attrs.get("dilations", (1,) * spatial))
+    padding = _padding(node, x.shape[2:], weight.shape[2:], strides, dilations)
+    before, after = padding[:spatial], padding[spatial:]
+    if before != after:
+        x, before = functional.pad(x, _torch_pads(before, after)), (0,) * spatial
+    run = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}[spatial]
+    bias = rest[0] if rest else None
+    return run(x, weight, bias, strides, tuple(before), dilations, int(node.attrs.get("group", 1)))
+
+
+def _conv_transpose(node: gs.Node, inputs: Inputs) -> Any:
+    x, weight, *rest = inputs
+    spatial = weight.dim() - 2
+    pads = tuple(node.attrs.get("pads", (0,) * 2 * spatial))
+    if pads[:spatial] != pads[spatial:] or node.attrs.get("auto_pad", "NOTSET") != "NOTSET" or spatial != 2:
+        raise NotImplementedError("ConvTranspose with such pads")
+    return functional.conv_transpose2d(
+        x,
+        weight,
+        rest[0] if rest else None,
+        tuple(node.attrs.get("strides", (1, 1))),
+        pads[:2],
+        tuple(node.attrs.get("output_padding", (0, 0))),
+        int(node.attrs.get("group", 1)),
+        tuple(node.attrs.get("dilations", (1, 1))),
+    )
+
+
+def _padding(
+    node: gs.Node, size: Sequence[int], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
+) -> tuple[int, ...]:
+    """Pads before each axis, then after each."""
+    auto = node.attrs.get("auto_pad", "NOTSET")
+    if auto in ("SAME_UPPER", "SAME_LOWER"):
+        wide = [
+            max(0, (-(-length // stride) - 1) * stride + (taps - 1) * dilation + 1 - length)
+            for length, stride, taps, dilation in zip(size, strides, kernel, dilations, strict=True)
+        ]
+        low, high = [width // 2 for width in wide], [width - width // 2 for width in wide]
+        return (*low, *high) if auto == "SAME_UPPER" else (*high, *low)
+    if auto == "VALID":
+        return (0,) * 2 * len(size)
+    return tuple(node.attrs.get("pads", (0,) * 2 * len(size)))
+
+
+def _torch_pads(before: Sequence[int], after: Sequence[int]) -> list[int]:
+    return [width for pair in zip(reversed(before), reversed(after), strict=True) for width in pair]
+
+
+def _pool(node: gs.Node, inputs: Inputs) -> Any:
+    (x,) = inputs
+    kernel = tuple(node.attrs["kernel_shape"])
+    strides = tuple(node.attrs.get("strides", (1,) * len(kernel)))
+    dilations = tuple(node.attrs.get("dilations", (1,) * len(kernel)))
+    pads = _padding(node, x.shape[2:], kernel, strides, dilations)
+    before, after = pads[: len(kernel)], pads[len(kernel) :]
+    if len(kernel) != 2:
+        raise NotImplementedError(f"{node.op} over {len(kernel)} axes")
+    if node.attrs.get("ceil_mode", 0):
+        after = tuple(
+            high + (stride - (length + low + high - dilation * (taps - 1) - 1) % stride) % stride
+            for high, low, stride, length, dilation, taps in zip(
+                after, before, strides, x.shape[2:], dilations, kernel, strict=True
+            )
+        )
+    if node.op == "MaxPool":
+        x = functional.pad(x, _torch_pads(before, after), value=float("-inf"))
+        return functional.max_pool2d(x, kernel, strides, 0, dilations)
+    if any(before) or any(after):
+        if not node.attrs.get("count_include_pad", 0):
+            raise NotImplementedError("AveragePool that does not count its pads")
+        x = functional.pad(x, _torch_pads(before, after))
+    return functional.avg_pool2d(x, kernel, strides)
+
+
+def _resize(node: gs.Node, inputs: Inputs) -> Any:
+    x = inputs[0]
+    scales = inputs[2] if len(inputs) > 2 else None
+    sizes = inputs[3] if len(inputs) > 3 else None
+    mode = node.attrs.get("mode", "nearest")
+    where = node.attrs.get("coordinate_transformation_mode", "half_pixel")
+    if sizes is not None and sizes.numel():
+        size = _ints(sizes)[-2:]
+    else:
+        assert scales is not None  # ONNX has one of the two
+        factors = scales.reshape(-1).tolist()[-2:]
+        size = [int(length * factor) for length, factor in zip(x.shape[2:], factors, strict=True)]
+    if x.dim() != 4:
+        raise NotImplementedError("Resize of other than four axes")
+    whole = all(new % old == 0 for new, old in zip(size, x.shape[2:], strict=True))
+    if mode == "nearest" and whole:
+        # By whole factors each value is repeated, however the coordinates are rounded in the usual modes.
+        return functional.interpolate(x, size=size, mode="nearest")
+    if mode == "linear" and where in ("half_pixel", "pytorch_half_pixel"):
+        return functional.interpolate(x, size=size, mode="bilinear", align_corners=False)
+    if mode == "linear" and where == "align_corners":
+        return functional.interpolate(x, size=size, mode="bilinear", align_corners=True)
+    raise NotImplementedError(f"Resize with {mode} and {where}")
+
+
+def _slice(node: gs.Node, inputs: Inputs) -> Any:
+    x, *rest = inputs
+    starts, ends, axes, steps = (_ints(value) for value in (*rest, *(None,) * (4 - len(rest))))
+    for start, end, axis, step in zip(
+        starts, ends, axes or range(len(starts)), steps or [1] * len(starts), strict=True
+    ):
+        length = x.shape[axis]
+        positions = range(length)[slice(start if start > -(2**31) else None, end if end > -(2**31) else None, step)]
+        if step > 0:
+            x = x[(slice(None),) * (axis % x.dim()) + (slice(positions.start, positions.stop, step),)]
+        else:
+            x = x.index_select(axis, torch.tensor(list(positions), dtype=torch.int64))
+    return x
+
+
+def _split(node: gs.Node, inputs: Inputs) -> tuple[torch.Tensor, ...]:
+    x = inputs[0]
+    axis = int(node.attrs.get("axis", 0))
+    sizes = _ints(inputs[1]) if len(inputs) > 1 else []
+    if not sizes:
+        size = -(-x.shape[axis] // len(node.outputs))
+        return torch.split(x, size, axis)
+    return torch.split(x, sizes, axis)
+
+
+def _reshape(node: gs.Node, inputs: Inputs) -> Any:
+    x, shape = inputs[0], _ints(inputs[1])
+    if not node.attrs.get("allowzero", 0):
+        shape = [x.shape[index] if size == 0 else size for index, size in enumerate(shape)]
+    return x.reshape(shape)
+
+
+def _transpose(node: gs.Node, inputs: Inputs) -> Any:
+    (x,) = inputs
+    return x.permute(tuple(node.attrs.get("perm", range(x.dim())[::-1])))
+
+
+def _squeeze(node: gs.Node, inputs: Inputs) -> Any:
+    axes = _ints(inputs[1]) if len(inputs) > 1 else [index for index, size in enumerate(inputs[0].shape) if size == 1]
+    return inputs[0].squeeze(tuple(axes))
+
+
+def _unsqueeze(node: gs.Node, inputs: Inputs) -> Any:
+    x, axes = inputs[0], _ints(inputs[1])
+    for axis in sorted(axis % (x.dim() + len(axes)) for axis in axes):
+        x = x.unsqueeze(axis)
+    return x
+
+
+def _flatten(node: gs.Node, inputs: Inputs) -> Any:
+    (x,) = inputs
+    axis = int(node.attrs.get("axis", 1))
+    rows = 1
+    for size in x.shape[:axis]:
+        rows *= size
+    return x.reshape(rows, -1)
+
+
+def _gather(node: gs.Node, inputs: Inputs) -> Any:
+    x, index = inputs
+    axis = int(node.attrs.get("axis", 0)) % x.dim()
+    wanted = torch.where(index < 0, index + x.shape[axis], index).to(torch.int64)
+    found = x.index_select(axis, wanted.reshape(-1))
+    return found.reshape(*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])
+
+
+def _reduced(reduce: Callable[..., torch.Tensor]) -> Operator:
+    def run(node: gs.Node, inputs: Inputs) -> Any:
+        x = inputs[0]
+        axes = _ints(inputs[1]) if len(inputs) > 1 else list(node.attrs.get("axes", ()))
+        return reduce(x, tuple(axes) or tuple(range(x.dim())), bool(node.attrs.get("keepdims", 1)))
+
+    return run
+
+
+def _clip(node: gs.Node, inputs: Inputs) -> Any:
+    x, low, high = (*inputs, None, None)[:3]
+    return x.clamp(None if low is None else low.to(x.dtype), None if high is None else high.to(x.dtype))
+
+
+def _pad(node: gs.Node, inputs: Inputs) -> Any:
+    x, widths = inputs[0], _ints(inputs[1])
+    if node.attrs.get("mode", "constant") != "constant" or (len(inputs) > 3 and inputs[3] is not None):
+        raise NotImplementedError("such a Pad")
+    half = len(widths) // 2
+    value = float(inputs[2]) if len(inputs) > 2 and inputs[2] is not None else 0.0
+    return functional.pad(x, _torch_pads(widths[:half], widths[half:]), value=value)
+
+
+def _cast(node: gs.Node, inputs: Inputs) -> Any:
+    kinds = {1: torch.float32, 6: torch.int32, 7: torch.int64, 9: torch.bool, 10: torch.float32, 11: torch.float64}
+    kind = int(node.attrs["to"])
+    if kind not in kinds:
+        raise NotImplementedError(f"Cast to type {kind}")
+    return inputs[0].to(kinds[kind])
+
+
+def _gemm(node: gs.Node, inputs: Inputs) -> Any:
+    first, other, *rest = inputs
+    first = first.T if node.attrs.get("transA", 0) else first
+    other = other.T if node.attrs.get("transB", 0) else other
+    product = float(node.attrs.get("alpha", 1.0)) * (first @ other)
+    return product + float(node.attrs.get("beta", 1.0)) * rest[0] if rest else product
+
+
+def _space(node: gs.Node, inputs: Inputs) -> Any:
+    size = int(node.attrs["blocksize"])
+    if node.op == "DepthToSpace" and node.attrs.get("mode", "DCR") == "CRD":
+        return functional.pixel_shuffle(inputs[0], size)
+    batch, channels, rows, columns = inputs[0].shape
+    if node.op == "DepthToSpace":
+        x = inputs[0].reshape(batch, size, size, channels // size**2, rows, columns)
+        return x.permute(0, 3, 4, 1, 5, 2).reshape(batch, channels // size**2, rows * size, columns * size)
+    x = inputs[0].reshape(batch, channels, rows // size, size, columns // size, size)
+    return x.permute(0, 3, 5, 1, 2, 4).reshape(batch, channels * size**2, rows // size, columns // size)
+
+
+def _batch_norm(node: gs.Node, inputs: Inputs) -> Any:
+    x, scale, bias, mean, variance = inputs
+    return functional.batch_norm(x, mean, variance, scale, bias, False, 0.0, float(node.attrs.get("epsilon", 1e-5)))
+
+
+def _layer_norm(node: gs.Node, inputs: Inputs) -> Any:
+    x, *rest = inputs
+    axis = int(node.attrs.get("axis", -1)) % x.dim()
+    weight, bias = (*rest, None, None)[:2]
+    return functional.layer_norm(x, x.shape[axis:], weight, bias, float(node.attrs.get("epsilon", 1e-5)))
+
+
+def _swish(x: torch.Tensor, alpha: float = 1.0) -> torch.Tensor:
+    return functional.silu(x) if alpha == 1.0 else x * torch.sigmoid(alpha * x)
+
+
+def _each(run: Callable[..., torch.Tensor]) -> Operator:
+    return lambda node, inputs: run(*inputs)
+
+
+def _with(run: Callable[..., torch.Tensor], **defaults: float) -> Operator:
+    """An activation function with attributes."""
+    return lambda node, inputs: run(*inputs, *(float(node.attrs.get(key, value)) for key, value in defaults.items()))
+
+
+OPERATORS: dict[str, Operator] = {
+    "Conv": _conv,
+    "ConvTranspose": _conv_transpose,
+    "MaxPool": _pool,
+    "AveragePool": _pool,
+    "GlobalAveragePool": _each(lambda x: x.mean(tuple(range(2, x.dim())), keepdim=True)),
+    "GlobalMaxPool": _each(lambda x: x.amax(tuple(range(2, x.dim())), keepdim=True)),
+    "Resize": _resize,
+    "Slice": _slice,
+    "Split": _split,
+    "Concat": lambda node, inputs: torch.cat(list(inputs), int(node.attrs["axis"])),
+    "Reshape": _reshape,
+    "Transpose": _transpose,
+    "Squeeze": _squeeze,
+    "Unsqueeze": _unsqueeze,
+    "Flatten": _flatten,
+    "Gather": _gather,
+    "Expand": _each(lambda x, shape: x + torch.zeros(_ints(shape), dtype=x.dtype)),
+    "Tile": _each(lambda x, repeats: x.repeat(_ints(repeats))),
+    "Pad": _pad,
+    "Cast": _cast,
+    "Identity": _each(lambda x: x),
+    "Dropout": lambda node, inputs: inputs[0],
+    "MatMul": _each(torch.matmul),
+    "Gemm": _gemm,
+    "DepthToSpace": _space,
+    "SpaceToDepth": _space,
+    "BatchNormalization": _batch_norm,
+    "LayerNormalization": _layer_norm,
+    "Softmax": lambda node, inputs: torch.softmax(inputs[0], int(node.attrs.get("axis", -1))),
+    "ReduceMean": _reduced(torch.mean),
+    "ReduceSum": _reduced(torch.sum),
+    "ReduceMax": _reduced(torch.amax),
+    "ReduceMin": _reduced(torch.amin),
+    "Add": _each(torch.add),
+    "Sub": _each(torch.sub),
+    "Mul": _each(torch.mul),
+    "Div": _each(lambda x, y: x / y if x.is_floating_point() else torch.div(x, y, rounding_mode="trunc")),
+    "Pow": _each(lambda x, y: torch.pow(x, y.to(x.dtype))),
+    "Min": _each(lambda *inputs: functools.reduce(torch.minimum, inputs)),
+    "Max": _each(lambda *inputs: functools.reduce(torch.maximum, inputs)),
+    "Where": _each(torch.where),
+    "Exp": _each(torch.exp),
+    "Log": _each(torch.log),
+    "Sqrt": _each(torch.sqrt),
+    "Abs": _each(torch.abs),
+    "Neg": _each(torch.neg),
+    "Reciprocal": _each(torch.reciprocal),
+    "Floor": _each(torch.floor),
+    "Erf": _each(torch.erf),
+    "Tanh": _each(torch.tanh),
+    "Sigmoid": _each(torch.sigmoid),
+    "Softplus": _each(functional.softplus),
+    "Relu": _each(torch.relu),
+    "PRelu": _each(lambda x, slope: torch.where(x < 0, x * slope, x)),
+    "Mish": _each(functional.mish),
+    "HardSwish": _each(functional.hardswish),
+    "Gelu": lambda node, inputs: functional.gelu(inputs[0], approximate=node.attrs.get("approximate", "none")),
+    "Clip": _clip,
+    "LeakyRelu": _with(functional.leaky_relu, alpha=0.01),
+    "Elu": _with(functional.elu, alpha=1.0),
+    "HardSigmoid": _with(lambda x, alpha, beta: (alpha * x + beta).clamp(0, 1), alpha=0.2, beta=0.5),
+    "Swish": _with(_swish, alpha=1.0),
+    SILU: _each(functional.silu),
+    HARD_SWISH: _each(functional.hardswish),
+}
+"""By operator type, the plugin library's activations among them."""
