@@ -29,6 +29,9 @@ _SURE = 0.95
 _MUCH = 1.1
 """The simpler form is not taken at the price of an error that is this many times as large, however unsure it is."""
 
+_STANDING = 1.05
+"""The same for what stood before, which goes without all that was proposed."""
+
 
 @dataclass(frozen=True, eq=False)
 class Task:
@@ -193,7 +196,7 @@ def _kept(errors: Sequence[HeadError], nodes: Sequence[int]) -> int:
         for index, error in enumerate(errors)
         if seen
         and nodes[index] < nodes[least]
-        and error.distance <= _MUCH * best.distance
+        and error.distance <= (_MUCH if index else _STANDING) * best.distance
         and sureness(best, error) < _SURE
     ]
     return min(simpler, key=lambda index: (nodes[index], errors[index].distance), default=least)
