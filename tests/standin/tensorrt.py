@@ -865,7 +865,7 @@ class ICudaEngine:
 
         self._runtime, self._header, self._model, self.name = runtime, header, onnx.load_from_string(model), ""
         self._memory = _DeviceMemory(len(model), runtime.logger)
-        self._runner = OnnxRunner(model)
+        self._runner = OnnxRunner(model).as_written()
         constants = {one.name for one in self._model.graph.initializer}
         inputs = [ITensor(one, True) for one in self._model.graph.input if one.name not in constants]
         outputs = [ITensor(one, False) for one in self._model.graph.output]

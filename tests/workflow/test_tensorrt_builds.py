@@ -342,7 +342,7 @@ model, images, val, annotations, place, backend = map(Path, sys.argv[1:7])
 quantization, guard = sys.argv[7:]
 config = trtdet.load_config("shapes")
 keep = KeepOptions(images=val, annotations=annotations)
-calibration = CalibrationOptions(images=images, num_images=6)
+calibration = CalibrationOptions(images=images, num_images=6, check_input=False)
 options = BuildOptions(
     calibration=calibration, correct=(), backend=str(backend), keep=keep, silu="keep", nms="host", measure=False,
     quantization=quantization,

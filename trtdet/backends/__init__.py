@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     )
     from trtdet.backends.choice import build_remembering, choose
     from trtdet.backends.libraries import LIBRARIES, Library, library_named
-    from trtdet.backends.onnxruntime import OnnxRunner
+    from trtdet.backends.onnxruntime import OnnxRunner, for_scores
     from trtdet.backends.tensorrt.engine import EngineRunner, open_engine
     from trtdet.backends.tensorrt.engine_facts import EngineFacts, obstacle
     from trtdet.backends.tensorrt.silu_aot import check_compiler
@@ -36,6 +36,7 @@ _HOMES = {
     "Implicit": "base",
     "Library": "libraries",
     "OnnxRunner": "onnxruntime",
+    "for_scores": "onnxruntime",
     "OwnCalibrator": "base",
     "RunInfo": "base",
     "Runner": "base",
@@ -65,6 +66,7 @@ __all__ = [
     "build_remembering",
     "check_compiler",
     "choose",
+    "for_scores",
     "library_named",
     "obstacle",
     "open_engine",

@@ -20,7 +20,7 @@ import onnx
 import onnxruntime
 from numpy.typing import NDArray
 
-from trtdet.backends.base import BuildRequest, Built, Capabilities, LayerTime, RunInfo
+from trtdet.backends.base import BuildRequest, Built, Capabilities, LayerTime, RunInfo, Runner
 from trtdet.backends.libraries import library_named
 from trtdet.backends.onnxruntime_half import with_roundings
 from trtdet.backends.onnxruntime_trace import layer_times
@@ -309,3 +309,8 @@ def _extensions() -> Any:
         else:
             os.environ[variable] = before
     return onnxruntime_extensions
+
+
+def for_scores(runner: Runner) -> Runner:
+    """What computes scores: a model on the CPU by :meth:`OnnxRunner.as_written`, an engine as it is."""
+    return runner.as_written() if isinstance(runner, OnnxRunner) else runner

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from trtdet.backends import EngineFacts, OnnxRunner, Runner, obstacle, open_engine
+from trtdet.backends import EngineFacts, OnnxRunner, Runner, for_scores, obstacle, open_engine
 from trtdet.backends.libraries import LIBRARIES
 from trtdet.bundle import Bundle
 from trtdet.config import Config, InputConfig, NmsConfig, NmsMode
@@ -103,9 +103,9 @@ class Detector:
     def as_written(self) -> Detector:
         """The detector whose scores count: a model on the CPU is computed node by node, an engine runs as it is.
 
-        See :meth:`trtdet.backends.onnxruntime.OnnxRunner.as_written`.
+        See :func:`trtdet.backends.for_scores`.
         """
-        return replace(self, runner=self.runner.as_written()) if isinstance(self.runner, OnnxRunner) else self
+        return replace(self, runner=for_scores(self.runner))
 
     def __call__(self, images: NDArray[np.float32]) -> Detections:
         """Detects on one batch.
