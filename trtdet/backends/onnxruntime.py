@@ -89,7 +89,7 @@ class OnnxRunner:
 
         onnxruntime's optimisations lay convolutions out for the CPU that they run on, which adds up in another order.
         In a model that rounds to INT8 and FP16 after most layers this moves mAP by some tenths of a point. Node by
-        node, CPUs with AVX2 and with AVX-512 give the same to the bit (onnxruntime 1.31.1, docs/results/agreement.md).
+        node, AVX2 and AVX-512 gave the same to the bit where it was tried (docs/results/agreement.md).
         """
         other = copy.copy(self)
         other._written, other._optimised = True, None
