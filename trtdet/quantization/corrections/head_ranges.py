@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -97,6 +98,8 @@ def head_noise(
         ConfigError: fewer than two images.
         ModelError: the model cannot be differentiated.
     """
+    # Read when torch is loaded: threads that spin while they wait starve whatever else runs on the machine.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from trtdet.quantization.gradients.head_noise import HeadNoise
 
     noise = HeadNoise(model, placement, ranges, sources.head, maps)
