@@ -44,7 +44,7 @@ with open_engine(built(model), facts, graphs={graphs}) as runner:
     assert (runner.batch, runner.usual_batch, runner.largest_batch) == (4, 4, 4)
     for count in (4, 4, 4, 1, 3):
         given = images(count, seed=count)
-        same(runner(given), OnnxRunner(model)(given))
+        same(runner(given), computed(model, given))
     refused(runner, images(5))
     refused(runner, np.zeros((1, 3, 8, 8), np.float32))
     print(runner.run_info)
@@ -68,13 +68,13 @@ with open_engine(built(model, (2, 4, 6)), facts) as runner:
     assert (runner.batch, runner.usual_batch, runner.largest_batch) == (None, 4, 6)
     for count in (4, 1, 6, 2, 5, 1):
         given = images(count, seed=count)
-        same(runner(given), OnnxRunner(model)(given))
+        same(runner(given), computed(model, given))
     refused(runner, images(7))
     refused(runner.new_context, images(1))
     for count in (2, 6):
         context = runner.new_context(images(count))
         assert context.captured
-        same(context.results(), OnnxRunner(model)(images(count)))
+        same(context.results(), computed(model, images(count)))
     print(runner.run_info)
 """
     assert machine.python(PRELUDE + program).out.splitlines() == [
@@ -93,7 +93,7 @@ def test_outputs_keep_their_types(machine):
 model = net("(float[1,3,16,16] x) => ({outputs}) {{ {nodes} }}")
 with open_engine(built(model), facts) as runner:
     given = np.abs(images(1)) * 20
-    same(runner(given), OnnxRunner(model)(given))
+    same(runner(given), computed(model, given))
     print(*(value.dtype for value in runner(given).values()))
 """
     assert machine.python(PRELUDE + program).out == " ".join(kinds) + "\n"
@@ -160,7 +160,7 @@ with open_engine(built(model), facts) as runner:
     for one in threads: one.start()
     for one in threads: one.join()
     for seed in range(4):
-        same(found[seed], OnnxRunner(model)(images(2, seed)))
+        same(found[seed], computed(model, images(2, seed)))
         same(found[seed, "called"], found[seed])
 print(alive())
 """
@@ -180,7 +180,7 @@ with open_engine(built(model), facts) as runner:
     assert context.run(transfers=False) > 0
     assert all((value == 0).all() for value in context.results().values())
     context.run()
-    same(context.results(), OnnxRunner(model)(images(1, seed=1)))
+    same(context.results(), computed(model, images(1, seed=1)))
     assert not np.array_equal(first["y"], context.results()["y"])
 """
     machine.python(PRELUDE + program)
@@ -225,7 +225,7 @@ with open_engine(built(conv()), facts) as runner:
     assert context.compute() > 0
     context.run(transfers=False)
     context.run()
-    same(context.results(), OnnxRunner(conv())(images(1, seed=1)))
+    same(context.results(), computed(conv(), images(1, seed=1)))
 """
     machine.python(PRELUDE + program)
 
@@ -249,8 +249,8 @@ with open_engine(built(model), facts) as runner:
     context = runner.new_context(images(1))
     assert not context.captured
     context.run()
-    same(context.results(), OnnxRunner(model)(images(1)))
-    same(runner(images(1)), OnnxRunner(model)(images(1)))
+    same(context.results(), computed(model, images(1)))
+    same(runner(images(1)), computed(model, images(1)))
     print(runner.run_info.without_graphs)
     print(runner.run_info)
 print(alive())

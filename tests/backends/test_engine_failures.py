@@ -112,7 +112,7 @@ Path(sys.argv[1]).write_bytes(built(conv(), flags=["VERSION_COMPATIBLE"], hardwa
 data = Path(sys.argv[1]).read_bytes()
 both = replace(facts, version="8.6.0", sms=(80,), version_compatible=True, hardware_compatible=True)
 with open_engine(data, both) as runner:
-    same(runner(images(1)), OnnxRunner(conv())(images(1)))
+    same(runner(images(1)), computed(conv(), images(1)))
 refused(open_engine, data, replace(both, version_compatible=False))
 """
     assert machine.python(PRELUDE + program, file, version="10.9.0", sm=90).out.startswith(
@@ -130,8 +130,8 @@ with open_engine(built(model, {batch}), facts) as runner:
     context = runner.new_context(images(2))
     assert context.captured
     context.run()
-    same(context.results(), OnnxRunner(model)(images(2)))
-    same(runner(images(1)), OnnxRunner(model)(images(1)))
+    same(context.results(), computed(model, images(2)))
+    same(runner(images(1)), computed(model, images(1)))
     print(runner.run_info)
 print(alive())
 """
@@ -149,8 +149,8 @@ from unittest import mock
 with mock.patch.object(cuda.Stream, "capture", side_effect=AssertionError), \\
         open_engine(built(conv("n"), (1, 2, 4)), facts, graphs={graphs}) as runner:
     context = runner.new_context(images(2))
-    same(context.results(), OnnxRunner(conv("n"))(images(2)))
-    same(runner(images(3)), OnnxRunner(conv("n"))(images(3)))
+    same(context.results(), computed(conv("n"), images(2)))
+    same(runner(images(3)), computed(conv("n"), images(3)))
     made = [one._trt_context.get_runtime_config() for one in runner._contexts]
     print(*(one.cuda_graph_strategy.name for one in made))
     print(context.captured, runner.run_info.without_graphs)
@@ -169,7 +169,7 @@ with mock.patch.object(cuda.Stream, "capture", side_effect=AssertionError), \\
 def test_an_engine_of_rtx_that_cannot_be_captured_says_so(machine):
     program = """
 with open_engine(built(conv()), facts) as runner:
-    same(runner(images(1)), OnnxRunner(conv())(images(1)))
+    same(runner(images(1)), computed(conv(), images(1)))
     print(runner.run_info.without_graphs)
 refused(open_engine, built(conv())[:-10], facts)
 refused(open_engine, built(conv()), replace(facts, plugins=(Path(sys.executable),)))
@@ -203,7 +203,7 @@ library.with_name("text.so").write_text("no library")
 refused(open_engine, data, replace(facts, plugins=(library.with_name("text.so"),)))
 for _ in range(2):
     with open_engine(data, replace(facts, plugins=(library,))) as runner:
-        same(runner(images(1)), OnnxRunner(net({SILU}))(images(1)))
+        same(runner(images(1)), computed(net({SILU}), images(1)))
 print(alive())
 """
     said = machine.python(PRELUDE + program, library, file, version=version).out.splitlines()
@@ -222,7 +222,7 @@ library = Path(sys.argv[1])
 data = built(net({SILU}), plugins=[library], plugins_to_serialize=[str(library)])
 refused(open_engine, data, facts)
 with open_engine(data, replace(facts, embedded=True)) as runner:
-    same(runner(images(1)), OnnxRunner(net({SILU}))(images(1)))
+    same(runner(images(1)), computed(net({SILU}), images(1)))
 """
     done = machine.python(PRELUDE + program, plugin_library(tmp_path, "TRT_SiLU"))
     assert "getEngineHostCodeAllowed()" in done.out
