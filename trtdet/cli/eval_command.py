@@ -84,21 +84,24 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
     agreement = AgreementOptions(options.agreement_threshold, Bootstrap(options.resamples))
     if options.against is None:
         detector = Detector.open(options.target, config, options.nms, options.runtime)
-        seen = _looked_at(options, detector, config)
-        return {**_scored(detector, _dataset(options, detector), console).as_dict(), "input_check": seen}
+        dataset = _dataset(options, detector)
+        seen = _looked_at(options, detector, config, dataset)
+        return {**_scored(detector, dataset, console).as_dict(), "input_check": seen}
     pair = open_pair(options.target, options.against, config, options.nms, options.runtime)
-    seen = _looked_at(options, pair[0], config)
-    return {**_compared(pair, options, agreement, console), "input_check": seen}
+    dataset = _dataset(options, pair[0])
+    seen = _looked_at(options, pair[0], config, dataset)
+    return {**_compared(pair, dataset, options, agreement, console), "input_check": seen}
 
 
-def _looked_at(options: Namespace, detector: Detector, config: Config | None) -> dict[str, Any] | None:
+def _looked_at(
+    options: Namespace, detector: Detector, config: Config | None, dataset: CocoDataset
+) -> dict[str, Any] | None:
     """What the detections look like; None where nobody asks."""
     from trtdet.evaluation.plausibility import examine_target
 
     if not options.check_input:
         return None
-    paths = [image.path for image in _dataset(options, detector).images]
-    return examine_target(options.target, detector, config, paths)
+    return examine_target(options.target, detector, config, [image.path for image in dataset.images])
 
 
 def _dataset(options: Namespace, detector: Detector) -> CocoDataset:
@@ -128,7 +131,11 @@ def _progress(console: Console, stage: str) -> Callable[[int, int], None]:
 
 
 def _compared(
-    pair: tuple[Detector, Detector], options: Namespace, agreement: AgreementOptions, console: Console
+    pair: tuple[Detector, Detector],
+    dataset: CocoDataset,
+    options: Namespace,
+    agreement: AgreementOptions,
+    console: Console,
 ) -> dict[str, Any]:
     """Runs two detectors on the same images and prints how they differ, in mAP where there are annotations."""
     from trtdet.data import ImageCache
@@ -141,12 +148,13 @@ def _compared(
     cache = ImageCache()
     if options.evaluator_spread:
         check_spread(pair[0])
-    done = _scored(pair[0], _dataset(options, pair[0]), console, cache)
-    dataset = _dataset(options, pair[1])
+    done = _scored(pair[0], dataset, console, cache)
+    # Its classes may be in another order.
+    of_reference = _dataset(options, pair[1])
     # What could not be read was told already.
-    read = tuple(image for image in dataset.images if image.id in done.metric.detections)
+    read = tuple(image for image in of_reference.images if image.id in done.metric.detections)
     stage = _progress(console, "evaluating the reference")
-    reference = evaluate(pair[1], replace(dataset, images=read), stage, cache)
+    reference = evaluate(pair[1], replace(of_reference, images=read), stage, cache)
     agreed = agree(done, reference, agreement, _progress(console, "resampling the agreement"))
     if agreed.ap is None and not options.annotations:
         raise DataError(f"'{options.target}' cannot be compared without --annotations: {agreed.problem}")

@@ -117,6 +117,7 @@ class CocoMetric:
         self._image_ids = {image.id for image in dataset.images}
         # Kept by image, so that a score over any choice of images needs no second run of the model.
         self._found: dict[int, Found] = {}
+        self._matches: dict[str, ClassMatches] | None = None
 
     def update(self, image_id: int, boxes: ArrayLike, scores: ArrayLike, classes: ArrayLike) -> CocoMetric:
         """Adds the detections of one image.
@@ -162,6 +163,7 @@ class CocoMetric:
                 f"classes of image {image_id} run from {class_array.min()} to {class_array.max()}, allowed "
                 f"are 0 to {total - 1}: indices into the classes, not category ids"
             )
+        self._matches = None
         self._found[image_id] = (box_array.copy(), score_array.copy(), class_array.astype(np.int64))
         return self
 
@@ -218,6 +220,11 @@ class CocoMetric:
         Raises:
             DataError: no image was given.
         """
+        if self._matches is None:
+            self._matches = self._matched()
+        return self._matches
+
+    def _matched(self) -> dict[str, ClassMatches]:
         image_ids, truth = self._scored(), self.dataset.truth
         matchers = [ClassMatcher(len(image_ids)) for _ in self.dataset.classes]
         rows_of = _rows_by_value(truth.image_ids)

@@ -78,7 +78,7 @@ def insert_qdq(
     nodes = {node.name: node for node in graph.nodes}
     tensors = graph.tensors()
     write = Writer(graph, "trtdet/qdq", Origin.QDQ)
-    rounded = {name: corrections.weights.get(name) or _plain(nodes[name]) for name in placement.plan.names("int8")}
+    rounded = {name: corrections.weights.get(name) or plain_form(nodes[name]) for name in placement.plan.names("int8")}
     writer = WeightWriter(write, weights, rounded)
     for name in placement.activations:
         readers = [(nodes[reader], position) for reader, position in placement.readers[name]]
@@ -96,7 +96,8 @@ def insert_qdq(
     return to_model(graph)
 
 
-def _plain(conv: gs.Node) -> Rounded:
+def plain_form(conv: gs.Node) -> Rounded:
+    """Weights to the nearest, and the float model's bias."""
     weight = conv.inputs[1].values.astype(np.float32)
     scales = weight_scales(weight, f"'{conv.name}'")
     integers = nearest(weight.reshape(len(weight), -1), scales).reshape(weight.shape)

@@ -97,19 +97,25 @@ def _pair(values: Sequence[int]) -> tuple[int, int]:
 def _pads(
     conv: gs.Node, kernel: tuple[int, int], strides: tuple[int, int], dilations: tuple[int, int]
 ) -> tuple[int, int, int, int] | None:
-    how = conv.attrs.get("auto_pad", "NOTSET")
-    if how == "NOTSET":
-        top, left, bottom, right = conv.attrs.get("pads", (0, 0, 0, 0))
-        return int(top), int(left), int(bottom), int(right)
-    if how == "VALID":
-        return 0, 0, 0, 0
     size = list(conv.inputs[0].shape or ())[2:]
-    if len(size) != 2 or not all(isinstance(side, int) and side > 0 for side in size):
+    known = len(size) == 2 and all(isinstance(side, int) and side > 0 for side in size)
+    if conv.attrs.get("auto_pad", "NOTSET") in ("SAME_UPPER", "SAME_LOWER") and not known:
         return None
-    before, after = [], []
-    for side, length, step, gap in zip(size, kernel, strides, dilations, strict=True):
-        total = max(0, (-(-side // step) - 1) * step + gap * (length - 1) + 1 - side)
-        small, large = total // 2, total - total // 2
-        before.append(small if how == "SAME_UPPER" else large)
-        after.append(large if how == "SAME_UPPER" else small)
-    return before[0], before[1], after[0], after[1]
+    top, left, bottom, right = padding(conv, size if known else (0, 0), kernel, strides, dilations)
+    return top, left, bottom, right
+
+
+def padding(
+    node: gs.Node, size: Sequence[int], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
+) -> tuple[int, ...]:
+    """What a convolution or a pooling pads before each axis, then after each; ``size`` is that of its input."""
+    how = node.attrs.get("auto_pad", "NOTSET")
+    if how not in ("SAME_UPPER", "SAME_LOWER"):
+        none = (0,) * 2 * len(size)
+        return none if how == "VALID" else tuple(int(width) for width in node.attrs.get("pads", none))
+    totals = [
+        max(0, (-(-side // step) - 1) * step + gap * (length - 1) + 1 - side)
+        for side, length, step, gap in zip(size, kernel, strides, dilations, strict=True)
+    ]
+    small, large = [total // 2 for total in totals], [total - total // 2 for total in totals]
+    return (*small, *large) if how == "SAME_UPPER" else (*large, *small)

@@ -16,7 +16,7 @@ from trtdet.quantization import DEFAULT_CORRECTIONS, HeadError, correct, insert_
 from trtdet.quantization.corrections import head_ranges
 from trtdet.quantization.corrections.head_ranges import Start, head_noise
 from trtdet.quantization.encoding import ChannelMap
-from trtdet.quantization.gradients.head_noise import CLIPPING, FRACTIONS, _lost
+from trtdet.quantization.gradients.head_noise import CLIPPING, FRACTIONS, _Tail
 
 
 def with_range(ranges: Ranges, name: str, amax: float) -> Ranges:
@@ -35,7 +35,7 @@ def test_what_clipping_takes_off_is_added_up_with_its_signs() -> None:
     rng = np.random.default_rng(0)
     value, slope = rng.normal(0, 1, (2, 500)).astype(np.float32)
     largest = float(np.abs(value).max())
-    got = _lost(torch.from_numpy(value), torch.from_numpy(slope), largest)
+    got = _Tail.of(torch.from_numpy(value), largest).lost(torch.from_numpy(slope))
     for fraction, change in zip(FRACTIONS, got, strict=True):
         clipped = value.clip(-fraction * largest, fraction * largest)
         assert change == pytest.approx(float(((clipped - value).astype(np.float64) * slope).sum()), rel=1e-3, abs=1e-3)

@@ -119,16 +119,22 @@ def _measure(task: Task, sites: Sequence[Site]) -> None:
 
 def _narrow(task: Task, sites: Sequence[Site]) -> None:
     """Gives each channel map the range of least noise at the head, and each trial what it does there."""
-    if task.start.noise is None:
+    plain = task.start.noise
+    if plain is None:
         return
-    maps = {site.tensor: trial.map for site in sites for trial in site.mapped}
-    mapped = head_noise(task.model, task.placement, task.first, task.sources, maps)
     for site in sites:
-        for trial in site.trials:
-            if trial.names:
-                trial.map = replace(trial.map, amax=mapped.best(site.tensor))
-            noise = mapped if trial.names else task.start.noise
-            trial.head = noise.noise(site.tensor, trial.map.amax)
+        for trial in site.rules:
+            trial.head = plain.noise(site.tensor, trial.map.amax)
+    maps = {site.tensor: trial.map for site in sites for trial in site.mapped}
+    if not maps:
+        return
+    readers = {tensor: task.placement.readers[tensor] for tensor in maps}
+    placement = replace(task.placement, activations=tuple(maps), readers=readers)
+    mapped = head_noise(task.model, placement, task.first, task.sources, maps)
+    for site in sites:
+        for trial in site.mapped:
+            trial.map = replace(trial.map, amax=mapped.best(site.tensor))
+            trial.head = mapped.noise(site.tensor, trial.map.amax)
 
 
 def _reconstruct(task: Task, sites: Sequence[Site]) -> None:

@@ -17,7 +17,7 @@ from trtdet.calibration import Ranges
 from trtdet.quantization.corrections.gate import Whole
 from trtdet.quantization.encoding import ChannelMap, Rounded, nearest, weight_scales
 from trtdet.quantization.placement import QdqPlacement
-from trtdet.quantization.qdq import Corrections
+from trtdet.quantization.qdq import Corrections, plain_form
 from trtdet.quantization.windows import Window
 
 
@@ -81,20 +81,19 @@ def _mapped(model: onnx.ModelProto, placement: QdqPlacement, corrections: Correc
 
 
 def _plain(conv: gs.Node, channels: ChannelMap | None) -> Rounded:
-    weight = conv.inputs[1].values.astype(np.float64)
-    bias = np.zeros(len(weight)) if len(conv.inputs) < 3 else conv.inputs[2].values.astype(np.float64)
-    window = Window.of(conv)
+    """Weights to the nearest for an input as a map makes it."""
+    window = None if channels is None else Window.of(conv)
+    form = plain_form(conv)
     if channels is None or window is None:
-        rows = weight.reshape(1, len(weight), -1)
-    else:
-        rows = window.rows(weight)
-        if channels.shift is not None:
-            bias = bias + np.einsum("goi,gi->go", rows, window.spread(channels.shift)).reshape(-1)
-        if channels.scale is not None:
-            rows = rows / window.spread(channels.scale)[:, None, :]
+        return form
+    weight = conv.inputs[1].values.astype(np.float64)
+    rows, bias = window.rows(weight), form.bias
+    if channels.shift is not None:
+        bias = (bias + np.einsum("goi,gi->go", rows, window.spread(channels.shift)).reshape(-1)).astype(np.float32)
+    if channels.scale is not None:
+        rows = rows / window.spread(channels.scale)[:, None, :]
     scales = np.stack([weight_scales(group, f"'{conv.name}'") for group in rows])
-    integers = nearest(rows, scales).reshape(weight.shape)
-    return Rounded(integers, scales.reshape(-1), bias.astype(np.float32))
+    return Rounded(nearest(rows, scales).reshape(weight.shape), scales.reshape(-1), bias)
 
 
 def _differs(first: Rounded, other: Rounded) -> bool:

@@ -13,7 +13,7 @@ Clipping is not: what it takes off is added up with its signs before it is squar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -51,10 +51,13 @@ class TensorNoise:
     clipped: NDArray[np.float64] = field(default_factory=lambda: np.zeros((2, len(FRACTIONS))))
     squares: NDArray[np.float64] = field(default_factory=lambda: np.zeros(2))
 
-    def add(self, kind: int, value: torch.Tensor, gradient: torch.Tensor) -> None:
-        """Adds an image's value (C, ...) and the gradient of its scores (0) or boxes (1) there."""
-        self.squares[kind] += float(torch.linalg.vector_norm(gradient, dtype=torch.float64)) ** 2
-        self.clipped[kind] += np.square(_lost(value.reshape(-1), gradient.reshape(-1), self.largest))
+    def add(self, value: torch.Tensor, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Adds an image's value (C, ...) and the gradients of its scores and its boxes there, None for one of 0."""
+        tail = _Tail.of(value.reshape(-1), self.largest)
+        for kind, gradient in enumerate(gradients):
+            if gradient is not None:
+                self.squares[kind] += float(torch.linalg.vector_norm(gradient, dtype=torch.float64)) ** 2
+                self.clipped[kind] += np.square(tail.lost(gradient.reshape(-1)))
 
 
 class HeadNoise:
@@ -104,27 +107,30 @@ class HeadNoise:
         found = self._network(torch.from_numpy(images).requires_grad_(), read)
         boxes, scores = found[self._head.boxes], found[self._head.scores]
         scores = torch.sigmoid(scores) if self._head.logits else scores
+        gradients = []
         for kind, (combined, weight) in enumerate((self._scores(scores), self._boxes(boxes, scores.detach()))):
             self._weight[kind] += weight
-            gradients = torch.autograd.grad(combined, list(tapped.values()), retain_graph=kind == 0, allow_unused=True)
-            for (name, value), gradient in zip(tapped.items(), gradients, strict=True):
-                if gradient is not None and bool(torch.isfinite(gradient).all()):
-                    for image, slope in zip(*self._mapped(name, value.detach(), gradient), strict=True):
-                        self.tensors[name].add(kind, image, slope)
+            gradients.append(
+                torch.autograd.grad(combined, list(tapped.values()), retain_graph=kind == 0, allow_unused=True)
+            )
+        for (name, value), *slopes in zip(tapped.items(), *gradients, strict=True):
+            known = [slope if slope is not None and bool(torch.isfinite(slope).all()) else None for slope in slopes]
+            self._add(name, value.detach(), known)
         return self
 
-    def _mapped(self, name: str, value: torch.Tensor, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """A tensor's values as they are quantised, and the gradient there."""
-        if name not in self._maps:
-            return value, gradient
-        scale, shift = self._maps[name].scale, self._maps[name].shift
-        shape = (-1, *(1,) * (value.dim() - 2))
-        if shift is not None:
-            value = value - torch.from_numpy(shift.astype(np.float32)).reshape(shape)
-        if scale is not None:
-            factor = torch.from_numpy(scale.astype(np.float32)).reshape(shape)
-            value, gradient = value * factor, gradient / factor
-        return value, gradient
+    def _add(self, name: str, value: torch.Tensor, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Adds a tensor's values as they are quantised, and the gradients there."""
+        if name in self._maps:
+            scale, shift = self._maps[name].scale, self._maps[name].shift
+            shape = (-1, *(1,) * (value.dim() - 2))
+            if shift is not None:
+                value = value - torch.from_numpy(shift.astype(np.float32)).reshape(shape)
+            if scale is not None:
+                factor = torch.from_numpy(scale.astype(np.float32)).reshape(shape)
+                value = value * factor
+                gradients = [None if gradient is None else gradient / factor for gradient in gradients]
+        for row, image in enumerate(value):
+            self.tensors[name].add(image, [None if gradient is None else gradient[row] for gradient in gradients])
 
     def _signs(self, like: torch.Tensor) -> torch.Tensor:
         return torch.randint(0, 2, like.shape, generator=self._random) * 2.0 - 1.0
@@ -170,18 +176,36 @@ def _at(clipped: NDArray[np.float64], fraction: float) -> NDArray[np.float64]:
     return np.asarray((1 - share) * clipped[..., low] + share * clipped[..., low + 1])
 
 
-def _lost(value: torch.Tensor, gradient: torch.Tensor, largest: float) -> NDArray[np.float64]:
-    """The change of the combination by clipping to each range: two of (places,) -> float64 (ranges,)."""
-    if not largest > 0:
-        return np.zeros(len(FRACTIONS))
-    # No range cuts off more than this tail, a small part of most tensors.
-    tail = value.abs() > float(FRACTIONS[-1]) * largest
-    value, gradient = value[tail], gradient[tail]
-    magnitude, signed = value.abs(), gradient * value.sign()
-    # What lies in quarter-octave j is cut off by all narrower ranges j + 1, j + 2, ...
-    place = torch.floor(-4 * torch.log2(magnitude / largest)).clamp(0, len(FRACTIONS) - 1).to(torch.int64)
-    sums, products = (
-        np.cumsum(torch.bincount(place, weights.to(torch.float64), len(FRACTIONS)).numpy()[:-1])
-        for weights in (signed, signed * magnitude)
-    )
-    return np.concatenate([np.zeros(1), FRACTIONS[1:] * largest * sums - products])
+@dataclass(frozen=True, eq=False)
+class _Tail:
+    """The values of a tensor that some range cuts off, a small part of most tensors.
+
+    Attributes:
+        largest: the widest range.
+        chosen: bool, which of the values.
+        values: those.
+        place: of each, the quarter-octave below ``largest`` that it lies in; what lies in j is cut off by all narrower
+            ranges j + 1, j + 2, ...
+    """
+
+    largest: float
+    chosen: torch.Tensor
+    values: torch.Tensor
+    place: torch.Tensor
+
+    @staticmethod
+    def of(values: torch.Tensor, largest: float) -> _Tail:
+        chosen = values.abs() > float(FRACTIONS[-1]) * largest
+        tail = values[chosen]
+        # A tensor that is zero has no tail.
+        place = torch.floor(-4 * torch.log2(tail.abs() / (largest or 1.0))).clamp(0, len(FRACTIONS) - 1)
+        return _Tail(largest, chosen, tail, place.to(torch.int64))
+
+    def lost(self, gradient: torch.Tensor) -> NDArray[np.float64]:
+        """The change of a combination with this gradient by clipping to each range, float64 (ranges,)."""
+        signed = gradient[self.chosen] * self.values.sign()
+        sums, products = (
+            np.cumsum(torch.bincount(self.place, weights.to(torch.float64), len(FRACTIONS)).numpy()[:-1])
+            for weights in (signed, signed * self.values.abs())
+        )
+        return np.concatenate([np.zeros(1), FRACTIONS[1:] * self.largest * sums - products])

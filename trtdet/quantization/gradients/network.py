@@ -38,7 +38,7 @@ class Network:
         tensors = graph.tensors()
         graph.outputs = [tensors[name] for name in self._wanted]
         graph.cleanup().toposort()
-        self._nodes = tuple(graph.nodes)
+        self._nodes, self._opset = tuple(graph.nodes), int(graph.opset)
         self._quantized = {reader for found in readers.values() for reader in found}
         self._constants = {
             name: torch.from_numpy(np.array(tensor.values))
@@ -60,7 +60,7 @@ class Network:
         values: dict[str, Any] = {**self._constants, self.input: images}
         for index, node in enumerate(self._nodes):
             inputs = [self._input(node, position, values, read) for position in range(len(node.inputs))]
-            made = _run(node, inputs)
+            made = _run(node, inputs, self._opset)
             outputs = made if isinstance(made, (tuple, list)) else (made,)
             values.update((tensor.name, value) for tensor, value in zip(node.outputs, outputs, strict=False))
             for tensor in node.inputs:
@@ -76,7 +76,7 @@ class Network:
         return read(tensor.name, value) if (node.name, position) in self._quantized else value
 
 
-def _run(node: gs.Node, inputs: Sequence[Any]) -> Any:
+def _run(node: gs.Node, inputs: Sequence[Any], opset: int) -> Any:
     if node.op in OPERATORS:
         try:
             return OPERATORS[node.op](node, inputs)
@@ -87,11 +87,14 @@ def _run(node: gs.Node, inputs: Sequence[Any]) -> Any:
     # What shapes are computed with: ONNX's own evaluator has every operator.
     given = {tensor.name: value.numpy() for tensor, value in zip(node.inputs, inputs, strict=True) if value is not None}
     alone = gs.Graph(
-        nodes=[node.copy(inputs=list(node.inputs), outputs=[gs.Variable(tensor.name) for tensor in node.outputs])],
-        inputs=[gs.Variable(name, value.dtype, value.shape) for name, value in given.items()],
-        opset=21,
+        nodes=[
+            node.copy(
+                inputs=[gs.Variable(tensor.name) for tensor in node.inputs],
+                outputs=[gs.Variable(tensor.name) for tensor in node.outputs],
+            )
+        ],
+        opset=opset,
     )
-    alone.nodes[0].inputs = [gs.Variable(tensor.name) if tensor.name in given else tensor for tensor in node.inputs]
     alone.inputs = [tensor for tensor in alone.nodes[0].inputs if tensor.name in given]
     alone.outputs = list(alone.nodes[0].outputs)
     found = ReferenceEvaluator(gs.export_onnx(alone, do_type_check=False)).run(None, given)

@@ -15,6 +15,7 @@ import torch
 from torch.nn import functional
 
 from trtdet.passes.plugin_ops import HARD_SWISH, SILU
+from trtdet.quantization.windows import padding
 
 Inputs = Sequence[Any]
 """Tensors, None where an input is left out."""
@@ -30,8 +31,8 @@ def _conv(node: gs.Node, inputs: Inputs) -> Any:
     spatial = weight.dim() - 2
     strides = tuple(node.attrs.get("strides", (1,) * spatial))
     dilations = tuple(node.attrs.get("dilations", (1,) * spatial))
-    padding = _padding(node, x.shape[2:], weight.shape[2:], strides, dilations)
-    before, after = padding[:spatial], padding[spatial:]
+    pads = padding(node, x.shape[2:], weight.shape[2:], strides, dilations)
+    before, after = pads[:spatial], pads[spatial:]
     if before != after:
         x, before = functional.pad(x, _torch_pads(before, after)), (0,) * spatial
     run = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}[spatial]
@@ -57,23 +58,6 @@ def _conv_transpose(node: gs.Node, inputs: Inputs) -> Any:
     )
 
 
-def _padding(
-    node: gs.Node, size: Sequence[int], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
-) -> tuple[int, ...]:
-    """Pads before each axis, then after each."""
-    auto = node.attrs.get("auto_pad", "NOTSET")
-    if auto in ("SAME_UPPER", "SAME_LOWER"):
-        wide = [
-            max(0, (-(-length // stride) - 1) * stride + (taps - 1) * dilation + 1 - length)
-            for length, stride, taps, dilation in zip(size, strides, kernel, dilations, strict=True)
-        ]
-        low, high = [width // 2 for width in wide], [width - width // 2 for width in wide]
-        return (*low, *high) if auto == "SAME_UPPER" else (*high, *low)
-    if auto == "VALID":
-        return (0,) * 2 * len(size)
-    return tuple(node.attrs.get("pads", (0,) * 2 * len(size)))
-
-
 def _torch_pads(before: Sequence[int], after: Sequence[int]) -> list[int]:
     return [width for pair in zip(reversed(before), reversed(after), strict=True) for width in pair]
 
@@ -83,7 +67,7 @@ def _pool(node: gs.Node, inputs: Inputs) -> Any:
     kernel = tuple(node.attrs["kernel_shape"])
     strides = tuple(node.attrs.get("strides", (1,) * len(kernel)))
     dilations = tuple(node.attrs.get("dilations", (1,) * len(kernel)))
-    pads = _padding(node, x.shape[2:], kernel, strides, dilations)
+    pads = padding(node, x.shape[2:], kernel, strides, dilations)
     before, after = pads[: len(kernel)], pads[len(kernel) :]
     if len(kernel) != 2:
         raise NotImplementedError(f"{node.op} over {len(kernel)} axes")
