@@ -16,6 +16,7 @@ import trtdet.cli
 from trtdet.cli import COMMANDS, main, parsers
 from trtdet.cli import options as shared
 from trtdet.cli.command import Parser
+from trtdet.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -67,8 +68,7 @@ def test_a_default_that_the_help_states_in_words_is_the_default(action: argparse
     stated = re.search(r"\(default: ([\w.-]+)[,)]", str(action.help))
     if stated and action.default not in (None, False, []):
         default = action.default[0] if isinstance(action.default, list) else action.default
-        if default not in (shared.DEFAULT_CORRECTIONS, (shared.DEFAULT_CORRECTIONS,)):
-            assert stated[1] == str(default)
+        assert stated[1] == str(default)
 
 
 def test_the_help_of_build_says_that_int8_is_the_default(capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,10 +119,18 @@ def test_the_rules_are_those_of_calibration() -> None:
 
 
 def test_the_corrections_are_those_that_exist_in_their_order() -> None:
-    from trtdet.quantization.corrections import CORRECTIONS, DEFAULT_CORRECTIONS
+    from trtdet.quantization.corrections import CORRECTIONS, EFFORTS
 
     assert tuple(CORRECTIONS) == shared.CORRECTIONS
-    assert DEFAULT_CORRECTIONS == shared.DEFAULT_CORRECTIONS
+    assert EFFORTS == shared.EFFORTS
+
+
+def test_an_effort_says_what_auto_stands_for() -> None:
+    assert shared.chosen_corrections([None], None) == (shared.EFFORTS["default"],)
+    assert shared.chosen_corrections([None, ()], "quick") == (("smooth", "round", "bias"), ())
+    assert shared.chosen_corrections([("bias",)], None) == (("bias",),)
+    with pytest.raises(ConfigError, match="--effort thorough says what --correct auto stands for"):
+        shared.chosen_corrections([("bias",)], "thorough")
 
 
 @pytest.mark.parametrize("name", ["build", "sweep"])
@@ -157,7 +165,8 @@ def test_the_defaults_of_the_command_line_are_those_of_python(name: str) -> None
 
     given = parsed(name, "m.onnx", "--config", "shapes", "-o", "o.json")
     assert shared.calibration_of(given) == CalibrationOptions()
-    assert given.correct == (BuildOptions().correct if name == "build" else SensitivityOptions().correct)
+    (correct,) = shared.chosen_corrections([given.correct], given.effort)
+    assert correct == (BuildOptions().correct if name == "build" else SensitivityOptions().correct)
     assert given.rank_images == (KeepOptions().num_images if name == "build" else SensitivityOptions().num_images)
 
 
@@ -195,14 +204,14 @@ def test_a_batch_that_cannot_be_is_refused(text: str, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("text", "names"),
     [
-        ("auto", ("range", "smooth", "round", "bias")),
+        ("auto", None),
         ("none", ()),
         ("bias", ("bias",)),
         ("bias,smooth", ("smooth", "bias")),
         ("shift,bias", ("shift", "bias")),
     ],
 )
-def test_corrections_come_in_the_order_in_which_they_are_applied(text: str, names: tuple[str, ...]) -> None:
+def test_corrections_come_in_the_order_in_which_they_are_applied(text: str, names: tuple[str, ...] | None) -> None:
     assert parsed("build", "m", "--config", "c", "-o", "b", "--correct", text).correct == names
 
 

@@ -22,6 +22,7 @@ from trtdet.cli.options import (
     add_ranking,
     add_validation,
     calibration_of,
+    chosen_corrections,
     config_of,
 )
 from trtdet.progress import Console
@@ -239,10 +240,11 @@ def _build_options(options: Namespace) -> BuildOptions:
     from trtdet.backends import EngineOptions
     from trtdet.pipeline import BuildOptions, KeepOptions
 
+    (correct,) = chosen_corrections([options.correct], options.effort)
     return BuildOptions(
         options.precision,
         calibration_of(options),
-        options.correct,
+        correct,
         options.nms,
         options.backend,
         tuple(options.sm),

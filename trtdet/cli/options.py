@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import re
 from argparse import ArgumentParser
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,13 @@ if TYPE_CHECKING:
     from trtdet.pipeline import CalibrationOptions
 
 RULES = ("minmax", "entropy", "percentile", "mse", "auto")
-CORRECTIONS = ("range", "smooth", "shift", "round", "bias")
-DEFAULT_CORRECTIONS = ("range", "smooth", "round", "bias")
+CORRECTIONS = ("range", "smooth", "shift", "round", "bias", "reconstruct")
+EFFORTS = {
+    "quick": ("smooth", "round", "bias"),
+    "default": ("range", "smooth", "round", "bias"),
+    "thorough": ("range", "smooth", "round", "bias", "reconstruct"),
+}
+"""As :data:`trtdet.quantization.EFFORTS`, which is not imported before it is needed."""
 SILU = ("auto", "keep", "swish", "plugin")
 NMS = ("auto", "efficient", "onnx", "native", "host")
 RUNTIMES = ("auto", "engine", "onnxruntime")
@@ -96,10 +102,20 @@ def add_corrections(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--correct",
         type=corrections,
-        default=DEFAULT_CORRECTIONS,
         metavar="auto|none|NAME,...",
         help=f"corrections that may be applied to the INT8 model: {', '.join(CORRECTIONS)}; none for the textbook form "
-        f"(default: auto, which is {','.join(DEFAULT_CORRECTIONS)})",
+        "(default: auto, which is what --effort says)",
+    )
+    add_effort(parser)
+
+
+def add_effort(parser: Any) -> None:
+    said = "; ".join(f"{name}: {','.join(names)}" for name, names in EFFORTS.items())
+    parser.add_argument(
+        "--effort",
+        choices=tuple(EFFORTS),
+        help=f"what --correct auto stands for: {said}. thorough learns the whole network, which takes long, and "
+        "goes on where it was stopped (default: default)",
     )
 
 
@@ -239,10 +255,10 @@ def compute_capability(text: str) -> int:
     raise argparse.ArgumentTypeError(f"'{text}' must be a compute capability, such as 8.6 or 86")
 
 
-def corrections(text: str) -> tuple[str, ...]:
-    """``auto``, ``none`` or names -> those names, in the order in which corrections are applied."""
+def corrections(text: str) -> tuple[str, ...] | None:
+    """``none`` or names -> those names, in the order in which corrections are applied; ``auto`` -> None."""
     if text in ("auto", "none"):
-        return DEFAULT_CORRECTIONS if text == "auto" else ()
+        return None if text == "auto" else ()
     names = tuple(text.split(","))
     unknown = [name for name in names if name not in CORRECTIONS]
     if unknown:
@@ -250,6 +266,24 @@ def corrections(text: str) -> tuple[str, ...]:
             f"no correction '{unknown[0]}'; allowed: auto, none, or some of {','.join(CORRECTIONS)}"
         )
     return tuple(name for name in CORRECTIONS if name in names)
+
+
+def chosen_corrections(given: Sequence[tuple[str, ...] | None], effort: str | None) -> tuple[tuple[str, ...], ...]:
+    """The different sets of corrections that ``--correct`` and ``--effort`` come to.
+
+    Args:
+        given: each as :func:`corrections` reads it; None for ``auto``.
+        effort: that was given, if any.
+
+    Raises:
+        ConfigError: an effort, and no ``auto`` that it says anything of.
+    """
+    if effort is not None and None not in given:
+        raise ConfigError(
+            f"--effort {effort} says what --correct auto stands for, and --correct names other corrections; leave out "
+            "the one or the other"
+        )
+    return tuple(dict.fromkeys(EFFORTS[effort or "default"] if names is None else names for names in given))
 
 
 def config_of(options: argparse.Namespace) -> Config:

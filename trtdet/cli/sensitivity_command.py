@@ -16,6 +16,7 @@ from trtdet.cli.options import (
     add_validation,
     calibration_of,
     check_suffix,
+    chosen_corrections,
     config_of,
 )
 from trtdet.progress import Console
@@ -49,13 +50,14 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
 
     check_suffix(options.output, ".json")
     prepare_target(options.output)
+    (correct,) = chosen_corrections([options.correct], options.effort)
     rows = options.output.with_suffix(".jsonl")
     found = sensitivity(
         options.model,
         config_of(options),
         SensitivityOptions(
             calibration_of(options),
-            options.correct,
+            correct,
             options.rank_images,
             options.method,
             "int8" if options.all_but_one else "fp32",

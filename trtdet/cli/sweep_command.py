@@ -9,10 +9,10 @@ from typing import Any
 
 from trtdet.cli.command import Command
 from trtdet.cli.options import (
-    DEFAULT_CORRECTIONS,
     RULES,
     SILU,
     add_backend,
+    add_effort,
     add_images,
     add_int8_all,
     add_model,
@@ -22,6 +22,7 @@ from trtdet.cli.options import (
     add_runtime,
     add_thresholds,
     add_validation,
+    chosen_corrections,
     corrections,
 )
 from trtdet.progress import Console
@@ -40,10 +41,10 @@ def _options(parser: ArgumentParser) -> None:
         "--correct",
         nargs="+",
         type=corrections,
-        default=[DEFAULT_CORRECTIONS],
         metavar="auto|none|NAME,...",
-        help=f"sets of corrections (default: auto, which is {','.join(DEFAULT_CORRECTIONS)})",
+        help="sets of corrections (default: auto, which is what --effort says)",
     )
+    add_effort(axes)
     axes.add_argument(
         "--keep-fp16",
         nargs="+",
@@ -89,7 +90,7 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
             options.val_images,
             options.annotations,
             tuple(dict.fromkeys(options.calib)),
-            tuple(dict.fromkeys(options.correct)),
+            chosen_corrections(options.correct or [None], options.effort),
             tuple(dict.fromkeys(options.keep_fp16)),
             tuple(suppressions),
             options.backend,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +123,7 @@ def assemble(job: Job, progress: Progress = silent, place: Path | None = None) -
         warn_of(engine, caps)
         origin = Origin(job.model, known.graph, job.options, caps, known.plugins, known.key, seen)
         bundle = written(writer, engine, origin)
+    unfinished_of(job.output).unlink(missing_ok=True)
     trade_off = network.planned.trade_off if network.planned is not None else None
     return Assembled(bundle, engine.audit, False, trade_off, network)
 
@@ -156,6 +157,11 @@ def validated(job: Job, progress: Progress = silent) -> Validated:
 def timing_cache_of(bundle: Path) -> Path:
     """The default file of measured kernel times: beside the bundle."""
     return bundle.with_name(f"{bundle.name}.timing-cache")
+
+
+def unfinished_of(bundle: Path) -> Path:
+    """The file beside the bundle that keeps a reconstruction until the bundle is there."""
+    return bundle.with_name(f"{bundle.name}.reconstruction")
 
 
 def networks_of(known: Validated, caps: Capabilities, progress: Progress = silent) -> tuple[Network, ...]:
@@ -194,7 +200,8 @@ def _prepared(known: Validated, progress: Progress) -> Prepared:
     )
     corrections = () if options.implicit else options.correct
     plan = starting_plan(known.graph, options.keep)
-    return prepared(ranged, options.calibration, corrections, progress, plan, share=not options.implicit)
+    calibration = replace(options.calibration, unfinished=unfinished_of(known.job.output))
+    return prepared(ranged, calibration, corrections, progress, plan, share=not options.implicit)
 
 
 def _facts(

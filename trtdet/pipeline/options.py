@@ -31,6 +31,8 @@ class CalibrationOptions:
         histograms: start from this collection instead of running the images.
         check_input: look first whether the float model finds something on the images, and whether it finds clearly
             more with another configuration; see :mod:`trtdet.evaluation.plausibility`.
+        unfinished: the file that keeps a reconstruction as far as it has come, so that a run that was stopped goes on;
+            None keeps nothing.
     """
 
     rule: str = field(default="percentile", metadata=enters(Stage.RANGES, int8_only=True))
@@ -40,6 +42,7 @@ class CalibrationOptions:
     num_images: int | None = field(default=None, metadata=enters(Stage.RANGES, "images"))
     histograms: Path | None = field(default=None, metadata=enters(Stage.RANGES, "histograms"))
     check_input: bool = field(default=True, metadata=stays_out("looks at the model and changes nothing"))
+    unfinished: Path | None = field(default=None, metadata=stays_out("where work is kept, not what comes out"))
 
 
 @dataclass(frozen=True)

@@ -281,7 +281,8 @@ def _check_implicit(options: BuildOptions, caps: Capabilities) -> None:
         )
     if options.correct not in ((), DEFAULT_CORRECTIONS):
         raise ConfigError(
-            "corrections are made in the Q/DQ model, which --quantization implicit has not; leave --correct out"
+            "corrections are made in the Q/DQ model, which --quantization implicit has not; leave out --correct "
+            "and --effort"
         )
     rule = options.calibration.rule
     if rule == AUTO:

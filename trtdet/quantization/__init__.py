@@ -4,6 +4,7 @@ from trtdet.quantization.activation_ranges import reach
 from trtdet.quantization.corrections import (
     CORRECTIONS,
     DEFAULT_CORRECTIONS,
+    EFFORTS,
     Corrected,
     HeadRange,
     Sources,
@@ -30,6 +31,7 @@ __all__ = [
     "CONVOLUTIONS",
     "CORRECTIONS",
     "DEFAULT_CORRECTIONS",
+    "EFFORTS",
     "FEWEST_CHANNELS",
     "LARGEST",
     "SMALLEST_NORMAL",

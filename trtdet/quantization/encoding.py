@@ -82,6 +82,12 @@ class Rounded:
     scales: NDArray[np.float32]
     bias: NDArray[np.float32]
 
+    def same(self, other: Rounded | None) -> bool:
+        """Whether every number is the same."""
+        return other is not None and all(
+            np.array_equal(getattr(self, name), getattr(other, name)) for name in ("integers", "scales", "bias")
+        )
+
 
 def weight_scales(weight: NDArray[np.floating], owner: str = "a convolution") -> NDArray[np.float32]:
     """The scale of each output channel, float32 (out,): ``max |w| / 127`` raised to the next number that FP16 holds.

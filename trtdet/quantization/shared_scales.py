@@ -29,8 +29,12 @@ grows with the square of what its range is widened by."""
 _MOVES = ("Concat", "MaxPool", "Resize", "Identity")
 
 
-def shared(model: onnx.ModelProto, placement: QdqPlacement, ranges: Ranges) -> tuple[Ranges, frozenset[str]]:
-    """The ranges with one for each group of tensors that values are only moved between, and the tensors in groups.
+Groups = tuple[tuple[str, ...], ...]
+"""Tensors that share a range, group by group."""
+
+
+def shared(model: onnx.ModelProto, placement: QdqPlacement, ranges: Ranges) -> tuple[Ranges, Groups]:
+    """The ranges with one for each group of tensors that values are only moved between, and the groups of several.
 
     Args:
         model: float, as the passes leave it.
@@ -48,7 +52,7 @@ def shared(model: onnx.ModelProto, placement: QdqPlacement, ranges: Ranges) -> t
             groups.update(dict.fromkeys(both, both))
     widest = {name: max(amax[other] for other in group) for name, group in groups.items()}
     changed = {name: replace(ranges.tensors[name], amax=widest[name]) for name in widest if widest[name] != amax[name]}
-    together = frozenset(name for name, group in groups.items() if len(group) > 1)
+    together = tuple(sorted({tuple(sorted(group)) for group in groups.values() if len(group) > 1}))
     return replace(ranges, tensors={**ranges.tensors, **changed}) if changed else ranges, together
 
 

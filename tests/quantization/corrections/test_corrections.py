@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from trtdet import quantization
 from trtdet.backends import OnnxRunner
+from trtdet.calibration import Ranges
 from trtdet.errors import ConfigError, ModelError, TrtdetWarning
 from trtdet.passes.provenance import Origin, origin_of
 from trtdet.quantization import CORRECTIONS, DEFAULT_CORRECTIONS, PrecisionPlan, Start, correct, insert_qdq, lint, place
@@ -24,9 +24,11 @@ from trtdet.quantization.corrections.base import Correction, Layer, Network
 from trtdet.quantization.corrections.policies import POLICIES
 from trtdet.quantization.corrections.rounding import Round
 from trtdet.quantization.corrections.trials import Site
+from trtdet.quantization.qdq import Corrections
 
 corrections = importlib.import_module("trtdet.quantization.corrections")
 SHIPPED = corrections.REGISTRY
+LAYERWISE = tuple(correction.name for correction in SHIPPED if not correction.needs_network)
 gate = importlib.import_module("trtdet.quantization.corrections.gate")
 
 
@@ -36,17 +38,18 @@ def parts(plan: PrecisionPlan) -> set[str]:
 
 
 def test_the_names_are_those_of_the_registry() -> None:
-    assert CORRECTIONS == ("range", "smooth", "shift", "round", "bias")
+    assert CORRECTIONS == ("range", "smooth", "shift", "round", "bias", "reconstruct")
     assert quantization.CORRECTIONS is CORRECTIONS
     assert tuple(correction.name for correction in corrections.REGISTRY) == CORRECTIONS
     assert quantization.DEFAULT_CORRECTIONS is corrections.DEFAULT_CORRECTIONS
-    assert tuple(name for name in CORRECTIONS if name != "shift") == corrections.DEFAULT_CORRECTIONS
+    assert tuple(name for name in CORRECTIONS if name not in ("shift", "reconstruct")) == DEFAULT_CORRECTIONS
+    assert tuple(name for name in CORRECTIONS if name != "shift") == corrections.EFFORTS["thorough"]
 
 
 def test_a_planted_outlier_is_put_right(model: Any, sources: Any, chosen: Any, distance: Any) -> None:
     given, placement = sources(), place(model)
     candidates = chosen(model, given, "minmax")
-    found = correct(model, placement, candidates, CORRECTIONS, given)
+    found = correct(model, placement, candidates, LAYERWISE, given)
     int8 = insert_qdq(model, placement, found.ranges, found.corrections)
     before = distance(model, insert_qdq(model, placement, candidates["minmax"]), given)
     after = distance(model, int8, given)
@@ -64,7 +67,7 @@ def test_a_planted_outlier_is_put_right(model: Any, sources: Any, chosen: Any, d
     assert lint(int8) == ()
 
 
-@pytest.mark.parametrize("names", [*((name,) for name in CORRECTIONS), ("smooth", "bias"), ("shift", "round")])
+@pytest.mark.parametrize("names", [*((name,) for name in LAYERWISE), ("smooth", "bias"), ("shift", "round")])
 def test_some_of_the_corrections(model: Any, sources: Any, chosen: Any, distance: Any, names: tuple[str, ...]) -> None:
     given, placement = sources(), place(model)
     candidates = chosen(model, given, "minmax")
@@ -115,17 +118,17 @@ def assert_same(first: Any, second: Any) -> None:
 def test_neither_repeating_nor_the_order_of_the_images_changes_anything(model: Any, sources: Any, chosen: Any) -> None:
     given, placement = sources(), place(model)
     candidates = chosen(model, given, "percentile")
-    first = correct(model, placement, candidates, CORRECTIONS, given)
-    assert_same(first, correct(model, placement, candidates, CORRECTIONS, given))
+    first = correct(model, placement, candidates, LAYERWISE, given)
+    assert_same(first, correct(model, placement, candidates, LAYERWISE, given))
     shuffled = replace(given, images=[given.images[index] for index in (3, 7, 0, 2, 6, 1, 5, 4)])
-    assert_same(first, correct(model, placement, candidates, CORRECTIONS, shuffled))
+    assert_same(first, correct(model, placement, candidates, LAYERWISE, shuffled))
 
 
 def test_what_does_not_help_is_left_out(model: Any, sources: Any, chosen: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "head_errors", judged_by(0.1, 0.2, 0.3, 0.4))
     given = sources()
     with pytest.warns(TrtdetWarning, match=r"error at the head 0.1000 -> 0.2000 .* the plain rule 'minmax' stands"):
-        found = correct(model, place(model), chosen(model, given, "minmax"), CORRECTIONS, given)
+        found = correct(model, place(model), chosen(model, given, "minmax"), LAYERWISE, given)
     assert found.corrections.tensors == found.corrections.weights == {}
     assert found.plan == place(model).plan
 
@@ -139,7 +142,7 @@ def test_where_nothing_is_detected_the_layers_decide(
     monkeypatch.setattr(Site, "add_moments", lambda site, x, seed: (seeds.append(seed), measure(site, x, seed)))
     given = sources()
     with pytest.warns(TrtdetWarning, match="anything is detected on 0 of the 2 images that corrections are judged on"):
-        found = correct(model, place(model), chosen(model, given, "minmax"), CORRECTIONS, given)
+        found = correct(model, place(model), chosen(model, given, "minmax"), LAYERWISE, given)
     assert found.corrections.tensors and found.corrections.weights
     # Second moments come from the images to fit on; only the extremes of channels from all.
     assert seeds[::5] == [0, 1, 2, 3, 4, 5, None, None]
@@ -151,7 +154,7 @@ def test_no_node_is_spent_on_what_may_be_chance(
     """The corrected form has Muls that the plain one lacks."""
     monkeypatch.setattr(gate, "head_errors", judged_by(0.2, 0.196, 0.2, 0.2))
     given = sources()
-    found = correct(model, place(model), chosen(model, given, "minmax"), CORRECTIONS, given)
+    found = correct(model, place(model), chosen(model, given, "minmax"), LAYERWISE, given)
     assert found.corrections.tensors == found.corrections.weights == {}
     left, kept = found.summary
     assert left.startswith("left out: each kept where it lowers its layer's error, error 0.1960 for ")
@@ -185,7 +188,7 @@ def test_the_head_decides_how_the_layers_are_put_together(
     errors[1 + policy] = 0.2
     monkeypatch.setattr(gate, "head_errors", judged_by(*errors))
     given = sources()
-    found = correct(model, place(model), chosen(model, given, "minmax"), CORRECTIONS, given)
+    found = correct(model, place(model), chosen(model, given, "minmax"), LAYERWISE, given)
     assert found.summary[-2:] == (
         POLICIES[("layers", "mapped", "all")[policy]],
         "error at the head 0.5000 -> 0.2000 on 2 images held back, lower on 2 of 2 where anything is detected, 75 % "
@@ -227,7 +230,7 @@ def test_no_map_is_left_as_a_mul_that_costs_more_than_fp16(
 def test_what_is_refused(model: Any, sources: Any, chosen: Any) -> None:
     candidates = chosen(model, sources(2), "minmax")
     with pytest.raises(ConfigError, match="at least 2 calibration images, one of them to judge by, got 1"):
-        correct(model, place(model), candidates, CORRECTIONS, sources(1))
+        correct(model, place(model), candidates, LAYERWISE, sources(1))
     with pytest.raises(
         ConfigError, match="no correction 'magic'; allowed: auto, none, or some of range, smooth, shift, round"
     ):
@@ -237,7 +240,7 @@ def test_what_is_refused(model: Any, sources: Any, chosen: Any) -> None:
     broken[0, 0] = np.nan
     weight.CopyFrom(onnx.numpy_helper.from_array(broken, "w3"))
     with pytest.raises(ModelError, match="the weights of 'Conv_4' are NaN or infinite in 1 of 64 places"):
-        correct(model, place(model), candidates, CORRECTIONS, sources(2))
+        correct(model, place(model), candidates, LAYERWISE, sources(2))
 
 
 def test_images_are_split_once(sources: Any) -> None:
@@ -266,19 +269,18 @@ class Harmful(Correction):
 
 @dataclass(frozen=True)
 class Reconstructed(Correction):
-    """Knows integers for the whole network, and writes down what it was shown."""
+    """Knows corrections for the whole network, and writes down what it was shown."""
 
-    integers: Mapping[str, NDArray[np.int8]] = field(default_factory=dict)
+    known: Corrections = field(default_factory=Corrections)
     seen: list[tuple[set[Path], int]] = field(default_factory=list)
     name: ClassVar[str] = "reconstructed"
     needs_network: ClassVar[bool] = True
-    weight_share: ClassVar[float] = Round.weight_share
 
-    def reconstruct(self, network: Network) -> Mapping[str, NDArray[np.int8]]:
+    def reconstruct(self, network: Network) -> tuple[Ranges, Corrections]:
         int8 = insert_qdq(network.model, network.placement, network.ranges, network.corrections)
         runs = network.sources.outputs([network.model, int8], network.images, "reconstructing")
         self.seen.append((set(network.images), sum(np.isfinite(other["boxes"]).all() for _, other in runs)))
-        return self.integers
+        return network.ranges, self.known
 
 
 def registered(monkeypatch: pytest.MonkeyPatch, *added: Correction) -> None:
@@ -293,7 +295,7 @@ def test_a_learned_rounding_is_one_more_line(
     candidates = chosen(model, given, "minmax")
     found = correct(model, placement, candidates, ("smooth", "shift", "learned", "bias"), given)
     assert "learned" in parts(found.plan)
-    same = correct(model, placement, candidates, CORRECTIONS, given)
+    same = correct(model, placement, candidates, LAYERWISE, given)
     for name, rounded in same.corrections.weights.items():
         np.testing.assert_array_equal(found.corrections.weights[name].integers, rounded.integers)
     assert any(sentence.startswith("learned: ") for sentence in found.summary)
@@ -304,7 +306,7 @@ def test_what_harms_is_kept_out_by_the_gate(
 ) -> None:
     registered(monkeypatch, Harmful())
     given, placement = sources(), place(model)
-    found = correct(model, placement, chosen(model, given, "minmax"), (*CORRECTIONS, "harmful"), given)
+    found = correct(model, placement, chosen(model, given, "minmax"), (*LAYERWISE, "harmful"), given)
     assert "harmful" not in parts(found.plan)
     assert "harmful: 0 of 5 convs" in found.summary
 
@@ -314,17 +316,30 @@ def test_a_reconstruction_sees_the_network_but_no_image_held_back(
 ) -> None:
     given, placement = sources(), place(model)
     candidates = chosen(model, given, "minmax")
-    better = correct(model, placement, candidates, CORRECTIONS, given).corrections.weights
-    reconstructed = Reconstructed({name: rounded.integers for name, rounded in better.items()})
+    better = correct(model, placement, candidates, LAYERWISE, given)
+    reconstructed = Reconstructed(better.corrections)
     registered(monkeypatch, reconstructed)
-    names = ("smooth", "shift", "bias", "reconstructed")
-    found = correct(model, placement, candidates, names, given)
+    found = correct(model, placement, candidates, ("bias", "reconstructed"), given)
     fit, held = given.split()
     assert reconstructed.seen == [(set(fit), len(fit))]
-    assert held and "reconstructed" in parts(found.plan)
-    worse = Reconstructed({"Conv_7": np.zeros((16, 8, 1, 1), np.int8)})
-    registered(monkeypatch, worse)
-    assert "reconstructed" not in parts(correct(model, placement, candidates, names, given).plan)
+    assert held and "reconstructed: 5 of 5 convs" in found.summary
+    for name, rounded in better.corrections.weights.items():
+        assert found.corrections.weights[name].same(rounded)
+    zeros = {
+        name: replace(rounded, integers=0 * rounded.integers) for name, rounded in found.corrections.weights.items()
+    }
+    registered(monkeypatch, Reconstructed(replace(better.corrections, weights=zeros)))
+    left = correct(model, placement, candidates, ("bias", "reconstructed"), given)
+    assert "reconstructed: 0 of 5 convs" in left.summary
+
+
+def test_a_reconstruction_that_cannot_be_is_told(
+    model: Any, sources: Any, chosen: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trtdet.quantization.corrections.reconstruct.available", lambda: False)
+    given = sources()
+    found = correct(model, place(model), chosen(model, given, "minmax"), ("bias", "reconstruct"), given)
+    assert "reconstruct not tried: torch is not installed: pip install 'trtdet[correct]'" in found.summary
 
 
 # An input that hardly varies
@@ -336,7 +351,7 @@ STILL = """(float[1,3,32,32] x) => (float[1,1024,4] boxes, float[1,1024,2] score
     boxes = Mul(l, wide) scores = Sigmoid(m) }"""
 
 
-@pytest.mark.parametrize("names", [CORRECTIONS, ("shift", "round")])
+@pytest.mark.parametrize("names", [LAYERWISE, ("shift", "round")])
 def test_a_layer_that_hardly_varies_is_corrected(
     net: Any, normal: Any, sources: Any, chosen: Any, names: tuple[str, ...]
 ) -> None:
@@ -370,6 +385,6 @@ def test_weights_over_the_most_columns_are_rounded_to_nearest(
     monkeypatch.setattr("trtdet.quantization.corrections.moments.MOST_COLUMNS", 26)
     monkeypatch.setattr(gate, "head_errors", judged_by(0.5, 0.4, 0.4, 0.3))
     given = sources()
-    found = correct(model, place(model), chosen(model, given, "minmax"), CORRECTIONS, given)
+    found = correct(model, place(model), chosen(model, given, "minmax"), LAYERWISE, given)
     rounded = {name: "round" in {step.name for step in entry.corrections} for name, entry in found.plan.entries.items()}
     assert rounded == {"Conv_0": False, "Conv_3": True, "Conv_4": True, "Conv_6": True, "Conv_8": True}

@@ -172,6 +172,7 @@ def prepared(
         decoded(graph.nms_mode, graph.config),
         progress,
         calibrated.cache,
+        options.unfinished,
     )
     ranges, start = calibrated.ranges, Start()
     if wanted and HeadRange.name in names:
@@ -180,32 +181,39 @@ def prepared(
     if share:
         plain, _ = shared(graph.model, placement, calibrated.ranges)
         ranges, together = shared(graph.model, placement, ranges)
-        calibrated, parted = replace(calibrated, ranges=plain), parted | together
+        calibrated, parted = replace(calibrated, ranges=plain), parted.union(*together)
+        start = replace(start, together=together)
     if not wanted:
         return Prepared(calibrated, calibrated.ranges, Corrections(), plan)
+    start = replace(start, plain=calibrated.ranges, parted=parted)
+    candidates = _candidates(calibrated, options, ranges, start)
+    done = correct(graph.model, placement, candidates, names, sources, start)
+    # The input keeps its whole range under every rule.
+    ruled = [name for name in placement.activations if name != calibrated.collection.source]
+    summary = _with_share(options.rule, ruled, done, start)
+    return Prepared(calibrated, done.ranges, done.corrections, done.plan, summary)
+
+
+def _candidates(calibrated: Calibrated, options: CalibrationOptions, ranges: Ranges, start: Start) -> dict[str, Ranges]:
+    """Ranges by rule; the first is what the others are compared with."""
     if options.rule == AUTO and start.noise is not None:
         # Ranges by the detections make the rules' thresholds needless.
         ranges = replace(ranges, rule=AUTO, percent=None)
-    candidates = {ranges.rule: ranges}
+    found = {ranges.rule: ranges}
     if options.rule == AUTO and start.noise is None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", TrtdetWarning)  # given when the first rule was applied
             for rule in RULES:
-                if rule not in candidates:
-                    candidates[rule] = Ranges.choose(calibrated.collection, rule, options.percentile)
-    start = replace(start, plain=calibrated.ranges, parted=parted)
-    done = correct(graph.model, placement, candidates, names, sources, start)
-    # The input keeps its whole range under every rule.
-    ruled = [name for name in placement.activations if name != calibrated.collection.source]
-    summary = done.summary if options.rule == AUTO else _with_share(options.rule, ruled, done, start)
-    return Prepared(calibrated, done.ranges, done.corrections, done.plan, summary)
+                if rule not in found:
+                    found[rule] = Ranges.choose(calibrated.collection, rule, options.percentile)
+    return found
 
 
 def _with_share(rule: str, ruled: Sequence[str], done: Corrected, start: Start) -> tuple[str, ...]:
     """The summary, with how much a threshold rule has to say beside corrections, which choose ranges of their own."""
     mapped = done.corrections.tensors
     chosen = start.noise is not None and done.ranges is not start.plain
-    if not (mapped or chosen):
+    if rule == AUTO or not (mapped or chosen):
         return done.summary
     decided = 0 if chosen else sum(name not in mapped for name in ruled)
     if decided:

@@ -25,22 +25,23 @@ import onnx
 
 from trtdet.calibration import Ranges, expose
 from trtdet.errors import ConfigError
-from trtdet.quantization.corrections.base import Correction, Network
+from trtdet.quantization.corrections.base import Correction
 from trtdet.quantization.corrections.bias import Bias
 from trtdet.quantization.corrections.gate import Corrected, Task
 from trtdet.quantization.corrections.head_ranges import HeadRange, Start, head_noise, sense
 from trtdet.quantization.corrections.policies import judge
+from trtdet.quantization.corrections.reconstruct import Reconstruct
 from trtdet.quantization.corrections.rounding import Round
 from trtdet.quantization.corrections.shift import Shift
 from trtdet.quantization.corrections.smooth import Smooth
 from trtdet.quantization.corrections.sources import Sources
-from trtdet.quantization.corrections.trials import Pick, Site, batches, find_sites
+from trtdet.quantization.corrections.trials import Site, batches, find_sites
 from trtdet.quantization.placement import QdqPlacement
-from trtdet.quantization.qdq import Corrections
 
 __all__ = [
     "CORRECTIONS",
     "DEFAULT_CORRECTIONS",
+    "EFFORTS",
     "REGISTRY",
     "Corrected",
     "HeadRange",
@@ -50,15 +51,21 @@ __all__ = [
     "sense",
 ]
 
-REGISTRY: tuple[Correction, ...] = (HeadRange(), Smooth(), Shift(), Round(), Bias())
+REGISTRY: tuple[Correction, ...] = (HeadRange(), Smooth(), Shift(), Round(), Bias(), Reconstruct())
 """Every correction, in the order in which they are tried and reported."""
 
 CORRECTIONS = tuple(correction.name for correction in REGISTRY)
 """Every correction by the name that ``--correct`` takes."""
 
-DEFAULT_CORRECTIONS = ("range", "smooth", "round", "bias")
-"""Those that ``--correct auto`` stands for: they put no node between INT8 convolutions but a Mul where it pays. A shift
-needs an Add behind the activation function and a Pad before each convolution that pads."""
+EFFORTS: Mapping[str, tuple[str, ...]] = {
+    "quick": ("smooth", "round", "bias"),
+    "default": ("range", "smooth", "round", "bias"),
+    "thorough": ("range", "smooth", "round", "bias", "reconstruct"),
+}
+"""The corrections that ``--correct auto`` stands for, by ``--effort``: they put no node between INT8 convolutions but a
+Mul where it pays. A shift needs an Add behind the activation function and a Pad before each convolution that pads."""
+
+DEFAULT_CORRECTIONS = EFFORTS["default"]
 
 
 def correct(
@@ -99,7 +106,6 @@ def correct(
     for seed, (found,) in enumerate(sources.outputs([exposed], task.fit, "correcting: means")):
         for site in sites:
             site.add_means(found[site.tensor], seed)
-    _reconstruct(task, sites)
     for seed, (found,) in enumerate(sources.outputs([exposed], task.held, "correcting: held-back images")):
         for site in sites:
             site.add_errors(found[site.tensor], seed)
@@ -135,16 +141,3 @@ def _narrow(task: Task, sites: Sequence[Site]) -> None:
         for trial in site.mapped:
             trial.map = replace(trial.map, amax=mapped.best(site.tensor))
             trial.head = mapped.noise(site.tensor, trial.map.amax)
-
-
-def _reconstruct(task: Task, sites: Sequence[Site]) -> None:
-    """Lets corrections of the whole network propose roundings, each for the network as corrected before it."""
-    for correction in task.corrections:
-        if not correction.needs_network:
-            continue
-        maps = {site.tensor: trial.map for site in sites for trial in site.trials[-1:] if trial.names}
-        weights = {name: site.form(site.trials[-1], name, Pick(-1, -1)) for site in sites for name in site.windows}
-        network = Network(task.model, task.placement, task.first, Corrections(maps, weights), task.fit, task.sources)
-        integers = correction.reconstruct(network)
-        for site in sites:
-            site.add_roundings(correction.name, integers)

@@ -11,15 +11,14 @@ proposes is measured on held-back images like every other proposal and kept only
 - ``round``: other integers for one convolution, from the second moments of its input (``round``). Learned rounding in
   the way of AdaRound (Nagel et al. 2020, arXiv:2004.10568) fits here: the error that it minimises,
   ``(W - Q) E[xx'] (W - Q)'``, needs the covariance of :class:`Layer` and nothing else.
-- ``reconstruct``: other integers for any number of convolutions at once, from the whole network and the images that
-  corrections are computed from. Block reconstruction in the way of BRECQ (Li et al. 2021, arXiv:2102.05426) fits here:
-  :class:`Network` has the float model, the INT8 form as corrected so far, and runs both.
 - ``offset``: another bias for one convolution (``bias``).
+- ``reconstruct``: other ranges and weights for all of them at once, from the whole network as the others have corrected
+  it and the images that corrections are computed from (``reconstruct``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -155,8 +154,8 @@ class Network:
         model: in float.
         placement: where Q/DQ pairs go.
         ranges: of the tensors without a channel map.
-        corrections: channel maps, the last rounding and the last bias of every convolution that can be corrected;
-            with ``insert_qdq`` they give the INT8 form.
+        corrections: channel maps and weights; with ``insert_qdq`` they give the INT8 form.
+        together: groups of tensors that share one range.
         images: that corrections may be computed from; the images held back are not among them.
         sources: run models on images.
     """
@@ -165,6 +164,7 @@ class Network:
     placement: QdqPlacement
     ranges: Ranges
     corrections: Corrections
+    together: Sequence[Sequence[str]]
     images: Sequence[Path]
     sources: Sources
 
@@ -195,10 +195,14 @@ class Correction:
         """Integers for a convolution, int8 (groups, out / groups, D), -127..127, for the scales of the layer."""
         return None
 
-    def reconstruct(self, network: Network) -> Mapping[str, NDArray[np.int8]]:
-        """Integers by convolution, int8 (out, in / groups, kh, kw), for the scales of ``network.corrections``."""
-        return {}
-
     def offset(self, means: OutputMeans) -> NDArray[np.float64] | None:
         """What is added to the integer product, float64 (groups, out / groups)."""
         return None
+
+    def reconstruct(self, network: Network) -> tuple[Ranges, Corrections]:
+        """Ranges and corrections in place of the network's, with the same channel maps but for their ``amax``.
+
+        Raises:
+            ModelError: the model cannot be reconstructed, and why.
+        """
+        return network.ranges, network.corrections

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -41,6 +41,7 @@ class Start:
         plain: the ranges of the rule alone, which every correction has to be better than; None for those given.
         noise: what each activation's rounding does at the head; None where no gradients are known.
         reason: why there are none although they were asked for.
+        together: groups of tensors that share one range.
         parted: tensors that a channel map's Mul would part from the kernel that rounds them as well, or from others
             that read the same INT8: there it costs their bytes in FP16.
     """
@@ -48,6 +49,7 @@ class Start:
     plain: Ranges | None = None
     noise: HeadNoise | None = None
     reason: str = ""
+    together: Sequence[Sequence[str]] = ()
     parted: Collection[str] = ()
 
 

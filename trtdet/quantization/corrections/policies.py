@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from trtdet.calibration import Range, Ranges
-from trtdet.errors import TrtdetWarning
-from trtdet.quantization.corrections.gate import Corrected, Task, Whole, compare
+from trtdet.errors import ModelError, TrtdetWarning
+from trtdet.quantization.corrections.base import Correction, Network
+from trtdet.quantization.corrections.gate import Corrected, Task, Verdict, Whole, compare
 from trtdet.quantization.corrections.head_ranges import HeadRange
 from trtdet.quantization.corrections.trials import Choice, Pick, Site
 from trtdet.quantization.precision import PrecisionPlan
@@ -29,11 +30,19 @@ _FEW = 1.15
 
 @dataclass(frozen=True, eq=False)
 class _Together:
-    """The layers' corrections put together by a policy: a choice for each site, and the whole network."""
+    """The layers' corrections put together by a policy.
+
+    Attributes:
+        policy: its name.
+        choices: for each site.
+        whole: the network.
+        rebuilt: by convolution, the correction of the whole network that changed it after that.
+    """
 
     policy: str
     choices: tuple[Choice, ...]
     whole: Whole
+    rebuilt: Mapping[str, str] = field(default_factory=dict)
 
 
 def judge(task: Task, sites: Sequence[Site]) -> Corrected:
@@ -41,6 +50,10 @@ def judge(task: Task, sites: Sequence[Site]) -> Corrected:
     ways = [_put_together(task, sites, policy) for policy in _policies(task)]
     plain = Whole(f"the plain rule '{task.plain.rule}'", task.plain)
     verdict = compare(task, [plain, *(way.whole for way in ways)])
+    rebuilt, failed = _rebuilt(task, ways, verdict)
+    if rebuilt:
+        ways = [*(way for way in ways if way.whole is verdict.best), *rebuilt]
+        verdict = compare(task, [plain, *(way.whole for way in ways)])
     *left, figures = verdict.sentences()
     doubt = verdict.doubt()
     if doubt:
@@ -53,7 +66,8 @@ def judge(task: Task, sites: Sequence[Site]) -> Corrected:
                 TrtdetWarning,
                 stacklevel=4,
             )
-        return Corrected(plain.ranges, plain.corrections, task.placement.plan, (*left, f"none kept: {figures}"))
+        summary = (*failed, *left, f"none kept: {figures}")
+        return Corrected(plain.ranges, plain.corrections, task.placement.plan, summary)
     way = ways[verdict.kept - 1]
     steps = {}
     for site, choice in zip(sites, way.choices, strict=True):
@@ -62,8 +76,41 @@ def judge(task: Task, sites: Sequence[Site]) -> Corrected:
         name: replace(entry, corrections=steps.get(name, ())) for name, entry in task.placement.plan.entries.items()
     }
     how = [POLICIES[way.policy]] if task.corrections else []
-    summary = (*_summary(task, sites, way), *how, *left, figures)
+    summary = (*_summary(task, sites, way), *failed, *how, *left, figures)
     return Corrected(way.whole.ranges, way.whole.corrections, PrecisionPlan(entries), summary)
+
+
+def _rebuilt(task: Task, ways: Sequence[_Together], verdict: Verdict) -> tuple[list[_Together], list[str]]:
+    """What corrections of the whole network make of the way that is best so far, and of the way without channel maps.
+
+    Returns:
+        The new ways, and a sentence for each correction that could not be tried.
+    """
+    least = min(range(1, len(verdict.wholes)), key=lambda index: verdict.errors[index].distance)
+    starts = [way for way in ways if way.whole is verdict.wholes[verdict.kept or least] or way.policy == "textbook"]
+    found, failed = [], []
+    for correction in [correction for correction in task.corrections if correction.needs_network]:
+        try:
+            found += [_corrected_whole(task, correction, way) for way in starts]
+        except ModelError as error:
+            failed.append(f"{correction.name} not tried: {error}")
+    return found, failed
+
+
+def _corrected_whole(task: Task, correction: Correction, way: _Together) -> _Together:
+    whole = way.whole
+    network = Network(
+        task.model, task.placement, whole.ranges, whole.corrections, task.start.together, task.fit, task.sources
+    )
+    ranges, corrections = correction.reconstruct(network)
+    changed = {
+        name: correction.name
+        for name, rounded in corrections.weights.items()
+        if not rounded.same(whole.corrections.weights.get(name))
+    }
+    return replace(
+        way, whole=Whole(f"{whole.name}, {correction.name}", ranges, corrections), rebuilt={**way.rebuilt, **changed}
+    )
 
 
 def _policies(task: Task) -> list[str]:
@@ -142,6 +189,7 @@ def _summary(task: Task, sites: Sequence[Site], way: _Together) -> tuple[str, ..
     used = [trial.roundings[name][pick.rounding].name for trial, name, pick in convs]
     used += [trial.offsets[pick.offset] for trial, _, pick in convs]
     used += [name for choice in way.choices for name in choice.trial.names]
+    used += way.rebuilt.values()
     total = {"tensors": len(way.choices), "convs": len(convs)}
     pairs = zip(sites, way.choices, strict=True)
     plain, written = task.plain.tensors, way.whole.ranges.tensors

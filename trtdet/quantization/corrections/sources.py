@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ class Sources:
         head: where the model holds its decoded boxes and scores.
         progress: told of every image.
         cache: images that other passes decoded; None decodes them in each pass.
+        unfinished: the file that keeps what takes long, so that a run that was stopped goes on; None for none.
     """
 
     images: Sequence[Path]
@@ -41,6 +42,11 @@ class Sources:
     head: Decoded
     progress: Progress = silent
     cache: ImageCache | None = None
+    unfinished: Path | None = None
+
+    def telling(self, progress: Progress) -> Sources:
+        """The same with other progress."""
+        return replace(self, progress=progress)
 
     def split(self) -> tuple[list[Path], list[Path]]:
         """The images that corrections are computed from, and those that judge them: every fourth of the sorted paths.

@@ -313,14 +313,6 @@ class Site:
                     found.append(Rounding(correction.name, scales, integers))
         return found
 
-    def add_roundings(self, name: str, integers: Mapping[str, NDArray[np.int8]]) -> None:
-        """Adds what a correction of the whole network proposes for convolutions of this site, (out, ...) each."""
-        trial = self.trials[-1]
-        for conv in self.windows:
-            if conv in integers:
-                first = trial.roundings[conv][0]
-                trial.roundings[conv].append(Rounding(name, first.scales, integers[conv].reshape(first.integers.shape)))
-
     def add_means(self, x: NDArray[np.float32], seed: int) -> None:
         """Adds an image's activation to the means of the windows, in float and as each trial quantises them."""
         for window in dict.fromkeys(self.windows.values()):

@@ -1,0 +1,152 @@
+"""The whole INT8 network learned by what it does to the detections."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed: pip install 'trtdet[correct]'")
+
+import torch
+
+from trtdet.backends import OnnxRunner
+from trtdet.errors import TrtdetWarning
+from trtdet.progress import Progress
+from trtdet.quantization import Corrections, correct, insert_qdq, place
+from trtdet.quantization.corrections.base import Network
+from trtdet.quantization.corrections.reconstruct import Reconstruct
+from trtdet.quantization.encoding import Rounded
+from trtdet.quantization.gradients import reconstruction
+from trtdet.quantization.gradients.learned import Learned
+from trtdet.quantization.gradients.reconstruction import Schedule, Views
+
+HEAD = ("boxes", "scores")
+
+
+@pytest.fixture
+def network(model: Any, sources: Any, chosen: Any) -> Network:
+    given, placement = sources(16), place(model)
+    fit, _ = given.split()
+    ranges = chosen(model, given, "minmax")["minmax"]
+    return Network(model, placement, ranges, Corrections(), (), fit, given)
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reconstruction, "Schedule", lambda: Schedule(passes=4))
+
+
+# Zeros that are padded after a shift are rounded in what is written, and stay exact in what is learned.
+@pytest.mark.parametrize(
+    ("names", "near"), [((), 0.02), (("smooth", "round", "bias"), 0.02), (("smooth", "shift", "round", "bias"), 0.1)]
+)
+def test_what_is_learned_starts_as_the_written_network(
+    model: Any, sources: Any, chosen: Any, normal: Any, names: tuple[str, ...], near: float
+) -> None:
+    given, placement = sources(), place(model)
+    ranges = chosen(model, given, "minmax")["minmax"]
+    corrections = correct(model, placement, {"minmax": ranges}, names, given).corrections if names else Corrections()
+    learned = Learned(model, placement, (ranges, corrections), (), HEAD)
+    x = normal(1, 3, 32, 32, seed=9, scale=60) + 120
+    expected = OnnxRunner(insert_qdq(model, placement, ranges, corrections))(x)
+    float_model = OnnxRunner(model)(x)
+    with torch.no_grad():
+        got, exact = learned(torch.from_numpy(x)), learned.in_float(torch.from_numpy(x))
+    for name in HEAD:
+        noise = np.abs(expected[name] - float_model[name]).max()
+        # A value between two integers may fall to the other side in another order of adding up.
+        assert np.abs(got[name].numpy() - expected[name]).mean() < near * noise
+        np.testing.assert_allclose(exact[name].numpy(), float_model[name], atol=1e-4)
+    _, written = learned.written()
+    assert all(rounded.same(written.weights[name]) for name, rounded in corrections.weights.items())
+    assert {name: channels.step for name, channels in written.tensors.items()} == {
+        name: channels.step for name, channels in corrections.tensors.items()
+    }
+
+
+def rounded_down(form: Rounded) -> Rounded:
+    less = np.random.default_rng(0).integers(0, 2, form.integers.shape)
+    return replace(form, integers=(form.integers - less).clip(-127, 127).astype(np.int8))
+
+
+def test_learning_lowers_the_error_on_images_held_back_and_adds_no_node(network: Network, distance: Any) -> None:
+    """From channel maps that suit, and weights of which half were rounded down by a step more."""
+    mapped = correct(network.model, network.placement, {"minmax": network.ranges}, ("smooth", "bias"), network.sources)
+    down = {name: rounded_down(rounded) for name, rounded in mapped.corrections.weights.items()}
+    start = replace(mapped.corrections, weights=down)
+    assert start.tensors and down
+    before = insert_qdq(network.model, network.placement, network.ranges, start)
+    ranges, corrections = Reconstruct().reconstruct(replace(network, corrections=start))
+    after = insert_qdq(network.model, network.placement, ranges, corrections)
+    assert [node.op_type for node in after.graph.node] == [node.op_type for node in before.graph.node]
+    assert distance(network.model, after, network.sources) < 0.7 * distance(network.model, before, network.sources)
+
+
+def test_tensors_that_share_a_range_share_it_after(network: Network) -> None:
+    first, other = network.placement.activations[1:3]
+    wide = max(network.ranges.tensors[name].amax for name in (first, other))
+    tensors = {
+        name: replace(found, amax=wide) for name, found in network.ranges.tensors.items() if name in (first, other)
+    }
+    shared = replace(network.ranges, tensors={**network.ranges.tensors, **tensors})
+    ranges, _ = Reconstruct().reconstruct(replace(network, ranges=shared, together=((first, other),)))
+    assert ranges.tensors[first].amax == ranges.tensors[other].amax != wide
+    apart, _ = Reconstruct().reconstruct(replace(network, ranges=shared))
+    assert apart.tensors[first].amax != apart.tensors[other].amax
+
+
+class Stopped(Exception):
+    pass
+
+
+def stopping(at: int) -> Progress:
+    def progress(stage: str, done: int, total: int) -> None:
+        if done == at:
+            raise Stopped
+
+    return progress
+
+
+def test_a_stopped_reconstruction_goes_on_to_the_same_result(network: Network, short: None, tmp_path: Path) -> None:
+    whole = Reconstruct().reconstruct(network)
+    told: list[int] = []
+    kept = replace(network.sources, unfinished=tmp_path / "unfinished")
+    count = len(network.images)
+    with pytest.raises(Stopped):
+        Reconstruct().reconstruct(replace(network, sources=kept.telling(stopping(2 * count + 3))))
+    resumed = kept.telling(lambda stage, done, total: told.append(done))
+    ranges, corrections = Reconstruct().reconstruct(replace(network, sources=resumed))
+    assert told[0] > 2 * count and told[-1] == 4 * count
+    assert ranges == whole[0]
+    assert all(rounded.same(whole[1].weights[name]) for name, rounded in corrections.weights.items())
+    # Of another network nothing is gone on with.
+    told.clear()
+    Reconstruct().reconstruct(replace(network, images=network.images[1:], sources=resumed))
+    assert told[0] < count
+
+
+def test_a_file_that_keeps_nothing_is_told_and_replaced(network: Network, short: None, tmp_path: Path) -> None:
+    path = tmp_path / "unfinished"
+    path.write_bytes(b"not a state")
+    given = replace(network, sources=replace(network.sources, unfinished=path))
+    with pytest.warns(TrtdetWarning, match="keeps no reconstruction that could be gone on with"):
+        ranges, _ = Reconstruct().reconstruct(given)
+    assert ranges == Reconstruct().reconstruct(network)[0]
+    assert path.read_bytes() != b"not a state"
+
+
+def test_a_view_is_an_image_of_the_same_size_and_repeatable() -> None:
+    row = torch.linspace(0, 1, 40).expand(1, 3, 30, 40)
+    seen = [Views(seed)(row) for seed in range(40)]
+    assert all(view.shape == row.shape and float(view.min()) >= 0 and float(view.max()) <= 1 for view in seen)
+    assert torch.equal(Views(3)(row), Views(3)(row))
+    slopes = [float((view[0, 0, 15, 22] - view[0, 0, 15, 18]) / 4 * 39) for view in seen]
+    mirrored = [slope for slope in slopes if slope < 0]
+    assert 10 < len(mirrored) < 30
+    # Enlarged by at most 1.6, and reduced by as much; across the seam of what goes on around it a slope may be any.
+    inside = [abs(slope) for slope in slopes if 0.6 < abs(slope) < 1.65]
+    assert len(inside) > 30 and min(inside) < 0.8 and max(inside) > 1.2

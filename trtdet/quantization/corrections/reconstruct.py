@@ -1,0 +1,73 @@
+"""The whole network is learned anew: integers, scales and biases together, by what they do to the detections."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtdet.calibration import Ranges
+from trtdet.data import content_hash
+from trtdet.errors import ModelError
+from trtdet.quantization.corrections.base import Correction, Network
+from trtdet.quantization.gradients import available
+from trtdet.quantization.qdq import Corrections
+
+if TYPE_CHECKING:
+    from trtdet.quantization.gradients.reconstruction import Schedule
+
+_STAGE = "correcting: reconstruction"
+
+
+@dataclass(frozen=True)
+class Reconstruct(Correction):
+    """Every number of the INT8 network, learned; see :mod:`trtdet.quantization.gradients.reconstruction`."""
+
+    name: ClassVar[str] = "reconstruct"
+    needs_network: ClassVar[bool] = True
+
+    def reconstruct(self, network: Network) -> tuple[Ranges, Corrections]:
+        if not available():
+            raise ModelError("torch is not installed: pip install 'trtdet[correct]'")
+        # Read when torch is loaded: threads that spin while they wait starve whatever else runs on the machine.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        from trtdet.quantization.gradients.learned import Learned
+        from trtdet.quantization.gradients.reconstruction import Reconstruction, Schedule, Unfinished, learn
+
+        schedule, head, path = Schedule(), network.sources.head, network.sources.unfinished
+        start = (network.ranges, network.corrections)
+        learned = Learned(network.model, network.placement, start, network.together, head.names)
+        work = Reconstruction(learned, head, schedule, len(network.images))
+        unfinished = None if path is None else Unfinished(path, _key(network, schedule))
+        learn(work, lambda index: _shown(network, index, schedule.passes), unfinished)
+        return learned.written()
+
+
+def _shown(network: Network, index: int, passes: int) -> Iterator[NDArray[np.float32]]:
+    """The images of a pass in an order of its own, with the progress of all passes."""
+    images, progress = network.images, network.sources.progress
+    order = [images[place] for place in np.random.default_rng(index).permutation(len(images))]
+    before, total = index * len(images), passes * len(images)
+    sources = network.sources.telling(lambda stage, done, _: progress(stage, before + done, total))
+    return sources.batches(network.model, order, _STAGE)
+
+
+def _key(network: Network, schedule: Schedule) -> str:
+    """Of everything that the result follows from."""
+    digest = hashlib.sha256(network.model.SerializeToString(deterministic=True))
+    digest.update(content_hash(network.images).encode())
+    plan = (network.placement.plan.names("int8"), network.placement.activations, network.together)
+    digest.update(repr((asdict(schedule), plan, network.sources.preprocess, network.sources.head)).encode())
+    digest.update(network.ranges.to_json().encode())
+    for name, channels in sorted(network.corrections.tensors.items()):
+        digest.update(repr((name, channels.amax)).encode())
+        for values in (channels.scale, channels.shift):
+            digest.update(b"" if values is None else values.tobytes())
+    for name, rounded in sorted(network.corrections.weights.items()):
+        digest.update(name.encode() + rounded.integers.tobytes() + rounded.scales.tobytes() + rounded.bias.tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,268 @@
+"""The numbers of an INT8 network as parameters: integers, scales and biases of convolutions, scales of activations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+import torch
+from numpy.typing import NDArray
+
+from trtdet.calibration import Ranges
+from trtdet.passes.model import to_graph, to_model
+from trtdet.quantization.encoding import QMAX, SMALLEST_HALF, ChannelMap, Rounded, half_step
+from trtdet.quantization.gradients.network import Network
+from trtdet.quantization.placement import QdqPlacement
+from trtdet.quantization.qdq import Corrections, plain_form
+
+DRIFT = 1.5
+"""Steps that a weight may move from where it started: what moves further fits the images and no others."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Learning rates of Adam by what is learned.
+
+    Attributes:
+        integers: in steps of the weights.
+        weight_scales, activation_scales: of their logarithms.
+        biases: in the units of the network.
+    """
+
+    integers: float = 0.02
+    weight_scales: float = 5e-4
+    activation_scales: float = 2e-3
+    biases: float = 1e-3
+
+
+class Learned(torch.nn.Module):
+    """An INT8 network that computes in float what its integers would give, with gradients.
+
+    Rounding is straight through: its gradient is 1 within the range, and the rounding error for a scale (Esser et al.
+    2020, "Learned Step Size Quantization", arXiv:1902.08153, section 2.1).
+
+    Args:
+        model: in float.
+        placement: where Q/DQ pairs go.
+        ranges: of the activations without a channel map.
+        corrections: channel maps, which stay, and the weights to start from; a convolution without any starts from the
+            plain form.
+        together: groups of activations that keep one scale.
+        wanted: names of the tensors that the network gives.
+    """
+
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        placement: QdqPlacement,
+        start: tuple[Ranges, Corrections],
+        together: Sequence[Sequence[str]],
+        wanted: Sequence[str],
+    ) -> None:
+        super().__init__()
+        self._ranges, self._corrections = start
+        graph = to_graph(model)
+        convs = {node.name: node for node in graph.nodes if node.name in set(placement.plan.names("int8"))}
+        self._reads = {reader: tensor for tensor, readers in placement.readers.items() for reader, _ in readers}
+        self._groups = {name: int(conv.attrs.get("group", 1)) for name, conv in convs.items()}
+        self._convs = {
+            name: _Convolution(self._corrections.weights.get(name) or plain_form(conv)) for name, conv in convs.items()
+        }
+        self.convs = torch.nn.ModuleList(self._convs.values())
+        self._tensors = placement.activations
+        plain = [[name for name in group if name not in self._corrections.tensors] for group in together]
+        leaders = {name: group[0] for group in plain for name in group}
+        self._leader = {name: leaders.get(name, name) for name in placement.activations}
+        self._row = {name: row for row, name in enumerate(dict.fromkeys(self._leader.values()))}
+        steps = [float(self._step(name)) for name in self._row]
+        self.steps = torch.nn.Parameter(torch.tensor(np.log(steps), dtype=torch.float32))
+        self._network = Network(_owning(graph, convs), wanted, {**placement.readers, **_own_readers(convs)})
+        self._form: dict[str, torch.Tensor] = {}
+
+    def _step(self, name: str) -> float:
+        channels = self._corrections.tensors.get(name)
+        return float(half_step(self._ranges.tensors[name].scale) if channels is None else channels.step)
+
+    def forward(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The wanted tensors as the INT8 network has them."""
+        self._form = {}
+        try:
+            return self._network(images, self._read)
+        finally:
+            self._form = {}
+
+    def in_float(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The same of the float model."""
+        with torch.no_grad():
+            return self._network(images, lambda name, value: value)
+
+    def _read(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        if name not in self._form:
+            conv, _, part = name.rpartition(_PART)
+            if part == "weight" and conv in self._convs:
+                self._form[name] = self._weight(conv)
+            elif part == "bias" and conv in self._convs:
+                self._form[name] = self._bias(conv)
+            else:
+                self._form[name] = self._activation(name, value)
+        return self._form[name]
+
+    def _activation(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        scale, shift = _factors(self._corrections.tensors.get(name), value.dim() - 2)
+        step = self.steps[self._row[self._leader[name]]].exp()
+        found: torch.Tensor = _Rounding.apply((value - shift) * scale, step)  # type: ignore[no-untyped-call]
+        unmapped: torch.Tensor = found / scale + shift
+        return unmapped
+
+    def _weight(self, conv: str) -> torch.Tensor:
+        """For the input as it is: what a channel map makes of it is in the activation."""
+        weight = self._convs[conv].weight()
+        channels = self._corrections.tensors.get(self._reads[conv])
+        if channels is None or channels.scale is None:
+            return weight
+        return weight * self._spread(conv, channels.scale, weight)
+
+    def _bias(self, conv: str) -> torch.Tensor:
+        bias = self._convs[conv].bias
+        channels = self._corrections.tensors.get(self._reads[conv])
+        if channels is None or channels.shift is None:
+            return bias
+        weight = self._read(f"{conv}{_PART}weight", bias)
+        return bias - (weight * self._spread(conv, channels.shift, weight)).flatten(1).sum(1)
+
+    def _spread(self, conv: str, values: Any, weight: torch.Tensor) -> torch.Tensor:
+        """A value an input channel, laid out as the weights (out, in / groups, ...)."""
+        groups = self._groups[conv]
+        rows = torch.from_numpy(np.asarray(values, np.float32)).reshape(groups, -1)
+        rows = rows.repeat_interleave(len(weight) // groups, 0)
+        return rows.reshape(len(weight), -1, *(1,) * (weight.dim() - 2)).to(weight.device)
+
+    def parameter_groups(self, rates: Rates) -> list[dict[str, Any]]:
+        """For an optimiser of torch."""
+        convs = self._convs.values()
+        return [
+            {"params": [conv.latent for conv in convs], "lr": rates.integers},
+            {"params": [conv.scale for conv in convs], "lr": rates.weight_scales},
+            {"params": [self.steps], "lr": rates.activation_scales},
+            {"params": [conv.bias for conv in convs], "lr": rates.biases},
+        ]
+
+    def confine(self) -> None:
+        """Takes weights back that have moved further than :data:`DRIFT`."""
+        for conv in self._convs.values():
+            conv.confine()
+
+    def written(self) -> tuple[Ranges, Corrections]:
+        """The ranges and corrections as they have become."""
+        steps = _near_half(self.steps.detach().exp())
+        amax = {name: float(steps[self._row[self._leader[name]]]) * QMAX for name in self._tensors}
+        maps = {
+            name: replace(channels, amax=amax.get(name, channels.amax))
+            for name, channels in self._corrections.tensors.items()
+        }
+        tensors = {
+            name: replace(found, amax=amax[name]) if name in amax and name not in maps else found
+            for name, found in self._ranges.tensors.items()
+        }
+        weights = {name: conv.rounded() for name, conv in self._convs.items()}
+        return replace(self._ranges, tensors=tensors), Corrections(maps, {**self._corrections.weights, **weights})
+
+
+_PART = "//learned "
+"""Between a convolution's name and what is its own."""
+
+
+def _owning(graph: gs.Graph, convs: Mapping[str, gs.Node]) -> onnx.ModelProto:
+    """The model with a weight and a bias of its own for each convolution."""
+    for name, conv in convs.items():
+        weight = conv.inputs[1].values
+        bias = conv.inputs[2].values if len(conv.inputs) > 2 else np.zeros(len(weight), weight.dtype)
+        own = [gs.Constant(f"{name}{_PART}{part}", values) for part, values in (("weight", weight), ("bias", bias))]
+        conv.inputs = [conv.inputs[0], *own]
+    return to_model(graph)
+
+
+def _own_readers(convs: Mapping[str, gs.Node]) -> dict[str, tuple[tuple[str, int], ...]]:
+    parts = (("weight", 1), ("bias", 2))
+    return {f"{name}{_PART}{part}": ((name, position),) for name in convs for part, position in parts}
+
+
+def _factors(channels: ChannelMap | None, spatial: int) -> tuple[Any, Any]:
+    if channels is None:
+        return 1.0, 0.0
+    scale, shift = (
+        neutral if values is None else torch.from_numpy(values.astype(np.float32)).reshape(1, -1, *(1,) * spatial)
+        for values, neutral in ((channels.scale, 1.0), (channels.shift, 0.0))
+    )
+    return scale, shift
+
+
+def _near_half(scales: torch.Tensor) -> NDArray[np.float32]:
+    """The nearest numbers that FP16 holds, for scales."""
+    exact = scales.cpu().numpy()
+    with np.errstate(over="ignore"):
+        near = np.maximum(exact, SMALLEST_HALF).astype(np.float16).astype(np.float32)
+    found: NDArray[np.float32] = np.where(np.isfinite(near), near, exact)
+    return found
+
+
+class _Convolution(torch.nn.Module):
+    """What is learned of a convolution."""
+
+    start: torch.Tensor
+
+    def __init__(self, start: Rounded) -> None:
+        super().__init__()
+        integers = torch.from_numpy(start.integers.astype(np.float32))
+        self.register_buffer("start", integers, persistent=False)
+        self.latent = torch.nn.Parameter(integers.clone())
+        shape = (-1, *(1,) * (integers.dim() - 1))
+        self.scale = torch.nn.Parameter(torch.from_numpy(np.log(start.scales)).to(torch.float32).reshape(shape))
+        self.bias = torch.nn.Parameter(torch.from_numpy(start.bias.astype(np.float32).copy()))
+
+    def weight(self) -> torch.Tensor:
+        integers: torch.Tensor = _Straight.apply(self.latent)  # type: ignore[no-untyped-call]
+        return integers * self.scale.exp()
+
+    @torch.no_grad()
+    def confine(self) -> None:
+        self.latent.clamp_((self.start - DRIFT).clamp(min=-QMAX), (self.start + DRIFT).clamp(max=QMAX))
+
+    @torch.no_grad()
+    def rounded(self) -> Rounded:
+        integers = self.latent.round().clamp(-QMAX, QMAX).cpu().numpy().astype(np.int8)
+        return Rounded(integers, _near_half(self.scale.exp()).reshape(-1), self.bias.cpu().numpy().copy())
+
+
+class _Straight(torch.autograd.Function):
+    """Rounding whose gradient is 1."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return torch.round(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+class _Rounding(torch.autograd.Function):
+    """``scale * clip(round(x / scale))``."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        ratio = x / scale
+        rounded = ratio.round().clamp_(-QMAX, QMAX)
+        inside = ratio.abs() <= QMAX
+        # The gradient of the scale, kept in place of the value itself.
+        ctx.save_for_backward(inside, torch.where(inside, rounded - ratio, rounded))
+        return rounded * scale
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        inside, steps = ctx.saved_tensors
+        return gradient * inside, (gradient * steps).sum()
