@@ -18,6 +18,9 @@ from trtdet.quantization.gradients.network import Network  # noqa: E402
 
 SHAPE = (2, 4, 6, 8)
 
+READ = ("resize nearest", "resize linear", "pad")
+"""Nodes with a constant in float that is read as a number."""
+
 NODES = {
     "conv": "y = Conv<pads = [1,0,1,2], strides = [2,1], group = 2>(x, w)",
     "conv same": 'y = Conv<auto_pad = "SAME_UPPER", strides = [2,2]>(x, w4)',
@@ -116,6 +119,10 @@ def test_an_operator_computes_what_onnxruntime_does(node: str, net: Any, normal:
     (expected,) = OnnxRunner(model)(x).values()
     got = Network(model, ["y"], {})(torch.from_numpy(x), lambda name, value: value)["y"]
     np.testing.assert_allclose(got.numpy(), expected, rtol=2e-5, atol=2e-5)
+    if node not in READ:
+        # On the device that computes shapes alone, what is there with what is not is an error, as on a GPU.
+        made = Network(model, ["y"], {}, "meta")(torch.from_numpy(x), lambda name, value: value)["y"]
+        assert (str(made.device), tuple(made.shape)) == ("meta", expected.shape)
 
 
 def test_a_detector_computes_what_onnxruntime_does_and_reads_what_it_is_given(normal: Any) -> None:

@@ -104,7 +104,7 @@ class HeadNoise:
                 tapped[name] = value * 1.0
             return tapped[name]
 
-        found = self._network(torch.from_numpy(images).requires_grad_(), read)
+        found = self._network(torch.from_numpy(images).to(self._network.device).requires_grad_(), read)
         boxes, scores = found[self._head.boxes], found[self._head.scores]
         scores = torch.sigmoid(scores) if self._head.logits else scores
         gradients = []
@@ -124,16 +124,17 @@ class HeadNoise:
             scale, shift = self._maps[name].scale, self._maps[name].shift
             shape = (-1, *(1,) * (value.dim() - 2))
             if shift is not None:
-                value = value - torch.from_numpy(shift.astype(np.float32)).reshape(shape)
+                value = value - torch.from_numpy(shift.astype(np.float32)).reshape(shape).to(value.device)
             if scale is not None:
-                factor = torch.from_numpy(scale.astype(np.float32)).reshape(shape)
+                factor = torch.from_numpy(scale.astype(np.float32)).reshape(shape).to(value.device)
                 value = value * factor
                 gradients = [None if gradient is None else gradient / factor for gradient in gradients]
         for row, image in enumerate(value):
             self.tensors[name].add(image, [None if gradient is None else gradient[row] for gradient in gradients])
 
     def _signs(self, like: torch.Tensor) -> torch.Tensor:
-        return torch.randint(0, 2, like.shape, generator=self._random) * 2.0 - 1.0
+        # Drawn on the CPU, so that every device sees the same.
+        return (torch.randint(0, 2, like.shape, generator=self._random) * 2.0 - 1.0).to(like.device)
 
     def _scores(self, scores: torch.Tensor) -> tuple[torch.Tensor, float]:
         weight = torch.where(scores > SEEN, scores, 0.0).detach()
@@ -205,7 +206,7 @@ class _Tail:
         """The change of a combination with this gradient by clipping to each range, float64 (ranges,)."""
         signed = gradient[self.chosen] * self.values.sign()
         sums, products = (
-            np.cumsum(torch.bincount(self.place, weights.to(torch.float64), len(FRACTIONS)).numpy()[:-1])
+            np.cumsum(torch.bincount(self.place, weights.to(torch.float64), len(FRACTIONS)).cpu().numpy()[:-1])
             for weights in (signed, signed * self.values.abs())
         )
         return np.concatenate([np.zeros(1), FRACTIONS[1:] * self.largest * sums - products])

@@ -82,6 +82,7 @@ class Learned(torch.nn.Module):
         self.steps = torch.nn.Parameter(torch.tensor(np.log(steps), dtype=torch.float32))
         self._network = Network(_owning(graph, convs), wanted, {**placement.readers, **_own_readers(convs)})
         self._form: dict[str, torch.Tensor] = {}
+        self.to(self._network.device)
 
     def _step(self, name: str) -> float:
         channels = self._corrections.tensors.get(name)
@@ -112,7 +113,7 @@ class Learned(torch.nn.Module):
         return self._form[name]
 
     def _activation(self, name: str, value: torch.Tensor) -> torch.Tensor:
-        scale, shift = _factors(self._corrections.tensors.get(name), value.dim() - 2)
+        scale, shift = _factors(self._corrections.tensors.get(name), value)
         step = self.steps[self._row[self._leader[name]]].exp()
         found: torch.Tensor = _Rounding.apply((value - shift) * scale, step)  # type: ignore[no-untyped-call]
         unmapped: torch.Tensor = found / scale + shift
@@ -191,11 +192,13 @@ def _own_readers(convs: Mapping[str, gs.Node]) -> dict[str, tuple[tuple[str, int
     return {f"{name}{_PART}{part}": ((name, position),) for name in convs for part, position in parts}
 
 
-def _factors(channels: ChannelMap | None, spatial: int) -> tuple[Any, Any]:
+def _factors(channels: ChannelMap | None, like: torch.Tensor) -> tuple[Any, Any]:
+    """Scale and shift of a channel map, laid out as a tensor (B, C, ...)."""
     if channels is None:
         return 1.0, 0.0
+    shape = (1, -1, *(1,) * (like.dim() - 2))
     scale, shift = (
-        neutral if values is None else torch.from_numpy(values.astype(np.float32)).reshape(1, -1, *(1,) * spatial)
+        neutral if values is None else torch.from_numpy(values.astype(np.float32)).reshape(shape).to(like.device)
         for values, neutral in ((channels.scale, 1.0), (channels.shift, 0.0))
     )
     return scale, shift

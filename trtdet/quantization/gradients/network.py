@@ -27,11 +27,17 @@ class Network:
         model: with every node named and constants folded, as the passes leave it.
         wanted: names of tensors.
         readers: by tensor, the nodes and input positions that read its quantised copy.
+        device: what it runs on; a GPU where torch sees one.
     """
 
     def __init__(
-        self, model: onnx.ModelProto, wanted: Sequence[str], readers: Mapping[str, Sequence[tuple[str, int]]]
+        self,
+        model: onnx.ModelProto,
+        wanted: Sequence[str],
+        readers: Mapping[str, Sequence[tuple[str, int]]],
+        device: str | None = None,
     ) -> None:
+        self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         graph = to_graph(model)
         self.input = graph.inputs[0].name
         self._wanted = tuple(wanted)
@@ -41,7 +47,7 @@ class Network:
         self._nodes, self._opset = tuple(graph.nodes), int(graph.opset)
         self._quantized = {reader for found in readers.values() for reader in found}
         self._constants = {
-            name: torch.from_numpy(np.array(tensor.values))
+            name: _placed(torch.from_numpy(np.array(tensor.values)), self.device)
             for name, tensor in graph.tensors().items()
             if isinstance(tensor, gs.Constant)
         }
@@ -57,7 +63,7 @@ class Network:
         Raises:
             ModelError: an operator on the way to the wanted tensors is not differentiable here.
         """
-        values: dict[str, Any] = {**self._constants, self.input: images}
+        values: dict[str, Any] = {**self._constants, self.input: images.to(self.device)}
         for index, node in enumerate(self._nodes):
             inputs = [self._input(node, position, values, read) for position in range(len(node.inputs))]
             made = _run(node, inputs, self._opset)
@@ -76,8 +82,17 @@ class Network:
         return read(tensor.name, value) if (node.name, position) in self._quantized else value
 
 
+def _placed(value: torch.Tensor, device: str) -> torch.Tensor:
+    """On the device, but for integers: those are shapes and positions, which are read here."""
+    return value.to(device) if value.is_floating_point() or value.dtype == torch.bool else value
+
+
 def _run(node: gs.Node, inputs: Sequence[Any], opset: int) -> Any:
     if node.op in OPERATORS:
+        used = {str(value.device) for value in inputs if value is not None}
+        if len(used) > 1:
+            (device,) = used - {"cpu"}
+            inputs = [None if value is None else _placed(value, device) for value in inputs]
         try:
             return OPERATORS[node.op](node, inputs)
         except NotImplementedError as missing:
@@ -85,7 +100,9 @@ def _run(node: gs.Node, inputs: Sequence[Any], opset: int) -> Any:
     if any(value is not None and value.requires_grad for value in inputs):
         raise ModelError(f"'{node.name}' has no gradient here: the operator {node.op}")
     # What shapes are computed with: ONNX's own evaluator has every operator.
-    given = {tensor.name: value.numpy() for tensor, value in zip(node.inputs, inputs, strict=True) if value is not None}
+    given = {
+        tensor.name: value.cpu().numpy() for tensor, value in zip(node.inputs, inputs, strict=True) if value is not None
+    }
     alone = gs.Graph(
         nodes=[
             node.copy(

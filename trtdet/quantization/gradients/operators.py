@@ -124,7 +124,7 @@ def _slice(node: gs.Node, inputs: Inputs) -> Any:
         if step > 0:
             x = x[(slice(None),) * (axis % x.dim()) + (slice(positions.start, positions.stop, step),)]
         else:
-            x = x.index_select(axis, torch.tensor(list(positions), dtype=torch.int64))
+            x = x.index_select(axis, torch.tensor(list(positions), dtype=torch.int64, device=x.device))
     return x
 
 
@@ -174,7 +174,7 @@ def _flatten(node: gs.Node, inputs: Inputs) -> Any:
 def _gather(node: gs.Node, inputs: Inputs) -> Any:
     x, index = inputs
     axis = int(node.attrs.get("axis", 0)) % x.dim()
-    wanted = torch.where(index < 0, index + x.shape[axis], index).to(torch.int64)
+    wanted = torch.where(index < 0, index + x.shape[axis], index).to(x.device, torch.int64)
     found = x.index_select(axis, wanted.reshape(-1))
     return found.reshape(*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])
 
@@ -272,7 +272,7 @@ OPERATORS: dict[str, Operator] = {
     "Unsqueeze": _unsqueeze,
     "Flatten": _flatten,
     "Gather": _gather,
-    "Expand": _each(lambda x, shape: x + torch.zeros(_ints(shape), dtype=x.dtype)),
+    "Expand": _each(lambda x, shape: x + torch.zeros(_ints(shape), dtype=x.dtype, device=x.device)),
     "Tile": _each(lambda x, repeats: x.repeat(_ints(repeats))),
     "Pad": _pad,
     "Cast": _cast,

@@ -75,15 +75,15 @@ class Reconstruction:
         """
         wanted = self._read(self._learned.in_float(images))
         sums = torch.stack([part.to(torch.float64) for part in _moved(wanted, self._read(self._learned(images)))])
-        found = sums.detach()
+        found = sums.detach().cpu()
         self._sums += found
         # Of a step's sums only the past is known before its last image: an image counts as the usual image does.
         usual = found.clamp(min=1e-12) if self._usual is None else self._usual
         # The derivative of the root of a mean is that of the mean over twice the root.
-        root = math.sqrt(float(usual[0] / usual[1]))
-        loss = sums[0] / usual[1] / (2 * max(root, 1e-4)) + sums[2] / usual[3]
+        square, weight, _, shares = usual.tolist()
+        loss = sums[0] / weight / (2 * max(math.sqrt(square / weight), 1e-4)) + sums[2] / shares
         if loss.requires_grad and bool(torch.isfinite(loss)):
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
         self._waiting += len(images)
         if self._waiting >= self._schedule.images:
             self._step()
@@ -141,7 +141,7 @@ class Unfinished:
         if not self._path.is_file():
             return 0
         try:
-            found = torch.load(self._path, weights_only=True)
+            found = torch.load(self._path, weights_only=True, map_location="cpu")
             if found["key"] != self._key:
                 return 0
             work.restore(found["state"])
