@@ -38,7 +38,11 @@ from trtdet.evaluation.scoring import Evaluation
 from trtdet.quantization.placement import CONVOLUTIONS
 
 METHODS: dict[str, dict[str, tuple[str, ...]]] = {
-    "trtdet": {"default": (), "--int8-all": ("--int8-all",)},
+    "trtdet": {
+        "default": (),
+        "--int8-all": ("--int8-all",),
+        "--int8-all --effort thorough": ("--int8-all", "--effort", "thorough"),
+    },
     "modelopt": {f"{rule}{HEAD_IN_FLOAT}": () for rule in ("max", "entropy")},
     "nncf": {"performance": ()},
     "onnxruntime": {"minmax": (), "entropy-strided": ()},

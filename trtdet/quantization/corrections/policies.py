@@ -28,6 +28,11 @@ _FEW = 1.15
 """The noise at the head that few channel maps may leave, as a multiple of what all of them would."""
 
 
+_HOPELESS = 2.0
+"""A form without channel maps whose error is this many times that of the best is not learned: learning takes away about
+a third."""
+
+
 @dataclass(frozen=True, eq=False)
 class _Together:
     """The layers' corrections put together by a policy.
@@ -86,8 +91,13 @@ def _rebuilt(task: Task, ways: Sequence[_Together], verdict: Verdict) -> tuple[l
     Returns:
         The new ways, and a sentence for each correction that could not be tried.
     """
-    least = min(range(1, len(verdict.wholes)), key=lambda index: verdict.errors[index].distance)
-    starts = [way for way in ways if way.whole is verdict.wholes[verdict.kept or least] or way.policy == "textbook"]
+    errors = [error.distance for error in verdict.errors]
+    best = verdict.kept or min(range(1, len(errors)), key=errors.__getitem__)
+    starts = [
+        way
+        for index, way in enumerate(ways, 1)
+        if index == best or (way.policy == "textbook" and errors[index] < _HOPELESS * errors[best])
+    ]
     found, failed = [], []
     for correction in [correction for correction in task.corrections if correction.needs_network]:
         try:
