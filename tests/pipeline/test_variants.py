@@ -201,6 +201,29 @@ def test_ray_gives_the_same_rows_though_a_worker_is_killed(few: SweepOptions, do
     assert plain(remote.rows) == of_few(done)
 
 
+def test_corrections_that_need_no_rule_are_worked_out_once(options: SweepOptions, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="torch is not installed: pip install 'trtdet[correct]'")
+    asked = replace(
+        options,
+        rules=("minmax", "percentile", "entropy"),
+        corrections=(("range", "bias"),),
+        keeps=(0,),
+        suppressions=(CONFIG.nms,),
+    )
+    stages: list[tuple[str, int]] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TrtdetWarning)  # of the few images
+        found = sweep(SHAPES_MODEL, CONFIG, tmp_path, asked, lambda stage, done, total: stages.append((stage, done)))
+    gradients = [done for stage, done in stages if stage == "correcting: gradients of the detections"]
+    assert gradients.count(1) == 1
+    # Each rule is compared with, all the same.
+    assert [done for stage, done in stages if stage == "correcting: detections"].count(1) == 3
+    first, *others = found.rows[1:]
+    assert [row["same_as"] for row in others] == ["minmax, range, bias, 0 in FP16, SiLU keep"] * 2
+    assert {row["calibration"] for row in found.rows[1:]} == {"minmax", "percentile", "entropy"}
+    assert "same_as" not in first
+
+
 def test_variants_with_one_network_are_scored_once(options: SweepOptions, tmp_path: Path) -> None:
     """A percentile of 100 is the largest magnitude."""
     asked = replace(

@@ -23,7 +23,7 @@ from trtdet.pipeline.matrix import Group, Keep, Matrix
 from trtdet.pipeline.options import RANKED_IMAGES, CalibrationOptions, KeepOptions
 from trtdet.pipeline.stages.bundles import model_bytes
 from trtdet.pipeline.stages.calibrating import HISTOGRAMS, calibrated
-from trtdet.pipeline.stages.correcting import Prepared, prepared
+from trtdet.pipeline.stages.correcting import Prepared, prepared, prepared_beside
 from trtdet.pipeline.stages.engines import built_engine
 from trtdet.pipeline.stages.networks import Network, explicit_networks, float_network
 from trtdet.pipeline.stages.planning import choose_plan
@@ -70,6 +70,7 @@ class RowMaker:
         self._graphs: dict[SiluForm, Graph] = {}
         self._networks: dict[str, tuple[str, tuple[list[Evaluation], dict[str, Any]]]] = {}
         """By the hash of an INT8 network: the variant that had it first, its scores and its facts."""
+        self._corrected: dict[tuple[SiluForm, tuple[str, ...]], Prepared] = {}
 
     def rows(self, group: Group, found: frozenset[str]) -> Iterator[dict[str, Any]]:
         """The rows of a group whose names are not among ``found``."""
@@ -108,7 +109,13 @@ class RowMaker:
         matrix = self._matrix
         calibration = replace(matrix.options.calibration, rule=rule, histograms=matrix.folder / HISTOGRAMS)
         ranged = calibrated(self._graph(group.silu), calibration, matrix.selected, progress=self._progress)
-        return prepared(ranged, calibration, group.corrections, self._progress)
+        # Beside another rule corrections may be the same, and are only compared.
+        key = (group.silu, group.corrections)
+        known = self._corrected.get(key)
+        ready = None if known is None else prepared_beside(known, ranged, calibration, self._progress)
+        if ready is None:
+            ready = prepared(ranged, calibration, group.corrections, self._progress)
+        return self._corrected.setdefault(key, ready) if known is None else ready
 
     def _quantized(self, group: Group, rule: str, found: frozenset[str]) -> Iterator[dict[str, Any]]:
         matrix, options = self._matrix, self._matrix.options

@@ -10,6 +10,7 @@ from trtdet.quantization.corrections import (
     Sources,
     Start,
     correct,
+    judged_beside,
     sense,
 )
 from trtdet.quantization.data_flow import DataFlow, WeightForm
@@ -57,6 +58,7 @@ __all__ = [
     "correct",
     "default_plan",
     "insert_qdq",
+    "judged_beside",
     "left_by_default",
     "lint",
     "nodes_of",

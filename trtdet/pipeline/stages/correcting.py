@@ -35,6 +35,7 @@ from trtdet.quantization import (
     WeightScales,
     correct,
     insert_qdq,
+    judged_beside,
     lint,
     quantized_joins,
     requantize,
@@ -54,6 +55,7 @@ class Prepared:
         corrections: the corrections that were kept.
         plan: what each convolution runs in, as long as nothing else is asked for, with the corrections of each.
         summary: one sentence for each kind of correction.
+        ruled: whether a threshold rule decides anything of it.
     """
 
     calibrated: Calibrated
@@ -61,6 +63,7 @@ class Prepared:
     corrections: Corrections
     plan: PrecisionPlan
     summary: tuple[str, ...] = ()
+    ruled: bool = True
 
     @cached_property
     def magnitudes(self) -> Magnitudes:
@@ -165,15 +168,7 @@ def prepared(
     plan = plan or graph.plan
     placement = graph.placement.following(plan)
     wanted = bool(plan.names("int8")) and (bool(names) or options.rule == AUTO)
-    sources = Sources(
-        calibrated.paths,
-        graph.config.input,
-        OnnxRunner,
-        decoded(graph.nms_mode, graph.config),
-        progress,
-        calibrated.cache,
-        options.unfinished,
-    )
+    sources = _sources(calibrated, options, progress)
     ranges, start = calibrated.ranges, Start()
     if wanted and HeadRange.name in names:
         ranges, start = sense(graph.model, placement, ranges, sources)
@@ -190,8 +185,53 @@ def prepared(
     done = correct(graph.model, placement, candidates, names, sources, start)
     # The input keeps its whole range under every rule.
     ruled = [name for name in placement.activations if name != calibrated.collection.source]
-    summary = _with_share(options.rule, ruled, done, start)
-    return Prepared(calibrated, done.ranges, done.corrections, done.plan, summary)
+    chosen = start.noise is not None and done.ranges is not start.plain
+    summary = _with_share(options.rule, ruled, done, chosen)
+    return Prepared(calibrated, done.ranges, done.corrections, done.plan, summary, not chosen)
+
+
+def prepared_beside(
+    known: Prepared, calibrated: Calibrated, options: CalibrationOptions, progress: Progress = silent
+) -> Prepared | None:
+    """The same corrections beside another threshold rule, which they are only compared with.
+
+    Args:
+        known: of the same graph, plan and images, with a range for every tensor whatever the rule.
+        calibrated: model and histograms, with the ranges of the other rule.
+        options: that rule.
+        progress: told of every image.
+
+    Returns:
+        None where the corrections are no better than this rule alone, or a rule decides something of them.
+    """
+    if known.ruled or options.rule == AUTO:
+        return None
+    graph = calibrated.graph
+    placement = graph.placement.following(known.plan)
+    plain, _ = shared(graph.model, placement, calibrated.ranges)
+    ranges = replace(known.ranges, rule=plain.rule, percent=plain.percent)
+    found = Corrected(ranges, known.corrections, known.plan, known.summary)
+    done = judged_beside(graph.model, placement, plain, found, _sources(calibrated, options, progress))
+    if done is None:
+        return None
+    ruled = [name for name in placement.activations if name != calibrated.collection.source]
+    of_other = _share_of(known.calibrated.ranges.rule, 0, len(ruled))
+    summary = tuple(said for said in done.summary if said != of_other)
+    summary = _with_share(options.rule, ruled, replace(done, summary=summary), chosen=True)
+    return Prepared(replace(calibrated, ranges=plain), done.ranges, done.corrections, done.plan, summary, False)
+
+
+def _sources(calibrated: Calibrated, options: CalibrationOptions, progress: Progress) -> Sources:
+    graph = calibrated.graph
+    return Sources(
+        calibrated.paths,
+        graph.config.input,
+        OnnxRunner,
+        decoded(graph.nms_mode, graph.config),
+        progress,
+        calibrated.cache,
+        options.unfinished,
+    )
 
 
 def _candidates(calibrated: Calibrated, options: CalibrationOptions, ranges: Ranges, start: Start) -> dict[str, Ranges]:
@@ -209,16 +249,17 @@ def _candidates(calibrated: Calibrated, options: CalibrationOptions, ranges: Ran
     return found
 
 
-def _with_share(rule: str, ruled: Sequence[str], done: Corrected, start: Start) -> tuple[str, ...]:
+def _with_share(rule: str, ruled: Sequence[str], done: Corrected, chosen: bool) -> tuple[str, ...]:
     """The summary, with how much a threshold rule has to say beside corrections, which choose ranges of their own."""
     mapped = done.corrections.tensors
-    chosen = start.noise is not None and done.ranges is not start.plain
     if rule == AUTO or not (mapped or chosen):
         return done.summary
     decided = 0 if chosen else sum(name not in mapped for name in ruled)
-    if decided:
-        said = f"--calib {rule} decides {decided} of {len(ruled)} ranges, the corrections the others"
-    else:
-        said = f"--calib {rule} decides none of {len(ruled)} ranges, the corrections all"
     # The last sentence stays that of the error at the head.
-    return (*done.summary[:-1], said, done.summary[-1])
+    return (*done.summary[:-1], _share_of(rule, decided, len(ruled)), done.summary[-1])
+
+
+def _share_of(rule: str, decided: int, total: int) -> str:
+    if decided:
+        return f"--calib {rule} decides {decided} of {total} ranges, the corrections the others"
+    return f"--calib {rule} decides none of {total} ranges, the corrections all"

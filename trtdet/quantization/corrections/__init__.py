@@ -27,7 +27,7 @@ from trtdet.calibration import Ranges, expose
 from trtdet.errors import ConfigError
 from trtdet.quantization.corrections.base import Correction
 from trtdet.quantization.corrections.bias import Bias
-from trtdet.quantization.corrections.gate import Corrected, Task
+from trtdet.quantization.corrections.gate import Corrected, Task, Whole, compare
 from trtdet.quantization.corrections.head_ranges import HeadRange, Start, head_noise, sense
 from trtdet.quantization.corrections.policies import judge
 from trtdet.quantization.corrections.reconstruct import Reconstruct
@@ -48,6 +48,7 @@ __all__ = [
     "Sources",
     "Start",
     "correct",
+    "judged_beside",
     "sense",
 ]
 
@@ -112,6 +113,29 @@ def correct(
     for site in sites:
         site.settle()
     return judge(task, sites)
+
+
+def judged_beside(
+    model: onnx.ModelProto, placement: QdqPlacement, plain: Ranges, found: Corrected, sources: Sources
+) -> Corrected | None:
+    """Corrections that do not depend on a rule, compared with the ranges of another than they were compared with.
+
+    Args:
+        model: the float model.
+        placement: where Q/DQ pairs go.
+        plain: the ranges of the other rule.
+        found: the corrections.
+        sources: images and how to run them.
+
+    Returns:
+        The same with a sentence of its own on the error at the head; None where they are no better than the rule.
+    """
+    task = Task(model, placement, {plain.rule: plain}, (), *sources.split(), sources)
+    wholes = (Whole(f"the plain rule '{plain.rule}'", plain), Whole("corrected", found.ranges, found.corrections))
+    verdict = compare(task, wholes)
+    if not verdict.kept:
+        return None
+    return replace(found, summary=(*found.summary[:-1], verdict.sentences()[-1]))
 
 
 def _measure(task: Task, sites: Sequence[Site]) -> None:
