@@ -1,19 +1,19 @@
 """What each correction does alone, and what is lost without it: error at the head, agreement with FP32, mAP and nodes.
 
-    python benchmarks/ablation.py MODEL ... --data DIR [--config NAME] [--int8-all] [--backend BACKEND] -o OUT
+    python benchmarks/ablation.py MODEL ... --data DIR [--config NAME] [--int8-all] [--effort EFFORT] -o OUT
 
 MODEL is a float ONNX file; NAME is a configuration, by default the YAML file beside it, of the same name, or that which
 is known for the file's name. DIR holds ``coco/train2017``, ``coco/val2017`` and
 ``coco/annotations/instances_val2017.json``; a detector whose classes are not annotated there has no mAP.
 
-For every model the INT8 network is made with no correction, with each alone, with all, and with all but each;
-:data:`trtdet.quantization.DEFAULT_CORRECTIONS` says which there are. What the gate does not keep is not in it. The
-figures are those of the val2017 images, on which nothing was chosen: corrections are computed from and judged on images
-of train2017. The error at the head is that which they are judged by, of the decoded boxes and
-scores against those of the float model. Nodes are those that a network has more than the one with no correction.
+For every model the INT8 network is made with no correction, with each alone, with all, and with all but each: those of
+an effort, by default of the most thorough. What the gate does not keep is not in it. The figures are those of the
+val2017 images, on which nothing was chosen: corrections are computed from and judged on images of train2017. The error
+at the head is that which they are judged by, of the decoded boxes and scores against those of the float model. Nodes
+are those that a network has more than the one with no correction.
 
-Without BACKEND the network is that for a backend whose kernels quantise what they write, such as TensorRT 8.6 and 10;
-scores are those of onnxruntime. Each row is kept in OUT/NAME.jsonl as soon as it is there, and a further run goes on
+Without ``--backend`` the network is that for a backend whose kernels quantise what they write, such as TensorRT 8.6 and
+10; scores are those of onnxruntime. Each row is kept in OUT/NAME.jsonl as soon as it is there, and another run goes on
 after it: remove a line to have it measured anew. Prints Markdown.
 """
 
@@ -47,7 +47,7 @@ from trtdet.pipeline import (
     select_images,
 )
 from trtdet.pipeline.stages.planning import without_overflow
-from trtdet.quantization import DEFAULT_CORRECTIONS, Sources
+from trtdet.quantization import CORRECTIONS, EFFORTS, Sources
 from trtdet.quantization.corrections.gate import Task, head_errors
 from trtdet.runtime.detector import Detector
 from trtdet.tables import Cell, Column, Table
@@ -161,9 +161,10 @@ def rows_of(model: Path, options: argparse.Namespace) -> tuple[str, list[Row]]:
     dataset = scored_images(options.data, graph.config, options.score_images)
     reference = trtdet.evaluate(Detector.running(graph.model, graph.config, graph.nms_mode, model), dataset)
     subject = Subject(ranged, calibration, dataset, reference)
-    facts = [sha256_file(model), selected.sha256, len(dataset.images), options.int8_all, options.backend]
+    corrections = tuple(options.correct or EFFORTS[options.effort])
+    facts = [sha256_file(model), selected.sha256, len(dataset.images), options.int8_all, options.backend, corrections]
     key = hashlib.sha256(json.dumps([facts, graph.config.model_dump(mode="json")]).encode()).hexdigest()
-    wanted = ways(options.correct)
+    wanted = ways(corrections)
     with Rows(options.output / f"{model.stem}.jsonl", key) as kept:
         for name, names in wanted.items():
             if name not in kept.found:
@@ -209,7 +210,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--num-images", type=int, default=64, help="calibration images")
     parser.add_argument("--score-images", type=int, help="images of val2017, evenly spaced; all of them by default")
-    parser.add_argument("--correct", nargs="+", default=list(DEFAULT_CORRECTIONS), metavar="NAME")
+    parser.add_argument("--effort", choices=list(EFFORTS), default=list(EFFORTS)[-1], help="the corrections of which")
+    parser.add_argument("--correct", nargs="+", choices=CORRECTIONS, metavar="NAME", help="these instead")
     parser.add_argument("--int8-all", action="store_true", help="every convolution in INT8")
     parser.add_argument("--backend", help="that the network is for")
     parser.add_argument("-o", "--output", type=Path, required=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from trtdet.demo.shapes import ShapesSplit
-from trtdet.quantization import DEFAULT_CORRECTIONS
+from trtdet.quantization import EFFORTS
 
 pytestmark = pytest.mark.benchmark
 
@@ -47,8 +47,8 @@ def run(model: Path, data: Path, output: Path, *arguments: object) -> list[list[
 
 def test_every_correction_is_on_alone_and_off_alone(model: Path, data: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="needs torch: pip install 'trtdet[correct]'")
-    rows = run(model, data, tmp_path)
-    names = [f"`{name}`" for name in DEFAULT_CORRECTIONS]
+    rows = run(model, data, tmp_path, "--effort", "default")
+    names = [f"`{name}`" for name in EFFORTS["default"]]
     assert len(names) > 2
     assert [row[0] for row in rows] == [
         *("none", *(f"{name} alone" for name in names)),

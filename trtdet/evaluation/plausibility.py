@@ -320,11 +320,27 @@ def _misplaced(boxes: NDArray[np.float64], config: InputConfig) -> NDArray[np.bo
     return np.asarray((size < 1).any(axis=1) | outside.any(axis=1))
 
 
-class _Contest:
-    """A reading against others, image by image; those that fall behind are given up on the way."""
+_Known = dict[tuple[str, Path], _Tally]
 
-    def __init__(self, subject: Subject, given: Reading, others: Iterable[Reading]) -> None:
+
+def _key(reading: Reading) -> str:
+    """What an image shows depends on."""
+    return reading.config.input.model_dump_json() + reading.config.head.model_dump_json()
+
+
+class _Contest:
+    """A reading against others, image by image; those that fall behind are given up on the way.
+
+    Args:
+        subject: what is read.
+        given: the reading that others have to be better than.
+        others: these.
+        known: what contests of the same subject have seen, by configuration and image; it is added to.
+    """
+
+    def __init__(self, subject: Subject, given: Reading, others: Iterable[Reading], known: _Known) -> None:
         self._subject = subject
+        self._known = known
         self.given = given
         self._live = list(others)
         self.tallies: dict[int, list[_Tally]] = {id(given): []}
@@ -334,10 +350,9 @@ class _Contest:
         """The best of those that are clearly better than the given reading; None where none is."""
         for path in paths:
             try:
-                image = read_image(path)
+                self._look_at(path)
             except DataError:
                 continue  # whoever runs all images says so
-            self._look_at(image)
             seen = len(self.tallies[id(self.given)])
             if seen in _LOOKS:
                 self._live = [other for other in self._live if self._hopeful(other, seen)]
@@ -359,15 +374,21 @@ class _Contest:
         ours, theirs = self.figures(self.given).sum(), self.figures(reading).sum()
         return float(theirs / ours) if ours > 1e-9 else (math.inf if theirs > 1e-9 else 1.0)
 
-    def _look_at(self, image: NDArray[np.uint8]) -> None:
-        readings = sorted([self.given, *self._live], key=lambda one: one.config.input.model_dump_json())
-        groups = [list(group) for _, group in groupby(readings, key=lambda one: one.config.input)]
-        pixels = [preprocess(image, group[0].config.input)[0] for group in groups]
-        pairs = [np.stack([array, array[:, :, ::-1]]) for array in pixels]
-        for group, outputs in zip(groups, self._outputs(pairs), strict=True):
-            for reading in group:
-                found = self._subject.found(outputs, reading.config)
-                self.tallies[id(reading)].append(_tally(found, reading.config.input))
+    def _look_at(self, path: Path) -> None:
+        readings = [self.given, *self._live]
+        missing = [reading for reading in readings if (_key(reading), path) not in self._known]
+        if missing:
+            image = read_image(path)
+            missing.sort(key=lambda one: one.config.input.model_dump_json())
+            groups = [list(group) for _, group in groupby(missing, key=lambda one: one.config.input)]
+            pixels = [preprocess(image, group[0].config.input)[0] for group in groups]
+            pairs = [np.stack([array, array[:, :, ::-1]]) for array in pixels]
+            for group, outputs in zip(groups, self._outputs(pairs), strict=True):
+                for reading in group:
+                    found = self._subject.found(outputs, reading.config)
+                    self._known[_key(reading), path] = _tally(found, reading.config.input)
+        for reading in readings:
+            self.tallies[id(reading)].append(self._known[_key(reading), path])
 
     def _outputs(self, pairs: Sequence[Float]) -> Iterator[Mapping[str, NDArray[Any]]]:
         """The outputs of each pair of images; as many pairs at a time as fill a batch, and no more are in memory."""
@@ -402,18 +423,19 @@ class _Contest:
 def _examined(subject: Subject, paths: Sequence[Path]) -> Plausibility:
     chosen = evenly(paths, MOST_IMAGES)
     given = best = Reading(subject.config, subject.config)
-    first = contest = _Contest(subject, given, _singles(subject, given))
+    known: _Known = {}
+    first = contest = _Contest(subject, given, _singles(subject, given), known)
     winner = contest.run(chosen)
     if winner is None and subject.heads and contest.figures(given).sum() <= 1e-3:
         # With a head and pixels both wrong neither alone shows anything.
-        contest = _Contest(subject, given, _pairs(subject, given))
+        contest = _Contest(subject, given, _pairs(subject, given), known)
         winner = contest.run(chosen)
     gain = 1.0
     for _ in range(_ROUNDS):
         if winner is None:
             break
         gain, best = gain * contest.gain(winner), winner
-        contest = _Contest(subject, best, _singles(subject, best))
+        contest = _Contest(subject, best, _singles(subject, best), known)
         winner = contest.run(chosen)
     tallies = first.tallies[id(given)]
     score = sum(tally.score for tally in tallies)
