@@ -78,6 +78,7 @@ def execute(command: str, folder: Path) -> str:
     return out.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.tensorrt
 def test_every_command_of_the_readme_runs(workplace: Path) -> None:
     assert (workplace / "demo" / "results.json").is_file()
@@ -95,6 +96,7 @@ def test_every_command_of_a_page_runs(page: Path, workplace: Path) -> None:
         execute(command, workplace)
 
 
+@pytest.mark.slow
 @pytest.mark.tensorrt
 def test_the_figures_that_the_readme_shows_are_those_of_this_machine_or_near_them(workplace: Path) -> None:
     """Every processor rounds in its own way, INT8 on the CPU above all, and histograms move by a bin: the figures
@@ -120,6 +122,7 @@ def test_the_figures_that_the_readme_shows_are_those_of_this_machine_or_near_the
     assert rows["FP32"]["map"] == pytest.approx(float(said), abs=0.002)
 
 
+@pytest.mark.slow
 @pytest.mark.tensorrt
 def test_the_python_example_runs(workplace: Path) -> None:
     (example,) = blocks(ROOT / "README.md", "python")
