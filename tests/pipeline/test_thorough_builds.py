@@ -13,6 +13,7 @@ from models import SMALL_MODEL
 
 from trtdet import BuildOptions, CalibrationOptions, build, load_config
 from trtdet.demo import shapes
+from trtdet.progress import Progress
 from trtdet.quantization import EFFORTS
 from trtdet.quantization.gradients import reconstruction
 from trtdet.quantization.gradients.reconstruction import Schedule
@@ -35,15 +36,28 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuildOptions:
     )
 
 
-def test_a_stopped_build_goes_on_and_leaves_nothing_beside_the_bundle(options: BuildOptions, tmp_path: Path) -> None:
-    told: list[int] = []
+@pytest.fixture
+def told() -> list[int]:
+    """The images that the reconstruction was told of."""
+    return []
+
+
+@pytest.fixture
+def progress(told: list[int]) -> Progress:
+    """Stops a build once, in the second pass over six images."""
 
     def progress(stage: str, done: int, total: int) -> None:
         if stage == "correcting: reconstruction":
             told.append(done)
-            if len(told) == 6 + 2:  # in the second pass over six images
+            if len(told) == 6 + 2:
                 raise Stopped
 
+    return progress
+
+
+def test_a_stopped_build_goes_on_and_leaves_nothing_beside_the_bundle(
+    options: BuildOptions, tmp_path: Path, told: list[int], progress: Progress
+) -> None:
     place = tmp_path / "b"
     with pytest.raises(Stopped):
         build(SMALL_MODEL, CONFIG, place, options, progress)
@@ -58,15 +72,9 @@ def test_a_stopped_build_goes_on_and_leaves_nothing_beside_the_bundle(options: B
     assert any(said.startswith("reconstruct: ") for said in made.bundle.manifest.quantization.corrections)
 
 
-def test_a_reconstruction_of_other_ranges_starts_anew(options: BuildOptions, tmp_path: Path) -> None:
-    told: list[int] = []
-
-    def progress(stage: str, done: int, total: int) -> None:
-        if stage == "correcting: reconstruction":
-            told.append(done)
-            if len(told) == 6 + 2:
-                raise Stopped
-
+def test_a_reconstruction_of_other_ranges_starts_anew(
+    options: BuildOptions, tmp_path: Path, told: list[int], progress: Progress
+) -> None:
     with pytest.raises(Stopped):
         build(SMALL_MODEL, CONFIG, tmp_path / "b", options, progress)
     other = replace(options, calibration=replace(options.calibration, rule="percentile"))

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import onnx
 
 from trtdet.calibration import Ranges
@@ -76,9 +75,5 @@ def subject_key(subject: Subject, method: Method) -> str:
     }
     digest.update(json.dumps(facts, sort_keys=True).encode())
     digest.update(subject.model.SerializeToString(deterministic=True))
-    for name, channel_map in sorted(subject.corrections.tensors.items()):
-        for part in (np.float64(channel_map.amax), channel_map.scale, channel_map.shift):
-            digest.update(name.encode() + (b"" if part is None else np.asarray(part).tobytes()))
-    for name, rounded in sorted(subject.corrections.weights.items()):
-        digest.update(name.encode() + rounded.integers.tobytes() + rounded.scales.tobytes() + rounded.bias.tobytes())
+    subject.corrections.hash_into(digest)
     return digest.hexdigest()

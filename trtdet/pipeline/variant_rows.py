@@ -112,10 +112,12 @@ class RowMaker:
         # Beside another rule corrections may be the same, and are only compared.
         key = (group.silu, group.corrections)
         known = self._corrected.get(key)
-        ready = None if known is None else prepared_beside(known, ranged, calibration, self._progress)
-        if ready is None:
-            ready = prepared(ranged, calibration, group.corrections, self._progress)
-        return self._corrected.setdefault(key, ready) if known is None else ready
+        beside = None if known is None else prepared_beside(known, ranged, calibration, self._progress)
+        if beside is not None:
+            return beside
+        ready = prepared(ranged, calibration, group.corrections, self._progress)
+        self._corrected.setdefault(key, ready)
+        return ready
 
     def _quantized(self, group: Group, rule: str, found: frozenset[str]) -> Iterator[dict[str, Any]]:
         matrix, options = self._matrix, self._matrix.options

@@ -12,6 +12,7 @@ written as a Pad before the map; a builder generates that into the same kernel.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -43,6 +44,16 @@ class Corrections:
 
     tensors: Mapping[str, ChannelMap] = field(default_factory=dict)
     weights: Mapping[str, Rounded] = field(default_factory=dict)
+
+    def hash_into(self, digest: hashlib._Hash) -> None:
+        """Adds every number to a hash, for keys of what follows from them."""
+        for name, channels in sorted(self.tensors.items()):
+            for part in (np.float64(channels.amax), channels.scale, channels.shift):
+                digest.update(name.encode() + (b"" if part is None else np.asarray(part).tobytes()))
+        for name, rounded in sorted(self.weights.items()):
+            digest.update(
+                name.encode() + rounded.integers.tobytes() + rounded.scales.tobytes() + rounded.bias.tobytes()
+            )
 
 
 def insert_qdq(

@@ -117,8 +117,8 @@ def test_a_stopped_reconstruction_goes_on_to_the_same_result(network: Network, s
     kept = replace(network.sources, unfinished=tmp_path / "unfinished")
     count = len(network.images)
     with pytest.raises(Stopped):
-        Reconstruct().reconstruct(replace(network, sources=kept.telling(stopping(2 * count + 3))))
-    resumed = kept.telling(lambda stage, done, total: told.append(done))
+        Reconstruct().reconstruct(replace(network, sources=replace(kept, progress=stopping(2 * count + 3))))
+    resumed = replace(kept, progress=lambda stage, done, total: told.append(done))
     ranges, corrections = Reconstruct().reconstruct(replace(network, sources=resumed))
     assert told[0] > 2 * count and told[-1] == 4 * count
     assert ranges == whole[0]

@@ -55,7 +55,7 @@ class Prepared:
         corrections: the corrections that were kept.
         plan: what each convolution runs in, as long as nothing else is asked for, with the corrections of each.
         summary: one sentence for each kind of correction.
-        ruled: whether a threshold rule decides anything of it.
+        unruled: what the corrections were found to be, where no threshold rule decides anything of them.
     """
 
     calibrated: Calibrated
@@ -63,7 +63,7 @@ class Prepared:
     corrections: Corrections
     plan: PrecisionPlan
     summary: tuple[str, ...] = ()
-    ruled: bool = True
+    unruled: Corrected | None = None
 
     @cached_property
     def magnitudes(self) -> Magnitudes:
@@ -183,11 +183,7 @@ def prepared(
     start = replace(start, plain=calibrated.ranges, parted=parted)
     candidates = _candidates(calibrated, options, ranges, start)
     done = correct(graph.model, placement, candidates, names, sources, start)
-    # The input keeps its whole range under every rule.
-    ruled = [name for name in placement.activations if name != calibrated.collection.source]
-    chosen = start.noise is not None and done.ranges is not start.plain
-    summary = _with_share(options.rule, ruled, done, chosen)
-    return Prepared(calibrated, done.ranges, done.corrections, done.plan, summary, not chosen)
+    return _finished(calibrated, placement, done, start.noise is not None and done.ranges is not start.plain)
 
 
 def prepared_beside(
@@ -204,21 +200,22 @@ def prepared_beside(
     Returns:
         None where the corrections are no better than this rule alone, or a rule decides something of them.
     """
-    if known.ruled or options.rule == AUTO:
+    if known.unruled is None or options.rule == AUTO:
         return None
     graph = calibrated.graph
     placement = graph.placement.following(known.plan)
     plain, _ = shared(graph.model, placement, calibrated.ranges)
-    ranges = replace(known.ranges, rule=plain.rule, percent=plain.percent)
-    found = Corrected(ranges, known.corrections, known.plan, known.summary)
+    found = replace(known.unruled, ranges=replace(known.ranges, rule=plain.rule, percent=plain.percent))
     done = judged_beside(graph.model, placement, plain, found, _sources(calibrated, options, progress))
-    if done is None:
-        return None
+    return None if done is None else _finished(replace(calibrated, ranges=plain), placement, done, True)
+
+
+def _finished(calibrated: Calibrated, placement: QdqPlacement, done: Corrected, chosen: bool) -> Prepared:
+    """With how much the threshold rule has to say; nothing where every range was ``chosen`` otherwise."""
+    # The input keeps its whole range under every rule.
     ruled = [name for name in placement.activations if name != calibrated.collection.source]
-    of_other = _share_of(known.calibrated.ranges.rule, 0, len(ruled))
-    summary = tuple(said for said in done.summary if said != of_other)
-    summary = _with_share(options.rule, ruled, replace(done, summary=summary), chosen=True)
-    return Prepared(replace(calibrated, ranges=plain), done.ranges, done.corrections, done.plan, summary, False)
+    summary = _with_share(done.ranges.rule, ruled, done, chosen)
+    return Prepared(calibrated, done.ranges, done.corrections, done.plan, summary, done if chosen else None)
 
 
 def _sources(calibrated: Calibrated, options: CalibrationOptions, progress: Progress) -> Sources:
@@ -255,11 +252,9 @@ def _with_share(rule: str, ruled: Sequence[str], done: Corrected, chosen: bool) 
     if rule == AUTO or not (mapped or chosen):
         return done.summary
     decided = 0 if chosen else sum(name not in mapped for name in ruled)
-    # The last sentence stays that of the error at the head.
-    return (*done.summary[:-1], _share_of(rule, decided, len(ruled)), done.summary[-1])
-
-
-def _share_of(rule: str, decided: int, total: int) -> str:
     if decided:
-        return f"--calib {rule} decides {decided} of {total} ranges, the corrections the others"
-    return f"--calib {rule} decides none of {total} ranges, the corrections all"
+        said = f"--calib {rule} decides {decided} of {len(ruled)} ranges, the corrections the others"
+    else:
+        said = f"--calib {rule} decides none of {len(ruled)} ranges, the corrections all"
+    # The last sentence stays that of the error at the head.
+    return (*done.summary[:-1], said, done.summary[-1])

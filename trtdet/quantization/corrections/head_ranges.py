@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -15,7 +14,7 @@ from trtdet.errors import ModelError
 from trtdet.quantization.corrections.base import Correction
 from trtdet.quantization.corrections.sources import Sources
 from trtdet.quantization.encoding import ChannelMap
-from trtdet.quantization.gradients import available
+from trtdet.quantization.gradients import NO_TORCH, available, calm_threads
 from trtdet.quantization.placement import QdqPlacement
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ def sense(model: onnx.ModelProto, placement: QdqPlacement, ranges: Ranges, sourc
         ConfigError: fewer than two images.
     """
     if not available():
-        return ranges, Start(ranges, reason="torch is not installed: pip install 'trtdet[correct]'")
+        return ranges, Start(ranges, reason=NO_TORCH)
     try:
         noise = head_noise(model, placement, ranges, sources)
     except ModelError as error:
@@ -100,8 +99,7 @@ def head_noise(
         ConfigError: fewer than two images.
         ModelError: the model cannot be differentiated.
     """
-    # Read when torch is loaded: threads that spin while they wait starve whatever else runs on the machine.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    calm_threads()
     from trtdet.quantization.gradients.head_noise import HeadNoise
 
     noise = HeadNoise(model, placement, ranges, sources.head, maps)

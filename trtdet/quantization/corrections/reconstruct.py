@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -15,7 +14,7 @@ from trtdet.calibration import Ranges
 from trtdet.data import content_hash
 from trtdet.errors import ModelError
 from trtdet.quantization.corrections.base import Correction, Network
-from trtdet.quantization.gradients import available
+from trtdet.quantization.gradients import NO_TORCH, available, calm_threads
 from trtdet.quantization.qdq import Corrections
 
 if TYPE_CHECKING:
@@ -33,9 +32,8 @@ class Reconstruct(Correction):
 
     def reconstruct(self, network: Network) -> tuple[Ranges, Corrections]:
         if not available():
-            raise ModelError("torch is not installed: pip install 'trtdet[correct]'")
-        # Read when torch is loaded: threads that spin while they wait starve whatever else runs on the machine.
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+            raise ModelError(NO_TORCH)
+        calm_threads()
         from trtdet.quantization.gradients.learned import Learned
         from trtdet.quantization.gradients.reconstruction import Reconstruction, Schedule, Unfinished, learn
 
@@ -53,7 +51,7 @@ def _shown(network: Network, index: int, passes: int) -> Iterator[NDArray[np.flo
     images, progress = network.images, network.sources.progress
     order = [images[place] for place in np.random.default_rng(index).permutation(len(images))]
     before, total = index * len(images), passes * len(images)
-    sources = network.sources.telling(lambda stage, done, _: progress(stage, before + done, total))
+    sources = replace(network.sources, progress=lambda stage, done, _: progress(stage, before + done, total))
     return sources.batches(network.model, order, _STAGE)
 
 
@@ -64,10 +62,5 @@ def _key(network: Network, schedule: Schedule) -> str:
     plan = (network.placement.plan.names("int8"), network.placement.activations, network.together)
     digest.update(repr((asdict(schedule), plan, network.sources.preprocess, network.sources.head)).encode())
     digest.update(network.ranges.to_json().encode())
-    for name, channels in sorted(network.corrections.tensors.items()):
-        digest.update(repr((name, channels.amax)).encode())
-        for values in (channels.scale, channels.shift):
-            digest.update(b"" if values is None else values.tobytes())
-    for name, rounded in sorted(network.corrections.weights.items()):
-        digest.update(name.encode() + rounded.integers.tobytes() + rounded.scales.tobytes() + rounded.bias.tobytes())
+    network.corrections.hash_into(digest)
     return digest.hexdigest()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +43,6 @@ class Sources:
     progress: Progress = silent
     cache: ImageCache | None = None
     unfinished: Path | None = None
-
-    def telling(self, progress: Progress) -> Sources:
-        """The same with other progress."""
-        return replace(self, progress=progress)
 
     def split(self) -> tuple[list[Path], list[Path]]:
         """The images that corrections are computed from, and those that judge them: every fourth of the sorted paths.

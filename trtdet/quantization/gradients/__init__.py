@@ -6,8 +6,17 @@ Needs torch, an extra: nothing here is imported before it is asked for, see :fun
 from __future__ import annotations
 
 import importlib.util
+import os
+
+NO_TORCH = "torch is not installed: pip install 'trtdet[correct]'"
+"""Why there are no gradients where torch is not :func:`available`."""
 
 
 def available() -> bool:
     """Whether torch is installed."""
     return importlib.util.find_spec("torch") is not None
+
+
+def calm_threads() -> None:
+    """To be called before torch is loaded, which reads it then: threads that spin while they wait starve all else."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from trtdet.calibration import Ranges
 from trtdet.passes import Decoded
 from trtdet.quantization.encoding import QMAX, ChannelMap
-from trtdet.quantization.gradients.network import Network
+from trtdet.quantization.gradients.network import Network, factors
 from trtdet.quantization.head_error import SEEN
 from trtdet.quantization.placement import QdqPlacement
 
@@ -104,7 +104,7 @@ class HeadNoise:
                 tapped[name] = value * 1.0
             return tapped[name]
 
-        found = self._network(torch.from_numpy(images).to(self._network.device).requires_grad_(), read)
+        found = self._network(torch.from_numpy(images).requires_grad_(), read)
         boxes, scores = found[self._head.boxes], found[self._head.scores]
         scores = torch.sigmoid(scores) if self._head.logits else scores
         gradients = []
@@ -121,14 +121,9 @@ class HeadNoise:
     def _add(self, name: str, value: torch.Tensor, gradients: Sequence[torch.Tensor | None]) -> None:
         """Adds a tensor's values as they are quantised, and the gradients there."""
         if name in self._maps:
-            scale, shift = self._maps[name].scale, self._maps[name].shift
-            shape = (-1, *(1,) * (value.dim() - 2))
-            if shift is not None:
-                value = value - torch.from_numpy(shift.astype(np.float32)).reshape(shape).to(value.device)
-            if scale is not None:
-                factor = torch.from_numpy(scale.astype(np.float32)).reshape(shape).to(value.device)
-                value = value * factor
-                gradients = [None if gradient is None else gradient / factor for gradient in gradients]
+            scale, shift = factors(self._maps[name], value)
+            value = (value - shift) * scale
+            gradients = [None if gradient is None else gradient / scale for gradient in gradients]
         for row, image in enumerate(value):
             self.tensors[name].add(image, [None if gradient is None else gradient[row] for gradient in gradients])
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from trtdet.calibration import Ranges
 from trtdet.passes.model import to_graph, to_model
-from trtdet.quantization.encoding import QMAX, SMALLEST_HALF, ChannelMap, Rounded, half_step
-from trtdet.quantization.gradients.network import Network
+from trtdet.quantization.encoding import QMAX, SMALLEST_HALF, Rounded, half_step
+from trtdet.quantization.gradients.network import Network, factors
 from trtdet.quantization.placement import QdqPlacement
 from trtdet.quantization.qdq import Corrections, plain_form
 
@@ -48,9 +48,8 @@ class Learned(torch.nn.Module):
     Args:
         model: in float.
         placement: where Q/DQ pairs go.
-        ranges: of the activations without a channel map.
-        corrections: channel maps, which stay, and the weights to start from; a convolution without any starts from the
-            plain form.
+        start: ranges of the activations without a channel map, and corrections: channel maps, which stay, and the
+            weights to start from; a convolution without any starts from the plain form.
         together: groups of activations that keep one scale.
         wanted: names of the tensors that the network gives.
     """
@@ -113,7 +112,7 @@ class Learned(torch.nn.Module):
         return self._form[name]
 
     def _activation(self, name: str, value: torch.Tensor) -> torch.Tensor:
-        scale, shift = _factors(self._corrections.tensors.get(name), value)
+        scale, shift = factors(self._corrections.tensors.get(name), value)
         step = self.steps[self._row[self._leader[name]]].exp()
         found: torch.Tensor = _Rounding.apply((value - shift) * scale, step)  # type: ignore[no-untyped-call]
         unmapped: torch.Tensor = found / scale + shift
@@ -190,18 +189,6 @@ def _owning(graph: gs.Graph, convs: Mapping[str, gs.Node]) -> onnx.ModelProto:
 def _own_readers(convs: Mapping[str, gs.Node]) -> dict[str, tuple[tuple[str, int], ...]]:
     parts = (("weight", 1), ("bias", 2))
     return {f"{name}{_PART}{part}": ((name, position),) for name in convs for part, position in parts}
-
-
-def _factors(channels: ChannelMap | None, like: torch.Tensor) -> tuple[Any, Any]:
-    """Scale and shift of a channel map, laid out as a tensor (B, C, ...)."""
-    if channels is None:
-        return 1.0, 0.0
-    shape = (1, -1, *(1,) * (like.dim() - 2))
-    scale, shift = (
-        neutral if values is None else torch.from_numpy(values.astype(np.float32)).reshape(shape).to(like.device)
-        for values, neutral in ((channels.scale, 1.0), (channels.shift, 0.0))
-    )
-    return scale, shift
 
 
 def _near_half(scales: torch.Tensor) -> NDArray[np.float32]:

@@ -13,6 +13,7 @@ from onnx.reference import ReferenceEvaluator
 
 from trtdet.errors import ModelError
 from trtdet.passes.model import to_graph
+from trtdet.quantization.encoding import ChannelMap
 from trtdet.quantization.gradients.operators import OPERATORS
 
 Read = Callable[[str, torch.Tensor], torch.Tensor]
@@ -80,6 +81,18 @@ class Network:
             return None
         value: torch.Tensor = values[tensor.name]
         return read(tensor.name, value) if (node.name, position) in self._quantized else value
+
+
+def factors(channels: ChannelMap | None, like: torch.Tensor) -> tuple[Any, Any]:
+    """Scale and shift of a channel map, laid out as a tensor (B, C, ...); 1 and 0 where there is none."""
+    if channels is None:
+        return 1.0, 0.0
+    shape = (1, -1, *(1,) * (like.dim() - 2))
+    scale, shift = (
+        neutral if values is None else torch.from_numpy(values.astype(np.float32)).reshape(shape).to(like.device)
+        for values, neutral in ((channels.scale, 1.0), (channels.shift, 0.0))
+    )
+    return scale, shift
 
 
 def _placed(value: torch.Tensor, device: str) -> torch.Tensor:
