@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from trtdet.audit.findings import Finding, activation_functions
-from trtdet.audit.fp16 import bytes_in_fp16
+from trtdet.audit.fp16 import InFp16
 from trtdet.audit.traffic import Flow
 from trtdet.config import SiluForm
 
@@ -68,16 +68,16 @@ def _precision(flow: Flow, got: Mapping[str, str], findings: Sequence[Finding]) 
             f"bytes in INT8 that they would in FP16{padded}",
             before - after,
         )
-    last = [name for name in _unquantised(flow, int8) if bytes_in_fp16(flow, [name]) < flow.bytes]
+    last = [name for name in _unquantised(flow, int8) if InFp16(flow, [name]).bytes < flow.bytes]
     if last and len(last) < len(int8):
         these = "this convolution gives" if len(last) == 1 else f"these {len(last)} convolutions give"
         yield (
             _keeping(flow, last, kept),
             f"nothing quantises what {these}, so the INT8 kernels write 32-bit float, and FP16 halves that",
-            flow.bytes - bytes_in_fp16(flow, last),
+            flow.bytes - InFp16(flow, last).bytes,
         )
     if int8:
-        half = bytes_in_fp16(flow, int8)
+        half = InFp16(flow, int8).bytes
         alone = {node for found in findings if found.kind in ("activation", "element-wise") for node in found.nodes}
         yield (
             "--fp16",
@@ -105,7 +105,7 @@ def _around(flow: Flow, names: Collection[str]) -> tuple[int, int]:
         beside |= {index, *(writer for tensor in flow.layers[index].inputs for writer in flow.writers[tensor.name])}
         beside |= {reader for tensor in flow.layers[index].outputs for reader in flow.readers[tensor.name]}
     before = sum(flow.layers[index].bytes for index in beside)
-    return before, before - (flow.bytes - bytes_in_fp16(flow, names))
+    return before, before - (flow.bytes - InFp16(flow, names).bytes)
 
 
 def _ratio(before: int, after: int) -> str:

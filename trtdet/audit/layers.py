@@ -62,7 +62,7 @@ class Tensor:
     dims: tuple[int, ...] = ()
     format: str = ""
 
-    @property
+    @cached_property
     def step(self) -> int:
         """The format pads the channels to a multiple of this; 1 where it pads nothing."""
         wide, multiple = _WIDE.search(self.format), _MULTIPLE.search(self.format)
@@ -70,7 +70,7 @@ class Tensor:
             return _WIDTHS[wide[1].lower()]
         return int(multiple[1]) if multiple else 1
 
-    @property
+    @cached_property
     def elements(self) -> int:
         """How many values lie in memory, padding of channels counted; an open dimension counts as 1."""
         dims = [max(size, 1) for size in self.dims]
@@ -78,7 +78,7 @@ class Tensor:
             dims[1] = -(-dims[1] // self.step) * self.step
         return math.prod(dims)
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         """How many bytes reading or writing it once moves; 0 for a data type whose size is not known."""
         return -(-self.elements * BITS.get(self.type, 0) // 8)

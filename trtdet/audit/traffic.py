@@ -188,6 +188,28 @@ class Flow:
             found[convolution.layer] = (*found.get(convolution.layer, ()), convolution)
         return found
 
+    @cached_property
+    def hands_on(self) -> frozenset[int]:
+        """Indices of the layers that only pass INT8 on: pooling, joining, moving, filling up."""
+        return frozenset(
+            index
+            for index, layer in enumerate(self.layers)
+            if layer.inputs
+            and index not in self.runs
+            and {tensor.type for tensor in (*layer.inputs, *layer.outputs)} == {"Int8"}
+        )
+
+    @cached_property
+    def int8_readers(self) -> tuple[tuple[int, frozenset[str], frozenset[str]], ...]:
+        """The layers that read INT8, the last first: index, the INT8 tensors that it reads, all that it writes."""
+        found = []
+        for index in reversed(range(len(self.layers))):
+            layer = self.layers[index]
+            read = frozenset(tensor.name for tensor in layer.inputs if tensor.type == "Int8")
+            if read:
+                found.append((index, read, frozenset(tensor.name for tensor in layer.outputs)))
+        return tuple(found)
+
     def operators(self, layer: Layer) -> frozenset[str]:
         """The operators that a layer computes, as far as the builder names them and the model has them."""
         return frozenset(self.nodes[name].op_type for name in layer.onnx if name in self.nodes)

@@ -1,0 +1,128 @@
+"""The cost of a plan as a sum over neighbouring choices: equal to the estimate of the whole engine for every plan."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+import onnx.helper as oh
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trtdet.audit import Layer, Tensor
+from trtdet.audit.fp16 import InFp16
+from trtdet.audit.gpus import gpu_named
+from trtdet.audit.neighbours import Costs, Joint, taken_apart, time_costs
+from trtdet.audit.roofline import Roofline, estimate
+from trtdet.audit.traffic import Flow
+from trtdet.quantization import Entry, PrecisionPlan
+
+GPU = gpu_named("L4")
+SIDE, CHANNELS = 32, 16
+
+
+def tensor(name: str, kind: str) -> Tensor:
+    return Tensor(name, kind, (1, CHANNELS, SIDE, SIDE))
+
+
+def engine(reads: Sequence[int], skips: Sequence[int | None]) -> Flow:
+    """Convolution i reads the INT8 tensor ``reads[i]`` and writes FP16; a kernel adds tensor ``skips[i]`` to that,
+    activates and quantises the sum as tensor i + 1. Tensor 0 is the quantised image; nothing reads the last."""
+    layers = [Layer("image", "kgen", (tensor("x", "Float"),), (), (tensor("t0", "Int8"),), ())]
+    nodes, weights = [], []
+    for index, (read, skip) in enumerate(zip(reads, skips, strict=True)):
+        nodes += [
+            oh.make_node("Conv", ["x", f"w{index}"], [f"a{index}"], f"conv{index}"),
+            oh.make_node("Sigmoid", [f"a{index}"], [f"s{index}"], f"silu{index}"),
+        ]
+        weights.append(onnx.numpy_helper.from_array(np.ones((CHANNELS, CHANNELS, 1, 1), np.float32), f"w{index}"))
+        constant = Tensor(f"w{index}", "Int8", (CHANNELS, CHANNELS, 1, 1))
+        out = tensor(f"a{index}", "Half")
+        layers.append(Layer(f"c{index}", "conv", (tensor(f"t{read}", "Int8"),), (constant,), (out,), (f"conv{index}",)))
+        added = () if skip is None else (tensor(f"t{skip}", "Int8"),)
+        taken = (tensor(f"a{index}", "Half"), *added)
+        layers.append(Layer(f"k{index}", "kgen", taken, (), (tensor(f"t{index + 1}", "Int8"),), (f"silu{index}",)))
+    shapes = [oh.make_tensor_value_info(f"a{index}", 1, (1, CHANNELS, SIDE, SIDE)) for index in range(len(reads))]
+    given_ = oh.make_tensor_value_info("x", 1, (1, CHANNELS, SIDE, SIDE))
+    graph = oh.make_graph(nodes, "engine", [given_], [], weights, value_info=shapes)
+    plan = PrecisionPlan({f"conv{index}": Entry("int8", "test") for index in range(len(reads))})
+    return Flow(layers, plan, oh.make_model(graph))
+
+
+def subsets(names: Sequence[str]) -> list[tuple[str, ...]]:
+    return [chosen for count in range(len(names) + 1) for chosen in itertools.combinations(names, count)]
+
+
+@st.composite
+def engines(draw: st.DrawFn) -> Flow:
+    count = draw(st.integers(1, 5))
+    reads = [draw(st.integers(0, index)) for index in range(count)]
+    skips = [draw(st.none() | st.integers(0, index)) for index in range(count)]
+    return engine(reads, skips)
+
+
+@given(engines(), st.sampled_from((1, 8)), st.booleans())
+@settings(max_examples=20, deadline=None)
+def test_the_parts_add_up_to_the_estimate_of_every_plan(flow: Flow, batch: int, graph: bool) -> None:
+    costs = time_costs(flow, Roofline(flow, GPU, batch, graph))
+    for fp16 in subsets(costs.convs):
+        assert costs.of(fp16) == pytest.approx(estimate(flow, GPU, batch, graph=graph, fp16=fp16).ms, rel=1e-9)
+
+
+def test_what_is_built_is_the_plan_without_anything_in_fp16() -> None:
+    flow = engine([0, 1, 1], [None, None, 2])
+    assert InFp16(flow, ()).bytes == flow.bytes
+    assert estimate(flow, GPU, fp16=()).ms == estimate(flow, GPU).ms
+
+
+def test_a_tensor_that_both_precisions_read_is_written_twice() -> None:
+    flow = engine([0, 1, 1], [None, None, None])
+    values = CHANNELS * SIDE * SIDE
+    both, one, none = (InFp16(flow, names).bytes for names in (("conv1", "conv2"), ("conv1",), ()))
+    weights = CHANNELS * CHANNELS
+    # With one reader in FP16 the kernel after conv0 writes an FP16 copy, which that reader reads.
+    # Its own output is FP16 as before.
+    copy, read = 2 * values, values
+    assert one == none + copy + read + weights
+    # With both, the INT8 copy is not written, and the other reader reads the FP16 copy.
+    assert both == one - values + read + weights
+
+
+def test_an_activation_goes_into_an_fp16_kernel_where_nothing_behind_it_reads_int8() -> None:
+    flow = engine([0, 1], [None, None])
+    kernels = {names: len(estimate(flow, GPU, fp16=names).layers) for names in subsets(("conv0", "conv1"))}
+    assert kernels[()] == 5
+    assert kernels[("conv0",)] == 5  # conv1 reads INT8, which a kernel of its own makes
+    assert kernels[("conv1",)] == 5
+    assert kernels[("conv0", "conv1")] == 4
+
+
+def test_neighbours_are_tables_of_their_own() -> None:
+    """In a chain of eight no convolution knows those that are far away."""
+    costs = time_costs(flow := engine(range(8), [None] * 8), Roofline(flow, GPU))
+    assert costs.convs == tuple(f"conv{index}" for index in range(8))
+    places = [[int(name[4:]) for name in joint.convs] for joint in costs.joints]
+    assert all(max(found) - min(found) <= 2 for found in places)
+
+
+def test_of_many_around_a_kernel_pairs_are_worked_out() -> None:
+    flow = engine([0] * 9, [None] * 9)  # one tensor, nine readers
+
+    def price(layers: Sequence[int], fp16: object) -> float:
+        chosen = set(fp16) if isinstance(fp16, (list, tuple)) else set()
+        count = sum(f"conv{index}" in chosen for index in range(9))
+        return count + 0.5 * count * (count - 1) if 0 in layers else 0.0
+
+    costs = taken_apart(flow, price)
+    assert max(len(joint.convs) for joint in costs.joints) == 2
+    for fp16 in ((), ("conv0",), ("conv3", "conv7"), costs.convs):
+        assert costs.of(fp16) == pytest.approx(len(fp16) ** 2 / 2 + len(fp16) / 2)
+
+
+def test_a_table_is_read_by_the_convolutions_in_fp16() -> None:
+    table = Joint(("a", "b"), np.array([[1.0, 2.0], [4.0, 8.0]]))
+    assert [table.of(fp16) for fp16 in ((), ("b",), ("a", "c"), ("a", "b"))] == [1, 2, 4, 8]
+    assert Costs(("a", "b"), (table,), 0.5).of({"a"}) == 4.5

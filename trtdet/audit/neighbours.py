@@ -1,0 +1,181 @@
+"""The cost of an engine as a function of neighbouring choices: which kernels depend on which convolutions' precisions.
+
+What a kernel costs depends on the convolutions around it and on no other, so that the cost of every plan is a sum of
+small tables. A change of precision then costs what the builder makes of it: a tensor that INT8 and FP16 convolutions
+read is written twice, an activation goes into an FP16 kernel only where nothing behind it reads INT8, see
+:class:`trtdet.audit.fp16.InFp16`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtdet.audit.roofline import Roofline
+from trtdet.audit.traffic import Flow
+
+_MOST = 8
+"""Convolutions around a kernel of which all combinations are worked out; of more than these all pairs are."""
+
+Price = Callable[[Sequence[int], Collection[str]], float]
+"""The cost of some layers, by index, with some convolutions in FP16."""
+
+
+@dataclass(frozen=True, eq=False)
+class Joint:
+    """What kernels cost together, by the precisions of the convolutions around them.
+
+    Attributes:
+        convs: names of the convolutions; at least one.
+        cost: float64 (2,) * len(convs): an axis for each convolution, 0 where it is in INT8 and 1 in FP16.
+    """
+
+    convs: tuple[str, ...]
+    cost: NDArray[np.float64]
+
+    def of(self, fp16: Collection[str]) -> float:
+        """The cost with these convolutions in FP16, which may name others too."""
+        return float(self.cost[tuple(int(name in fp16) for name in self.convs)])
+
+
+@dataclass(frozen=True)
+class Costs:
+    """The cost of an engine, taken apart.
+
+    Attributes:
+        convs: the convolutions that may be in FP16, in the order of the engine.
+        joints: of which the sum, with ``fixed``, is the cost of a plan: exactly where there are at most eight
+            convolutions around each kernel; where there are more, exactly for up to two of them in FP16.
+        fixed: of all that depends on no choice.
+    """
+
+    convs: tuple[str, ...]
+    joints: tuple[Joint, ...]
+    fixed: float
+
+    def of(self, fp16: Collection[str]) -> float:
+        """The cost of a plan.
+
+        Args:
+            fp16: the convolutions in FP16; all others of ``convs`` are in INT8.
+        """
+        chosen = frozenset(fp16)
+        return self.fixed + math.fsum(joint.of(chosen) for joint in self.joints)
+
+
+def time_costs(flow: Flow, roofline: Roofline) -> Costs:
+    """Milliseconds of a run, by the estimate that :func:`trtdet.audit.roofline.estimate` gives for a plan.
+
+    Args:
+        flow: an engine with every convolution in INT8 that may be.
+        roofline: of this engine on a GPU.
+    """
+
+    def price(layers: Sequence[int], fp16: Collection[str]) -> float:
+        return math.fsum(layer.ms for layer in roofline.layers(layers, fp16))
+
+    return taken_apart(flow, price)
+
+
+def taken_apart(flow: Flow, price: Price) -> Costs:
+    """A cost as tables over the precisions of neighbours.
+
+    Args:
+        flow: the engine; its convolutions that read INT8 may be put into FP16.
+        price: the cost of layers, which depends on the convolutions around them alone.
+    """
+    open_ = {name: found.layer for name, found in flow.convolutions.items() if flow.layers[found.layer].input == "Int8"}
+    joints: list[Joint] = []
+    fixed = 0.0
+    for layers, convs in _groups(flow, open_):
+        if len(convs) <= _MOST:
+            table = np.empty((2,) * len(convs))
+            for state in np.ndindex(table.shape):
+                table[state] = price(layers, [name for name, half in zip(convs, state, strict=True) if half])
+            if np.ptp(table) > 0:
+                joints.append(Joint(convs, table))
+            else:
+                fixed += float(table.flat[0])
+            continue
+        fixed += price(layers, ())
+        joints += _pairs(layers, convs, price)
+    return Costs(tuple(open_), tuple(joints), fixed)
+
+
+def _pairs(layers: Sequence[int], convs: tuple[str, ...], price: Price) -> Iterator[Joint]:
+    """What single convolutions in FP16 change, and what pairs change beyond that."""
+    base = price(layers, ())
+    alone = {name: price(layers, [name]) - base for name in convs}
+    yield from (Joint((name,), np.array([0.0, change])) for name, change in alone.items() if change)
+    for first, second in itertools.combinations(convs, 2):
+        more = price(layers, [first, second]) - base - alone[first] - alone[second]
+        if abs(more) > 1e-12 * abs(base):
+            yield Joint((first, second), np.array([[0.0, 0.0], [0.0, more]]))
+
+
+def _groups(flow: Flow, open_: Mapping[str, int]) -> list[tuple[tuple[int, ...], tuple[str, ...]]]:
+    """The layers whose cost depends on the same convolutions, with these; a group within another is part of it."""
+    around = _Surroundings(flow, open_)
+    groups: dict[frozenset[str], list[int]] = {}
+    for index, layer in enumerate(flow.layers):
+        if layer.bytes:
+            groups.setdefault(around.convs(index), []).append(index)
+    kept: dict[frozenset[str], list[int]] = {}
+    for convs in sorted(groups, key=lambda convs: (-len(convs), groups[convs][0])):
+        larger = (known for known in kept if convs < known and len(known) <= _MOST)
+        kept.setdefault(next(larger, convs), []).extend(groups[convs])
+    order = {name: place for place, name in enumerate(open_)}
+    return [
+        (tuple(sorted(layers)), tuple(sorted(convs, key=lambda name: order[name]))) for convs, layers in kept.items()
+    ]
+
+
+class _Surroundings:
+    """Which convolutions the cost of a layer depends on.
+
+    A layer moves its tensors in types that the convolutions beside it decide, and those beside the layers that share a
+    tensor with it, as these become part of an FP16 kernel or not. Layers that hand INT8 on are looked through, and
+    convolutions whose precision is open are not: what is behind them is on their other side.
+    """
+
+    def __init__(self, flow: Flow, open_: Mapping[str, int]) -> None:
+        self._flow = flow
+        self._own = frozenset(open_.values())
+        self._layers: dict[str, list[int]] = {}
+        self._convs: dict[str, set[str]] = {}
+        for index in range(len(flow.layers)):
+            for tensor in self._side(index):
+                self._layers.setdefault(tensor, []).append(index)
+        for name, index in open_.items():
+            for tensor in (flow.layers[index].inputs[0].name, *self._side(index)):
+                self._convs.setdefault(tensor, set()).add(name)
+
+    def convs(self, index: int) -> frozenset[str]:
+        near = self._through(self._side(index))
+        beside = [tensor for found in near for layer in self._layers[found] for tensor in self._beyond(layer)]
+        reached = self._through({*near, *beside})
+        return frozenset().union(*(self._convs.get(tensor, set()) for tensor in reached))
+
+    def _side(self, index: int) -> list[str]:
+        """The tensors of a layer, of an open convolution without those that it reads in INT8."""
+        layer = self._flow.layers[index]
+        read = layer.inputs[1:] if index in self._own else layer.inputs
+        return [tensor.name for tensor in (*read, *layer.outputs)]
+
+    def _beyond(self, index: int) -> list[str]:
+        return [] if index in self._own else self._side(index)
+
+    def _through(self, tensors: Iterable[str]) -> set[str]:
+        """These tensors and what layers that hand INT8 on make of them."""
+        found, waiting = set(tensors), list(tensors)
+        while waiting:
+            for index in self._layers[waiting.pop()]:
+                fresh = set(self._side(index)) - found if index in self._flow.hands_on else set()
+                found |= fresh
+                waiting += fresh
+        return found
