@@ -61,6 +61,11 @@ def test_a_budget_goes_by_error_per_multiply_add_and_not_by_error() -> None:
     assert within_budget(made, 19 / 169) == ("c3",)
 
 
+def test_a_budget_is_filled_as_well_as_it_can_be() -> None:
+    # By error per multiply-add the first comes first, and then neither of the others fits.
+    assert within_budget(ranking([0.61, 0.5, 0.49], macs=[60, 51, 49]), 100 / 160) == ("c1", "c2")
+
+
 def test_what_gains_nothing_is_not_kept_for_a_budget() -> None:
     assert within_budget(ranking([0.5, -0.1, 0.0]), 1) == ("c0",)
 

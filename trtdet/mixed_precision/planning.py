@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from trtdet.errors import ConfigError
+from trtdet.mixed_precision.program import Choice, Problem, most_accurate
 from trtdet.mixed_precision.scores import Sensitivity
 from trtdet.quantization import Cause, Entry, PrecisionPlan
 
@@ -40,8 +41,6 @@ def most_sensitive(ranking: Sensitivity, count: int) -> tuple[str, ...]:
 def within_budget(ranking: Sensitivity, share: float) -> tuple[str, ...]:
     """The convolutions that take the most error away for a share of all multiply-adds.
 
-    A knapsack filled by error per multiply-add, then by what still fits.
-
     Args:
         ranking: scores and multiply-adds.
         share: of the multiply-adds of all convolutions, 0..1.
@@ -50,14 +49,12 @@ def within_budget(ranking: Sensitivity, share: float) -> tuple[str, ...]:
         ConfigError: the share is out of range.
     """
     check_share(share)
-    left = share * ranking.macs
-    chosen = []
-    useful = [layer for layer in ranking.layers if layer.score > 0]
-    for layer in sorted(useful, key=lambda layer: (-layer.score / max(layer.macs, 1), layer.rank)):
-        if layer.macs <= left:
-            chosen.append(layer)
-            left -= layer.macs
-    return tuple(layer.name for layer in sorted(chosen, key=lambda layer: layer.rank))
+    useful = {layer.name: layer for layer in ranking.layers if layer.score > 0}
+    choices = {
+        name: (Choice("int8", layer.score), Choice("fp16", 0.0, half=True, cost=layer.macs))
+        for name, layer in useful.items()
+    }
+    return most_accurate(Problem(choices), share * ranking.macs).half
 
 
 def named(plan: PrecisionPlan, names: Collection[str]) -> tuple[str, ...]:
