@@ -23,7 +23,8 @@ from trtdet.errors import BackendError, ConfigError, ModelError, TrtdetWarning
 from trtdet.evaluation.scoring import evaluate
 from trtdet.performance import Ratio
 from trtdet.pipeline import BuildOptions, BuildResult, CalibrationOptions, KeepOptions, build, verdict
-from trtdet.pipeline.verdict import default_gpu, fp16_twin
+from trtdet.pipeline.stages.costs import default_gpu
+from trtdet.pipeline.verdict import fp16_twin
 from trtdet.pipeline.worth import GUARD, WORTH, EngineFigures, Estimated, Worth
 from trtdet.runtime.detector import Detector
 

@@ -118,17 +118,24 @@ def test_the_smallest_set_within_a_bound(build, tmp_path, validation):
     loss = -100 * whole["score"]["difference"]
     # Tens of points on every processor, whatever its arithmetic.
     assert loss > 5
-    bound = loss / 2
+    # The detector is hardly trained and labelled its images itself, so that FP16 costs it tens of points as well.
+    bound = 0.9 * loss
     done = build(*ONNX, "--max-map-drop", bound, *labelled)
     assert done.code == 0, done.err
     found = done.json["trade_off"]
-    assert found["evaluations"] <= 8
-    assert found["evaluations"] == len(found["candidates"]) + 1
-    assert -100 * found["chosen"]["score"]["difference"] <= bound
+    scores = sum(1 + (one["reported"] is not None) for one in found["candidates"])
+    assert found["evaluations"] == scores + 2 <= 12
+    shown = found["chosen"]["reported"]
+    assert -100 * shown["low"] <= bound
+    # As many images choose as report, and none does both.
+    assert abs(shown["images"] - found["chosen"]["score"]["images"]) <= 1
     assert len(kept(tmp_path / "b")) == len(found["chosen"]["names"]) > 0
-    smaller = [one for one in found["candidates"] if len(one["names"]) < len(found["chosen"]["names"])]
-    assert smaller
-    assert all(-100 * one["score"]["difference"] > bound for one in smaller)
+    cheaper = [one for one in found["candidates"] if one["cost"] < found["chosen"]["cost"]]
+    assert cheaper
+    assert all(
+        -100 * one["score"]["low"] > bound or one["reported"] is None or -100 * one["reported"]["low"] > bound
+        for one in cheaper
+    )
     assert "<- chosen" in done.err
     assert json.loads((tmp_path / "b" / "tradeoff.json").read_text())["chosen"]["names"] == found["chosen"]["names"]
     # What was measured is what was built.

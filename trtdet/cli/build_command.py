@@ -96,7 +96,7 @@ def _add_kept(parser: ArgumentParser) -> None:
         "--max-map-drop",
         type=float,
         metavar="X",
-        help="the smallest set that loses at most X mAP points, measured on --val-images",
+        help="the cheapest plan that loses at most X mAP points at 90 %% confidence, by halves of --val-images",
     )
 
 
@@ -209,6 +209,8 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
     if result.trade_off is not None:
         console.say(result.trade_off.table())
         console.say(f"{result.trade_off.evaluations} scores; FP32 mAP {100 * result.trade_off.reference:.2f}")
+        if result.trade_off.needed is not None:
+            console.say(f"{result.trade_off.needed} annotated images to report on would show it of a cheaper plan")
     worth = _worth(result)
     if worth is not None:
         console.say(worth["said"])

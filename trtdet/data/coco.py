@@ -116,12 +116,20 @@ class CocoDataset:
         Raises:
             DataError: none of them has a box, so that there is nothing to score.
         """
-        images = evenly(self.images, count)
+        return self.of(evenly(self.images, count))
+
+    def of(self, images: Sequence[CocoImage]) -> CocoDataset:
+        """These of the images, with their boxes.
+
+        Raises:
+            DataError: none of them has a box, so that there is nothing to score.
+        """
         kept = np.isin(self.truth.image_ids, [image.id for image in images])
         if not kept.any():
             raise DataError(f"none of {len(images)} images of '{self.annotations}' has a box: score more of them")
         arrays = {field.name: getattr(self.truth, field.name)[kept] for field in fields(self.truth)}
-        return replace(self, images=images, truth=GroundTruth(**arrays))
+        ordered = tuple(sorted(images, key=lambda image: image.id))
+        return replace(self, images=ordered, truth=GroundTruth(**arrays))
 
 
 Id = Annotated[int, Field(ge=-(2**63), lt=2**63)]

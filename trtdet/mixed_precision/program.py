@@ -32,6 +32,9 @@ _SECONDS = 10.0
 _GAP = 1e-4
 """A plan is good enough where none is better by a larger share."""
 
+_NOTHING = 1e-9
+"""A share that is the last digits of a sum."""
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -112,7 +115,7 @@ def cheapest(problem: Problem, error: float) -> Plan:
 
     Args:
         problem: the choices.
-        error: that it may have at most.
+        error: that it may have at most, to a millionth.
 
     Raises:
         ConfigError: no plan has so little.
@@ -120,7 +123,7 @@ def cheapest(problem: Problem, error: float) -> Plan:
     program = _Program(problem)
     found = program.solve(program.cost, program.error, error)
     if found is None:
-        raise ConfigError(f"no plan has an error of at most {error:g}; the least is {_least(problem):g}")
+        raise ConfigError(f"no plan has an error of at most {error:g}; the least is {least_error(problem):g}")
     return found
 
 
@@ -129,7 +132,7 @@ def most_accurate(problem: Problem, cost: float) -> Plan:
 
     Args:
         problem: the choices.
-        cost: that it may have at most.
+        cost: that it may have at most, to a millionth of the largest cost.
 
     Raises:
         ConfigError: no plan is so cheap.
@@ -154,7 +157,7 @@ def front(problem: Problem, count: int) -> tuple[Plan, ...]:
     """
     program = _Program(problem)
     last = program.solve(program.cost, program.error, math.inf)
-    first = program.solve(program.cost, program.error, _least(problem))
+    first = program.solve(program.cost, program.error, least_error(problem))
     assert first is not None and last is not None, "without a bound every plan will do"
     found = {first.half: first, last.half: last}
     low = first.error or min((e for e in program.error if e > 0), default=0.0)
@@ -171,8 +174,8 @@ def front(problem: Problem, count: int) -> tuple[Plan, ...]:
     return tuple(reversed(kept))
 
 
-def _least(problem: Problem) -> float:
-    """The least error of all plans."""
+def least_error(problem: Problem) -> float:
+    """The least error that a plan can have."""
     return math.fsum(min(choice.error for choice in choices) for choices in problem.choices.values())
 
 
@@ -204,29 +207,25 @@ class _Program:
     def solve(self, least: NDArray[np.float64], bounded: NDArray[np.float64], bound: float) -> Plan | None:
         """The plan of the least sum of one figure with that of the other within a bound; None where there is none."""
         constraints = [self._equal]
-        limit = _scale(bounded)
+        # A choice that is over the bound by itself is none. Without those the bound and the figures are of one size,
+        # which the solver's tolerance of 1e-6 wants.
+        open_ = np.ones(len(bounded))
+        if bounded.min(initial=0.0) >= 0:
+            open_[bounded > bound * (1 + _NOTHING)] = 0
         if bound < math.inf:
-            constraints.append(LinearConstraint(csr_array(bounded[None] / limit), -np.inf, bound / limit))
-        goal = 1e3 * least / _scale(least)  # the solver's tolerances are absolute
-        while True:
-            result = milp(
-                goal,
-                integrality=self._whole,
-                bounds=Bounds(0, 1),
-                constraints=constraints,
-                options={"mip_rel_gap": _GAP, "time_limit": _SECONDS},
-            )
-            if result.x is None:
-                return None
-            taken = [key for key, place in self._places.items() if result.x[place] > 0.5]
-            plan = self._problem.plan(dict(taken))
-            chosen = np.zeros(len(goal))
-            chosen[[self._places[key] for key in taken]] = 1
-            got = plan.error if bounded is self.error else plan.cost - self._problem.fixed
-            if got <= bound + 1e-12 * abs(bound):
-                return replace(plan, gap=float(result.mip_gap or 0.0))
-            # Over the bound by less than the solver's tolerance: this plan is taken out.
-            constraints.append(LinearConstraint(csr_array(chosen[None]), -np.inf, len(taken) - 1))
+            limit = _scale(bounded * open_)
+            constraints.append(LinearConstraint(csr_array(bounded[None] * open_ / limit), -np.inf, bound / limit))
+        result = milp(
+            1e3 * least / _scale(least),
+            integrality=self._whole,
+            bounds=Bounds(0, open_),
+            constraints=constraints,
+            options={"mip_rel_gap": _GAP, "time_limit": _SECONDS},
+        )
+        if result.x is None:
+            return None
+        plan = self._problem.plan(dict(key for key, place in self._places.items() if result.x[place] > 0.5))
+        return replace(plan, gap=float(result.mip_gap or 0.0))
 
     def _equations(self) -> LinearConstraint:
         """One choice for each convolution; a table's shares sum to 1, those along an axis to its convolution's FP16."""

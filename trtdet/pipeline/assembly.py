@@ -23,6 +23,7 @@ from trtdet.pipeline.options import BuildOptions, KeepOptions
 from trtdet.pipeline.stages.bundles import Origin, model_bytes, plugin_parts, written
 from trtdet.pipeline.stages.calibrating import Selection, calibrated, looked_at, select_images
 from trtdet.pipeline.stages.correcting import Prepared, prepared
+from trtdet.pipeline.stages.costs import plan_costs
 from trtdet.pipeline.stages.engines import best_engine, target_of, warn_of
 from trtdet.pipeline.stages.networks import (
     Network,
@@ -180,6 +181,7 @@ def networks_of(known: Validated, caps: Capabilities, progress: Progress = silen
         ready,
         options.keep,
         lambda: ranking(ready, options.keep, known.previous, progress),
+        lambda: plan_costs(ready, known.backend, options, progress),
         known.dataset,
         progress,
     )
@@ -228,7 +230,7 @@ def _facts(
         "ranked_images": keep.num_images if keep.ranked else None,
         "plugins": [part.sha256 for part in plugins],
         # The GPU decides nothing unless its estimate does.
-        "guard": [options.guard, options.gpu] if options.guard is not None else None,
+        "guard": [options.guard, options.gpu] if (options.guard, keep.max_map_drop) != (None, None) else None,
     }
 
 

@@ -54,7 +54,8 @@ class KeepOptions:
         keep: a number takes the most sensitive ones; a path an edited ``plan.json``, which is followed in INT8 as
             well; names are taken as they are, ``depthwise`` standing for all depthwise convolutions.
         budget: the most sensitive ones for this share of the multiply-adds, 0..1.
-        max_map_drop: the smallest set whose measured loss is within so many mAP points (hundredths), at least 0.
+        max_map_drop: those of the cheapest plan whose measured loss is within so many mAP points (hundredths), at least
+            0, at the upper end of its 90 % interval and on images that did not choose it.
         images: annotated images, for ``max_map_drop`` and for the comparison after the build.
         annotations: their COCO file.
         num_images: calibration images that the ranking is measured on, at least 1.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from trtdet.audit.gpus import GPUS, Gpu, gpu_named
+from trtdet.audit.gpus import gpu_named
 from trtdet.audit.roofline import Estimate, estimate, flow_of
 from trtdet.backends import EngineFacts, choose, obstacle
 from trtdet.bundle import Bundle, BundleWriter, Manifest, QuantizationPart
@@ -26,13 +26,11 @@ from trtdet.pipeline.assembly import Job, assemble, timing_cache_of
 from trtdet.pipeline.options import BuildOptions, CalibrationOptions, KeepOptions
 from trtdet.pipeline.stages.bundles import AUDIT
 from trtdet.pipeline.stages.calibrating import HISTOGRAMS
+from trtdet.pipeline.stages.costs import default_gpu
 from trtdet.pipeline.stages.planning import RANKING
 from trtdet.pipeline.worth import WORTH, EngineFigures, Estimated, Worth
 from trtdet.progress import Progress, silent
 from trtdet.runtime.detector import Detector
-
-DEFAULT_GPU = "L4"
-"""The GPU of estimates for engines that were built for none of the table's compute capabilities."""
 
 
 @dataclass(frozen=True)
@@ -118,15 +116,6 @@ def answered(bundle: Bundle, options: BuildOptions) -> bool:
     except (KeyError, ValueError):
         return False  # of an earlier version
     return estimated is None or estimated["gpu"] == gpu_named(options.gpu).name
-
-
-def default_gpu(sms: Sequence[int]) -> Gpu:
-    """The GPU that an engine is estimated for where nobody names it: the first of the table that it was built for.
-
-    Args:
-        sms: compute capabilities that the engine was built for, such as 86.
-    """
-    return next((gpu for gpu in GPUS.values() if gpu.capability in sms), gpu_named(DEFAULT_GPU))
 
 
 def fp16_twin(options: BuildOptions, bundle: Bundle) -> BuildOptions:

@@ -1,0 +1,140 @@
+"""The search for the cheapest plan within a bound: few measurements, other images to report on, the upper end kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trtdet.audit.neighbours import Joint
+from trtdet.errors import ConfigError
+from trtdet.mixed_precision.program import Choice, Problem
+from trtdet.mixed_precision.search import EVALUATIONS, MORE, REPORTED, Score, Search, TradeOff, cheapest_within
+
+POWERS = [0.5, 0.2, 0.1, 0.05, 0.05, 0.04, 0.03, 0.02, 0.005, 0.005]
+
+
+@dataclass
+class Images:
+    """Images on which mAP falls with the error that is left, and on which the interval reaches a share further."""
+
+    loss: Callable[[float], float]
+    errors: dict[str, float]
+    wide: float = 0.5
+    images: int = 50
+    asked: list[tuple[str, ...]] = field(default_factory=list)
+
+    @property
+    def reference(self) -> Any:
+        class Whole:
+            class result:
+                map = 0.3
+
+        return Whole
+
+    def __call__(self, names: tuple[str, ...]) -> Score:
+        self.asked.append(names)
+        lost = self.loss(sum(error for name, error in self.errors.items() if name not in names))
+        reach = self.wide * lost
+        return Score(0.3 - lost, -lost, -lost - reach, -lost + reach, self.images)
+
+
+def search(
+    powers: list[float], loss: Callable[[float], float], other: Callable[[float], float] | None = None, **more: Any
+) -> tuple[Search, list[str]]:
+    """Each convolution is a millisecond dearer in FP16; the list grows where the ranking is asked for."""
+    errors = {f"c{index}": power for index, power in enumerate(powers)}
+    joints = tuple(Joint((name,), np.array([1.0, 2.0])) for name in errors)
+    ranked: list[str] = []
+
+    def problem(known: bool) -> Problem:
+        ranked.extend(["ranked"] if known else [])
+        return Problem(
+            {name: (Choice("int8", error * known), Choice("fp16", 0.0, True)) for name, error in errors.items()}, joints
+        )
+
+    chooses, reports = Images(loss, errors, **more), Images(other or loss, errors, **more)
+    return Search(problem(False), lambda: problem(True), dict.fromkeys(errors, 10), "ms", chooses, reports), ranked
+
+
+def linear(whole: float) -> Callable[[float], float]:
+    return lambda error: whole * error
+
+
+@pytest.mark.parametrize("bound", [0.1, 0.3, 0.5, 1.0, 2.0, 4.0, 7.0])
+def test_the_plan_keeps_the_bound_at_the_upper_end_and_little_cheaper_would(bound: float) -> None:
+    asked, _ = search(POWERS, linear(0.10))
+    done = cheapest_within(asked, bound)
+    assert done.chosen.score.worst <= bound and done.chosen.reported is not None
+    assert done.chosen.reported.worst <= bound
+    errors = sorted(POWERS, reverse=True)
+    least = next(count for count in range(11) if 15 * sum(errors[count:]) <= bound)
+    assert least <= len(done.chosen.names) <= least + 2
+    assert len(asked.measure.asked) <= EVALUATIONS - 1 + MORE and len(asked.report.asked) <= REPORTED - 1
+    assert done.evaluations == len(asked.measure.asked) + len(asked.report.asked) + 2
+    assert "<- chosen" in done.table()
+
+
+def test_nothing_is_ranked_where_the_cheapest_plan_keeps_the_bound() -> None:
+    asked, ranked = search(POWERS, linear(0.001))
+    done = cheapest_within(asked, 0.3)
+    assert (done.chosen.names, done.evaluations, ranked) == ((), 4, [])
+
+
+@pytest.mark.parametrize("count", [20, 113])
+def test_long_models_take_no_more_evaluations(count: int) -> None:
+    asked, _ = search([0.9**index for index in range(count)], linear(0.02))
+    done = cheapest_within(asked, 0.5)
+    assert len(asked.measure.asked) <= EVALUATIONS - 1 + MORE
+    assert done.chosen.score.worst <= 0.5 and 0 < len(done.chosen.names) < count
+
+
+def test_what_holds_on_the_images_that_chose_alone_is_not_taken() -> None:
+    """On the other images each plan loses three times as much; only more accurate plans are shown to keep the bound."""
+    asked, _ = search(POWERS, linear(0.05), linear(0.15))
+    done = cheapest_within(asked, 1.0)
+    cheaper = [found for found in done.candidates if found.cost < done.chosen.cost and found.score.worst <= 1.0]
+    assert cheaper and done.chosen.reported is not None and done.chosen.reported.worst <= 1.0
+    assert [found.reported.worst > 1.0 for found in cheaper if found.reported] == [True]
+    # The most accurate first, and no further than the first that fails.
+    sizes = [len(names) for names in asked.report.asked]
+    assert sizes == sorted(sizes, reverse=True) and sizes[0] == len(POWERS)
+
+
+def test_how_many_images_would_do_is_said() -> None:
+    """The other images say the same with four times the interval."""
+    asked, _ = search(POWERS, linear(0.05))
+    wide = Images(linear(0.05), asked.report.errors, wide=2.0)
+    done = cheapest_within(Search(asked.start, asked.ranked, asked.macs, asked.unit, asked.measure, wide), 1.0)
+    assert done.needed is not None and 50 < done.needed < 50 * 16 + 1
+    nothing = Images(lambda error: 0.009, asked.report.errors, wide=1.0)
+    with pytest.raises(
+        ConfigError, match=r"is not shown to on the 50 others, where it loses 0.90 \(up to 1.80 at 90 %\)"
+    ):
+        cheapest_within(Search(asked.start, asked.ranked, asked.macs, asked.unit, asked.measure, nothing), 1.0)
+
+
+def test_a_bound_that_nothing_keeps_is_an_error_that_names_the_best() -> None:
+    asked, _ = search(POWERS, lambda error: 0.05 + error)
+    with pytest.raises(ConfigError, match=r"no plan .* 0.3 mAP points of 30.00; the best of \d, all, loses 5.00"):
+        cheapest_within(asked, 0.3)
+    with pytest.raises(ConfigError, match="at least 0 mAP points, got -1"):
+        cheapest_within(asked, -1)
+
+
+def test_the_last_evaluation_tries_the_least_error() -> None:
+    asked, _ = search([1.0, *[1e-9] * 39], lambda error: 0.05 if error else 0.0)
+    done = cheapest_within(asked, 0.3, evaluations=4)
+    assert done.chosen.kept == "all" and len(asked.measure.asked) <= 4
+
+
+def test_the_file_has_all_that_was_tried() -> None:
+    done: TradeOff = cheapest_within(search(POWERS, linear(0.1))[0], 1.0)
+    plain = done.as_dict()
+    assert {"bound", "reference", "candidates", "chosen", "evaluations", "unit", "needed"} == plain.keys()
+    assert plain["chosen"]["reported"]["images"] == 50
+    costs = [found["cost"] for found in plain["candidates"]]
+    assert costs == sorted(costs)

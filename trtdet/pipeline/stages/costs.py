@@ -1,0 +1,63 @@
+"""What plans cost on a GPU: one engine is built, and every other plan is estimated from its layers."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from trtdet.audit.gpus import GPUS, Gpu, gpu_named
+from trtdet.audit.neighbours import Costs, time_costs
+from trtdet.audit.roofline import Roofline
+from trtdet.audit.traffic import Flow
+from trtdet.backends import Backend
+from trtdet.errors import TrtdetWarning
+from trtdet.pipeline.options import BuildOptions
+from trtdet.pipeline.stages.correcting import Prepared
+from trtdet.pipeline.stages.engines import best_engine, target_of
+from trtdet.pipeline.stages.networks import explicit_networks
+from trtdet.pipeline.stages.planning import Planned
+from trtdet.progress import Progress, silent
+
+DEFAULT_GPU = "L4"
+"""The GPU of estimates for engines that were built for none of the table's compute capabilities."""
+
+
+def default_gpu(sms: Sequence[int]) -> Gpu:
+    """The GPU that an engine is estimated for where nobody names it: the first of the table that it was built for.
+
+    Args:
+        sms: compute capabilities that the engine was built for, such as 86.
+    """
+    return next((gpu for gpu in GPUS.values() if gpu.capability in sms), gpu_named(DEFAULT_GPU))
+
+
+def plan_costs(
+    prepared: Prepared, backend: Backend, options: BuildOptions, progress: Progress = silent
+) -> Costs | None:
+    """Milliseconds of any plan at the batch that the engine is built for; None where the backend lists no layers.
+
+    Args:
+        prepared: its plan is built; what that has in INT8 may be put into FP16.
+        backend: builds the engine.
+        options: of the build.
+        progress: told of the builder's phases.
+
+    Raises:
+        BackendError: the backend refuses the network.
+    """
+    caps = backend.capabilities
+    if not caps.lists_layers or options.implicit:
+        return None
+    networks = explicit_networks(prepared, Planned(prepared.plan), caps)
+    with TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore", TrtdetWarning)  # the engine that is shipped says it
+        timings = options.timing_cache or Path(folder) / "timings"
+        engine = best_engine(networks, backend, target_of(options), timings, progress)
+    if engine.audit is None:
+        return None
+    flow = Flow(engine.audit.layers, engine.network.plan, engine.network.model)
+    gpu = gpu_named(options.gpu) if options.gpu is not None else default_gpu(engine.built.sms)
+    graph = prepared.graph.nms_mode not in caps.uncaptured_nms
+    return time_costs(flow, Roofline(flow, gpu, (options.batch or (1, 1, 1))[1], graph))
