@@ -199,7 +199,7 @@ def test_the_smallest_set_within_a_bound_is_built(
     tiny: Tiny, options: BuildOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each convolution in INT8 costs a point here: what detections of noise lose would say nothing."""
-    here = "trtdet.pipeline.stages.planning"
+    here = "trtdet.pipeline.stages.bounds"
     monkeypatch.setattr(f"{here}.Detector.running", lambda model, *rest: model)
     monkeypatch.setattr(
         f"{here}.evaluate",
@@ -208,7 +208,7 @@ def test_the_smallest_set_within_a_bound_is_built(
 
     def compare(got: Any, reference: Any) -> Any:
         difference = got.result.map - reference.result.map
-        return SimpleNamespace(difference=difference, low=difference, high=difference)
+        return SimpleNamespace(difference=difference, low=difference, high=difference, images=1)
 
     monkeypatch.setattr(f"{here}.compare", compare)
     keep = KeepOptions(images=tiny.images, annotations=tiny.annotations, num_images=2)

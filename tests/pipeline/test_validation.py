@@ -67,6 +67,26 @@ WRONG: dict[str, tuple[Change, type[TrtdetError], str]] = {
     "share that is no number": (kept(budget=float("nan")), ConfigError, "--fp16-budget"),
     "negative bound": (kept(max_map_drop=-1.0), ConfigError, "--max-map-drop must be at least 0 mAP points, got -1"),
     "bound without images": (kept(max_map_drop=1.0), ConfigError, "--max-map-drop measures mAP"),
+    "negative disagreement": (
+        kept(max_disagreement=-1.0),
+        ConfigError,
+        "--max-disagreement must be at least 0 points of agreement, got -1",
+    ),
+    "disagreement without images": (
+        kept(max_disagreement=1.0),
+        ConfigError,
+        "--max-disagreement compares detections on images that ranges and corrections were not made from: give some",
+    ),
+    "annotations of no images": (
+        lambda options, tiny, folder: replace(options, keep=KeepOptions(max_disagreement=1.0, annotations=folder)),
+        ConfigError,
+        "--val-images and --annotations belong together",
+    ),
+    "two bounds": (
+        kept(max_map_drop=1.0, max_disagreement=1.0),
+        ConfigError,
+        "--max-map-drop and --max-disagreement both say what stays in FP16",
+    ),
     "two ways": (kept(keep=1, budget=0.1), ConfigError, "--keep-fp16 and --fp16-budget both"),
     "no image to rank on": (kept(keep=1, num_images=0), ConfigError, "a ranking needs at least 1 image, got 0"),
     "annotations missing": (

@@ -41,7 +41,7 @@ def _options(parser: ArgumentParser) -> None:
     add_corrections(parser)
     add_int8_all(parser)
     _add_kept(parser)
-    add_validation(parser, "for --max-map-drop")
+    add_validation(parser, "for --max-map-drop and --max-disagreement")
     add_ranking(parser)
     add_nms(parser)
     parser.add_argument(
@@ -97,6 +97,13 @@ def _add_kept(parser: ArgumentParser) -> None:
         type=float,
         metavar="X",
         help="the cheapest plan that loses at most X mAP points at 90 %% confidence, by halves of --val-images",
+    )
+    group.add_argument(
+        "--max-disagreement",
+        type=float,
+        metavar="X",
+        help="likewise with an agreement with the float model's detections of at least 100 - X points; no annotations, "
+        "but --val-images other than the calibration images, which ranges and corrections were made from",
     )
 
 
@@ -208,9 +215,7 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
         console.say(result.accuracy.table())
     if result.trade_off is not None:
         console.say(result.trade_off.table())
-        console.say(f"{result.trade_off.evaluations} scores; FP32 mAP {100 * result.trade_off.reference:.2f}")
-        if result.trade_off.needed is not None:
-            console.say(f"{result.trade_off.needed} annotated images to report on would show it of a cheaper plan")
+        console.say(result.trade_off.summary)
     worth = _worth(result)
     if worth is not None:
         console.say(worth["said"])
@@ -259,6 +264,7 @@ def _build_options(options: Namespace) -> BuildOptions:
             options.annotations,
             options.rank_images,
             options.ray,
+            options.max_disagreement,
         ),
         silu=options.silu,
         plugins=tuple(options.plugin_library),

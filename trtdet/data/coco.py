@@ -122,10 +122,10 @@ class CocoDataset:
         """These of the images, with their boxes.
 
         Raises:
-            DataError: none of them has a box, so that there is nothing to score.
+            DataError: others have a box and none of them has, so that there is nothing to score.
         """
         kept = np.isin(self.truth.image_ids, [image.id for image in images])
-        if not kept.any():
+        if self.annotated and not kept.any():
             raise DataError(f"none of {len(images)} images of '{self.annotations}' has a box: score more of them")
         arrays = {field.name: getattr(self.truth, field.name)[kept] for field in fields(self.truth)}
         ordered = tuple(sorted(images, key=lambda image: image.id))

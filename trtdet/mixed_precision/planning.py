@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from trtdet.errors import ConfigError
 from trtdet.mixed_precision.program import Choice, Problem, most_accurate
 from trtdet.mixed_precision.scores import Sensitivity
+from trtdet.mixed_precision.trade_off import MAP, Figure
 from trtdet.quantization import Cause, Entry, PrecisionPlan
 
 
@@ -22,10 +23,10 @@ def check_share(share: float) -> None:
         raise ConfigError(f"--fp16-budget must be a share of the multiply-adds, 0 to 1, got {share:g}")
 
 
-def check_bound(bound: float) -> None:
+def check_bound(bound: float, figure: Figure = MAP) -> None:
     """Refuses a bound on the loss that nothing can keep."""
     if not bound >= 0:
-        raise ConfigError(f"--max-map-drop must be at least 0 mAP points, got {bound:g}")
+        raise ConfigError(f"{figure.option} must be at least 0 {figure.unit}, got {bound:g}")
 
 
 def most_sensitive(ranking: Sensitivity, count: int) -> tuple[str, ...]:

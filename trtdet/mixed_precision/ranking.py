@@ -29,7 +29,7 @@ from trtdet.calibration import expose
 from trtdet.data import ImageStream
 from trtdet.errors import ConfigError
 from trtdet.files.journal import Rows
-from trtdet.mixed_precision.measuring import Row, Work, measure_missing
+from trtdet.mixed_precision.measuring import Row, Work, measure_block, measure_missing
 from trtdet.mixed_precision.resumed import row_check
 from trtdet.mixed_precision.scores import LayerScore, Sensitivity
 from trtdet.mixed_precision.subject import Method, Subject, subject_key
@@ -133,6 +133,17 @@ def _members(plan: PrecisionPlan, macs: Mapping[str, Macs]) -> dict[str, tuple[s
     if len(depthwise) > 1 and DEPTHWISE not in members:
         members[DEPTHWISE] = depthwise
     return members
+
+
+def error_together(subject: Subject, convs: tuple[str, ...]) -> float:
+    """The power of the error at the head with several convolutions in INT8 at once, and no other.
+
+    Args:
+        subject: as it is ranked; all of its images are measured on, see :func:`telling`.
+        convs: at least one.
+    """
+    (row,) = measure_block(Work(subject, Method(), (("together", convs),), 1), ("together",))
+    return float(row["score"])
 
 
 def telling(subject: Subject) -> tuple[Path, ...]:

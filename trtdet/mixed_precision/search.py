@@ -1,27 +1,28 @@
 """The search for the cheapest plan whose measured loss is within a bound, on images that did not choose it.
 
-The integer program knows what a plan costs and what its errors add up to; how much mAP an error costs only
-measurements say. So plans are measured, few of them, and after each the bound on the error follows what was measured.
-Then the plan, and before it more accurate ones, are measured on images that chose nothing, until one does not keep the
-bound there. In such a fixed order each may be tried at the whole confidence of the interval (Maurer,
-Hothorn and Lehmacher 1995, "Multiple comparisons in drug clinical trials and preclinical assays: a-priori ordered
-hypotheses"), so that what is reported is not the luckiest of several.
+The integer program knows what a plan costs and what its errors add up to; what an error costs in detections only
+measurements say. So plans are measured, few of them, and after each the errors and the bound on them follow what was
+measured. Then the plan, and before it more accurate ones, are measured on images that chose nothing, in an order that
+was given before, until one does not keep the bound there. In such a fixed sequence each may be tried at the whole
+confidence of the interval, and the chance that any is shown to keep a bound that it does not keep is no larger than for
+one alone (Maurer, Hothorn and Lehmacher 1995, "Multiple comparisons in drug clinical trials and preclinical assays:
+a-priori ordered hypotheses"). Nothing is asked after the first failure.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Protocol
 
 from trtdet.errors import ConfigError
 from trtdet.evaluation.confidence import images_needed
-from trtdet.evaluation.scoring import Evaluation
+from trtdet.mixed_precision.additivity import Additivity, corrected, how_additive
 from trtdet.mixed_precision.planning import check_bound
 from trtdet.mixed_precision.program import Plan, Problem, cheapest, least_error
-from trtdet.tables import Column, Table
+from trtdet.mixed_precision.trade_off import MAP, Candidate, Figure, Score, TradeOff
 
 EVALUATIONS = 6
 """At most so many scores over the images that choose until a plan is found, that of the float model included."""
@@ -29,7 +30,7 @@ EVALUATIONS = 6
 MORE = 2
 """So many more accurate plans are scored with it then."""
 
-REPORTED = 5
+REPORTED = 4
 """At most so many scores over the images that report, that of the float model included."""
 
 _NEAR = 1.05
@@ -38,117 +39,19 @@ _NEAR = 1.05
 _LEAST = 1e-4
 """The share of an error that is too large that is tried where no error at all would do."""
 
+_CLEAR = 0.5
+"""A plan that keeps this share of the bound on the images that choose is asked alone on the others: it will hold."""
 
-@dataclass(frozen=True)
-class Score:
-    """A measured score of a variant.
-
-    Attributes:
-        map: COCO mAP 0.50:0.95, 0..1.
-        difference: to the float model's.
-        low, high: the 90 % interval of the difference.
-        images: that it was measured on.
-    """
-
-    map: float
-    difference: float
-    low: float
-    high: float
-    images: int = 0
-
-    @property
-    def loss(self) -> float:
-        """In mAP points (hundredths)."""
-        return -100 * self.difference
-
-    @property
-    def worst(self) -> float:
-        """The upper end of the interval of the loss, in mAP points (hundredths)."""
-        return -100 * self.low
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A plan that was tried.
-
-    Attributes:
-        kept: in words.
-        names: of the convolutions in FP16, in the order of the network.
-        share: of all multiply-adds, 0..1.
-        score: as measured on the images that choose.
-        error: the sum of its errors at the head, as the program knows them.
-        cost: by the program; milliseconds where an engine's layers are known.
-        reported: as measured on the images that report; None where that was not asked.
-    """
-
-    kept: str
-    names: tuple[str, ...]
-    share: float
-    score: Score
-    error: float = 0.0
-    cost: float = 0.0
-    reported: Score | None = None
-
-
-@dataclass(frozen=True)
-class TradeOff:
-    """What was tried for a bound on the loss.
-
-    Attributes:
-        bound: the largest loss allowed, in mAP points (hundredths): the upper end of its 90 % interval is within it.
-        reference: mAP of the float model on the images that choose, 0..1.
-        candidates: the cheapest first.
-        chosen: the cheapest of which the images that report show that it keeps the bound.
-        evaluations: scores that it took, the float model's two included.
-        unit: of the costs.
-        needed: how many images that report would show the bound of the cheapest plan that keeps it on the images that
-            choose, if that was not shown; None where it was, or where no number would do.
-    """
-
-    bound: float
-    reference: float
-    candidates: tuple[Candidate, ...]
-    chosen: Candidate
-    evaluations: int
-    unit: str = "ms"
-    needed: int | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return asdict(self)
-
-    def to_json(self) -> str:
-        return json.dumps({"schema": 1, **asdict(self)}, indent=1) + "\n"
-
-    def table(self) -> str:
-        """Lines of text; mAP in points."""
-        columns = (
-            *(Column("kept in FP16", align="left"), "convs", Column("multiply-adds", ".1%"), Column(self.unit, ".4g")),
-            *(Column("mAP", ".2f"), Column("against FP32", "+.2f"), Column("90 % interval", align="right")),
-            *(Column("on other images", "+.2f"), Column("90 % interval", align="right"), ""),
-        )
-        rows = [
-            [
-                *(tried.kept, len(tried.names), tried.share, tried.cost, 100 * tried.score.map),
-                *(100 * tried.score.difference, _interval(tried.score)),
-                *(None if tried.reported is None else 100 * tried.reported.difference, _interval(tried.reported)),
-                "<- chosen" if tried is self.chosen else "",
-            ]
-            for tried in self.candidates
-        ]
-        return Table(columns, rows).text()
-
-
-def _interval(score: Score | None) -> str:
-    return "" if score is None else f"{100 * score.low:+.2f} .. {100 * score.high:+.2f}"
+_AIM = 0.98
+"""The share of the bound that plans are looked for at, so that not each second is a little over it."""
 
 
 class Scorer(Protocol):
     """Scores plans on images, against the float model on the same images."""
 
     @property
-    def reference(self) -> Evaluation:
-        """Of the float model."""
+    def reference(self) -> float:
+        """The float model's own score, 0..1."""
 
     def __call__(self, names: tuple[str, ...]) -> Score:
         """Of the plan with these convolutions in FP16."""
@@ -160,19 +63,23 @@ class Search:
 
     Attributes:
         start: the choices and their costs, without errors.
-        ranked: gives the same with the errors; not asked where the cheapest plan of all keeps the bound.
+        ranked: gives the same with the errors; not asked where the cheapest plan of all keeps the bound clearly.
+        head: the power of the error at the head with these convolutions in FP16, measured; asked with the errors.
         macs: multiply-adds of every convolution for one image, by name.
         unit: of the problem's costs.
         measure: scores plans on the images that choose.
         report: scores plans on the images that report.
+        figure: what is bounded.
     """
 
     start: Problem
     ranked: Callable[[], Problem]
+    head: Callable[[tuple[str, ...]], float]
     macs: dict[str, int]
     unit: str
     measure: Scorer
     report: Scorer
+    figure: Figure = MAP
 
 
 def cheapest_within(search: Search, bound: float, evaluations: int = EVALUATIONS) -> TradeOff:
@@ -180,125 +87,203 @@ def cheapest_within(search: Search, bound: float, evaluations: int = EVALUATIONS
 
     Args:
         search: choices and measurements.
-        bound: the largest loss allowed, in mAP points (hundredths).
+        bound: the largest loss allowed, in points (hundredths).
         evaluations: at most so many scores on the images that choose, the float model's included; at least 4.
 
     Raises:
         ConfigError: a bound below 0; or no plan keeps it on the images that choose, or none is shown to on the others,
             with the number of images that would do.
     """
-    check_bound(bound)
-    tried = _tried(search, bound, evaluations)
+    check_bound(bound, search.figure)
+    run = _Run(search, bound)
+    tried = run.tried(evaluations)
     held = [found for found in tried if found.score.worst <= bound]
     if not held:
         best = min(tried, key=lambda found: found.score.worst)
-        whole = 100 * search.measure.reference.result.map
         raise ConfigError(
-            f"--max-map-drop {bound:g}: no plan keeps the loss within {bound:g} mAP points of {whole:.2f}; the best of "
-            f"{len(tried)}, {best.kept}, loses {best.score.loss:.2f} ({_worst(best.score)})"
+            f"{search.figure.option} {bound:g}: no plan keeps the loss within {bound:g} {search.figure.unit} of "
+            f"{100 * search.measure.reference:.2f}; the best of {len(tried)}, {best.kept}, loses {best.score.loss:.2f} "
+            f"({_worst(best.score)})"
         )
-    shown, failed = _shown(search, min(held, key=lambda found: found.cost), bound)
-    candidates = {found.names: found for found in (*tried, *shown, *failed)}
-    needed = _needed(failed, bound)
+    shown, failed = run.shown(min(held, key=lambda found: found.cost))
     if not shown:
-        last = failed[-1]
-        assert last.reported is not None
-        more = f"; {needed} annotated images to report on would show it" if needed else ""
-        raise ConfigError(
-            f"--max-map-drop {bound:g}: {last.kept} keeps it on the images that chose it and is not shown to on the "
-            f"{last.reported.images} others, where it loses {last.reported.loss:.2f} ({_worst(last.reported)}){more}"
-        )
+        raise _not_shown(search.figure, bound, failed[-1])
+    # Shown or not, the same plans with what the other images say.
+    candidates = {found.names: found for found in (*tried, *shown, *failed)}
     ordered = tuple(sorted(candidates.values(), key=lambda found: (found.cost, len(found.names))))
-    # The images that choose have scored the float model too, and so have those that report.
-    evaluated = len(candidates) + 1 + len(shown) + len(failed) + 1
-    return TradeOff(bound, search.measure.reference.result.map, ordered, shown[-1], evaluated, search.unit, needed)
+    return TradeOff(
+        bound,
+        search.measure.reference,
+        ordered,
+        shown[-1],
+        # The images that choose have scored the float model too, and so have those that report.
+        len(candidates) + 1 + len(shown) + len(failed) + 1,
+        search.unit,
+        _needed(failed[-1], bound) if failed else None,
+        search.figure.name,
+        _additivity(ordered, shown[-1]),
+    )
+
+
+def _not_shown(figure: Figure, bound: float, last: Candidate) -> ConfigError:
+    assert last.reported is not None
+    needed = _needed(last, bound)
+    more = f"; {needed} images to report on would show it" if needed else ""
+    return ConfigError(
+        f"{figure.option} {bound:g}: {last.kept} keeps it on the images that chose it and is not shown to on the "
+        f"{last.reported.images} others, where it loses {last.reported.loss:.2f} ({_worst(last.reported)}){more}"
+    )
 
 
 def _worst(score: Score) -> str:
     return f"up to {score.worst:.2f} at 90 %"
 
 
-def _needed(failed: list[Candidate], bound: float) -> int | None:
-    for found in failed:
-        assert found.reported is not None
-        return images_needed(found.reported.loss, found.reported.worst, found.reported.images, bound)
-    return None
+def _needed(failed: Candidate, bound: float) -> int | None:
+    assert failed.reported is not None
+    return images_needed(failed.reported.loss, failed.reported.worst, failed.reported.images, bound)
 
 
-def _shown(search: Search, chosen: Candidate, bound: float) -> tuple[list[Candidate], list[Candidate]]:
-    """Plans that keep the bound on the images that report, and plans that do not, in the order of asking.
+def _additivity(tried: tuple[Candidate, ...], chosen: Candidate) -> Additivity | None:
+    errors = [(found.error, found.head) for found in tried if found.head is not None]
+    return how_additive(errors, None if chosen.head is None else (chosen.error, chosen.head))
 
-    The order is given before anything is measured there: the least error, a quarter of the chosen plan's, the chosen
-    plan; it ends with the first that fails. The cheapest plan of all, which nothing had to be ranked for, is asked
-    first and alone.
+
+class _Run:
+    """A search as far as it has come."""
+
+    def __init__(self, search: Search, bound: float) -> None:
+        self._search, self._bound = search, bound
+        self._plans: dict[tuple[str, ...], Plan] = {}
+        self._found: dict[tuple[str, ...], Candidate] = {}
+
+    def tried(self, evaluations: int) -> list[Candidate]:
+        """Plans, measured, until nothing lies between the largest error that keeps the bound and the least that fails.
+
+        Between a plan that keeps the bound and a plan that does not, and below plans that do not, the loss is taken for
+        a power of the error. The last evaluation is that of the least error.
+        """
+        first = self._candidate(cheapest(self._search.start, math.inf))
+        if first.score.worst <= self._bound:
+            return [first]
+        bracket = _Bracket(self._bound, _error(self._with_errors(first)), first.score.worst)
+        least = least_error(self._problem)
+        while bracket.open and bracket.high > least and len(self._found) + 1 < evaluations:
+            last = bracket.low is None and len(self._found) + 2 == evaluations
+            allowed = least if last else max(least, bracket.aim())
+            plan = cheapest(self._problem, allowed)
+            known = plan.half in self._found
+            bracket.narrow(self._with_errors(self._candidate(plan)), allowed, known=known)
+        return list(self._found.values())
+
+    def shown(self, chosen: Candidate) -> tuple[list[Candidate], list[Candidate]]:
+        """Plans that keep the bound on the images that report, and the first that does not, in the order of asking.
+
+        The order is given before anything is measured there: the least error, a quarter of the chosen plan's, the
+        chosen plan. A plan that keeps the bound clearly on the images that choose is asked alone, and so is a plan with
+        nothing in INT8, which has none before it.
+        """
+        shown: list[Candidate] = []
+        for found in self._order(chosen):
+            score = self._search.report(found.names)
+            reported = replace(found, reported=score)
+            if score.worst > self._bound:
+                return shown, [reported]
+            shown.append(reported)
+        return shown, []
+
+    def _order(self, chosen: Candidate) -> list[Candidate]:
+        """The plans that are asked on the images that report, the most accurate first."""
+        if len(chosen.names) == len(self._search.start.choices):
+            return [chosen]
+        if chosen.head is None:
+            if chosen.score.worst <= _CLEAR * self._bound:
+                return [chosen]
+            chosen = self._with_errors(chosen)
+        problem, least = self._problem, least_error(self._problem)
+        plans = [cheapest(problem, allowed) for allowed in (least, max(least, _error(chosen) / 4))]
+        before = {plan.half: plan for plan in plans if plan.half != chosen.names}
+        return [*(self._with_errors(self._candidate(plan)) for plan in before.values()), chosen]
+
+    @property
+    def _problem(self) -> Problem:
+        """With the errors, corrected by what was measured."""
+        known = [(self._plans[names], found.head) for names, found in self._found.items() if found.head is not None]
+        return corrected(self._ranked, known)
+
+    @cached_property
+    def _ranked(self) -> Problem:
+        return self._search.ranked()
+
+    def _with_errors(self, found: Candidate) -> Candidate:
+        """With its errors, by which those of single convolutions are corrected from now on."""
+        if found.head is None:
+            error = self._ranked.plan(self._plans[found.names].picks).error
+            found = replace(found, error=error, head=self._search.head(found.names))
+            self._found[found.names] = found
+        return found
+
+    def _candidate(self, plan: Plan) -> Candidate:
+        """Scored on the images that choose, now or before."""
+        if plan.half not in self._found:
+            search, count, total = self._search, len(plan.half), len(plan.picks)
+            kept = "none" if not count else "all" if count == total else f"{count} of {total}"
+            share = sum(search.macs[name] for name in plan.half) / max(sum(search.macs.values()), 1)
+            score = search.measure(plan.half)
+            self._plans[plan.half] = plan
+            self._found[plan.half] = Candidate(kept, plan.half, share, score, cost=plan.cost)
+        return self._found[plan.half]
+
+
+def _error(found: Candidate) -> float:
+    assert found.head is not None, "with the errors every plan's is measured"
+    return found.head
+
+
+class _Bracket:
+    """Between which errors at the head the largest lies that keeps the bound.
+
+    Attributes:
+        low: the largest known to keep it; None where none is known.
+        high: the least known not to.
     """
-    failed: list[Candidate] = []
-    if chosen.names == cheapest(search.start, math.inf).half:
-        first = _reported(search, chosen)
-        if _keeps(first, bound):
-            return [first], []
-        failed.append(first)
-    problem = search.ranked()
-    error = math.fsum(
-        min(choice.error for choice in choices if choice.half == (name in chosen.names))
-        for name, choices in problem.choices.items()
-    )
-    least = least_error(problem)
-    plans = (cheapest(problem, allowed) for allowed in (least, max(least, error / 4)))
-    accurate = {plan.half: plan for plan in plans if plan.half != chosen.names}
-    order = [_candidate(search, plan) for plan in accurate.values()]
-    shown: list[Candidate] = []
-    for found in order if failed else [*order, chosen]:
-        reported = _reported(search, found)
-        if not _keeps(reported, bound):
-            failed.append(reported)
-            break
-        shown.append(reported)
-    return shown, failed
 
+    def __init__(self, bound: float, high: float, worst: float) -> None:
+        self._bound = bound
+        self.low: float | None = None
+        self.high = high
+        self._kept = 0.0  # the upper end of the loss at ``low``
+        self._lost = [(high, worst)]  # errors that do not keep the bound, and the upper ends of their losses
 
-def _reported(search: Search, found: Candidate) -> Candidate:
-    return replace(found, reported=search.report(found.names))
+    @property
+    def open(self) -> bool:
+        """Whether another error lies between."""
+        return self.low is None or self.high > _NEAR * max(self.low, _LEAST * self.high)
 
+    def aim(self) -> float:
+        """The error that is to be tried next, between both."""
+        if self.low is None:
+            return float(self.high * min(0.9, (self._bound * 0.9 / self._lost[-1][1]) ** (1 / self._power())))
+        low, lost = max(self.low, _LEAST * self.high), self._lost[-1][1]
+        aim, share = _AIM * self._bound, 0.5
+        if 0 < self._kept < lost:
+            share = math.log(max(aim / self._kept, 1.0)) / math.log(lost / self._kept)
+        return float(low * (self.high / low) ** min(max(share, 0.1), 0.9))
 
-def _keeps(found: Candidate, bound: float) -> bool:
-    return found.reported is not None and found.reported.worst <= bound
+    def _power(self) -> float:
+        """Of the error, by which the loss rises: 1, or as the last two plans say."""
+        if len(self._lost) < 2:
+            return 1.0
+        (before, more), (after, less) = self._lost[-2:]
+        if not (before > after > 0 and more > less > 0):
+            return 1.0
+        return min(max(math.log(more / less) / math.log(before / after), 0.25), 2.0)
 
-
-def _tried(search: Search, bound: float, evaluations: int) -> list[Candidate]:
-    """Plans, measured, until nothing lies between the largest error that keeps the bound and the least that does not.
-
-    The loss is taken to fall as the error does, from what was measured last; between a plan that keeps the bound and a
-    plan that does not the error is halved by its logarithm. The last evaluation is that of the least error.
-    """
-    first = cheapest(search.start, math.inf)
-    tried = [_candidate(search, first)]
-    if tried[0].score.worst <= bound:
-        return tried
-    problem = search.ranked()
-    high, low = problem.plan(first.picks).error, -1.0
-    tried[0] = replace(tried[0], error=high)
-    least, worst = least_error(problem), tried[0].score.worst
-    while high > least and len(tried) + 1 < evaluations and high > _NEAR * low:
-        if low >= 0:
-            allowed = math.sqrt(max(low, _LEAST * high) * high)
+    def narrow(self, found: Candidate, allowed: float, *, known: bool) -> None:
+        """By a plan that was measured, now or before, for an error."""
+        error, worst = (allowed if known else _error(found)), found.score.worst
+        if worst <= self._bound:
+            self.low, self._kept = max(self.low or 0.0, error), worst
         else:
-            last = len(tried) + 2 == evaluations
-            allowed = least if last else max(least, high * min(0.9, 0.9 * bound / worst))
-        plan = cheapest(problem, allowed)
-        known = [found for found in tried if found.names == plan.half]
-        if not known:
-            tried.append(_candidate(search, plan))
-        found = (known or tried)[-1]
-        if found.score.worst <= bound:
-            low = allowed
-        else:
-            high, worst = plan.error, found.score.worst
-    return tried
-
-
-def _candidate(search: Search, plan: Plan) -> Candidate:
-    count, total = len(plan.half), len(plan.picks)
-    kept = "none" if not count else "all" if count == total else f"{count} of {total}"
-    share = sum(search.macs[name] for name in plan.half) / max(sum(search.macs.values()), 1)
-    return Candidate(kept, plan.half, share, search.measure(plan.half), plan.error, plan.cost)
+            self.high = min(self.high, error if error < self.high else allowed)
+            self._lost.append((self.high, worst))

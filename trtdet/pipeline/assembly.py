@@ -17,7 +17,7 @@ from trtdet.calibration import Collection
 from trtdet.config import Config
 from trtdet.data import CocoDataset, content_hash, find_images
 from trtdet.files import sha256_file
-from trtdet.mixed_precision.search import TradeOff
+from trtdet.mixed_precision.trade_off import TradeOff
 from trtdet.pipeline.fingerprint import Stage, stage_keys
 from trtdet.pipeline.options import BuildOptions, KeepOptions
 from trtdet.pipeline.stages.bundles import Origin, model_bytes, plugin_parts, written
@@ -34,7 +34,7 @@ from trtdet.pipeline.stages.networks import (
 )
 from trtdet.pipeline.stages.planning import choose_plan, ranking, starting_plan
 from trtdet.pipeline.stages.rewriting import Graph, build_graph
-from trtdet.pipeline.validation import annotated_images, check_build, check_placement, previous_bundle
+from trtdet.pipeline.validation import bounding_images, check_build, check_placement, previous_bundle
 from trtdet.progress import Progress, silent
 from trtdet.quantization import PrecisionPlan
 
@@ -57,7 +57,7 @@ class Assembled:
         bundle: the bundle.
         audit: of its engine; None where no layers were listed, or the bundle was there already.
         up_to_date: it was there already.
-        trade_off: what was tried for ``max_map_drop``.
+        trade_off: what was tried for a bound on the loss.
         network: what its engine was built from; None where the bundle was there already.
     """
 
@@ -78,7 +78,7 @@ class Validated:
         graph: the rewritten model.
         plugins: the plugin libraries.
         selected: the calibration images.
-        dataset: annotated images, for a bound on the loss.
+        dataset: images, for a bound on the loss; annotated where that is in mAP.
         previous: the bundle at the output's place, which may lend its histograms and its ranking.
         keys: the key of every stage.
     """
@@ -145,7 +145,7 @@ def validated(job: Job, progress: Progress = silent) -> Validated:
     int8 = options.precision == "int8" and options.cache is None
     if options.precision == "int8":
         check_placement(options.keep, graph)
-    dataset = annotated_images(options.keep.images, options.keep.annotations, graph.config)
+    dataset = bounding_images(options.keep, graph.config)
     previous = previous_bundle(job.output, job.model, options.force)
     # In FP16 they show what exceeds it.
     shown = int8 or options.precision == "fp16"
@@ -230,7 +230,7 @@ def _facts(
         "ranked_images": keep.num_images if keep.ranked else None,
         "plugins": [part.sha256 for part in plugins],
         # The GPU decides nothing unless its estimate does.
-        "guard": [options.guard, options.gpu] if (options.guard, keep.max_map_drop) != (None, None) else None,
+        "guard": [options.guard, options.gpu] if (options.guard, keep.bound) != (None, None) else None,
     }
 
 
@@ -242,6 +242,7 @@ def _kept(keep: KeepOptions) -> Any:
 
 def _annotated(keep: KeepOptions) -> Any:
     """The plan depends on annotated images where it is found by their score."""
-    if keep.max_map_drop is None or keep.images is None or keep.annotations is None:
+    if keep.bound is None or keep.images is None:
         return None
-    return [sha256_file(keep.annotations), content_hash(find_images(keep.images))]
+    annotations = sha256_file(keep.annotations) if keep.annotations is not None else None
+    return [annotations, content_hash(find_images(keep.images))]

@@ -16,8 +16,8 @@ from trtdet.evaluation.plausibility import warn_of
 from trtdet.mixed_precision.breakdown import Breakdown
 from trtdet.mixed_precision.ranking import check_rankable, rank
 from trtdet.mixed_precision.scores import Sensitivity
-from trtdet.mixed_precision.search import TradeOff
 from trtdet.mixed_precision.subject import Method
+from trtdet.mixed_precision.trade_off import TradeOff
 from trtdet.pipeline.accuracy import report_accuracy
 from trtdet.pipeline.assembly import Job, assemble
 from trtdet.pipeline.options import AUTO, BuildOptions, CalibrationOptions, SensitivityOptions
@@ -39,7 +39,7 @@ class BuildResult:
         bundle: the bundle.
         audit: of the engine in it; None where no layers were listed, or the bundle was there already.
         up_to_date: it was there already.
-        trade_off: what was tried for ``max_map_drop``.
+        trade_off: what was tried for a bound on the loss.
         worth: what INT8 cost and gained; None where it was not compared.
         accuracy: the accuracy report, where it was asked for and was not there already.
     """

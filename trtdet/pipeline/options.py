@@ -8,6 +8,7 @@ from typing import Literal
 
 from trtdet.backends import EngineOptions
 from trtdet.config import NmsMode, SiluForm
+from trtdet.mixed_precision.trade_off import AGREEMENT, MAP, Figure
 from trtdet.pipeline.fingerprint import Stage, enters, stays_out
 from trtdet.quantization import DEFAULT_CORRECTIONS, Precision
 
@@ -48,7 +49,7 @@ class CalibrationOptions:
 @dataclass(frozen=True)
 class KeepOptions:
     """Which convolutions an INT8 bundle keeps in FP16 besides those that stay there by default: by one of ``keep``,
-    ``budget`` and ``max_map_drop``, or none.
+    ``budget``, ``max_map_drop`` and ``max_disagreement``, or none.
 
     Attributes:
         keep: a number takes the most sensitive ones; a path an edited ``plan.json``, which is followed in INT8 as
@@ -56,10 +57,12 @@ class KeepOptions:
         budget: the most sensitive ones for this share of the multiply-adds, 0..1.
         max_map_drop: those of the cheapest plan whose measured loss is within so many mAP points (hundredths), at least
             0, at the upper end of its 90 % interval and on images that did not choose it.
-        images: annotated images, for ``max_map_drop`` and for the comparison after the build.
-        annotations: their COCO file.
+        images: annotated images, for a bound and for the comparison after the build.
+        annotations: their COCO file; not needed for ``max_disagreement``.
         num_images: calibration images that the ranking is measured on, at least 1.
         ray: None, ``local`` or the address of a Ray cluster to rank on.
+        max_disagreement: likewise with 100 less the agreement with the float model's detections, in points (hundredths)
+            of average precision, see :func:`trtdet.evaluation.agreement.agree`.
     """
 
     keep: int | Path | tuple[str, ...] | None = field(
@@ -71,11 +74,18 @@ class KeepOptions:
     annotations: Path | None = field(default=None, metadata=enters(Stage.PLAN, "annotated", int8_only=True))
     num_images: int = field(default=RANKED_IMAGES, metadata=enters(Stage.PLAN, "ranked_images", int8_only=True))
     ray: str | None = field(default=None, metadata=stays_out("where the ranking is computed changes no number"))
+    max_disagreement: float | None = field(default=None, metadata=enters(Stage.PLAN, int8_only=True))
+
+    @property
+    def bound(self) -> tuple[Figure, float] | None:
+        """What is bounded, and by how many points."""
+        given = ((MAP, self.max_map_drop), (AGREEMENT, self.max_disagreement))
+        return next(((figure, limit) for figure, limit in given if limit is not None), None)
 
     @property
     def ranked(self) -> bool:
         """Whether a ranking is needed."""
-        return isinstance(self.keep, int) or self.budget is not None or self.max_map_drop is not None
+        return isinstance(self.keep, int) or self.budget is not None or self.bound is not None
 
 
 @dataclass(frozen=True)

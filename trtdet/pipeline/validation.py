@@ -18,6 +18,7 @@ from trtdet.data import CocoDataset
 from trtdet.errors import BackendError, BundleError, CalibrationError, ConfigError, OutputError, TrtdetWarning
 from trtdet.files import cluster, sha256_file
 from trtdet.mixed_precision.planning import check_bound, check_count, check_share, named
+from trtdet.mixed_precision.trade_off import AGREEMENT, MAP, Figure
 from trtdet.pipeline.options import AUTO, BuildOptions, CalibrationOptions, KeepOptions, SensitivityOptions
 from trtdet.pipeline.stages.planning import edited_plan, starting_plan
 from trtdet.pipeline.stages.rewriting import Graph
@@ -166,6 +167,17 @@ def warn_of_nothing(graph: Graph) -> None:
         )
 
 
+def bounding_images(keep: KeepOptions, config: Config) -> CocoDataset | None:
+    """The images of a build that plans are scored on, read and checked but not decoded; None where none are given.
+
+    Raises:
+        DataError: there are no images, or the annotations cannot be read, or do not fit the images or the classes.
+    """
+    if keep.images is not None and keep.annotations is None:
+        return CocoDataset.unannotated(keep.images, config.classes)
+    return annotated_images(keep.images, keep.annotations, config)
+
+
 def annotated_images(images: Path | None, annotations: Path | None, config: Config) -> CocoDataset | None:
     """The annotated images, read and checked but not decoded; None where none are given.
 
@@ -294,8 +306,9 @@ def _check_implicit(options: BuildOptions, caps: Capabilities) -> None:
         )
     if options.calibrator == "tensorrt" and options.calibration.images is None:
         raise ConfigError("TensorRT's own calibrators look at images: give them with --images")
-    if options.keep.max_map_drop is not None:
-        raise ConfigError("--max-map-drop scores Q/DQ models; with --quantization implicit give --keep-fp16")
+    if options.keep.bound is not None:
+        option = options.keep.bound[0].option
+        raise ConfigError(f"{option} scores Q/DQ models; with --quantization implicit give --keep-fp16")
     if options.cache is not None and not options.cache.is_file():
         raise CalibrationError(f"the calibration cache '{options.cache}' does not exist; give another")
     if options.cache is not None and options.keep != KeepOptions():
@@ -303,22 +316,34 @@ def _check_implicit(options: BuildOptions, caps: Capabilities) -> None:
 
 
 def _check_keep(keep: KeepOptions, calibration: CalibrationOptions) -> None:
-    ways = {"--keep-fp16": keep.keep, "--fp16-budget": keep.budget, "--max-map-drop": keep.max_map_drop}
-    asked = [name for name, value in ways.items() if value is not None]
+    ways = {"--keep-fp16": keep.keep, "--fp16-budget": keep.budget}
+    bounds = {MAP.option: keep.max_map_drop, AGREEMENT.option: keep.max_disagreement}
+    asked = [name for name, value in {**ways, **bounds}.items() if value is not None]
     if len(asked) > 1:
         raise ConfigError(f"{asked[0]} and {asked[1]} both say what stays in FP16: give one of them")
-    check_annotated(keep.images, keep.annotations)
+    if keep.max_disagreement is None or keep.images is None:
+        check_annotated(keep.images, keep.annotations)
     if keep.budget is not None:
         check_share(keep.budget)
-    if keep.max_map_drop is not None:
-        check_bound(keep.max_map_drop)
-        if keep.images is None:
-            raise ConfigError("--max-map-drop measures mAP: give annotated images with --val-images and --annotations")
+    if keep.bound is not None:
+        _check_bound(keep, *keep.bound)
     if keep.ranked:
         _check_ranked_images(keep.num_images)
         _check_ray(keep.ray)
         if calibration.images is None:
             raise ConfigError("a ranking of the convolutions is measured on images: give --images, or name them")
+
+
+def _check_bound(keep: KeepOptions, figure: Figure, limit: float) -> None:
+    check_bound(limit, figure)
+    if keep.images is not None:
+        return
+    if figure is MAP:
+        raise ConfigError("--max-map-drop measures mAP: give annotated images with --val-images and --annotations")
+    raise ConfigError(
+        "--max-disagreement compares detections on images that ranges and corrections were not made from: give some "
+        "with --val-images; they need no annotations"
+    )
 
 
 def _check_ranked_images(count: int) -> None:

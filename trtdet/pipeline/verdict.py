@@ -65,7 +65,7 @@ def weigh(job: Job, bundle: Bundle, measuring: Measuring = Measuring(), progress
     """
     options = job.options
     # The search for a plan under a bound on mAP has scored the models already.
-    annotated = options.keep.images is not None and options.keep.max_map_drop is None
+    annotated = options.keep.annotations is not None and options.keep.max_map_drop is None
     reason = "the bundle has no engine" if bundle.engine is None else obstacle(EngineFacts.of(bundle))
     scored = annotated and not (reason and bundle.manifest.quantization.mode == "implicit")
     engines = bundle.engine is not None and (not reason or AUDIT in bundle.manifest.files)

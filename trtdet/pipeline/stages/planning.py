@@ -2,41 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
-
-import onnx
 
 from trtdet.audit.neighbours import Costs
 from trtdet.bundle import Bundle
 from trtdet.data import CocoDataset
 from trtdet.errors import ConfigError
-from trtdet.evaluation.comparison import compare
-from trtdet.evaluation.confidence import halves
-from trtdet.evaluation.scoring import Evaluation, evaluate
 from trtdet.mixed_precision.planning import keeping, most_sensitive, named, reasons, within_budget
-from trtdet.mixed_precision.program import Choice, Problem
 from trtdet.mixed_precision.ranking import rank
 from trtdet.mixed_precision.scores import Sensitivity
-from trtdet.mixed_precision.search import Score, Search, TradeOff, cheapest_within
+from trtdet.mixed_precision.search import cheapest_within
 from trtdet.mixed_precision.subject import Method, subject_key
+from trtdet.mixed_precision.trade_off import TradeOff
 from trtdet.pipeline.options import KeepOptions
+from trtdet.pipeline.stages.bounds import Images, search_within
 from trtdet.pipeline.stages.correcting import Prepared
 from trtdet.pipeline.stages.half_range import within_half
 from trtdet.pipeline.stages.rewriting import Graph
 from trtdet.progress import Progress, silent
 from trtdet.quantization import Cause, Entry, Precision, PrecisionPlan, QdqPlacement
 from trtdet.quantization.macs import DEPTHWISE, multiply_adds
-from trtdet.runtime.detector import Detector
 
 RANKING = "sensitivity.json"
 """The file of a bundle that keeps the ranking."""
-
-
-_UNSEEN = 1e-6
-"""The share of the largest error that every convolution in INT8 has at least."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +54,7 @@ def choose_plan(
         keep: what stays in FP16.
         ranked: gives the ranking, where one is needed.
         costs: gives what plans cost, where that is needed; None counts their multiply-adds.
-        dataset: the annotated images, for a bound on the loss.
+        dataset: the images for a bound on the loss.
         progress: told of every image that is scored.
 
     Raises:
@@ -95,10 +86,11 @@ def _chosen(
         return Planned(plan)
     ranked = cache(ranked)
     trade_off = None
-    if keep.max_map_drop is not None:
-        assert dataset is not None, "validation gives the annotated images"
-        found = _search(prepared, ranked, costs(), dataset, progress)
-        trade_off = cheapest_within(found, keep.max_map_drop)
+    if keep.bound is not None:
+        assert dataset is not None, "validation gives the images"
+        figure, limit = keep.bound
+        images = Images(dataset, keep.num_images, figure)
+        trade_off = cheapest_within(search_within(prepared, ranked, costs(), images, progress), limit)
         chosen, cause = trade_off.chosen.names, Cause.KEPT_BOUND
         if not ranked.cache_info().currsize:  # the cheapest plan of all will do
             cheap = dict.fromkeys(chosen, "kept: FP16 is estimated to be as fast here")
@@ -164,68 +156,6 @@ def _edited(prepared: Prepared, path: Path) -> PrecisionPlan:
         known = replace(own, corrections=prepared.plan.entries[name].corrections)
         entries[name] = plan.entries[name].edited_from(known)
     return PrecisionPlan(entries)
-
-
-def _search(
-    prepared: Prepared,
-    ranked: Callable[[], Sensitivity],
-    costs: Costs | None,
-    dataset: CocoDataset,
-    progress: Progress,
-) -> Search:
-    """What a plan under a bound on the loss is searched with: by one half of the images, shown on the other."""
-    macs = {name: work.count for name, work in multiply_adds(prepared.model).items()}
-    names = prepared.plan.names("int8")
-    own = {name: 0.0 if costs is not None else macs[name] / 1e6 for name in names}
-    joints, fixed = ((), 0.0) if costs is None else (costs.joints, costs.fixed)
-
-    def problem(errors: Mapping[str, float]) -> Problem:
-        choices = {
-            name: (Choice("int8", errors.get(name, 0.0), cost=own[name]), Choice("fp16", 0.0, True, 2 * own[name]))
-            for name in names
-        }
-        return Problem(choices, joints, fixed)
-
-    def known() -> Problem:
-        # Alone some show no error, and lose detections with others: the least error is that of all in FP16.
-        layers = ranked().layers
-        least = _UNSEEN * max((layer.score for layer in layers), default=0.0) or _UNSEEN
-        return problem({layer.name: max(layer.score, least) for layer in layers})
-
-    choosing, reporting = (_Scorer(prepared, part, progress) for part in halves(dataset))
-    unit = "million multiply-adds, FP16 twice" if costs is None else "ms (estimate)"
-    return Search(problem({}), known, macs, unit, choosing, reporting)
-
-
-class _Scorer:
-    """Scores plans on images, against the float model on the same."""
-
-    def __init__(self, prepared: Prepared, dataset: CocoDataset, progress: Progress) -> None:
-        self._prepared, self._dataset, self._progress = prepared, dataset, progress
-        self._count = 0
-
-    @cached_property
-    def reference(self) -> Evaluation:
-        """Of the float model."""
-        return self._scored(self._prepared.model)
-
-    def __call__(self, names: tuple[str, ...]) -> Score:
-        """Of the plan with these convolutions in FP16."""
-        prepared, reference = self._prepared, self.reference
-        plan = keeping(prepared.plan, dict.fromkeys(names, "tried"), Cause.KEPT_BOUND)
-        got = self._scored(prepared.explicit(without_overflow(prepared, plan, self._progress)).model)
-        found = compare(got, reference)
-        return Score(got.result.map, found.difference, found.low, found.high, len(self._dataset.images))
-
-    def _scored(self, model: onnx.ModelProto) -> Evaluation:
-        self._count += 1
-        stage = f"mAP on {len(self._dataset.images)} images, evaluation {self._count}"
-        prepared = self._prepared
-        detector = Detector.running(model, prepared.config, prepared.graph.nms_mode)
-        told = self._progress
-        return evaluate(
-            detector, self._dataset, lambda done, total: told(stage, done, total), prepared.calibrated.cache
-        )
 
 
 def without_overflow(prepared: Prepared, plan: PrecisionPlan, progress: Progress = silent) -> PrecisionPlan:
