@@ -31,10 +31,13 @@ if TYPE_CHECKING:
         CalibrationOptions,
         KeepOptions,
         SensitivityOptions,
+        TuneOptions,
         build,
         calibrate,
         sensitivity,
     )
+    from trtdet.pipeline.tuned import tuned_options
+    from trtdet.pipeline.tuning import tune
     from trtdet.pipeline.variants import SweepOptions, sweep
     from trtdet.runtime.detector import Detector
     from trtdet.runtime.pictures import infer
@@ -59,6 +62,7 @@ _HOMES = {
     "SweepOptions": "pipeline.variants",
     "TritonOptions": "deploy",
     "TrtdetError": "errors",
+    "TuneOptions": "pipeline",
     "TrtdetWarning": "errors",
     "agree": "evaluation.agreement",
     "bench": "performance",
@@ -75,6 +79,8 @@ _HOMES = {
     "score_shift": "evaluation.shifted_scores",
     "sensitivity": "pipeline",
     "sweep": "pipeline.variants",
+    "tune": "pipeline.tuning",
+    "tuned_options": "pipeline.tuned",
 }
 
 __all__ = [
@@ -96,6 +102,7 @@ __all__ = [
     "TritonOptions",
     "TrtdetError",
     "TrtdetWarning",
+    "TuneOptions",
     "__version__",
     "agree",
     "bench",
@@ -112,6 +119,8 @@ __all__ = [
     "score_shift",
     "sensitivity",
     "sweep",
+    "tune",
+    "tuned_options",
 ]
 
 

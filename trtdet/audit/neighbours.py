@@ -67,6 +67,11 @@ class Costs:
         chosen = frozenset(fp16)
         return self.fixed + math.fsum(joint.of(chosen) for joint in self.joints)
 
+    def shared_by(self, images: int) -> Costs:
+        """The cost of one of so many images."""
+        joints = tuple(Joint(joint.convs, joint.cost / images) for joint in self.joints)
+        return Costs(self.convs, joints, self.fixed / images)
+
 
 def time_costs(flow: Flow, roofline: Roofline) -> Costs:
     """Milliseconds of a run, by the estimate that :func:`trtdet.audit.roofline.estimate` gives for a plan.

@@ -23,6 +23,7 @@ from trtdet.cli import (
     record_command,
     sensitivity_command,
     sweep_command,
+    tune_command,
 )
 from trtdet.cli.command import Command, Parser, nearest
 from trtdet.cli.failures import RAISE, describe, interrupted, write_details
@@ -38,6 +39,7 @@ COMMANDS: tuple[Command, ...] = (
     audit_command.COMMAND,
     sensitivity_command.COMMAND,
     sweep_command.COMMAND,
+    tune_command.COMMAND,
     bench_command.COMMAND,
     profile_command.COMMAND,
     infer_command.COMMAND,

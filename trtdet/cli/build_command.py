@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from argparse import ArgumentParser, Namespace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,10 @@ from trtdet.cli.command import Command
 from trtdet.cli.options import (
     SILU,
     add_backend,
+    add_batch_range,
     add_calibration,
     add_corrections,
+    add_gpu,
     add_int8_all,
     add_model,
     add_nms,
@@ -25,10 +28,12 @@ from trtdet.cli.options import (
     chosen_corrections,
     config_of,
 )
+from trtdet.errors import ConfigError
 from trtdet.progress import Console
 
 if TYPE_CHECKING:
     from trtdet.audit import Audit
+    from trtdet.backends import EngineOptions
     from trtdet.bundle import Bundle, SiluPart
     from trtdet.pipeline import BuildOptions, BuildResult
 
@@ -41,6 +46,7 @@ def _options(parser: ArgumentParser) -> None:
     add_corrections(parser)
     add_int8_all(parser)
     _add_kept(parser)
+    _add_tuned(parser)
     add_validation(parser, "for --max-map-drop and --max-disagreement")
     add_ranking(parser)
     add_nms(parser)
@@ -50,12 +56,7 @@ def _options(parser: ArgumentParser) -> None:
     _add_implicit(parser)
     add_backend(parser)
     _add_engine(parser)
-    parser.add_argument(
-        "--batch",
-        type=_batch,
-        metavar="MIN:OPT:MAX",
-        help="batch sizes of a model that leaves it open; a single number fixes it (default: 1)",
-    )
+    add_batch_range(parser)
     parser.add_argument("--force", action="store_true", help="replace a bundle of another model in the place of -o")
     _add_verdict(parser)
     parser.add_argument(
@@ -105,6 +106,14 @@ def _add_kept(parser: ArgumentParser) -> None:
         help="likewise with an agreement with the float model's detections of at least 100 - X points; no annotations, "
         "but --val-images other than the calibration images, which ranges and corrections were made from",
     )
+
+
+def _add_tuned(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "a point of a front", "calibration, corrections, plan and backend are those of 'trtdet tune'"
+    )
+    group.add_argument("--tuned", type=Path, metavar="DIR", help="the folder of a tune of MODEL, its -o")
+    group.add_argument("--point", type=int, metavar="N", help="the number of the point, as its table and front.md say")
 
 
 def _add_implicit(parser: ArgumentParser) -> None:
@@ -165,25 +174,8 @@ def _add_verdict(parser: ArgumentParser) -> None:
         help="ship the FP16 engine where INT8 is not at least RATIO times as fast; 1.02 where no RATIO is given "
         "(default: ship INT8, and warn where it is not faster)",
     )
-    group.add_argument(
-        "--gpu",
-        metavar="NAME",
-        help="estimate for this GPU, such as T4 or 'RTX 4090' (default: the first known GPU that the engine is built "
-        "for, mostly L4)",
-    )
+    add_gpu(group)
     group.add_argument("--no-measure", action="store_true", help="do not compare an INT8 build with FP16")
-
-
-def _batch(text: str) -> tuple[int, int, int]:
-    try:
-        sizes = [int(part) for part in text.split(":")]
-    except ValueError:
-        sizes = []
-    if len(sizes) == 1:
-        sizes *= 3
-    if len(sizes) != 3 or not 0 < sizes[0] <= sizes[1] <= sizes[2]:
-        raise argparse.ArgumentTypeError(f"'{text}' must be MIN:OPT:MAX with 0 < MIN <= OPT <= MAX, or one number")
-    return sizes[0], sizes[1], sizes[2]
 
 
 def _keep(text: str) -> int | Path | tuple[str, ...]:
@@ -243,10 +235,64 @@ def _worth(result: BuildResult) -> dict[str, Any] | None:
     return kept
 
 
-def _build_options(options: Namespace) -> BuildOptions:
+_BESIDE_TUNED = (
+    *("model", "config", "output", "tuned", "point", "val_images", "annotations", "timing_cache", "force", "guard"),
+    *("workspace", "version_compatible", "hardware_compatible", "embed_plugins", "no_tf32", "tactic_sources", "gpu"),
+    *("no_measure", "accuracy_report", "json", "run", "notes"),
+)
+"""What may be said of a point's build; all else the tune has said."""
+
+
+def _point_options(options: Namespace) -> BuildOptions:
+    """The options of a point of a front, with what the command line says of the engine and of the comparison.
+
+    Raises:
+        ConfigError: one of ``--tuned`` and ``--point`` is missing, an option says what the tune has said already, or
+            there is no such point.
+    """
+    from trtdet.pipeline.tuned import tuned_options
+
+    if options.tuned is None or options.point is None:
+        raise ConfigError("--tuned DIR and --point N belong together: give both")
+    parser = ArgumentParser()
+    _options(parser)
+    asked = (name for name in vars(options) if name not in _BESIDE_TUNED)
+    given = next((name for name in asked if getattr(options, name) != parser.get_default(name)), None)
+    if given is not None:
+        flag = options.precision if given == "precision" else given.replace("_", "-")
+        raise ConfigError(f"--tuned: leave --{flag} out, as a point is built as it was tuned")
+    known = tuned_options(options.tuned, options.point)
+    return replace(
+        known,
+        keep=replace(known.keep, images=options.val_images, annotations=options.annotations),
+        engine=_engine_options(options),
+        timing_cache=options.timing_cache,
+        measure=not options.no_measure,
+        guard=options.guard,
+        gpu=options.gpu,
+        force=options.force,
+        accuracy_report=options.accuracy_report,
+    )
+
+
+def _engine_options(options: Namespace) -> EngineOptions:
     from trtdet.backends import EngineOptions
+
+    return EngineOptions(
+        None if options.workspace is None else int(options.workspace * 2**20),
+        options.version_compatible,
+        options.hardware_compatible,
+        options.embed_plugins,
+        None if options.tactic_sources is None else tuple(options.tactic_sources),
+        not options.no_tf32,
+    )
+
+
+def _build_options(options: Namespace) -> BuildOptions:
     from trtdet.pipeline import BuildOptions, KeepOptions
 
+    if (options.tuned, options.point) != (None, None):
+        return _point_options(options)
     (correct,) = chosen_corrections([options.correct], options.effort)
     return BuildOptions(
         options.precision,
@@ -271,14 +317,7 @@ def _build_options(options: Namespace) -> BuildOptions:
         quantization=options.quantization,
         calibrator=options.calibrator,
         cache=options.calibration_cache,
-        engine=EngineOptions(
-            None if options.workspace is None else int(options.workspace * 2**20),
-            options.version_compatible,
-            options.hardware_compatible,
-            options.embed_plugins,
-            None if options.tactic_sources is None else tuple(options.tactic_sources),
-            not options.no_tf32,
-        ),
+        engine=_engine_options(options),
         timing_cache=options.timing_cache,
         measure=not options.no_measure,
         guard=options.guard,

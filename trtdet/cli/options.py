@@ -30,6 +30,7 @@ EFFORTS = {
 """As :data:`trtdet.quantization.EFFORTS`, which is not imported before it is needed."""
 SILU = ("auto", "keep", "swish", "plugin")
 NMS = ("auto", "efficient", "onnx", "native", "host")
+OBJECTIVES = ("latency", "throughput", "size")
 RUNTIMES = ("auto", "engine", "onnxruntime")
 
 
@@ -233,6 +234,47 @@ def add_runtime(parser: ArgumentParser) -> None:
         "engine, or only the model with onnxruntime (default: %(default)s)",
     )
     add_renamed(parser, "--on", "--runtime", RUNTIMES)
+
+
+def add_objective(parser: Any) -> None:
+    parser.add_argument(
+        "--objective",
+        default="latency",
+        choices=OBJECTIVES,
+        help="what is cheap: milliseconds of a run, milliseconds an image at the largest batch, or bytes of weights "
+        "(default: %(default)s)",
+    )
+
+
+def add_gpu(parser: Any) -> None:
+    parser.add_argument(
+        "--gpu",
+        metavar="NAME",
+        help="estimate for this GPU, such as T4 or 'RTX 4090' (default: the first known GPU that the engine is built "
+        "for, mostly L4)",
+    )
+
+
+def add_batch_range(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--batch",
+        type=batch_range,
+        metavar="MIN:OPT:MAX",
+        help="batch sizes of a model that leaves it open; a single number fixes it (default: 1)",
+    )
+
+
+def batch_range(text: str) -> tuple[int, int, int]:
+    """``4`` -> (4, 4, 4) and ``1:4:8`` -> (1, 4, 8)."""
+    try:
+        sizes = [int(part) for part in text.split(":")]
+    except ValueError:
+        sizes = []
+    if len(sizes) == 1:
+        sizes *= 3
+    if len(sizes) != 3 or not 0 < sizes[0] <= sizes[1] <= sizes[2]:
+        raise argparse.ArgumentTypeError(f"'{text}' must be MIN:OPT:MAX with 0 < MIN <= OPT <= MAX, or one number")
+    return sizes[0], sizes[1], sizes[2]
 
 
 def add_batch(parser: ArgumentParser, nargs: str | None = None) -> None:

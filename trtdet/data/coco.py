@@ -99,11 +99,22 @@ class CocoDataset:
         Raises:
             DataError: there are no images.
         """
+        return cls.of_files(find_images(images), classes, images)
+
+    @classmethod
+    def of_files(cls, files: Sequence[Path], classes: Sequence[str], source: Path) -> CocoDataset:
+        """Image files without a box.
+
+        Args:
+            files: at least one.
+            classes: the class names of the configuration, in the model's order.
+            source: where they are from, for messages.
+        """
         classes = tuple(classes)
-        entries = tuple(CocoImage(number, path, 0, 0) for number, path in enumerate(find_images(images), 1))
+        entries = tuple(CocoImage(number, path, 0, 0) for number, path in enumerate(files, 1))
         none: NDArray[np.int64] = np.zeros(0, np.int64)
         truth = GroundTruth(none, none, np.zeros((0, 4)), np.zeros(0), np.zeros(0, bool))
-        return cls(images, classes, tuple(range(1, 1 + len(classes))), entries, truth)
+        return cls(source, classes, tuple(range(1, 1 + len(classes))), entries, truth)
 
     @property
     def annotated(self) -> bool:

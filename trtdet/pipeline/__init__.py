@@ -9,7 +9,14 @@ is its answer.
 from __future__ import annotations
 
 from trtdet.pipeline.building import BuildResult, build, calibrate, sensitivity
-from trtdet.pipeline.options import AUTO, BuildOptions, CalibrationOptions, KeepOptions, SensitivityOptions
+from trtdet.pipeline.options import (
+    AUTO,
+    BuildOptions,
+    CalibrationOptions,
+    KeepOptions,
+    SensitivityOptions,
+    TuneOptions,
+)
 from trtdet.pipeline.stages.bundles import plugin_parts
 from trtdet.pipeline.stages.calibrating import HISTOGRAMS, Calibrated, Selection, calibrated, select_images
 from trtdet.pipeline.stages.correcting import Prepared, prepared
@@ -32,6 +39,7 @@ __all__ = [
     "Selection",
     "SensitivityOptions",
     "Suppression",
+    "TuneOptions",
     "build",
     "calibrate",
     "calibrated",

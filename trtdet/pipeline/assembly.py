@@ -34,6 +34,7 @@ from trtdet.pipeline.stages.networks import (
 )
 from trtdet.pipeline.stages.planning import choose_plan, ranking, starting_plan
 from trtdet.pipeline.stages.rewriting import Graph, build_graph
+from trtdet.pipeline.tuned import check_tuned, load_prepared, tuned_key
 from trtdet.pipeline.validation import bounding_images, check_build, check_placement, previous_bundle
 from trtdet.progress import Progress, silent
 from trtdet.quantization import PrecisionPlan
@@ -151,6 +152,10 @@ def validated(job: Job, progress: Progress = silent) -> Validated:
     shown = int8 or options.precision == "fp16"
     selected = select_images(options.calibration) if shown else Selection()
     facts = _facts(graph, options, caps, selected, plugins)
+    if options.tuned is not None:
+        plain = replace(options, keep=KeepOptions(), tuned=None)
+        made = stage_keys(plain, _facts(graph, plain, caps, selected, plugins), True)[Stage.CORRECTIONS]
+        check_tuned(options.tuned, sha256_file(job.model), made)
     keys = stage_keys(options, facts, options.precision == "int8")
     return Validated(job, backend, graph, plugins, selected, dataset, previous, keys)
 
@@ -175,8 +180,7 @@ def networks_of(known: Validated, caps: Capabilities, progress: Progress = silen
         return (cached_network(graph, options.cache, caps),)
     if options.precision != "int8":
         return (float_network(graph, options.precision, known.selected, progress),)
-    ready = _prepared(known, progress)
-
+    ready = prepared_of(known, progress)
     planned = choose_plan(
         ready,
         options.keep,
@@ -190,8 +194,11 @@ def networks_of(known: Validated, caps: Capabilities, progress: Progress = silen
     return explicit_networks(ready, planned, caps)
 
 
-def _prepared(known: Validated, progress: Progress) -> Prepared:
+def prepared_of(known: Validated, progress: Progress = silent) -> Prepared:
+    """Calibrates and corrects, or takes both from the folder of a tune."""
     options = known.job.options
+    if options.tuned is not None:
+        return load_prepared(options.tuned, tuned_key(options.tuned), known.graph, options, known.selected, progress)
     ranged = calibrated(
         known.graph,
         options.calibration,
@@ -228,6 +235,8 @@ def _facts(
         "kept": _kept(keep),
         "annotated": _annotated(keep),
         "ranked_images": keep.num_images if keep.ranked else None,
+        "objective": keep.objective if keep.ranked else None,
+        "tuned": tuned_key(options.tuned) if options.tuned is not None else None,
         "plugins": [part.sha256 for part in plugins],
         # The GPU decides nothing unless its estimate does.
         "guard": [options.guard, options.gpu] if (options.guard, keep.bound) != (None, None) else None,

@@ -11,6 +11,11 @@ from trtdet.config import NmsMode, SiluForm
 from trtdet.mixed_precision.trade_off import AGREEMENT, MAP, Figure
 from trtdet.pipeline.fingerprint import Stage, enters, stays_out
 from trtdet.quantization import DEFAULT_CORRECTIONS, Precision
+from trtdet.runtime.detector import Runtime
+
+Objective = Literal["latency", "throughput", "size"]
+"""What a plan is to be best in: milliseconds at the batch that the engine is optimised for, milliseconds an image at
+the largest batch, or bytes of weights."""
 
 AUTO = "auto"
 """The rule that takes, tensor by tensor, the threshold of least error on held-back images."""
@@ -63,6 +68,7 @@ class KeepOptions:
         ray: None, ``local`` or the address of a Ray cluster to rank on.
         max_disagreement: likewise with 100 less the agreement with the float model's detections, in points (hundredths)
             of average precision, see :func:`trtdet.evaluation.agreement.agree`.
+        objective: what is cheap, for a bound.
     """
 
     keep: int | Path | tuple[str, ...] | None = field(
@@ -75,6 +81,7 @@ class KeepOptions:
     num_images: int = field(default=RANKED_IMAGES, metadata=enters(Stage.PLAN, "ranked_images", int8_only=True))
     ray: str | None = field(default=None, metadata=stays_out("where the ranking is computed changes no number"))
     max_disagreement: float | None = field(default=None, metadata=enters(Stage.PLAN, int8_only=True))
+    objective: Objective = field(default="latency", metadata=enters(Stage.PLAN, "objective", int8_only=True))
 
     @property
     def bound(self) -> tuple[Figure, float] | None:
@@ -125,6 +132,8 @@ class BuildOptions:
         accuracy_report: after an INT8 build, measure which blocks cause the error at the head and what each part of the
             corrections does to it, and keep that in the bundle as ``accuracy.json``.
         int8_all: quantise every convolution that can be, also those that INT8 makes no faster.
+        tuned: the folder of a tune, of which ranges and corrections are taken as they are there; see
+            :func:`trtdet.pipeline.tuned.tuned_options`.
     """
 
     precision: Precision = field(default="int8", metadata=enters(Stage.RANGES))
@@ -150,6 +159,7 @@ class BuildOptions:
     force: bool = field(default=False, metadata=stays_out("says what may be replaced"))
     accuracy_report: bool = field(default=False, metadata=stays_out("measured on the finished bundle"))
     int8_all: bool = field(default=False, metadata=enters(Stage.CORRECTIONS, int8_only=True))
+    tuned: Path | None = field(default=None, metadata=enters(Stage.CORRECTIONS, "tuned", int8_only=True))
 
     @property
     def implicit(self) -> bool:
@@ -182,3 +192,28 @@ class SensitivityOptions:
     annotations: Path | None = None
     ray: str | None = None
     int8_all: bool = False
+
+
+@dataclass(frozen=True)
+class TuneOptions:
+    """How the front of a model is found.
+
+    Attributes:
+        build: how a point is built: calibration, corrections, backend, batch, the GPU of estimates, and the objective
+            in ``keep``, which names nothing else. Every convolution that can be in INT8 is open.
+        images: images that report: annotated, or to compare with the float model's detections; None takes those of the
+            calibration folder that do not calibrate, 128 at most. Calibration images among them are left out.
+        annotations: their COCO file; None measures agreement with the float model's detections.
+        points: plans of the integer program beside those with a title of their own, at least 2.
+        rank_images: calibration images that the ranking is measured on, at least 1.
+        ray: None, ``local`` or the address of a Ray cluster.
+        on: what is run and scored, see :meth:`trtdet.runtime.detector.Detector.open`.
+    """
+
+    build: BuildOptions
+    images: Path | None = None
+    annotations: Path | None = None
+    points: int = 6
+    rank_images: int = RANKED_IMAGES
+    ray: str | None = None
+    on: Runtime = "auto"

@@ -19,7 +19,14 @@ from trtdet.errors import BackendError, BundleError, CalibrationError, ConfigErr
 from trtdet.files import cluster, sha256_file
 from trtdet.mixed_precision.planning import check_bound, check_count, check_share, named
 from trtdet.mixed_precision.trade_off import AGREEMENT, MAP, Figure
-from trtdet.pipeline.options import AUTO, BuildOptions, CalibrationOptions, KeepOptions, SensitivityOptions
+from trtdet.pipeline.options import (
+    AUTO,
+    BuildOptions,
+    CalibrationOptions,
+    KeepOptions,
+    SensitivityOptions,
+    TuneOptions,
+)
 from trtdet.pipeline.stages.planning import edited_plan, starting_plan
 from trtdet.pipeline.stages.rewriting import Graph
 from trtdet.quantization import CORRECTIONS, DEFAULT_CORRECTIONS
@@ -132,6 +139,26 @@ def check_sensitivity(options: SensitivityOptions) -> None:
     warn_of_percentile(options.calibration.percentile, options.calibration.rule)
     check_annotated(options.images, options.annotations)
     _check_ranked_images(options.num_images)
+    _check_ray(options.ray)
+
+
+def check_tune(options: TuneOptions) -> None:
+    """Refuses a tune that cannot be measured, as far as :func:`check_build` does not.
+
+    Raises:
+        ConfigError: see the message.
+        BackendError: Ray is asked for and missing.
+    """
+    build = options.build
+    if build.precision != "int8" or build.implicit:
+        raise ConfigError("a tune is about INT8 with Q/DQ nodes; leave --fp16, --fp32 and --quantization implicit out")
+    if build.calibration.images is None:
+        raise ConfigError("a tune needs calibration images: a folder or a list of file names with --images")
+    if options.annotations is not None and options.images is None:
+        raise ConfigError("--annotations are those of --val-images: give both")
+    if options.points < 2:
+        raise ConfigError(f"--points must be at least 2, the ends of the front, got {options.points}")
+    _check_ranked_images(options.rank_images)
     _check_ray(options.ray)
 
 

@@ -14,12 +14,12 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from trtdet.backends import Capabilities, EngineFacts, choose, cuda, obstacle
+from trtdet.backends import choose
 from trtdet.config import Config
 from trtdet.data import CocoDataset
-from trtdet.errors import BackendError, ConfigError
+from trtdet.errors import ConfigError
 from trtdet.files import cluster, write_atomically, writing
 from trtdet.files.journal import Rows
 from trtdet.mixed_precision.planning import check_count
@@ -27,6 +27,7 @@ from trtdet.mixed_precision.resumed import row_check
 from trtdet.pipeline.matrix import Matrix, Row, SweepOptions
 from trtdet.pipeline.stages.bundles import plugin_parts
 from trtdet.pipeline.stages.calibrating import select_images
+from trtdet.pipeline.stages.engines import runs_on
 from trtdet.pipeline.stages.rewriting import host_graph, silu_form
 from trtdet.pipeline.validation import check_calibration, check_targets, warn_of_nothing, warn_of_percentile
 from trtdet.pipeline.variant_rows import RowMaker, rows_of_group, save_histograms
@@ -153,7 +154,7 @@ def _validated(model: Path, config: Config, output: Path, options: SweepOptions)
     check_targets(options.sms, caps)
     plugin_parts(options.plugins, caps)
     forms = tuple(dict.fromkeys(silu_form(asked, options.plugins, caps) for asked in options.silus))
-    options = replace(options, silus=forms, on=_run_on(options, caps))
+    options = replace(options, silus=forms, on=runs_on(options.on, caps, options.sms, options.plugins))
     if options.calibration.images is None:
         raise ConfigError("a sweep needs calibration images: a folder or a list of file names with --images")
     for rule, corrections in itertools.product(options.rules, options.corrections):
@@ -181,16 +182,3 @@ def _missing_rows(matrix: Matrix, found: frozenset[str], progress: Progress) -> 
     maker = RowMaker(matrix, progress)
     for group in waiting:
         yield from maker.rows(group, found)
-
-
-def _run_on(options: SweepOptions, caps: Capabilities) -> Literal["engine", "onnxruntime"]:
-    """Whether engines of this backend can be run here, as far as that shows before an engine is built."""
-    if options.on == "onnxruntime":
-        return options.on
-    reason = f"{caps.name} makes none"
-    if caps.makes_engine:
-        sms = options.sms or caps.default_sms or tuple(device.sm for device in cuda.devices())
-        reason = obstacle(EngineFacts.built(caps, sms, options.plugins))
-    if reason and options.on == "engine":
-        raise BackendError(f"engines cannot be run here, as {reason}")
-    return "onnxruntime" if reason else "engine"

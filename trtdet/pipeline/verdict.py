@@ -141,6 +141,7 @@ def fp16_twin(options: BuildOptions, bundle: Bundle) -> BuildOptions:
         guard=None,
         gpu=None,
         int8_all=False,
+        tuned=None,
         accuracy_report=False,
     )
 

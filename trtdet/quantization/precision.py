@@ -58,6 +58,8 @@ class Cause(str, Enum):
     """FP16: within a share of the multiply-adds."""
     KEPT_BOUND = "kept-bound"
     """FP16: needed to keep the measured loss within a bound."""
+    KEPT_TUNED = "kept-tuned"
+    """FP16: at this point of the front that a tune found."""
     EDITED = "edited"
     """A plan that was edited by hand gives it another precision than trtdet would."""
     FP16_OVERFLOW = "fp16-overflow"

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from trtdet.report.pages import profile_page
+from trtdet.report.pages import front_page, profile_page
 
-__all__ = ["profile_page"]
+__all__ = ["front_page", "profile_page"]

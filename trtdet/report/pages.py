@@ -7,7 +7,9 @@ from markupsafe import Markup
 
 from trtdet.performance.profiles import Profile
 from trtdet.performance.profiling import Profiling
+from trtdet.pipeline.points import Front
 from trtdet.report.charts import GREY, BarChart, ColumnChart
+from trtdet.report.fronts import FrontChart
 from trtdet.tables import Tables
 
 
@@ -30,6 +32,14 @@ def profile_page(profiling: Profiling, top: int = 20) -> str:
             warnings=profiling.warnings,
         )
     )
+
+
+def front_page(front: Front) -> str:
+    """The front of a model: accuracy with its interval against cost, a point for each plan, and the table."""
+    chart = FrontChart.of(front)
+    table = Markup(front.html())  # the table escapes its cells itself
+    title = f"The front of {front.name}"
+    return _environment().get_template("front.html.j2").render(title=title, front=front, chart=chart, table=table)
 
 
 def _section(profile: Profile, top: int) -> dict[str, object]:

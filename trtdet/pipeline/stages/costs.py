@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import onnx
+
 from trtdet.audit.gpus import GPUS, Gpu, gpu_named
 from trtdet.audit.neighbours import Costs, time_costs
 from trtdet.audit.roofline import Roofline
@@ -33,10 +35,31 @@ def default_gpu(sms: Sequence[int]) -> Gpu:
     return next((gpu for gpu in GPUS.values() if gpu.capability in sms), gpu_named(DEFAULT_GPU))
 
 
+def batch_of(options: BuildOptions, model: onnx.ModelProto) -> int:
+    """Images at once that plans of a model are estimated for, and measured with."""
+    first = model.graph.input[0].type.tensor_type.shape.dim[0]
+    if first.dim_value:
+        return int(first.dim_value)
+    _, usual, high = options.batch or (1, 1, 1)
+    return high if options.keep.objective == "throughput" else usual
+
+
+def gpu_of(options: BuildOptions, sms: Sequence[int]) -> Gpu:
+    """The GPU that plans are estimated for.
+
+    Args:
+        options: of the build.
+        sms: compute capabilities that the engine is built for.
+    """
+    return gpu_named(options.gpu) if options.gpu is not None else default_gpu(sms)
+
+
 def plan_costs(
     prepared: Prepared, backend: Backend, options: BuildOptions, progress: Progress = silent
 ) -> Costs | None:
-    """Milliseconds of any plan at the batch that the engine is built for; None where the backend lists no layers.
+    """Milliseconds of any plan at the batch of the objective; None where the backend lists no layers.
+
+    They are of a run, or for the throughput of an image.
 
     Args:
         prepared: its plan is built; what that has in INT8 may be put into FP16.
@@ -58,6 +81,8 @@ def plan_costs(
     if engine.audit is None:
         return None
     flow = Flow(engine.audit.layers, engine.network.plan, engine.network.model)
-    gpu = gpu_named(options.gpu) if options.gpu is not None else default_gpu(engine.built.sms)
+    gpu = gpu_of(options, engine.built.sms)
     graph = prepared.graph.nms_mode not in caps.uncaptured_nms
-    return time_costs(flow, Roofline(flow, gpu, (options.batch or (1, 1, 1))[1], graph))
+    batch = batch_of(options, prepared.model)
+    found = time_costs(flow, Roofline(flow, gpu, batch, graph))
+    return found.shared_by(batch) if options.keep.objective == "throughput" else found

@@ -6,14 +6,16 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from trtdet.audit import Audit, audit, layers_of
-from trtdet.backends import Backend, Built, Capabilities, build_remembering
+from trtdet.backends import Backend, Built, Capabilities, EngineFacts, build_remembering, cuda, obstacle
 from trtdet.backends.requests import Target, compose
-from trtdet.errors import TrtdetWarning
+from trtdet.errors import BackendError, TrtdetWarning
 from trtdet.pipeline.options import BuildOptions
 from trtdet.pipeline.stages.networks import Network
 from trtdet.progress import Progress, silent
+from trtdet.runtime.detector import Runtime
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +85,31 @@ def _audited(network: Network, built: Built, caps: Capabilities) -> Audit | None
     if not caps.lists_layers or (caps.has_inspector and not built.layers):
         return None
     return audit(layers_of(built), network.plan, network.model, silu=caps.silu)
+
+
+def runs_on(
+    asked: Runtime, caps: Capabilities, sms: tuple[int, ...] = (), plugins: tuple[Path, ...] = ()
+) -> Literal["engine", "onnxruntime"]:
+    """Whether engines of a backend can be run here, as far as that shows before an engine is built.
+
+    Args:
+        asked: what is to be run.
+        caps: of the backend.
+        sms: compute capabilities that are built for; empty for the backend's default.
+        plugins: libraries that the engines load.
+
+    Raises:
+        BackendError: an engine is asked for and cannot be run.
+    """
+    if asked == "onnxruntime":
+        return asked
+    reason = f"{caps.name} makes none"
+    if caps.makes_engine:
+        wanted = sms or caps.default_sms or tuple(device.sm for device in cuda.devices())
+        reason = obstacle(EngineFacts.built(caps, wanted, plugins))
+    if reason and asked == "engine":
+        raise BackendError(f"engines cannot be run here, as {reason}")
+    return "onnxruntime" if reason else "engine"
 
 
 def warn_of(engine: Engine, caps: Capabilities) -> None:

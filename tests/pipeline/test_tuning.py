@@ -1,0 +1,396 @@
+"""The front of a model: its points and what they rest on; it goes on after a kill, and its points can be built."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from models import CONVOLUTIONS, own_labels
+from once import Once
+
+from trtdet import (
+    BuildOptions,
+    CalibrationOptions,
+    Detector,
+    KeepOptions,
+    TuneOptions,
+    build,
+    evaluate,
+    load_config,
+    tune,
+    tuned_options,
+)
+from trtdet.data import CocoDataset
+from trtdet.demo import shapes
+from trtdet.errors import ConfigError, DataError, TrtdetWarning
+from trtdet.evaluation.images_apart import apart_from
+from trtdet.pipeline import point_rows
+from trtdet.pipeline.points import Front, Point
+from trtdet.pipeline.stages.choosing import weight_bytes
+from trtdet.quantization import PrecisionPlan
+
+CONFIG = load_config("shapes")
+
+
+@pytest.fixture(scope="module")
+def options(once: Once) -> TuneOptions:
+    """Six images calibrate, and eight that the detector labelled itself report."""
+    calibration = once("tune-calibration", lambda path: shapes.generate(path, "calibration", 6)) / "calibration"
+    made = once("tune-val", lambda path: shapes.generate(path, "val", 8))
+    split = shapes.generate(made, "val", 8)
+    labels = once("tune-labels.json", lambda path: own_labels(split, path))
+    built = BuildOptions(
+        calibration=CalibrationOptions("minmax", images=calibration), correct=("bias",), backend="onnxruntime"
+    )
+    return TuneOptions(built, split.images, labels, points=4, rank_images=2)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("tuned")
+
+
+@pytest.fixture(scope="module")
+def front(small_model: Path, options: TuneOptions, folder: Path) -> Front:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TrtdetWarning)  # of the few images
+        return tune(small_model, CONFIG, folder, options)
+
+
+def again(model: Path, folder: Path, options: TuneOptions) -> tuple[Front, list[str]]:
+    """The front, and the stages that it took."""
+    stages: list[str] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TrtdetWarning)
+        return tune(model, CONFIG, folder, options, lambda stage, *_: stages.append(stage)), stages
+
+
+def titled(front: Front, title: str) -> Point:
+    return next(point for point in front.points if title in point.titles)
+
+
+# the points
+
+
+def test_the_plans_that_have_a_title_and_some_between_are_points(front: Front) -> None:
+    assert [point.number for point in front.points] == list(range(1, len(front.points) + 1))
+    every = titled(front, "all FP16")
+    assert len(every.kept) == every.counts["fp16"] == CONVOLUTIONS
+    assert titled(front, "all INT8").kept == ()
+    assert titled(front, "depthwise in FP16").kept == ("/depthwise0/Conv", "/depthwise1/Conv")
+    # With eight channels all stay in FP16 by default.
+    assert titled(front, "default") is every
+    between = [point for point in front.points if point.titles == ("program",)]
+    assert between
+    assert all(0 < len(point.kept) < CONVOLUTIONS for point in between)
+    assert len({point.kept for point in front.points}) == len(front.points)
+    for point in front.points:
+        assert point.low <= point.difference <= point.high
+        assert sum(point.counts.values()) == CONVOLUTIONS
+
+
+def test_what_a_point_costs_and_what_is_predicted_of_it(front: Front) -> None:
+    costs = [front.cost(point) for point in front.points]
+    assert costs == sorted(costs)
+    assert front.unit == "million multiply-adds, FP16 twice"
+    half, whole = titled(front, "all FP16"), titled(front, "all INT8")
+    assert half.multiply_adds == pytest.approx(2 * whole.multiply_adds)
+    assert half.weights == 2 * whole.weights
+    assert half.error == 0 < whole.error
+    # No program's plan has less error than another at the same or a lower cost.
+    chosen = sorted((front.cost(point), point.error) for point in front.points if point.titles == ("program",))
+    assert [error for _, error in chosen] == sorted((error for _, error in chosen), reverse=True)
+
+
+def test_a_point_that_another_beats_in_both_says_so(front: Front) -> None:
+    def point(cost: float, difference: float) -> Point:
+        return Point(0, ("program",), (), {}, 0.0, cost, None, 0.0, 0, None, 0.5, difference, 0.0, 0.0)
+
+    made = [point(1.0, -0.3), point(2.0, -0.1), point(3.0, -0.2), point(3.5, -0.1), point(4.0, 0.0), point(4.0, 0.0)]
+    found = replace(front, points=tuple(made), gpu="L4").numbered()
+    assert [one.beaten_by for one in found.points] == [None, None, 2, 2, None, None]
+    for one in front.points:
+        better = [
+            other.number
+            for other in front.points
+            if front.cost(other) <= front.cost(one)
+            and other.difference >= one.difference
+            and (front.cost(other), other.difference) != (front.cost(one), one.difference)
+        ]
+        assert (one.beaten_by in better) if better else one.beaten_by is None
+
+
+def test_the_files_hold_what_was_given(front: Front, folder: Path) -> None:
+    found = json.loads((folder / "front.json").read_text())
+    assert found == json.loads(json.dumps(front.as_dict()))
+    assert (found["schema"], found["accuracy"], found["reported"]) == (1, "map", 8)
+    assert (folder / "front.md").read_text() == front.markdown() + "\n"
+    assert len((folder / "rows.jsonl").read_text().splitlines()) == 1 + len(front.points)
+    for point in front.points:
+        plan = PrecisionPlan.load(folder / "plans" / f"{point.number}.json")
+        assert plan.names("fp16") == point.kept
+    assert "beaten by" in front.table() or all(point.beaten_by is None for point in front.points)
+
+
+def test_bytes_of_weights_are_those_of_the_plan(front: Front, small_model: Path, folder: Path) -> None:
+    """Of the written model: one byte an INT8 weight, two an FP16 weight."""
+    model = onnx.load(small_model)
+    counts = {node.name: node.input[1] for node in model.graph.node if node.op_type == "Conv"}
+    sizes = {tensor.name: int(np.prod(tensor.dims)) for tensor in model.graph.initializer}
+    for point in front.points:
+        expected = sum(sizes[weight] * (2 if name in point.kept else 1) for name, weight in counts.items())
+        assert point.weights == expected
+        plan = PrecisionPlan.load(folder / "plans" / f"{point.number}.json")
+        assert weight_bytes(model, plan) == expected
+
+
+# images
+
+
+def test_images_that_choose_and_images_that_report_are_disjoint(
+    small_model: Path, options: TuneOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the same picture has two names."""
+    calibration = options.build.calibration.images
+    assert calibration is not None and options.images is not None
+    mixed = tmp_path / "mixed"
+    shutil.copytree(options.images, mixed)
+    chosen = sorted(calibration.iterdir())
+    for path in chosen[:3]:
+        shutil.copy(path, mixed / f"renamed-{path.name}")
+    seen: dict[str, set[bytes]] = {"choose": set(), "report": set()}
+    ranked, scored = point_rows.rank, point_rows.evaluate
+
+    def rank(subject: Any, *args: Any, **more: Any) -> Any:
+        seen["choose"] |= {path.read_bytes() for path in subject.images}
+        return ranked(subject, *args, **more)
+
+    def score(detector: Any, dataset: CocoDataset, *args: Any) -> Any:
+        seen["report"] |= {image.path.read_bytes() for image in dataset.images}
+        return scored(detector, dataset, *args)
+
+    monkeypatch.setattr(point_rows, "rank", rank)
+    monkeypatch.setattr(point_rows, "evaluate", score)
+    asked = replace(options, images=mixed, annotations=None, points=2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", TrtdetWarning)
+        found = tune(small_model, CONFIG, tmp_path / "t", asked)
+    said = [str(warning.message) for warning in caught]
+    assert any("3 of the 11 images of --val-images are calibration images too" in text for text in said)
+    assert (found.reported, found.left_out) == (8, 3)
+    assert seen["choose"] and seen["report"]
+    # Calibration and corrections choose as well.
+    assert seen["report"].isdisjoint(seen["choose"] | {path.read_bytes() for path in chosen})
+    # Without annotations it is agreement with the float model, which no INT8 exceeds.
+    assert not found.annotated
+    assert all(point.map is None and point.difference <= 0 for point in found.points)
+    assert "agreement with FP32" in found.table()
+
+
+def test_without_other_images_those_that_do_not_calibrate_report(
+    small_model: Path, options: TuneOptions, tmp_path: Path
+) -> None:
+    few = replace(options.build, calibration=replace(options.build.calibration, num_images=4), correct=())
+    asked = replace(options, build=few, images=None, annotations=None, points=2)
+    found, _ = again(small_model, tmp_path / "t", asked)
+    assert (found.calibration, found.reported) == (4, 2)
+    every = replace(few, calibration=replace(few.calibration, num_images=None))
+    with pytest.raises(DataError, match="all 6 images of .* calibrate, so that none can report"):
+        tune(small_model, CONFIG, tmp_path / "n", replace(asked, build=every))
+    assert not (tmp_path / "n").exists()
+
+
+def test_a_data_set_of_calibration_images_alone_is_refused(options: TuneOptions) -> None:
+    assert options.images is not None and options.annotations is not None
+    dataset = CocoDataset.load(options.annotations, options.images, CONFIG.classes)
+    assert apart_from(dataset, []) is dataset
+    with pytest.raises(DataError, match="all 8 images of .* are calibration images too"):
+        apart_from(dataset, [image.path for image in dataset.images])
+    left = apart_from(dataset, [dataset.images[0].path])
+    assert [image.id for image in left.images] == [image.id for image in dataset.images[1:]]
+    assert dataset.images[0].id not in left.truth.image_ids
+
+
+# going on
+
+
+def test_a_finished_tune_measures_nothing_again_and_more_points_only_the_new(
+    front: Front, small_model: Path, options: TuneOptions, folder: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    same, stages = again(small_model, copy, options)
+    assert same == replace(front, folder=copy)
+    assert not [stage for stage in stages if stage.startswith(("measuring", "correcting", "calibrating"))]
+    sizes = replace(options, build=replace(options.build, keep=KeepOptions(objective="size")))
+    smaller, stages = again(small_model, copy, sizes)
+    assert smaller.unit == "MB of weights"
+    measured = [stage for stage in dict.fromkeys(stages) if stage.startswith("measuring the plan")]
+    rows = (copy / "rows.jsonl").read_text().splitlines()
+    assert len(rows) - 1 - len(front.points) >= len(measured)
+    by_plan = {point.kept: point for point in front.points}
+    for point in smaller.points:
+        if point.kept in by_plan:
+            assert point.difference == by_plan[point.kept].difference
+    assert [smaller.cost(point) for point in smaller.points] == sorted(point.weights / 1e6 for point in smaller.points)
+
+
+def test_what_is_damaged_is_made_again(
+    front: Front, small_model: Path, options: TuneOptions, folder: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    (copy / "corrected.npz").write_bytes(b"cut")
+    lines = (copy / "rows.jsonl").read_text().splitlines()
+    lines[2] = json.dumps({**json.loads(lines[2]), "low": "deep"})
+    (copy / "rows.jsonl").write_text("\n".join(lines) + "\n")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", TrtdetWarning)
+        found = tune(small_model, CONFIG, copy, options)
+    said = " ".join(str(warning.message) for warning in caught)
+    assert "corrected.npz' is damaged" in said and "it is made again" in said
+    assert "a row is damaged (key 'low'" in said
+    assert found == replace(front, folder=copy)
+
+
+def test_another_model_or_other_images_are_refused_before_anything_is_written(
+    front: Front, small_model: Path, options: TuneOptions, folder: Path
+) -> None:
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    fewer = replace(options.build, calibration=replace(options.build.calibration, num_images=5))
+    with pytest.raises(ConfigError, match="results of another model, other images or other options"):
+        tune(small_model, CONFIG, folder, replace(options, build=fewer))
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"points": 1}, "--points must be at least 2"),
+        ({"rank_images": 0}, "a ranking needs at least 1 image"),
+        ({"images": None}, "--annotations are those of --val-images"),
+    ],
+)
+def test_wrong_options_are_refused(
+    changes: dict[str, Any], said: str, small_model: Path, options: TuneOptions, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        tune(small_model, CONFIG, tmp_path / "t", replace(options, **changes))
+    assert not (tmp_path / "t").exists()
+
+
+def test_wrong_options_of_the_build_are_refused(small_model: Path, options: TuneOptions, tmp_path: Path) -> None:
+    cases = (
+        ({"gpu": "Voodoo 2"}, "Voodoo 2"),
+        ({"precision": "fp16"}, "a tune is about INT8"),
+        ({"calibration": CalibrationOptions()}, "a tune needs calibration images"),
+    )
+    for changes, said in cases:
+        with pytest.raises(ConfigError, match=said):
+            tune(small_model, CONFIG, tmp_path / "t", replace(options, build=replace(options.build, **changes)))
+    assert not (tmp_path / "t").exists()
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_it_goes_on_to_the_same_front(
+    front: Front, small_model: Path, options: TuneOptions, tmp_path: Path
+) -> None:
+    assert options.build.calibration.images is not None
+    command = [
+        sys.executable,
+        "-m",
+        "trtdet",
+        "tune",
+        str(small_model),
+        "--config",
+        "shapes",
+        "-o",
+        str(tmp_path / "t"),
+    ]
+    command += ["--images", str(options.build.calibration.images), "--backend", "onnxruntime", "--calib", "minmax"]
+    command += ["--val-images", str(options.images), "--annotations", str(options.annotations), "--correct", "bias"]
+    command += ["--points", "4", "--rank-images", "2"]
+    rows = tmp_path / "t" / "rows.jsonl"
+    for target in (0, 1, 3):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        limit = time.monotonic() + 120
+        while time.monotonic() < limit and process.poll() is None:
+            if rows.exists() and len(rows.read_bytes().splitlines()) - 1 >= target:
+                break
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr
+    found = json.loads((tmp_path / "t" / "front.json").read_text())
+    assert found == {**json.loads(json.dumps(front.as_dict())), "folder": str(tmp_path / "t")}
+    assert "<svg" in (tmp_path / "t" / "front.html").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_workers")
+def test_ray_gives_the_same_front(front: Front, small_model: Path, options: TuneOptions, tmp_path: Path) -> None:
+    found, _ = again(small_model, tmp_path / "t", replace(options, ray="local"))
+    assert found == replace(front, folder=tmp_path / "t")
+
+
+# building a point
+
+
+def test_a_point_is_built_with_what_it_was_measured_with(
+    front: Front, small_model: Path, options: TuneOptions, folder: Path, tmp_path: Path
+) -> None:
+    point = next(point for point in front.points if point.titles == ("program",))
+    asked = replace(tuned_options(folder, point.number), measure=False)
+    stages: list[str] = []
+    done = build(small_model, CONFIG, tmp_path / "b", asked, lambda stage, *_: stages.append(stage))
+    assert not [stage for stage in stages if stage.startswith(("correcting", "calibrating", "ranking"))]
+    plan = PrecisionPlan.load(done.bundle.file("plan.json"))
+    assert plan.names("fp16") == point.kept
+    assert plan.counts() == point.counts
+    assert {plan.entries[name].cause.value for name in point.kept} <= {
+        *("kept-tuned", "depthwise", "few-channels", "head-output")
+    }
+    assert build(small_model, CONFIG, tmp_path / "b", asked).up_to_date
+    other = build(small_model, CONFIG, tmp_path / "b", replace(tuned_options(folder, 1), measure=False))
+    assert other.up_to_date is (front.points[0] is point)
+    rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()[1:]]
+    (row,) = [row for row in rows if tuple(row["kept"]) == front.points[0].kept]
+    assert options.images is not None and options.annotations is not None
+    dataset = CocoDataset.load(options.annotations, options.images, CONFIG.classes)
+    assert evaluate(Detector.open(tmp_path / "b"), dataset).result.map == pytest.approx(row["map"], abs=1e-9)
+
+
+def test_a_point_of_another_model_or_configuration_is_refused(
+    front: Front, small_model: Path, folder: Path, options: TuneOptions, tmp_path: Path
+) -> None:
+    asked = tuned_options(folder, 1)
+    other = tmp_path / "other.onnx"
+    model = onnx.load(small_model)
+    model.graph.initializer[0].CopyFrom(
+        onnx.numpy_helper.from_array(
+            onnx.numpy_helper.to_array(model.graph.initializer[0]) + 1, model.graph.initializer[0].name
+        )
+    )
+    onnx.save(model, other)
+    with pytest.raises(ConfigError, match="is of another model"):
+        build(other, CONFIG, tmp_path / "b", asked)
+    with pytest.raises(ConfigError, match="was tuned with another configuration"):
+        build(small_model, CONFIG.with_nms(score_threshold=0.2), tmp_path / "b", asked)
+    with pytest.raises(ConfigError, match=r"--point 99: .* has no such point; its points are 1 to \d"):
+        tuned_options(folder, 99)
+    with pytest.raises(ConfigError, match="is not the folder of a 'trtdet tune'"):
+        tuned_options(tmp_path, 1)
+    assert not (tmp_path / "b").exists()
