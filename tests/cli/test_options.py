@@ -133,7 +133,7 @@ def test_an_effort_says_what_auto_stands_for() -> None:
         shared.chosen_corrections([("bias",)], "thorough")
 
 
-@pytest.mark.parametrize("name", ["build", "sweep"])
+@pytest.mark.parametrize("name", ["build", "sweep", "tune"])
 def test_the_backends_are_the_rows_of_the_library_table(name: str) -> None:
     from trtdet.backends import LIBRARIES
 
@@ -145,6 +145,12 @@ def test_the_nms_modes_and_forms_of_silu_are_those_of_the_configuration() -> Non
 
     assert set(shared.NMS) == {"auto", *get_args(NmsMode)}
     assert set(shared.SILU) == {"auto", *get_args(SiluForm)}
+
+
+def test_the_objectives_are_those_of_the_options() -> None:
+    from trtdet.pipeline.options import Objective
+
+    assert get_args(Objective) == shared.OBJECTIVES
 
 
 def test_the_runtimes_are_those_of_the_detector() -> None:
@@ -175,6 +181,13 @@ def test_a_build_without_options_is_buildoptions_without_options() -> None:
     from trtdet.pipeline import BuildOptions
 
     assert _build_options(parsed("build", "m.onnx", "--config", "shapes", "-o", "b")) == BuildOptions()
+
+
+def test_a_tune_without_options_is_tuneoptions_without_options() -> None:
+    from trtdet.cli.tune_command import _tune_options
+    from trtdet.pipeline import BuildOptions, TuneOptions
+
+    assert _tune_options(parsed("tune", "m.onnx", "--config", "shapes", "-o", "t")) == TuneOptions(BuildOptions())
 
 
 # Values
