@@ -37,7 +37,7 @@ from trtdet.errors import ConfigError, DataError, TrtdetWarning
 from trtdet.evaluation.images_apart import apart_from
 from trtdet.pipeline import point_rows
 from trtdet.pipeline.points import Front, Point
-from trtdet.pipeline.stages.choosing import weight_bytes
+from trtdet.pipeline.stages.sizes import weight_bytes
 from trtdet.quantization import PrecisionPlan
 
 CONFIG = load_config("shapes")

@@ -30,12 +30,13 @@ from trtdet.performance import Target as Timed
 from trtdet.pipeline.assembly import Job, Validated, prepared_of, validated
 from trtdet.pipeline.fingerprint import Stage
 from trtdet.pipeline.options import DEFAULT_IMAGES, TuneOptions
-from trtdet.pipeline.stages.choosing import problem_of, size_costs, weight_bytes
+from trtdet.pipeline.stages.bounds import plan_problem
 from trtdet.pipeline.stages.correcting import Prepared
 from trtdet.pipeline.stages.costs import batch_of, gpu_of, plan_costs
 from trtdet.pipeline.stages.engines import Engine, best_engine, runs_on, target_of
 from trtdet.pipeline.stages.networks import Network, explicit_networks, float_network
 from trtdet.pipeline.stages.planning import Planned, without_overflow
+from trtdet.pipeline.stages.sizes import size_costs, weight_bytes
 from trtdet.pipeline.tuned import CORRECTED, RANKING_ROWS, load_prepared, save_prepared
 from trtdet.progress import Progress, silent
 from trtdet.quantization import Cause, Entry, PrecisionPlan, default_plan
@@ -193,7 +194,7 @@ class Points:
             plan,
             self._problem.plan(picks).error,
             None if self.times is None else self.times.of(kept),
-            problem_of(prepared, None, None).plan(picks).cost,
+            plan_problem(prepared, None, None).plan(picks).cost,
             weight_bytes(prepared.model, plan),
         )
 
@@ -273,7 +274,7 @@ class Points:
     @cached_property
     def _problem(self) -> Problem:
         sizes = self._build.keep.objective == "size"
-        return problem_of(self.prepared, size_costs(self.prepared) if sizes else self.times, self.ranking)
+        return plan_problem(self.prepared, size_costs(self.prepared) if sizes else self.times, self.ranking)
 
     @property
     def _mode(self) -> NmsMode:
