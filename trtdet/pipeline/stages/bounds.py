@@ -127,6 +127,7 @@ class PlanScorer:
     def __init__(self, prepared: Prepared, figure: Figure, dataset: CocoDataset, progress: Progress) -> None:
         self._prepared, self._figure, self._dataset, self._progress = prepared, figure, dataset, progress
         self._count = 0
+        self._known: dict[tuple[str, ...], Score] = {}
 
     @cached_property
     def _float(self) -> Evaluation:
@@ -138,7 +139,12 @@ class PlanScorer:
         return self._float.result.map if self._figure is MAP else 1.0
 
     def __call__(self, names: tuple[str, ...]) -> Score:
-        """Of the plan with these convolutions in FP16."""
+        """Of the plan with these convolutions in FP16; measured once."""
+        if names not in self._known:
+            self._known[names] = self._measured(names)
+        return self._known[names]
+
+    def _measured(self, names: tuple[str, ...]) -> Score:
         prepared, reference = self._prepared, self._float
         judge = _by_map if self._figure is MAP else _by_agreement
         plan = keeping(prepared.plan, dict.fromkeys(names, "tried"), Cause.KEPT_BOUND)
