@@ -211,6 +211,7 @@ def test_the_smallest_set_within_a_bound_is_built(
         return SimpleNamespace(difference=difference, low=difference, high=difference, images=1)
 
     monkeypatch.setattr(f"{here}.compare", compare)
+    monkeypatch.setattr("trtdet.pipeline.validation.apart_from", lambda dataset, others: dataset)
     keep = KeepOptions(images=tiny.images, annotations=tiny.annotations, num_images=2)
 
     def built(bound: float) -> Any:

@@ -17,8 +17,17 @@ from trtdet.backends import OnnxRunner, choose
 from trtdet.backends.base import Capabilities
 from trtdet.cli import main
 from trtdet.data import ImageStream
-from trtdet.errors import BackendError, CalibrationError, ConfigError, DataError, OutputError, TrtdetError
+from trtdet.errors import (
+    BackendError,
+    CalibrationError,
+    ConfigError,
+    DataError,
+    OutputError,
+    TrtdetError,
+    TrtdetWarning,
+)
 from trtdet.pipeline import build
+from trtdet.pipeline.assembly import Job, validated
 from trtdet.pipeline.validation import check_targets
 
 
@@ -203,6 +212,17 @@ def test_ray_that_is_missing_is_found_before_the_images_are_run(
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(BackendError, match=r"Ray is not installed here; pip install 'trtdet\[ray\]'"):
         build(tiny.model, tiny.config, tmp_path / "b", replace(options, keep=KeepOptions(1, ray="local")))
+
+
+@pytest.mark.usefixtures("nothing_runs")
+def test_images_that_calibrate_show_nothing_of_a_bound(tiny: Tiny, options: BuildOptions, tmp_path: Path) -> None:
+    bounded = replace(options, keep=KeepOptions(images=tiny.images, max_disagreement=1.0))
+    with pytest.warns(TrtdetWarning, match=r"4 of 12 images of .* are calibration images too.* --max-disagreement"):
+        known = validated(Job(tiny.model, tiny.config, tmp_path / "b", calibration(bounded, num_images=4)))
+    assert known.dataset is not None and len(known.dataset.images) == 8
+    assert {image.path for image in known.dataset.images}.isdisjoint(known.selected.paths)
+    with pytest.raises(DataError, match="all 12 images of .* are calibration images too"):
+        build(tiny.model, tiny.config, tmp_path / "b", bounded)
 
 
 # bundles of other models

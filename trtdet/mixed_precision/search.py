@@ -27,10 +27,13 @@ from trtdet.mixed_precision.trade_off import MAP, Candidate, Figure, Score, Trad
 EVALUATIONS = 6
 """At most so many scores over the images that choose until a plan is found, that of the float model included."""
 
-MORE = 2
+_BEFORE = (0.0, 0.25, 0.5)
+"""Plans with at most these shares of the chosen plan's error are asked before it on the images that report."""
+
+MORE = len(_BEFORE)
 """So many more accurate plans are scored with it then."""
 
-REPORTED = 4
+REPORTED = 2 + len(_BEFORE)
 """At most so many scores over the images that report, that of the float model included."""
 
 _NEAR = 1.05
@@ -179,9 +182,9 @@ class _Run:
     def shown(self, chosen: Candidate) -> tuple[list[Candidate], list[Candidate]]:
         """Plans that keep the bound on the images that report, and the first that does not, in the order of asking.
 
-        The order is given before anything is measured there: the least error, a quarter of the chosen plan's, the
-        chosen plan. A plan that keeps the bound clearly on the images that choose is asked alone, and so is a plan with
-        nothing in INT8, which has none before it.
+        The order is given before anything is measured there: the least error, a quarter and half of the chosen plan's,
+        the chosen plan. A plan that keeps the bound clearly on the images that choose is asked alone, and so is a plan
+        with nothing in INT8, which has none before it.
         """
         shown: list[Candidate] = []
         for found in self._order(chosen):
@@ -201,7 +204,7 @@ class _Run:
                 return [chosen]
             chosen = self._with_errors(chosen)
         problem, least = self._problem, least_error(self._problem)
-        plans = [cheapest(problem, allowed) for allowed in (least, max(least, _error(chosen) / 4))]
+        plans = [cheapest(problem, max(least, share * _error(chosen))) for share in _BEFORE]
         before = {plan.half: plan for plan in plans if plan.half != chosen.names}
         return [*(self._with_errors(self._candidate(plan)) for plan in before.values()), chosen]
 

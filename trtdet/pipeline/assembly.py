@@ -146,11 +146,11 @@ def validated(job: Job, progress: Progress = silent) -> Validated:
     int8 = options.precision == "int8" and options.cache is None
     if options.precision == "int8":
         check_placement(options.keep, graph)
-    dataset = bounding_images(options.keep, graph.config)
     previous = previous_bundle(job.output, job.model, options.force)
     # In FP16 they show what exceeds it.
     shown = int8 or options.precision == "fp16"
     selected = select_images(options.calibration) if shown else Selection()
+    dataset = bounding_images(options.keep, graph.config, selected.paths)
     facts = _facts(graph, options, caps, selected, plugins)
     if options.tuned is not None:
         plain = replace(options, keep=KeepOptions(), tuned=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import get_args
 
@@ -16,6 +16,7 @@ from trtdet.calibration import RULES
 from trtdet.config import Config
 from trtdet.data import CocoDataset
 from trtdet.errors import BackendError, BundleError, CalibrationError, ConfigError, OutputError, TrtdetWarning
+from trtdet.evaluation.images_apart import apart_from
 from trtdet.files import cluster, sha256_file
 from trtdet.mixed_precision.planning import check_bound, check_count, check_share, named
 from trtdet.mixed_precision.trade_off import AGREEMENT, MAP, Figure
@@ -194,15 +195,32 @@ def warn_of_nothing(graph: Graph) -> None:
         )
 
 
-def bounding_images(keep: KeepOptions, config: Config) -> CocoDataset | None:
+def bounding_images(keep: KeepOptions, config: Config, calibrating: Collection[Path]) -> CocoDataset | None:
     """The images of a build that plans are scored on, read and checked but not decoded; None where none are given.
 
+    Warns:
+        TrtdetWarning: some are left out under a bound, since ranges and corrections were made from them.
+
     Raises:
-        DataError: there are no images, or the annotations cannot be read, or do not fit the images or the classes.
+        DataError: there are no images, or none besides those that calibrate; or the annotations cannot be read, or do
+            not fit the images or the classes.
     """
     if keep.images is not None and keep.annotations is None:
-        return CocoDataset.unannotated(keep.images, config.classes)
-    return annotated_images(keep.images, keep.annotations, config)
+        given: CocoDataset | None = CocoDataset.unannotated(keep.images, config.classes)
+    else:
+        given = annotated_images(keep.images, keep.annotations, config)
+    if given is None or keep.bound is None:
+        return given
+    apart = apart_from(given, calibrating)
+    left_out = len(given.images) - len(apart.images)
+    if left_out:
+        warnings.warn(
+            f"{left_out} of {len(given.images)} images of '{keep.images}' are calibration images too: ranges and "
+            f"corrections were made from these, so that they show nothing for {keep.bound[0].option} and are left out",
+            TrtdetWarning,
+            stacklevel=3,
+        )
+    return apart
 
 
 def annotated_images(images: Path | None, annotations: Path | None, config: Config) -> CocoDataset | None:
