@@ -13,6 +13,7 @@ import onnx
 import pytest
 from models import judged_by
 from numpy.typing import NDArray
+from PIL import Image
 
 from trtdet import quantization
 from trtdet.backends import OnnxRunner
@@ -21,7 +22,8 @@ from trtdet.errors import ConfigError, ModelError, TrtdetWarning
 from trtdet.passes.provenance import Origin, origin_of
 from trtdet.quantization import CORRECTIONS, DEFAULT_CORRECTIONS, PrecisionPlan, Start, correct, insert_qdq, lint, place
 from trtdet.quantization.corrections.base import Correction, Layer, Network
-from trtdet.quantization.corrections.policies import POLICIES
+from trtdet.quantization.corrections.head_ranges import sense
+from trtdet.quantization.corrections.policies import POLICIES, SEEN
 from trtdet.quantization.corrections.rounding import Round
 from trtdet.quantization.corrections.trials import Site
 from trtdet.quantization.qdq import Corrections
@@ -29,6 +31,7 @@ from trtdet.quantization.qdq import Corrections
 corrections = importlib.import_module("trtdet.quantization.corrections")
 SHIPPED = corrections.REGISTRY
 LAYERWISE = tuple(correction.name for correction in SHIPPED if not correction.needs_network)
+policies = importlib.import_module("trtdet.quantization.corrections.policies")
 gate = importlib.import_module("trtdet.quantization.corrections.gate")
 
 
@@ -105,6 +108,49 @@ def test_the_best_rule_of_each_tensor(model: Any, sources: Any, chosen: Any, dis
     assert found.summary[0] == "rules: even 3, odd 2"
     best = distance(model, insert_qdq(model, placement, found.ranges), given)
     assert all(best < distance(model, insert_qdq(model, placement, other), given) for other in candidates.values())
+
+
+BRIGHT = """(float[1,3,32,32] x) => (float[1,1024,4] boxes, float[1,1024,2] scores) {
+    a = Conv(x, w1) c = Relu(a) d = Conv(c, w2, b2)
+    e = Transpose<perm = [0,2,3,1]>(d) f = Reshape(e, to) l, m = Split<axis = 2>(f, sizes)
+    g = Mul(l, wide) boxes = Add(g, corners) scores = Sigmoid(m) }"""
+
+
+def test_biases_do_not_make_up_for_what_no_detection_needs(
+    net: Any, normal: Any, sources: Any, chosen: Any, distance: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of each image is bright, and where it is nothing is detected: its range is cut off, and so is its mean."""
+    given = sources(12)
+    for path in given.images:
+        with Image.open(path) as image:
+            pixels = np.asarray(image) // 8
+        pixels[:, :16] = 255
+        Image.fromarray(pixels).save(path)
+    dark = np.full((8, 3, 1, 1), 0.1, np.float32)
+    seen = normal(6, 8, 1, 1, seed=2, scale=0.3)
+    seen[4:] = -abs(seen[4:]) * 3
+    model = net(
+        BRIGHT,
+        w1=dark * (1 + 0.3 * normal(8, 3, 1, 1, seed=1)),
+        w2=seen,
+        b2=np.array([0, 0, 0, 0, 6, 6], np.float32),
+        to=np.array([1, 1024, 6], np.int64),
+        sizes=np.array([4, 2], np.int64),
+        wide=np.float32(3),
+        corners=np.array([0, 0, 60, 60], np.float32),
+    )
+    placement, whole = place(model), chosen(model, given, "minmax")["minmax"]
+    narrow, start = sense(model, placement, whole, given)
+    found = correct(model, placement, {"minmax": narrow}, ("range", "bias"), given, start)
+    assert SEEN in found.summary[-2]
+    monkeypatch.setattr(policies, "_with_seen_biases", lambda *_: None)
+    before = correct(model, placement, {"minmax": narrow}, ("range", "bias"), given, start)
+    assert narrow.tensors["c"].amax < whole.tensors["c"].amax / 2
+
+    def error(found: Any) -> float:
+        return float(distance(model, insert_qdq(model, placement, found.ranges, found.corrections), given))
+
+    assert error(found) < 0.95 * error(before)
 
 
 def assert_same(first: Any, second: Any) -> None:

@@ -16,7 +16,7 @@ from trtdet.quantization import DEFAULT_CORRECTIONS, HeadError, correct, insert_
 from trtdet.quantization.corrections import head_ranges
 from trtdet.quantization.corrections.head_ranges import Start, head_noise
 from trtdet.quantization.encoding import ChannelMap
-from trtdet.quantization.gradients.head_noise import CLIPPING, FRACTIONS, _Tail
+from trtdet.quantization.gradients.head_noise import CLIPPING, FRACTIONS, TensorNoise, _Tail
 
 
 def with_range(ranges: Ranges, name: str, amax: float) -> Ranges:
@@ -39,6 +39,21 @@ def test_what_clipping_takes_off_is_added_up_with_its_signs() -> None:
     for fraction, change in zip(FRACTIONS, got, strict=True):
         clipped = value.clip(-fraction * largest, fraction * largest)
         assert change == pytest.approx(float(((clipped - value).astype(np.float64) * slope).sum()), rel=1e-3, abs=1e-3)
+
+
+def test_what_clipping_takes_off_each_channel_is_weighed_by_the_gradients_of_its_place() -> None:
+    import torch
+
+    rng = np.random.default_rng(0)
+    value, slope = rng.normal(0, 1, (2, 3, 20, 25)).astype(np.float32)
+    noise = TensorNoise(float(np.abs(value).max()))
+    noise.add(torch.from_numpy(value), [torch.from_numpy(slope), None])
+    weight = np.square(slope.astype(np.float64)).sum(0)
+    assert noise.counted == pytest.approx(weight.sum(), rel=1e-4)
+    for fraction, cut in zip(FRACTIONS, noise.cut.T, strict=True):
+        clipped = value.clip(-fraction * noise.largest, fraction * noise.largest)
+        expected = ((value - clipped).astype(np.float64) * weight).sum((1, 2))
+        np.testing.assert_allclose(cut, expected, rtol=1e-3, atol=1e-3)
 
 
 def test_the_noise_of_rounding_is_that_of_the_error_at_the_head(model: Any, sources: Any, chosen: Any) -> None:

@@ -97,6 +97,41 @@ def test_rare_saturation_weighs_more_than_steps_that_are_a_little_coarser(conv: 
     assert choose(site, "layers").rule.rule == "wide"
 
 
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_bias_makes_up_for_what_is_clipped_only_as_far_as_the_head_sees_it(
+    conv: Any, normal: Any, scaled: bool
+) -> None:
+    model = conv()
+    weight = onnx.numpy_helper.to_array(model.graph.initializer[0])[:, :, 0, 0].astype(np.float64)
+    bias = onnx.numpy_helper.to_array(model.graph.initializer[1])
+    images = [normal(4, 8, 8, seed=seed) for seed in range(3)]
+    for x in images:
+        x[:, :4] += 40.0  # half of the places are far out of the range, and no detection needs them
+    (site,) = find_sites(model, place(model), (Bias(),))
+    for seed, x in enumerate(images):
+        site.add_moments(x, seed)
+    site.prepare({"tight": replace(RANGES, rule="tight", tensors={"x": Range(4.0, -4.0, 4.0)})})
+    (trial,) = site.trials
+    if scaled:
+        trial.map = ChannelMap(4.0, np.array([1.0, 0.5, 2.0, 1.0]))
+    trial.cut = np.array([0.0, 0.5, 0.0, 0.0])
+    for seed, x in enumerate(images):
+        site.add_means(x, seed)
+    scale = np.ones(4) if trial.map.scale is None else trial.map.scale
+    mapped = np.concatenate([x.reshape(4, -1) for x in images], axis=1) * scale[:, None]
+    step = trial.map.step
+    read = np.clip(np.rint(mapped / step), -127, 127).mean(axis=1) * step
+    (rounding,) = trial.roundings["Conv_0"]
+    form = (rounding.integers * rounding.scales[..., None])[0]
+    whole = np.clip(mapped, -127 * step, 127 * step).mean(axis=1) + trial.cut
+    expected = bias + (weight / scale) @ whole - form @ read
+    (_, plain), (name, offset) = site.offsets(trial, "Conv_0", rounding, seen=True)
+    assert name == "bias" and plain == pytest.approx(bias[None])
+    np.testing.assert_allclose(offset[0], expected, rtol=1e-4, atol=1e-4)
+    # Were all of it made up for, places within the range would be far off.
+    assert np.abs(offset[0] - bias).max() < 5
+
+
 def test_a_policy_takes_the_least_error_or_everything(conv: Any, normal: Any) -> None:
     model = conv()
     (site,) = find_sites(model, place(model), (Round(), Bias()))

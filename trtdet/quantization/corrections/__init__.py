@@ -155,6 +155,7 @@ def _narrow(task: Task, sites: Sequence[Site]) -> None:
     for site in sites:
         for trial in site.rules:
             trial.head = plain.noise(site.tensor, trial.map.amax)
+            trial.cut = plain.cut(site.tensor, trial.map.amax)
     maps = {site.tensor: trial.map for site in sites for trial in site.mapped}
     if not maps:
         return
@@ -165,3 +166,4 @@ def _narrow(task: Task, sites: Sequence[Site]) -> None:
         for trial in site.mapped:
             trial.map = replace(trial.map, amax=mapped.best(site.tensor))
             trial.head = mapped.noise(site.tensor, trial.map.amax)
+            trial.cut = mapped.cut(site.tensor, trial.map.amax)

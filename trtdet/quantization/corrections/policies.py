@@ -24,6 +24,9 @@ POLICIES = {
 }
 """Ways to put the layers' corrections together."""
 
+SEEN = "biases for what the head sees"
+"""Of what clipping takes off, the biases make up for so much as reaches the detections, not for its mean."""
+
 _FEW = 1.15
 """The noise at the head that few channel maps may leave, as a multiple of what all of them would."""
 
@@ -55,6 +58,11 @@ def judge(task: Task, sites: Sequence[Site]) -> Corrected:
     ways = [_put_together(task, sites, policy) for policy in _policies(task)]
     plain = Whole(f"the plain rule '{task.plain.rule}'", task.plain)
     verdict = compare(task, [plain, *(way.whole for way in ways)])
+    starts = _starts(ways, verdict)
+    biased = [other for way in starts if (other := _with_seen_biases(task, sites, way)) is not None]
+    if biased:
+        ways = [*starts, *biased]
+        verdict = compare(task, [plain, *(way.whole for way in ways)])
     rebuilt, failed = _rebuilt(task, ways, verdict)
     if rebuilt:
         ways = [*(way for way in ways if way.whole is verdict.best), *rebuilt]
@@ -80,9 +88,38 @@ def judge(task: Task, sites: Sequence[Site]) -> Corrected:
     entries = {
         name: replace(entry, corrections=steps.get(name, ())) for name, entry in task.placement.plan.entries.items()
     }
-    how = [POLICIES[way.policy]] if task.corrections else []
+    how = [way.whole.name] if task.corrections else []
     summary = (*_summary(task, sites, way), *failed, *how, *left, figures)
     return Corrected(way.whole.ranges, way.whole.corrections, PrecisionPlan(entries), summary)
+
+
+def _errors(ways: Sequence[_Together], verdict: Verdict) -> dict[_Together, float]:
+    return {way: error.distance for way, error in zip(ways, verdict.errors[1:], strict=True)}
+
+
+def _starts(ways: Sequence[_Together], verdict: Verdict) -> list[_Together]:
+    """The way that is kept, or has the least error where what stood before is; the best of the others, with channel
+    maps where that has none, without where it has some."""
+    errors = _errors(ways, verdict)
+    best = ways[verdict.kept - 1] if verdict.kept else min(ways, key=errors.__getitem__)
+    others = [way for way in ways if (way.policy == "textbook") != (best.policy == "textbook")]
+    return [best, *sorted(others, key=errors.__getitem__)[:1]]
+
+
+def _with_seen_biases(task: Task, sites: Sequence[Site], way: _Together) -> _Together | None:
+    """The same way, with biases that make up for what clipping takes off as far as the head sees it."""
+    if task.start.noise is None:
+        return None
+    before, weights, choices = way.whole.corrections, {}, []
+    for site, choice in zip(sites, way.choices, strict=True):
+        last = len(choice.trial.offsets) - 1
+        picks = {name: replace(pick, offset=last) for name, pick in choice.picks.items()}
+        choices.append(replace(choice, picks=picks))
+        weights.update(site.rounded(choices[-1], seen=True))
+    if all(rounded.same(before.weights.get(name)) for name, rounded in weights.items()):
+        return None
+    whole = replace(way.whole, name=f"{way.whole.name}, {SEEN}", corrections=replace(before, weights=weights))
+    return replace(way, choices=tuple(choices), whole=whole)
 
 
 def _rebuilt(task: Task, ways: Sequence[_Together], verdict: Verdict) -> tuple[list[_Together], list[str]]:
@@ -91,13 +128,10 @@ def _rebuilt(task: Task, ways: Sequence[_Together], verdict: Verdict) -> tuple[l
     Returns:
         The new ways, and a sentence for each correction that could not be tried.
     """
-    errors = [error.distance for error in verdict.errors]
-    best = verdict.kept or min(range(1, len(errors)), key=errors.__getitem__)
-    starts = [
-        way
-        for index, way in enumerate(ways, 1)
-        if index == best or (way.policy == "textbook" and errors[index] < _HOPELESS * errors[best])
-    ]
+    best, *others = _starts(ways, verdict)
+    errors = _errors(ways, verdict)
+    plain = [way for way in others if way.policy == "textbook" and errors[way] < _HOPELESS * errors[best]]
+    starts = [best, *plain]
     found, failed = [], []
     for correction in [correction for correction in task.corrections if correction.needs_network]:
         try:

@@ -60,9 +60,12 @@ class Trial:
         rule: that gave the range; empty for a channel map.
         roundings: by convolution, the nearest first.
         means: by window, the sum of the samples as the convolution reads them.
+        inside: likewise, mapped and clipped, but not rounded.
         errors: by convolution, float64 (roundings, offsets): see :meth:`Site.add_errors`.
         offsets: name of the correction that each column of the errors is of; the first has none.
         head: what the tensor's rounding and clipping add to the error's power at the head; 0 where it is not known.
+        cut: float64 (C,): what clipping takes off each channel as it is mapped, on average with places weighted by how
+            far they reach the head; None where that is not known.
     """
 
     names: tuple[str, ...]
@@ -70,13 +73,15 @@ class Trial:
     rule: str = ""
     roundings: dict[str, list[Rounding]] = field(default_factory=dict)
     means: dict[Window, NDArray[np.floating]] = field(default_factory=dict)
+    inside: dict[Window, NDArray[np.floating]] = field(default_factory=dict)
     errors: dict[str, NDArray[np.float64]] = field(default_factory=dict)
     offsets: tuple[str, ...] = ("",)
     head: float = 0.0
+    cut: NDArray[np.float64] | None = None
     _written: dict[str, list[_Written]] = field(default_factory=dict)
 
-    def quantized(self, windows: NDArray[np.float32], window: Window) -> NDArray[np.float32]:
-        """Sampled windows as the convolution will read them: mapped and rounded."""
+    def quantized(self, windows: NDArray[np.float32], window: Window, rounds: bool = True) -> NDArray[np.float32]:
+        """Sampled windows as the convolution will read them: mapped, clipped and, unless told not to be, rounded."""
         step = self.map.step
         factor: np.float32 | NDArray[np.float32] = 1 / step
         if self.map.scale is not None:
@@ -87,7 +92,8 @@ class Trial:
         else:
             rounded = windows - window.spread(self.map.shift).astype(np.float32)[..., None]
             rounded *= factor
-        np.rint(rounded, out=rounded)
+        if rounds:
+            np.rint(rounded, out=rounded)
         np.clip(rounded, -QMAX, QMAX, out=rounded)
         rounded *= step
         return rounded
@@ -322,11 +328,18 @@ class Site:
             for trial in self.trials:
                 total = trial.quantized(windows, window).sum(axis=2)
                 trial.means[window] = trial.means.get(window, 0.0) + total
+                if trial.cut is not None:
+                    clipped = trial.quantized(windows, window, rounds=False).sum(axis=2)
+                    trial.inside[window] = trial.inside.get(window, 0.0) + clipped
 
-    def offsets(self, trial: Trial, name: str, rounding: Rounding) -> list[tuple[str, NDArray[np.float64]]]:
+    def offsets(
+        self, trial: Trial, name: str, rounding: Rounding, seen: bool = False
+    ) -> list[tuple[str, NDArray[np.float64]]]:
         """What may be added to the integer product, float64 (groups, out) each, by the correction that proposes it.
 
-        The first, without a name, makes up for the shift of the channel map alone.
+        The first, without a name, makes up for the shift of the channel map alone. With ``seen``, what clipping takes
+        off counts as far as the head sees it: most of it may be no part of a detection, and made up for at every place
+        it would move those that are.
         """
         window = self.windows[name]
         rows = window.rows(self.weight(name))
@@ -334,7 +347,12 @@ class Site:
         shift = np.zeros(bias.shape)
         if trial.map.shift is not None:
             shift = np.einsum("goi,gi->go", rows, window.spread(trial.map.shift))
-        wanted = np.einsum("goi,gi->go", rows, self._means[window] / self._seen[window])
+        if trial.cut is None or not seen:
+            wanted = np.einsum("goi,gi->go", rows, self._means[window] / self._seen[window])
+        else:
+            mapped = rows if trial.map.scale is None else rows / window.spread(trial.map.scale)[:, None, :]
+            whole = trial.inside[window] / self._seen[window] + window.spread(trial.cut)
+            wanted = shift + np.einsum("goi,gi->go", mapped, whole)
         mean = trial.means[window] / self._seen[window]
         got = np.einsum("goi,gi->go", rounding.integers.astype(np.float64), mean) * rounding.scales
         means = OutputMeans(bias, wanted, got)
@@ -376,19 +394,19 @@ class Site:
                 places = self._judged[self.windows[name]]
                 trial.errors[name] = np.sqrt(errors / places * self._importance[name].size)
 
-    def rounded(self, choice: Choice) -> dict[str, Rounded]:
-        """The weights of the convolutions that are not plain."""
+    def rounded(self, choice: Choice, seen: bool = False) -> dict[str, Rounded]:
+        """The weights of the convolutions that are not plain; ``seen`` as of :meth:`offsets`."""
         return {
-            name: self.form(choice.trial, name, pick)
+            name: self.form(choice.trial, name, pick, seen)
             for name, pick in choice.picks.items()
             if choice.trial.names or pick.rounding or pick.offset
         }
 
-    def form(self, trial: Trial, name: str, pick: Pick) -> Rounded:
-        """The weights of one convolution as they are written."""
+    def form(self, trial: Trial, name: str, pick: Pick, seen: bool = False) -> Rounded:
+        """The weights of one convolution as they are written; ``seen`` as of :meth:`offsets`."""
         rounding = trial.roundings[name][pick.rounding]
         shape = self.convs[name].inputs[1].values.shape
-        _, offset = self.offsets(trial, name, rounding)[pick.offset]
+        _, offset = self.offsets(trial, name, rounding, seen)[pick.offset]
         bias = offset.reshape(-1).astype(np.float32)
         return Rounded(rounding.integers.reshape(shape), rounding.scales.reshape(-1), bias)
 

@@ -45,11 +45,15 @@ class TensorNoise:
         largest: the largest magnitude on the calibration images.
         clipped: float64 (2, ranges): the squared change of scores and of boxes by clipping, for each range.
         squares: float64 (2,): the squared gradients of scores and of boxes, summed over places.
+        cut: float64 (C, ranges): what clipping takes off, summed over places, each times its squared gradient.
+        counted: the squared gradients that ``cut`` is weighted with, summed.
     """
 
     largest: float
     clipped: NDArray[np.float64] = field(default_factory=lambda: np.zeros((2, len(FRACTIONS))))
     squares: NDArray[np.float64] = field(default_factory=lambda: np.zeros(2))
+    cut: NDArray[np.float64] = field(default_factory=lambda: np.zeros((1, len(FRACTIONS))))
+    counted: float = 0.0
 
     def add(self, value: torch.Tensor, gradients: Sequence[torch.Tensor | None]) -> None:
         """Adds an image's value (C, ...) and the gradients of its scores and its boxes there, None for one of 0."""
@@ -58,6 +62,9 @@ class TensorNoise:
             if gradient is not None:
                 self.squares[kind] += float(torch.linalg.vector_norm(gradient, dtype=torch.float64)) ** 2
                 self.clipped[kind] += np.square(tail.lost(gradient.reshape(-1)))
+                weight = gradient.square().sum(0).to(torch.float64)
+                self.counted += float(weight.sum())
+                self.cut = self.cut + tail.cut(weight.reshape(-1), len(value))
 
 
 class HeadNoise:
@@ -158,6 +165,15 @@ class HeadNoise:
         rounded = tensor.squares * np.square(amax / QMAX) / 12
         return float(((rounded + CLIPPING * _at(tensor.clipped, amax / tensor.largest)) / self._weight).sum())
 
+    def cut(self, name: str, amax: float) -> NDArray[np.float64] | None:
+        """What a range takes off each channel on average, float64 (C,), with places weighted by their squared gradient.
+
+        None where nothing of the tensor reaches the head.
+        """
+        tensor = self.tensors[name]
+        known = tensor.largest > 0 and tensor.counted > 0
+        return _at(tensor.cut, amax / tensor.largest) / tensor.counted if known else None
+
     def best(self, name: str) -> float:
         """The amax of least noise; the widest where nothing of the tensor reaches the head."""
         largest = self.tensors[name].largest
@@ -205,3 +221,14 @@ class _Tail:
             for weights in (signed, signed * self.values.abs())
         )
         return np.concatenate([np.zeros(1), FRACTIONS[1:] * self.largest * sums - products])
+
+    def cut(self, weight: torch.Tensor, channels: int) -> NDArray[np.float64]:
+        """What clipping to each range takes off, summed over places with these weights, float64 (channels, ranges)."""
+        at, ranges = torch.nonzero(self.chosen)[:, 0], len(FRACTIONS)
+        cells = torch.div(at, len(weight), rounding_mode="floor") * ranges + self.place
+        signed = weight[at % len(weight)] * self.values.sign()
+        sums, products = (
+            torch.bincount(cells, part, channels * ranges).cpu().numpy().reshape(channels, ranges).cumsum(1)[:, :-1]
+            for part in (signed, signed * self.values.abs())
+        )
+        return np.concatenate([np.zeros((channels, 1)), products - FRACTIONS[1:] * self.largest * sums], axis=1)
