@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from models import CONVOLUTIONS
+from standin.machine import Machine
 
 from trtdet.quantization import PrecisionPlan
 
@@ -79,3 +80,54 @@ def test_estimates_and_engines_of_a_library_that_builds_without_a_gpu(
     )
     assert built.code == 0, built.err
     assert built.json["manifest"]["audit"]["int8"] == half["counts"]["int8"] == 0
+
+
+def test_the_best_plan_by_flags(
+    run: Any, model: Path, calibration_images: Path, validation: Any, tmp_path: Path
+) -> None:
+    command = ["build", model, "--config", "shapes", "--images", calibration_images, *CALIBRATION, *ONNX]
+    labelled = ["--val-images", validation.images, "--annotations", validation.annotations]
+    done = run(
+        *command, *labelled, "--best", "--max-map-drop", 100, "--objective", "size", "-o", tmp_path / "b", "--json"
+    )
+    assert done.code == 0, done.err
+    assert done.json["trade_off"]["unit"] == "bytes of weights"
+    assert done.json["manifest"]["precision"]["int8"] == CONVOLUTIONS
+    assert done.json["within"] is None
+    alone = run(*command, "--best", "-o", tmp_path / "n")
+    assert "--best is the best plan within a bound" in alone.message
+    without = run(*command, "--best", "--max-map-drop", 0.3, "-o", tmp_path / "n")
+    assert "--max-map-drop measures mAP: give annotated images" in without.message
+
+
+# where a GPU runs engines
+
+
+@pytest.mark.slow
+def test_a_tune_measures_where_engines_run(
+    machine: Machine, model: Path, calibration_images: Path, validation: Any, tmp_path: Path
+) -> None:
+    arguments = ["tune", model, "--config", "shapes", "--images", calibration_images, *CALIBRATION, "--points", 2]
+    arguments += ["--val-images", validation.images, "--annotations", validation.annotations]
+    done = machine.trtdet(*arguments, "--backend", "tensorrt", "-o", tmp_path / "t", "--json")
+    assert done.code == 0, done.err
+    front = done.json
+    assert front["device"] == "Stand-in GPU"
+    assert front["unit"] == "ms (measured on Stand-in GPU, batch 1)"
+    assert all(point["cost"] == point["measured"] > 0 for point in front["points"])
+    assert [point["cost"] for point in front["points"]] == sorted(point["cost"] for point in front["points"])
+
+
+@pytest.mark.slow
+def test_a_time_is_kept_as_measured_where_engines_run(
+    machine: Machine, model: Path, calibration_images: Path, validation: Any, tmp_path: Path
+) -> None:
+    arguments = ["build", model, "--config", "shapes", "--images", calibration_images, *CALIBRATION, "--no-measure"]
+    arguments += ["--backend", "tensorrt", "--best", "--json"]
+    done = machine.trtdet(*arguments, "--max-latency", 10_000, "-o", tmp_path / "b")
+    assert done.code == 0, done.err
+    assert 0 < done.json["within"]["measured"] <= 10_000
+    assert "the least error within 10000 ms" in done.err and "ms measured" in done.err
+    never = machine.trtdet(*arguments, "--max-latency", 1e-6, "-o", tmp_path / "n")
+    assert "the cheapest plan takes" in never.message and "ms measured" in never.message
+    assert not (tmp_path / "n").exists()

@@ -52,11 +52,13 @@ class Costs:
         joints: of which the sum, with ``fixed``, is the cost of a plan: exactly where there are at most eight
             convolutions around each kernel; where there are more, exactly for up to two of them in FP16.
         fixed: of all that depends on no choice.
+        unit: of the cost, in words.
     """
 
     convs: tuple[str, ...]
     joints: tuple[Joint, ...]
     fixed: float
+    unit: str = "ms (estimate)"
 
     def of(self, fp16: Collection[str]) -> float:
         """The cost of a plan.
@@ -70,7 +72,7 @@ class Costs:
     def shared_by(self, images: int) -> Costs:
         """The cost of one of so many images."""
         joints = tuple(Joint(joint.convs, joint.cost / images) for joint in self.joints)
-        return Costs(self.convs, joints, self.fixed / images)
+        return Costs(self.convs, joints, self.fixed / images, self.unit)
 
 
 def time_costs(flow: Flow, roofline: Roofline) -> Costs:

@@ -20,6 +20,7 @@ from trtdet.cli.options import (
     add_int8_all,
     add_model,
     add_nms,
+    add_objective,
     add_output,
     add_quantization,
     add_ranking,
@@ -46,6 +47,7 @@ def _options(parser: ArgumentParser) -> None:
     add_corrections(parser)
     add_int8_all(parser)
     _add_kept(parser)
+    _add_best(parser)
     _add_tuned(parser)
     add_validation(parser, "for --max-map-drop and --max-disagreement")
     add_ranking(parser)
@@ -106,6 +108,23 @@ def _add_kept(parser: ArgumentParser) -> None:
         help="likewise with an agreement with the float model's detections of at least 100 - X points; no annotations, "
         "but --val-images other than the calibration images, which ranges and corrections were made from",
     )
+    group.add_argument(
+        "--max-latency",
+        type=float,
+        metavar="MS",
+        help="the plan of least error within so many milliseconds, estimated for --gpu, or measured where a GPU here "
+        "runs the engine",
+    )
+
+
+def _add_best(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("the best plan", "with --max-map-drop, --max-disagreement or --max-latency")
+    group.add_argument(
+        "--best",
+        action="store_true",
+        help="choose between INT8 and FP16 for every convolution that can be in INT8: none stays in FP16 by default",
+    )
+    add_objective(group)
 
 
 def _add_tuned(parser: ArgumentParser) -> None:
@@ -208,6 +227,8 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
     if result.trade_off is not None:
         console.say(result.trade_off.table())
         console.say(result.trade_off.summary)
+    if result.within is not None:
+        console.say(str(result.within))
     worth = _worth(result)
     if worth is not None:
         console.say(worth["said"])
@@ -220,6 +241,7 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
         "manifest": json.loads(manifest.to_json()),
         "worth": worth,
         "trade_off": result.trade_off.as_dict() if result.trade_off else None,
+        "within": result.within.as_dict() if result.within else None,
     }
 
 
@@ -311,6 +333,8 @@ def _build_options(options: Namespace) -> BuildOptions:
             options.rank_images,
             options.ray,
             options.max_disagreement,
+            options.objective,
+            options.max_latency,
         ),
         silu=options.silu,
         plugins=tuple(options.plugin_library),
@@ -325,6 +349,7 @@ def _build_options(options: Namespace) -> BuildOptions:
         force=options.force,
         int8_all=options.int8_all,
         accuracy_report=options.accuracy_report,
+        best=options.best,
     )
 
 

@@ -19,11 +19,12 @@ from trtdet.data import CocoDataset, content_hash, find_images
 from trtdet.files import sha256_file
 from trtdet.mixed_precision.trade_off import TradeOff
 from trtdet.pipeline.fingerprint import Stage, stage_keys
-from trtdet.pipeline.options import BuildOptions, KeepOptions
+from trtdet.pipeline.options import BuildOptions, CalibrationOptions, KeepOptions
+from trtdet.pipeline.stages.bounds import plan_problem
 from trtdet.pipeline.stages.bundles import Origin, model_bytes, plugin_parts, written
 from trtdet.pipeline.stages.calibrating import Selection, calibrated, looked_at, select_images
 from trtdet.pipeline.stages.correcting import Prepared, prepared
-from trtdet.pipeline.stages.costs import plan_costs
+from trtdet.pipeline.stages.costs import plan_costs, plan_stopwatch
 from trtdet.pipeline.stages.engines import best_engine, target_of, warn_of
 from trtdet.pipeline.stages.networks import (
     Network,
@@ -32,8 +33,9 @@ from trtdet.pipeline.stages.networks import (
     float_network,
     implicit_network,
 )
-from trtdet.pipeline.stages.planning import choose_plan, ranking, starting_plan
+from trtdet.pipeline.stages.planning import Prices, choose_plan, ranking, starting_plan
 from trtdet.pipeline.stages.rewriting import Graph, build_graph
+from trtdet.pipeline.stages.within_time import Within, check_reachable
 from trtdet.pipeline.tuned import check_tuned, load_prepared, tuned_key
 from trtdet.pipeline.validation import bounding_images, check_build, check_placement, previous_bundle
 from trtdet.progress import Progress, silent
@@ -59,6 +61,7 @@ class Assembled:
         audit: of its engine; None where no layers were listed, or the bundle was there already.
         up_to_date: it was there already.
         trade_off: what was tried for a bound on the loss.
+        within: the plan within a time, where that was asked for.
         network: what its engine was built from; None where the bundle was there already.
     """
 
@@ -67,6 +70,7 @@ class Assembled:
     up_to_date: bool = False
     trade_off: TradeOff | None = None
     network: Network | None = None
+    within: Within | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,8 +130,9 @@ def assemble(job: Job, progress: Progress = silent, place: Path | None = None) -
         origin = Origin(job.model, known.graph, job.options, caps, known.plugins, known.key, seen)
         bundle = written(writer, engine, origin)
     unfinished_of(job.output).unlink(missing_ok=True)
-    trade_off = network.planned.trade_off if network.planned is not None else None
-    return Assembled(bundle, engine.audit, False, trade_off, network)
+    planned = network.planned
+    trade_off, within = (planned.trade_off, planned.within) if planned is not None else (None, None)
+    return Assembled(bundle, engine.audit, False, trade_off, network, within)
 
 
 def validated(job: Job, progress: Progress = silent) -> Validated:
@@ -185,7 +190,10 @@ def networks_of(known: Validated, caps: Capabilities, progress: Progress = silen
         ready,
         options.keep,
         lambda: ranking(ready, options.keep, known.previous, progress),
-        lambda: plan_costs(ready, known.backend, options, progress),
+        Prices(
+            lambda: plan_costs(ready, known.backend, options, progress),
+            lambda: plan_stopwatch(ready, known.backend, options, progress),
+        ),
         known.dataset,
         progress,
     )
@@ -210,7 +218,20 @@ def prepared_of(known: Validated, progress: Progress = silent) -> Prepared:
     corrections = () if options.implicit else options.correct
     plan = starting_plan(known.graph, options.keep)
     calibration = replace(options.calibration, unfinished=unfinished_of(known.job.output))
+    if options.keep.max_latency is not None and options.correct:
+        ruled = replace(calibration, rule=CalibrationOptions.rule)
+        _check_reachable(prepared(ranged, ruled, (), progress, plan), known, progress)
     return prepared(ranged, calibration, corrections, progress, plan, share=not options.implicit)
+
+
+def _check_reachable(plain: Prepared, known: Validated, progress: Progress) -> None:
+    """Refuses a time that no plan keeps before corrections are worked out, which make no plan faster."""
+    options = known.job.options
+    limit = options.keep.max_latency
+    costs = plan_costs(plain, known.backend, options, progress)
+    measured = plan_stopwatch(plain, known.backend, options, progress) is not None
+    if costs is not None and limit is not None and not measured:
+        check_reachable(costs, plan_problem(plain, costs), limit)
 
 
 def _facts(
@@ -222,6 +243,7 @@ def _facts(
 ) -> dict[str, Any]:
     """What the options resolve to, by the names that their metadata gives, and what stands for no option."""
     keep, histograms = options.keep, options.calibration.histograms
+    priced = (options.guard, keep.bound, keep.max_latency) != (None, None, None)
     return {
         "trtdet": __version__,
         "config": graph.config.model_dump(mode="json"),
@@ -235,11 +257,10 @@ def _facts(
         "kept": _kept(keep),
         "annotated": _annotated(keep),
         "ranked_images": keep.num_images if keep.ranked else None,
-        "objective": keep.objective if keep.ranked else None,
         "tuned": tuned_key(options.tuned) if options.tuned is not None else None,
         "plugins": [part.sha256 for part in plugins],
         # The GPU decides nothing unless its estimate does.
-        "guard": [options.guard, options.gpu] if (options.guard, keep.bound) != (None, None) else None,
+        "guard": [options.guard, options.gpu] if priced else None,
     }
 
 

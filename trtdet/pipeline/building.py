@@ -25,6 +25,7 @@ from trtdet.pipeline.stages.bundles import AUDIT
 from trtdet.pipeline.stages.calibrating import Calibrated, calibrated, looked_at, select_images
 from trtdet.pipeline.stages.correcting import prepared
 from trtdet.pipeline.stages.rewriting import host_graph
+from trtdet.pipeline.stages.within_time import Within
 from trtdet.pipeline.validation import annotated_images, check_calibration, check_sensitivity, warn_of_percentile
 from trtdet.pipeline.verdict import answered, place_of, weigh
 from trtdet.pipeline.worth import Worth
@@ -41,6 +42,7 @@ class BuildResult:
         up_to_date: it was there already.
         trade_off: what was tried for a bound on the loss.
         worth: what INT8 cost and gained; None where it was not compared.
+        within: the plan within a time, where that was asked for and the bundle was not there already.
         accuracy: the accuracy report, where it was asked for and was not there already.
     """
 
@@ -50,6 +52,7 @@ class BuildResult:
     trade_off: TradeOff | None = None
     worth: Worth | None = None
     accuracy: Breakdown | None = None
+    within: Within | None = None
 
 
 def build(
@@ -86,7 +89,9 @@ def build(
         accuracy = report_accuracy(job, done, progress) if asked else None
         wanted = options.precision == "int8" and options.measure
         if not wanted or (done.up_to_date and answered(done.bundle, options)):
-            return BuildResult(done.bundle, done.audit, done.up_to_date, done.trade_off, accuracy=accuracy)
+            return BuildResult(
+                done.bundle, done.audit, done.up_to_date, done.trade_off, accuracy=accuracy, within=done.within
+            )
         worth = weigh(job, done.bundle, progress=progress)
     bundle, found = Bundle(output, verify=False), done.audit
     if bundle.manifest.shipped != options.precision:
@@ -96,7 +101,7 @@ def build(
     # A plan with nothing in INT8 has been warned of.
     if worth is not None and worth.warning and bundle.manifest.precision.int8:
         warnings.warn(worth.warning, TrtdetWarning, stacklevel=2)
-    return BuildResult(bundle, found, done.up_to_date, done.trade_off, worth, accuracy)
+    return BuildResult(bundle, found, done.up_to_date, done.trade_off, worth, accuracy, done.within)
 
 
 def calibrate(

@@ -54,7 +54,7 @@ class CalibrationOptions:
 @dataclass(frozen=True)
 class KeepOptions:
     """Which convolutions an INT8 bundle keeps in FP16 besides those that stay there by default: by one of ``keep``,
-    ``budget``, ``max_map_drop`` and ``max_disagreement``, or none.
+    ``budget``, ``max_map_drop``, ``max_disagreement`` and ``max_latency``, or none.
 
     Attributes:
         keep: a number takes the most sensitive ones; a path an edited ``plan.json``, which is followed in INT8 as
@@ -69,6 +69,8 @@ class KeepOptions:
         max_disagreement: likewise with 100 less the agreement with the float model's detections, in points (hundredths)
             of average precision, see :func:`trtdet.evaluation.agreement.agree`.
         objective: what is cheap, for a bound.
+        max_latency: those of the plan of least error within so many milliseconds, over 0: estimated for the build's
+            GPU, or measured where one here runs engines; of an image where the objective is throughput.
     """
 
     keep: int | Path | tuple[str, ...] | None = field(
@@ -81,7 +83,8 @@ class KeepOptions:
     num_images: int = field(default=RANKED_IMAGES, metadata=enters(Stage.PLAN, "ranked_images", int8_only=True))
     ray: str | None = field(default=None, metadata=stays_out("where the ranking is computed changes no number"))
     max_disagreement: float | None = field(default=None, metadata=enters(Stage.PLAN, int8_only=True))
-    objective: Objective = field(default="latency", metadata=enters(Stage.PLAN, "objective", int8_only=True))
+    objective: Objective = field(default="latency", metadata=enters(Stage.PLAN, int8_only=True))
+    max_latency: float | None = field(default=None, metadata=enters(Stage.PLAN, int8_only=True))
 
     @property
     def bound(self) -> tuple[Figure, float] | None:
@@ -92,7 +95,8 @@ class KeepOptions:
     @property
     def ranked(self) -> bool:
         """Whether a ranking is needed."""
-        return isinstance(self.keep, int) or self.budget is not None or self.bound is not None
+        numbers = (self.budget, self.max_map_drop, self.max_disagreement, self.max_latency)
+        return isinstance(self.keep, int) or any(number is not None for number in numbers)
 
 
 @dataclass(frozen=True)
@@ -132,6 +136,8 @@ class BuildOptions:
         accuracy_report: after an INT8 build, measure which blocks cause the error at the head and what each part of the
             corrections does to it, and keep that in the bundle as ``accuracy.json``.
         int8_all: quantise every convolution that can be, also those that INT8 makes no faster.
+        best: every convolution that can be in INT8 is open to the choice of a plan, which ``keep`` bounds; nothing
+            stays in FP16 by default.
         tuned: the folder of a tune, of which ranges and corrections are taken as they are there; see
             :func:`trtdet.pipeline.tuned.tuned_options`.
     """
@@ -159,6 +165,7 @@ class BuildOptions:
     force: bool = field(default=False, metadata=stays_out("says what may be replaced"))
     accuracy_report: bool = field(default=False, metadata=stays_out("measured on the finished bundle"))
     int8_all: bool = field(default=False, metadata=enters(Stage.CORRECTIONS, int8_only=True))
+    best: bool = field(default=False, metadata=enters(Stage.CORRECTIONS, int8_only=True))
     tuned: Path | None = field(default=None, metadata=enters(Stage.CORRECTIONS, "tuned", int8_only=True))
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,14 +25,12 @@ from trtdet.evaluation.scoring import Evaluation, evaluate
 from trtdet.mixed_precision.program import Problem, front
 from trtdet.mixed_precision.ranking import rank
 from trtdet.mixed_precision.scores import Sensitivity
-from trtdet.performance import BenchOptions, measure
-from trtdet.performance import Target as Timed
 from trtdet.pipeline.assembly import Job, Validated, prepared_of, validated
 from trtdet.pipeline.fingerprint import Stage
-from trtdet.pipeline.options import DEFAULT_IMAGES, TuneOptions
+from trtdet.pipeline.options import DEFAULT_IMAGES, KeepOptions, TuneOptions
 from trtdet.pipeline.stages.bounds import plan_problem
 from trtdet.pipeline.stages.correcting import Prepared
-from trtdet.pipeline.stages.costs import batch_of, gpu_of, plan_costs
+from trtdet.pipeline.stages.costs import batch_of, gpu_of, plan_times, run_ms
 from trtdet.pipeline.stages.engines import Engine, best_engine, runs_on, target_of
 from trtdet.pipeline.stages.networks import Network, explicit_networks, float_network
 from trtdet.pipeline.stages.planning import Planned, without_overflow
@@ -82,7 +80,7 @@ class Tuning:
     @property
     def job(self) -> Job:
         """The build that every point is a variant of: all in INT8 that can be."""
-        return Job(self.model, self.config, self.folder, self.options.build)
+        return Job(self.model, self.config, self.folder, replace(self.options.build, keep=KeepOptions()))
 
 
 @dataclass(frozen=True)
@@ -269,7 +267,7 @@ class Points:
     @cached_property
     def times(self) -> Costs | None:
         """Estimated milliseconds of every plan; None where no engine lists its layers."""
-        return plan_costs(self.prepared, self._backend, self._build, self._progress)
+        return plan_times(self.prepared, self._backend, self._build, self._progress)
 
     @cached_property
     def _problem(self) -> Problem:
@@ -296,15 +294,10 @@ class Points:
 
     def _run(self, engine: Engine, stage: str) -> tuple[Evaluation, dict[str, Any]]:
         facts = EngineFacts.built(self._backend.capabilities, engine.built.sms, self._build.plugins)
-        config, batch = self.prepared.config, self.batch
         with open_engine(engine.built.engine, facts) as run:
-            target = Timed("engine", run, config.input, "engine", self._mode)
-            timed = measure([target], BenchOptions((batch,), seconds=1.0), progress=self._progress)
-            found = timed.targets[0]
-            per = batch if self._build.keep.objective == "throughput" else 1
-            evaluation = self._scored(Detector.running(run, config, self._mode), stage)
-            measured = found.points[0].latency_ms.p50 / per
-            return evaluation, {"measured": measured, "device": found.run_info.device}
+            ms, device = run_ms(run, self.prepared, self._build, self._progress)
+            evaluation = self._scored(Detector.running(run, self.prepared.config, self._mode), stage)
+        return evaluation, {"measured": ms, "device": device}
 
     def _scored(self, detector: Detector, stage: str) -> Evaluation:
         def told(done: int, total: int) -> None:

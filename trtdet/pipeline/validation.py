@@ -6,6 +6,7 @@ import importlib.util
 import math
 import warnings
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -50,11 +51,15 @@ def check_build(options: BuildOptions, caps: Capabilities) -> None:
     if options.precision != "int8":
         if options.keep != KeepOptions():
             raise ConfigError(f"--{options.precision} leaves nothing in INT8 to keep out of it; leave --keep-fp16 out")
+        if options.best:
+            raise ConfigError(f"--best chooses between INT8 and FP16; leave it out with --{options.precision}")
         if options.int8_all:
             raise ConfigError(f"--int8-all belongs to --int8; leave it out with --{options.precision}")
         return
     if options.implicit:
         _check_implicit(options, caps)
+    _check_one_way(options.keep)
+    _check_choice(options, caps)
     if options.cache is not None:
         return
     lost = [sm for sm in options.sms if sm in caps.sms_without_int8]
@@ -67,6 +72,34 @@ def check_build(options: BuildOptions, caps: Capabilities) -> None:
     check_calibration(options.calibration, () if options.implicit else options.correct)
     warn_of_percentile(options.calibration.percentile, options.calibration.rule)
     _check_keep(options.keep, options.calibration)
+
+
+def _check_choice(options: BuildOptions, caps: Capabilities) -> None:
+    """Refuses a choice of a plan without a bound, or by what is not known."""
+    keep = options.keep
+    if options.best and options.implicit:
+        raise ConfigError("--best chooses a plan for Q/DQ nodes; with --quantization implicit give --keep-fp16")
+    if options.best and keep.bound is None and keep.max_latency is None:
+        raise ConfigError(
+            "--best is the best plan within a bound: give --max-map-drop X with annotated images, --max-disagreement X "
+            "with images, or --max-latency MS"
+        )
+    if keep.max_latency is None:
+        if keep.objective != "latency" and keep.bound is None:
+            raise ConfigError(
+                f"--objective {keep.objective} says what is cheap within a bound: give --max-map-drop or "
+                "--max-disagreement"
+            )
+        return
+    if not 0 < keep.max_latency < math.inf:
+        raise ConfigError(f"--max-latency must be a number of milliseconds over 0, got {keep.max_latency:g}")
+    if keep.objective == "size":
+        raise ConfigError("--max-latency bounds milliseconds; leave --objective size out")
+    if not caps.lists_layers:
+        raise BackendError(
+            f"--max-latency: {caps.name} lists no layers that a time could be estimated from; choose another "
+            "--backend, such as tensorrt-rtx"
+        )
 
 
 def _check_report(options: BuildOptions) -> None:
@@ -153,6 +186,8 @@ def check_tune(options: TuneOptions) -> None:
     build = options.build
     if build.precision != "int8" or build.implicit:
         raise ConfigError("a tune is about INT8 with Q/DQ nodes; leave --fp16, --fp32 and --quantization implicit out")
+    if replace(build.keep, objective="latency") != KeepOptions() or build.tuned is not None:
+        raise ConfigError("a tune finds plans itself; leave out what else says what stays in FP16")
     if build.calibration.images is None:
         raise ConfigError("a tune needs calibration images: a folder or a list of file names with --images")
     if options.annotations is not None and options.images is None:
@@ -351,8 +386,8 @@ def _check_implicit(options: BuildOptions, caps: Capabilities) -> None:
         )
     if options.calibrator == "tensorrt" and options.calibration.images is None:
         raise ConfigError("TensorRT's own calibrators look at images: give them with --images")
-    if options.keep.bound is not None:
-        option = options.keep.bound[0].option
+    if options.keep.bound is not None or options.keep.max_latency is not None:
+        option = "--max-latency" if options.keep.bound is None else options.keep.bound[0].option
         raise ConfigError(f"{option} scores Q/DQ models; with --quantization implicit give --keep-fp16")
     if options.cache is not None and not options.cache.is_file():
         raise CalibrationError(f"the calibration cache '{options.cache}' does not exist; give another")
@@ -360,12 +395,20 @@ def _check_implicit(options: BuildOptions, caps: Capabilities) -> None:
         raise ConfigError("what stays in FP16 is found on images; with --calibration-cache leave it out")
 
 
-def _check_keep(keep: KeepOptions, calibration: CalibrationOptions) -> None:
-    ways = {"--keep-fp16": keep.keep, "--fp16-budget": keep.budget}
-    bounds = {MAP.option: keep.max_map_drop, AGREEMENT.option: keep.max_disagreement}
-    asked = [name for name, value in {**ways, **bounds}.items() if value is not None]
+def _check_one_way(keep: KeepOptions) -> None:
+    ways = {
+        "--keep-fp16": keep.keep,
+        "--fp16-budget": keep.budget,
+        MAP.option: keep.max_map_drop,
+        AGREEMENT.option: keep.max_disagreement,
+        "--max-latency": keep.max_latency,
+    }
+    asked = [name for name, value in ways.items() if value is not None]
     if len(asked) > 1:
         raise ConfigError(f"{asked[0]} and {asked[1]} both say what stays in FP16: give one of them")
+
+
+def _check_keep(keep: KeepOptions, calibration: CalibrationOptions) -> None:
     if keep.max_disagreement is None or keep.images is None:
         check_annotated(keep.images, keep.annotations)
     if keep.budget is not None:

@@ -14,10 +14,11 @@ from trtdet.audit.gpus import gpu_named
 from trtdet.audit.roofline import Estimate, estimate, flow_of
 from trtdet.backends import EngineFacts, choose, obstacle
 from trtdet.bundle import Bundle, BundleWriter, Manifest, QuantizationPart
-from trtdet.config import Config, NmsMode
+from trtdet.config import NmsMode
 from trtdet.data import CocoDataset, ImageCache
 from trtdet.errors import TrtdetWarning
 from trtdet.evaluation.comparison import Comparison, compare
+from trtdet.evaluation.images_apart import apart_from
 from trtdet.evaluation.scoring import Evaluation, evaluate
 from trtdet.files import writing
 from trtdet.files.temporaries import Temporary
@@ -25,7 +26,7 @@ from trtdet.performance import BenchOptions, ProfileOptions, bench, profile, slo
 from trtdet.pipeline.assembly import Job, assemble, timing_cache_of
 from trtdet.pipeline.options import BuildOptions, CalibrationOptions, KeepOptions
 from trtdet.pipeline.stages.bundles import AUDIT
-from trtdet.pipeline.stages.calibrating import HISTOGRAMS
+from trtdet.pipeline.stages.calibrating import HISTOGRAMS, select_images
 from trtdet.pipeline.stages.costs import default_gpu
 from trtdet.pipeline.stages.planning import RANKING
 from trtdet.pipeline.worth import WORTH, EngineFigures, Estimated, Worth
@@ -80,7 +81,8 @@ def weigh(job: Job, bundle: Bundle, measuring: Measuring = Measuring(), progress
         if scored:
             run = twin if twin is not None and not reason else None
             other = run or _built(job, folder, _fp32_twin(options, bundle), progress)
-            comparison = _compared((bundle.path, other.path), job.config, options.keep, progress)
+            dataset = _reporting(job)
+            comparison = _compared((bundle.path, other.path), dataset, progress)
             ran_on = found.run_info or comparison.reference.run_info
             found = replace(found, against=other.manifest.shipped, run_info=ran_on, comparison=comparison)
         if options.guard is not None:
@@ -141,6 +143,7 @@ def fp16_twin(options: BuildOptions, bundle: Bundle) -> BuildOptions:
         guard=None,
         gpu=None,
         int8_all=False,
+        best=False,
         tuned=None,
         accuracy_report=False,
     )
@@ -256,9 +259,16 @@ def _asked(int8: Manifest, done: Manifest) -> dict[str, Any]:
     }
 
 
-def _compared(pair: Sequence[Path], config: Config, keep: KeepOptions, progress: Progress) -> Comparison:
+def _reporting(job: Job) -> CocoDataset:
+    """The annotated images; where a plan was chosen by its error, none of those that it was chosen by."""
+    keep = job.options.keep
     assert keep.images is not None and keep.annotations is not None
-    dataset, cache = CocoDataset.load(keep.annotations, keep.images, config.classes), ImageCache()
+    dataset = CocoDataset.load(keep.annotations, keep.images, job.config.classes)
+    return dataset if keep.max_latency is None else apart_from(dataset, select_images(job.options.calibration).paths)
+
+
+def _compared(pair: Sequence[Path], dataset: CocoDataset, progress: Progress) -> Comparison:
+    cache = ImageCache()
 
     def scored(path: Path, stage: str) -> Evaluation:
         return evaluate(Detector.open(path), dataset, lambda done, total: progress(stage, done, total), cache)

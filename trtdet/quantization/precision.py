@@ -58,6 +58,8 @@ class Cause(str, Enum):
     """FP16: within a share of the multiply-adds."""
     KEPT_BOUND = "kept-bound"
     """FP16: needed to keep the measured loss within a bound."""
+    KEPT_LATENCY = "kept-latency"
+    """FP16: in the most accurate plan within a time."""
     KEPT_TUNED = "kept-tuned"
     """FP16: at this point of the front that a tune found."""
     EDITED = "edited"

@@ -57,7 +57,7 @@ def plan_problem(prepared: Prepared, costs: Costs | None, ranked: Sensitivity | 
 
 def cost_unit(costs: Costs | None) -> str:
     """Of the costs in :func:`plan_problem`."""
-    return "million multiply-adds, FP16 twice" if costs is None else "ms (estimate)"
+    return "million multiply-adds, FP16 twice" if costs is None else costs.unit
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,11 @@ from trtdet.mixed_precision.search import cheapest_within
 from trtdet.mixed_precision.subject import Method, subject_key
 from trtdet.mixed_precision.trade_off import TradeOff
 from trtdet.pipeline.options import KeepOptions
-from trtdet.pipeline.stages.bounds import Images, search_within
+from trtdet.pipeline.stages.bounds import Images, plan_problem, search_within
 from trtdet.pipeline.stages.correcting import Prepared
 from trtdet.pipeline.stages.half_range import within_half
 from trtdet.pipeline.stages.rewriting import Graph
+from trtdet.pipeline.stages.within_time import Measure, Within, check_reachable, most_accurate_within
 from trtdet.progress import Progress, silent
 from trtdet.quantization import Cause, Entry, Precision, PrecisionPlan, QdqPlacement
 from trtdet.quantization.macs import DEPTHWISE, multiply_adds
@@ -37,13 +38,27 @@ class Planned:
     plan: PrecisionPlan
     ranking: Sensitivity | None = None
     trade_off: TradeOff | None = None
+    within: Within | None = None
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What plans cost.
+
+    Attributes:
+        estimated: of any plan, worked out when it is asked for; None counts multiply-adds.
+        stopwatch: gives what measures a plan; None where none can be run.
+    """
+
+    estimated: Callable[[], Costs | None] = lambda: None
+    stopwatch: Callable[[], Measure | None] = lambda: None
 
 
 def choose_plan(
     prepared: Prepared,
     keep: KeepOptions,
     ranked: Callable[[], Sensitivity],
-    costs: Callable[[], Costs | None] = lambda: None,
+    prices: Prices = Prices(),
     dataset: CocoDataset | None = None,
     progress: Progress = silent,
 ) -> Planned:
@@ -53,14 +68,14 @@ def choose_plan(
         prepared: the model.
         keep: what stays in FP16.
         ranked: gives the ranking, where one is needed.
-        costs: gives what plans cost, where that is needed; None counts their multiply-adds.
+        prices: what plans cost.
         dataset: the images for a bound on the loss.
         progress: told of every image that is scored.
 
     Raises:
         ConfigError: the options do not fit the model, or no plan keeps the bound.
     """
-    planned = _chosen(prepared, keep, ranked, costs, dataset, progress)
+    planned = _chosen(prepared, keep, ranked, prices, dataset, progress)
     return replace(planned, plan=without_overflow(prepared, planned.plan, progress))
 
 
@@ -68,7 +83,7 @@ def _chosen(
     prepared: Prepared,
     keep: KeepOptions,
     ranked: Callable[[], Sensitivity],
-    costs: Callable[[], Costs | None],
+    prices: Prices,
     dataset: CocoDataset | None,
     progress: Progress,
 ) -> Planned:
@@ -86,11 +101,13 @@ def _chosen(
         return Planned(plan)
     ranked = cache(ranked)
     trade_off = None
+    if keep.max_latency is not None:
+        return _within(prepared, ranked, prices, keep.max_latency)
     if keep.bound is not None:
         assert dataset is not None, "validation gives the images"
         figure, limit = keep.bound
         images = Images(dataset, keep.num_images, figure)
-        trade_off = cheapest_within(search_within(prepared, ranked, costs(), images, progress), limit)
+        trade_off = cheapest_within(search_within(prepared, ranked, prices.estimated(), images, progress), limit)
         chosen, cause = trade_off.chosen.names, Cause.KEPT_BOUND
         if not ranked.cache_info().currsize:  # the cheapest plan of all will do
             cheap = dict.fromkeys(chosen, "kept: FP16 is estimated to be as fast here")
@@ -100,6 +117,18 @@ def _chosen(
     else:
         chosen, cause = within_budget(ranked(), keep.budget or 0.0), Cause.KEPT_BUDGET
     return Planned(keeping(plan, reasons(ranked(), chosen), cause), ranked(), trade_off)
+
+
+def _within(prepared: Prepared, ranked: Callable[[], Sensitivity], prices: Prices, limit: float) -> Planned:
+    """The most accurate plan within a time; nothing is ranked where none is."""
+    costs = prices.estimated()
+    assert costs is not None, "validation refuses a backend without layers"
+    stopwatch = prices.stopwatch()
+    if stopwatch is None:
+        check_reachable(costs, plan_problem(prepared, costs), limit)
+    found = most_accurate_within(costs, plan_problem(prepared, costs, ranked()), limit, stopwatch)
+    plan = keeping(prepared.plan, reasons(ranked(), found.kept), Cause.KEPT_LATENCY)
+    return Planned(plan, ranked(), within=found)
 
 
 def ranking(prepared: Prepared, keep: KeepOptions, previous: Bundle | None, progress: Progress) -> Sensitivity:

@@ -154,7 +154,7 @@ def build_graph(model: Path, config: Config, options: BuildOptions, backend: Bac
     if kept is not None:
         _warn_of_thresholds(kept, config.nms)
     graph = rewritten(source, passes)
-    graph = replace(graph, int8_all=options.int8_all, nms_reason=chosen.reason, flow=_flow(graph, caps))
+    graph = replace(graph, int8_all=options.int8_all or options.best, nms_reason=chosen.reason, flow=_flow(graph, caps))
     _check_operators(graph.model, backend)
     return graph
 

@@ -37,4 +37,4 @@ def size_costs(prepared: Prepared) -> Costs:
     counts, names = weight_counts(prepared.model), prepared.plan.names("int8")
     joints = tuple(Joint((name,), np.array([1.0, 2.0]) * counts.get(name, 0)) for name in names if counts.get(name))
     fixed = weight_bytes(prepared.model, prepared.plan) - sum(counts.get(name, 0) for name in names)
-    return Costs(names, joints, float(fixed))
+    return Costs(names, joints, float(fixed), "bytes of weights")
