@@ -4,13 +4,15 @@
 
 MODEL is a float ONNX file of a name that trtdet has a configuration for. 14 engines are built by TensorRT-RTX: all
 INT8, depthwise convolutions in FP16, the plan by default, random shares of the convolutions, runs of neighbours, all
-FP16. The estimate of each built engine is what the estimate from the INT8 engine's layers alone is compared with. No
-engine is run. Prints Markdown.
+FP16. The estimate of each built engine is what the estimate from the INT8 engine's layers alone is compared with. Then,
+for every GPU that is known, the cheapest plan of all whatever its error, beside all FP16 and all INT8, at batch 1 and
+32. No engine is run. Prints Markdown.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import warnings
 from dataclasses import replace
@@ -19,13 +21,15 @@ from tempfile import TemporaryDirectory
 
 from scipy.stats import spearmanr
 
-from trtdet.audit.gpus import gpu_named
-from trtdet.audit.roofline import estimate
+from trtdet.audit.gpus import GPUS, gpu_named
+from trtdet.audit.neighbours import time_costs
+from trtdet.audit.roofline import Roofline, estimate
 from trtdet.audit.traffic import Flow
 from trtdet.backends import Backend, choose
 from trtdet.config import load_config
 from trtdet.errors import TrtdetWarning
 from trtdet.mixed_precision.planning import keeping
+from trtdet.mixed_precision.program import Choice, Problem, cheapest
 from trtdet.pipeline import BuildOptions, CalibrationOptions
 from trtdet.pipeline.stages.calibrating import calibrated, select_images
 from trtdet.pipeline.stages.correcting import Prepared, prepared
@@ -73,13 +77,13 @@ def main() -> None:
     gpu, backend = gpu_named(options.gpu), choose("tensorrt-rtx")
     print("| model | in FP16 | convs | MB built | MB foretold | ms built | ms foretold | off |")
     print("|---" * 8 + "|", flush=True)
-    ranks = []
+    ranks, bases = [], {}
     for path in options.models:
         calibration = CalibrationOptions(images=options.images, num_images=4, check_input=False)
         asked = BuildOptions("int8", calibration, (), "host", "tensorrt-rtx", (89,), int8_all=True, measure=False)
         graph = build_graph(path, load_config(CONFIGS[path.stem]), asked, backend)
         ready = prepared(calibrated(graph, calibration, select_images(calibration)), calibration, ())
-        base = built(ready, [], asked, backend)
+        bases[path.stem] = base = built(ready, [], asked, backend)
         by_default = build_graph(path, load_config(CONFIGS[path.stem]), replace(asked, int8_all=False), backend).plan
         default = [name for name in ready.plan.names("int8") if by_default.entries[name].precision == "fp16"]
         pairs = []
@@ -91,6 +95,23 @@ def main() -> None:
             print(f"| {path.stem} | {plan} | {len(names)} | {figures} | {told.ms / done.ms - 1:+.1%} |", flush=True)
         ranks.append(f"{path.stem} {float(spearmanr(*zip(*pairs, strict=True)).statistic):.3f}")
     print(f"\nSpearman's rank correlation of both times: {', '.join(ranks)}")
+    print("\n| model | GPU | batch | all FP16, ms | all INT8, ms | cheapest plan, ms | convs in INT8 | gain |")
+    print("|---" * 8 + "|", flush=True)
+    for name, flow in bases.items():
+        for gpu in GPUS.values():
+            for batch in (1, 32):
+                print(f"| {name} | {gpu.name} | {batch} | {least(flow, Roofline(flow, gpu, batch))} |", flush=True)
+
+
+def least(flow: Flow, roofline: Roofline) -> str:
+    """The cheapest plan of all."""
+    costs = time_costs(flow, roofline)
+    choices = {name: (Choice("int8", 0.0), Choice("fp16", 0.0, True)) for name in costs.convs}
+    plan = cheapest(Problem(choices, costs.joints, costs.fixed), math.inf)
+    half, int8 = costs.of(costs.convs), costs.of(())
+    gain = min(half, int8) / plan.cost - 1
+    counts = f"{len(costs.convs) - len(plan.half)} of {len(costs.convs)}"
+    return f"{half:.4f} | {int8:.4f} | {plan.cost:.4f} | {counts} | {gain:.1%}"
 
 
 if __name__ == "__main__":

@@ -154,6 +154,19 @@ def test_errors_that_do_not_add_up_are_corrected_and_told() -> None:
         assert found.error == pytest.approx(sum(alone[index] for index in left))
 
 
+def test_how_many_images_would_show_a_cheaper_plan_is_said() -> None:
+    """A plan loses half of the bound on the images that choose and might lose twice as much as the bound."""
+    asked, _ = search(POWERS, linear(0.05))
+    wide = [Images(linear(0.05), asked.report.errors, wide=3.0) for _ in range(2)]
+    done = cheapest_within(replace(asked, measure=wide[0], report=wide[1]), 1.0)
+    near = [found for found in done.candidates if found.score.loss < 1.0 < found.score.worst]
+    assert near and all(found.cost < done.chosen.cost for found in near)
+    # Three losses of interval have to become the rest of the bound.
+    least = min(50 * (3 * found.score.loss / (1.0 - found.score.loss)) ** 2 for found in near)
+    assert done.needed == pytest.approx(least, abs=1)
+    assert f"; {done.needed} images on each side would show it of a cheaper plan" in done.summary
+
+
 def test_a_bound_that_nothing_keeps_is_an_error_that_names_the_best() -> None:
     asked, _ = search(POWERS, lambda error: 0.05 + error)
     with pytest.raises(ConfigError, match=r"no plan .* 0.3 mAP points of 30.00; the best of \d, all, loses 5.00"):

@@ -103,10 +103,11 @@ def cheapest_within(search: Search, bound: float, evaluations: int = EVALUATIONS
     held = [found for found in tried if found.score.worst <= bound]
     if not held:
         best = min(tried, key=lambda found: found.score.worst)
+        needed = images_needed(best.score.loss, best.score.worst, best.score.images, bound)
         raise ConfigError(
             f"{search.figure.option} {bound:g}: no plan keeps the loss within {bound:g} {search.figure.unit} of "
             f"{100 * search.measure.reference:.2f}; the best of {len(tried)}, {best.kept}, loses {best.score.loss:.2f} "
-            f"({_worst(best.score)})"
+            f"({_worst(best.score)}){_would_show(needed)}"
         )
     shown, failed = run.shown(min(held, key=lambda found: found.cost))
     if not shown:
@@ -122,7 +123,7 @@ def cheapest_within(search: Search, bound: float, evaluations: int = EVALUATIONS
         # The images that choose have scored the float model too, and so have those that report.
         len(candidates) + 1 + len(shown) + len(failed) + 1,
         search.unit,
-        _needed(failed[-1], bound) if failed else None,
+        _needed(ordered, shown[-1], bound),
         search.figure.name,
         _additivity(ordered, shown[-1]),
     )
@@ -130,11 +131,11 @@ def cheapest_within(search: Search, bound: float, evaluations: int = EVALUATIONS
 
 def _not_shown(figure: Figure, bound: float, last: Candidate) -> ConfigError:
     assert last.reported is not None
-    needed = _needed(last, bound)
-    more = f"; {needed} images to report on would show it" if needed else ""
+    reported = last.reported
+    needed = images_needed(reported.loss, reported.worst, reported.images, bound)
     return ConfigError(
         f"{figure.option} {bound:g}: {last.kept} keeps it on the images that chose it and is not shown to on the "
-        f"{last.reported.images} others, where it loses {last.reported.loss:.2f} ({_worst(last.reported)}){more}"
+        f"{reported.images} others, where it loses {reported.loss:.2f} ({_worst(reported)}){_would_show(needed)}"
     )
 
 
@@ -142,9 +143,15 @@ def _worst(score: Score) -> str:
     return f"up to {score.worst:.2f} at 90 %"
 
 
-def _needed(failed: Candidate, bound: float) -> int | None:
-    assert failed.reported is not None
-    return images_needed(failed.reported.loss, failed.reported.worst, failed.reported.images, bound)
+def _would_show(needed: int | None) -> str:
+    return f"; {needed} images on each side would show it" if needed is not None else ""
+
+
+def _needed(tried: tuple[Candidate, ...], chosen: Candidate, bound: float) -> int | None:
+    """The fewest images that would show the bound of a plan that is cheaper than the chosen one."""
+    scores = [found.reported or found.score for found in tried if found.cost < chosen.cost]
+    counts = [images_needed(score.loss, score.worst, score.images, bound) for score in scores if score.worst > bound]
+    return min((count for count in counts if count is not None), default=None)
 
 
 def _additivity(tried: tuple[Candidate, ...], chosen: Candidate) -> Additivity | None:

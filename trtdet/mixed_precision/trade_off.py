@@ -110,8 +110,8 @@ class TradeOff:
         chosen: the cheapest of which the images that report show that it keeps the bound.
         evaluations: scores that it took, the float model's two included.
         unit: of the costs.
-        needed: how many images that report would show the bound of the cheapest plan that keeps it on the images that
-            choose, if that was not shown; None where it was, or where no number would do.
+        needed: how many images to choose by, and as many to report on, would show the bound of a cheaper plan that was
+            tried, were its loss what was measured; None where no number would do.
         figure: the name of what is bounded, see :class:`Figure`.
         additivity: how far errors added up; None where nothing was ranked.
     """
@@ -130,7 +130,7 @@ class TradeOff:
     def summary(self) -> str:
         """One sentence: what it took, and what more images would show."""
         own = f"; FP32 mAP {100 * self.reference:.2f}" if self.figure == MAP.name else ""
-        more = f"; {self.needed} images to report on would show it of a cheaper plan" if self.needed else ""
+        more = f"; {self.needed} images on each side would show it of a cheaper plan" if self.needed else ""
         return f"{self.evaluations} scores{own}{more}"
 
     def as_dict(self) -> dict[str, Any]:
