@@ -25,6 +25,7 @@ from scipy.sparse import csr_array
 
 from trtdet.audit.neighbours import Joint
 from trtdet.errors import ConfigError
+from trtdet.files.native_output import without_native_output
 
 _SECONDS = 10.0
 """The best plan that was found until then is taken, with the gap that is left."""
@@ -222,13 +223,14 @@ class _Program:
         if bound < math.inf:
             limit = _scale(bounded * open_)
             constraints.append(LinearConstraint(csr_array(bounded[None] * open_ / limit), -np.inf, bound / limit))
-        result = milp(
-            1e3 * (least / _scale(least) + _TIE * bounded / _scale(bounded)),
-            integrality=self._whole,
-            bounds=Bounds(0, open_),
-            constraints=constraints,
-            options={"mip_rel_gap": 0.0 if len(self._choices) <= _EXACT else _GAP, "time_limit": _SECONDS},
-        )
+        with without_native_output():  # HiGHS prints lines of debugging now and then
+            result = milp(
+                1e3 * (least / _scale(least) + _TIE * bounded / _scale(bounded)),
+                integrality=self._whole,
+                bounds=Bounds(0, open_),
+                constraints=constraints,
+                options={"mip_rel_gap": 0.0 if len(self._choices) <= _EXACT else _GAP, "time_limit": _SECONDS},
+            )
         if result.x is None:
             return None
         plan = self._problem.plan(dict(key for key, place in self._places.items() if result.x[place] > 0.5))
