@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from models import CONVOLUTIONS, own_labels
 from once import Once
@@ -20,6 +22,7 @@ from trtdet.demo import shapes
 from trtdet.errors import BackendError, ConfigError, TrtdetError, TrtdetWarning
 from trtdet.mixed_precision.program import Choice, Problem
 from trtdet.pipeline.stages.calibrating import select_images
+from trtdet.pipeline.stages.costs import batch_of
 from trtdet.pipeline.stages.within_time import TRIES, check_reachable, most_accurate_within
 from trtdet.quantization import PrecisionPlan
 
@@ -72,6 +75,36 @@ def test_where_size_is_the_objective_bytes_of_weights_are_the_cost(
     assert found.trade_off.chosen.names == ()
     model = found.bundle.model.stat().st_size
     assert 0 < found.trade_off.chosen.cost < model
+
+
+def test_the_batch_of_an_objective(small_model: Path, small_dynamic: Path, options: BuildOptions) -> None:
+    """A run at the usual batch, or an image of the largest; a fixed batch is what it is."""
+    fixed, dynamic = (onnx.load(path) for path in (small_model, small_dynamic))
+    latency, throughput = (
+        replace(options, batch=(1, 4, 8), keep=KeepOptions(objective=objective))
+        for objective in ("latency", "throughput")
+    )
+    assert [batch_of(given, model) for given in (latency, throughput) for model in (fixed, dynamic)] == [1, 4, 1, 8]
+    costs, _ = problem()
+    assert costs.shared_by(4).of({"c0"}) == pytest.approx(costs.of({"c0"}) / 4)
+
+
+@pytest.mark.tensorrt
+def test_an_image_of_the_largest_batch_is_what_throughput_is_estimated_of(
+    small_dynamic: Path, options: BuildOptions, tmp_path: Path
+) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: pip install 'trtdet[rtx]'")
+    rtx = replace(options, backend="tensorrt-rtx", sms=(86,), gpu="RTX 3090", batch=(1, 2, 8))
+    least: dict[str, float] = {}
+    for objective in ("latency", "throughput"):
+        with pytest.raises(ConfigError, match="the cheapest plan takes") as said:
+            done(small_dynamic, tmp_path / "n", bounded(rtx, max_latency=1e-6, objective=objective))
+        found = re.search(r"takes ([\d.]+) (ms.*batch \d)\)", str(said.value))
+        assert found is not None
+        least[found[2]] = float(found[1])
+    run, image = "ms (estimate, RTX 3090, batch 2", "ms an image (estimate, RTX 3090, batch 8"
+    assert set(least) == {run, image}
+    assert least[image] < least[run] / 2
 
 
 @pytest.mark.tensorrt
