@@ -78,12 +78,15 @@ def save_options(folder: Path, model: str, key: str, options: BuildOptions) -> N
         folder: of the tune.
         model: SHA-256 of the float ONNX file.
         key: of the corrections, see :func:`trtdet.pipeline.fingerprint.stage_keys`.
-        options: whose relative paths are made absolute, as a point may be built from elsewhere.
+        options: whose relative paths are made absolute, as a point may be built from elsewhere; given histograms are
+            in the corrections.
     """
     calibration = options.calibration
     images, root = (None if path is None else path.absolute() for path in (calibration.images, calibration.root))
     plugins = tuple(path.absolute() for path in options.plugins)
-    fixed = replace(options, calibration=replace(calibration, images=images, root=root), plugins=plugins)
+    fixed = replace(
+        options, calibration=replace(calibration, images=images, root=root, histograms=None), plugins=plugins
+    )
     write_atomically(folder / OPTIONS, _file_adapter().dump_json(_File(1, model, key, fixed), indent=1) + b"\n")
 
 

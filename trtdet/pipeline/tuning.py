@@ -72,7 +72,7 @@ def tune(model: Path, config: Config, output: Path, options: TuneOptions, progre
         measured = [cast(Row, rows.found[plan.name]) for plan in plans]
     work.ranking.save(output / RANKING)
     found = Front(
-        config.name,
+        model.stem,
         output,
         tuple(_point(plan, row) for plan, row in zip(plans, measured, strict=True)),
         options.build.keep.objective,
