@@ -115,20 +115,21 @@ def test_what_a_point_costs_and_what_is_predicted_of_it(front: Front) -> None:
 
 def test_a_point_that_another_beats_in_both_says_so(front: Front) -> None:
     def point(cost: float, difference: float) -> Point:
-        return Point(0, ("program",), (), {}, 0.0, cost, None, 0.0, 0, None, 0.5, difference, 0.0, 0.0)
+        return Point(0, ("program",), (), {}, -difference, cost, None, 0.0, 0, None, 0.5, difference, difference, 0.0)
 
     made = [point(1.0, -0.3), point(2.0, -0.1), point(3.0, -0.2), point(3.5, -0.1), point(4.0, 0.0), point(4.0, 0.0)]
     found = replace(front, points=tuple(made), gpu="L4").numbered()
     assert [one.beaten_by for one in found.points] == [None, None, 2, 2, None, None]
-    for one in front.points:
-        better = [
-            other.number
-            for other in front.points
-            if front.cost(other) <= front.cost(one)
-            and other.difference >= one.difference
-            and (front.cost(other), other.difference) != (front.cost(one), one.difference)
-        ]
-        assert (one.beaten_by in better) if better else one.beaten_by is None
+    # A dearer point that is better by less than its interval, and has the larger error, is none to choose.
+    dearer = replace(point(5.0, 0.001), error=0.5, low=-0.01, high=0.01)
+    pair = replace(front, points=(replace(point(4.0, 0.0), error=0.1), dearer), gpu="L4")
+    assert [one.beaten_by for one in pair.numbered().points] == [None, 1]
+    sure = replace(pair, points=(pair.points[0], replace(dearer, low=0.0005)))
+    assert [one.beaten_by for one in sure.numbered().points] == [None, None]
+    smaller = replace(pair, points=(pair.points[0], replace(dearer, error=0.05)))
+    assert [one.beaten_by for one in smaller.numbered().points] == [None, None]
+    best = [one for one in front.points if one.beaten_by is None]
+    assert [one.difference for one in best] == sorted(one.difference for one in best)
 
 
 def test_the_files_hold_what_was_given(front: Front, folder: Path) -> None:

@@ -172,9 +172,15 @@ class Points:
         for title, kept in titled.items():
             if kept or not title.startswith("depthwise"):
                 found[kept] = (*found.get(kept, ()), title)
-        for plan in front(self._problem, self.tuning.options.points):
-            kept = tuple(name for name in names if name in set(plan.half))
-            found.setdefault(kept, ("program",))
+        asked = self.tuning.options.points
+        plans = front(self._problem, asked)
+        for plan in plans:
+            found.setdefault(plan.half, ("program",))
+        # The cheapest plan of all may be the most accurate; then what lies between is worth its bytes alone.
+        if len(plans) < asked:
+            smaller = plan_problem(prepared, size_costs(prepared), self.ranking)
+            for plan in front(smaller, asked - len(plans) + 2):
+                found.setdefault(plan.half, ("program, by size",))
         return [self._candidate(titles, kept, default) for kept, titles in found.items()]
 
     def _candidate(self, titles: tuple[str, ...], kept: tuple[str, ...], default: PrecisionPlan) -> Candidate:

@@ -17,8 +17,8 @@ class Point:
 
     Attributes:
         number: in its front, 1 for the cheapest.
-        titles: what plan it is: ``all FP16``, ``all INT8``, ``default``, ``depthwise in FP16``, or ``program`` where
-            only the integer program gives it; several where these are one plan.
+        titles: what plan it is: ``all FP16``, ``all INT8``, ``default``, ``depthwise in FP16``; ``program`` or
+            ``program, by size`` where only the integer program gives it; several where these are one plan.
         kept: the convolutions in FP16, in the order of the network.
         counts: convolutions by precision, as built where an engine lists its layers and else as planned.
         error: predicted at the head: the sum of its INT8 convolutions' powers.
@@ -30,8 +30,9 @@ class Point:
         map: COCO mAP 0.50:0.95, 0..1; None without annotations.
         difference: of mAP to the float model's, 0..1; without annotations, of the agreement with its detections to 1.
         low, high: the 90 % interval of the difference.
-        beaten_by: number of the cheapest point that is no worse in accuracy and cost and better in one; None where
-            there is none.
+        beaten_by: number of the cheapest point that is no worse in accuracy and cost and better in one, or is cheaper,
+            has no larger predicted error, and is not shown to be less accurate by the interval; None where there is
+            none.
     """
 
     number: int
@@ -140,7 +141,10 @@ class Front:
         mine = (self.cost(point), -point.difference)
         for other in others:
             theirs = (self.cost(other), -other.difference)
-            if theirs != mine and theirs[0] <= mine[0] and theirs[1] <= mine[1]:
+            measured = theirs != mine and theirs[0] <= mine[0] and theirs[1] <= mine[1]
+            # What images cannot tell apart is no reason to pay more for a larger error.
+            predicted = theirs[0] < mine[0] and other.error <= point.error and other.difference >= point.low
+            if measured or predicted:
                 return other.number
         return None
 
