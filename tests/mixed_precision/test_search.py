@@ -124,6 +124,18 @@ def test_what_holds_on_the_images_that_chose_alone_is_not_taken() -> None:
     assert sizes == sorted(sizes, reverse=True) and sizes[0] == len(POWERS)
 
 
+def test_a_known_plan_that_is_cheaper_is_tried() -> None:
+    """The errors do not know that the last two are worth all others together; somebody does."""
+    true = [0.01] * 8 + [0.9, 0.9]
+    asked, _ = search(true, linear(0.1), alone=[0.5] * 8 + [0.4, 0.4])
+    alone = cheapest_within(asked, 2.0)
+    done = cheapest_within(replace(asked, others=(("c8", "c9"),)), 2.0)
+    assert done.chosen.names == ("c8", "c9") and done.chosen.cost < alone.chosen.cost
+    # A plan that is dearer than what was found is not.
+    dear = tuple(f"c{index}" for index in range(1, 10))
+    assert dear not in {found.names for found in cheapest_within(replace(asked, others=(dear,)), 2.0).candidates}
+
+
 def test_how_many_images_would_do_is_said() -> None:
     """The other images say the same with four times the interval."""
     asked, _ = search(POWERS, linear(0.05))

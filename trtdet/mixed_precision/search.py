@@ -73,6 +73,7 @@ class Search:
         measure: scores plans on the images that choose.
         report: scores plans on the images that report.
         figure: what is bounded.
+        others: plans by their convolutions in FP16 that are scored too where they are cheaper than what was found.
     """
 
     start: Problem
@@ -83,6 +84,7 @@ class Search:
     measure: Scorer
     report: Scorer
     figure: Figure = MAP
+    others: tuple[tuple[str, ...], ...] = ()
 
 
 def cheapest_within(search: Search, bound: float, evaluations: int = EVALUATIONS) -> TradeOff:
@@ -184,7 +186,20 @@ class _Run:
             plan = cheapest(self._problem, allowed)
             known = plan.half in self._found
             bracket.narrow(self._with_errors(self._candidate(plan)), allowed, known=known)
+        self._try_others()
         return list(self._found.values())
+
+    def _try_others(self) -> None:
+        """So that no well-known plan is better than what is found."""
+        for names in self._search.others:
+            held = [found.cost for found in self._found.values() if found.score.worst <= self._bound]
+            picks = {
+                name: next((choice.name for choice in choices if choice.half == (name in names)), choices[0].name)
+                for name, choices in self._ranked.choices.items()
+            }
+            plan = self._ranked.plan(picks)
+            if plan.half == names and plan.cost < min(held, default=math.inf):
+                self._with_errors(self._candidate(plan))
 
     def shown(self, chosen: Candidate) -> tuple[list[Candidate], list[Candidate]]:
         """Plans that keep the bound on the images that report, and the first that does not, in the order of asking.

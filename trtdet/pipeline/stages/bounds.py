@@ -101,16 +101,19 @@ def search_within(
         int8 = tuple(name for name in prepared.plan.names("int8") if name not in fp16)
         return error_together(subject(), int8) if int8 else 0.0
 
+    macs = multiply_adds(prepared.model)
+    depthwise = tuple(name for name in prepared.plan.names("int8") if macs[name].depthwise)
     choosing, reporting = (PlanScorer(prepared, images.figure, part, progress) for part in halves(images.dataset))
     return Search(
         plan_problem(prepared, costs),
         lambda: plan_problem(prepared, costs, ranked()),
         head,
-        {name: work.count for name, work in multiply_adds(prepared.model).items()},
+        {name: work.count for name, work in macs.items()},
         cost_unit(costs),
         choosing,
         reporting,
         images.figure,
+        (depthwise,) if depthwise else (),
     )
 
 
