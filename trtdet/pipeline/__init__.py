@@ -2,8 +2,8 @@
 
 ``options`` says what can be asked for, ``validation`` refuses what cannot be before any image is decoded, ``stages``
 holds the stages, ``fingerprint`` derives their keys from the options, ``assembly`` runs the stages, and ``building``
-holds the verbs. ``variants`` builds a matrix of variants. ``verdict`` compares INT8 with FP16 after a build; ``worth``
-is its answer.
+holds the verbs. ``variants`` builds a matrix of variants; ``tuning`` finds the front of a model, ``tuned`` reads and
+writes its folder. ``verdict`` compares INT8 with FP16 after a build; ``worth`` is its answer.
 """
 
 from __future__ import annotations

@@ -12,6 +12,9 @@ _TITLED = ("all INT8", "default", "depthwise in FP16", "all FP16")
 _CHARACTER = 6.6
 """Width of a character of a label, on average."""
 
+_NEAR = 26.0
+"""Points as near as this in height have no room for a label between them."""
+
 
 @dataclass(frozen=True)
 class Mark:
@@ -74,7 +77,8 @@ class FrontChart:
         # A long interval of a bad point would press the others together.
         ends = [*values, 0.0, *(100 * point.high for point in front.points)]
         y = _Scale(*_room([*ends, *_whiskers(front.points)], 0.08), chart.bottom, chart.top)
-        marks = tuple(_mark(front, point, x, y, chart) for point in front.points)
+        places = [(x(cost), y(value)) for cost, value in zip(costs, values, strict=True)]
+        marks = tuple(_mark(front, index, places, y, chart) for index in range(len(places)))
         path = " ".join(f"{mark.x:.1f},{mark.y:.1f}" for mark in marks if not mark.beaten)
         return FrontChart(
             marks,
@@ -99,16 +103,17 @@ class _Scale:
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
 
-def _mark(front: Front, point: Point, x: _Scale, y: _Scale, chart: FrontChart) -> Mark:
-    place = x(front.cost(point))
-    named = [title for title in point.titles if title in _TITLED]
-    label = ", ".join(named)
-    fits = place + 14 + _CHARACTER * len(label) < chart.right
+def _mark(front: Front, index: int, places: Sequence[tuple[float, float]], y: _Scale, chart: FrontChart) -> Mark:
+    point, (place, height) = front.points[index], places[index]
+    label = ", ".join(title for title in point.titles if title in _TITLED)
+    end = place + 14 + _CHARACTER * len(label)
+    taken = any(place < other < end and abs(at - height) < _NEAR for other, at in places)
+    fits = end < chart.right and not (taken and place - (end - place) > chart.left)
     low, high = (min(max(y(100 * value), chart.top), chart.bottom) for value in (point.low, point.high))
     return Mark(
         point.number,
         place,
-        y(100 * point.difference),
+        height,
         (low, high),
         label,
         "start" if fits else "end",
