@@ -34,7 +34,6 @@ from trtdet import (
 from trtdet.data import CocoDataset
 from trtdet.demo import shapes
 from trtdet.errors import ConfigError, DataError, TrtdetWarning
-from trtdet.evaluation.images_apart import apart_from
 from trtdet.pipeline import point_rows
 from trtdet.pipeline.points import Front, Point
 from trtdet.pipeline.stages.sizes import weight_bytes
@@ -210,17 +209,6 @@ def test_without_other_images_those_that_do_not_calibrate_report(
     with pytest.raises(DataError, match="all 6 images of .* calibrate, so that none can report"):
         tune(small_model, CONFIG, tmp_path / "n", replace(asked, build=every))
     assert not (tmp_path / "n").exists()
-
-
-def test_a_data_set_of_calibration_images_alone_is_refused(options: TuneOptions) -> None:
-    assert options.images is not None and options.annotations is not None
-    dataset = CocoDataset.load(options.annotations, options.images, CONFIG.classes)
-    assert apart_from(dataset, []) is dataset
-    with pytest.raises(DataError, match="all 8 images of .* are calibration images too"):
-        apart_from(dataset, [image.path for image in dataset.images])
-    left = apart_from(dataset, [dataset.images[0].path])
-    assert [image.id for image in left.images] == [image.id for image in dataset.images[1:]]
-    assert dataset.images[0].id not in left.truth.image_ids
 
 
 # going on

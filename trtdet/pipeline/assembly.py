@@ -228,9 +228,10 @@ def _check_reachable(plain: Prepared, known: Validated, progress: Progress) -> N
     """Refuses a time that no plan keeps before corrections are worked out, which make no plan faster."""
     options = known.job.options
     limit = options.keep.max_latency
+    if limit is None or plan_stopwatch(plain, known.backend, options, progress) is not None:
+        return  # what is measured says it, of the plan itself
     costs = plan_costs(plain, known.backend, options, progress)
-    measured = plan_stopwatch(plain, known.backend, options, progress) is not None
-    if costs is not None and limit is not None and not measured:
+    if costs is not None:
         check_reachable(costs, plan_problem(plain, costs), limit)
 
 
