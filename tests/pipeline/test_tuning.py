@@ -233,6 +233,10 @@ def test_a_finished_tune_measures_nothing_again_and_more_points_only_the_new(
         if point.kept in by_plan:
             assert point.difference == by_plan[point.kept].difference
     assert [smaller.cost(point) for point in smaller.points] == sorted(point.weights / 1e6 for point in smaller.points)
+    images = replace(options, build=replace(options.build, keep=KeepOptions(objective="throughput")))
+    assert [point.kept for point in again(small_model, copy, images)[0].points] == [
+        point.kept for point in front.points
+    ]
 
 
 def test_what_is_damaged_is_made_again(

@@ -28,6 +28,7 @@ from trtdet.pipeline.options import TuneOptions
 from trtdet.pipeline.point_rows import Candidate, Points, Row, Tuning, reporting, row_of_plan
 from trtdet.pipeline.points import Front, Point
 from trtdet.pipeline.stages.calibrating import looked_at
+from trtdet.pipeline.stages.engines import runs_on
 from trtdet.pipeline.stages.planning import RANKING
 from trtdet.pipeline.tuned import FRONT, PLANS, ROWS, save_options
 from trtdet.pipeline.validation import check_tune
@@ -102,11 +103,12 @@ def _validated(asked: Tuning, progress: Progress) -> tuple[Tuning, Validated, Co
             stacklevel=3,
         )
     build = asked.options.build
+    run = runs_on(asked.options.on, known.backend.capabilities, build.sms, build.plugins)
     facts = {
         "corrections": known.keys[Stage.CORRECTIONS],
         "engine": [build.sms, build.batch, repr(build.engine), [part.sha256 for part in known.plugins]],
-        "throughput": build.keep.objective == "throughput",
-        "on": asked.options.on,
+        # Times are measured of a run or of an image; accuracy is that of what runs.
+        "run": [run, run == "engine" and build.keep.objective == "throughput"],
         "images": content_hash([image.path for image in dataset.images]),
         "annotations": sha256_file(asked.options.annotations) if asked.options.annotations is not None else None,
     }
