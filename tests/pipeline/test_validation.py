@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from trtdet.errors import (
     TrtdetError,
     TrtdetWarning,
 )
-from trtdet.pipeline import build
+from trtdet.pipeline import build, validation
 from trtdet.pipeline.assembly import Job, validated
 from trtdet.pipeline.validation import check_targets
 
@@ -120,6 +120,11 @@ WRONG: dict[str, tuple[Change, type[TrtdetError], str]] = {
         ConfigError,
         "p.json': the plan is of another model",
     ),
+    "nothing in INT8 to keep out of it": (
+        lambda options, tiny, folder: replace(options, precision="fp16", keep=KeepOptions(max_latency=1.0)),
+        ConfigError,
+        "--fp16 leaves nothing in INT8 to keep out of it; leave --max-latency out",
+    ),
     "no images": (calibrated(images=None), ConfigError, "INT8 needs calibration images"),
     "images that do not exist": (calibrated(images=Path("nowhere")), DataError, "'nowhere' does not exist"),
     "0 images": (calibrated(num_images=0), ConfigError, "--num-images must be at least 1, got 0"),
@@ -143,6 +148,10 @@ WRONG: dict[str, tuple[Change, type[TrtdetError], str]] = {
         "--workspace must be over 0",
     ),
 }
+
+
+def test_every_field_that_keeps_convolutions_has_the_name_of_its_option() -> None:
+    assert set(validation._KEEPING) == {field.name for field in fields(KeepOptions)}
 
 
 @pytest.mark.usefixtures("nothing_runs")

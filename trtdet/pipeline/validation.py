@@ -34,6 +34,20 @@ from trtdet.pipeline.stages.rewriting import Graph
 from trtdet.quantization import CORRECTIONS, DEFAULT_CORRECTIONS
 from trtdet.quantization.macs import DEPTHWISE
 
+_KEEPING = {
+    "keep": "--keep-fp16",
+    "budget": "--fp16-budget",
+    "max_map_drop": "--max-map-drop",
+    "max_disagreement": "--max-disagreement",
+    "max_latency": "--max-latency",
+    "objective": "--objective",
+    "images": "--val-images",
+    "annotations": "--annotations",
+    "num_images": "--rank-images",
+    "ray": "--ray",
+}
+"""The options that are the fields of :class:`KeepOptions`."""
+
 
 def check_build(options: BuildOptions, caps: Capabilities) -> None:
     """Refuses options that contradict each other or are beyond the backend.
@@ -49,8 +63,9 @@ def check_build(options: BuildOptions, caps: Capabilities) -> None:
     _check_guard(options, caps)
     _check_report(options)
     if options.precision != "int8":
-        if options.keep != KeepOptions():
-            raise ConfigError(f"--{options.precision} leaves nothing in INT8 to keep out of it; leave --keep-fp16 out")
+        given = [flag for name, flag in _KEEPING.items() if getattr(options.keep, name) != getattr(KeepOptions, name)]
+        if given:
+            raise ConfigError(f"--{options.precision} leaves nothing in INT8 to keep out of it; leave {given[0]} out")
         if options.best:
             raise ConfigError(f"--best chooses between INT8 and FP16; leave it out with --{options.precision}")
         if options.int8_all:
