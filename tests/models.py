@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -160,5 +160,13 @@ def head_error(*by_image: float, weight: float = 0.9) -> HeadError:
 
 
 def judged_by(*distances: float, images: int = 2, weight: float = 0.9) -> Callable[..., list[HeadError]]:
-    """Stands in for the gate's measuring: the errors of the models that it is given, equal on every image."""
-    return lambda *_: [head_error(*[distance] * images, weight=weight) for distance in distances]
+    """Stands in for the gate's measuring: the errors of the models that it is given, equal on every image.
+
+    Models beyond these have the last of them.
+    """
+
+    def judged(_: object, models: Sequence[object]) -> list[HeadError]:
+        known = [*distances[: len(models)], *[distances[-1]] * (len(models) - len(distances))]
+        return [head_error(*[distance] * images, weight=weight) for distance in known]
+
+    return judged

@@ -188,7 +188,7 @@ def test_where_no_plan_keeps_what_was_measured_of_it_the_cheapest_does() -> None
             {"precision": "fp16"},
             {},
             ConfigError,
-            "--best chooses between INT8 and FP16; leave it out with --fp16|--keep",
+            "--fp16 leaves nothing in INT8 to keep out of it; leave --val-images out",
         ),
         ({"quantization": "implicit"}, {"max_latency": 1.0}, (ConfigError, BackendError), "implicit"),
         ({}, {"max_map_drop": 1.0, "max_latency": 1.0}, ConfigError, "--max-map-drop and --max-latency both"),

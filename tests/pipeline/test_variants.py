@@ -216,8 +216,8 @@ def test_corrections_that_need_no_rule_are_worked_out_once(options: SweepOptions
         found = sweep(SHAPES_MODEL, CONFIG, tmp_path, asked, lambda stage, done, total: stages.append((stage, done)))
     gradients = [done for stage, done in stages if stage == "correcting: gradients of the detections"]
     assert gradients.count(1) == 1
-    # Each rule is compared with, all the same.
-    assert [done for stage, done in stages if stage == "correcting: detections"].count(1) == 3
+    # Each rule is compared with, all the same, and corrections are judged with the biases of their ranges once more.
+    assert [done for stage, done in stages if stage == "correcting: detections"].count(1) == 4
     first, *others = found.rows[1:]
     assert [row["same_as"] for row in others] == ["minmax, range, bias, 0 in FP16, SiLU keep"] * 2
     assert {row["calibration"] for row in found.rows[1:]} == {"minmax", "percentile", "entropy"}

@@ -88,12 +88,12 @@ def _audited(network: Network, built: Built, caps: Capabilities) -> Audit | None
 
 
 def runs_on(
-    asked: Runtime, caps: Capabilities, sms: tuple[int, ...] = (), plugins: tuple[Path, ...] = ()
+    runtime: Runtime, caps: Capabilities, sms: tuple[int, ...] = (), plugins: tuple[Path, ...] = ()
 ) -> Literal["engine", "onnxruntime"]:
     """Whether engines of a backend can be run here, as far as that shows before an engine is built.
 
     Args:
-        asked: what is to be run.
+        runtime: what is to be run.
         caps: of the backend.
         sms: compute capabilities that are built for; empty for the backend's default.
         plugins: libraries that the engines load.
@@ -101,13 +101,13 @@ def runs_on(
     Raises:
         BackendError: an engine is asked for and cannot be run.
     """
-    if asked == "onnxruntime":
-        return asked
+    if runtime == "onnxruntime":
+        return runtime
     reason = f"{caps.name} makes none"
     if caps.makes_engine:
         wanted = sms or caps.default_sms or tuple(device.sm for device in cuda.devices())
         reason = obstacle(EngineFacts.built(caps, wanted, plugins))
-    if reason and asked == "engine":
+    if reason and runtime == "engine":
         raise BackendError(f"engines cannot be run here, as {reason}")
     return "onnxruntime" if reason else "engine"
 
