@@ -190,6 +190,7 @@ def test_the_interval_is_that_of_the_same_draws_for_both() -> None:
     assert (got.low, got.high) == pytest.approx(tuple(np.percentile(differences, [10, 90])), abs=1e-12)
 
 
+@pytest.mark.slow
 def test_the_seed_decides_and_the_blocks_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     worse, better = pair(4.0)
     told: list[tuple[int, int]] = []

@@ -168,6 +168,7 @@ def test_scores_that_are_no_probabilities_are_told_of(drawn_images: tuple[Path, 
     assert any("head.scores is probabilities" in said for said in found.symptoms)
 
 
+@pytest.mark.slow
 def test_a_few_images_and_unreadable_ones_are_no_trouble(drawn_images: tuple[Path, ...], tmp_path: Path) -> None:
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"no image")
@@ -186,6 +187,7 @@ def test_a_failure_is_said_and_not_raised(drawn_images: tuple[Path, ...]) -> Non
     assert found.as_dict()["obstacle"] == found.obstacle
 
 
+@pytest.mark.slow
 def test_of_a_decoded_detector_the_input_alone_is_read_in_other_ways(drawn_images: tuple[Path, ...]) -> None:
     wrong = changed(SHAPES, "input", scale=UNIT)
     detector = Detector.open(SHAPES_MODEL, wrong, "native")
@@ -194,6 +196,7 @@ def test_of_a_decoded_detector_the_input_alone_is_read_in_other_ways(drawn_image
     assert examine_detector(right, SHAPES, drawn_images).warning == ""
 
 
+@pytest.mark.slow
 def test_what_is_evaluated_is_looked_at(drawn_images: tuple[Path, ...]) -> None:
     wrong = changed(SHAPES, "head", decode="yolov5")
     with pytest.warns(ImplausibleDetections, match="head.decode: yolox"):

@@ -114,6 +114,7 @@ CLIPPED = ["--calib", "percentile", "--percentile", 98]
 """So that INT8 costs the shipped detector points on every processor, whatever its arithmetic, and FP16 nothing."""
 
 
+@pytest.mark.slow
 def test_the_cheapest_plan_within_a_bound(build, tmp_path, trained, drawn):
     build = partial(build, *CLIPPED, detector=trained)
     labelled = ["--val-images", drawn.images, "--annotations", drawn.annotations]
