@@ -112,7 +112,8 @@ def test_a_tune_measures_where_engines_run(
     done = machine.trtdet(*arguments, "--backend", "tensorrt", "-o", tmp_path / "t", "--json")
     assert done.code == 0, done.err
     front = done.json
-    assert front["device"] == "Stand-in GPU"
+    assert front["device"] == front["gpu"] == "Stand-in GPU"
+    assert all(point["estimated"] > 0 for point in front["points"])
     assert front["unit"] == "ms (measured on Stand-in GPU, batch 1)"
     assert all(point["cost"] == point["measured"] > 0 for point in front["points"])
     assert [point["cost"] for point in front["points"]] == sorted(point["cost"] for point in front["points"])

@@ -11,13 +11,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trtdet.audit.roofline import Roofline
+from trtdet.audit.roofline import LayerEstimate, Roofline
 from trtdet.audit.traffic import Flow
+from trtdet.errors import BackendError
 
 _MOST = 8
 """Convolutions around a kernel of which all combinations are worked out; of more than these all pairs are."""
@@ -53,12 +54,14 @@ class Costs:
             convolutions around each kernel; where there are more, exactly for up to two of them in FP16.
         fixed: of all that depends on no choice.
         unit: of the cost, in words.
+        gpu: that times are of; empty where the cost is no time.
     """
 
     convs: tuple[str, ...]
     joints: tuple[Joint, ...]
     fixed: float
     unit: str = "ms (estimate)"
+    gpu: str = ""
 
     def of(self, fp16: Collection[str]) -> float:
         """The cost of a plan.
@@ -72,7 +75,7 @@ class Costs:
     def shared_by(self, images: int) -> Costs:
         """The cost of one of so many images."""
         joints = tuple(Joint(joint.convs, joint.cost / images) for joint in self.joints)
-        return Costs(self.convs, joints, self.fixed / images, self.unit)
+        return replace(self, joints=joints, fixed=self.fixed / images)
 
 
 def time_costs(flow: Flow, roofline: Roofline) -> Costs:
@@ -89,6 +92,69 @@ def time_costs(flow: Flow, roofline: Roofline) -> Costs:
     return taken_apart(flow, price)
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What some layers of an engine take, and what stands in their place with every open convolution in FP16.
+
+    Attributes:
+        convs: the convolutions that the layers belong to; none for what belongs to no convolution.
+        layers: names of the engine's layers.
+        int8, fp16: milliseconds of a run, at least 0.
+    """
+
+    convs: tuple[str, ...]
+    layers: tuple[str, ...]
+    int8: float
+    fp16: float
+
+
+def measured_costs(flow: Flow, roofline: Roofline, measured: Sequence[Measured]) -> Costs:
+    """Milliseconds of a run by what two engines took, layer by layer: all in INT8, and all in FP16.
+
+    Each layer's estimate is multiplied by what the layer took beside its estimate, in the one engine or in the other as
+    its convolutions are in INT8 or in FP16. So both engines cost what was measured; between them the estimate says what
+    a boundary makes of it.
+
+    Args:
+        flow: an engine with every convolution in INT8 that may be.
+        roofline: of this engine on any GPU near the measured.
+        measured: all layers of the two.
+
+    Raises:
+        BackendError: no layer that was measured is the flow's.
+    """
+    convs = _open(flow)
+    everything = range(len(flow.layers))
+    int8, fp16 = ({layer.name: layer.ms for layer in roofline.layers(everything, half)} for half in ((), convs))
+    slower = _ratios(int8, [(part.layers, part.int8) for part in measured])
+    slower_fp16 = _ratios(fp16, [(part.layers, part.fp16) for part in measured])
+    owners = {name: frozenset(part.convs) & convs.keys() for part in measured for name in part.layers}
+
+    def price(layers: Sequence[int], half: Collection[str]) -> float:
+        def ratio(layer: LayerEstimate) -> float:
+            own = owners.get(layer.name)
+            changed = own <= frozenset(half) if own else layer.ms != int8.get(layer.name)
+            before = slower.get(layer.name, 0.0)
+            return slower_fp16.get(layer.name, before) if changed else before
+
+        return math.fsum(layer.ms * ratio(layer) for layer in roofline.layers(layers, half))
+
+    return taken_apart(flow, price)
+
+
+def _ratios(estimates: Mapping[str, float], measured: Sequence[tuple[Sequence[str], float]]) -> dict[str, float]:
+    """How many times as long as estimated each layer takes; what layers without an estimate take is every layer's."""
+    parts = [(names, ms, math.fsum(estimates.get(name, 0.0) for name in names)) for names, ms in measured]
+    known = math.fsum(ms for _, ms, estimated in parts if estimated > 0)
+    if known <= 0:
+        raise BackendError(
+            "the names of the layers that were measured are none of those that the engine lists",
+            "name a GPU with --gpu for estimates instead",
+        )
+    share = math.fsum(ms for _, ms, _ in parts) / known
+    return {name: share * ms / estimated for names, ms, estimated in parts if estimated > 0 for name in names}
+
+
 def taken_apart(flow: Flow, price: Price) -> Costs:
     """A cost as tables over the precisions of neighbours.
 
@@ -96,7 +162,7 @@ def taken_apart(flow: Flow, price: Price) -> Costs:
         flow: the engine; its convolutions that read INT8 may be put into FP16.
         price: the cost of layers, which depends on the convolutions around them alone.
     """
-    open_ = {name: found.layer for name, found in flow.convolutions.items() if flow.layers[found.layer].input == "Int8"}
+    open_ = _open(flow)
     joints: list[Joint] = []
     fixed = 0.0
     for layers, convs in _groups(flow, open_):
@@ -112,6 +178,11 @@ def taken_apart(flow: Flow, price: Price) -> Costs:
         fixed += price(layers, ())
         joints += _pairs(layers, convs, price)
     return Costs(tuple(open_), tuple(joints), fixed)
+
+
+def _open(flow: Flow) -> dict[str, int]:
+    """The convolutions that may be put into FP16, with their layers."""
+    return {name: found.layer for name, found in flow.convolutions.items() if flow.layers[found.layer].input == "Int8"}
 
 
 def _pairs(layers: Sequence[int], convs: tuple[str, ...], price: Price) -> Iterator[Joint]:

@@ -30,7 +30,7 @@ from trtdet.pipeline.fingerprint import Stage
 from trtdet.pipeline.options import DEFAULT_IMAGES, KeepOptions, TuneOptions
 from trtdet.pipeline.stages.bounds import plan_problem
 from trtdet.pipeline.stages.correcting import Prepared
-from trtdet.pipeline.stages.costs import batch_of, gpu_of, plan_times, run_ms
+from trtdet.pipeline.stages.costs import batch_of, plan_times, run_ms
 from trtdet.pipeline.stages.engines import Engine, best_engine, runs_on, target_of
 from trtdet.pipeline.stages.networks import Network, explicit_networks, float_network
 from trtdet.pipeline.stages.planning import Planned, without_overflow
@@ -147,9 +147,7 @@ class Points:
     @property
     def gpu(self) -> str | None:
         """The GPU of the estimates; None where there are none."""
-        # As of the engine that the costs were taken from.
-        sms = self._build.sms or self._backend.capabilities.default_sms
-        return None if self.times is None else gpu_of(self._build, sms).name
+        return None if self.times is None else self.times.gpu
 
     @property
     def batch(self) -> int:
