@@ -3,13 +3,17 @@
 #include <csetjmp>
 #include <cstddef>
 #include <cstdio>
+#include <cstdlib>
 
 #include <jpeglib.h>
+
+#include <jerror.h>
 #include <png.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <new>
 #include <opencv2/core.hpp>
 #include <opencv2/imgproc.hpp>
 #include <string>
@@ -23,6 +27,10 @@ namespace {
 
 // A JPEG file with more is not made by anyone but to cost time: each scan goes over the whole image.
 constexpr int most_scans = 100;
+
+// As many scans as an image of the most pixels may have, twice what encoders write; a smaller image may have more, as
+// the time for a scan is that for its pixels, however few bytes it has.
+constexpr std::int64_t most_full_scans = 20;
 
 [[noreturn]] void refuse(const std::string& what) {
     throw ImageError("the image cannot be decoded: " + what + "; send another file");
@@ -40,19 +48,55 @@ void check_size(std::int64_t width, std::int64_t height, const ImageLimits& limi
     }
 }
 
+// Why a decoder ended early.
+enum class Failure { damaged, too_many_scans, unwanted, no_memory };
+
+// What both decoders' jobs have.
+struct Job {
+    std::string_view bytes;
+    const ImageLimits* limits;
+    const DecodeHooks* hooks;
+    Image image;
+    std::jmp_buf back;
+    Failure failure = Failure::damaged;
+
+    bool unwanted() const { return hooks->wanted && !hooks->wanted(); }
+
+    void reserve(std::size_t more) const {
+        if (hooks->reserve) {
+            hooks->reserve(
+                std::size_t{3} * static_cast<std::size_t>(image.width) * static_cast<std::size_t>(image.height) + more);
+        }
+    }
+};
+
+[[noreturn]] void report(const Job& job, const char* message) {
+    switch (job.failure) {
+        case Failure::too_many_scans:
+            throw ImageTooLargeError(
+                "the image is a JPEG file that goes over its " + std::to_string(job.image.width) + " x " +
+                std::to_string(job.image.height) +
+                " pixels more often than is allowed for so many; save it without "
+                "scans of its own (not progressive), or make it smaller");
+        case Failure::unwanted:
+            throw DeadlineError("the time for the answer was over while the image was decoded; send a smaller one");
+        case Failure::no_memory:
+            throw std::bad_alloc();
+        case Failure::damaged:
+            break;
+    }
+    refuse(printable(message));
+}
+
 // Both decoders report errors by longjmp. What has a destructor therefore lives in a job, outside of the function that
 // is jumped back to; nothing that has one is made between the library's frames and that function.
 
-struct JpegJob {
+struct JpegJob : Job {
     jpeg_decompress_struct info;
     jpeg_error_mgr errors;
     jpeg_source_mgr source;
     jpeg_progress_mgr progress;
-    std::jmp_buf back;
     char message[JMSG_LENGTH_MAX];
-    std::string_view bytes;
-    const ImageLimits* limits;
-    Image image;
     std::vector<std::uint8_t> row;
 
     JpegJob() = default;
@@ -94,11 +138,39 @@ void jpeg_rows(JpegJob& job) {
     }
 }
 
+// Called for each row of blocks that is read, and each row of pixels that is made.
+void watch_jpeg(JpegJob& job) {
+    const int scans = job.info.input_scan_number;
+    if (scans > most_scans) {
+        jpeg_fail(job, "the JPEG file has more than 100 scans");
+    }
+    if (scans > most_full_scans &&
+        std::int64_t{job.image.width} * job.image.height > most_full_scans * job.limits->max_pixels / scans) {
+        job.failure = Failure::too_many_scans;
+        std::longjmp(job.back, 1);
+    }
+    if (job.unwanted()) {
+        job.failure = Failure::unwanted;
+        std::longjmp(job.back, 1);
+    }
+}
+
+// What libjpeg holds until the last scan: the coefficients of all blocks.
+std::size_t jpeg_coefficients(jpeg_decompress_struct& info) {
+    std::size_t bytes = 0;
+    for (int index = 0; index < info.num_components && jpeg_has_multiple_scans(&info) != FALSE; ++index) {
+        const jpeg_component_info& component = info.comp_info[index];
+        bytes += std::size_t{component.width_in_blocks} * component.height_in_blocks * sizeof(JBLOCK);
+    }
+    return bytes;
+}
+
 void start_jpeg(JpegJob& job) {
     jpeg_decompress_struct& info = job.info;
     info.err = jpeg_std_error(&job.errors);
     job.errors.error_exit = [](j_common_ptr common) {
         auto& failed = *static_cast<JpegJob*>(common->client_data);
+        failed.failure = common->err->msg_code == JERR_OUT_OF_MEMORY ? Failure::no_memory : Failure::damaged;
         common->err->format_message(common, failed.message);
         std::longjmp(failed.back, 1);
     };
@@ -122,9 +194,7 @@ void start_jpeg(JpegJob& job) {
     job.source.bytes_in_buffer = job.bytes.size();
     info.src = &job.source;
     job.progress.progress_monitor = [](j_common_ptr common) {
-        if (reinterpret_cast<j_decompress_ptr>(common)->input_scan_number > most_scans) {
-            jpeg_fail(*static_cast<JpegJob*>(common->client_data), "the JPEG file has more than 100 scans");
-        }
+        watch_jpeg(*static_cast<JpegJob*>(common->client_data));
     };
     info.progress = &job.progress;
 }
@@ -153,37 +223,34 @@ bool run_jpeg(JpegJob& job) {
         default:
             jpeg_fail(job, "the JPEG file has a number of channels other than 1, 3 or 4");
     }
+    job.image.width = static_cast<int>(info.image_width);
+    job.image.height = static_cast<int>(info.image_height);
+    job.reserve(jpeg_coefficients(info));
     if (jpeg_start_decompress(&info) == FALSE) {
         jpeg_fail(job, "the JPEG file is truncated");
     }
-    job.image.width = static_cast<int>(info.output_width);
-    job.image.height = static_cast<int>(info.output_height);
     job.image.pixels.resize(std::size_t{info.output_width} * info.output_height * 3);
     job.row.resize(std::size_t{info.output_width} * 4);
     jpeg_rows(job);
     return true;
 }
 
-Image decode_jpeg(std::string_view bytes, const ImageLimits& limits) {
+Image decode_jpeg(std::string_view bytes, const ImageLimits& limits, const DecodeHooks& hooks) {
     JpegJob job;
     job.bytes = bytes;
     job.limits = &limits;
+    job.hooks = &hooks;
     if (!run_jpeg(job)) {
-        refuse(printable(job.message));
+        report(job, job.message);
     }
     return std::move(job.image);
 }
 
-struct PngJob {
+struct PngJob : Job {
     png_structp png = nullptr;
     png_infop info = nullptr;
-    std::jmp_buf back;
     char message[256];
-    std::string_view bytes;
-    const ImageLimits* limits;
-    Image image;
     std::vector<std::uint8_t> samples;  // of 16-bit grey, two bytes each
-    std::vector<png_bytep> rows;
 
     PngJob() = default;
     PngJob(const PngJob&) = delete;
@@ -191,23 +258,38 @@ struct PngJob {
     ~PngJob() { png_destroy_read_struct(&png, &info, nullptr); }
 };
 
-void png_rows(PngJob& job, std::uint8_t* first, std::size_t stride) {
-    job.rows.resize(static_cast<std::size_t>(job.image.height));
-    for (std::size_t y = 0; y < job.rows.size(); ++y) {
-        job.rows[y] = first + y * stride;
+// passes: how often an interlaced file goes over the rows; 1 for another.
+void png_rows(PngJob& job, int passes, std::uint8_t* first, std::size_t stride) {
+    const auto height = static_cast<std::size_t>(job.image.height);
+    for (int pass = 0; pass < passes; ++pass) {
+        for (std::size_t y = 0; y < height; ++y) {
+            if (job.unwanted()) {
+                job.failure = Failure::unwanted;
+                std::longjmp(job.back, 1);
+            }
+            png_read_row(job.png, first + y * stride, nullptr);
+        }
     }
-    png_read_image(job.png, job.rows.data());
 }
 
 bool run_png(PngJob& job) {
-    job.png = png_create_read_struct(
+    // With an allocation of its own: where that fails, libpng says so in the words of any other error.
+    job.png = png_create_read_struct_2(
         PNG_LIBPNG_VER_STRING, &job,
         [](png_structp png, png_const_charp message) {
             auto& failed = *static_cast<PngJob*>(png_get_error_ptr(png));
             std::snprintf(failed.message, sizeof failed.message, "%s", message);
             std::longjmp(failed.back, 1);
         },
-        [](png_structp, png_const_charp) {});
+        [](png_structp, png_const_charp) {}, &job,
+        [](png_structp png, png_alloc_size_t size) {
+            void* const memory = std::malloc(size);
+            if (memory == nullptr) {
+                static_cast<PngJob*>(png_get_mem_ptr(png))->failure = Failure::no_memory;
+            }
+            return memory;
+        },
+        [](png_structp, png_voidp memory) { std::free(memory); });
     if (job.png == nullptr) {
         throw std::bad_alloc();
     }
@@ -241,20 +323,21 @@ bool run_png(PngJob& job) {
         png_set_strip_alpha(job.png);
         png_set_gray_to_rgb(job.png);
     }
-    png_set_interlace_handling(job.png);
+    const int passes = png_set_interlace_handling(job.png);
     png_read_update_info(job.png, job.info);
     if (png_get_rowbytes(job.png, job.info) != std::size_t{width} * (wide_grey ? 2 : 3)) {
         png_error(job.png, "the PNG file has rows of a length of its own");
     }
     job.image.width = static_cast<int>(width);
     job.image.height = static_cast<int>(height);
+    job.reserve(wide_grey ? std::size_t{width} * height * 2 : 0);
     job.image.pixels.resize(std::size_t{width} * height * 3);
     if (!wide_grey) {
-        png_rows(job, job.image.pixels.data(), std::size_t{width} * 3);
+        png_rows(job, passes, job.image.pixels.data(), std::size_t{width} * 3);
         return true;
     }
     job.samples.resize(std::size_t{width} * height * 2);
-    png_rows(job, job.samples.data(), std::size_t{width} * 2);
+    png_rows(job, passes, job.samples.data(), std::size_t{width} * 2);
     for (std::size_t index = 0; index < std::size_t{width} * height; ++index) {
         const int level = job.samples[2 * index] * 256 + job.samples[2 * index + 1];
         std::memset(job.image.pixels.data() + 3 * index, (level + 128) / 257, 3);
@@ -262,12 +345,13 @@ bool run_png(PngJob& job) {
     return true;
 }
 
-Image decode_png(std::string_view bytes, const ImageLimits& limits) {
+Image decode_png(std::string_view bytes, const ImageLimits& limits, const DecodeHooks& hooks) {
     PngJob job;
     job.bytes = bytes;
     job.limits = &limits;
+    job.hooks = &hooks;
     if (!run_png(job)) {
-        refuse(printable(job.message));
+        report(job, job.message);
     }
     return std::move(job.image);
 }
@@ -303,12 +387,12 @@ cv::Rect layout(const Image& image, const Preprocess& to) {
 
 }  // namespace
 
-Image decode_image(std::string_view bytes, const ImageLimits& limits) {
+Image decode_image(std::string_view bytes, const ImageLimits& limits, const DecodeHooks& hooks) {
     if (bytes.substr(0, 3) == "\xff\xd8\xff") {
-        return decode_jpeg(bytes, limits);
+        return decode_jpeg(bytes, limits, hooks);
     }
     if (bytes.substr(0, 8) == "\x89PNG\r\n\x1a\n") {
-        return decode_png(bytes, limits);
+        return decode_png(bytes, limits, hooks);
     }
     refuse(bytes.empty() ? "it is empty" : "it is neither JPEG nor PNG");
 }
@@ -342,6 +426,9 @@ Placement preprocess(const Image& image, const Preprocess& to, float* output) {
             cv::resize(pixels, resized, place.size(), 0, 0, flag_of(to.interpolation));
             pixels = std::move(resized);
         } catch (const cv::Exception& error) {
+            if (error.code == cv::Error::StsNoMem) {
+                throw std::bad_alloc();
+            }
             throw ImageError("the image cannot be resized: " + printable(error.err) + "; send another one");
         }
     }

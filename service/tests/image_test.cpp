@@ -3,9 +3,11 @@
 
 #include <catch2/catch.hpp>
 
+#include "images.hpp"
 #include "trtdet/errors.hpp"
 
 using namespace trtdet;
+using namespace trtdet::tests;
 using Catch::Matchers::Contains;
 
 namespace {
@@ -122,5 +124,46 @@ TEST_CASE("a file that claims too many pixels is refused before they are made ro
         CHECK_THAT(error.what(), Contains("40000 x 40000 pixels"));
     } catch (const ImageError& error) {
         FAIL(error.what());
+    }
+}
+
+TEST_CASE("a JPEG file may go over many pixels less often than over few") {
+    const ImageLimits limits{64 * 64, 64};
+    CHECK(decode_image(progressive_jpeg(64, 64, 20), limits).pixels == std::vector<std::uint8_t>(3 * 64 * 64, 128));
+    CHECK(decode_image(progressive_jpeg(64, 16, 80), limits).height == 16);
+    CHECK_THROWS_AS(decode_image(progressive_jpeg(64, 64, 21), limits), ImageTooLargeError);
+    CHECK_THROWS_WITH(decode_image(progressive_jpeg(64, 16, 81), limits), Contains("64 x 16 pixels more often"));
+    // However few they are.
+    CHECK(decode_image(progressive_jpeg(8, 8, 100), limits).width == 8);
+    CHECK_THROWS_WITH(decode_image(progressive_jpeg(8, 8, 101), limits), Contains("more than 100 scans"));
+}
+
+TEST_CASE("decoding ends when nobody wants the image any more") {
+    for (const std::string& file : {progressive_jpeg(80, 400, 10), png(80, 400, 7)}) {
+        int asked = 0;
+        const Image image = decode_image(file, {}, {{}, [&asked] { return ++asked > 0; }});
+        CHECK(image.height == 400);
+        // Often enough that it is a matter of milliseconds for the largest file as well.
+        CHECK(asked >= 400);
+        for (const int patience : {0, 1, asked / 2, asked - 1}) {
+            int left = patience;
+            CHECK_THROWS_AS(decode_image(file, {}, {{}, [&left] { return left-- > 0; }}), DeadlineError);
+            CHECK(left == -1);
+        }
+    }
+}
+
+TEST_CASE("the memory for decoding is known before it is taken") {
+    std::size_t told = 0;
+    const DecodeHooks hooks{[&told](std::size_t bytes) { told = bytes; }, {}};
+    decode_image(png(80, 400, 7), {}, hooks);
+    CHECK(told == 3 * 80 * 400);
+    // The coefficients of all blocks, 64 of 2 bytes each, stay until the last scan.
+    decode_image(progressive_jpeg(80, 400, 2), {}, hooks);
+    CHECK(told == (3 + 2) * 80 * 400);
+    for (const std::string& file : {progressive_jpeg(8, 8, 2), png(8, 8, 7)}) {
+        CHECK_THROWS_AS(
+            decode_image(file, {}, {[](std::size_t) { throw OverloadedError("there is no room"); }, {}}),
+            OverloadedError);
     }
 }

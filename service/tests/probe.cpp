@@ -4,13 +4,16 @@
 //     trtdet-probe decode IMAGE                    "width height\n", then the pixels
 //     trtdet-probe preprocess MANIFEST IMAGE       "scale_x scale_y pad_x pad_y\n", then the network's input
 //     trtdet-probe nms                             cases on stdin, detections on stdout, see nms()
+//     trtdet-probe scans WIDTH HEIGHT COUNT        a JPEG file that goes over its pixels so often
 //
-// Ends with 1 and one line on stderr where the library throws an Error.
+// Ends with 1 and one line on stderr where the library throws an Error, and with 3 where there is no memory.
 #include <cstdio>
 #include <fstream>
 #include <iostream>
 #include <iterator>
+#include <new>
 
+#include "images.hpp"
 #include "trtdet/detections.hpp"
 #include "trtdet/errors.hpp"
 #include "trtdet/image.hpp"
@@ -82,13 +85,18 @@ int main(int count, char** arguments) {
             preprocess(arguments[2], arguments[3]);
         } else if (what == "nms" && count == 2) {
             nms();
+        } else if (what == "scans" && count == 5) {
+            const auto side = [&](int index) { return static_cast<std::uint32_t>(std::stoul(arguments[index])); };
+            std::cout << tests::progressive_jpeg(side(2), side(3), std::stoi(arguments[4]));
         } else {
-            std::fprintf(stderr, "usage: trtdet-probe manifest|decode|preprocess|nms ...\n");
+            std::fprintf(stderr, "usage: trtdet-probe manifest|decode|preprocess|nms|scans ...\n");
             return 2;
         }
     } catch (const Error& error) {
         std::fprintf(stderr, "%s\n", error.what());
         return 1;
+    } catch (const std::bad_alloc&) {
+        return 3;
     }
     return 0;
 }

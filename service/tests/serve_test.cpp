@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "bundles.hpp"
+#include "images.hpp"
 #include "log.hpp"
 #include "metrics.hpp"
 #include "multipart.hpp"
@@ -26,46 +27,6 @@ std::string part(const std::string& boundary, const std::string& headers, const 
 }
 
 const std::string file_header = "Content-Disposition: form-data; name=\"image\"; filename=\"a.jpg\"";
-
-// The bytes of a PNG of one colour, 8 bits of grey: a valid file, made by hand as nothing here encodes.
-std::string png(std::uint32_t width, std::uint32_t height, std::uint8_t grey) {
-    const auto big = [](std::uint32_t number) {
-        return std::string{
-            static_cast<char>(number >> 24U), static_cast<char>(number >> 16U), static_cast<char>(number >> 8U),
-            static_cast<char>(number)};
-    };
-    const auto crc = [](const std::string& bytes) {
-        std::uint32_t sum = 0xffffffffU;
-        for (const char byte : bytes) {
-            sum ^= static_cast<std::uint8_t>(byte);
-            for (int bit = 0; bit < 8; ++bit) {
-                sum = (sum >> 1U) ^ ((sum & 1U) != 0 ? 0xedb88320U : 0U);
-            }
-        }
-        return ~sum;
-    };
-    const auto chunk = [&](const std::string& type, const std::string& data) {
-        return big(static_cast<std::uint32_t>(data.size())) + type + data + big(crc(type + data));
-    };
-    const std::string row = std::string(1, '\0') + std::string(width, static_cast<char>(grey));
-    std::string raw;
-    for (std::uint32_t y = 0; y < height; ++y) {
-        raw += row;
-    }
-    std::uint32_t a = 1;
-    std::uint32_t b = 0;
-    for (const char byte : raw) {
-        a = (a + static_cast<std::uint8_t>(byte)) % 65521;
-        b = (b + a) % 65521;
-    }
-    const auto size = static_cast<std::uint16_t>(raw.size());
-    const auto inverse = static_cast<std::uint16_t>(~size);
-    const std::string stored = std::string("\x78\x01\x01", 3) + static_cast<char>(size & 255) +
-                               static_cast<char>(size >> 8) + static_cast<char>(inverse & 255) +
-                               static_cast<char>(inverse >> 8) + raw + big((b << 16U) | a);
-    return "\x89PNG\r\n\x1a\n" + chunk("IHDR", big(width) + big(height) + std::string("\x08\x00\x00\x00\x00", 5)) +
-           chunk("IDAT", stored) + chunk("IEND", "");
-}
 
 // A network that finds two boxes in every image, waits where it is told to, and fails where it is told to.
 class FakeEngine : public Engine {

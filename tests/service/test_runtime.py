@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import resource
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -133,6 +134,30 @@ def test_a_jpeg_file_that_scans_without_end_is_refused(probe: Probe, tmp_path: P
     done = probe("decode", tmp_path / "a.jpg")
     assert done.returncode == 1
     assert b"more than 100 scans" in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_no_memory_is_no_fault_of_the_image(program: Program, tmp_path: Path, kind: str) -> None:
+    """Within less and less address space a good file is decoded, or there is no memory: it is never called damaged."""
+    path = program("tests/trtdet-probe")
+    if b"__asan_init" in path.read_bytes() or b"__tsan_init" in path.read_bytes():
+        pytest.skip("a sanitizer takes all of the address space")
+    image = Image.new("RGB", (2400, 2000))
+    image.save(tmp_path / "a", kind, **({"progressive": True} if kind == "JPEG" else {}))
+    ends = set()
+    for megabytes in range(10, 160, 5):
+        limit = (megabytes << 20, megabytes << 20)
+        done = subprocess.run(
+            [path, "decode", tmp_path / "a"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            preexec_fn=lambda limit=limit: resource.setrlimit(resource.RLIMIT_AS, limit),
+            check=False,
+        )
+        if b"error while loading shared libraries" not in done.stderr and done.returncode >= 0:
+            ends.add(done.returncode)
+            assert done.returncode in (0, 3), done.stderr.decode()
+    assert ends == {0, 3}
 
 
 Manifests = Callable[[InputConfig], Path]

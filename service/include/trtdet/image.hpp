@@ -4,7 +4,9 @@
 // grey level.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string_view>
 #include <vector>
 
@@ -20,10 +22,21 @@ struct Image {
     std::vector<std::uint8_t> pixels;
 };
 
-// What is refused before it is decoded. The number of pixels is what a small file can claim many of.
+// What is refused before it is decoded. The number of pixels is what a small file can claim many of. A JPEG file may go
+// over max_pixels pixels 20 times, over fewer more often, and over none more than 100 times.
 struct ImageLimits {
     std::int64_t max_pixels = 50'000'000;
     int max_side = 32'768;
+};
+
+// How the caller takes part in decoding. Each may be empty.
+struct DecodeHooks {
+    // Told how many bytes decoding takes at most, the image among them, after the header was read and before they are
+    // taken. May wait; what it throws ends the decoding.
+    std::function<void(std::size_t bytes)> reserve{};
+
+    // Asked with every row or two; where nobody wants the image any more, decoding ends. Must not throw.
+    std::function<bool()> wanted{};
 };
 
 // Decodes a JPEG or PNG file.
@@ -35,8 +48,9 @@ struct ImageLimits {
 // bytes: the whole file.
 //
 // Throws ImageError: neither JPEG nor PNG, truncated or damaged. ImageTooLargeError: the header names more than the
-// limits allow; nothing was decoded then.
-Image decode_image(std::string_view bytes, const ImageLimits& limits = {});
+// limits allow, and nothing was decoded; or the file goes over its pixels too often. DeadlineError: hooks.wanted said
+// no.
+Image decode_image(std::string_view bytes, const ImageLimits& limits = {}, const DecodeHooks& hooks = {});
 
 // Where an image lies in the network's input: network = image * scale + pad on each axis, in pixels. The scale is the
 // one the pixels really underwent, resized size / original size.
