@@ -75,7 +75,14 @@ MISTAKES: list[tuple[Config, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("wrong", "right"), MISTAKES, ids=[", ".join(right) for _, right in MISTAKES])
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    # The first two stand for all where minutes count.
+    [
+        pytest.param(wrong, right, id=", ".join(right), marks=[pytest.mark.slow] if number > 1 else [])
+        for number, (wrong, right) in enumerate(MISTAKES)
+    ],
+)
 def test_a_mistake_is_named(drawn_images: tuple[Path, ...], wrong: Config, right: dict[str, Any]) -> None:
     found = seen(wrong, drawn_images)
     assert found.better == right

@@ -249,6 +249,7 @@ def test_nothing_to_rank(prepared: Prepared) -> None:
         rank(replace(subject, placement=subject.placement.following(plan)))
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_workers")
 def test_ray_gives_the_same_bits(prepared: Prepared, tmp_path: Path) -> None:
