@@ -5,6 +5,7 @@
 #include <cstring>
 #include <deque>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -99,7 +100,8 @@ public:
           engine_(std::move(engine)),
           options_(std::move(options)),
           layout_(layout_of(manifest_, *engine_)),
-          pixels_(manifest_.input.preprocess.values()) {
+          pixels_(manifest_.input.preprocess.values()),
+          capacity_(capacity_of(options_, pixels_ * sizeof(float))) {
         const int most = engine_->max_batch();
         max_batch_ = static_cast<std::size_t>(options_.max_batch > 0 ? std::min(options_.max_batch, most) : most);
         std::vector<std::unique_ptr<Lane>> lanes;
@@ -109,8 +111,9 @@ public:
             graphs_ = index == 0 ? graphs : std::min(graphs_, graphs);
         }
         try {
-            for (auto& lane : lanes) {
-                threads_.emplace_back([this, owned = std::move(lane)] { serve(*owned); });
+            started_.resize(lanes.size());
+            for (std::size_t index = 0; index < lanes.size(); ++index) {
+                threads_.emplace_back([this, index, owned = std::move(lanes[index])] { serve(*owned, index); });
             }
         } catch (...) {
             stop();
@@ -144,6 +147,18 @@ public:
         return queue_.size();
     }
 
+    std::size_t capacity() const { return capacity_; }
+
+    Clock::duration longest_run() const {
+        const auto now = Clock::now();
+        Clock::duration longest{};
+        const std::lock_guard lock(mutex_);
+        for (const auto& start : started_) {
+            longest = std::max(longest, start ? now - *start : Clock::duration{});
+        }
+        return longest;
+    }
+
     void stop() {
         {
             const std::lock_guard lock(mutex_);
@@ -163,21 +178,27 @@ public:
     int graphs() const { return graphs_; }
 
 private:
+    // There is room for one image however large it is.
+    static std::size_t capacity_of(const DetectorOptions& options, std::size_t image_bytes) {
+        return std::min(options.queue_capacity, std::max<std::size_t>(1, options.queue_bytes / image_bytes));
+    }
+
     void check_room() const {
         if (stopping_) {
             throw StoppedError("the detector was stopped and takes no more images; open the bundle again");
         }
-        if (queue_.size() >= options_.queue_capacity) {
+        if (queue_.size() >= capacity_) {
             throw OverloadedError(
                 std::to_string(queue_.size()) +
                 " images wait, and no more are taken; try again later, or give the queue more room");
         }
     }
 
-    // The next images to run together, oldest first; none when there will be no more.
-    std::vector<Job> next() {
+    // The next images for a lane to run together, oldest first; none when there will be no more.
+    std::vector<Job> next(std::size_t lane) {
         std::vector<Job> batch;
         std::unique_lock lock(mutex_);
+        started_[lane].reset();
         // One lane at a time waits for a batch to fill; the others would take it apart.
         changed_.wait(lock, [&] { return (stopping_ && queue_.empty()) || (!queue_.empty() && !forming_); });
         if (queue_.empty()) {
@@ -192,13 +213,14 @@ private:
         batch.assign(std::make_move_iterator(queue_.begin()), std::make_move_iterator(end));
         queue_.erase(queue_.begin(), end);
         forming_ = false;
+        started_[lane] = Clock::now();
         lock.unlock();
         changed_.notify_all();
         return batch;
     }
 
-    void serve(Lane& lane) {
-        for (std::vector<Job> batch = next(); !batch.empty(); batch = next()) {
+    void serve(Lane& lane, std::size_t index) {
+        for (std::vector<Job> batch = next(index); !batch.empty(); batch = next(index)) {
             const auto now = Clock::now();
             const auto late =
                 std::stable_partition(batch.begin(), batch.end(), [&](const Job& job) { return job.deadline > now; });
@@ -290,13 +312,15 @@ private:
     const std::shared_ptr<Engine> engine_;
     const DetectorOptions options_;
     const Layout layout_;
-    const std::size_t pixels_;  // numbers of one image
+    const std::size_t pixels_;    // numbers of one image
+    const std::size_t capacity_;  // images that may wait
     std::size_t max_batch_ = 1;
     int graphs_ = 0;
 
     mutable std::mutex mutex_;
     std::condition_variable changed_;
     std::deque<Job> queue_;
+    std::vector<std::optional<Clock::time_point>> started_;  // of the batch that each lane works on
     bool forming_ = false;
     bool stopping_ = false;
 
@@ -330,6 +354,14 @@ void Detector::detect(const Image& image, Clock::time_point deadline, std::funct
 
 std::size_t Detector::queued() const {
     return impl_->queued();
+}
+
+std::size_t Detector::capacity() const {
+    return impl_->capacity();
+}
+
+Clock::duration Detector::longest_run() const {
+    return impl_->longest_run();
 }
 
 const Manifest& Detector::manifest() const {

@@ -176,6 +176,57 @@ TEST_CASE("the queue has an end, and stopping finishes what it holds") {
     detector.stop();
 }
 
+TEST_CASE("the queue has an end in bytes") {
+    // An image is 3 x 8 x 16 numbers of 4 bytes.
+    const auto capacity = [](std::size_t bytes) {
+        DetectorOptions options;
+        options.queue_capacity = 5;
+        options.queue_bytes = bytes;
+        return Detector(manifest(), engine(manifest_json()), options).capacity();
+    };
+    CHECK(capacity(1U << 30U) == 5);
+    CHECK(capacity(2 * 1536) == 2);
+    CHECK(capacity(2 * 1536 - 1) == 1);
+    CHECK(capacity(0) == 1);
+    Gate gate;
+    DetectorOptions options;
+    options.lanes = 1;
+    options.queue_bytes = 2 * 1536;
+    Detector detector(manifest(), std::make_shared<GatedEngine>(engine(manifest_json()), gate), options);
+    auto running = detector.detect(image(10));
+    gate.wait_for(1);
+    auto first = detector.detect(image(20));
+    auto second = detector.detect(image(30));
+    CHECK_THROWS_AS(detector.detect(image(40)), OverloadedError);
+    gate.open();
+    CHECK(running.get().detections[0].score == score_of(10));
+    CHECK(second.get().detections[0].score == score_of(30));
+}
+
+TEST_CASE("a batch that does not end is seen to run longer and longer") {
+    Gate gate;
+    DetectorOptions options;
+    options.max_batch = 1;
+    Detector detector(manifest(), std::make_shared<GatedEngine>(engine(manifest_json()), gate), options);
+    CHECK(detector.longest_run() == 0s);
+    auto first = detector.detect(image(10));
+    gate.wait_for(1);
+    const auto begin = Clock::now();
+    std::this_thread::sleep_for(20ms);
+    // The other lane's is younger.
+    auto second = detector.detect(image(20));
+    gate.wait_for(2);
+    CHECK(detector.longest_run() >= 20ms);
+    const auto before = Clock::now();
+    CHECK(detector.longest_run() >= before - begin);
+    gate.open();
+    first.get();
+    second.get();
+    while (detector.longest_run() != 0s) {
+        std::this_thread::yield();
+    }
+}
+
 TEST_CASE("an image whose deadline is over is not run") {
     Gate gate;
     std::atomic<int> ran{0};

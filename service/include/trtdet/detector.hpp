@@ -38,6 +38,7 @@ struct DetectorOptions {
     int max_batch = 0;                          // 0 for the engine's largest
     std::chrono::microseconds max_delay{1000};  // how long an image waits for others to make its batch larger
     std::size_t queue_capacity = 256;           // images that wait; one more is refused
+    std::size_t queue_bytes = 1U << 30U;        // of the images that wait, as the network takes them
     std::function<void(int batch, Clock::duration ran)> on_batch;  // told of every run, by the thread that ran it
 };
 
@@ -72,6 +73,13 @@ public:
 
     // How many images wait.
     std::size_t queued() const;
+
+    // How many images may wait: queue_capacity, or as many as queue_bytes has room for, but at least one.
+    std::size_t capacity() const;
+
+    // How long the batch that was begun first of those that are not finished has been in work; zero where none is. An
+    // engine that hangs shows here and nowhere else.
+    Clock::duration longest_run() const;
 
     const Manifest& manifest() const;
 
