@@ -18,7 +18,8 @@ using Field = std::pair<std::string_view, std::string>;
 // then neither end a line of the log nor forge one. At most 200 bytes of it are kept.
 std::string quote(std::string_view text);
 
-// Any thread may write; lines never mix.
+// Any thread may write; lines never mix. Where nobody reads standard error, or there is no memory for a line, it is
+// dropped: a log holds up nothing.
 class Log {
 public:
     // Where JSON is asked for, each line is an object with time, level, message and the fields, all of them strings.
@@ -29,7 +30,7 @@ public:
     Log& operator=(const Log&) = delete;
 
     bool shows(Level level) const;
-    void write(Level level, std::string_view message, std::initializer_list<Field> fields = {});
+    void write(Level level, std::string_view message, std::initializer_list<Field> fields = {}) noexcept;
 
 private:
     class Impl;

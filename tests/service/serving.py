@@ -104,12 +104,18 @@ class Server:
     folder: Path
     process: subprocess.Popen[bytes] = field(init=False)
     port: int = field(init=False, default=0)
+    wrapper: Sequence[object] = ()
+    """The beginning of the command, such as ``prlimit --as=...``."""
+    stderr: int | None = None
+    """Where the log goes instead of into a file."""
 
     def __enter__(self) -> Server:
         self.folder.mkdir(parents=True, exist_ok=True)
         with self.output.open("wb") as out, self.log.open("wb") as err:
             self.process = subprocess.Popen(
-                [self.program, "--port", "0", *map(str, self.arguments)], stdout=out, stderr=err
+                [*self.wrapper, self.program, "--port", "0", *map(str, self.arguments)],
+                stdout=out,
+                stderr=err if self.stderr is None else self.stderr,
             )
         line = until(lambda: self.output.read_text() if self.output.read_text().endswith("\n") else "", self.alive)
         self.port = int(line.rpartition(":")[2])
