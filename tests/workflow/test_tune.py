@@ -80,6 +80,13 @@ def test_estimates_and_engines_of_a_library_that_builds_without_a_gpu(
     )
     assert built.code == 0, built.err
     assert built.json["manifest"]["audit"]["int8"] == half["counts"]["int8"] == 0
+    default = next(point for point in other["points"] if "default" in point["titles"])
+    built = run(
+        *("build", model, "--config", "shapes", "--tuned", tmp_path / "t", "--point", default["number"]),
+        *("--no-measure", "-o", tmp_path / "d"),
+    )
+    assert built.code == 0, built.err
+    assert "--int8-all" not in built.out + built.err  # which a point's build refuses
 
 
 def test_the_best_plan_by_flags(

@@ -218,7 +218,7 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
     if result.audit is not None:
         _say_audit(console, result.audit)
     left = left_by_default(PrecisionPlan.load(result.bundle.file("plan.json")))
-    if left:
+    if left and options.tuned is None:  # a point's plan is the tune's, and says why itself
         console.say(f"in FP16 by default, as INT8 makes them no faster: {left} (plan.json has each; --int8-all)")
     if manifest.quantization.corrections:
         console.say(f"corrected: {'; '.join(manifest.quantization.corrections)}")
