@@ -456,16 +456,15 @@ private:
         arm(server_.service_.options().request_timeout);
         Request request{head_, std::move(parser_->get().body()), arrived_, abandoned_, std::move(held_)};
         held_ = nullptr;
-        server_.service_.handle(
-            std::move(request), [self = shared_from_this(), round = ++request_](Service::Answer answer) {
-                asio::dispatch(self->socket_.get_executor(), [self, round, answer = std::move(answer)]() mutable {
-                    if (self->state_ == State::working && round == self->request_) {
-                        auto response = answer();
-                        answer = nullptr;
-                        self->respond(std::move(response), self->may_keep_alive());
-                    }
-                });
+        server_.service_.handle(std::move(request), [self = shared_from_this(), round = ++request_](Answer answer) {
+            asio::dispatch(self->socket_.get_executor(), [self, round, answer = std::move(answer)]() mutable {
+                if (self->state_ == State::working && round == self->request_) {
+                    auto response = answer();
+                    answer = nullptr;
+                    self->respond(std::move(response), self->may_keep_alive());
+                }
             });
+        });
         if (state_ == State::working) {
             advance();
         }

@@ -97,7 +97,7 @@ struct Serving {
             request.arrived = Clock::now();
         }
         auto promise = std::make_shared<std::promise<Response>>();
-        service->handle(std::move(request), [promise](Service::Answer answer) { promise->set_value(answer()); });
+        service->handle(std::move(request), [promise](Answer answer) { promise->set_value(answer()); });
         return promise->get_future();
     }
 

@@ -1,0 +1,261 @@
+#include "detect.hpp"
+
+#include <charconv>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "multipart.hpp"
+#include "trtdet/errors.hpp"
+#include "work.hpp"
+
+namespace trtdet::serve {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::string_view form = "multipart/form-data";
+
+double milliseconds(Clock::duration duration) {
+    return std::chrono::duration<double, std::milli>(duration).count();
+}
+
+// 'a', 'b' or 'c', for messages.
+std::string listed(const std::vector<std::string_view>& words) {
+    std::string text;
+    for (std::size_t i = 0; i < words.size(); ++i) {
+        text += (i == 0 ? "" : i + 1 == words.size() ? " or " : ", ") + std::string(words[i]);
+    }
+    return text;
+}
+
+bool is_image_type(std::string_view type) {
+    return type == "image/jpeg" || type == "image/png" || type == "application/octet-stream";
+}
+
+template <typename Number>
+std::optional<Number> parsed(const std::string& text) {
+    Number number{};
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+    return error == std::errc() && end == text.data() + text.size() ? std::optional(number) : std::nullopt;
+}
+
+// What a request wants to see of the detections.
+struct Wanted {
+    float score_threshold = 0;
+    int max_detections = 0;
+};
+
+// Throws BadQuery.
+Wanted read_wanted(std::string_view query, const Manifest& manifest) {
+    Wanted wanted{manifest.nms.score_threshold, manifest.nms.max_detections};
+    for (const auto& [key, value] : parse_query(query)) {
+        if (key == "score_threshold") {
+            const auto number = parsed<float>(value);
+            if (!number || !(*number >= manifest.nms.score_threshold && *number <= 1)) {
+                throw BadQuery(
+                    "score_threshold is " + quote(value) + ", allowed is " + shortest(manifest.nms.score_threshold) +
+                    " (with which the bundle was built) to 1");
+            }
+            wanted.score_threshold = *number;
+        } else if (key == "max_detections") {
+            const auto number = parsed<int>(value);
+            if (!number || *number < 1 || *number > manifest.nms.max_detections) {
+                throw BadQuery(
+                    "max_detections is " + quote(value) + ", allowed is 1 to " +
+                    std::to_string(manifest.nms.max_detections) + " (with which the bundle was built)");
+            }
+            wanted.max_detections = *number;
+        } else {
+            throw BadQuery("the query has the key " + quote(key) + "; allowed are score_threshold and max_detections");
+        }
+    }
+    return wanted;
+}
+
+// One image of a request, from its bytes to its detections.
+struct Picture {
+    std::string name;  // as the client called it; empty where it did not
+    std::string_view bytes;
+    int width = 0;
+    int height = 0;
+    Clock::duration decoded{};
+};
+
+// Appends what the answer says of an image. Floats are written with as many digits as bring back the same float32, and
+// by hand: an answer can have thousands of them.
+void append(
+    std::string& text, const Picture& picture, const Found& found, const Wanted& wanted,
+    const std::vector<std::string>& classes) {
+    const auto number = [&text](float value) { text += std::isfinite(value) ? shortest(value) : "null"; };
+    text += "{";
+    if (!picture.name.empty()) {
+        text += "\"name\":" + json_text(picture.name) + ",";
+    }
+    text += "\"width\":" + std::to_string(picture.width) + ",\"height\":" + std::to_string(picture.height) +
+            ",\"detections\":[";
+    int count = 0;
+    for (const auto& detection : found.detections) {
+        // The best come first.
+        if (count == wanted.max_detections || !(detection.score > wanted.score_threshold)) {
+            break;
+        }
+        text += count++ == 0 ? "{\"box\":[" : ",{\"box\":[";
+        number(detection.box.x1);
+        text += ",";
+        number(detection.box.y1);
+        text += ",";
+        number(detection.box.x2);
+        text += ",";
+        number(detection.box.y2);
+        text += "],\"score\":";
+        number(detection.score);
+        text += ",\"class\":" + std::to_string(detection.class_index) + ",\"name\":";
+        const auto index = static_cast<std::size_t>(detection.class_index);
+        text += index < classes.size() ? json_text(classes[index]) : "null";
+        text += "}";
+    }
+    const Json times = {
+        {"decode", milliseconds(picture.decoded)},
+        {"queue", milliseconds(found.queued)},
+        {"run", milliseconds(found.ran)}};
+    text += "],\"batch\":" + std::to_string(found.batch) + ",\"ms\":" + times.dump() + "}";
+}
+
+// A request to detect.
+class Detection : public Work {
+public:
+    Detection(std::shared_ptr<Context> context, std::unique_ptr<Place> place, Request request, Done done)
+        : Work(std::move(context), std::move(place), std::move(request), std::move(done)) {}
+
+    void begin() {
+        try {
+            wanted_ = read_wanted(split_target(request_.head.target).query, detector_->manifest());
+            if (auto refusal = find_pictures()) {
+                return refuse(std::move(*refusal));
+            }
+        } catch (const BadQuery& error) {
+            return refuse(error_response(400, "bad-query", error.what()));
+        } catch (const TooManyPartsError& error) {
+            return refuse(error_response(413, "too-many-images", error.what()));
+        } catch (const MultipartError& error) {
+            return refuse(error_response(400, "bad-multipart", error.what()));
+        }
+        start(pictures_.size());
+    }
+
+private:
+    std::optional<Response> find_pictures() {
+        const auto& head = request_.head;
+        if (request_.body.empty()) {
+            return error_response(400, "empty-body", "the body is empty; send a JPEG or PNG image");
+        }
+        if (media_type(head.content_type) != form) {
+            pictures_.emplace_back().bytes = request_.body;
+            return std::nullopt;
+        }
+        MultipartLimits limits;
+        limits.max_parts = context_->options.max_images;
+        for (auto& part : parse_multipart(request_.body, multipart_boundary(head.content_type), limits)) {
+            auto& picture = pictures_.emplace_back();
+            picture.name = part.filename.empty() ? std::move(part.name) : std::move(part.filename);
+            picture.bytes = part.body;
+            if (!part.content_type.empty() && !is_image_type(part.content_type)) {
+                return error_response(
+                    415, "unsupported-media-type",
+                    which(pictures_.size() - 1) + "it has the Content-Type " + quote(part.content_type) +
+                        "; expected image/jpeg, image/png or application/octet-stream");
+            }
+        }
+        return std::nullopt;
+    }
+
+    // Where a request has several images, which one a message is about.
+    std::string which(std::size_t index) const override {
+        if (media_type(request_.head.content_type) != form) {
+            return {};
+        }
+        const auto& name = pictures_[index].name;
+        return "image " + std::to_string(index) + (name.empty() ? "" : " (" + quote(name) + ")") + ": ";
+    }
+
+    void prepare(std::size_t index) override {
+        auto& picture = pictures_[index];
+        const auto begin = Clock::now();
+        const auto image = decode_image(picture.bytes, context_->options.limits);
+        picture.width = image.width;
+        picture.height = image.height;
+        detector_->detect(image, deadline(), settled(index));
+        picture.decoded = Clock::now() - begin;
+    }
+
+    Response answer() override {
+        if (failed()) {
+            return failure(first_failed());
+        }
+        const auto& manifest = detector_->manifest();
+        Response response;
+        response.body =
+            "{\"model\":" + json_text({{"name", manifest.model_name}, {"content_hash", manifest.content_hash}}) +
+            ",\"images\":[";
+        for (std::size_t i = 0; i < pictures_.size(); ++i) {
+            response.body += i == 0 ? "" : ",";
+            append(response.body, pictures_[i], found(i), wanted_, manifest.classes);
+            context_->metrics.image(pictures_[i].decoded, found(i).queued, found(i).detections.size());
+        }
+        response.body += "]}\n";
+        return response;
+    }
+
+    Wanted wanted_;
+    std::vector<Picture> pictures_;
+};
+
+std::optional<Response> refuse_detect(const Context& context, const Head& head) {
+    if (auto refusal = refuse_body(head, context.options.max_body)) {
+        return refusal;
+    }
+    const auto type = media_type(head.content_type);
+    if (!is_image_type(type) && type != form) {
+        const std::vector<std::string_view> taken{"image/jpeg", "image/png", "application/octet-stream", form};
+        return error_response(
+            415, "unsupported-media-type",
+            "the Content-Type is " + (type.empty() ? std::string("missing") : quote(type)) + "; expected " +
+                listed(taken));
+    }
+    try {
+        read_wanted(split_target(head.target).query, context.current()->manifest());
+        if (type == form) {
+            multipart_boundary(head.content_type);
+        }
+    } catch (const BadQuery& error) {
+        return error_response(400, "bad-query", error.what());
+    } catch (const MultipartError& error) {
+        return error_response(400, "bad-multipart", error.what());
+    }
+    if (context.in_flight >= context.options.max_requests) {
+        return Place::all_taken(context);
+    }
+    return std::nullopt;
+}
+
+}  // namespace
+
+Endpoint detect_endpoint(const std::shared_ptr<Context>& context) {
+    return {
+        "/v1/detect", "POST", "detects on a JPEG or PNG image, or on several as multipart/form-data",
+        [context](const Head& head) { return refuse_detect(*context, head); },
+        [context](Request request, Done done) {
+            auto place = Place::take(context);
+            if (!place) {
+                return done([context] { return Place::all_taken(*context); });
+            }
+            std::make_shared<Detection>(context, std::move(place), std::move(request), std::move(done))->begin();
+        }};
+}
+
+}  // namespace trtdet::serve

@@ -1,0 +1,102 @@
+#include "request.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <nlohmann/json.hpp>
+
+#include "log.hpp"
+
+namespace trtdet::serve {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr auto npos = std::string_view::npos;
+
+int hexadecimal(char digit) {
+    if (digit >= '0' && digit <= '9') {
+        return digit - '0';
+    }
+    if (digit >= 'a' && digit <= 'f') {
+        return digit - 'a' + 10;
+    }
+    return digit >= 'A' && digit <= 'F' ? digit - 'A' + 10 : -1;
+}
+
+std::string percent_decoded(std::string_view text) {
+    std::string result;
+    for (std::size_t i = 0; i < text.size(); ++i) {
+        if (text[i] != '%') {
+            result.push_back(text[i] == '+' ? ' ' : text[i]);
+            continue;
+        }
+        const int high = i + 2 < text.size() ? hexadecimal(text[i + 1]) : -1;
+        const int low = i + 2 < text.size() ? hexadecimal(text[i + 2]) : -1;
+        if (high < 0 || low < 0) {
+            throw BadQuery("the query has a '%' without two hexadecimal digits; write %25 for a percent sign");
+        }
+        result.push_back(static_cast<char>(high * 16 + low));
+        i += 2;
+    }
+    return result;
+}
+
+}  // namespace
+
+std::string json_text(const Json& json) {
+    return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+Response json_response(const Json& json) {
+    return {200, "application/json", json_text(json) + "\n", {}, {}};
+}
+
+std::string shortest(float number) {
+    char text[32];
+    const auto end = std::to_chars(std::begin(text), std::end(text), number).ptr;
+    return {std::begin(text), end};
+}
+
+Target split_target(std::string_view target) {
+    const auto scheme = target.find("://");
+    if (scheme != npos && target.front() != '/') {
+        const auto slash = target.find('/', scheme + 3);
+        target = slash == npos ? std::string_view("/") : target.substr(slash);
+    }
+    const auto question = target.find('?');
+    return {target.substr(0, question), question == npos ? std::string_view() : target.substr(question + 1)};
+}
+
+Response error_response(int status, std::string_view type, std::string_view message) {
+    const Json json = {{"error", {{"type", type}, {"message", message}}}};
+    return {status, "application/json", json_text(json) + "\n", {}, std::string(type)};
+}
+
+Response busy_response(std::string_view type, std::string_view message) {
+    auto response = error_response(503, type, message);
+    response.headers.emplace_back("Retry-After", "1");
+    return response;
+}
+
+std::vector<std::pair<std::string, std::string>> parse_query(std::string_view query) {
+    std::vector<std::pair<std::string, std::string>> words;
+    while (!query.empty()) {
+        const auto end = query.find('&');
+        const auto word = query.substr(0, end);
+        query.remove_prefix(end == npos ? query.size() : end + 1);
+        if (word.empty()) {
+            continue;
+        }
+        const auto equals = std::min(word.find('='), word.size());
+        auto key = percent_decoded(word.substr(0, equals));
+        for (const auto& other : words) {
+            if (other.first == key) {
+                throw BadQuery("the query has the key " + quote(key) + " twice");
+            }
+        }
+        words.emplace_back(std::move(key), percent_decoded(equals < word.size() ? word.substr(equals + 1) : ""));
+    }
+    return words;
+}
+
+}  // namespace trtdet::serve

@@ -1,0 +1,87 @@
+// Requests and answers, as handlers see them: nothing here knows of sockets.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace trtdet::serve {
+
+using Clock = std::chrono::steady_clock;
+
+// What is known of a request before its body is read.
+struct Head {
+    std::string method;
+    std::string target;                   // as sent
+    std::string content_type;             // empty where there is none
+    std::string content_encoding;         // empty where there is none
+    std::optional<std::uint64_t> length;  // the Content-Length
+    bool chunked = false;
+};
+
+struct Request {
+    Head head;
+    std::string body;
+    Clock::time_point arrived{};                         // its last byte
+    std::shared_ptr<const std::atomic<bool>> abandoned;  // set when nobody waits for the answer any more; may be empty
+    std::shared_ptr<void> held;                          // let go of together with the body
+};
+
+struct Response {
+    int status = 200;
+    std::string content_type = "application/json";
+    std::string body;
+    std::vector<std::pair<std::string, std::string>> headers{};  // beside those that every answer has
+    std::string error{};                                         // the type of an error, one of a few fixed words
+};
+
+// Makes the answer, in whatever thread wants it; it is called at most once.
+using Answer = std::function<Response()>;
+
+// Takes a request's answer; called once, soon or from another thread. It does not wait.
+using Done = std::function<void(Answer)>;
+
+// 200 with this as the body.
+Response json_response(const nlohmann::ordered_json& json);
+
+// As it stands in a body, without a line break; bytes that are not UTF-8 are replaced.
+std::string json_text(const nlohmann::ordered_json& json);
+
+// A float32 with as many digits as bring it back.
+std::string shortest(float number);
+
+// {"error": {"type": ..., "message": ...}}; bytes of the message that are not UTF-8 are replaced.
+Response error_response(int status, std::string_view type, std::string_view message);
+
+// 503 with Retry-After: the same request will be answered later, here or by another instance.
+Response busy_response(std::string_view type, std::string_view message);
+
+class BadQuery : public std::runtime_error {
+public:
+    using std::runtime_error::runtime_error;
+};
+
+// The words of a query; '+' is a space and %XX a byte.
+//
+// Throws BadQuery: a percent sign without two hexadecimal digits, or a key that comes twice.
+std::vector<std::pair<std::string, std::string>> parse_query(std::string_view query);
+
+// A request's target in its parts, within the text that was split.
+struct Target {
+    std::string_view path;
+    std::string_view query;
+};
+
+// Also takes the absolute form, http://host/path, which a server must.
+Target split_target(std::string_view target);
+
+}  // namespace trtdet::serve

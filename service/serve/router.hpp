@@ -1,0 +1,52 @@
+// Which endpoint a request is for, and the refusals that all of them share.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "request.hpp"
+
+namespace trtdet::serve {
+
+// What answers requests to a path.
+struct Endpoint {
+    std::string path;
+    std::string allow;  // the methods, as the header Allow lists them
+    std::string what;   // for the list of endpoints
+
+    // What is to be answered without reading the body. Nothing where handle() is to be called with it.
+    std::function<std::optional<Response>(const Head& head)> refuse;
+
+    std::function<void(Request request, Done done)> handle;
+};
+
+// An endpoint for GET and HEAD: it takes no body, and its answer is made at once.
+Endpoint page(std::string path, std::string what, std::function<Response()> answer);
+
+// What each endpoint with a body refuses: an unknown length, one over the limit in bytes, a Content-Encoding.
+std::optional<Response> refuse_body(const Head& head, std::uint64_t limit);
+
+class Router {
+public:
+    explicit Router(std::vector<Endpoint> endpoints) : endpoints_(std::move(endpoints)) {}
+
+    // 404, 405, or the endpoint's own refusal.
+    std::optional<Response> refuse(const Head& head) const;
+
+    // For a request that refuse() has let pass.
+    void handle(Request request, Done done) const;
+
+    // Null where there is no such path.
+    const Endpoint* find(std::string_view path) const;
+
+    const std::vector<Endpoint>& endpoints() const { return endpoints_; }
+
+private:
+    std::vector<Endpoint> endpoints_;
+};
+
+}  // namespace trtdet::serve

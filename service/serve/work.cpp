@@ -1,0 +1,101 @@
+#include "work.hpp"
+
+#include <boost/asio/post.hpp>
+#include <boost/asio/thread_pool.hpp>
+#include <exception>
+#include <utility>
+
+#include "trtdet/errors.hpp"
+
+namespace trtdet::serve {
+
+Work::Work(std::shared_ptr<Context> context, std::unique_ptr<Place> place, Request request, Done done)
+    : context_(std::move(context)),
+      request_(std::move(request)),
+      detector_(context_->current()),
+      place_(std::move(place)),
+      done_(std::move(done)) {}
+
+void Work::start(std::size_t images) {
+    outcomes_.resize(images);
+    // Each is prepared and handed over by one thread, and detected by another.
+    waiting_ = 2 * images;
+    first_failed_ = images;
+    for (std::size_t i = 0; i < images; ++i) {
+        boost::asio::post(*context_->pool, [self = shared_from_this(), i] { self->run(i); });
+    }
+}
+
+void Work::run(std::size_t index) noexcept {
+    try {
+        if (index > first_failed_) {
+            throw StoppedError("not tried: an image before this one failed");
+        }
+        if (Clock::now() >= deadline() || (request_.abandoned && *request_.abandoned)) {
+            throw DeadlineError("the time for the answer was over before the image was decoded");
+        }
+        prepare(index);
+    } catch (...) {
+        settle(index, {{}, std::current_exception()});
+    }
+    finish();
+}
+
+std::function<void(Outcome)> Work::settled(std::size_t index) {
+    return [self = shared_from_this(), index](Outcome outcome) { self->settle(index, std::move(outcome)); };
+}
+
+void Work::settle(std::size_t index, Outcome outcome) noexcept {
+    outcomes_[index] = std::move(outcome);
+    if (outcomes_[index].error) {
+        auto first = first_failed_.load();
+        while (index < first && !first_failed_.compare_exchange_weak(first, index)) {
+        }
+    }
+    finish();
+}
+
+void Work::finish() noexcept {
+    if (--waiting_ == 0) {
+        done_([self = shared_from_this()] { return self->finished(); });
+    }
+}
+
+Response Work::finished() {
+    // Makes room for another request, before the client that waits for this one can send it.
+    place_.reset();
+    for (const auto& outcome : outcomes_) {
+        context_->health.note(outcome);
+    }
+    return answer();
+}
+
+void Work::refuse(Response response) {
+    place_.reset();
+    done_([response = std::move(response)] { return response; });
+}
+
+Response Work::failure(std::size_t index) const {
+    try {
+        std::rethrow_exception(outcomes_[index].error);
+    } catch (const ImageTooLargeError& error) {
+        return error_response(413, "image-too-large", which(index) + error.what());
+    } catch (const ImageError& error) {
+        return error_response(400, "bad-image", which(index) + error.what());
+    } catch (const OverloadedError& error) {
+        return busy_response("overloaded", error.what());
+    } catch (const DeadlineError& error) {
+        return error_response(504, "deadline-exceeded", error.what());
+    } catch (const StoppedError&) {
+        return busy_response("stopping", "the service is stopping; send the request again");
+    } catch (const EngineError& error) {
+        context_->log.write(Level::error, "the engine failed", {{"reason", error.what()}});
+        // The reason may name files and devices, which are not the client's.
+        return error_response(500, "engine-failed", "the engine failed; the reason is in the service's log");
+    } catch (const std::exception& error) {
+        context_->log.write(Level::error, "a request failed", {{"reason", error.what()}});
+        return error_response(500, "internal", "the request failed; the reason is in the service's log");
+    }
+}
+
+}  // namespace trtdet::serve

@@ -1,0 +1,74 @@
+// A request that is run: from its images to its answer, whatever the endpoint.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "context.hpp"
+#include "request.hpp"
+#include "trtdet/detector.hpp"
+
+namespace trtdet::serve {
+
+// Has an outcome for each image, and answers when the last is there. Whatever works on it keeps it alive.
+class Work : public std::enable_shared_from_this<Work> {
+public:
+    virtual ~Work() = default;
+
+    Work(const Work&) = delete;
+    Work& operator=(const Work&) = delete;
+
+    // Calls prepare() for each image, in the pool.
+    void start(std::size_t images);
+
+protected:
+    Work(std::shared_ptr<Context> context, std::unique_ptr<Place> place, Request request, Done done);
+
+    // Hands an image over to the detector with settled(index); what it throws becomes the image's outcome.
+    virtual void prepare(std::size_t index) = 0;
+
+    // When all are settled. The request's place is free again by then.
+    virtual Response answer() = 0;
+
+    // Which image a message is about, ending in ": "; empty where that is clear.
+    virtual std::string which(std::size_t index) const = 0;
+
+    // What a detector is to call with the image's outcome.
+    std::function<void(Outcome)> settled(std::size_t index);
+
+    // Answers at once, instead of start().
+    void refuse(Response response);
+
+    // Whether an image failed; the first that did.
+    bool failed() const { return first_failed_ < outcomes_.size(); }
+    std::size_t first_failed() const { return first_failed_; }
+
+    // The answer for an image that failed. What an engine failed of is logged.
+    Response failure(std::size_t index) const;
+
+    const Found& found(std::size_t index) const { return outcomes_[index].found; }
+
+    // From when on nobody wants the answer.
+    Clock::time_point deadline() const { return request_.arrived + context_->options.request_timeout; }
+
+    const std::shared_ptr<Context> context_;
+    const Request request_;
+    const std::shared_ptr<Detector> detector_;  // the same for all images
+
+private:
+    void run(std::size_t index) noexcept;
+    void settle(std::size_t index, Outcome outcome) noexcept;
+    void finish() noexcept;
+    Response finished();
+
+    std::unique_ptr<Place> place_;
+    const Done done_;
+    std::vector<Outcome> outcomes_;
+    std::atomic<std::size_t> waiting_{0};
+    std::atomic<std::size_t> first_failed_{0};
+};
+
+}  // namespace trtdet::serve
