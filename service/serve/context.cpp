@@ -24,28 +24,65 @@ void Health::note(const Outcome& outcome) {
     }
 }
 
-std::optional<Response> Health::trouble() const {
+std::optional<std::string> Health::trouble() const {
     const int failed = failed_in_a_row_;
     if (unhealthy_after_ == 0 || failed < unhealthy_after_) {
         return std::nullopt;
     }
-    return error_response(
-        503, "engine-failed",
-        "the engine failed on the last " + std::to_string(failed) +
-            " images; the reason is in the service's log; the service must be started again");
+    return "the engine failed on the last " + std::to_string(failed) + " images";
 }
 
-Context::Context(ServiceOptions wanted, std::function<std::shared_ptr<Detector>()> what, Log& where, Metrics& counts)
+namespace {
+
+std::vector<std::unique_ptr<Served>> served(std::vector<ModelSource> sources, int unhealthy_after) {
+    std::vector<std::unique_ptr<Served>> models;
+    for (auto& source : sources) {
+        models.push_back(std::make_unique<Served>(std::move(source), unhealthy_after));
+    }
+    return models;
+}
+
+}  // namespace
+
+Context::Context(ServiceOptions wanted, std::vector<ModelSource> sources, Log& where, Metrics& counts)
     : options(wanted),
-      current(std::move(what)),
+      models(served(std::move(sources), options.unhealthy_after)),
       log(where),
       metrics(counts),
-      health(options.unhealthy_after),
       pool(std::make_unique<boost::asio::thread_pool>(
           options.workers > 0 ? static_cast<std::size_t>(options.workers)
                               : std::max<std::size_t>(1, std::thread::hardware_concurrency()))) {}
 
 Context::~Context() = default;
+
+Served* Context::find(std::string_view name) const {
+    for (const auto& model : models) {
+        if (model->name == name) {
+            return model.get();
+        }
+    }
+    return nullptr;
+}
+
+std::optional<Response> Context::trouble() const {
+    for (const auto& model : models) {
+        if (const auto trouble = model->health.trouble()) {
+            return error_response(
+                503, "engine-failed",
+                (models.size() > 1 ? "of the model " + quote(model->name) + " " : "") + *trouble +
+                    "; the reason is in the service's log; the service must be started again");
+        }
+    }
+    return std::nullopt;
+}
+
+Response unknown_model(const Context& context, std::string_view name) {
+    std::string names;
+    for (const auto& model : context.models) {
+        names += (names.empty() ? "" : ", ") + quote(model->name);
+    }
+    return error_response(404, "unknown-model", "there is no model " + quote(name) + "; served are " + names);
+}
 
 std::unique_ptr<Place> Place::take(const std::shared_ptr<Context>& context) {
     std::unique_ptr<Place> place(new Place(context));

@@ -8,6 +8,9 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "log.hpp"
 #include "metrics.hpp"
@@ -39,32 +42,60 @@ public:
 
     void note(const Outcome& outcome);
 
-    // Why the process should be started again, if it should.
-    std::optional<Response> trouble() const;
+    // Why the process should be started again, if it should: "the engine failed on the last 20 images".
+    std::optional<std::string> trouble() const;
 
 private:
     const int unhealthy_after_;
     std::atomic<int> failed_in_a_row_{0};
 };
 
+// A model that is to be served.
+struct ModelSource {
+    std::string name;  // by which clients ask for it
+
+    // What detects, never empty; asked once for each request. A request may let go of it last, in one of its own
+    // threads: it must then be destroyed by another one.
+    std::function<std::shared_ptr<Detector>()> current;
+};
+
+// A model that is served.
+struct Served {
+    Served(ModelSource source, int unhealthy_after)
+        : name(std::move(source.name)), current(std::move(source.current)), health(unhealthy_after) {}
+
+    const std::string name;
+    const std::function<std::shared_ptr<Detector>()> current;
+    Health health;
+};
+
 // Any thread may use it; who works for a request keeps it alive.
 struct Context {
-    // current: as Service has it. Log and metrics must live longer than this.
-    Context(ServiceOptions wanted, std::function<std::shared_ptr<Detector>()> what, Log& where, Metrics& counts);
+    // sources: at least one, each name once. Log and metrics must live longer than this.
+    Context(ServiceOptions wanted, std::vector<ModelSource> sources, Log& where, Metrics& counts);
     ~Context();
 
     Context(const Context&) = delete;
     Context& operator=(const Context&) = delete;
 
     const ServiceOptions options;
-    const std::function<std::shared_ptr<Detector>()> current;
+    const std::vector<std::unique_ptr<Served>> models;  // the first is what a request gets that names none
     Log& log;
     Metrics& metrics;
-    Health health;
+
+    // Null where none has this name.
+    Served* find(std::string_view name) const;
+
+    // The first trouble of a model, with its name where there are several.
+    std::optional<Response> trouble() const;
+
     std::atomic<int> in_flight{0};  // requests that hold a Place
     std::atomic<bool> leaving{false};
     const std::unique_ptr<boost::asio::thread_pool> pool;  // decodes and pre-processes
 };
+
+// 404, with the names that there are.
+Response unknown_model(const Context& context, std::string_view name);
 
 // One of the requests that may be worked on at a time.
 class Place {

@@ -129,8 +129,8 @@ void append(
 // A request to detect.
 class Detection : public Work {
 public:
-    Detection(std::shared_ptr<Context> context, std::unique_ptr<Place> place, Request request, Done done)
-        : Work(std::move(context), std::move(place), std::move(request), std::move(done)) {}
+    Detection(std::shared_ptr<Context> context, Served& model, std::unique_ptr<Place> place, Request request, Done done)
+        : Work(std::move(context), model, std::move(place), std::move(request), std::move(done)) {}
 
     void begin() {
         try {
@@ -215,7 +215,7 @@ private:
     std::vector<Picture> pictures_;
 };
 
-std::optional<Response> refuse_detect(const Context& context, const Head& head) {
+std::optional<Response> refuse_detect(const Context& context, const Served& model, const Head& head) {
     if (auto refusal = refuse_body(head, context.options.max_body)) {
         return refusal;
     }
@@ -228,7 +228,7 @@ std::optional<Response> refuse_detect(const Context& context, const Head& head) 
                 listed(taken));
     }
     try {
-        read_wanted(split_target(head.target).query, context.current()->manifest());
+        read_wanted(split_target(head.target).query, model.current()->manifest());
         if (type == form) {
             multipart_boundary(head.content_type);
         }
@@ -243,19 +243,38 @@ std::optional<Response> refuse_detect(const Context& context, const Head& head) 
     return std::nullopt;
 }
 
-}  // namespace
-
-Endpoint detect_endpoint(const std::shared_ptr<Context>& context) {
+Endpoint endpoint(
+    const std::shared_ptr<Context>& context, std::string path, std::string what,
+    const std::function<Served*(const Words&)>& find) {
     return {
-        "/v1/detect", "POST", "detects on a JPEG or PNG image, or on several as multipart/form-data",
-        [context](const Head& head) { return refuse_detect(*context, head); },
-        [context](Request request, Done done) {
+        std::move(path),
+        "POST",
+        std::move(what),
+        [context, find](const Head& head, const Words& words) -> std::optional<Response> {
+            const auto* model = find(words);
+            return model == nullptr ? unknown_model(*context, words[0]) : refuse_detect(*context, *model, head);
+        },
+        [context, find](Request request, const Words& words, Done done) {
             auto place = Place::take(context);
             if (!place) {
                 return done([context] { return Place::all_taken(*context); });
             }
-            std::make_shared<Detection>(context, std::move(place), std::move(request), std::move(done))->begin();
-        }};
+            std::make_shared<Detection>(context, *find(words), std::move(place), std::move(request), std::move(done))
+                ->begin();
+        },
+        true};
+}
+
+}  // namespace
+
+std::vector<Endpoint> detect_endpoints(const std::shared_ptr<Context>& context) {
+    return {
+        endpoint(
+            context, "/v1/detect", "detects on a JPEG or PNG image, or on several as multipart/form-data",
+            [context](const Words& /*words*/) { return context->models.front().get(); }),
+        endpoint(
+            context, "/v1/models/{model}/detect", "the same by the model of this name",
+            [context](const Words& words) { return context->find(words[0]); })};
 }
 
 }  // namespace trtdet::serve

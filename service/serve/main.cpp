@@ -1,4 +1,4 @@
-// trtdet-serve: a bundle as an HTTP service. Options only; the parts are in the library `serve`.
+// trtdet-serve: bundles as an HTTP service. Options only; the parts are in the library `serve`.
 #include <signal.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -10,11 +10,14 @@
 #include <cstdint>
 #include <cstdlib>
 #include <exception>
+#include <filesystem>
 #include <functional>
 #include <iostream>
-#include <optional>
+#include <memory>
 #include <string>
+#include <system_error>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -31,7 +34,8 @@ using namespace trtdet;
 using namespace trtdet::serve;
 
 struct Options {
-    ModelOptions model;
+    ModelOptions model;                                                  // of each, but for its name and bundle
+    std::vector<std::pair<std::string, std::filesystem::path>> bundles;  // by the names that they are served as
     ServiceOptions service;
     HttpOptions http;
     Level log_level = Level::info;
@@ -42,14 +46,51 @@ std::chrono::milliseconds seconds(double count) {
     return std::chrono::milliseconds(static_cast<std::int64_t>(count * 1000));
 }
 
+// The folder of "FOLDER" or "NAME=FOLDER", and the name, which is else the folder's own.
+std::pair<std::string, std::filesystem::path> named_bundle(const std::string& text) {
+    std::error_code ignored;
+    const auto equals = text.find('=');
+    const bool named =
+        equals != std::string::npos && text.find('/') > equals && !std::filesystem::exists(text, ignored);
+    const std::filesystem::path folder = named ? text.substr(equals + 1) : text;
+    if (named) {
+        return {text.substr(0, equals), folder};
+    }
+    auto whole = std::filesystem::absolute(folder, ignored).lexically_normal();
+    if (!whole.has_filename()) {
+        whole = whole.parent_path();
+    }
+    return {whole.filename().string(), folder};
+}
+
+// Throws CLI::ValidationError: a name is empty, has a slash, or comes twice.
+std::vector<std::pair<std::string, std::filesystem::path>> named_bundles(const std::vector<std::string>& texts) {
+    std::vector<std::pair<std::string, std::filesystem::path>> bundles;
+    for (const auto& text : texts) {
+        auto bundle = named_bundle(text);
+        if (bundle.first.empty() || bundle.second.empty() || bundle.first.find('/') != std::string::npos) {
+            throw CLI::ValidationError("bundle", "got '" + text + "', expected FOLDER or NAME=FOLDER");
+        }
+        for (const auto& other : bundles) {
+            if (other.first == bundle.first) {
+                throw CLI::ValidationError(
+                    "bundle",
+                    "two bundles are called '" + bundle.first + "'; give them other names, as in NAME=FOLDER");
+            }
+        }
+        bundles.push_back(std::move(bundle));
+    }
+    return bundles;
+}
+
 // Reads the command line, or leaves with its exit code: 0 after --help and --version, 2 on wrong usage.
 Options read_options(int count, char** arguments) {
     Options options;
-    CLI::App app("Serves a bundle of 'trtdet build' over HTTP.", "trtdet-serve");
+    CLI::App app("Serves bundles of 'trtdet build' over HTTP.", "trtdet-serve");
     app.set_version_flag("--version", TRTDET_VERSION);
     app.get_formatter()->column_width(36);
-    std::string bundle, recording, level = "info";
-    std::vector<std::string> folders;
+    std::string recording, level = "info";
+    std::vector<std::string> bundles, folders;
     std::int64_t delay = options.model.detector.max_delay.count();
     double recording_time = 0, reload = 1, header = 10, body = 30, idle = 60, write = 30, request = 10, stop = 30,
            drain = 0;
@@ -59,7 +100,8 @@ Options read_options(int count, char** arguments) {
     };
     const double day = 86400;
 
-    app.add_option("bundle", bundle, "The bundle's folder")->required();
+    app.add_option("bundle", bundles, "A bundle's folder, or NAME=FOLDER; without a name it is called as the folder")
+        ->required();
     app.add_option("--host", options.http.host, "Address to listen on")->capture_default_str();
     number("--port", options.http.port, 0, 65535, "Port to listen on; 0 for any that is free");
     app.add_option(
@@ -100,10 +142,10 @@ Options read_options(int count, char** arguments) {
 
     try {
         app.parse(count, arguments);
+        options.bundles = named_bundles(bundles);
     } catch (const CLI::ParseError& error) {
         std::exit(app.exit(error) == 0 ? 0 : 2);
     }
-    options.model.bundle = bundle;
     if (!recording.empty()) {
         options.model.recording = recording;
     }
@@ -201,13 +243,25 @@ int serve_until_stopped(Options options) {
     Metrics metrics;
     allow_descriptors(options.http.max_connections, log);
     options.model.detector.on_batch = [&metrics](int batch, Clock::duration ran) { metrics.batch(batch, ran); };
-    std::optional<Model> model;
-    Service service(options.service, [&model] { return model->current(); }, log, metrics);
+    std::vector<std::unique_ptr<Model>> models(options.bundles.size());
+    std::vector<ModelSource> sources;
+    for (std::size_t i = 0; i < models.size(); ++i) {
+        sources.push_back({options.bundles[i].first, [&models, i] { return models[i]->current(); }});
+    }
+    Service service(options.service, std::move(sources), log, metrics);
     // The address first: that it is taken should not be found out after minutes of loading.
     HttpServer server(options.http, service, log, metrics);
-    model.emplace(options.model, log, metrics);
+    for (std::size_t i = 0; i < models.size(); ++i) {
+        std::tie(options.model.name, options.model.bundle) = options.bundles[i];
+        models[i] = std::make_unique<Model>(options.model, log, metrics);
+    }
     server.listen();
-    const Signals signals([&model] { model->reload(); }, [&server] { server.stop(); });
+    const auto reload = [&models] {
+        for (const auto& model : models) {
+            model->reload();
+        }
+    };
+    const Signals signals(reload, [&server] { server.stop(); });
     std::cout << "trtdet-serve: " << server.url() << std::endl;
     if (!server.run()) {
         // What was cut may hang in the engine for ever.

@@ -6,6 +6,7 @@
 #include <prometheus/registry.h>
 #include <prometheus/text_serializer.h>
 
+#include <map>
 #include <mutex>
 #include <sstream>
 
@@ -80,18 +81,18 @@ public:
                                                            .Register(registry);
     prometheus::Family<prometheus::Gauge>& bundles = prometheus::BuildGauge()
                                                          .Name("trtdet_bundle_info")
-                                                         .Help("1; the bundle that runs, and what on")
+                                                         .Help("1; the bundles that run, and what on")
                                                          .Register(registry);
     prometheus::Counter& images = counter("trtdet_images_total", "Images that were detected on");
     prometheus::Counter& detections =
         counter("trtdet_detections_total", "Detections in them, before a request's own limits");
     prometheus::Counter& left = counter("trtdet_clients_left_total", "Clients that left before their answer was sent");
     prometheus::Gauge& queue = gauge("trtdet_queue_images", "Images that wait for a batch");
-    prometheus::Gauge& flying = gauge("trtdet_requests_in_flight", "Requests to /v1/detect that are worked on");
+    prometheus::Gauge& flying = gauge("trtdet_requests_in_flight", "Requests with images that are worked on");
     prometheus::Gauge& held = gauge("trtdet_body_bytes", "Bytes of the bodies that are held");
     prometheus::Gauge& open = gauge("trtdet_connections", "Open connections");
     prometheus::Histogram& detect = histogram(
-        "trtdet_detect_seconds", "From the last byte of a request to /v1/detect to its answer; of status 200",
+        "trtdet_detect_seconds", "From the last byte of a request with images to its answer; of status 200",
         request_times());
     prometheus::Histogram& decode =
         histogram("trtdet_decode_seconds", "Decoding and pre-processing of an image", short_times());
@@ -101,7 +102,7 @@ public:
     prometheus::Histogram& batch_images = histogram("trtdet_batch_images", "Images in a batch", batches());
 
     std::mutex bundle_mutex;
-    prometheus::Gauge* bundle = nullptr;  // of bundles
+    std::map<std::string, prometheus::Gauge*> bundle;  // of bundles, by the name that they are served as
 };
 
 Metrics::Metrics() : impl_(std::make_unique<Impl>()) {}
@@ -147,15 +148,17 @@ void Metrics::reload_refused() {
 void Metrics::bundle(const BundleInfo& info) {
     const std::lock_guard lock(impl_->bundle_mutex);
     auto& added = impl_->bundles.Add(
-        {{"model", info.model},
+        {{"served_as", info.served_as},
+         {"model", info.model},
          {"content_hash", info.content_hash},
          {"runs_on", info.ran_on},
          {"trtdet_version", info.trtdet_version}});
     added.Set(1);
-    if (impl_->bundle != nullptr && impl_->bundle != &added) {
-        impl_->bundles.Remove(impl_->bundle);
+    auto*& before = impl_->bundle[info.served_as];
+    if (before != nullptr && before != &added) {
+        impl_->bundles.Remove(before);
     }
-    impl_->bundle = &added;
+    before = &added;
 }
 
 void Metrics::connections(int change) {

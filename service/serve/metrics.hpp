@@ -11,6 +11,7 @@ namespace trtdet::serve {
 
 // Which bundle runs, for trtdet_bundle_info.
 struct BundleInfo {
+    std::string served_as;  // by which clients ask for the model
     std::string model;
     std::string content_hash;
     std::string ran_on;
@@ -31,7 +32,7 @@ public:
     // An answer was made. path: one of a few fixed words, as each becomes a time series of its own; code: of HTTP.
     void answered(std::string_view path, int code);
 
-    // A request to /v1/detect was answered with 200; from its last byte to the answer.
+    // A request that runs images was answered with 200; from its last byte to the answer.
     void detected(Duration took);
 
     // One image of it was found: decoding with pre-processing, waiting, and its detections.

@@ -156,10 +156,12 @@ private:
 
     void announce(std::string_view what, const Detector& detector) {
         const auto& manifest = detector.manifest();
-        metrics_.bundle({manifest.model_name, manifest.content_hash, detector.ran_on(), manifest.trtdet_version});
+        metrics_.bundle(
+            {options_.name, manifest.model_name, manifest.content_hash, detector.ran_on(), manifest.trtdet_version});
         log_.write(
             Level::info, what,
-            {{"bundle", options_.bundle.string()},
+            {{"served_as", options_.name},
+             {"bundle", options_.bundle.string()},
              {"model", manifest.model_name},
              {"content_hash", manifest.content_hash},
              {"runs_on", detector.ran_on()},
@@ -226,7 +228,7 @@ private:
             metrics_.reload_refused();
             log_.write(
                 Level::error, "another bundle was refused, the one before serves on",
-                {{"bundle", options_.bundle.string()}, {"reason", error.what()}});
+                {{"served_as", options_.name}, {"bundle", options_.bundle.string()}, {"reason", error.what()}});
         }
     }
 

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "log.hpp"
@@ -14,6 +15,7 @@
 namespace trtdet::serve {
 
 struct ModelOptions {
+    std::string name;  // that it is served as
     std::filesystem::path bundle;
 
     // What is run in place of an engine: a recording, or a folder with CONTENT_HASH.recording of each bundle. A

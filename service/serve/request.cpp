@@ -23,17 +23,18 @@ int hexadecimal(char digit) {
     return digit >= 'A' && digit <= 'F' ? digit - 'A' + 10 : -1;
 }
 
-std::string percent_decoded(std::string_view text) {
+// plus: what a plus sign stands for.
+std::string percent_decoded(std::string_view text, char plus) {
     std::string result;
     for (std::size_t i = 0; i < text.size(); ++i) {
         if (text[i] != '%') {
-            result.push_back(text[i] == '+' ? ' ' : text[i]);
+            result.push_back(text[i] == '+' ? plus : text[i]);
             continue;
         }
         const int high = i + 2 < text.size() ? hexadecimal(text[i + 1]) : -1;
         const int low = i + 2 < text.size() ? hexadecimal(text[i + 2]) : -1;
         if (high < 0 || low < 0) {
-            throw BadQuery("the query has a '%' without two hexadecimal digits; write %25 for a percent sign");
+            throw BadQuery("the target has a '%' without two hexadecimal digits; write %25 for a percent sign");
         }
         result.push_back(static_cast<char>(high * 16 + low));
         i += 2;
@@ -55,6 +56,10 @@ std::string shortest(float number) {
     char text[32];
     const auto end = std::to_chars(std::begin(text), std::end(text), number).ptr;
     return {std::begin(text), end};
+}
+
+std::string path_decoded(std::string_view text) {
+    return percent_decoded(text, '+');
 }
 
 Target split_target(std::string_view target) {
@@ -88,13 +93,13 @@ std::vector<std::pair<std::string, std::string>> parse_query(std::string_view qu
             continue;
         }
         const auto equals = std::min(word.find('='), word.size());
-        auto key = percent_decoded(word.substr(0, equals));
+        auto key = percent_decoded(word.substr(0, equals), ' ');
         for (const auto& other : words) {
             if (other.first == key) {
                 throw BadQuery("the query has the key " + quote(key) + " twice");
             }
         }
-        words.emplace_back(std::move(key), percent_decoded(equals < word.size() ? word.substr(equals + 1) : ""));
+        words.emplace_back(std::move(key), percent_decoded(equals < word.size() ? word.substr(equals + 1) : "", ' '));
     }
     return words;
 }

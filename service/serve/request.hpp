@@ -75,6 +75,9 @@ public:
 // Throws BadQuery: a percent sign without two hexadecimal digits, or a key that comes twice.
 std::vector<std::pair<std::string, std::string>> parse_query(std::string_view query);
 
+// A part of a path with %XX as a byte. Throws BadQuery: as parse_query().
+std::string path_decoded(std::string_view text);
+
 // A request's target in its parts, within the text that was split.
 struct Target {
     std::string_view path;

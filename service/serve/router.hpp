@@ -12,20 +12,25 @@
 
 namespace trtdet::serve {
 
+// What stands in a path for the words in braces of an endpoint's, decoded.
+using Words = std::vector<std::string>;
+
 // What answers requests to a path.
 struct Endpoint {
-    std::string path;
+    std::string path;   // "/v1/models/{model}": a word in braces stands for any part but an empty one
     std::string allow;  // the methods, as the header Allow lists them
     std::string what;   // for the list of endpoints
 
     // What is to be answered without reading the body. Nothing where handle() is to be called with it.
-    std::function<std::optional<Response>(const Head& head)> refuse;
+    std::function<std::optional<Response>(const Head& head, const Words& words)> refuse;
 
-    std::function<void(Request request, Done done)> handle;
+    std::function<void(Request request, const Words& words, Done done)> handle;
+
+    bool runs = false;  // images; the time until the answer is measured
 };
 
 // An endpoint for GET and HEAD: it takes no body, and its answer is made at once.
-Endpoint page(std::string path, std::string what, std::function<Response()> answer);
+Endpoint page(std::string path, std::string what, std::function<Response(const Words& words)> answer);
 
 // What each endpoint with a body refuses: an unknown length, one over the limit in bytes, a Content-Encoding.
 std::optional<Response> refuse_body(const Head& head, std::uint64_t limit);
@@ -40,8 +45,8 @@ public:
     // For a request that refuse() has let pass.
     void handle(Request request, Done done) const;
 
-    // Null where there is no such path.
-    const Endpoint* find(std::string_view path) const;
+    // Null where there is no such path. words: those of the path, where they are wanted.
+    const Endpoint* find(std::string_view path, Words* words = nullptr) const;
 
     const std::vector<Endpoint>& endpoints() const { return endpoints_; }
 

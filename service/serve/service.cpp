@@ -2,6 +2,7 @@
 
 #include <boost/asio/thread_pool.hpp>
 #include <nlohmann/json.hpp>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -13,36 +14,56 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::string_view detect_path = "/v1/detect";
-
 Response health(const Context& context) {
-    return context.health.trouble().value_or(json_response({{"status", "ok"}}));
+    return context.trouble().value_or(json_response({{"status", "ok"}}));
 }
 
 Response readiness(const Context& context) {
     if (context.leaving) {
         return error_response(503, "stopping", "the service is stopping");
     }
-    return context.health.trouble().value_or(json_response({{"status", "ready"}}));
+    return context.trouble().value_or(json_response({{"status", "ready"}}));
 }
 
-Response model(const Context& context) {
-    const auto detector = context.current();
+Json model_facts(const Served& model) {
+    const auto detector = model.current();
     const auto& manifest = detector->manifest();
-    return json_response(
-        {{"name", manifest.model_name},
-         {"content_hash", manifest.content_hash},
-         {"created", manifest.created},
-         {"runs_on", detector->ran_on()},
-         {"backend", {{"name", manifest.backend.name}, {"version", manifest.backend.version}}},
-         {"input",
-          {{"height", manifest.input.preprocess.height},
-           {"width", manifest.input.preprocess.width},
-           {"max_batch", manifest.input.max_batch}}},
-         {"score_threshold", Json::parse(shortest(manifest.nms.score_threshold))},
-         {"iou_threshold", Json::parse(shortest(manifest.nms.iou_threshold))},
-         {"max_detections", manifest.nms.max_detections},
-         {"classes", manifest.classes}});
+    return {
+        {"name", manifest.model_name},
+        {"served_as", model.name},
+        {"content_hash", manifest.content_hash},
+        {"created", manifest.created},
+        {"runs_on", detector->ran_on()},
+        {"backend", {{"name", manifest.backend.name}, {"version", manifest.backend.version}}},
+        {"input",
+         {{"height", manifest.input.preprocess.height},
+          {"width", manifest.input.preprocess.width},
+          {"max_batch", manifest.input.max_batch}}},
+        {"score_threshold", Json::parse(shortest(manifest.nms.score_threshold))},
+        {"iou_threshold", Json::parse(shortest(manifest.nms.iou_threshold))},
+        {"max_detections", manifest.nms.max_detections},
+        {"classes", manifest.classes}};
+}
+
+Response models(const Context& context) {
+    Json list = Json::array();
+    for (const auto& model : context.models) {
+        list.push_back(model_facts(*model));
+    }
+    return json_response({{"models", list}});
+}
+
+Response model(const Context& context, const std::string& name) {
+    const auto* found = context.find(name);
+    return found == nullptr ? unknown_model(context, name) : json_response(model_facts(*found));
+}
+
+Response metrics(const Context& context) {
+    std::size_t queued = 0;
+    for (const auto& model : context.models) {
+        queued += model->current()->queued();
+    }
+    return {200, Metrics::content_type, context.metrics.text(queued), {}, {}};
 }
 
 Response list(const std::vector<Endpoint>& endpoints) {
@@ -53,27 +74,45 @@ Response list(const std::vector<Endpoint>& endpoints) {
     return json_response({{"service", "trtdet-serve"}, {"version", TRTDET_VERSION}, {"endpoints", list}});
 }
 
+std::vector<Endpoint> all_endpoints(const std::shared_ptr<Context>& context) {
+    std::vector<Endpoint> all{page("/", "this list", nullptr)};
+    for (auto& endpoint : detect_endpoints(context)) {
+        all.push_back(std::move(endpoint));
+    }
+    all.push_back(page("/v1/model", "what is run", [context](const Words& /*words*/) {
+        return json_response(model_facts(*context->models.front()));
+    }));
+    all.push_back(page("/v1/models", "all models", [context](const Words& /*words*/) { return models(*context); }));
+    all.push_back(page("/v1/models/{model}", "the model of this name", [context](const Words& words) {
+        return model(*context, words[0]);
+    }));
+    all.push_back(page(
+        "/healthz", "200 while the process works", [context](const Words& /*words*/) { return health(*context); }));
+    all.push_back(page("/readyz", "200 while it should be sent requests", [context](const Words& /*words*/) {
+        return readiness(*context);
+    }));
+    all.push_back(page("/metrics", "counts and times for Prometheus", [context](const Words& /*words*/) {
+        return metrics(*context);
+    }));
+    const auto listed = list(all);
+    all.front() = page("/", "this list", [listed](const Words& /*words*/) { return listed; });
+    return all;
+}
+
 }  // namespace
 
 class Service::Impl {
 public:
-    Impl(ServiceOptions options, std::function<std::shared_ptr<Detector>()> current, Log& log, Metrics& metrics)
-        : context(std::make_shared<Context>(options, std::move(current), log, metrics)),
-          router(
-              {page("/", "this list", [this] { return list(router.endpoints()); }), detect_endpoint(context),
-               page("/v1/model", "what is run", [this] { return model(*context); }),
-               page("/healthz", "200 while the process works", [this] { return health(*context); }),
-               page("/readyz", "200 while it should be sent requests", [this] { return readiness(*context); }),
-               page("/metrics", "counts and times for Prometheus", [this]() -> Response {
-                   return {200, Metrics::content_type, context->metrics.text(context->current()->queued()), {}, {}};
-               })}) {}
+    Impl(ServiceOptions options, std::vector<ModelSource> models, Log& log, Metrics& metrics)
+        : context(std::make_shared<Context>(options, std::move(models), log, metrics)),
+          router(all_endpoints(context)) {}
 
     const std::shared_ptr<Context> context;
     const Router router;
 };
 
-Service::Service(ServiceOptions options, std::function<std::shared_ptr<Detector>()> current, Log& log, Metrics& metrics)
-    : impl_(std::make_unique<Impl>(options, std::move(current), log, metrics)) {}
+Service::Service(ServiceOptions options, std::vector<ModelSource> models, Log& log, Metrics& metrics)
+    : impl_(std::make_unique<Impl>(options, std::move(models), log, metrics)) {}
 
 Service::~Service() {
     impl_->context->pool->join();
@@ -92,10 +131,9 @@ void Service::handle(Request request, Done done) {
 }
 
 void Service::answered(const Head& head, const Response& response, Clock::duration took) const {
-    const auto path = split_target(head.target).path;
-    const auto* endpoint = impl_->router.find(path);
+    const auto* endpoint = impl_->router.find(split_target(head.target).path);
     impl_->context->metrics.answered(endpoint == nullptr ? "other" : std::string_view(endpoint->path), response.status);
-    if (path == detect_path && response.status == 200) {
+    if (endpoint != nullptr && endpoint->runs && response.status == 200) {
         impl_->context->metrics.detected(took);
     }
     if (!response.error.empty()) {

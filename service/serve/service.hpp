@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "context.hpp"
 #include "log.hpp"
@@ -16,9 +17,8 @@ namespace trtdet::serve {
 // Any thread may call any member at any time, but for the destructor.
 class Service {
 public:
-    // current: what detects, never empty; asked once for each request. A request may let go of it last, in one of its
-    // own threads: it must then be destroyed by another one. Log and metrics must live longer than this.
-    Service(ServiceOptions options, std::function<std::shared_ptr<Detector>()> current, Log& log, Metrics& metrics);
+    // models: at least one, each name once. Log and metrics must live longer than this.
+    Service(ServiceOptions options, std::vector<ModelSource> models, Log& log, Metrics& metrics);
 
     // Waits for the threads; handle() must not be called any more.
     ~Service();

@@ -9,10 +9,11 @@
 
 namespace trtdet::serve {
 
-Work::Work(std::shared_ptr<Context> context, std::unique_ptr<Place> place, Request request, Done done)
+Work::Work(std::shared_ptr<Context> context, Served& model, std::unique_ptr<Place> place, Request request, Done done)
     : context_(std::move(context)),
+      model_(model),
       request_(std::move(request)),
-      detector_(context_->current()),
+      detector_(model_.current()),
       place_(std::move(place)),
       done_(std::move(done)) {}
 
@@ -65,7 +66,7 @@ Response Work::finished() {
     // Makes room for another request, before the client that waits for this one can send it.
     place_.reset();
     for (const auto& outcome : outcomes_) {
-        context_->health.note(outcome);
+        model_.health.note(outcome);
     }
     return answer();
 }

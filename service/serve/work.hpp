@@ -25,7 +25,7 @@ public:
     void start(std::size_t images);
 
 protected:
-    Work(std::shared_ptr<Context> context, std::unique_ptr<Place> place, Request request, Done done);
+    Work(std::shared_ptr<Context> context, Served& model, std::unique_ptr<Place> place, Request request, Done done);
 
     // Hands an image over to the detector with settled(index); what it throws becomes the image's outcome.
     virtual void prepare(std::size_t index) = 0;
@@ -55,6 +55,7 @@ protected:
     Clock::time_point deadline() const { return request_.arrived + context_->options.request_timeout; }
 
     const std::shared_ptr<Context> context_;
+    Served& model_;  // of the context
     const Request request_;
     const std::shared_ptr<Detector> detector_;  // the same for all images
 

@@ -73,7 +73,7 @@ struct Serving {
     explicit Serving(ServiceOptions options = {}, DetectorOptions detecting = {}) {
         detecting.max_delay = 0us;
         detector = std::make_shared<Detector>(manifest, engine, detecting);
-        service.emplace(options, [this] { return detector; }, log, metrics);
+        service.emplace(options, std::vector<ModelSource>{{"small", [this] { return detector; }}}, log, metrics);
     }
 
     ~Serving() {
@@ -436,7 +436,7 @@ TEST_CASE("the other endpoints say what runs", "[service]") {
     CHECK(model["runs_on"] == "nothing");
     CHECK(model["score_threshold"].dump() == "0.1");
     CHECK(model["classes"] == Json({"cat", "dog"}));
-    CHECK(Json::parse(serving.get("/").body)["endpoints"].size() == 6);
+    CHECK(Json::parse(serving.get("/").body)["endpoints"].size() == 9);
     CHECK(Json::parse(serving.get("/readyz").body) == Json({{"status", "ready"}}));
     serving.service->leave();
     const auto leaving = serving.get("/readyz");
@@ -453,15 +453,17 @@ TEST_CASE("answers are counted, and unknown paths under one name", "[metrics]") 
         serving.service->answered(head, *serving.service->refuse(head), 1ms);
     }
     serving.service->answered({"POST", "/v1/detect?x", "", "", {}, false}, {}, 3ms);
-    serving.metrics.bundle({"a", "1", "x", "0"});
-    serving.metrics.bundle({"b", "2", "x", "0"});
+    serving.metrics.bundle({"m", "a", "1", "x", "0"});
+    serving.metrics.bundle({"m", "b", "2", "x", "0"});
+    serving.metrics.bundle({"n", "a", "3", "x", "0"});
     const auto response = serving.get("/metrics");
     CHECK(response.content_type == "text/plain; version=0.0.4; charset=utf-8");
     for (const auto* line :
          {"trtdet_requests_total{code=\"404\",path=\"other\"} 2",
           "trtdet_requests_total{code=\"405\",path=\"/v1/detect\"} 1", "trtdet_errors_total{type=\"not-found\"} 2",
           "trtdet_detect_seconds_count 1", "trtdet_detect_seconds_bucket{le=\"0.0025\"} 0",
-          "trtdet_detect_seconds_bucket{le=\"0.005\"} 1", "trtdet_bundle_info{content_hash=\"2\""}) {
+          "trtdet_detect_seconds_bucket{le=\"0.005\"} 1", "trtdet_bundle_info{content_hash=\"2\"",
+          "trtdet_bundle_info{content_hash=\"3\""}) {
         CHECK_THAT(response.body, Contains(line));
     }
     CHECK_THAT(response.body, !Contains("content_hash=\"1\""));

@@ -13,6 +13,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from PIL import Image
@@ -377,8 +378,49 @@ def test_the_model_and_the_endpoints_are_told(server: Server, case: Case) -> Non
     assert "recording" in model["runs_on"]
     assert model["score_threshold"] == 0.1
     listed = server.call("GET", "/").json["endpoints"]
-    assert [one["path"] for one in listed] == ["/", "/v1/detect", "/v1/model", "/healthz", "/readyz", "/metrics"]
+    paths = [one["path"] for one in listed]
+    assert paths[:5] == ["/", "/v1/detect", "/v1/models/{model}/detect", "/v1/model", "/v1/models"]
+    assert paths[-3:] == ["/healthz", "/readyz", "/metrics"]
     assert server.call("GET", "/readyz").json == {"status": "ready"}
+
+
+def test_several_models_are_served_by_their_names(serve: Serve, case: Case) -> None:
+    first, second = case.bundles
+    with serve(f"my model={second}") as server:
+        picture = case.pictures[0]
+        named = {first.name: case.hashes[0], "my model": case.hashes[1]}
+        for name, content_hash in named.items():
+            path = f"/v1/models/{quote(name)}"
+            answer = server.call("POST", f"{path}/detect", picture.data, {"Content-Type": "image/jpeg"})
+            assert answer.json["model"]["content_hash"] == content_hash
+            check(answer.json["images"][0], picture, content_hash)
+            assert server.call("GET", path).json["content_hash"] == content_hash
+        assert server.detect(picture.data).json["model"]["content_hash"] == case.hashes[0]
+        models = server.call("GET", "/v1/models").json["models"]
+        assert {one["served_as"]: one["content_hash"] for one in models} == named
+        for method, target in (("GET", "/v1/models/other"), ("POST", "/v1/models/other%0a/detect")):
+            answer = server.call(
+                method, target, picture.data if method == "POST" else None, {"Content-Type": "image/png"}
+            )
+            assert (answer.status, answer.error) == (404, "unknown-model")
+            assert '"my model"' in answer.json["error"]["message"]
+        metrics = server.metrics()
+        assert total(metrics, "trtdet_bundle_info") == 2
+        assert total(metrics, "trtdet_detect_seconds_count") == 3
+        assert total(metrics, "trtdet_requests_total", 'path="/v1/models/{model}/detect"', 'code="200"') == 2
+
+
+def test_a_failing_model_is_named(serve: Serve, case: Case) -> None:
+    """Although the other one works."""
+    stream = io.BytesIO()
+    Image.new("RGB", (1, 1), (10, 200, 30)).save(stream, "PNG")
+    with serve(f"other={case.bundles[1]}", "--unhealthy-after", 1) as server:
+        headers = {"Content-Type": "image/png"}
+        assert server.call("POST", "/v1/models/other/detect", stream.getvalue(), headers).status == 500
+        assert server.detect(case.pictures[0].data).status == 200
+        health = server.call("GET", "/healthz")
+        assert health.status == 503
+        assert 'of the model "other"' in health.json["error"]["message"]
 
 
 def test_metrics_add_up(server: Server, case: Case) -> None:
@@ -453,6 +495,9 @@ def test_a_start_that_fails_says_why(server: Server, case: Case, tmp_path: Path)
     assert failed(path, bundle)  # made for onnxruntime, which has no engine
     other = next(file for file in case.recordings.iterdir() if file.stem == case.hashes[1])
     assert "made from another bundle" in failed(path, bundle, "--recording", other)
+    twice = subprocess.run([path, bundle, bundle], capture_output=True, text=True, check=False, timeout=PATIENCE)
+    assert twice.returncode == 2
+    assert f"two bundles are called '{bundle.name}'" in twice.stderr
     for wrong in ((), ("--port", 70000), ("--lanes", 0), ("--log-level", "loud"), ("--none",), ("--max-body-mb", "x")):
         done = subprocess.run(
             [path, *([bundle] if wrong else []), *map(str, wrong)], capture_output=True, check=False, timeout=PATIENCE
