@@ -1,15 +1,21 @@
-"""The HTTP service against the same engine driven from Python: throughput and latency at 1, 8 and 64 clients, and
-whether both find the same. Needs a CUDA device, the TensorRT that the bundle was built with, and ``trtdet-serve``.
+"""The HTTP service against the same work done in Python: throughput and latency at 1, 8 and 64 clients, and
+whether both find the same. Needs ``trtdet-serve`` and what it runs the bundle with.
 
     python benchmarks/service.py BUNDLE --images DIR --service build/service/serve/trtdet-serve [-o OUT.md]
-    python benchmarks/service.py BUNDLE --images DIR --service PATH --recording FILE     without a GPU, see below
+    python benchmarks/service.py BUNDLE --images DIR --service PATH --against aiohttp
+    python benchmarks/service.py BUNDLE --images DIR --service PATH --recording FILE     without an engine, see below
+    python benchmarks/service.py BUNDLE --images DIR --service PATH -- OPTION ...        options of the service
 
 Both sides are asked in the same way: each client sends the next image when it has the answer for the last one, and an
 answer is the detections in pixels of the image. Both decode the JPEG, pre-process it, collect waiting images into
 batches, run the engine in as many lanes, suppress, and map the boxes back.
 
 - service: ``trtdet-serve`` in a process of its own, asked over HTTP on this machine by clients in other processes.
-- Python: threads of this process call trtdet's own functions and execution contexts of ``trtdet.backends``; no HTTP.
+- Python, ``--against in-process``: threads of this process call trtdet's own functions and execution contexts of
+  ``trtdet.backends``; no HTTP.
+- Python, ``--against aiohttp``: ``benchmarks/peers/aiohttp_server.py``, onnxruntime behind aiohttp in a process of its
+  own, asked by the same clients as the service. It makes no batches. ``--peer-workers`` and ``--peer-intra-op``
+  say how many requests it works on at a time, and with how many threads each run of the model.
 
 They take turns, several rounds for each number of clients. The ratio of their throughput is taken round by round; its
 median is shown, and between which values the rounds lay. Latency is that of all rounds.
@@ -39,10 +45,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +67,8 @@ from trtdet.runtime.detector import Detector
 BOX, SCORE = 0.01, 1e-4
 """How far detections may be from each other, in pixels and in probability."""
 
+AIOHTTP_SERVER = Path(__file__).parent / "peers" / "aiohttp_server.py"
+
 STARTING = 300.0
 """Seconds in which the service has to be ready."""
 
@@ -71,6 +80,9 @@ class Settings:
     Attributes:
         lanes: batches at the same time, on both sides.
         seconds: of each round, of each side, for each number of clients.
+        against: what the service is compared with, a key of ``PEERS``.
+        peer_options: the command line of a peer in a process of its own.
+        service_options: more of the service's command line.
     """
 
     bundle: Path
@@ -83,6 +95,9 @@ class Settings:
     max_delay_us: int
     rounds: int
     seconds: float
+    against: str
+    peer_options: tuple[object, ...]
+    service_options: tuple[str, ...]
 
 
 @dataclass
@@ -111,6 +126,19 @@ class Found:
     boxes: NDArray[np.float32]
     scores: NDArray[np.float32]
     classes: NDArray[np.int64]
+
+
+class Side(Protocol):
+    """The service, or what it is compared with."""
+
+    def detect(self, path: Path) -> Found:
+        """The detections of an image file, in its own pixels."""
+
+    def ask(self, clients: int, seconds: float) -> Answers:
+        """So many clients for so long."""
+
+    def __str__(self) -> str:
+        """What it runs."""
 
 
 # Python's side.
@@ -148,7 +176,7 @@ class InPython:
         self.detector = Detector.open(settings.bundle, runtime="onnxruntime" if settings.recording else "engine")
         shape = bundle.manifest.input.shape
         self._largest = self.detector.runner.largest_batch or shape.max[0]
-        self._delay = settings.max_delay_us * 1e-6
+        self._delay, self._paths = settings.max_delay_us * 1e-6, settings.images
         # SimpleQueue of Python 3.11 waits for ever where another thread takes what came just as the time was over.
         self._waiting: queue.Queue[tuple[NDArray[np.float32], Future[Any]] | None] = queue.Queue()
         self._threads = [
@@ -158,13 +186,31 @@ class InPython:
         for thread in self._threads:
             thread.start()
 
-    def __call__(self, path: Path) -> Found:
-        """The detections of an image file, in its own pixels."""
+    def __str__(self) -> str:
+        return str(self.detector.runner.run_info)
+
+    def detect(self, path: Path) -> Found:
         image, placement = preprocess(read_image(path), self.detector.input)
         future: Future[Any] = Future()
         self._waiting.put((image, future))
         boxes, scores, classes = future.result()
         return Found(placement.to_image(boxes), scores, classes)
+
+    def ask(self, clients: int, seconds: float) -> Answers:
+        def client(first: int, end: float) -> list[float]:
+            ms = []
+            for index in itertools.count(first):
+                started = time.monotonic()
+                if started >= end:
+                    return ms
+                self.detect(self._paths[index % len(self._paths)])
+                ms.append(1e3 * (time.monotonic() - started))
+            raise AssertionError
+
+        started = time.monotonic()
+        with ThreadPoolExecutor(clients) as pool:
+            rows = list(pool.map(client, range(clients), [started + seconds] * clients))
+        return Answers(list(itertools.chain.from_iterable(rows)), time.monotonic() - started)
 
     def close(self) -> None:
         for _ in self._threads:
@@ -200,47 +246,58 @@ class InPython:
                     future.set_exception(error)
 
 
-def ask_python(detect: Callable[[Path], Found], paths: Sequence[Path], clients: int, seconds: float) -> Answers:
-    def ask(client: int, end: float) -> list[float]:
-        ms = []
-        for index in itertools.count(client):
-            started = time.monotonic()
-            if started >= end:
-                return ms
-            detect(paths[index % len(paths)])
-            ms.append(1e3 * (time.monotonic() - started))
-        raise AssertionError
-
-    started = time.monotonic()
-    with ThreadPoolExecutor(clients) as pool:
-        rows = list(pool.map(ask, range(clients), [started + seconds] * clients))
-    return Answers(list(itertools.chain.from_iterable(rows)), time.monotonic() - started)
+@contextmanager
+def in_process(settings: Settings, pool: ProcessPoolExecutor) -> Iterator[Side]:
+    """Threads of this process."""
+    python = InPython(settings)
+    try:
+        yield python
+    finally:
+        python.close()
 
 
-# The service's side.
+# Processes that are asked over HTTP.
 
 
 @contextmanager
-def serving(settings: Settings) -> Iterator[int]:
-    """The port of the service, which runs until the end of the block.
-
-    Raises:
-        BackendError: it did not start; the message has its own words.
-    """
+def serving(settings: Settings, pool: ProcessPoolExecutor) -> Iterator[Side]:
+    """The service."""
     command: list[object] = [settings.service, settings.bundle, "--host", "127.0.0.1", "--port", 0]
     command += ["--lanes", settings.lanes, "--max-delay-us", settings.max_delay_us, "--log-level", "error"]
     if settings.recording:
         command += ["--recording", settings.recording]
     for folder in settings.library_folders:
         command += ["--library-folder", folder]
+    runs = f"the recording '{settings.recording}'" if settings.recording else "the bundle"
+    given = f" with {' '.join(settings.service_options)}" if settings.service_options else ""
+    with listening([*command, *settings.service_options]) as port, OverHttp(pool, port, settings, runs + given) as side:
+        yield side
+
+
+@contextmanager
+def aiohttp_server(settings: Settings, pool: ProcessPoolExecutor) -> Iterator[Side]:
+    """A server in Python, in a process of its own."""
+    command = [sys.executable, AIOHTTP_SERVER, settings.bundle, *settings.peer_options]
+    runs = f"onnxruntime {version('onnxruntime')} behind aiohttp {version('aiohttp')}"
+    told = f"{runs} with {' '.join(map(str, settings.peer_options))}"
+    with listening(command) as port, OverHttp(pool, port, settings, told) as side:
+        yield side
+
+
+@contextmanager
+def listening(command: Sequence[object]) -> Iterator[int]:
+    """The port of a service that is ready; it runs until the end of the block.
+
+    Raises:
+        ConfigError: there is no such program.
+        BackendError: it did not start; the message has its own words.
+    """
     try:
         process = subprocess.Popen(
             list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8"
         )
     except OSError as error:
-        raise ConfigError(
-            f"'{settings.service}' cannot be started ({error}); build service/ and give trtdet-serve"
-        ) from None
+        raise ConfigError(f"'{command[0]}' cannot be started ({error}); build service/ and give trtdet-serve") from None
     assert process.stdout is not None and process.stderr is not None
     said: list[str] = []
     listening = threading.Thread(target=lambda: said.extend(process.stderr), daemon=True)  # type: ignore[arg-type]
@@ -343,13 +400,25 @@ def client_process(
 
 
 class OverHttp:
-    """The clients of the service."""
+    """The clients of a service; used as a context, which closes the connection of a client that asks alone."""
 
-    def __init__(self, pool: ProcessPoolExecutor, processes: int, port: int, paths: Sequence[Path]) -> None:
-        self._pool, self._processes, self._port, self._paths = pool, processes, port, paths
+    def __init__(self, pool: ProcessPoolExecutor, port: int, settings: Settings, runs: str) -> None:
+        self._pool, self._processes, self._port, self._paths = pool, processes_of(settings), port, settings.images
+        self._runs, self._alone = runs, Connection(port)
+
+    def __enter__(self) -> OverHttp:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._alone.__exit__()
+
+    def __str__(self) -> str:
+        return self._runs
+
+    def detect(self, path: Path) -> Found:
+        return self._alone.detect(path)
 
     def ask(self, clients: int, seconds: float) -> Answers:
-        """So many clients for so long."""
         # The processes have one clock; all of them have read their files when the first question is asked.
         start = time.monotonic() + 0.2
         parts = [range(first, clients, self._processes) for first in range(min(self._processes, clients))]
@@ -359,6 +428,18 @@ class OverHttp:
         rows = [future.result() for future in futures]
         ms = list(itertools.chain.from_iterable(row for row, _ in rows))
         return Answers(ms, max(end for _, end in rows) - start)
+
+
+PEERS: dict[str, Callable[[Settings, ProcessPoolExecutor], AbstractContextManager[Side]]] = {
+    "in-process": in_process,
+    "aiohttp": aiohttp_server,
+}
+"""What the service is compared with."""
+
+
+def processes_of(settings: Settings) -> int:
+    """Processes of clients."""
+    return max(1, min(max(settings.clients), (os.cpu_count() or 1) // 2))
 
 
 # What came of it.
@@ -377,10 +458,10 @@ class Compared:
     """The largest differences where as many were found, of the same classes."""
 
 
-def compare(paths: Sequence[Path], first: Callable[[Path], Found], other: Callable[[Path], Found]) -> Compared:
+def compare(paths: Sequence[Path], first: Side, other: Side) -> Compared:
     different, box, score, count = [], 0.0, 0.0, 0
     for path in paths:
-        mine, theirs = first(path), other(path)
+        mine, theirs = first.detect(path), other.detect(path)
         count += len(mine.scores)
         if len(mine.scores) != len(theirs.scores):
             different.append(f"{path.name}: {len(mine.scores)} and {len(theirs.scores)} detections")
@@ -428,13 +509,13 @@ def table(lines: Sequence[Line], compared: Compared, facts: Sequence[str]) -> st
     return "\n".join(text) + "\n"
 
 
-def facts_of(settings: Settings, python: InPython, processes: int) -> list[str]:
+def facts_of(settings: Settings, service: Side, python: Side) -> list[str]:
     devices = cuda.devices()
-    on = f"the recording '{settings.recording}'" if settings.recording else "the bundle's engine"
+    clients = f"clients over HTTP in up to {processes_of(settings)} processes"
     facts = [
-        f"The service ran {on}, Python {python.detector.runner.run_info}.",
+        f"The service ran {service}, Python {python}.",
         f"{len(settings.images)} images, {settings.lanes} lanes, images wait {settings.max_delay_us} us for others; "
-        f"{settings.rounds} rounds of {settings.seconds:g} s; clients of the service in up to {processes} processes.",
+        f"{settings.rounds} rounds of {settings.seconds:g} s; {clients}.",
         f"{devices[0].name if devices else 'No CUDA device'}, {os.cpu_count()} CPU cores, Python "
         f"{sys.version.split()[0]}, trtdet {trtdet.__version__}, NumPy {np.__version__}.",
     ]
@@ -445,34 +526,28 @@ def facts_of(settings: Settings, python: InPython, processes: int) -> list[str]:
 
 def run(settings: Settings, console: Console) -> tuple[str, bool]:
     """The report, and whether the detections are equal."""
-    processes = max(1, min(max(settings.clients), (os.cpu_count() or 1) // 2))
-    python = InPython(settings)
-    try:
-        with (
-            serving(settings) as port,
-            # A fork would take the device's state along.
-            ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool,
-        ):
-            console.line("comparing the detections")
-            with Connection(port) as connection:
-                compared = compare(settings.images, connection.detect, python)
-            lines, over_http = [], OverHttp(pool, processes, port, settings.images)
-            for clients in settings.clients:
-                service, ours, ratios = Answers(), Answers(), []
-                # The first round warms both up, starts the processes, and is not counted.
-                for number in range(settings.rounds + 1):
-                    console.line(f"{clients} clients, round {number} of {settings.rounds}")
-                    seconds = settings.seconds if number else min(1.0, settings.seconds)
-                    left = over_http.ask(clients, seconds)
-                    right = ask_python(python, settings.images, clients, seconds)
-                    if number:
-                        service, ours = service + left, ours + right
-                        ratios.append(left.throughput / right.throughput)
-                lines.append(Line(clients, service, ours, tuple(ratios)))
-            # Only now it is known whether graphs could be captured.
-            return table(lines, compared, facts_of(settings, python, processes)), not compared.different
-    finally:
-        python.close()
+    with (
+        # A fork would take the device's state along.
+        ProcessPoolExecutor(processes_of(settings), multiprocessing.get_context("spawn")) as pool,
+        PEERS[settings.against](settings, pool) as python,
+        serving(settings, pool) as service,
+    ):
+        console.line("comparing the detections")
+        compared = compare(settings.images, service, python)
+        lines = []
+        for clients in settings.clients:
+            ours, theirs, ratios = Answers(), Answers(), []
+            # The first round warms both up, starts the processes, and is not counted.
+            for number in range(settings.rounds + 1):
+                console.line(f"{clients} clients, round {number} of {settings.rounds}")
+                seconds = settings.seconds if number else min(1.0, settings.seconds)
+                left, right = service.ask(clients, seconds), python.ask(clients, seconds)
+                if number:
+                    ours, theirs = ours + left, theirs + right
+                    ratios.append(left.throughput / right.throughput)
+            lines.append(Line(clients, ours, theirs, tuple(ratios)))
+        # Only now it is known whether graphs could be captured.
+        return table(lines, compared, facts_of(settings, service, python)), not compared.different
 
 
 # command
@@ -493,11 +568,16 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--max-delay-us", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=5.0, help="of each round, for each side")
+    parser.add_argument(
+        "--against", choices=sorted(PEERS), default="in-process", help="what the service is compared with"
+    )
+    parser.add_argument("--peer-workers", type=int, default=2, help="requests at the same time, with aiohttp")
+    parser.add_argument("--peer-intra-op", type=int, default=1, help="threads of a run, with aiohttp; 0: one per core")
     parser.add_argument("-o", "--output", type=Path, help="a file for the Markdown that is printed")
     return parser
 
 
-def asked(options: argparse.Namespace) -> Settings:
+def asked(options: argparse.Namespace, service_options: Sequence[str]) -> Settings:
     """Raises ConfigError or DataError: a number out of range, or there are no images."""
     for name in ("num_images", "lanes", "rounds", "seconds"):
         if getattr(options, name) <= 0:
@@ -518,14 +598,19 @@ def asked(options: argparse.Namespace) -> Settings:
         options.max_delay_us,
         options.rounds,
         options.seconds,
+        options.against,
+        ("--workers", options.peer_workers, "--intra-op", options.peer_intra_op),
+        tuple(service_options),
     )
 
 
 def main() -> int:
-    options = arguments().parse_args()
+    given = sys.argv[1:]
+    own = given.index("--") if "--" in given else len(given)
+    options = arguments().parse_args(given[:own])
     try:
         with Console() as console:
-            text, equal = run(asked(options), console)
+            text, equal = run(asked(options, given[own + 1 :]), console)
         if options.output is not None:
             write_atomically(options.output, text.encode())
     except TrtdetError as error:

@@ -99,6 +99,14 @@ def test_both_sides_are_timed_and_their_detections_compared(
     assert "No engine was run: these times and ratios tell nothing about engines." in done.out
 
 
+def test_a_server_in_python_is_asked_by_the_same_clients(run: Run, bundle: Path, recording: Path) -> None:
+    done = run(bundle, "--recording", recording, "--against", "aiohttp", "--peer-workers", 1, "--", "--max-delay-us", 0)
+    assert done.code == 0, done.err
+    check_report(done.out)
+    assert f"The service ran the recording '{recording}' with --max-delay-us 0, Python onnxruntime " in done.out
+    assert " with --workers 1 --intra-op 1." in done.out
+
+
 @pytest.mark.skipif(
     importlib.util.find_spec("cuda") is None, reason="cuda-python is not installed: pip install 'trtdet[cuda]'"
 )
@@ -112,7 +120,7 @@ def test_the_engine_is_driven_through_lanes(
     done = run(tmp_path / "bundle", env=machine.environment())
     assert done.code == 0, done.err
     check_report(done.out)
-    assert "The service ran the bundle's engine, Python TensorRT 10.9.0 (Stand-in GPU)." in done.out
+    assert "The service ran the bundle, Python TensorRT 10.9.0 (Stand-in GPU)." in done.out
     assert "No engine was run" not in done.out
 
 
