@@ -72,19 +72,35 @@ void add_times(Json& row, Times times, int images_a_run) {
     row["runs"] = times.ms.size();
 }
 
-// What the clients send: files, or where there are none one image of noise, which needs no decoding.
+// Images that need no decoding, and of what they are.
+struct Ready {
+    std::vector<Image> images;
+    std::string name;
+};
+
+Ready noise(const Preprocess& rule) {
+    Image image{rule.width, rule.height, {}};
+    std::uint32_t state = 1;
+    for (std::size_t index = 0; index < rule.values(); ++index) {
+        state = state * 1664525 + 1013904223;
+        image.pixels.push_back(static_cast<std::uint8_t>(state >> 24));
+    }
+    return {{std::move(image)}, "noise, which needs no decoding"};
+}
+
+// What a recording knows, as it knows no noise.
+Ready recorded(const fs::path& file, const Manifest& manifest) {
+    Ready found{recorded_images(file, manifest, 64), ""};
+    found.name = std::to_string(found.images.size()) + " images of the recording, which need no decoding";
+    return found;
+}
+
+// What the clients send: files that are decoded each time, or images that need no decoding.
 class Source {
 public:
-    Source(const fs::path& folder, const Preprocess& rule) {
-        if (folder.empty()) {
-            noise_ = {rule.width, rule.height, {}};
-            std::uint32_t state = 1;
-            for (std::size_t index = 0; index < rule.values(); ++index) {
-                state = state * 1664525 + 1013904223;
-                noise_.pixels.push_back(static_cast<std::uint8_t>(state >> 24));
-            }
-            return;
-        }
+    explicit Source(Ready ready) : ready_(std::move(ready)) {}
+
+    explicit Source(const fs::path& folder) {
         std::set<fs::path> paths;
         std::error_code error;
         for (const auto& entry : fs::directory_iterator(folder, error)) {
@@ -103,18 +119,25 @@ public:
     }
 
     std::string name() const {
-        return files_.empty() ? "noise, which needs no decoding"
-                              : std::to_string(files_.size()) + " files, decoded each time";
+        return files_.empty() ? ready_.name : std::to_string(files_.size()) + " files, decoded each time";
     }
 
     Image image(std::size_t index) const {
-        return files_.empty() ? noise_ : decode_image(files_[index % files_.size()]);
+        return files_.empty() ? ready_.images[index % ready_.images.size()]
+                              : decode_image(files_[index % files_.size()]);
     }
 
 private:
     std::vector<std::string> files_;
-    Image noise_;
+    Ready ready_;
 };
+
+Source source_of(const Options& options, const Manifest& manifest) {
+    if (!options.images.empty()) {
+        return Source(options.images);
+    }
+    return Source(options.recording.empty() ? noise(manifest.input.preprocess) : recorded(options.recording, manifest));
+}
 
 Times time_engine(Engine& engine, const Preprocess& rule, const Source& source, int batch, const Options& options) {
     const auto lane = engine.new_lane();
@@ -191,7 +214,7 @@ Json measure(const Options& options) {
         engine = open_recording(options.recording, bundle.manifest(), {std::chrono::microseconds(time)});
     }
     const Preprocess& rule = bundle.manifest().input.preprocess;
-    const Source source(options.images, rule);
+    const Source source = source_of(options, bundle.manifest());
     Json found = {
         {"bundle", options.bundle.string()},
         {"ran_on", ""},
@@ -246,7 +269,7 @@ int main(int count, char** arguments) {
     CLI::App app(
         "Latency and throughput of a bundle, of the engine alone and with everything around it.", "trtdet-bench");
     app.add_option("bundle", options.bundle, "the bundle's folder")->required();
-    app.add_option("--images", options.images, "folder of JPEG and PNG files (default: noise)");
+    app.add_option("--images", options.images, "folder of JPEG and PNG files (default: noise, or what was recorded)");
     app.add_option("--recording", options.recording, "replay what 'trtdet record' wrote, with no GPU");
     app.add_option("--recording-time", options.recording_time, "milliseconds that a replayed run takes")
         ->check(CLI::NonNegativeNumber);

@@ -215,6 +215,41 @@ std::vector<float> fingerprint(const Recording& recording, const float* image) {
     return found;
 }
 
+// The first row or column of a cell, of so many pixels in so many cells.
+std::size_t edge(int cell, int pixels, int cells) {
+    return static_cast<std::size_t>(cell * pixels / cells);
+}
+
+// The grey level that becomes a number of the network's input.
+std::uint8_t grey_of(float value, std::size_t channel, const Preprocess& to) {
+    const double level = (double{value} * to.std[channel] + to.mean[channel]) / to.scale;
+    // Written so that NaN is black.
+    return level > 0 ? static_cast<std::uint8_t>(std::lround(std::min(level, 255.0))) : std::uint8_t{0};
+}
+
+// An image of the network's size that has a fingerprint.
+Image image_of(const Recording& recording, const float* print) {
+    const Preprocess& to = recording.input.preprocess;
+    const auto width = static_cast<std::size_t>(to.width);
+    Image image{to.width, to.height, std::vector<std::uint8_t>(recording.pixels())};
+    for (std::size_t channel = 0; channel < 3; ++channel) {
+        const std::size_t place = to.color == Color::rgb ? channel : 2 - channel;
+        for (int row = 0; row < recording.rows(); ++row) {
+            for (int column = 0; column < recording.columns(); ++column) {
+                const std::uint8_t level = grey_of(*print++, channel, to);
+                const std::size_t right = edge(column + 1, to.width, recording.columns());
+                for (std::size_t y = edge(row, to.height, recording.rows());
+                     y < edge(row + 1, to.height, recording.rows()); ++y) {
+                    for (std::size_t x = edge(column, to.width, recording.columns()); x < right; ++x) {
+                        image.pixels[3 * (y * width + x) + place] = level;
+                    }
+                }
+            }
+        }
+    }
+    return image;
+}
+
 // The recorded image that is nearest, by the cell that differs most.
 std::size_t nearest(const Recording& recording, const float* image) {
     const std::vector<float> wanted = fingerprint(recording, image);
@@ -298,6 +333,15 @@ private:
 };
 
 }  // namespace
+
+std::vector<Image> recorded_images(const std::filesystem::path& file, const Manifest& manifest, std::size_t most) {
+    const auto recording = read_recording(file, manifest, {});
+    std::vector<Image> images;
+    for (std::size_t index = 0; index < std::min(most, recording->images); ++index) {
+        images.push_back(image_of(*recording, recording->fingerprints.data() + index * recording->cells()));
+    }
+    return images;
+}
 
 std::shared_ptr<Engine> open_recording(
     const std::filesystem::path& file, const Manifest& manifest, const RecordingOptions& options) {

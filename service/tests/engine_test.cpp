@@ -108,6 +108,28 @@ TEST_CASE("a recording gives what was recorded for the nearest image") {
     CHECK_THROWS_WITH(lane->run(0), Contains("not of 0"));
 }
 
+TEST_CASE("a recording makes images that it knows") {
+    Json json = manifest_json();
+    json["input"]["preprocess"].update(
+        {{"color", "bgr"}, {"scale", 0.5}, {"mean", {1.0, 2.0, 3.0}}, {"std", {2.0, 1.0, 4.0}}});
+    const Manifest manifest = parse_manifest(json.dump());
+    const Folder folder;
+    const auto file = folder.write("r", recording_of(json, images()));
+    const auto made = recorded_images(file, manifest, 5);
+    REQUIRE(made.size() == 2);
+    CHECK(recorded_images(file, manifest, 1).size() == 1);
+    // A number of 10 in each channel, the first of which is blue.
+    CHECK(
+        std::vector<std::uint8_t>(made[0].pixels.begin(), made[0].pixels.begin() + 3) ==
+        std::vector<std::uint8_t>{86, 24, 42});
+    const auto lane = open_recording(file, manifest)->new_lane();
+    for (std::size_t index = 0; index < made.size(); ++index) {
+        preprocess(made[index], manifest.input.preprocess, lane->input());
+        lane->run(1);
+        CHECK(static_cast<const float*>(lane->output(1))[0] == 0.1f * static_cast<float>(index + 1));
+    }
+}
+
 TEST_CASE("a recording outlives its file") {
     const Folder folder;
     const auto file = folder.write("r", recording_of(manifest_json(), images()));

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from serving import Case
 
 from trtdet.bundle import Bundle
@@ -63,17 +64,27 @@ def test_it_prints_a_table(bench: Callable[..., subprocess.CompletedProcess[str]
     assert "p99 ms" in done.stdout
 
 
+def test_a_recording_is_enough(bench: Callable[..., subprocess.CompletedProcess[str]], case: Case) -> None:
+    done = bench("--clients", 2, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["images"] == f"{len(case.pictures)} images of the recording, which need no decoding"
+    assert [row["clients"] for row in found["clients"]] == [2]
+
+
 def test_what_it_cannot_do_is_one_line(
     bench: Callable[..., subprocess.CompletedProcess[str]], program: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    # Noise was not recorded.
-    done = bench()
-    assert done.returncode == 1
-    assert done.stderr.startswith("trtdet-bench: the recording has no image")
-    assert done.stderr.count("\n") == 1
     done = bench("--images", tmp_path)
     assert done.returncode == 1
     assert "has no .jpg, .jpeg or .png files" in done.stderr
+    assert done.stderr.count("\n") == 1
+    # A grey image was not recorded.
+    Image.new("RGB", (64, 64), (1, 2, 3)).save(tmp_path / "grey.png")
+    done = bench("--images", tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("trtdet-bench: the recording has no image")
+    assert done.stderr.count("\n") == 1
     assert bench("--clients", 0).returncode == 2
     done = subprocess.run([program("bench/trtdet-bench"), tmp_path], capture_output=True, text=True, check=False)
     assert done.returncode == 1

@@ -1,7 +1,8 @@
-"""The example of docs/runtime.md, built against an installed libtrtdet."""
+"""libtrtdet as other projects take it: installed, shared and static, and as a part of their own build."""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -18,6 +19,7 @@ from trtdet.exporter import SHAPES_MODEL
 from trtdet.runtime.recordings import record
 
 ROOT = Path(__file__).resolve().parents[2]
+SERVICE = ROOT / "service"
 
 
 def run(*command: object) -> str:
@@ -26,27 +28,114 @@ def run(*command: object) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
-def test_the_example_finds_what_python_finds(program: Callable[[str], Path], tmp_path: Path) -> None:
+@pytest.fixture(scope="session")
+def prefix(program: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where libtrtdet and its programs are installed, moved to after that."""
     if shutil.which("cmake") is None:
         pytest.skip("needs cmake")
-    built = program("libtrtdet.so").parent
-    run("cmake", "--install", built, "--prefix", tmp_path / "prefix")
+    folder = tmp_path_factory.mktemp("install")
+    run("cmake", "--install", program("libtrtdet.so").parent, "--prefix", folder / "first")
+    return (folder / "first").rename(folder / "moved")
+
+
+def configure(source: Path, build: Path, *options: object) -> subprocess.CompletedProcess[str]:
+    if shutil.which("cmake") is None:
+        pytest.skip("needs cmake")
+    command = ["cmake", "-S", source, "-B", build, *options]
+    return subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+
+
+def test_installed_programs_find_their_library_wherever_they_are(prefix: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
+    for name in ("trtdet-serve", "trtdet-bench"):
+        done = subprocess.run(
+            [prefix / "bin" / name, "--help"], capture_output=True, text=True, check=False, env=environment
+        )
+        assert done.returncode == 0, done.stderr
+        assert "bundle" in done.stdout
+
+
+def test_only_what_the_headers_declare_is_exported(prefix: Path) -> None:
+    if shutil.which("nm") is None:
+        pytest.skip("needs nm")
+    library = next(prefix.glob("lib/**/libtrtdet.so"))
+    names = [line.split()[-1] for line in run("nm", "-D", "--defined-only", library).splitlines()]
+    # In the mangled names of C++: functions, and the type information and tables of classes.
+    foreign = [name for name in names if not re.match(r"_Z(NK?|T[ISV]N)6trtdet", name)]
+    assert foreign == []
+    assert any("non_max_suppression" in name for name in names)
+    # What is in no header: the library's own texts, and the class behind Detector.
+    assert [name for name in names if re.search("printable|in_quotes|4Impl", name)] == []
+
+
+def test_another_minor_version_is_another_library_before_1_0(prefix: Path) -> None:
+    (version,) = re.findall(
+        r"^project\(trtdet VERSION (\d+\.\d+)\.\d+ ", (SERVICE / "CMakeLists.txt").read_text(), re.M
+    )
+    assert version.startswith("0.")
+    library = next(prefix.glob("lib/**/libtrtdet.so"))
+    assert library.readlink().name == f"libtrtdet.so.{version}"
+
+
+def test_its_targets_keep_clear_of_another_projects(tmp_path: Path) -> None:
+    names = ("options", "serve", "tests", "catch_main", "serve_test", "bench", "fuzz")
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.18)\nproject(other LANGUAGES CXX)\ninclude(CTest)\n"
+        + "".join(f"add_library({name} INTERFACE)\n" for name in names)
+        + f'add_subdirectory("{SERVICE}" trtdet)\nif(TARGET trtdet_test)\n  message(FATAL_ERROR "tests")\nendif()\n'
+    )
+    done = configure(tmp_path, tmp_path / "build")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_library_alone_needs_nothing_of_the_programs(tmp_path: Path) -> None:
+    absent = [f"-DCMAKE_DISABLE_FIND_PACKAGE_{name}=ON" for name in ("Boost", "spdlog", "CLI11", "prometheus-cpp")]
+    done = configure(SERVICE, tmp_path / "library", "-DTRTDET_PROGRAMS=OFF", *absent)
+    assert done.returncode == 0, done.stdout + done.stderr
+    done = configure(SERVICE, tmp_path / "programs", *absent)
+    assert done.returncode != 0
+    assert "apt-get install libspdlog-dev libcli11-dev libboost1.81-dev prometheus-cpp-dev" in " ".join(
+        done.stderr.split()
+    )
+
+
+def build_example(prefix: Path, folder: Path) -> Path:
+    """Builds the example of docs/runtime.md against what is installed."""
     page = (ROOT / "docs" / "runtime.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"^```cpp\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     (project,) = re.findall(r"^```cmake\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    (tmp_path / "main.cpp").write_text(example)
-    (tmp_path / "CMakeLists.txt").write_text(project)
-    run("cmake", "-S", tmp_path, "-B", tmp_path / "build", f"-DCMAKE_PREFIX_PATH={tmp_path / 'prefix'}")
-    run("cmake", "--build", tmp_path / "build")
+    folder.mkdir()
+    (folder / "main.cpp").write_text(example)
+    (folder / "CMakeLists.txt").write_text(project)
+    run("cmake", "-S", folder, "-B", folder / "build", f"-DCMAKE_PREFIX_PATH={prefix}")
+    run("cmake", "--build", folder / "build")
+    return folder / "build" / "example"
 
+
+@pytest.mark.slow
+def test_a_static_library_brings_its_users_what_it_needs(tmp_path: Path) -> None:
+    options = ["-DBUILD_SHARED_LIBS=OFF", "-DTRTDET_PROGRAMS=OFF", "-DBUILD_TESTING=OFF", "-DCMAKE_BUILD_TYPE=Debug"]
+    done = configure(SERVICE, tmp_path / "library", *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    run("cmake", "--build", tmp_path / "library")
+    run("cmake", "--install", tmp_path / "library", "--prefix", tmp_path / "prefix")
+    (targets,) = (tmp_path / "prefix").glob("lib/**/trtdet-targets.cmake")
+    # As packages by name: where OpenCV was here, it need not be where the library is used.
+    assert re.findall(r"/[\w/.-]*opencv[\w/.-]*", targets.read_text()) == []
+    example = build_example(tmp_path / "prefix", tmp_path / "example")
+    assert subprocess.run([example], check=False).returncode == 2
+
+
+@pytest.mark.slow
+def test_the_example_finds_what_python_finds(prefix: Path, tmp_path: Path) -> None:
+    example = build_example(prefix, tmp_path / "example")
     options = BuildOptions(precision="fp32", backend="onnxruntime", nms="host")
     bundle = build(SHAPES_MODEL, load_config("shapes"), tmp_path / "bundle", options).bundle.path
     images = find_images(shapes.generate(tmp_path, "val", 3).images)
     record(bundle, images, tmp_path / "recording")
     detector = Detector.open(bundle)
     for image in images:
-        lines = run(tmp_path / "build" / "example", bundle, image, tmp_path / "recording").splitlines()
+        lines = run(example, bundle, image, tmp_path / "recording").splitlines()
         found = find(detector, image)
         expected = [
             f"{detector.classes[label]} {score:.3f} {x1:.1f} {y1:.1f} {x2:.1f} {y2:.1f}"
@@ -55,8 +144,6 @@ def test_the_example_finds_what_python_finds(program: Callable[[str], Path], tmp
         assert lines == expected
         assert lines
 
-    refused = subprocess.run(
-        [tmp_path / "build" / "example", bundle, images[0]], capture_output=True, text=True, check=False
-    )
+    refused = subprocess.run([example, bundle, images[0]], capture_output=True, text=True, check=False)
     assert refused.returncode == 1
     assert refused.stderr.count("\n") == 1

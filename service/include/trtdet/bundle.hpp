@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "trtdet/errors.hpp"
+#include "trtdet/export.hpp"
 
 namespace trtdet {
 
@@ -54,7 +55,7 @@ struct Nms {
 enum class DType { float32, float16, int32, int64, int8, uint8, boolean };
 
 // Bytes of one element.
-std::size_t size_of(DType dtype);
+TRTDET_API std::size_t size_of(DType dtype);
 
 // An output of the engine. A dimension that is -1 is the batch.
 struct OutputSpec {
@@ -106,10 +107,10 @@ struct Manifest {
 //
 // Throws BundleError: it is not JSON, has another schema, lacks a key, or a value is of the wrong type or out of range;
 // the message names the key path. A file name that leaves the bundle's folder is out of range.
-Manifest parse_manifest(std::string_view json);
+TRTDET_API Manifest parse_manifest(std::string_view json);
 
 // A bundle on the disk, read and verified. Copies share nothing that changes: any thread may use any copy.
-class Bundle {
+class TRTDET_API Bundle {
 public:
     // Reads the manifest and compares every file with its SHA-256. Nothing of the bundle is loaded or run.
     //
@@ -138,6 +139,6 @@ private:
 };
 
 // The SHA-256 of a file as hexadecimal digits. Throws BundleError: it cannot be read.
-std::string sha256_file(const std::filesystem::path& file);
+TRTDET_API std::string sha256_file(const std::filesystem::path& file);
 
 }  // namespace trtdet

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "trtdet/bundle.hpp"
+#include "trtdet/export.hpp"
 
 namespace trtdet {
 
@@ -34,7 +35,7 @@ struct Detection {
 //
 // boxes: float32 (count, 4), x1 y1 x2 y2 in any unit.
 // scores: float32 (count, classes), 0 to 1, or any real number with nms.logits; results are probabilities all the same.
-std::vector<Detection> non_max_suppression(
+TRTDET_API std::vector<Detection> non_max_suppression(
     const float* boxes, const float* scores, std::size_t count, std::size_t classes, const Nms& nms);
 
 }  // namespace trtdet

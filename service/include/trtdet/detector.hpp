@@ -43,7 +43,7 @@ struct DetectorOptions {
 };
 
 // Runs a bundle. Any thread may call any member at any time, but for the destructor.
-class Detector {
+class TRTDET_API Detector {
 public:
     // Checks the engine's outputs against the manifest, warms up the lanes for every batch size that they may form, so
     // that no image waits for what a first run does, and starts them.

@@ -11,12 +11,14 @@
 #include <vector>
 
 #include "trtdet/bundle.hpp"
+#include "trtdet/export.hpp"
+#include "trtdet/image.hpp"
 
 namespace trtdet {
 
 // One execution context with a stream and memory of its own. One thread at a time uses it; several lanes of an engine
 // run at the same time. It keeps what it needs of its engine alive.
-class Lane {
+class TRTDET_API Lane {
 public:
     virtual ~Lane() = default;
     Lane(const Lane&) = delete;
@@ -52,7 +54,7 @@ protected:
 };
 
 // A network that is ready to run. Any thread may use it.
-class Engine {
+class TRTDET_API Engine {
 public:
     virtual ~Engine() = default;
     Engine(const Engine&) = delete;
@@ -92,7 +94,7 @@ struct Machine {
 //
 // Throws EngineError: the machine has no such device, or another library or version of it than the engine needs. The
 // message says what was built for and what is here.
-int fitting_device(const BackendSpec& backend, const Machine& machine);
+TRTDET_API int fitting_device(const BackendSpec& backend, const Machine& machine);
 
 struct RecordingOptions {
     // How long a run takes, whatever its batch, so that a queue can be seen to work.
@@ -105,8 +107,15 @@ struct RecordingOptions {
 // The lanes throw EngineError for an image that differs from each recorded one by more than a grey level in some cell.
 //
 // Throws EngineError: the file is missing, damaged, or was recorded from another bundle.
-std::shared_ptr<Engine> open_recording(
+TRTDET_API std::shared_ptr<Engine> open_recording(
     const std::filesystem::path& file, const Manifest& manifest, const RecordingOptions& options = {});
+
+// Images that the recording takes for those it was made of, the first of them: of the network's size, each cell filled
+// with its mean. So that a recording can be run where its images are not.
+//
+// Throws EngineError: as open_recording().
+TRTDET_API std::vector<Image> recorded_images(
+    const std::filesystem::path& file, const Manifest& manifest, std::size_t most);
 
 struct TensorRtOptions {
     // Launch the work as a CUDA graph, captured once for each batch size: of a lane that is warmed up beforehand, and
@@ -128,10 +137,10 @@ struct TensorRtOptions {
 // Throws EngineError: this libtrtdet was built without TensorRT's headers; the bundle has no engine; there is no
 // driver, device or library that fits; a plugin library cannot be loaded; the engine cannot be deserialised.
 // BundleError: a file was altered.
-std::shared_ptr<Engine> open_tensorrt(const Bundle& bundle, const TensorRtOptions& options = {});
+TRTDET_API std::shared_ptr<Engine> open_tensorrt(const Bundle& bundle, const TensorRtOptions& options = {});
 
 // The version of TensorRT whose headers this libtrtdet was built with, such as "10.9.0"; empty where it was built
 // without.
-std::string built_for_tensorrt();
+TRTDET_API std::string built_for_tensorrt();
 
 }  // namespace trtdet

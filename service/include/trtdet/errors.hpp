@@ -16,44 +16,46 @@
 #include <stdexcept>
 #include <string>
 
+#include "trtdet/export.hpp"
+
 namespace trtdet {
 
-class Error : public std::runtime_error {
+class TRTDET_API Error : public std::runtime_error {
 public:
     using std::runtime_error::runtime_error;
 };
 
-class BundleError : public Error {
+class TRTDET_API BundleError : public Error {
 public:
     using Error::Error;
 };
 
-class ImageError : public Error {
+class TRTDET_API ImageError : public Error {
 public:
     using Error::Error;
 };
 
-class ImageTooLargeError : public ImageError {
+class TRTDET_API ImageTooLargeError : public ImageError {
 public:
     using ImageError::ImageError;
 };
 
-class EngineError : public Error {
+class TRTDET_API EngineError : public Error {
 public:
     using Error::Error;
 };
 
-class OverloadedError : public Error {
+class TRTDET_API OverloadedError : public Error {
 public:
     using Error::Error;
 };
 
-class DeadlineError : public Error {
+class TRTDET_API DeadlineError : public Error {
 public:
     using Error::Error;
 };
 
-class StoppedError : public Error {
+class TRTDET_API StoppedError : public Error {
 public:
     using Error::Error;
 };

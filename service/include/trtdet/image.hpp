@@ -12,6 +12,7 @@
 
 #include "trtdet/bundle.hpp"
 #include "trtdet/detections.hpp"
+#include "trtdet/export.hpp"
 
 namespace trtdet {
 
@@ -50,7 +51,7 @@ struct DecodeHooks {
 // Throws ImageError: neither JPEG nor PNG, truncated or damaged. ImageTooLargeError: the header names more than the
 // limits allow, and nothing was decoded; or the file goes over its pixels too often. DeadlineError: hooks.wanted said
 // no.
-Image decode_image(std::string_view bytes, const ImageLimits& limits = {}, const DecodeHooks& hooks = {});
+TRTDET_API Image decode_image(std::string_view bytes, const ImageLimits& limits = {}, const DecodeHooks& hooks = {});
 
 // Where an image lies in the network's input: network = image * scale + pad on each axis, in pixels. The scale is the
 // one the pixels really underwent, resized size / original size.
@@ -63,7 +64,7 @@ struct Placement {
     int height = 0;
 
     // Maps a box from pixels of the network's input to pixels of the original image, clipped to it.
-    Box to_image(const Box& box) const;
+    TRTDET_API Box to_image(const Box& box) const;
 };
 
 // Makes the network's input of an image.
@@ -71,6 +72,6 @@ struct Placement {
 // output: float32 (3, preprocess.height, preprocess.width), channels in preprocess.color order; written in full.
 //
 // Throws ImageError: the image is empty, or its pixels are not 3 * width * height bytes.
-Placement preprocess(const Image& image, const Preprocess& preprocess, float* output);
+TRTDET_API Placement preprocess(const Image& image, const Preprocess& preprocess, float* output);
 
 }  // namespace trtdet

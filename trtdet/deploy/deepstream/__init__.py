@@ -26,7 +26,7 @@ _SOURCES = {
     f"{PARSER}.cpp": f"deepstream/{PARSER}.cpp",
     "CMakeLists.txt": "deepstream/CMakeLists.txt",
     "detections.cpp": "src/detections.cpp",
-    **{f"trtdet/{name}.hpp": f"include/trtdet/{name}.hpp" for name in ("bundle", "detections", "errors")},
+    **{f"trtdet/{name}.hpp": f"include/trtdet/{name}.hpp" for name in ("bundle", "detections", "errors", "export")},
 }
 """The parser's sources by their names in the package: its own, and libtrtdet's suppression."""
 
