@@ -66,14 +66,22 @@ Served* Context::find(std::string_view name) const {
 
 std::optional<Response> Context::trouble() const {
     for (const auto& model : models) {
-        if (const auto trouble = model->health.trouble()) {
-            return error_response(
-                503, "engine-failed",
-                (models.size() > 1 ? "of the model " + quote(model->name) + " " : "") + *trouble +
-                    "; the reason is in the service's log; the service must be started again");
+        if (auto found = trouble(*model)) {
+            return found;
         }
     }
     return std::nullopt;
+}
+
+std::optional<Response> Context::trouble(const Served& model) const {
+    const auto trouble = model.health.trouble();
+    if (!trouble) {
+        return std::nullopt;
+    }
+    return error_response(
+        503, "engine-failed",
+        (models.size() > 1 ? "of the model " + quote(model.name) + " " : "") + *trouble +
+            "; the reason is in the service's log; the service must be started again");
 }
 
 Response unknown_model(const Context& context, std::string_view name) {

@@ -86,8 +86,9 @@ struct Context {
     // Null where none has this name.
     Served* find(std::string_view name) const;
 
-    // The first trouble of a model, with its name where there are several.
+    // Why the process should be started again, if it should: for the first model in trouble, or for this one.
     std::optional<Response> trouble() const;
+    std::optional<Response> trouble(const Served& model) const;
 
     std::atomic<int> in_flight{0};  // requests that hold a Place
     std::atomic<bool> leaving{false};

@@ -351,6 +351,7 @@ private:
         head_.target = to_view(message.target());
         head_.content_type = to_view(message[http::field::content_type]);
         head_.content_encoding = to_view(message[http::field::content_encoding]);
+        head_.inference_header_length = to_view(message["Inference-Header-Content-Length"]);
         head_.chunked = parser_->chunked();
         if (const auto length = parser_->content_length()) {
             head_.length = *length;

@@ -117,10 +117,12 @@ void Metrics::detected(Duration took) {
     impl_->detect.Observe(seconds(took));
 }
 
-void Metrics::image(Duration decoded, Duration queued, std::size_t detections) {
+void Metrics::image(std::optional<Duration> decoded, Duration queued, std::size_t detections) {
     impl_->images.Increment();
     impl_->detections.Increment(static_cast<double>(detections));
-    impl_->decode.Observe(seconds(decoded));
+    if (decoded) {
+        impl_->decode.Observe(seconds(*decoded));
+    }
     impl_->wait.Observe(seconds(queued));
 }
 

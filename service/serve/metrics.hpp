@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -35,8 +36,8 @@ public:
     // A request that runs images was answered with 200; from its last byte to the answer.
     void detected(Duration took);
 
-    // One image of it was found: decoding with pre-processing, waiting, and its detections.
-    void image(Duration decoded, Duration queued, std::size_t detections);
+    // One image of it was found: decoding with pre-processing, if it needed any, waiting, and its detections.
+    void image(std::optional<Duration> decoded, Duration queued, std::size_t detections);
 
     // A batch was run.
     void batch(int images, Duration ran);

@@ -74,7 +74,7 @@ Target split_target(std::string_view target) {
 
 Response error_response(int status, std::string_view type, std::string_view message) {
     const Json json = {{"error", {{"type", type}, {"message", message}}}};
-    return {status, "application/json", json_text(json) + "\n", {}, std::string(type)};
+    return {status, "application/json", json_text(json) + "\n", {}, std::string(type), std::string(message)};
 }
 
 Response busy_response(std::string_view type, std::string_view message) {

@@ -26,6 +26,7 @@ struct Head {
     std::string content_encoding;         // empty where there is none
     std::optional<std::uint64_t> length;  // the Content-Length
     bool chunked = false;
+    std::string inference_header_length{};  // Inference-Header-Content-Length; empty where there is none
 };
 
 struct Request {
@@ -42,6 +43,7 @@ struct Response {
     std::string body;
     std::vector<std::pair<std::string, std::string>> headers{};  // beside those that every answer has
     std::string error{};                                         // the type of an error, one of a few fixed words
+    std::string message{};                                       // of an error
 };
 
 // Makes the answer, in whatever thread wants it; it is called at most once.

@@ -76,7 +76,7 @@ std::optional<Response> refuse_body(const Head& head, std::uint64_t limit) {
     if (!head.content_encoding.empty() && head.content_encoding != "identity") {
         return error_response(
             415, "unsupported-media-type",
-            "the Content-Encoding is " + quote(head.content_encoding) + "; send the image as it is, without one");
+            "the Content-Encoding is " + quote(head.content_encoding) + "; send the body as it is, without one");
     }
     return std::nullopt;
 }

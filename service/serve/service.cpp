@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "detect.hpp"
+#include "open_inference.hpp"
 #include "router.hpp"
 
 namespace trtdet::serve {
@@ -86,6 +87,9 @@ std::vector<Endpoint> all_endpoints(const std::shared_ptr<Context>& context) {
     all.push_back(page("/v1/models/{model}", "the model of this name", [context](const Words& words) {
         return model(*context, words[0]);
     }));
+    for (auto& endpoint : open_inference_endpoints(context)) {
+        all.push_back(std::move(endpoint));
+    }
     all.push_back(page(
         "/healthz", "200 while the process works", [context](const Words& /*words*/) { return health(*context); }));
     all.push_back(page("/readyz", "200 while it should be sent requests", [context](const Words& /*words*/) {
@@ -130,7 +134,8 @@ void Service::handle(Request request, Done done) {
     impl_->router.handle(std::move(request), std::move(done));
 }
 
-void Service::answered(const Head& head, const Response& response, Clock::duration took) const {
+void Service::answered(const Head& head, Response& response, Clock::duration took) const {
+    use_error_form(head, response);
     const auto* endpoint = impl_->router.find(split_target(head.target).path);
     impl_->context->metrics.answered(endpoint == nullptr ? "other" : std::string_view(endpoint->path), response.status);
     if (endpoint != nullptr && endpoint->runs && response.status == 200) {

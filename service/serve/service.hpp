@@ -35,8 +35,9 @@ public:
     // Works on a request that refuse() has let pass; nobody may be interested in the answer by then.
     void handle(Request request, Done done);
 
-    // Counts and logs an answer, whoever made it. took: from the request's last byte.
-    void answered(const Head& head, const Response& response, Clock::duration took) const;
+    // Counts and logs an answer, whoever made it, and gives an error the form that belongs to the path. took: from the
+    // request's last byte.
+    void answered(const Head& head, Response& response, Clock::duration took) const;
 
     // From now on /readyz says no; everything else goes on.
     void leave();

@@ -68,7 +68,7 @@ Layout layout_of(const Manifest& manifest, const Engine& engine) {
 
 struct Job {
     std::vector<float> input;
-    Placement placement;
+    std::optional<Placement> placement;  // none where boxes stay in pixels of the input
     Clock::time_point arrived;
     Clock::time_point deadline;
     std::function<void(Outcome)> done;
@@ -132,14 +132,19 @@ public:
         job.placement = preprocess(image, manifest_.input.preprocess, job.input.data());
         job.deadline = deadline;
         job.done = std::move(done);
-        {
-            const std::lock_guard lock(mutex_);
-            check_room();
-            job.arrived = Clock::now();
-            queue_.push_back(std::move(job));
+        enqueue(std::move(job));
+    }
+
+    void detect_input(std::vector<float> input, Clock::time_point deadline, std::function<void(Outcome)> done) {
+        if (input.size() != pixels_) {
+            throw ImageError(
+                "the input has " + std::to_string(input.size()) + " values, expected " + std::to_string(pixels_));
         }
-        // All: one may wait for work, another one for more of it.
-        changed_.notify_all();
+        Job job;
+        job.input = std::move(input);
+        job.deadline = deadline;
+        job.done = std::move(done);
+        enqueue(std::move(job));
     }
 
     std::size_t queued() const {
@@ -178,6 +183,17 @@ public:
     int graphs() const { return graphs_; }
 
 private:
+    void enqueue(Job job) {
+        {
+            const std::lock_guard lock(mutex_);
+            check_room();
+            job.arrived = Clock::now();
+            queue_.push_back(std::move(job));
+        }
+        // All: one may wait for work, another one for more of it.
+        changed_.notify_all();
+    }
+
     // There is room for one image however large it is.
     static std::size_t capacity_of(const DetectorOptions& options, std::size_t image_bytes) {
         return std::min(options.queue_capacity, std::max<std::size_t>(1, options.queue_bytes / image_bytes));
@@ -275,7 +291,7 @@ private:
         return nullptr;
     }
 
-    std::vector<Detection> read(const Lane& lane, std::size_t image, const Placement& placement) const {
+    std::vector<Detection> read(const Lane& lane, std::size_t image, const std::optional<Placement>& placement) const {
         const auto* const boxes = static_cast<const float*>(lane.output(layout_.boxes)) + image * layout_.rows * 4;
         const auto* const scores = static_cast<const float*>(lane.output(layout_.scores));
         std::vector<Detection> found;
@@ -302,8 +318,10 @@ private:
                     {{box[0], box[1], box[2], box[3]}, scores[image * layout_.rows + index], classes[index]});
             }
         }
-        for (Detection& detection : found) {
-            detection.box = placement.to_image(detection.box);
+        if (placement) {
+            for (Detection& detection : found) {
+                detection.box = placement->to_image(detection.box);
+            }
         }
         return found;
     }
@@ -350,6 +368,10 @@ std::future<Found> Detector::detect(const Image& image, Clock::time_point deadli
 
 void Detector::detect(const Image& image, Clock::time_point deadline, std::function<void(Outcome)> done) {
     impl_->detect(image, deadline, std::move(done));
+}
+
+void Detector::detect_input(std::vector<float> input, Clock::time_point deadline, std::function<void(Outcome)> done) {
+    impl_->detect_input(std::move(input), deadline, std::move(done));
 }
 
 std::size_t Detector::queued() const {

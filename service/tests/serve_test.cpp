@@ -8,6 +8,7 @@
 
 #include "bundles.hpp"
 #include "images.hpp"
+#include "inference_request.hpp"
 #include "log.hpp"
 #include "metrics.hpp"
 #include "multipart.hpp"
@@ -436,7 +437,7 @@ TEST_CASE("the other endpoints say what runs", "[service]") {
     CHECK(model["runs_on"] == "nothing");
     CHECK(model["score_threshold"].dump() == "0.1");
     CHECK(model["classes"] == Json({"cat", "dog"}));
-    CHECK(Json::parse(serving.get("/").body)["endpoints"].size() == 9);
+    CHECK(Json::parse(serving.get("/").body)["endpoints"].size() == 19);
     CHECK(Json::parse(serving.get("/readyz").body) == Json({{"status", "ready"}}));
     serving.service->leave();
     const auto leaving = serving.get("/readyz");
@@ -446,13 +447,173 @@ TEST_CASE("the other endpoints say what runs", "[service]") {
     CHECK(serving.detect(png(4, 4, 0)).status == 200);
 }
 
+namespace {
+
+const InputSpec& tensor_input() {
+    static const InputSpec input = parse_manifest(manifest_json().dump()).input;  // 8 x 16
+    return input;
+}
+
+Json inference(const Json& data = Json::array()) {
+    const auto& input = tensor_input();
+    return {
+        {"inputs",
+         {{{"name", input.name},
+           {"shape", {1, 3, input.preprocess.height, input.preprocess.width}},
+           {"datatype", "FP32"},
+           {"data", data}}}}};
+}
+
+InferenceRequest parse_tensors(const std::string& body, const std::string& length = "") {
+    return parse_inference(body, length, tensor_input(), {"num_dets", "boxes"}, 2);
+}
+
+}  // namespace
+
+TEST_CASE("a tensor is read from JSON and from the bytes behind it", "[inference]") {
+    const auto count = tensor_input().preprocess.values();
+    std::vector<float> numbers(count);
+    for (std::size_t i = 0; i < count; ++i) {
+        numbers[i] = static_cast<float>(i) / 3;
+    }
+    const auto flat = parse_tensors(inference(numbers).dump());
+    CHECK(flat.images == 1);
+    CHECK(flat.image(0) == numbers);
+    REQUIRE(flat.outputs.size() == 2);
+    CHECK_FALSE(flat.outputs[0].binary);
+    Json nested = Json::array();
+    for (int row = 0; row < 24; ++row) {
+        nested.push_back(std::vector<float>(numbers.begin() + 16 * row, numbers.begin() + 16 * (row + 1)));
+    }
+    CHECK(parse_tensors(inference(Json::array({nested})).dump()).image(0) == numbers);
+
+    auto request = inference();
+    request["inputs"][0].erase("data");
+    request["inputs"][0]["shape"][0] = 2;
+    request["inputs"][0]["parameters"] = {{"binary_data_size", 8 * count}};
+    request["outputs"] = {{{"name", "boxes"}}, {{"name", "num_dets"}, {"parameters", {{"binary_data", false}}}}};
+    request["parameters"] = {{"binary_data_output", true}, {"priority", 1}};
+    request["id"] = "7";
+    const auto head = request.dump();
+    std::string body = head + std::string(4 * count, '\0');
+    body.append(reinterpret_cast<const char*>(numbers.data()), 4 * count);
+    const auto binary = parse_tensors(body, std::to_string(head.size()));
+    CHECK(binary.images == 2);
+    CHECK(binary.id == "7");
+    CHECK(binary.image(0) == std::vector<float>(count));
+    CHECK(binary.image(1) == numbers);
+    REQUIRE(binary.outputs.size() == 2);
+    CHECK(binary.outputs[0].index == 1);
+    CHECK(binary.outputs[0].binary);
+    CHECK_FALSE(binary.outputs[1].binary);
+}
+
+TEST_CASE("an inference that is not what the model takes is refused with what it takes", "[inference]") {
+    const auto count = tensor_input().preprocess.values();
+    const Json numbers = std::vector<float>(count);
+    const auto with = [&](const std::string& path, const Json& value) {
+        auto request = inference(numbers);
+        request[Json::json_pointer(path)] = value;
+        return request.dump();
+    };
+    const auto& name = tensor_input().name;
+    const std::vector<std::pair<std::string, std::string>> cases = {
+        {"", "is not JSON"},
+        {"{\"inputs\": [", "is not JSON"},
+        {"[]", "the request is not an object"},
+        {"{}", "the request has no 'inputs'"},
+        {with("/inputs", 1), "not a list of one input"},
+        {with("/inputs", Json::array({1})), "an input is not an object"},
+        {with("/inputs/1", Json::object()), "not a list of one input"},
+        {with("/inputs/0/name", "x"), "no input \"x\"; expected \"" + name},
+        {with("/inputs/0/name", 1), "'name' of an input is not a string"},
+        {with("/inputs/0/datatype", "FP16"), "expected \"FP32\""},
+        {with("/inputs/0/shape", {3, 3, 8, 16}), "expected [1 to 2,3,8,16]"},
+        {with("/inputs/0/shape", {0, 3, 8, 16}), "expected [1 to 2,3,8,16]"},
+        {with("/inputs/0/shape", {-1, 3, 8, 16}), "expected [1 to 2,3,8,16]"},
+        {with("/inputs/0/shape", {1, 3, 8}), "expected [1 to 2,3,8,16]"},
+        {with("/inputs/0/shape", {1.0, 3, 8, 16}), "expected [1 to 2,3,8,16]"},
+        {with("/inputs/0/shape", {2, 3, 8, 16}), "its shape says " + std::to_string(2 * count)},
+        {with("/inputs/0/data", 5), "the input's data has 0 numbers"},
+        {with("/inputs/0/data", Json::array({"1"})), "what is not a number"},
+        {with("/inputs/0/data", Json::array({Json::array({nullptr})})), "what is not a number"},
+        {with("/inputs/0/data", std::vector<float>(2 * count + 1)), "more than the " + std::to_string(2 * count)},
+        {with("/inputs/0/parameters", 1), "'parameters' of the input is not an object"},
+        {with("/inputs/0/parameters", {{"binary_data_size", 4}}), "has both"},
+        {with("/inputs/0/parameters", {{"shared_memory_region", "x"}}), "'shared_memory_region' of the input"},
+        {with("/outputs", 1), "'outputs' is not a list"},
+        {with("/outputs", {{{"name", "x"}}}), "no output \"x\"; it has num_dets, boxes"},
+        {with("/outputs", {{{"name", "boxes"}}, {{"name", "boxes"}}}), "asked for twice"},
+        {with("/outputs", {{{"name", "boxes"}, {"parameters", {{"binary_data", 1}}}}}), "not true or false"},
+        {with("/parameters", {{"binary_data_output", "yes"}}), "not true or false"},
+        {with("/id", 1), "'id' of the request is not a string"},
+        // What would take memory for no use.
+        {with("/x", std::vector<int>(20'000)), "more lists, objects or values than any needs"},
+        {with("/inputs/0/data", std::vector<Json>(20'000, Json::array())), "more lists, objects or values"},
+        {std::string(1'000'000, '['), "in more than 12 others"},
+    };
+    for (const auto& [body, words] : cases) {
+        CAPTURE(body.substr(0, 200));
+        CHECK_THROWS_WITH(parse_tensors(body), Contains(words));
+        CHECK_THROWS_AS(parse_tensors(body), InferenceError);
+    }
+    auto binary = inference();
+    binary["inputs"][0].erase("data");
+    CHECK_THROWS_WITH(parse_tensors(binary.dump()), Contains("neither 'data' nor"));
+    binary["inputs"][0]["parameters"] = {{"binary_data_size", 4 * count}};
+    const auto head = binary.dump();
+    for (const auto& [length, tail] : std::vector<std::pair<std::string, std::size_t>>{
+             {std::to_string(head.size()), 4 * count - 1},
+             {std::to_string(head.size()), 4 * count + 1},
+             {"", 0},
+             {"x", 0},
+             {"-1", 4},
+             {std::to_string(head.size() + 1), 0}}) {
+        CAPTURE(length, tail);
+        CHECK_THROWS_AS(parse_tensors(head + std::string(tail, '\0'), length), InferenceError);
+    }
+    const auto json = inference(numbers).dump();
+    CHECK_THROWS_WITH(parse_tensors(json + "x", std::to_string(json.size())), Contains("1 bytes stand behind"));
+}
+
+TEST_CASE("tensors are detected on, with boxes in pixels of the input", "[inference]") {
+    Serving serving;
+    const std::vector<float> numbers(tensor_input().preprocess.values());
+    const auto infer = [&](const std::string& model) {
+        return serving.call(
+            {{"POST", "/v2/models/" + model + "/infer", "", "", {}, false},
+             inference(numbers).dump(),
+             {},
+             nullptr,
+             nullptr});
+    };
+    const auto response = infer("small");
+    REQUIRE(response.status == 200);
+    const auto answer = Json::parse(response.body);
+    CHECK(answer["model_name"] == "small");
+    CHECK(
+        answer["outputs"][0] == Json({{"name", "num_dets"}, {"datatype", "INT32"}, {"shape", {1, 1}}, {"data", {2}}}));
+    CHECK(answer["outputs"][1]["shape"] == Json({1, 3, 4}));
+    CHECK(answer["outputs"][1]["data"][4].get<float>() == 8.3F);
+    CHECK(answer["outputs"][2]["data"][1].get<float>() == 0.1234567F);
+    CHECK(answer["outputs"][3]["data"] == Json({0, 1, 0}));
+    CHECK(infer("large").status == 404);
+    serving.engine->fails = true;
+    const auto failed = infer("small");
+    CHECK(failed.status == 500);
+    CHECK_THAT(failed.body, !Contains("secret"));
+    CHECK_THROWS_AS(serving.detector->detect_input({1, 2}, Clock::time_point::max(), nullptr), ImageError);
+}
+
 TEST_CASE("answers are counted, and unknown paths under one name", "[metrics]") {
     Serving serving;
     for (const auto* path : {"/a", "/b", "/v1/detect"}) {
         const Head head{"GET", path, "", "", {}, false};
-        serving.service->answered(head, *serving.service->refuse(head), 1ms);
+        auto response = *serving.service->refuse(head);
+        serving.service->answered(head, response, 1ms);
     }
-    serving.service->answered({"POST", "/v1/detect?x", "", "", {}, false}, {}, 3ms);
+    Response good;
+    serving.service->answered({"POST", "/v1/detect?x", "", "", {}, false}, good, 3ms);
     serving.metrics.bundle({"m", "a", "1", "x", "0"});
     serving.metrics.bundle({"m", "b", "2", "x", "0"});
     serving.metrics.bundle({"n", "a", "3", "x", "0"});

@@ -80,7 +80,7 @@ def test_a_query_narrows_the_answer(server: Server, case: Case) -> None:
 
 def test_wrong_paths_and_methods(server: Server) -> None:
     for method, target, status, kind in (
-        ("GET", "/v2/detect", 404, "not-found"),
+        ("GET", "/v3/detect", 404, "not-found"),
         ("POST", "/", 405, "method-not-allowed"),
         ("GET", "/v1/detect", 405, "method-not-allowed"),
         ("DELETE", "/metrics", 405, "method-not-allowed"),

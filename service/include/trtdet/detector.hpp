@@ -71,6 +71,12 @@ public:
     // throws is dropped.
     void detect(const Image& image, Clock::time_point deadline, std::function<void(Outcome)> done);
 
+    // The same for what the network takes: float32 (3, H, W) as preprocess() makes it. Boxes are in pixels of the
+    // network's input and are not clipped to it.
+    //
+    // Throws ImageError: it has another number of values. OverloadedError, StoppedError: as above.
+    void detect_input(std::vector<float> input, Clock::time_point deadline, std::function<void(Outcome)> done);
+
     // How many images wait.
     std::size_t queued() const;
 

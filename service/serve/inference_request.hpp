@@ -1,0 +1,54 @@
+// The body of an inference of the Open Inference Protocol: JSON, and tensors in it or behind it.
+#pragma once
+
+#include <cstddef>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "trtdet/bundle.hpp"
+
+namespace trtdet::serve {
+
+// A body that is not what the protocol or the model wants; the message is one line.
+class InferenceError : public std::runtime_error {
+public:
+    using std::runtime_error::runtime_error;
+};
+
+struct InferenceRequest {
+    // An output that is wanted, at its place among those that there are.
+    struct Output {
+        std::size_t index = 0;
+        bool binary = false;
+    };
+
+    std::string id;  // empty where there is none
+    std::size_t images = 0;
+    std::vector<Output> outputs;
+
+    // The tensor of one image, float32 (3, H, W).
+    std::vector<float> image(std::size_t index) const;
+
+    // Either is empty.
+    std::vector<float> values;  // of all images, as they stood in the JSON
+    std::string_view bytes;     // within the body that was parsed, little-endian
+
+    std::size_t values_of_image = 0;
+};
+
+// Numbers of tensors never become JSON values, and there is an end to what else a body may hold: memory is bounded by
+// what the model takes.
+//
+// header_length: of the header Inference-Header-Content-Length, the bytes of JSON that stand before the tensors; empty
+// where the body is JSON as a whole.
+// outputs: the names that may be asked for; all are wanted where the request names none.
+//
+// Throws InferenceError: it is not JSON, not of the protocol, asks for shared memory, or has another input than the
+// model: name, datatype, shape, size.
+InferenceRequest parse_inference(
+    std::string_view body, std::string_view header_length, const InputSpec& input,
+    const std::vector<std::string_view>& outputs, std::size_t max_images);
+
+}  // namespace trtdet::serve

@@ -1,0 +1,349 @@
+#include "open_inference.hpp"
+
+#include <algorithm>
+#include <boost/asio/post.hpp>
+#include <boost/asio/thread_pool.hpp>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "inference_request.hpp"
+#include "work.hpp"
+
+namespace trtdet::serve {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::string_view root = "/v2";
+
+// Bundles have no versions; clients that must name one name this one.
+constexpr std::string_view only_version = "1";
+
+// An output, of one kind for every bundle: what suppression left.
+struct OutputTensor {
+    std::string_view name;
+    bool is_float;
+    std::vector<std::size_t> shape;  // of one image
+
+    std::size_t values() const {
+        std::size_t count = 1;
+        for (const auto size : shape) {
+            count *= size;
+        }
+        return count;
+    }
+};
+
+std::vector<OutputTensor> outputs_of(const Manifest& manifest) {
+    const auto room = static_cast<std::size_t>(manifest.nms.max_detections);
+    return {{"num_dets", false, {1}}, {"boxes", true, {room, 4}}, {"scores", true, {room}}, {"classes", false, {room}}};
+}
+
+std::vector<std::string_view> output_names(const Manifest& manifest) {
+    std::vector<std::string_view> names;
+    for (const auto& output : outputs_of(manifest)) {
+        names.push_back(output.name);
+    }
+    return names;
+}
+
+const char* datatype(const OutputTensor& output) {
+    return output.is_float ? "FP32" : "INT32";
+}
+
+// Writes the values of a tensor, as they stand in JSON or as bytes.
+class Values {
+public:
+    explicit Values(bool binary) : binary_(binary) {}
+
+    void put(float number) { put(number, std::isfinite(number) ? shortest(number) : "null"); }
+    void put(std::int32_t number) { put(number, std::to_string(number)); }
+
+    std::string take() { return std::move(text_); }
+
+private:
+    template <typename Number>
+    void put(Number number, const std::string& as_text) {
+        if (binary_) {
+            char raw[sizeof number];
+            std::memcpy(raw, &number, sizeof number);
+            text_.append(raw, sizeof number);
+        } else {
+            text_ += (text_.empty() ? "" : ",") + as_text;
+        }
+    }
+
+    const bool binary_;
+    std::string text_;
+};
+
+// The values of an output, zeros after the last detection of each image.
+template <typename Fill>
+std::string tensor(const OutputTensor& output, bool binary, std::size_t images, const Fill& found) {
+    Values values(binary);
+    for (std::size_t i = 0; i < images; ++i) {
+        const std::vector<Detection>& detections = found(i);
+        const auto count = output.name == "num_dets" ? std::size_t{1} : output.shape[0];
+        for (std::size_t row = 0; row < count; ++row) {
+            const auto detection = row < detections.size() ? detections[row] : Detection{};
+            if (output.name == "num_dets") {
+                values.put(static_cast<std::int32_t>(detections.size()));
+            } else if (output.name == "boxes") {
+                for (const float side : {detection.box.x1, detection.box.y1, detection.box.x2, detection.box.y2}) {
+                    values.put(side);
+                }
+            } else if (output.name == "scores") {
+                values.put(detection.score);
+            } else {
+                values.put(static_cast<std::int32_t>(detection.class_index));
+            }
+        }
+    }
+    return values.take();
+}
+
+// A request to infer.
+class Inference : public Work {
+public:
+    Inference(std::shared_ptr<Context> context, Served& model, std::unique_ptr<Place> place, Request request, Done done)
+        : Work(std::move(context), model, std::move(place), std::move(request), std::move(done)) {}
+
+    // Numbers in JSON take a while to read.
+    void begin() {
+        boost::asio::post(*context_->pool, [self = shared_from_this(), this] { parse(); });
+    }
+
+private:
+    void parse() noexcept {
+        try {
+            const auto& manifest = detector_->manifest();
+            wanted_ = parse_inference(
+                request_.body, request_.head.inference_header_length, manifest.input, output_names(manifest),
+                context_->options.max_images);
+        } catch (const InferenceError& error) {
+            return refuse(error_response(400, "bad-inference", error.what()));
+        } catch (const std::exception& error) {
+            context_->log.write(Level::error, "a request failed", {{"reason", error.what()}});
+            return refuse(error_response(500, "internal", "the request failed; the reason is in the service's log"));
+        }
+        start(wanted_.images);
+    }
+
+    std::string which(std::size_t index) const override {
+        return wanted_.images > 1 ? "image " + std::to_string(index) + ": " : "";
+    }
+
+    void prepare(std::size_t index) override {
+        detector_->detect_input(wanted_.image(index), deadline(), settled(index));
+    }
+
+    Response answer() override {
+        if (failed()) {
+            return failure(first_failed());
+        }
+        const auto& manifest = detector_->manifest();
+        for (std::size_t i = 0; i < wanted_.images; ++i) {
+            context_->metrics.image(std::nullopt, found(i).queued, found(i).detections.size());
+        }
+        const auto all = outputs_of(manifest);
+        std::string json =
+            "{\"model_name\":" + json_text(model_.name) + ",\"model_version\":\"" + std::string(only_version) + "\"";
+        if (!wanted_.id.empty()) {
+            json += ",\"id\":" + json_text(wanted_.id);
+        }
+        json += ",\"parameters\":" + json_text({{"content_hash", manifest.content_hash}}) + ",\"outputs\":[";
+        std::string bytes;
+        bool any_binary = false;
+        for (std::size_t i = 0; i < wanted_.outputs.size(); ++i) {
+            const auto [index, binary] = wanted_.outputs[i];
+            Json shape = all[index].shape;
+            shape.insert(shape.begin(), wanted_.images);
+            auto values = tensor(
+                all[index], binary, wanted_.images,
+                [this](std::size_t image) -> const std::vector<Detection>& { return found(image).detections; });
+            json += std::string(i == 0 ? "" : ",") + "{\"name\":\"" + std::string(all[index].name) +
+                    "\",\"datatype\":\"" + datatype(all[index]) + "\",\"shape\":" + shape.dump();
+            if (binary) {
+                json += ",\"parameters\":{\"binary_data_size\":" + std::to_string(values.size()) + "}}";
+                bytes += values;
+                any_binary = true;
+            } else {
+                json += ",\"data\":[" + values + "]}";
+            }
+        }
+        json += "]}";
+        Response response;
+        if (any_binary) {
+            response.content_type = "application/octet-stream";
+            response.headers.emplace_back("Inference-Header-Content-Length", std::to_string(json.size()));
+        }
+        response.body = std::move(json) + bytes;
+        return response;
+    }
+
+    InferenceRequest wanted_;
+};
+
+// What is wrong with the model and the version that a path names.
+std::optional<Response> check_names(const Context& context, const Words& words) {
+    if (context.find(words[0]) == nullptr) {
+        return unknown_model(context, words[0]);
+    }
+    if (words.size() > 1 && words[1] != only_version) {
+        return error_response(
+            404, "unknown-model",
+            "the model has no version " + quote(words[1]) + "; its only version is \"" + std::string(only_version) +
+                "\"");
+    }
+    return std::nullopt;
+}
+
+Response metadata(const Served& model) {
+    const auto detector = model.current();
+    const auto& manifest = detector->manifest();
+    const auto& preprocess = manifest.input.preprocess;
+    Json outputs = Json::array();
+    for (const auto& output : outputs_of(manifest)) {
+        Json shape = output.shape;
+        shape.insert(shape.begin(), -1);
+        outputs.push_back({{"name", output.name}, {"datatype", datatype(output)}, {"shape", shape}});
+    }
+    return json_response(
+        {{"name", model.name},
+         {"versions", {only_version}},
+         {"platform", "trtdet_bundle"},
+         {"inputs",
+          {{{"name", manifest.input.name},
+            {"datatype", "FP32"},
+            {"shape", {-1, 3, preprocess.height, preprocess.width}}}}},
+         {"outputs", outputs},
+         {"parameters", {{"content_hash", manifest.content_hash}, {"runs_on", detector->ran_on()}}}});
+}
+
+Response model_readiness(const Context& context, const Served& model) {
+    if (context.leaving) {
+        return error_response(503, "stopping", "the service is stopping");
+    }
+    if (auto trouble = context.trouble(model)) {
+        return std::move(*trouble);
+    }
+    return json_response({{"name", model.name}, {"ready", true}});
+}
+
+Response server_readiness(const Context& context) {
+    if (context.leaving) {
+        return error_response(503, "stopping", "the service is stopping");
+    }
+    return context.trouble().value_or(json_response({{"ready", true}}));
+}
+
+Response repository(const Context& context) {
+    Json models = Json::array();
+    for (const auto& model : context.models) {
+        const auto trouble = model->health.trouble();
+        models.push_back(
+            {{"name", model->name},
+             {"version", only_version},
+             {"state", trouble ? "UNAVAILABLE" : "READY"},
+             {"reason", trouble.value_or("")}});
+    }
+    return json_response(models);
+}
+
+Endpoint repository_endpoint(const std::shared_ptr<Context>& context) {
+    constexpr std::uint64_t most = 4096;  // it may hold {"ready": true}, which changes nothing: all are ready
+    return {
+        "/v2/repository/index", "POST", "the models that are served",
+        [](const Head& head, const Words& /*words*/) { return refuse_body(head, most); },
+        [context](const Request& /*request*/, const Words& /*words*/, const Done& done) {
+            done([context] { return repository(*context); });
+        }};
+}
+
+Endpoint infer_endpoint(const std::shared_ptr<Context>& context, std::string path, std::string what) {
+    return {
+        std::move(path),
+        "POST",
+        std::move(what),
+        [context](const Head& head, const Words& words) -> std::optional<Response> {
+            if (auto refusal = check_names(*context, words)) {
+                return refusal;
+            }
+            if (auto refusal = refuse_body(head, context->options.max_body)) {
+                return refusal;
+            }
+            if (context->in_flight >= context->options.max_requests) {
+                return Place::all_taken(*context);
+            }
+            return std::nullopt;
+        },
+        [context](Request request, const Words& words, Done done) {
+            auto place = Place::take(context);
+            if (!place) {
+                return done([context] { return Place::all_taken(*context); });
+            }
+            std::make_shared<Inference>(
+                context, *context->find(words[0]), std::move(place), std::move(request), std::move(done))
+                ->begin();
+        },
+        true};
+}
+
+// A page of a model, with and without a version.
+void add_pages(
+    std::vector<Endpoint>& endpoints, const std::shared_ptr<Context>& context, const std::string& rest,
+    const std::string& what, const std::function<Response(const Served& model)>& answer) {
+    for (const std::string version : {"", "/versions/{version}"}) {
+        endpoints.push_back(page("/v2/models/{model}" + version + rest, what, [context, answer](const Words& words) {
+            if (auto refusal = check_names(*context, words)) {
+                return std::move(*refusal);
+            }
+            return answer(*context->find(words[0]));
+        }));
+    }
+}
+
+}  // namespace
+
+std::vector<Endpoint> open_inference_endpoints(const std::shared_ptr<Context>& context) {
+    std::vector<Endpoint> endpoints{
+        page(
+            "/v2", "the server, for clients of the Open Inference Protocol",
+            [](const Words& /*words*/) {
+                return json_response(
+                    {{"name", "trtdet-serve"},
+                     {"version", TRTDET_VERSION},
+                     {"extensions", {"binary_tensor_data", "model_repository"}}});
+            }),
+        page(
+            "/v2/health/live", "200 while the process works",
+            [context](const Words& /*words*/) { return context->trouble().value_or(json_response({{"live", true}})); }),
+        page("/v2/health/ready", "200 while it should be sent requests", [context](const Words& /*words*/) {
+            return server_readiness(*context);
+        })};
+    add_pages(endpoints, context, "", "inputs and outputs of a model", metadata);
+    add_pages(
+        endpoints, context, "/ready", "200 while the model should be sent requests",
+        [context](const Served& model) { return model_readiness(*context, model); });
+    endpoints.push_back(infer_endpoint(context, "/v2/models/{model}/infer", "tensors in, detections out as tensors"));
+    endpoints.push_back(infer_endpoint(context, "/v2/models/{model}/versions/{version}/infer", "the same"));
+    endpoints.push_back(repository_endpoint(context));
+    return endpoints;
+}
+
+void use_error_form(const Head& head, Response& response) {
+    const auto path = split_target(head.target).path;
+    if (!response.error.empty() && (path == root || path.substr(0, root.size() + 1) == std::string(root) + "/")) {
+        response.body = json_text({{"error", response.message}}) + "\n";
+    }
+}
+
+}  // namespace trtdet::serve

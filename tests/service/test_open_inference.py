@@ -1,0 +1,168 @@
+"""trtdet-serve as a client of the Open Inference Protocol sees it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from serving import Answer, Case, Server, total
+
+from trtdet.data.images import preprocess, read_image
+from trtdet.detection.suppression import Detections
+from trtdet.runtime.detector import Detector
+
+Serve = Callable[..., Server]
+OUTPUTS = ["num_dets", "boxes", "scores", "classes"]
+
+
+@pytest.fixture(scope="module")
+def triton() -> Any:
+    return pytest.importorskip("tritonclient.http", reason="pip install tritonclient[http]")
+
+
+@pytest.fixture
+def server(serve: Serve, case: Case) -> Iterator[Server]:
+    with serve(f"other={case.bundles[1]}") as running:
+        yield running
+
+
+@pytest.fixture
+def client(triton: Any, server: Server) -> Iterator[Any]:
+    with triton.InferenceServerClient(f"127.0.0.1:{server.port}", network_timeout=60.0) as made:
+        yield made
+
+
+def tensors(bundle: Path, case: Case, count: int) -> tuple[NDArray[np.float32], Detections]:
+    """A batch, and what Python's detector makes of it."""
+    detector = Detector.open(bundle, runtime="onnxruntime")
+    inputs = [preprocess(read_image(picture.file), detector.input)[0] for picture in case.pictures[:count]]
+    batch = np.stack(inputs)
+    return batch, detector(batch)
+
+
+def same(got: Callable[[str], NDArray[Any]], expected: Detections) -> None:
+    for name, tolerance in zip(OUTPUTS, (0, 0.01, 1e-4, 0), strict=True):
+        wanted = getattr(expected, name)
+        value = got(name)
+        assert value.dtype == wanted.dtype
+        assert value.shape == wanted.shape
+        for index, row in enumerate(wanted):
+            rows = int(expected.num_dets[index, 0]) if name != "num_dets" else 1
+            np.testing.assert_allclose(value[index, :rows], row[:rows], rtol=0, atol=tolerance)
+            assert not value[index, rows:].any()
+
+
+def ask(triton: Any, batch: NDArray[np.float32], binary: bool, name: str) -> Any:
+    tensor = triton.InferInput(name, list(batch.shape), "FP32")
+    tensor.set_data_from_numpy(batch, binary_data=binary)
+    return tensor
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_tensors_are_answered_as_by_python(triton: Any, client: Any, case: Case, binary: bool) -> None:
+    for bundle, name in zip(case.bundles, (case.bundles[0].name, "other"), strict=True):
+        facts = client.get_model_metadata(name)
+        (declared,) = facts["inputs"]
+        batch, expected = tensors(bundle, case, 3 if binary else 1)
+        assert declared["shape"] == [-1, *batch.shape[1:]]
+        assert {one["name"]: one["shape"][1:] for one in facts["outputs"]} == {
+            output: list(getattr(expected, output).shape[1:]) for output in OUTPUTS
+        }
+        asked = [triton.InferRequestedOutput(output, binary_data=binary) for output in OUTPUTS]
+        result = client.infer(
+            name, [ask(triton, batch, binary, declared["name"])], outputs=asked, request_id="a 1", model_version="1"
+        )
+        same(result.as_numpy, expected)
+        response = result.get_response()
+        assert (response["id"], response["model_name"], response["model_version"]) == ("a 1", name, "1")
+        assert response["parameters"]["content_hash"] == facts["parameters"]["content_hash"]
+
+
+def test_outputs_are_those_that_are_asked_for(triton: Any, client: Any, case: Case) -> None:
+    name = case.bundles[0].name
+    batch, expected = tensors(case.bundles[0], case, 2)
+    images = ask(triton, batch, True, client.get_model_metadata(name)["inputs"][0]["name"])
+    # Of what is asked for one way and the other in one answer, the bytes must stay in their order.
+    asked = [
+        triton.InferRequestedOutput(output, binary_data=output != "classes")
+        for output in ("scores", "classes", "num_dets")
+    ]
+    result = client.infer(name, [images], outputs=asked)
+    assert [one["name"] for one in result.get_response()["outputs"]] == ["scores", "classes", "num_dets"]
+    np.testing.assert_array_equal(result.as_numpy("num_dets"), expected.num_dets)
+    np.testing.assert_allclose(result.as_numpy("scores").sum(), expected.scores.sum(), rtol=1e-4)
+    # None asked for: all, as bytes, as the client wants them by itself.
+    same(client.infer(name, [images]).as_numpy, expected)
+
+
+def test_the_server_and_its_models_are_told(client: Any, case: Case) -> None:
+    names = [case.bundles[0].name, "other"]
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.get_server_metadata()["name"] == "trtdet-serve"
+    assert [(one["name"], one["state"]) for one in client.get_model_repository_index()] == [(n, "READY") for n in names]
+    for name in names:
+        assert client.is_model_ready(name)
+        assert client.is_model_ready(name, "1")
+        assert client.get_model_metadata(name, "1")["name"] == name
+    assert not client.is_model_ready("none")
+    assert not client.is_model_ready("other", "2")
+
+
+def test_errors_are_told_as_the_protocol_has_them(triton: Any, client: Any, server: Server, case: Case) -> None:
+    error = pytest.importorskip("tritonclient.utils").InferenceServerException
+    with pytest.raises(error, match='no model "none"; served are'):
+        client.get_model_metadata("none")
+    name = case.bundles[0].name
+    batch = np.zeros((1, 3, 8, 8), np.float32)
+    with pytest.raises(error, match=r"the input's shape is .*; expected \[1 to 32,3,"):
+        client.infer(name, [ask(triton, batch, True, client.get_model_metadata(name)["inputs"][0]["name"])])
+    for method, target, status in (
+        ("GET", "/v2/nothing", 404),
+        ("GET", f"/v2/models/{name}/infer", 405),
+        ("POST", f"/v2/models/{name}/versions/2/infer", 404),
+        ("POST", "/v2/models/none/infer", 404),
+    ):
+        answer = server.call(method, target, b"{}" if method == "POST" else None)
+        assert answer.status == status
+        assert isinstance(answer.json["error"], str)
+    # What the connection refuses has the form, too.
+    with server.raw() as stream:
+        stream.sendall(f"POST /v2/models/{name}/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n".encode())
+        assert b'{"error":"the body has 99999999 bytes' in stream.recv(4096)
+    assert server.call("GET", "/nothing").error == "not-found"
+    assert total(server.metrics(), "trtdet_errors_total", 'type="bad-inference"') == 1
+
+
+def infer(server: Server, name: str, request: Any, tail: bytes = b"", length: str | None = None) -> Answer:
+    head = json.dumps(request).encode()
+    headers = {"Inference-Header-Content-Length": length or str(len(head))} if tail or length else {}
+    return server.call("POST", f"/v2/models/{name}/infer", head + tail, headers)
+
+
+def test_lists_may_be_nested_as_the_shape_is(server: Server, case: Case) -> None:
+    batch, expected = tensors(case.bundles[0], case, 2)
+    name = case.bundles[0].name
+    (declared,) = server.call("GET", f"/v2/models/{name}").json["inputs"]
+    for data in (batch.tolist(), batch.ravel().tolist()):
+        tensor = {"name": declared["name"], "shape": batch.shape, "datatype": "FP32", "data": data}
+        answer = infer(server, name, {"inputs": [tensor]})
+        assert answer.status == 200
+        assert answer.headers["content-type"] == "application/json"
+        outputs = {one["name"]: one for one in answer.json["outputs"]}
+
+        def value(output: str, found: Any = outputs) -> NDArray[Any]:
+            one = found[output]
+            kind = {"FP32": np.float32, "INT32": np.int32}[one["datatype"]]
+            return np.array(one["data"], kind).reshape(one["shape"])
+
+        same(value, expected)
+    metrics = server.metrics()
+    assert metrics["trtdet_images_total"] == 4
+    assert metrics["trtdet_decode_seconds_count"] == 0
+    assert metrics["trtdet_detect_seconds_count"] == 2
