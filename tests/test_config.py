@@ -85,6 +85,14 @@ def test_a_configuration_cannot_be_changed_after_loading() -> None:
         load_config("yolox").name = "other"  # type: ignore[misc]
 
 
+def test_no_suppression_is_an_overlap_that_no_boxes_have(write: Any) -> None:
+    config = load_config(write(PLAIN + "nms: none\n"))
+    assert (config.nms.iou_threshold, config.nms.suppresses, config.nms.most_candidates) == (1.0, False, 300)
+    assert config.with_nms(max_detections=7).nms.most_candidates == 7
+    assert load_config(write("extends: yolox\nnms: none\n")).nms == config.nms
+    assert "nms" in message(write(PLAIN + "nms: nothing\n"))
+
+
 # extends
 
 

@@ -112,18 +112,26 @@ class HeadConfig(_Section):
     - ``yolov8``: (B, 4 + C, N), boxes decoded as above, classes; also YOLO11
     - ``dfl``: distance distributions of ``bins`` values a side (Li et al. 2020, arXiv:2006.04388), as a single output
       (B, N, C + 4 * bins) or, per stride, a class map (B, N_s, C) and a distance map (B, N_s, 4 * bins)
-    - ``boxes``: already decoded: boxes (B, N, 4) in pixels, in the form that ``boxes`` names, and scores (B, N, C)
+    - ``boxes``: already decoded: boxes (B, N, 4), in the form that ``boxes`` and the units that ``units`` name, and
+      scores (B, N, C), or (B, N, C + 1) with a background class; also the queries of DETR and its kin
+    - ``detections``: (B, N, 6), a box as of ``boxes``, its score and the index of its class; also YOLOv10 and YOLO26 as
+      their own exporter writes them
     """
 
-    decode: Literal["yolox", "yolov5", "yolov8", "dfl", "boxes"]
+    decode: Literal["yolox", "yolov5", "yolov8", "dfl", "boxes", "detections"]
     strides: Annotated[tuple[Positive, ...], Field(min_length=1)] = (8, 16, 32)
     bins: Annotated[int, Field(ge=2)] = 8
     cell_offset: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
     """Where in its cell a ``dfl`` anchor point lies, in strides; 0 for NanoDet-Plus."""
     boxes: Literal["xyxy", "yxyx", "cxcywh"] = "xyxy"
-    """What the four numbers of rule ``boxes`` are: two corners, or centre, width and height."""
-    scores: Literal["probabilities", "logits"] = "probabilities"
-    """``logits`` where the model leaves the sigmoid to the consumer."""
+    """What the four numbers of rules ``boxes`` and ``detections`` are: two corners, or centre, width and height."""
+    units: Literal["pixels", "relative"] = "pixels"
+    """What these numbers are counted in: pixels of the network's input, or shares of its width and height."""
+    scores: Literal["probabilities", "logits", "softmax"] = "probabilities"
+    """``logits`` where the model leaves the sigmoid to the consumer, ``softmax`` where rule ``boxes`` needs a softmax
+    over the classes."""
+    background: Literal["none", "first", "last"] = "none"
+    """Where rule ``boxes`` has the score of no object, which is of none of the classes."""
     outputs: Annotated[tuple[Text, ...], Field(min_length=1)] | None = None
     """Names of the raw outputs, in the order the rule expects; None takes the model's own outputs in order."""
 
@@ -131,6 +139,19 @@ class HeadConfig(_Section):
     @classmethod
     def _sequence(cls, value: Any) -> Any:
         return _as_tuple(value)
+
+    @model_validator(mode="after")
+    def _rules(self) -> HeadConfig:
+        if self.decode != "boxes":
+            if self.scores == "softmax":
+                raise ValueError(f"head.scores softmax belongs to head.decode boxes, not {self.decode}")
+            if self.background != "none":
+                raise ValueError(f"head.background belongs to head.decode boxes, not {self.decode}")
+        if self.decode not in ("boxes", "detections") and self.units != "pixels":
+            raise ValueError(f"head.units belongs to head.decode boxes and detections, not {self.decode}")
+        if self.decode == "detections" and self.scores == "logits":
+            raise ValueError("head.scores logits: head.decode detections takes probabilities")
+        return self
 
 
 class NmsConfig(_Section):
@@ -140,13 +161,24 @@ class NmsConfig(_Section):
     score_threshold: Probability = 0.001
     """A candidate's score must exceed this."""
     iou_threshold: Annotated[float, Field(gt=0.0, le=1.0)] = 0.65
-    """A box is suppressed by a better box of its class that overlaps it by more than this."""
+    """A box is suppressed by a better box of its class that overlaps it by more than this. No boxes overlap by more
+    than 1: with 1 the best candidates leave as they are, which ``nms: none`` in a configuration stands for."""
     max_detections: Positive = 300
     pre_nms_topk: Positive = 3000
     """The candidates of an image, the best, that enter the suppression at most."""
     class_agnostic: bool = False
     candidates: Literal["all-classes", "best-class"] = "all-classes"
     """``all-classes``: a box competes with every class over the threshold; ``best-class``: with its best class only."""
+
+    @property
+    def suppresses(self) -> bool:
+        """Whether a box can suppress another; what a detector has that is trained to find each object once, cannot."""
+        return self.iou_threshold < 1
+
+    @property
+    def most_candidates(self) -> int:
+        """The candidates of an image, the best, that are looked at."""
+        return self.pre_nms_topk if self.suppresses else self.max_detections
 
     @model_validator(mode="after")
     def _order(self) -> NmsConfig:
@@ -172,6 +204,11 @@ class Config(_Section):
         if value == "coco":
             return COCO_CLASSES
         return _as_tuple(value)
+
+    @field_validator("nms", mode="before")
+    @classmethod
+    def _without(cls, value: Any) -> Any:
+        return {"iou_threshold": 1.0} if value == "none" else value
 
     @field_validator("classes")
     @classmethod

@@ -92,6 +92,7 @@ std::vector<Detection> non_max_suppression(
     std::vector<Detection> kept;
     std::vector<float> areas;
     const auto limit = static_cast<std::size_t>(nms.max_detections);
+    const bool suppresses = nms.iou_threshold < 1;  // no boxes overlap by more
     for (const Candidate& candidate : candidates_of(scores, count, classes, nms)) {
         if (kept.size() == limit) {
             break;
@@ -101,7 +102,7 @@ std::vector<Detection> non_max_suppression(
         const float size = area(box);
         const int class_index = static_cast<int>(candidate.flat % classes);
         bool suppressed = false;
-        for (std::size_t index = 0; index < kept.size() && !suppressed; ++index) {
+        for (std::size_t index = 0; suppresses && index < kept.size() && !suppressed; ++index) {
             suppressed = (nms.class_agnostic || kept[index].class_index == class_index) &&
                          overlap(kept[index].box, areas[index], box, size, nms.iou_threshold);
         }

@@ -43,6 +43,14 @@ TEST_CASE("an overlap of just the threshold suppresses nothing") {
     CHECK(suppress({here, {0, 0, 10, 5}}, {0.9f, 0.8f}, rules()).size() == 2);
 }
 
+TEST_CASE("with an overlap of 1 as the threshold nothing is suppressed") {
+    Nms nms = rules();
+    nms.iou_threshold = 1;
+    const auto found = suppress({here, here, nearby}, {0.5f, 0.9f, 0.7f}, nms);
+    REQUIRE(found.size() == 3);
+    CHECK(found[1].score == 0.7f);
+}
+
 TEST_CASE("a score of just the threshold is none, nor is NaN") {
     CHECK(suppress({here, away}, {0.1f, not_a_number}, rules()).empty());
     CHECK(suppress({here}, {std::nextafter(0.1f, 1.0f)}, rules()).size() == 1);

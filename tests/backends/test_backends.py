@@ -10,6 +10,7 @@ from small_models import net
 
 from trtdet.backends import Capabilities, choose, cuda
 from trtdet.backends.libraries import Library
+from trtdet.config import NmsConfig
 from trtdet.errors import BackendError
 from trtdet.passes import EmbeddedNms
 from trtdet.pipeline import Suppression, plugin_parts, silu_form, suppression
@@ -113,25 +114,35 @@ def test_auto_takes_no_suppression_that_keeps_an_engine_from_being_a_cuda_graph(
     monkeypatch.setattr(Library, "load", lambda row: known)
     monkeypatch.setattr(cuda, "devices", lambda: (cuda.Device("a GPU", 90),))
     caps = choose("tensorrt").capabilities
-    assert suppression("auto", caps, None, False) == Suppression("efficient")
+    assert suppression("auto", caps, None, NmsConfig()) == Suppression("efficient")
     for mode in ("onnx", "native"):
-        asked = suppression(mode, caps, None, False)
+        asked = suppression(mode, caps, None, NmsConfig())
         assert asked.mode == mode
         assert asked.reason.startswith("the data decide")
         assert asked.reason.endswith("; --nms efficient or host lets the engine be launched as a CUDA graph")
     # A model's own suppression is kept, and what that costs is said.
     own = EmbeddedNms("nms", "onnx", {})
-    assert suppression("auto", caps, own, False) == suppression("onnx", caps, None, False)
+    assert suppression("auto", caps, own, NmsConfig()) == suppression("onnx", caps, None, NmsConfig())
     for mode in ("efficient", "host"):
-        assert suppression(mode, caps, None, False) == Suppression(mode)
+        assert suppression(mode, caps, None, NmsConfig()) == Suppression(mode)
 
 
 def test_a_backend_with_native_suppression_alone_leaves_it_to_the_host_and_says_why() -> None:
     caps = Capabilities("test", "1", True, True, uncaptured_nms={"native": "it loops"})
-    found = suppression("auto", caps, None, False)
+    found = suppression("auto", caps, None, NmsConfig())
     assert found.mode == "host"
     assert found.reason == "with --nms native the engine could not be launched as a CUDA graph (it loops)"
-    assert suppression("auto", Capabilities("test", "1", True, True), None, False) == Suppression("native")
+    assert suppression("auto", Capabilities("test", "1", True, True), None, NmsConfig()) == Suppression("native")
+
+
+def test_without_suppression_the_best_candidates_are_taken_in_the_graph() -> None:
+    none, loops = NmsConfig(iou_threshold=1), {"native": "it loops", "onnx": "the data decide"}
+    modes = ("efficient", "onnx", "native")
+    caps = Capabilities("test", "1", True, True, in_graph_nms=modes, uncaptured_nms=loops)
+    assert suppression("auto", caps, None, none) == Suppression("native")
+    assert suppression("auto", caps, None, NmsConfig()) == Suppression("efficient")
+    assert [suppression(mode, caps, None, none).reason for mode in (*modes, "host")] == [""] * 4
+    assert [bool(caps.uncaptured(mode, NmsConfig())) for mode in (*modes, "host")] == [False, True, True, False]
 
 
 @pytest.mark.parametrize(("version", "heeds"), [("8.6.0", False), ("8.6.1", True), ("10.4.0", True)])
@@ -142,15 +153,15 @@ def test_a_suppression_that_would_ignore_a_key_is_not_taken(
     monkeypatch.setattr(Library, "load", lambda row: known)
     monkeypatch.setattr(cuda, "devices", lambda: (cuda.Device("a GPU", 90),))
     caps = choose("tensorrt").capabilities
-    assert suppression("auto", caps, None, False) == suppression("efficient", caps, None, False)
-    assert suppression("auto", caps, None, False) == Suppression("efficient")
+    assert suppression("auto", caps, None, NmsConfig()) == suppression("efficient", caps, None, NmsConfig())
+    assert suppression("auto", caps, None, NmsConfig()) == Suppression("efficient")
     if heeds:
-        assert suppression("auto", caps, None, True) == Suppression("efficient")
+        assert suppression("auto", caps, None, NmsConfig(class_agnostic=True)) == Suppression("efficient")
         return
-    left = suppression("auto", caps, None, True)
+    left = suppression("auto", caps, None, NmsConfig(class_agnostic=True))
     assert left.mode == "host"
     assert left.reason.startswith(
         "with --nms onnx or native the engine could not be launched as a CUDA graph (the data"
     )
     with pytest.raises(BackendError, match="class_agnostic', which its EfficientNMS ignores; allowed: --nms onnx, nat"):
-        suppression("efficient", caps, None, True)
+        suppression("efficient", caps, None, NmsConfig(class_agnostic=True))

@@ -67,6 +67,51 @@ def test_decoded_boxes_in_every_order_of_coordinates(order: str, row: list[int],
     np.testing.assert_array_equal(scores, raw["scores"])
 
 
+@pytest.mark.parametrize("order", ["xyxy", "cxcywh"])
+def test_relative_boxes_are_shares_of_the_input(order: str) -> None:
+    row = [0.25, 0.25, 0.75, 0.5] if order == "xyxy" else [0.5, 0.375, 0.5, 0.25]
+    raw = [np.array([[row]], np.float32), np.array([[[0.1, 0.2, 0.3]]], np.float32)]
+    boxes, _ = decode(raw, make("boxes", boxes=order, units="relative"))  # 64 high, 96 wide
+    np.testing.assert_allclose(boxes, [[[24, 16, 72, 32]]])
+
+
+@pytest.mark.parametrize("background", ["first", "last"])
+def test_a_background_class_is_left_out_after_the_softmax(background: str) -> None:
+    logits = noise(2, 5, 4)
+    raw = [noise(2, 5, 4, seed=1), logits]
+    scores = decode(raw, make("boxes", scores="softmax", background=background))[1]
+    expected = np.exp(logits.astype(np.float64))
+    expected /= expected.sum(axis=-1, keepdims=True)
+    np.testing.assert_allclose(scores, expected[..., 1:] if background == "first" else expected[..., :3], rtol=1e-5)
+    plain = decode(raw, make("boxes", background=background))[1]
+    np.testing.assert_array_equal(plain, logits[..., 1:] if background == "first" else logits[..., :3])
+    with pytest.raises(ModelError, match=r"scores \(B, N, 3\), got .*that of no object \(head.background: last\)\?"):
+        decode([noise(2, 5, 4), noise(2, 6, 4)[:, :5]], make("boxes", classes=3))
+
+
+def test_rows_of_detections() -> None:
+    rows = np.array([[[40, 35, 60, 45, 0.9, 2], [1, 2, 3, 4, 0.5, 0], [1, 2, 3, 4, 0.4, -1]]], np.float32)
+    boxes, scores = decode([rows], make("detections"))
+    np.testing.assert_array_equal(boxes, rows[..., :4])
+    np.testing.assert_array_equal(scores[0], np.array([[0, 0, 0.9], [0.5, 0, 0], [0, 0, 0]], np.float32))
+    with pytest.raises(ModelError, match=r"expects \(B, N, 6\): a box, its score and its class"):
+        decode([rows[..., :5]], make("detections"))
+
+
+@pytest.mark.parametrize(
+    ("rule", "head", "said"),
+    [
+        ("yolov8", {"scores": "softmax"}, "head.scores softmax belongs to head.decode boxes, not yolov8"),
+        ("detections", {"background": "last"}, "head.background belongs to head.decode boxes, not detections"),
+        ("yolox", {"units": "relative"}, "head.units belongs to head.decode boxes and detections, not yolox"),
+        ("detections", {"scores": "logits"}, "head.decode detections takes probabilities"),
+    ],
+)
+def test_keys_that_do_not_go_together(rule: str, head: dict[str, str], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        make(rule, **head)
+
+
 def dfl_maps(config: Config, seed: int = 3) -> tuple[list[np.ndarray], list[np.ndarray]]:
     height, width = config.input.size
     cells = [-(-height // s) * -(-width // s) for s in config.head.strides]

@@ -116,6 +116,16 @@ def test_iou_at_the_threshold_is_kept() -> None:
     assert non_max_suppression(boxes, scores, NmsConfig(iou_threshold=0.49)).num_dets[0, 0] == 1
 
 
+def test_with_an_iou_threshold_of_one_nothing_is_suppressed() -> None:
+    rng = np.random.default_rng(3)
+    boxes = np.repeat(rng.uniform(0, 1e3, (1, 1, 4)).astype(np.float32), 5, axis=1)
+    boxes[0, 3:] = boxes[0, :1] * np.float32(1 + 1e-7)  # overlaps that round to 1
+    scores = np.array([[[0.5], [0.9], [0.7], [0.8], [0.6]]], np.float32)
+    found = non_max_suppression(boxes, scores, NmsConfig(iou_threshold=1.0, max_detections=4, pre_nms_topk=4))
+    assert found.scores.tolist() == [[np.float32(score) for score in (0.9, 0.8, 0.7, 0.6)]]
+    assert found.num_dets.tolist() == [[4]]
+
+
 def test_best_class_ties_go_to_the_lowest_index_and_nan_never_passes() -> None:
     boxes = np.array([[[0, 0, 9, 9], [20, 0, 29, 9], [40, 0, 49, 9]]], np.float32)
     scores = np.array([[[0.2, 0.7, 0.7], [np.nan, 0.3, 0.4], [np.nan, np.nan, np.nan]]], np.float32)

@@ -90,6 +90,24 @@ def test_boxes_in_every_order_of_coordinates(run: Any, configure: Any, normal: A
     check(run, {"b": normal(2, 11, 4, scale=20), "s": normal(2, 11, 3, seed=1)}, config)
 
 
+@pytest.mark.parametrize("scores", ["probabilities", "softmax"])
+@pytest.mark.parametrize("background", ["none", "first", "last"])
+@pytest.mark.parametrize("order", ["xyxy", "yxyx", "cxcywh"])
+def test_relative_boxes_and_a_background(
+    run: Any, configure: Any, normal: Any, order: str, scores: str, background: str
+) -> None:
+    config = configure("boxes", SIZE, boxes=order, units="relative", scores=scores, background=background)
+    columns = 3 if background == "none" else 4
+    check(run, {"b": normal(2, 11, 4), "s": normal(2, 11, columns, seed=1)}, config)
+
+
+@pytest.mark.parametrize("units", ["pixels", "relative"])
+def test_rows_of_detections(run: Any, configure: Any, normal: Any, units: str) -> None:
+    rows = normal(2, 11, 6)
+    rows[..., 5] = np.arange(22).reshape(2, 11) % 5 - 1  # the first and the last are no classes
+    check(run, {"rows": rows}, configure("detections", SIZE, units=units))
+
+
 def pairs(normal: Any, classes: int, bins: int) -> dict[str, np.ndarray]:
     made = {}
     for stride, cells in CELLS.items():

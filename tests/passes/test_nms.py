@@ -94,6 +94,31 @@ def assert_same(got: Detections, expected: Detections, logits: bool = False) -> 
         np.testing.assert_array_equal(classes, wanted[2])
 
 
+@pytest.mark.parametrize("logits", [False, True])
+@pytest.mark.parametrize("where", ["native", "onnx", "efficient"])
+def test_without_suppression_the_best_candidates_leave_as_they_are(where: NmsMode, logits: bool) -> None:
+    rng = np.random.default_rng(5)
+    config = configuration(3, logits=logits, iou_threshold=1, max_detections=20, score_threshold=0.3)
+    boxes = np.repeat(rng.uniform(0, 30, (2, 10, 4)), 4, axis=1)  # each four times: every box has its doubles
+    scores = rng.normal(0, 2, (2, 40, 3)) if logits else rng.uniform(0, 1, (2, 40, 3))
+    model = suppressing(where, 2, 40, config)
+    got = execute(model, boxes, scores)
+    expected = non_max_suppression(boxes, scores, config.nms, logits=logits)
+    assert_same(got, expected, logits)
+    flat = np.sort(scores.astype(np.float32).reshape(2, -1), axis=1)[:, ::-1][:, :20]
+    np.testing.assert_allclose(expected.scores, sigmoid(flat) if logits else flat, rtol=1e-6)
+    if where != "efficient":
+        operators = {node.op_type for node in model.graph.node}
+        assert not operators & {"Loop", "NonMaxSuppression", "MatMul"}
+
+
+def test_without_suppression_no_more_candidates_are_sorted_than_leave() -> None:
+    config = configuration(3, iou_threshold=1, max_detections=20)
+    native(1, 8400, config, max_topk=20)
+    with pytest.raises(ConfigError, match="TopK takes at most 20"):
+        native(1, 8400, configuration(3, max_detections=20), max_topk=20)
+
+
 def check(boxes: np.ndarray, scores: np.ndarray, config: Config) -> Detections:
     """Every way to suppress in the graph gives what the reference gives."""
     boxes, scores, logits = boxes.astype(np.float32), scores.astype(np.float32), config.suppresses_logits

@@ -12,7 +12,7 @@ import onnx
 from numpy.typing import NDArray
 
 from trtdet.backends.cuda import Clocks
-from trtdet.config import InputConfig, NmsMode, SiluForm
+from trtdet.config import InputConfig, NmsConfig, NmsMode, SiluForm
 from trtdet.progress import Progress, silent
 from trtdet.quantization import DataFlow, Precision
 
@@ -99,6 +99,13 @@ class Capabilities:
     loads_plugins: bool = False
     compiles_plugins: bool = False
     data_flow: DataFlow = DataFlow()
+
+    def uncaptured(self, mode: NmsMode, nms: NmsConfig) -> str:
+        """Why an engine with this suppression cannot be launched as a CUDA graph; empty where it can.
+
+        Where nothing is suppressed, ``native`` and ``onnx`` hold nothing that the data decide.
+        """
+        return self.uncaptured_nms.get(mode, "") if nms.suppresses or mode == "efficient" else ""
 
 
 @dataclass(frozen=True)

@@ -41,14 +41,14 @@ def decode(outputs: Mapping[str, NDArray[Any]] | Sequence[NDArray[Any]], config:
     first, distances = match_outputs({name: array.shape for name, array in arrays.items()}, config)
     array = np.concatenate([arrays[name] for name in first], axis=1)
     if config.head.decode == "boxes":
-        return _decode_boxes(array, config), arrays[distances[0]]
+        return _decode_boxes(array, config), _class_scores(arrays[distances[0]], config.head)
     if config.head.decode == "dfl":
         if not distances:
             classes = len(config.classes)
             return _decode_dfl(array[..., :classes], array[..., classes:], config)
         return _decode_dfl(array, np.concatenate([arrays[name] for name in distances], axis=1), config)
-    rule = {"yolox": _decode_yolox, "yolov5": _decode_yolov5, "yolov8": _decode_yolov8}[config.head.decode]
-    return rule(array, config)
+    rules = {"yolox": _decode_yolox, "yolov5": _decode_yolov5, "yolov8": _decode_yolov8}
+    return {**rules, "detections": _decode_detections}[config.head.decode](array, config)
 
 
 def match_outputs(shapes: Mapping[str, Shape], config: Config) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -126,7 +126,7 @@ def anchor_points(config: Config, offset: float) -> tuple[Float, Float]:
 
 
 def _match_boxes(chosen: Mapping[str, Shape], config: Config) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    classes = len(config.classes)
+    classes = len(config.classes) + (config.head.background != "none")
     if len(chosen) != 2:
         raise ModelError(
             f"decode rule 'boxes' takes boxes (B, N, 4) and scores (B, N, {classes}), got {len(chosen)} outputs: "
@@ -136,9 +136,11 @@ def _match_boxes(chosen: Mapping[str, Shape], config: Config) -> tuple[tuple[str
     for boxes, scores in (names, names[::-1]):  # where both have four columns, boxes come first
         if chosen[boxes][2] in (None, 4) and chosen[scores][2] in (None, classes):
             return (boxes,), (scores,)
+    one_more = any(shape[2] == classes + 1 for shape in chosen.values()) and config.head.background == "none"
     raise ModelError(
         f"decode rule 'boxes' takes boxes (B, N, 4) and scores (B, N, {classes}), got {_listing(chosen)}; does "
-        "'classes' list the model's classes?"
+        "'classes' list the model's classes"
+        + (", and is one of the scores that of no object (head.background: last)?" if one_more else "?")
     )
 
 
@@ -196,6 +198,13 @@ def _cells(config: Config) -> list[tuple[int, int]]:
 
 def _check_channels(name: str, shape: Shape, config: Config) -> None:
     rule = config.head.decode
+    if rule == "detections":
+        if shape[2] != 6:
+            raise ModelError(
+                f"output '{name}' has shape {_text(shape)}, decode rule 'detections' expects (B, N, 6): a box, its "
+                "score and its class; choose the output with head.outputs or another head.decode"
+            )
+        return
     extra = {"yolox": 5, "yolov5": 5, "yolov8": 4, "dfl": 4 * config.head.bins}[rule]
     axis = 1 if rule == "yolov8" else 2
     expected, got = extra + len(config.classes), shape[axis]
@@ -247,8 +256,35 @@ def _decode_yolov8(array: Float, config: Config) -> tuple[Float, Float]:
 
 def _decode_boxes(boxes: Float, config: Config) -> Float:
     if config.head.boxes == "cxcywh":
-        return corners_of(boxes[..., :2], boxes[..., 2:])
-    return boxes if config.head.boxes == "xyxy" else boxes[..., [1, 0, 3, 2]]
+        boxes = corners_of(boxes[..., :2], boxes[..., 2:])
+    elif config.head.boxes == "yxyx":
+        boxes = boxes[..., [1, 0, 3, 2]]
+    return boxes if config.head.units == "pixels" else boxes * input_sides(config)
+
+
+def input_sides(config: Config) -> Float:
+    """float32 (4,): the input's width, height, width and height in pixels, which relative corners are shares of."""
+    return np.array([config.input.width, config.input.height] * 2, np.float32)
+
+
+def _class_scores(scores: Float, head: HeadConfig) -> Float:
+    """The scores of the classes: after a softmax over them where there is one to do, and without the background."""
+    if head.scores == "softmax":
+        with np.errstate(invalid="ignore"):  # infinite logits give NaN scores, not a warning
+            weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+            scores = weights / weights.sum(axis=-1, keepdims=True)
+    return scores[..., class_columns(head, scores.shape[-1])]
+
+
+def class_columns(head: HeadConfig, count: int) -> slice:
+    """Which of so many columns of scores are the classes'."""
+    return slice(int(head.background == "first"), count - (head.background == "last"))
+
+
+def _decode_detections(rows: Float, config: Config) -> tuple[Float, Float]:
+    """The score of a row at its class, 0 at all others: a row of another class is a candidate for none."""
+    mine = rows[..., 5:] == np.arange(len(config.classes), dtype=np.float32)
+    return _decode_boxes(rows[..., :4], config), np.where(mine, rows[..., 4:5], np.float32(0))
 
 
 def _decode_dfl(scores: Float, distances: Float, config: Config) -> tuple[Float, Float]:

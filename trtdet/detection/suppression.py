@@ -60,6 +60,7 @@ def non_max_suppression(
     3. In that order each candidate is kept unless a kept candidate of its class (of any class when
        ``class_agnostic``) overlaps it with an IoU strictly above ``iou_threshold``. The IoU is intersection /
        union in float32; it is 0 for boxes without area, and a NaN suppresses nothing.
+       With an ``iou_threshold`` of 1 nothing is suppressed.
     4. The first ``max_detections`` kept are the result, in that order.
 
     Args:
@@ -83,7 +84,9 @@ def non_max_suppression(
         candidates = image_boxes[box_index]
         groups = np.zeros_like(class_index) if config.class_agnostic else class_index
         overlaps = partial(_overlaps, candidates, groups, np.float32(config.iou_threshold))
-        kept = greedy(len(candidates), overlaps, config.max_detections)
+        kept = np.arange(len(candidates))
+        if config.suppresses:
+            kept = greedy(len(candidates), overlaps, config.max_detections)
         score = sigmoid(score[kept]) if logits else score[kept]
         found.append((candidates[kept], score, class_index[kept]))
     return packed(found, config.max_detections)
@@ -159,7 +162,7 @@ def _candidates(
         values = np.ascontiguousarray(scores).reshape(-1)
         flat = np.flatnonzero(values > bound)
         score = values[flat]
-    limit = config.pre_nms_topk
+    limit = config.most_candidates
     if len(score) > limit:
         # Before the sort, drop scores that cannot be among the best; all ties with the last score stay until then.
         last = np.partition(score, len(score) - limit)[len(score) - limit]

@@ -85,13 +85,15 @@ def head_readings(reading: Reading) -> Iterator[Reading]:
     same_shape = {"yolox": "yolov5", "yolov5": "yolox"}
     if head.decode in same_shape:
         yield reading.other("head", decode=same_shape[head.decode])
-    if head.decode == "boxes":
+    if head.decode in ("boxes", "detections"):
+        yield reading.other("head", units="relative" if head.units == "pixels" else "pixels")
         yield from (reading.other("head", boxes=form) for form in ("xyxy", "yxyx", "cxcywh") if form != head.boxes)
     if head.decode == "dfl":
         yield from (
             reading.other("head", cell_offset=offset) for offset in (0.0, 0.5) if abs(offset - head.cell_offset) > 0.1
         )
-    yield reading.other("head", scores="logits" if head.scores == "probabilities" else "probabilities")
+    if head.decode != "detections":
+        yield reading.other("head", scores="logits" if head.scores == "probabilities" else "probabilities")
 
 
 def _values(config: InputConfig) -> NDArray[np.float64]:

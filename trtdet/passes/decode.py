@@ -11,7 +11,7 @@ import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
 
 from trtdet.config import Config
-from trtdet.detection.heads import Shape, anchor_points, match_outputs
+from trtdet.detection.heads import Shape, anchor_points, class_columns, input_sides, match_outputs
 from trtdet.detection.suppression import sigmoid
 from trtdet.passes.base import Options, PassResult, Writer
 from trtdet.passes.provenance import Origin
@@ -65,9 +65,10 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
     write = Writer(graph, "trtdet/decode", Origin.DECODE)
     _give_way(graph)
     joined = _joined(write, [raw[name] for name in first])
-    rule = {"yolox": _yolox, "yolov5": _yolov5, "yolov8": _yolov8}
+    rule = {"yolox": _yolox, "yolov5": _yolov5, "yolov8": _yolov8, "detections": _detections}
     if config.head.decode == "boxes":
-        boxes, scores = _boxes(write, joined, config), _joined(write, [raw[distances[0]]])
+        boxes = _boxes(write, joined, config)
+        scores = _class_scores(write, _joined(write, [raw[distances[0]]]), config)
     elif config.head.decode != "dfl":
         boxes, scores = rule[config.head.decode](write, joined, config)
     else:
@@ -141,12 +142,29 @@ def _yolov8(write: Writer, output: gs.Variable, config: Config) -> tuple[gs.Vari
 
 
 def _boxes(write: Writer, boxes: gs.Variable, config: Config) -> gs.Variable:
-    if config.head.boxes == "xyxy":
-        return boxes
-    first, second = _split(write, boxes, [2, 2])
     if config.head.boxes == "cxcywh":
-        return _corners(write, first, second)
-    return write("Gather", boxes, write.const([1, 0, 3, 2], np.int64), axis=2)
+        boxes = _corners(write, *_split(write, boxes, [2, 2]))
+    elif config.head.boxes == "yxyx":
+        boxes = write("Gather", boxes, write.const([1, 0, 3, 2], np.int64), axis=2)
+    if config.head.units == "pixels":
+        return boxes
+    return write("Mul", boxes, write.const(input_sides(config), np.float32))
+
+
+def _class_scores(write: Writer, scores: gs.Variable, config: Config) -> gs.Variable:
+    head = config.head
+    if head.scores == "softmax":
+        scores = write("Softmax", scores, axis=2)
+    if head.background == "none":
+        return scores
+    columns = class_columns(head, len(config.classes) + 1)
+    return write("Slice", scores, *(write.const([at], np.int64) for at in (columns.start, columns.stop, 2)))
+
+
+def _detections(write: Writer, rows: gs.Variable, config: Config) -> tuple[gs.Variable, gs.Variable]:
+    boxes, score, label = _split(write, rows, [4, 1, 1])
+    mine = write("Equal", label, write.const(np.arange(len(config.classes))[None, None], np.float32))
+    return _boxes(write, boxes, config), write("Where", mine, score, write.const(0.0, np.float32))
 
 
 def _dfl(write: Writer, scores: gs.Variable, distances: gs.Variable, config: Config) -> tuple[gs.Variable, gs.Variable]:

@@ -39,6 +39,9 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
       keeps at the threshold, so it gets the next larger float32 of both; boxes that it counts though they have no
       score are subtracted from ``num_dets``. It chooses its candidates itself where ``pre_nms_topk`` is its own 4096.
 
+    Without suppression (``nms: none``) ``native`` and ``onnx`` are the best candidates and no more: a TopK, and nothing
+    that the data decide.
+
     Scores may be logits: they are compared as they are, and the sigmoid is computed for the result alone.
 
     Raises:
@@ -51,7 +54,7 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
     boxes, scores = (next(tensor for tensor in graph.outputs if tensor.name == name) for name in (BOXES, SCORES))
     boxes.name, scores.name = decoded(options.nms, config).names
     pool = _box_count(boxes, scores) * (len(config.classes) if config.nms.candidates == "all-classes" else 1)
-    topk = min(config.nms.pre_nms_topk, pool)
+    topk = min(config.nms.most_candidates, pool)
     write = Writer(graph, "trtdet/nms", Origin.NMS)
     scores = _without_nan(write, scores, config)
     if options.nms == "efficient":
@@ -60,7 +63,9 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
         _check_topk(topk, options)
         found = _candidates(write, boxes, scores, topk, config)
         valid = _as_float(write, write("Greater", found.score, write.const(_bound(config), np.float32)))
-        if options.nms == "native":
+        if not config.nms.suppresses:
+            keep = valid
+        elif options.nms == "native":
             suppression = _suppression(write, found, config)
             keep = _fixed_point(write, suppression, valid, [found.batch, topk, 1])
         else:

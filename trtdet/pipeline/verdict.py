@@ -194,7 +194,8 @@ def _estimated(bundle: Bundle, twin: Bundle, gpu: str | None, batch: int) -> Est
         return None
     row = gpu_named(gpu) if gpu is not None else default_gpu(bundle.manifest.backend.sms)
     backend = choose(bundle.manifest.backend.name)
-    graph = bundle.manifest.nms.mode not in backend.capabilities.uncaptured_nms
+    nms = bundle.manifest.nms
+    graph = not backend.capabilities.uncaptured(nms.mode, nms.thresholds)
     int8, fp16 = (_figures(one, estimate(flow_of(one), row, batch, graph=graph)) for one in (bundle, twin))
     return Estimated(row.name, batch, int8, fp16, graph) if int8.ms and fp16.ms else None
 

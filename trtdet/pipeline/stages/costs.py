@@ -109,7 +109,7 @@ def plan_times(
     flow = Flow(engine.audit.layers, engine.network.plan, engine.network.model)
     gpu = gpu_of(options, engine.built.sms)
     batch = batch_of(options, prepared.model)
-    roofline = Roofline(flow, gpu, batch, prepared.graph.nms_mode not in caps.uncaptured_nms)
+    roofline = Roofline(flow, gpu, batch, not caps.uncaptured(prepared.graph.nms_mode, prepared.config.nms))
     if options.gpu is None and _run_here(backend, options):
         plan = _kept(prepared, prepared.plan.names("int8"), progress)
         half = _built(prepared, plan, backend, options, progress)

@@ -139,7 +139,8 @@ def build_graph(model: Path, config: Config, options: BuildOptions, backend: Bac
     source = load_model(model)
     own = embedded_nms(source, config)
     kept = own if options.nms == "auto" else None
-    chosen = suppression(options.nms, caps, own, config.nms.class_agnostic)
+    nms = config.with_nms(**kept.thresholds).nms if kept is not None else config.nms
+    chosen = suppression(options.nms, caps, own, nms)
     passes = Options(
         config,
         chosen.mode,
@@ -168,7 +169,7 @@ class Suppression:
 
 
 def suppression(
-    asked: NmsMode | Literal["auto"], caps: Capabilities, own: EmbeddedNms | None, across_classes: bool
+    asked: NmsMode | Literal["auto"], caps: Capabilities, own: EmbeddedNms | None, nms: NmsConfig
 ) -> Suppression:
     """What does the suppression.
 
@@ -179,16 +180,18 @@ def suppression(
         BackendError: it is beyond the backend.
     """
     allowed = caps.in_graph_nms
-    if across_classes and not caps.nms_across_classes:
+    if nms.class_agnostic and not caps.nms_across_classes:
         allowed = tuple(mode for mode in allowed if mode != "efficient")
-    captured: tuple[NmsMode, ...] = (*(mode for mode in allowed if mode not in caps.uncaptured_nms), "host")
+    if not nms.suppresses:  # the best candidates are a TopK, which a plugin for suppression only makes longer
+        allowed = tuple(sorted(allowed, key=lambda mode: mode != "native"))
+    captured: tuple[NmsMode, ...] = (*(mode for mode in allowed if not caps.uncaptured(mode, nms)), "host")
     wanted: NmsMode = asked if asked != "auto" else own.kind if own else captured[0]
-    if wanted in caps.uncaptured_nms and wanted in allowed:
+    if caps.uncaptured(wanted, nms) and wanted in allowed:
         others = " or ".join(captured)
-        reason = f"{caps.uncaptured_nms[wanted]}; --nms {others} lets the engine be launched as a CUDA graph"
+        reason = f"{caps.uncaptured(wanted, nms)}; --nms {others} lets the engine be launched as a CUDA graph"
         return Suppression(wanted, reason)
     if wanted == "host" and asked == "auto" and allowed:
-        causes = "; ".join(caps.uncaptured_nms[mode] for mode in allowed)
+        causes = "; ".join(caps.uncaptured(mode, nms) for mode in allowed)
         reason = f"with --nms {' or '.join(allowed)} the engine could not be launched as a CUDA graph ({causes})"
         return Suppression(wanted, reason)
     if wanted == "host" or wanted in allowed:
