@@ -265,6 +265,23 @@ def test_suppression_that_costs_the_cuda_graph_is_told_of(
         assert (found.mode, found.reason) == (nms if said else "efficient", said)
 
 
+def test_without_suppression_the_engine_ends_in_a_topk_and_is_captured(
+    machine: Machine, model: Path, calibration_images: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "free.yaml").write_text("extends: shapes\nname: free\nnms: none\n")
+    free = ["--config", tmp_path / "free.yaml", "--max-detections", 20]
+    bundle = build(machine, model, calibration_images, tmp_path / "b", *free, "--score-threshold", 0.3, "--fp16")
+    nms = bundle.manifest.nms
+    assert (nms.mode, nms.reason, nms.thresholds.suppresses) == ("native", "", False)
+    found = machine.trtdet("infer", bundle.path, calibration_images, "-o", tmp_path / "seen", "--json")
+    assert found.code == 0, found.err
+    suppressed = build(machine, model, calibration_images, tmp_path / "n", "--score-threshold", 0.3, "--fp16")
+    fewer = machine.trtdet("infer", suppressed.path, calibration_images, "-o", tmp_path / "seen", "--json")
+    counts = [[len(image["detections"]) for image in done.json["images"]] for done in (found, fewer)]
+    assert all(free >= kept for free, kept in zip(*counts, strict=True)) and sum(counts[0]) > 1.2 * sum(counts[1])
+    assert max(counts[0]) <= 20
+
+
 @pytest.mark.parametrize("version", [OLD, "11.1.0"])
 def test_float32_may_run_in_tf32_and_that_is_said(
     machine: Machine, model: Path, calibration_images: Path, tmp_path: Path, version: str
