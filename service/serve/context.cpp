@@ -1,12 +1,12 @@
 #include "context.hpp"
 
 #include <algorithm>
-#include <boost/asio/thread_pool.hpp>
 #include <exception>
 #include <string>
 #include <thread>
 #include <utility>
 
+#include "threads.hpp"
 #include "trtdet/errors.hpp"
 
 namespace trtdet::serve {
@@ -49,9 +49,9 @@ Context::Context(ServiceOptions wanted, std::vector<ModelSource> sources, Log& w
       models(served(std::move(sources), options.unhealthy_after)),
       log(where),
       metrics(counts),
-      pool(std::make_unique<boost::asio::thread_pool>(
-          options.workers > 0 ? static_cast<std::size_t>(options.workers)
-                              : std::max<std::size_t>(1, std::thread::hardware_concurrency()))) {}
+      pool(std::make_unique<Pool>(
+          options.workers > 0 ? options.workers : std::max(1, static_cast<int>(std::thread::hardware_concurrency())))) {
+}
 
 Context::~Context() = default;
 

@@ -18,11 +18,9 @@
 #include "trtdet/detector.hpp"
 #include "trtdet/image.hpp"
 
-namespace boost::asio {
-class thread_pool;
-}
-
 namespace trtdet::serve {
+
+class Pool;
 
 struct ServiceOptions {
     int workers = 0;                      // threads that decode and pre-process; 0 for as many as the machine has cores
@@ -92,7 +90,7 @@ struct Context {
 
     std::atomic<int> in_flight{0};  // requests that hold a Place
     std::atomic<bool> leaving{false};
-    const std::unique_ptr<boost::asio::thread_pool> pool;  // decodes and pre-processes
+    const std::unique_ptr<Pool> pool;  // decodes and pre-processes
 };
 
 // 404, with the names that there are.

@@ -1,11 +1,12 @@
 #include "http_server.hpp"
 
+#include <sys/socket.h>
+
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/dispatch.hpp>
-#include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/post.hpp>
@@ -15,8 +16,10 @@
 #include <boost/beast/core/string.hpp>
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/string_body.hpp>
+#include <boost/intrusive/list.hpp>
 #include <condition_variable>
 #include <ctime>
+#include <deque>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -24,6 +27,7 @@
 #include <utility>
 #include <vector>
 
+#include "threads.hpp"
 #include "trtdet/errors.hpp"
 
 namespace trtdet::serve {
@@ -48,7 +52,23 @@ constexpr std::chrono::milliseconds linger_pause{2000};
 constexpr std::chrono::milliseconds drain_grace{200};
 
 // So many connections above the limit are told so; more are closed at once.
-constexpr int max_refusals = 64;
+constexpr std::size_t max_refusals = 64;
+
+// Connections to the port for probes, which are some machines' and no clients'.
+constexpr std::size_t max_probes = 64;
+
+// How long nothing is accepted after that has failed.
+constexpr std::chrono::milliseconds accept_pause{100};
+
+// The answer where there is no memory to make one, which has been made before.
+std::string answer_without_memory() {
+    const std::string body =
+        R"({"error":{"type":"overloaded","message":"there is no memory for the request; try again later"}})"
+        "\n";
+    return "HTTP/1.1 503 Service Unavailable\r\nServer: trtdet-serve\r\nContent-Type: "
+           "application/json\r\nContent-Length: " +
+           std::to_string(body.size()) + "\r\nRetry-After: 1\r\nConnection: close\r\n\r\n" + body;
+}
 
 std::string_view to_view(boost::core::string_view text) {
     return {text.data(), text.size()};
@@ -108,87 +128,169 @@ public:
     Impl(HttpOptions wanted, Service& what, Log& where, Metrics& counts);
 
     void listen();
-    std::string url() const;
+    std::string url(bool admin) const;
     bool run();
     void stop();
 
 private:
     class Connection;
+    using Idle = boost::intrusive::list_base_hook<boost::intrusive::link_mode<boost::intrusive::auto_unlink>>;
 
-    void bind();
-    void check(const error_code& error) const;
-    void accept();
-    void accepted(tcp::socket socket);
-    void accept_what_waits();
+    // Who is connected to a port.
+    struct Port {
+        const std::uint16_t number;
+        const std::size_t most;
+        const bool for_probes;
+        std::size_t connected = 0;
+        // Those that are between two requests, or before the first, in the order in which they will be asked to leave.
+        boost::intrusive::list<
+            Connection, boost::intrusive::base_hook<Idle>, boost::intrusive::constant_time_size<false>>
+            idle{};
+    };
+
+    struct Listener {
+        Listener(Port& its_port, const asio::strand<asio::io_context::executor_type>& strand)
+            : port(its_port), acceptor(strand), pause(strand) {}
+
+        Port& port;
+        tcp::acceptor acceptor;
+        asio::steady_timer pause;  // after accepting has failed
+    };
+
+    void bind(Listener& listener);
+    void check(const error_code& error, std::uint16_t port) const;
+    void accept(Listener& listener);
+    void accept_later(Listener& listener);
+    void accepted(Listener& listener, tcp::socket socket);
+    void accept_what_waits(Listener& listener);
     void work();
-    void forget(const Connection* connection);
+    void set_idle(Connection& connection, bool idle);
+    std::shared_ptr<Connection> take_oldest_idle(Port& port);
+    bool make_room(Port& port);
+    void forget(Connection& connection);
     std::vector<std::shared_ptr<Connection>> connections();
 
     const HttpOptions options_;
     Service& service_;
     Log& log_;
     Metrics& metrics_;
+    const std::string without_memory_ = answer_without_memory();
     const std::shared_ptr<std::atomic<std::uint64_t>> held_ = std::make_shared<std::atomic<std::uint64_t>>(0);
     std::atomic<bool> draining_{false};  // connections end after their answer
 
     std::mutex mutex_;
     std::condition_variable changed_;
+    std::deque<Port> ports_;  // the service's own first; they stay where they are
     std::unordered_map<const Connection*, std::weak_ptr<Connection>> connections_;
     bool stopping_ = false;
     bool closed_ = false;  // nothing is accepted any more
 
     // After what connections use: it destroys those that are left.
     asio::io_context context_;
-    asio::strand<asio::io_context::executor_type> strand_{asio::make_strand(context_)};  // of the acceptor
-    tcp::acceptor acceptor_{strand_};
-    asio::steady_timer pause_{strand_};  // after accepting has failed
+    asio::strand<asio::io_context::executor_type> strand_{asio::make_strand(context_)};  // of the acceptors
+    std::deque<Listener> listeners_;                                                     // of each port
+    std::optional<Threads> threads_;
 };
 
 // One connection: at each moment it reads a header, reads a body, waits for an answer, writes it, or lets the client
 // finish. Everything runs in its strand. A read goes on through all of that, so that a client that leaves is noticed
 // and the next request is there; a timer bounds each state, and ending a state never waits for the read.
-class HttpServer::Impl::Connection : public std::enable_shared_from_this<HttpServer::Impl::Connection> {
+class HttpServer::Impl::Connection : public std::enable_shared_from_this<HttpServer::Impl::Connection>,
+                                     public HttpServer::Impl::Idle {
 public:
-    Connection(Impl& server, tcp::socket socket)
-        : presence_(server, this), server_(server), socket_(std::move(socket)), timer_(socket_.get_executor()) {}
+    Connection(Impl& server, Port& port, tcp::socket socket)
+        : port_(port),
+          presence_(server, *this),
+          server_(server),
+          socket_(std::move(socket)),
+          timer_(socket_.get_executor()) {}
 
     Connection(const Connection&) = delete;
     Connection& operator=(const Connection&) = delete;
 
+    Port& port() const { return port_; }
+
     void start() {
-        asio::dispatch(socket_.get_executor(), [self = shared_from_this()] {
-            self->expect_request(self->server_.options_.header_timeout);
-        });
+        in_strand([](Connection& self) { self.expect_request(self.server_.options_.header_timeout); });
     }
 
     // Says that there are too many connections, and ends.
     void start_refusing() {
-        asio::dispatch(socket_.get_executor(), [self = shared_from_this()] {
-            self->refused_ = true;
-            self->respond(busy_response("overloaded", "there are too many connections; try again later"), false);
+        in_strand([](Connection& self) {
+            self.refused_ = true;
+            self.respond(busy_response("overloaded", "there are too many connections; try again later"), false);
         });
     }
 
     // Ends when the request that has begun, if any, is answered.
     void drain() {
-        asio::dispatch(socket_.get_executor(), [self = shared_from_this()] {
-            if (self->state_ == State::header && !self->begun_) {
-                self->arm(drain_grace);
+        in_strand([](Connection& self) {
+            if (self.state_ == State::header && !self.begun_) {
+                self.arm(drain_grace);
+            }
+        });
+    }
+
+    // Makes room for another connection. Where a request has begun meanwhile, or waits to be read, the next one does.
+    void leave_if_idle() {
+        in_strand([](Connection& self) {
+            error_code ignored;
+            if (self.state_ == State::header && !self.begun_ && self.socket_.available(ignored) == 0) {
+                return self.close();
+            }
+            if (self.state_ != State::closed) {
+                self.server_.make_room(self.port_);
             }
         });
     }
 
     void cut() {
-        asio::dispatch(socket_.get_executor(), [self = shared_from_this()] { self->close(); });
+        in_strand([](Connection& self) { self.close(); });
     }
 
 private:
     enum class State { header, body, working, writing, lingering, closed };
     using Parser = http::request_parser<http::string_body>;
 
+    template <typename Step>
+    void in_strand(Step step) {
+        asio::dispatch(
+            socket_.get_executor(), [self = shared_from_this(), step] { self->guarded([&] { step(*self); }); });
+    }
+
+    // Runs a step of the connection. Where it fails, and there is no memory most likely, the client is told so in a way
+    // that needs none, and the connection ends.
+    template <typename Step>
+    void guarded(Step step) noexcept {
+        try {
+            return step();
+        } catch (const std::exception& error) {
+            server_.log_.write(Level::error, "a connection failed", error.what());
+        } catch (...) {
+            server_.log_.write(Level::error, "a connection failed", "unknown");
+        }
+        if (state_ == State::closed) {
+            return;
+        }
+        try {
+            abandon();
+            held_ = nullptr;
+            if (!answering_ && state_ != State::lingering) {
+                const auto& text = server_.without_memory_;
+                ::send(socket_.native_handle(), text.data(), text.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+                server_.service_.answered(head_, {503, {}, {}, {}, "overloaded"}, {});
+            }
+            linger();
+        } catch (...) {
+            close();
+        }
+    }
+
     void expect_request(std::chrono::milliseconds patience) {
         state_ = State::header;
         begun_ = false;
+        answering_ = false;
+        server_.set_idle(*this, true);
         header_size_ = 0;
         parser_.emplace();
         parser_->header_limit(static_cast<std::uint32_t>(max_header));
@@ -207,7 +309,7 @@ private:
         timer_.expires_after(duration);
         timer_.async_wait([self = shared_from_this(), round = ++round_](error_code error) {
             if (!error && round == self->round_) {
-                self->expired();
+                self->guarded([&] { self->expired(); });
             }
         });
     }
@@ -248,12 +350,14 @@ private:
             if (self->state_ == State::closed) {
                 return;
             }
-            self->buffer_.append(self->chunk_.data(), count);
-            if (error) {
-                self->ended_ = true;
-                self->reset_ = error != asio::error::eof;
-            }
-            self->advance();
+            self->guarded([&] {
+                self->buffer_.append(self->chunk_.data(), count);
+                if (error) {
+                    self->ended_ = true;
+                    self->reset_ = error != asio::error::eof;
+                }
+                self->advance();
+            });
         });
     }
 
@@ -301,6 +405,7 @@ private:
         }
         if (!buffer_.empty() && !begun_) {
             begun_ = true;
+            server_.set_idle(*this, false);
             arm(server_.options_.header_timeout);
         }
         error_code error;
@@ -376,6 +481,11 @@ private:
                 error_response(417, "expectation-failed", "the request expects something else than 100-continue"),
                 false);
         }
+        if (port_.for_probes && message.method() != http::verb::get && !is_head_) {
+            auto refusal = error_response(405, "method-not-allowed", "this port takes no more than GET and HEAD");
+            refusal.headers.emplace_back("Allow", "GET, HEAD");
+            return respond(std::move(refusal), !has_body() && may_keep_alive());
+        }
         if (auto refusal = server_.service_.refuse(head_)) {
             return respond(std::move(*refusal), !has_body() && may_keep_alive());
         }
@@ -409,7 +519,7 @@ private:
                     self->server_.metrics_.client_left();
                     return self->close();
                 }
-                self->read_body();
+                self->guarded([&] { self->read_body(); });
             });
     }
 
@@ -458,13 +568,20 @@ private:
         Request request{head_, std::move(parser_->get().body()), arrived_, abandoned_, std::move(held_)};
         held_ = nullptr;
         server_.service_.handle(std::move(request), [self = shared_from_this(), round = ++request_](Answer answer) {
-            asio::dispatch(self->socket_.get_executor(), [self, round, answer = std::move(answer)]() mutable {
-                if (self->state_ == State::working && round == self->request_) {
-                    auto response = answer();
-                    answer = nullptr;
-                    self->respond(std::move(response), self->may_keep_alive());
-                }
-            });
+            try {
+                asio::dispatch(self->socket_.get_executor(), [self, round, answer = std::move(answer)]() mutable {
+                    self->guarded([&] {
+                        if (self->state_ == State::working && round == self->request_) {
+                            auto response = answer();
+                            answer = nullptr;
+                            self->respond(std::move(response), self->may_keep_alive());
+                        }
+                    });
+                });
+            } catch (const std::exception& error) {
+                // Who worked on it can do nothing about that; the request ends by its deadline.
+                self->server_.log_.write(Level::error, "an answer was lost", error.what());
+            }
         });
         if (state_ == State::working) {
             advance();
@@ -488,6 +605,7 @@ private:
         response_head_ = head_of(response, keep_alive);
         response_body_ = is_head_ ? std::string() : std::move(response.body);
         arm(server_.options_.write_timeout);
+        answering_ = true;
         const std::array<asio::const_buffer, 2> both{asio::buffer(response_head_), asio::buffer(response_body_)};
         asio::async_write(socket_, both, [self = shared_from_this()](error_code error, std::size_t) {
             if (self->state_ == State::closed) {
@@ -497,13 +615,14 @@ private:
                 self->server_.metrics_.client_left();
                 return self->close();
             }
-            self->written();
+            self->guarded([&] { self->written(); });
         });
     }
 
     void written() {
         response_body_ = {};
-        if (!closing_ && !ended_) {
+        // Who has ended his sending may have sent more requests before that.
+        if (!closing_ && (!ended_ || !buffer_.empty())) {
             return expect_request(server_.options_.idle_timeout);
         }
         linger();
@@ -522,8 +641,10 @@ private:
             return;
         }
         state_ = State::closed;
+        server_.set_idle(*this, false);
         abandon();
         held_ = nullptr;
+        ++round_;
         timer_.cancel();
         error_code ignored;
         socket_.close(ignored);
@@ -532,7 +653,9 @@ private:
     // As long as one is there, the server does not end.
     class Presence {
     public:
-        Presence(Impl& server, const Connection* connection) : server_(server), connection_(connection) {
+        Presence(Impl& server, Connection& connection) : server_(server), connection_(connection) {
+            const std::lock_guard lock(server_.mutex_);
+            ++connection_.port().connected;
             server_.metrics_.connections(+1);
         }
         ~Presence() {
@@ -544,10 +667,11 @@ private:
 
     private:
         Impl& server_;
-        const Connection* connection_;
+        Connection& connection_;
     };
 
-    const Presence presence_;  // the first, so that it goes when all others are gone, which need the server
+    Port& port_;
+    const Presence presence_;  // before the others, so that it goes when all others are gone, which need the server
     Impl& server_;
     tcp::socket socket_;
     asio::steady_timer timer_;
@@ -561,6 +685,7 @@ private:
     bool begun_ = false;           // a byte of the request has arrived
     std::size_t header_size_ = 0;  // what was taken of the header
     bool refused_ = false;         // the connection is one too many
+    bool answering_ = false;       // a byte of the answer may have been sent
     std::optional<Parser> parser_;
     Head head_;
     bool is_head_ = false;
@@ -576,103 +701,162 @@ private:
 
 HttpServer::Impl::Impl(HttpOptions wanted, Service& what, Log& where, Metrics& counts)
     : options_(std::move(wanted)), service_(what), log_(where), metrics_(counts), context_(options_.threads) {
-    bind();
-}
-
-void HttpServer::Impl::check(const error_code& error) const {
-    if (error) {
-        throw Error(
-            "cannot listen on " + options_.host + " port " + std::to_string(options_.port) + ": " + error.message() +
-            "; choose another with --host and --port");
+    ports_.push_back({options_.port, static_cast<std::size_t>(options_.max_connections), false});
+    if (options_.admin_port) {
+        ports_.push_back({*options_.admin_port, max_probes, true});
+    }
+    for (auto& port : ports_) {
+        bind(listeners_.emplace_back(port, strand_));
     }
 }
 
-void HttpServer::Impl::bind() {
+void HttpServer::Impl::check(const error_code& error, std::uint16_t port) const {
+    if (error) {
+        throw Error(
+            "cannot listen on " + options_.host + " port " + std::to_string(port) + ": " + error.message() +
+            "; choose another with --host, --port and --admin-port");
+    }
+}
+
+void HttpServer::Impl::bind(Listener& listener) {
     error_code error;
     tcp::resolver resolver(context_);
     const auto found = resolver.resolve(
-        options_.host, std::to_string(options_.port), tcp::resolver::passive | tcp::resolver::numeric_service, error);
-    check(error);
+        options_.host, std::to_string(listener.port.number), tcp::resolver::passive | tcp::resolver::numeric_service,
+        error);
+    check(error, listener.port.number);
     const auto endpoint = found.begin()->endpoint();
-    acceptor_.open(endpoint.protocol(), error);
-    check(error);
+    listener.acceptor.open(endpoint.protocol(), error);
+    check(error, listener.port.number);
     // A service that is started again must not wait for the old one's connections to time out.
-    acceptor_.set_option(tcp::acceptor::reuse_address(true), error);
-    check(error);
-    acceptor_.bind(endpoint, error);
-    check(error);
+    listener.acceptor.set_option(tcp::acceptor::reuse_address(true), error);
+    check(error, listener.port.number);
+    listener.acceptor.bind(endpoint, error);
+    check(error, listener.port.number);
 }
 
 void HttpServer::Impl::listen() {
-    error_code error;
-    acceptor_.listen(asio::socket_base::max_listen_connections, error);
-    check(error);
+    threads_.emplace(context_, options_.threads, [this] { work(); });
+    for (auto& listener : listeners_) {
+        error_code error;
+        listener.acceptor.listen(asio::socket_base::max_listen_connections, error);
+        check(error, listener.port.number);
+    }
 }
 
-std::string HttpServer::Impl::url() const {
-    const auto endpoint = acceptor_.local_endpoint();
+std::string HttpServer::Impl::url(bool admin) const {
+    const auto endpoint = listeners_.at(admin ? 1 : 0).acceptor.local_endpoint();
     const auto address = endpoint.address().to_string();
     return "http://" + (endpoint.address().is_v6() ? "[" + address + "]" : address) + ":" +
            std::to_string(endpoint.port());
 }
 
-void HttpServer::Impl::accept() {
-    acceptor_.async_accept(asio::make_strand(context_), [this](error_code error, tcp::socket socket) {
-        if (!acceptor_.is_open()) {
-            return;
-        }
-        if (!error) {
-            accepted(std::move(socket));
-            return accept();
-        }
-        if (error == asio::error::operation_aborted) {
-            return;
-        }
-        log_.write(Level::warning, "a connection could not be accepted", {{"reason", error.message()}});
-        // Out of descriptors, most likely: trying at once would fail again.
-        pause_.expires_after(std::chrono::milliseconds(100));
-        pause_.async_wait([this](error_code stopped) {
-            if (!stopped && acceptor_.is_open()) {
-                accept();
+void HttpServer::Impl::accept(Listener& listener) try {
+    listener.acceptor.async_accept(
+        asio::make_strand(context_), [this, &listener](error_code error, tcp::socket socket) {
+            if (!listener.acceptor.is_open() || error == asio::error::operation_aborted) {
+                return;
             }
+            if (error) {
+                // Out of descriptors, most likely: trying at once would fail again.
+                log_.write(Level::warning, "a connection could not be accepted", error.message().c_str());
+                return accept_later(listener);
+            }
+            try {
+                accepted(listener, std::move(socket));
+            } catch (const std::exception& failure) {
+                log_.write(Level::error, "a connection could not be served", failure.what());
+            }
+            accept(listener);
         });
-    });
+} catch (const std::bad_alloc&) {
+    // Or nobody could ever connect again.
+    accept_later(listener);
 }
 
-void HttpServer::Impl::accepted(tcp::socket socket) {
+void HttpServer::Impl::accept_later(Listener& listener) {
+    while (true) {
+        try {
+            listener.pause.expires_after(accept_pause);
+            return listener.pause.async_wait([this, &listener](error_code stopped) {
+                if (!stopped && listener.acceptor.is_open()) {
+                    accept(listener);
+                }
+            });
+        } catch (const std::bad_alloc&) {
+            std::this_thread::sleep_for(accept_pause);
+        }
+    }
+}
+
+void HttpServer::Impl::accepted(Listener& listener, tcp::socket socket) {
     error_code ignored;
     socket.set_option(tcp::no_delay(true), ignored);
-    auto connection = std::make_shared<Connection>(*this, std::move(socket));
+    auto connection = std::make_shared<Connection>(*this, listener.port, std::move(socket));
     std::size_t count = 0;
     {
         const std::lock_guard lock(mutex_);
         connections_[connection.get()] = connection;
-        count = connections_.size();
+        count = listener.port.connected;
     }
-    const auto most = static_cast<std::size_t>(options_.max_connections);
-    if (count <= most) {
+    if (count <= listener.port.most) {
+        return connection->start();
+    }
+    if (make_room(listener.port)) {
         connection->start();
-    } else if (count <= most + max_refusals) {
+    } else if (count <= listener.port.most + max_refusals) {
         connection->start_refusing();
     }
 }
 
 // The kernel has shaken hands with who waits in its queue: to them the service was there.
-void HttpServer::Impl::accept_what_waits() {
+void HttpServer::Impl::accept_what_waits(Listener& listener) {
     error_code error;
-    acceptor_.non_blocking(true, error);
+    listener.acceptor.non_blocking(true, error);
     while (!error) {
         tcp::socket socket(asio::make_strand(context_));
-        acceptor_.accept(socket, error);
+        listener.acceptor.accept(socket, error);
         if (!error) {
-            accepted(std::move(socket));
+            accepted(listener, std::move(socket));
         }
     }
 }
 
-void HttpServer::Impl::forget(const Connection* connection) {
+void HttpServer::Impl::set_idle(Connection& connection, bool idle) {
     const std::lock_guard lock(mutex_);
-    connections_.erase(connection);
+    connection.unlink();
+    if (idle) {
+        connection.port().idle.push_back(connection);
+    }
+}
+
+// Nothing where all connections have requests.
+std::shared_ptr<HttpServer::Impl::Connection> HttpServer::Impl::take_oldest_idle(Port& port) {
+    const std::lock_guard lock(mutex_);
+    while (!port.idle.empty()) {
+        Connection& oldest = port.idle.front();
+        oldest.unlink();
+        if (auto held = oldest.weak_from_this().lock()) {
+            return held;
+        }
+    }
+    return nullptr;
+}
+
+// Returns whether there is somebody who can be asked to leave.
+bool HttpServer::Impl::make_room(Port& port) {
+    const auto idle = take_oldest_idle(port);
+    if (idle) {
+        idle->leave_if_idle();
+    }
+    return idle != nullptr;
+}
+
+void HttpServer::Impl::forget(Connection& connection) {
+    const std::lock_guard lock(mutex_);
+    connection.unlink();
+    --connection.port().connected;
+    connections_.erase(&connection);
     changed_.notify_all();
 }
 
@@ -693,19 +877,18 @@ void HttpServer::Impl::work() {
             context_.run();
             return;
         } catch (const std::exception& error) {
-            // No memory, most likely; the connection that it happened to ends by its timer.
-            log_.write(Level::error, "a connection failed", {{"reason", error.what()}});
+            // Connections and acceptors see to themselves; what is left is what asio itself has no memory for.
+            log_.write(Level::error, "the server failed", error.what());
         }
     }
 }
 
 bool HttpServer::Impl::run() {
-    asio::post(strand_, [this] { accept(); });
-    auto guard = asio::make_work_guard(context_);
-    std::vector<std::thread> threads;
-    for (int i = 0; i < options_.threads; ++i) {
-        threads.emplace_back([this] { work(); });
-    }
+    asio::post(strand_, [this] {
+        for (auto& listener : listeners_) {
+            accept(listener);
+        }
+    });
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return stopping_; });
     lock.unlock();
@@ -715,10 +898,16 @@ bool HttpServer::Impl::run() {
     std::this_thread::sleep_for(options_.drain_delay);
     draining_ = true;
     asio::post(strand_, [this] {
-        accept_what_waits();
-        error_code ignored;
-        acceptor_.close(ignored);
-        pause_.cancel();
+        for (auto& listener : listeners_) {
+            try {
+                accept_what_waits(listener);
+            } catch (const std::exception& error) {
+                log_.write(Level::error, "a connection could not be served", error.what());
+            }
+            error_code ignored;
+            listener.acceptor.close(ignored);
+            listener.pause.cancel();
+        }
         for (const auto& connection : connections()) {
             connection->drain();
         }
@@ -738,11 +927,7 @@ bool HttpServer::Impl::run() {
             connection->cut();
         }
     }
-    guard.reset();
-    context_.stop();
-    for (auto& thread : threads) {
-        thread.join();
-    }
+    threads_.reset();
     return finished;
 }
 
@@ -762,7 +947,11 @@ void HttpServer::listen() {
 }
 
 std::string HttpServer::url() const {
-    return impl_->url();
+    return impl_->url(false);
+}
+
+std::string HttpServer::admin_url() const {
+    return impl_->url(true);
 }
 
 bool HttpServer::run() {

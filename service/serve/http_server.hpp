@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "log.hpp"
@@ -14,10 +15,11 @@
 namespace trtdet::serve {
 
 struct HttpOptions {
-    std::string host = "127.0.0.1";  // an address, or a name that has one
-    std::uint16_t port = 8080;       // 0 for any that is free
+    std::string host = "127.0.0.1";           // an address, or a name that has one
+    std::uint16_t port = 8080;                // 0 for any that is free
+    std::optional<std::uint16_t> admin_port;  // GET and HEAD alone, with a limit of connections of its own
     int threads = 2;
-    int max_connections = 1024;               // one more is told 503 and closed
+    int max_connections = 1024;               // one more takes the place of one that is idle, or is told 503 and closed
     std::uint64_t max_bodies = 1024U << 20U;  // bytes of all bodies that are held at a time
 
     // Each is a total, however the bytes trickle in.
@@ -41,11 +43,16 @@ public:
     HttpServer(const HttpServer&) = delete;
     HttpServer& operator=(const HttpServer&) = delete;
 
-    // Lets clients connect; they are served from run() on. Throws Error: another process was faster.
+    // Starts the threads and lets clients connect; they are served from run() on.
+    //
+    // Throws Error: another process was faster, or there are no threads to be had.
     void listen();
 
     // What it listens on, with the port that was chosen: "http://127.0.0.1:8080".
     std::string url() const;
+
+    // The same for the port of HttpOptions::admin_port, which must have been given.
+    std::string admin_url() const;
 
     // Serves from listen() until stop(), then finishes every request that has begun. Called once.
     //

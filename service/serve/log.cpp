@@ -163,4 +163,10 @@ void Log::write(Level level, std::string_view message, std::initializer_list<Fie
     // No memory for a line. It is often written because there is none, and must not be the end of all else.
 }
 
+void Log::write(Level level, std::string_view message, const char* reason) noexcept try {
+    write(level, message, {{"reason", reason}});
+} catch (...) {
+    // As above.
+}
+
 }  // namespace trtdet::serve

@@ -32,6 +32,9 @@ public:
     bool shows(Level level) const;
     void write(Level level, std::string_view message, std::initializer_list<Field> fields = {}) noexcept;
 
+    // The same with a field `reason`, for those who report that there is no memory.
+    void write(Level level, std::string_view message, const char* reason) noexcept;
+
 private:
     class Impl;
     std::unique_ptr<Impl> impl_;

@@ -105,6 +105,10 @@ Options read_options(int count, char** arguments) {
     app.add_option("--host", options.http.host, "Address to listen on")->capture_default_str();
     number("--port", options.http.port, 0, 65535, "Port to listen on; 0 for any that is free");
     app.add_option(
+           "--admin-port", options.http.admin_port,
+           "Second port, for GET and HEAD alone and with connections of its own: for probes; 0 for any")
+        ->check(CLI::Range(0, 65535));
+    app.add_option(
         "--recording", recording,
         "Run this recording in place of the engine: a file, or a folder with CONTENT_HASH.recording");
     number("--recording-time", recording_time, 0.0, 60'000.0, "How long a run of the recording takes, in ms");
@@ -262,6 +266,9 @@ int serve_until_stopped(Options options) {
         }
     };
     const Signals signals(reload, [&server] { server.stop(); });
+    if (options.http.admin_port) {
+        log.write(Level::info, "listens for probes", {{"url", server.admin_url()}});
+    }
     std::cout << "trtdet-serve: " << server.url() << std::endl;
     if (!server.run()) {
         // What was cut may hang in the engine for ever.

@@ -1,6 +1,5 @@
 #include "service.hpp"
 
-#include <boost/asio/thread_pool.hpp>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
@@ -9,6 +8,7 @@
 #include "detect.hpp"
 #include "open_inference.hpp"
 #include "router.hpp"
+#include "threads.hpp"
 
 namespace trtdet::serve {
 namespace {
@@ -119,7 +119,7 @@ Service::Service(ServiceOptions options, std::vector<ModelSource> models, Log& l
     : impl_(std::make_unique<Impl>(options, std::move(models), log, metrics)) {}
 
 Service::~Service() {
-    impl_->context->pool->join();
+    impl_->context->pool->finish();
 }
 
 const ServiceOptions& Service::options() const {

@@ -1,10 +1,9 @@
 #include "work.hpp"
 
-#include <boost/asio/post.hpp>
-#include <boost/asio/thread_pool.hpp>
 #include <exception>
 #include <utility>
 
+#include "threads.hpp"
 #include "trtdet/errors.hpp"
 
 namespace trtdet::serve {
@@ -23,7 +22,7 @@ void Work::start(std::size_t images) {
     waiting_ = 2 * images;
     first_failed_ = images;
     for (std::size_t i = 0; i < images; ++i) {
-        boost::asio::post(*context_->pool, [self = shared_from_this(), i] { self->run(i); });
+        context_->pool->post([self = shared_from_this(), i] { self->run(i); });
     }
 }
 

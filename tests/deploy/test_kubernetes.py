@@ -12,7 +12,7 @@ import yaml
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "kubernetes"
 EXAMPLES = sorted(FOLDER.glob("*.yaml"))
-PORTS = {"triton": {"http": 8000, "grpc": 8001, "metrics": 8002}, "trtdet-serve": {"http": 8080}}
+PORTS = {"triton": {"http": 8000, "grpc": 8001, "metrics": 8002}, "trtdet-serve": {"http": 8080, "admin": 8081}}
 HEALTH = {
     "triton": {
         "startupProbe": "/v2/health/live",
@@ -64,9 +64,11 @@ def test_the_parts_belong_together(example: tuple[str, dict[str, Document]]) -> 
     (container,) = template["spec"]["containers"]
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert ports == PORTS[name]
-    assert {port["targetPort"]: port["port"] for port in service["spec"]["ports"]} == ports
+    # The kubelet's own port is nobody else's.
+    public = {port: number for port, number in ports.items() if port != "admin"}
+    assert {port["targetPort"]: port["port"] for port in service["spec"]["ports"]} == public
     for probe, path in HEALTH[name].items():
-        assert container[probe]["httpGet"] == {"path": path, "port": "http"}
+        assert container[probe]["httpGet"] == {"path": path, "port": "admin" if "admin" in ports else "http"}
     target = scaler["spec"]["scaleTargetRef"]
     assert (target["kind"], target["name"]) == ("Deployment", deployment["metadata"]["name"])
     assert [metric["pods"]["metric"]["name"] for metric in scaler["spec"]["metrics"]] == [QUEUE[name]]

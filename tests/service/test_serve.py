@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 import pytest
 from PIL import Image
-from serving import PATIENCE, Case, Server, call, check, form, parse_metrics, post, read_answer, total, until
+from serving import PATIENCE, Answer, Case, Server, call, check, form, parse_metrics, post, read_answer, total, until
 
 Serve = Callable[..., Server]
 
@@ -344,21 +344,23 @@ def test_too_many_connections_are_told_so(serve: Serve) -> None:
     with serve("--max-connections", 2) as server:
         taken = [server.raw() for _ in range(2)]
         for stream in taken:
-            stream.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+            # A request has begun: it will not be asked to leave.
+            stream.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\nG")
             assert read_answer(stream).status == 200
-        with server.raw() as stream:
-            answer = read_answer(stream)
+        # The last of it may not have been read yet.
+        answer = until(lambda: refused(server))
         assert (answer.status, answer.error) == (503, "overloaded")
         assert answer.headers["retry-after"] == "1"
         taken.pop().close()
-
-        def served() -> bool:
-            with server.raw() as stream:
-                stream.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
-                return read_answer(stream).status == 200
-
-        until(served)
+        until(lambda: not refused(server))
         taken.pop().close()
+
+
+def refused(server: Server) -> Answer | None:
+    with server.raw() as stream:
+        stream.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        answer = read_answer(stream)
+    return answer if answer.status != 200 else None
 
 
 def test_bodies_have_a_limit_together(serve: Serve, case: Case) -> None:

@@ -1,0 +1,93 @@
+// Threads for the work of an io_context. Not asio's own pool: where only some of its threads can be started, it waits
+// for those for ever.
+#pragma once
+
+#include <boost/asio/executor_work_guard.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/post.hpp>
+#include <functional>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "trtdet/errors.hpp"
+
+namespace trtdet::serve {
+
+class Threads {
+public:
+    // work: what each thread does; it calls context.run().
+    //
+    // Throws Error: there are not so many threads to be had. None is left then.
+    Threads(boost::asio::io_context& context, int count, const std::function<void()>& work)
+        : context_(context), guard_(context.get_executor()) {
+        try {
+            threads_.reserve(static_cast<std::size_t>(count));
+            while (threads_.size() < static_cast<std::size_t>(count)) {
+                threads_.emplace_back(work);
+            }
+        } catch (const std::system_error& error) {
+            const auto started = threads_.size();
+            stop();
+            throw Error(
+                "only " + std::to_string(started) + " of " + std::to_string(count) + " threads could be started: " +
+                error.code().message() + "; allow more processes and memory (ulimit -u, -v), or ask for fewer threads");
+        } catch (...) {
+            stop();
+            throw;
+        }
+    }
+
+    // What has not begun by then is dropped together with the context.
+    ~Threads() { stop(); }
+
+    Threads(const Threads&) = delete;
+    Threads& operator=(const Threads&) = delete;
+
+    // Returns when all that was posted is done.
+    void finish() {
+        guard_.reset();
+        join();
+    }
+
+private:
+    void stop() {
+        guard_.reset();
+        context_.stop();
+        join();
+    }
+
+    void join() {
+        for (auto& thread : threads_) {
+            thread.join();
+        }
+        threads_.clear();
+    }
+
+    boost::asio::io_context& context_;
+    boost::asio::executor_work_guard<boost::asio::io_context::executor_type> guard_;
+    std::vector<std::thread> threads_;
+};
+
+// Threads that do what is posted, in its order. It must not throw.
+class Pool {
+public:
+    // Throws Error: there are not so many threads to be had.
+    explicit Pool(int count) : context_(count), threads_(context_, count, [this] { context_.run(); }) {}
+
+    template <typename Task>
+    void post(Task task) {
+        boost::asio::post(context_, std::move(task));
+    }
+
+    // Returns when all that was posted is done.
+    void finish() { threads_.finish(); }
+
+private:
+    boost::asio::io_context context_;
+    Threads threads_;
+};
+
+}  // namespace trtdet::serve
