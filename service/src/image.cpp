@@ -14,8 +14,6 @@
 #include <cmath>
 #include <cstring>
 #include <new>
-#include <opencv2/core.hpp>
-#include <opencv2/imgproc.hpp>
 #include <string>
 
 #include "text.hpp"
@@ -356,35 +354,6 @@ Image decode_png(std::string_view bytes, const ImageLimits& limits, const Decode
     return std::move(job.image);
 }
 
-cv::InterpolationFlags flag_of(Interpolation interpolation) {
-    switch (interpolation) {
-        case Interpolation::nearest:
-            return cv::INTER_NEAREST;
-        case Interpolation::linear:
-            return cv::INTER_LINEAR;
-        case Interpolation::cubic:
-            return cv::INTER_CUBIC;
-        case Interpolation::area:
-            return cv::INTER_AREA;
-    }
-    return cv::INTER_LINEAR;
-}
-
-// The size after resizing, and the columns and rows of border before the image.
-cv::Rect layout(const Image& image, const Preprocess& to) {
-    if (to.resize == Resize::stretch) {
-        return {0, 0, to.width, to.height};
-    }
-    const double ratio = std::min(double(to.height) / image.height, double(to.width) / image.width);
-    // Halves go to the even number, as in Python.
-    const int width = std::max(1, static_cast<int>(std::nearbyint(image.width * ratio)));
-    const int height = std::max(1, static_cast<int>(std::nearbyint(image.height * ratio)));
-    if (to.resize == Resize::letterbox_topleft) {
-        return {0, 0, width, height};
-    }
-    return {(to.width - width) / 2, (to.height - height) / 2, width, height};
-}
-
 }  // namespace
 
 Image decode_image(std::string_view bytes, const ImageLimits& limits, const DecodeHooks& hooks) {
@@ -395,73 +364,6 @@ Image decode_image(std::string_view bytes, const ImageLimits& limits, const Deco
         return decode_png(bytes, limits, hooks);
     }
     refuse(bytes.empty() ? "it is empty" : "it is neither JPEG nor PNG");
-}
-
-Box Placement::to_image(const Box& box) const {
-    const auto clipped = [](float value, int size) {
-        return std::min(std::max(value, 0.0f), static_cast<float>(size));
-    };
-    return {
-        clipped((box.x1 - pad_x) / scale_x, width),
-        clipped((box.y1 - pad_y) / scale_y, height),
-        clipped((box.x2 - pad_x) / scale_x, width),
-        clipped((box.y2 - pad_y) / scale_y, height),
-    };
-}
-
-Placement preprocess(const Image& image, const Preprocess& to, float* output) {
-    const auto expected =
-        static_cast<std::size_t>(std::max(image.width, 0)) * static_cast<std::size_t>(std::max(image.height, 0)) * 3;
-    if (expected == 0 || image.pixels.size() != expected) {
-        throw ImageError(
-            "an image of " + std::to_string(image.width) + " x " + std::to_string(image.height) + " with " +
-            std::to_string(image.pixels.size()) +
-            " bytes, expected 3 for each pixel and at least one pixel; read it with decode_image");
-    }
-    const cv::Rect place = layout(image, to);
-    cv::Mat pixels(image.height, image.width, CV_8UC3, const_cast<std::uint8_t*>(image.pixels.data()));
-    if (place.size() != pixels.size()) {
-        try {
-            cv::Mat resized;
-            cv::resize(pixels, resized, place.size(), 0, 0, flag_of(to.interpolation));
-            pixels = std::move(resized);
-        } catch (const cv::Exception& error) {
-            if (error.code == cv::Error::StsNoMem) {
-                throw std::bad_alloc();
-            }
-            throw ImageError("the image cannot be resized: " + printable(error.err) + "; send another one");
-        }
-    }
-    for (std::size_t channel = 0; channel < 3; ++channel) {
-        // A table of the 256 possible values makes the normalisation exact and cheap.
-        float table[256];
-        for (int value = 0; value < 256; ++value) {
-            table[value] = static_cast<float>((value * to.scale - to.mean[channel]) / to.std[channel]);
-        }
-        const std::size_t source = to.color == Color::rgb ? channel : 2 - channel;
-        float* const plane =
-            output + channel * static_cast<std::size_t>(to.height) * static_cast<std::size_t>(to.width);
-        if (place.width != to.width || place.height != to.height) {
-            std::fill_n(
-                plane, static_cast<std::size_t>(to.height) * static_cast<std::size_t>(to.width), table[to.pad_value]);
-        }
-        for (int y = 0; y < place.height; ++y) {
-            const std::uint8_t* const from = pixels.ptr(y) + source;
-            float* const target =
-                plane + static_cast<std::size_t>(place.y + y) * static_cast<std::size_t>(to.width) + place.x;
-            for (int x = 0; x < place.width; ++x) {
-                target[x] = table[from[3 * x]];
-            }
-        }
-    }
-    return {
-        static_cast<float>(double(place.width) / image.width),
-        static_cast<float>(double(place.height) / image.height),
-        static_cast<float>(place.x),
-        static_cast<float>(place.y),
-        image.width,
-        image.height,
-    };
 }
 
 }  // namespace trtdet

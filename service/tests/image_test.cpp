@@ -1,7 +1,9 @@
 // What needs no file; files are decoded and compared with Python's pixels in tests/service.
 #include "trtdet/image.hpp"
 
+#include <array>
 #include <catch2/catch.hpp>
+#include <numeric>
 
 #include "images.hpp"
 #include "trtdet/errors.hpp"
@@ -100,9 +102,100 @@ TEST_CASE("a side never vanishes") {
 TEST_CASE("pixels that do not fit their size are refused") {
     std::vector<float> output(48);
     const Preprocess rule = to(4, 4, Resize::stretch);
-    CHECK_THROWS_AS(preprocess({0, 0, {}}, rule, output.data()), ImageError);
-    CHECK_THROWS_AS(preprocess({-1, -1, {1, 2, 3}}, rule, output.data()), ImageError);
-    CHECK_THROWS_WITH(preprocess({2, 2, {1, 2, 3}}, rule, output.data()), Contains("2 x 2 with 3 bytes"));
+    CHECK_THROWS_AS(preprocess(Image{0, 0, {}}, rule, output.data()), ImageError);
+    CHECK_THROWS_AS(preprocess(Image{-1, -1, {1, 2, 3}}, rule, output.data()), ImageError);
+    CHECK_THROWS_WITH(preprocess(Image{2, 2, {1, 2, 3}}, rule, output.data()), Contains("2 x 2 with 3 bytes"));
+}
+
+TEST_CASE("pixels are read where somebody else holds them") {
+    // An image of 6 x 4 in which every byte is another one, and the middle 3 x 2 of it.
+    std::vector<std::uint8_t> bytes(6 * 4 * 3);
+    std::iota(bytes.begin(), bytes.end(), std::uint8_t{0});
+    Image middle{3, 2, {}};
+    Image turned{3, 2, {}};
+    for (std::size_t y = 1; y < 3; ++y) {
+        for (std::size_t x = 1; x < 4; ++x) {
+            const std::uint8_t* const pixel = bytes.data() + 3 * (6 * y + x);
+            middle.pixels.insert(middle.pixels.end(), {pixel[0], pixel[1], pixel[2]});
+            turned.pixels.insert(turned.pixels.end(), {pixel[2], pixel[1], pixel[0]});
+        }
+    }
+    const Span<const std::uint8_t> part = Span<const std::uint8_t>(bytes).part(3 * 7, 3 * (6 + 3));
+    const auto input = [](const ImageView& image, const Preprocess& rule) {
+        std::vector<float> output(rule.values());
+        preprocess(image, rule, output.data());
+        return output;
+    };
+    for (const Preprocess& rule : {to(2, 3, Resize::stretch), to(5, 7, Resize::letterbox_centre)}) {
+        Preprocess other = rule;
+        other.color = Color::bgr;
+        CHECK(input({3, 2, PixelFormat::rgb, part, 18}, rule) == input(middle, rule));
+        CHECK(input({3, 2, PixelFormat::bgr, part, 18}, rule) == input(turned, rule));
+        CHECK(input({3, 2, PixelFormat::bgr, part, 18}, other) == input(middle, rule));
+    }
+    const auto refused = [&](std::size_t size, std::size_t stride) {
+        CHECK_THROWS_AS(
+            input({3, 2, PixelFormat::rgb, part.part(0, size), stride}, to(2, 3, Resize::stretch)), ImageError);
+    };
+    refused(part.size() - 1, 18);
+    refused(part.size(), 8);
+    refused(0, 0);
+}
+
+TEST_CASE("video becomes the colours that it means") {
+    struct Sample {
+        Yuv yuv;
+        std::array<std::uint8_t, 3> from;
+        std::array<float, 3> to;
+    };
+    // Red, green and blue as the standards have them, and black and white.
+    const Yuv sd{};
+    const Yuv hd{true, false};
+    const Yuv jpeg{false, true};
+    for (const Sample& sample : std::vector<Sample>{
+             {sd, {81, 90, 240}, {255, 0, 0}},
+             {sd, {145, 54, 34}, {0, 255, 0}},
+             {sd, {41, 240, 110}, {0, 0, 255}},
+             {sd, {16, 128, 128}, {0, 0, 0}},
+             {sd, {235, 128, 128}, {255, 255, 255}},
+             {hd, {63, 102, 240}, {255, 0, 0}},
+             {hd, {173, 42, 26}, {0, 255, 0}},
+             {hd, {32, 240, 118}, {0, 0, 255}},
+             {jpeg, {76, 85, 255}, {255, 0, 0}},
+             {jpeg, {150, 44, 21}, {0, 255, 0}},
+             {jpeg, {29, 255, 107}, {0, 0, 255}},
+             {jpeg, {255, 128, 128}, {255, 255, 255}}}) {
+        const std::array<std::uint8_t, 4> luma{sample.from[0], sample.from[0], sample.from[0], sample.from[0]};
+        const std::array<std::uint8_t, 2> chroma{sample.from[1], sample.from[2]};
+        ImageView image(2, 2, PixelFormat::nv12, luma);
+        image.chroma = chroma;
+        image.yuv = sample.yuv;
+        std::vector<float> output(12);
+        preprocess(image, to(2, 2, Resize::stretch), output.data());
+        for (std::size_t value = 0; value < output.size(); ++value) {
+            CHECK(std::abs(output[value] - sample.to[value / 4]) <= 2);
+        }
+    }
+}
+
+TEST_CASE("each four pixels of video have a colour, with gaps between rows and an odd side") {
+    // 3 x 3 in rows of 5 bytes; the colours of the right column are blue.
+    const std::vector<std::uint8_t> luma(5 * 2 + 3, 41);
+    const std::vector<std::uint8_t> chroma{128, 128, 240, 110, 9, 9, 128, 128, 240, 110};
+    ImageView image(3, 3, PixelFormat::nv12, luma, 5);
+    image.chroma = chroma;
+    image.chroma_stride = 6;
+    const Preprocess rule = to(3, 3, Resize::stretch);
+    std::vector<float> output(27);
+    preprocess(image, rule, output.data());
+    const float* const blue = output.data() + 18;
+    for (std::size_t row = 0; row < 3; ++row) {
+        CHECK(blue[3 * row] == blue[3 * row + 1]);
+        CHECK(blue[3 * row] < 40);
+        CHECK(blue[3 * row + 2] > 250);
+    }
+    image.chroma = image.chroma.part(0, 9);
+    CHECK_THROWS_WITH(preprocess(image, rule, output.data()), Contains("9 bytes of chroma") && Contains("2 rows of 4"));
 }
 
 TEST_CASE("what is no image is refused with a reason") {

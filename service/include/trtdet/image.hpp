@@ -13,6 +13,7 @@
 #include "trtdet/bundle.hpp"
 #include "trtdet/detections.hpp"
 #include "trtdet/export.hpp"
+#include "trtdet/span.hpp"
 
 namespace trtdet {
 
@@ -21,6 +22,34 @@ struct Image {
     int width = 0;
     int height = 0;
     std::vector<std::uint8_t> pixels;
+};
+
+// How the samples of a pixel lie: three bytes in this order, or as video decoders and cameras give them, a plane of
+// luma and one of colours, U and V in turn, for two by two pixels each.
+enum class PixelFormat { rgb, bgr, nv12 };
+
+// What the samples of NV12 mean: video of high definition is BT.709, that before and JPEG BT.601; JPEG alone uses the
+// full range of a byte.
+struct Yuv {
+    bool bt709 = false;
+    bool full_range = false;
+};
+
+// Pixels that somebody else holds, such as a decoder, a camera or a cv::Mat: rows from the top.
+struct ImageView {
+    int width = 0;
+    int height = 0;
+    PixelFormat format = PixelFormat::rgb;
+    Span<const std::uint8_t> pixels;  // with nv12 the luma
+    std::size_t stride = 0;           // bytes from one row to the next; 0 where none are between
+    Span<const std::uint8_t> chroma;  // with nv12: half as many rows, each as long as those of the luma
+    std::size_t chroma_stride = 0;
+    Yuv yuv;  // with nv12
+
+    ImageView() = default;
+    ImageView(const Image& image) : width(image.width), height(image.height), pixels(image.pixels) {}
+    ImageView(int columns, int rows, PixelFormat order, Span<const std::uint8_t> bytes, std::size_t step = 0)
+        : width(columns), height(rows), format(order), pixels(bytes), stride(step) {}
 };
 
 // What is refused before it is decoded. The number of pixels is what a small file can claim many of. A JPEG file may go
@@ -71,7 +100,7 @@ struct Placement {
 //
 // output: float32 (3, preprocess.height, preprocess.width), channels in preprocess.color order; written in full.
 //
-// Throws ImageError: the image is empty, or its pixels are not 3 * width * height bytes.
-TRTDET_API Placement preprocess(const Image& image, const Preprocess& preprocess, float* output);
+// Throws ImageError: the image is empty, or has fewer bytes than its rows need.
+TRTDET_API Placement preprocess(const ImageView& image, const Preprocess& preprocess, float* output);
 
 }  // namespace trtdet
