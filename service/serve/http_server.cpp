@@ -275,12 +275,16 @@ private:
         try {
             abandon();
             held_ = nullptr;
-            if (!answering_ && state_ != State::lingering) {
+            const bool told = answering_ || state_ == State::lingering;
+            if (!told) {
                 const auto& text = server_.without_memory_;
                 ::send(socket_.native_handle(), text.data(), text.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
-                server_.service_.answered(head_, {503, {}, {}, {}, "overloaded"}, {});
             }
             linger();
+            if (!told) {
+                auto counted = busy_response("overloaded", "there is no memory for the request");
+                server_.service_.answered(head_, counted, {});
+            }
         } catch (...) {
             close();
         }
