@@ -27,6 +27,7 @@ struct Options {
     fs::path recording;
     double recording_time = 0;  // milliseconds
     fs::path images;
+    EngineOptions engine;
     std::vector<fs::path> library_folders;
     std::vector<int> clients{1, 8, 64};
     double seconds = 5;
@@ -205,10 +206,10 @@ Json measure(const Options& options) {
     const Bundle bundle = Bundle::open(options.bundle);
     std::shared_ptr<Engine> engine;
     if (options.recording.empty()) {
-        TensorRtOptions chosen;
-        chosen.cuda_graphs = !options.no_graphs;
-        chosen.library_folders = options.library_folders;
-        engine = open_tensorrt(bundle, chosen);
+        EngineOptions chosen = options.engine;
+        chosen.tensorrt.cuda_graphs = !options.no_graphs;
+        chosen.tensorrt.library_folders = chosen.onnxruntime.library_folders = options.library_folders;
+        engine = open_engine(bundle, chosen);
     } else {
         const auto time = static_cast<std::int64_t>(options.recording_time * 1000);
         engine = open_recording(options.recording, bundle.manifest(), {std::chrono::microseconds(time)});
@@ -273,7 +274,21 @@ int main(int count, char** arguments) {
     app.add_option("--recording", options.recording, "replay what 'trtdet record' wrote, with no GPU");
     app.add_option("--recording-time", options.recording_time, "milliseconds that a replayed run takes")
         ->check(CLI::NonNegativeNumber);
-    app.add_option("--library-folder", options.library_folders, "where to look for TensorRT's libraries first");
+    app.add_option(
+        "--library-folder", options.library_folders, "where to look for TensorRT's libraries and onnxruntime's first");
+    app.add_option_function<std::string>(
+           "--backend",
+           [&options](const std::string& name) {
+               options.engine.backend = name == "tensorrt"      ? Backend::tensorrt
+                                        : name == "onnxruntime" ? Backend::onnxruntime
+                                                                : Backend::automatic;
+           },
+           "what runs the bundle; auto: its engine where this machine can run it, else onnxruntime on the CPU")
+        ->check(CLI::IsMember({"auto", "tensorrt", "onnxruntime"}))
+        ->default_str("auto");
+    app.add_option(
+           "--onnxruntime-threads", options.engine.onnxruntime.threads, "of a run (default: one a core, less one)")
+        ->check(CLI::Range(0, 256));
     app.add_option("--clients", options.clients, "images asked for at the same time")
         ->check(CLI::Range(1, 4096))
         ->capture_default_str();

@@ -112,9 +112,26 @@ Options read_options(int count, char** arguments) {
         "--recording", recording,
         "Run this recording in place of the engine: a file, or a folder with CONTENT_HASH.recording");
     number("--recording-time", recording_time, 0.0, 60'000.0, "How long a run of the recording takes, in ms");
-    app.add_option("--library-folder", folders, "Where libnvinfer is looked for first; may be given several times");
+    app.add_option_function<std::string>(
+           "--backend",
+           [&options](const std::string& name) {
+               options.model.engine.backend = name == "tensorrt"      ? Backend::tensorrt
+                                              : name == "onnxruntime" ? Backend::onnxruntime
+                                                                      : Backend::automatic;
+           },
+           "What runs the bundle; auto: its engine where this machine can run it, else onnxruntime on the CPU")
+        ->check(CLI::IsMember({"auto", "tensorrt", "onnxruntime"}))
+        ->default_str("auto");
+    number(
+        "--onnxruntime-threads", options.model.engine.onnxruntime.threads, 0, 256,
+        "Of a run; 0 for one a core, less one");
+    app.add_option(
+        "--library-folder", folders,
+        "Where libnvinfer and libonnxruntime are looked for first; may be given several times");
     number("--lanes", options.model.detector.lanes, 1, 64, "Batches that are run at the same time");
-    number("--max-batch", options.model.detector.max_batch, 0, 4096, "Images in a batch; 0 for the engine's largest");
+    number(
+        "--max-batch", options.model.detector.max_batch, 0, 4096,
+        "Images in a batch; 0 for the engine's largest, or 1 on a CPU");
     number("--max-delay-us", delay, 0, 10'000'000, "How long an image waits for others, in microseconds");
     number("--queue", options.model.detector.queue_capacity, 1, 1'000'000, "Images that may wait");
     number("--threads", options.http.threads, 1, 256, "Threads for connections");
@@ -154,7 +171,8 @@ Options read_options(int count, char** arguments) {
         options.model.recording = recording;
     }
     options.model.recording_time = std::chrono::microseconds(static_cast<std::int64_t>(recording_time * 1000));
-    options.model.library_folders.assign(folders.begin(), folders.end());
+    options.model.engine.tensorrt.library_folders.assign(folders.begin(), folders.end());
+    options.model.engine.onnxruntime.library_folders = options.model.engine.tensorrt.library_folders;
     options.model.detector.max_delay = std::chrono::microseconds(delay);
     options.model.reload_interval = seconds(reload);
     options.service.max_body = max_body << 20U;
@@ -269,7 +287,11 @@ int serve_until_stopped(Options options) {
     if (options.http.admin_port) {
         log.write(Level::info, "listens for probes", {{"url", server.admin_url()}});
     }
-    std::cout << "trtdet-serve: " << server.url() << std::endl;
+    std::string runs;
+    for (std::size_t i = 0; i < models.size(); ++i) {
+        runs += (runs.empty() ? " runs " : ", ") + options.bundles[i].first + " on " + models[i]->current()->ran_on();
+    }
+    std::cout << "trtdet-serve: " << server.url() << runs << std::endl;
     if (!server.run()) {
         // What was cut may hang in the engine for ever.
         std::_Exit(1);

@@ -124,7 +124,7 @@ private:
 
     std::shared_ptr<Detector> open() {
         const auto bundle = Bundle::open(options_.bundle);
-        auto detector = std::make_unique<Detector>(bundle.manifest(), open_engine(bundle), options_.detector);
+        auto detector = std::make_unique<Detector>(bundle.manifest(), engine_of(bundle), options_.detector);
         {
             const std::lock_guard lock(retired_->mutex);
             ++retired_->alive;
@@ -137,7 +137,7 @@ private:
                 }};
     }
 
-    std::shared_ptr<Engine> open_engine(const Bundle& bundle) {
+    std::shared_ptr<Engine> engine_of(const Bundle& bundle) {
         if (options_.recording) {
             auto file = *options_.recording;
             if (is_folder(file)) {
@@ -145,13 +145,17 @@ private:
             }
             return open_recording(file, bundle.manifest(), {options_.recording_time});
         }
-        TensorRtOptions tensorrt;
-        tensorrt.library_folders = options_.library_folders;
-        tensorrt.log = [&log = log_](int severity, std::string_view message) {
+        EngineOptions engine = options_.engine;
+        engine.tensorrt.log = told_by("TensorRT");
+        engine.onnxruntime.log = told_by("onnxruntime");
+        return open_engine(bundle, engine);
+    }
+
+    std::function<void(int, std::string_view)> told_by(std::string library) {
+        return [&log = log_, library = std::move(library)](int severity, std::string_view message) {
             const auto level = severity <= 1 ? Level::error : severity == 2 ? Level::warning : Level::debug;
-            log.write(level, message, {{"from", "TensorRT"}});
+            log.write(level, message, {{"from", library}});
         };
-        return open_tensorrt(bundle, tensorrt);
     }
 
     void announce(std::string_view what, const Detector& detector) {

@@ -11,6 +11,7 @@
 #include "log.hpp"
 #include "metrics.hpp"
 #include "trtdet/detector.hpp"
+#include "trtdet/engine.hpp"
 
 namespace trtdet::serve {
 
@@ -23,7 +24,7 @@ struct ModelOptions {
     std::optional<std::filesystem::path> recording;
     std::chrono::microseconds recording_time{0};  // of a run
 
-    std::vector<std::filesystem::path> library_folders;  // where libnvinfer is looked for first
+    EngineOptions engine;  // what runs it else, and how; messages go to the log
     DetectorOptions detector;
     std::chrono::milliseconds reload_interval{1000};  // 0 for none
 };

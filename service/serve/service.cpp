@@ -23,7 +23,11 @@ Response readiness(const Context& context) {
     if (context.leaving) {
         return error_response(503, "stopping", "the service is stopping");
     }
-    return context.trouble().value_or(json_response({{"status", "ready"}}));
+    Json runs_on = Json::object();
+    for (const auto& model : context.models) {
+        runs_on[model->name] = model->current()->ran_on();
+    }
+    return context.trouble().value_or(json_response({{"status", "ready"}, {"runs_on", runs_on}}));
 }
 
 Json model_facts(const Served& model) {

@@ -63,6 +63,7 @@ public:
         return json_.get<bool>();
     }
 
+    bool is_null() const { return json_.is_null(); }
     bool is_integer() const { return json_.is_number_integer(); }
 
     int integer(std::int64_t least, std::int64_t most) const {
@@ -386,6 +387,14 @@ Manifest parse_manifest(std::string_view json) {
         found.files[checked_name(root["files"], name)] = checked_hash(root["files"], hash);
     }
     found.backend = backend_at(root["backend"], found.files);
+    found.implicit = root["quantization"]["mode"].text() == "implicit";
+    // The first bundles name none.
+    if (const auto portable = root.find("portable"); portable && !portable->is_null()) {
+        found.portable = checked_name(*portable, portable->text());
+        if (found.files.count(found.portable) == 0) {
+            portable->refuse("names " + in_quotes(found.portable) + ", which 'files' does not have");
+        }
+    }
     found.content_hash = root["content_hash"].text();
     return found;
 }

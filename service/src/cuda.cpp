@@ -37,7 +37,7 @@ std::string gib(std::size_t bytes) {
 }
 
 [[noreturn]] void cannot(const std::string& why) {
-    throw EngineError("the engine cannot be run here, as " + why);
+    throw UnavailableError("the engine cannot be run here, as " + why);
 }
 
 [[noreturn]] void no_device() {
@@ -139,7 +139,7 @@ void Driver::check(CUresult code, const char* doing) const {
         throw EngineError("the GPU has no memory left (" + said + "); end what else runs on it");
     }
     if (is_too_old(code)) {
-        throw EngineError("this machine's CUDA driver does not fit (" + said + "); update the driver");
+        throw UnavailableError("this machine's CUDA driver does not fit (" + said + "); update the driver");
     }
     if (is_sticky(code)) {
         throw EngineError(

@@ -103,7 +103,8 @@ public:
           pixels_(manifest_.input.preprocess.values()),
           capacity_(capacity_of(options_, pixels_ * sizeof(float))) {
         const int most = engine_->max_batch();
-        max_batch_ = static_cast<std::size_t>(options_.max_batch > 0 ? std::min(options_.max_batch, most) : most);
+        max_batch_ = static_cast<std::size_t>(
+            options_.max_batch > 0 ? std::min(options_.max_batch, most) : engine_->best_batch());
         std::vector<std::unique_ptr<Lane>> lanes;
         for (int index = 0; index < std::max(1, options_.lanes); ++index) {
             lanes.push_back(engine_->new_lane());

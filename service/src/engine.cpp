@@ -31,16 +31,38 @@ bool fits(const BackendSpec& backend, int sm) {
 
 }  // namespace
 
+std::shared_ptr<Engine> open_engine(const Bundle& bundle, const EngineOptions& options) {
+    const Manifest& manifest = bundle.manifest();
+    if (options.backend == Backend::onnxruntime ||
+        (options.backend == Backend::automatic && manifest.files.count("model.engine") == 0)) {
+        return open_onnxruntime(bundle, options.onnxruntime);
+    }
+    try {
+        return open_tensorrt(bundle, options.tensorrt);
+    } catch (const UnavailableError& error) {
+        if (options.backend == Backend::tensorrt) {
+            throw;
+        }
+        OnnxRuntimeOptions instead = options.onnxruntime;
+        instead.in_place_of = error.what();
+        try {
+            return open_onnxruntime(bundle, instead);
+        } catch (const UnavailableError& neither) {
+            throw UnavailableError(std::string(error.what()) + "; nor can its network be run, as " + neither.what());
+        }
+    }
+}
+
 int fitting_device(const BackendSpec& backend, const Machine& machine) {
     if (backend.name != machine.library) {
-        throw EngineError(
+        throw UnavailableError(
             "the engine cannot be run here, as it was built with " + printable(backend.name) + ", and " +
             machine.library + " is what is here; build it again with --backend " + machine.library);
     }
     const auto built = numbers(backend.version);
     const auto here = numbers(machine.version);
     if (backend.version_compatible ? here < built : here != built) {
-        throw EngineError(
+        throw UnavailableError(
             "the engine cannot be run here, as it was built with " + backend.name + " " + printable(backend.version) +
             (backend.version_compatible ? " for that version and later" : "") + ", and " + machine.version +
             " is installed here; build it again, or install that version");
@@ -56,7 +78,7 @@ int fitting_device(const BackendSpec& backend, const Machine& machine) {
     for (const int sm : backend.sms) {
         wanted += (wanted.empty() ? "" : " or ") + as_capability(sm);
     }
-    throw EngineError(
+    throw UnavailableError(
         "the engine cannot be run here, as it was built for compute capability " + wanted +
         (backend.hardware_compatible ? " and later" : "") + ", and this machine has " +
         (devices.empty() ? "no CUDA device" : devices) + "; build it again here");

@@ -12,9 +12,10 @@ std::string built_for_tensorrt() {
 }
 
 std::shared_ptr<Engine> open_tensorrt(const Bundle&, const TensorRtOptions&) {
-    throw EngineError(
-        "this libtrtdet was built without TensorRT's headers and runs no engine; build it with "
-        "-DTENSORRT_INCLUDE_DIR=the folder of NvInfer.h, or run a recording");
+    throw UnavailableError(
+        "this libtrtdet was built without TensorRT's headers, so it runs no engine, only networks with onnxruntime; "
+        "build "
+        "it with -DTENSORRT_INCLUDE_DIR=the folder of NvInfer.h");
 }
 
 }  // namespace trtdet
@@ -180,7 +181,7 @@ struct TensorRt {
     explicit TensorRt(const BackendSpec& backend, const std::vector<std::filesystem::path>& folders)
         : library(library_stem + std::to_string(header_major), folders) {
         if (!library) {
-            throw EngineError(
+            throw UnavailableError(
                 std::string("the engine cannot be run here, as ") + title + " " + std::to_string(header_major) +
                 " cannot be loaded (" + library.why() + "); install " + title + " " + backend.version +
                 ", or name the folder that has its libraries");
@@ -188,7 +189,7 @@ struct TensorRt {
         const auto version_number = library.function<int()>("getInferLibVersion");
         create_runtime = library.function<void*(void*, int)>("createInferRuntime_INTERNAL");
         if (version_number == nullptr || create_runtime == nullptr) {
-            throw EngineError(
+            throw UnavailableError(
                 std::string(library_stem) + std::to_string(header_major) + " is no library of " + title +
                 ": it has no createInferRuntime_INTERNAL; install " + title + " " + backend.version);
         }
@@ -198,7 +199,7 @@ struct TensorRt {
         major = number / unit;
         version = dotted(major, number % unit / 100, number % 100);
         if (major != header_major) {
-            throw EngineError(
+            throw UnavailableError(
                 std::string("the library that was found is ") + title + " " + version +
                 ", and this libtrtdet was built with the headers of " + built_for_tensorrt() + "; install " + title +
                 " " + std::to_string(header_major) + ", or build libtrtdet with the headers of " +
@@ -867,12 +868,12 @@ private:
 void check_backend(const Manifest& manifest) {
     const BackendSpec& backend = manifest.backend;
     if (backend.name == "onnxruntime" || manifest.files.count("model.engine") == 0) {
-        throw EngineError(
+        throw UnavailableError(
             "the bundle has no engine: it was built with --backend " + backend.name +
             "; build it again with --backend " + backend_name);
     }
     if (backend.name != backend_name) {
-        throw EngineError(
+        throw UnavailableError(
             "the engine is of " + title_of(backend.name) + " " + backend.version +
             ", and this libtrtdet was built with the "
             "headers of " +
@@ -881,7 +882,7 @@ void check_backend(const Manifest& manifest) {
     }
     const std::string major = backend.version.substr(0, backend.version.find('.'));
     if (major != std::to_string(header_major) && !backend.version_compatible) {
-        throw EngineError(
+        throw UnavailableError(
             "the engine was built with " + std::string(title) + " " + backend.version +
             ", and this libtrtdet with the headers "
             "of " +

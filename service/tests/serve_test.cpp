@@ -438,7 +438,7 @@ TEST_CASE("the other endpoints say what runs", "[service]") {
     CHECK(model["score_threshold"].dump() == "0.1");
     CHECK(model["classes"] == Json({"cat", "dog"}));
     CHECK(Json::parse(serving.get("/").body)["endpoints"].size() == 19);
-    CHECK(Json::parse(serving.get("/readyz").body) == Json({{"status", "ready"}}));
+    CHECK(Json::parse(serving.get("/readyz").body) == Json({{"status", "ready"}, {"runs_on", {{"small", "nothing"}}}}));
     serving.service->leave();
     const auto leaving = serving.get("/readyz");
     CHECK(leaving.status == 503);

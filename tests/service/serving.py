@@ -118,7 +118,7 @@ class Server:
                 stderr=err if self.stderr is None else self.stderr,
             )
         line = until(lambda: self.output.read_text() if self.output.read_text().endswith("\n") else "", self.alive)
-        self.port = int(line.rpartition(":")[2])
+        self.port = int(line.split()[1].rpartition(":")[2])
         return self
 
     def __exit__(self, kind: object, value: object, trace: object) -> None:

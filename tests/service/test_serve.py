@@ -383,7 +383,7 @@ def test_the_model_and_the_endpoints_are_told(server: Server, case: Case) -> Non
     paths = [one["path"] for one in listed]
     assert paths[:5] == ["/", "/v1/detect", "/v1/models/{model}/detect", "/v1/model", "/v1/models"]
     assert paths[-3:] == ["/healthz", "/readyz", "/metrics"]
-    assert server.call("GET", "/readyz").json == {"status": "ready"}
+    assert server.call("GET", "/readyz").json == {"status": "ready", "runs_on": {model["served_as"]: model["runs_on"]}}
 
 
 def test_several_models_are_served_by_their_names(serve: Serve, case: Case) -> None:

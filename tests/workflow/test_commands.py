@@ -50,6 +50,7 @@ def test_build_leaves_a_bundle_with_an_int8_engine(built):
     assert set(manifest.files) == {
         "model.engine",
         "int8.onnx",
+        "portable.onnx",
         "plan.json",
         "audit.json",
         "ranges.json",

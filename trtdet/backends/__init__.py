@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     )
     from trtdet.backends.choice import build_remembering, choose
     from trtdet.backends.libraries import LIBRARIES, Library, library_named
-    from trtdet.backends.onnxruntime import OnnxRunner, for_scores
+    from trtdet.backends.onnxruntime import OnnxRunner, for_scores, portable
     from trtdet.backends.tensorrt.engine import EngineRunner, open_engine
     from trtdet.backends.tensorrt.engine_facts import EngineFacts, obstacle
     from trtdet.backends.tensorrt.silu_aot import check_compiler
@@ -46,6 +46,7 @@ _HOMES = {
     "library_named": "libraries",
     "obstacle": "tensorrt.engine_facts",
     "open_engine": "tensorrt.engine",
+    "portable": "onnxruntime",
 }
 
 __all__ = [
@@ -70,6 +71,7 @@ __all__ = [
     "library_named",
     "obstacle",
     "open_engine",
+    "portable",
 ]
 
 

@@ -241,12 +241,21 @@ _CUSTOM_DOMAIN = "ai.onnx.contrib"
 """The only domain in which onnxruntime-extensions takes operators written in Python."""
 
 
+def portable(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model as onnxruntime computes it, in standard operators and EfficientNMS_TRT.
+
+    The operators of trtdet's plugin library are written by their definition, FP16 with its roundings. A model that has
+    neither is returned itself.
+    """
+    return with_roundings(plain(model))
+
+
 def _runnable(model: onnx.ModelProto | bytes) -> tuple[bytes, bool]:
     """The model as onnxruntime can load it, and whether it has operators that are computed in Python."""
     with _failures("load"):
         # Takes a sixth of the time in which onnxruntime loads the model.
         given = onnx.load_from_string(model) if isinstance(model, bytes) else model
-    standard = with_roundings(plain(given))
+    standard = portable(given)
     if (
         isinstance(model, bytes)
         and standard is given

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trtdet.bundle.folder import Bundle, BundleWriter
+from trtdet.bundle.folder import PORTABLE, Bundle, BundleWriter
 from trtdet.bundle.manifest import (
     MANIFEST,
     SCHEMA,
@@ -25,6 +25,7 @@ from trtdet.bundle.manifest import (
 
 __all__ = [
     "MANIFEST",
+    "PORTABLE",
     "SCHEMA",
     "AuditPart",
     "BackendPart",

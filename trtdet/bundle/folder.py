@@ -16,6 +16,9 @@ from trtdet.errors import BundleError
 from trtdet.files import FolderWriter, sha256_file, write_atomically
 from trtdet.files.documents import DocumentError, read_document
 
+PORTABLE = "portable.onnx"
+"""The file of a bundle with the model as onnxruntime runs it, where the engine is made from another."""
+
 
 class Bundle:
     """A finished bundle, read and verified.
@@ -103,7 +106,7 @@ class Bundle:
     def model(self) -> Path:
         """The ONNX model that the engine was built from, Q/DQ and casts included; float where ``quantization.mode`` is
         ``implicit``, since INT8 is then in the engine alone."""
-        return next(self.path / name for name in self.manifest.files if name.endswith(".onnx"))
+        return next(self.path / name for name in self.manifest.files if name.endswith(".onnx") and name != PORTABLE)
 
     @property
     def engine(self) -> Path | None:

@@ -183,6 +183,9 @@ class Manifest(_Part):
     audit: AuditPart | None
     files: dict[str, str]
     command: dict[str, Any]
+    portable: str | None = None
+    """The file that onnxruntime runs as it is, and that computes what the engine does; None where INT8 is in the engine
+    alone, and in bundles of the first versions."""
     silu: SiluPart | None = None
     input_check: dict[str, Any] | None = None
     """What the detections on some of the images looked like, see
@@ -191,6 +194,11 @@ class Manifest(_Part):
     """What ``--guard`` decided; None where it was not given, or INT8 has not been compared yet."""
     content_hash: str
     """SHA-256 over everything the engine was made from; equal hashes mean there is nothing to build."""
+
+    @property
+    def lacks_portable(self) -> bool:
+        """The bundle was made before bundles had such a file."""
+        return self.portable is None and self.quantization.mode != "implicit"
 
     @property
     def shipped(self) -> Literal["int8", "fp16", "fp32"]:

@@ -116,7 +116,8 @@ def assemble(job: Job, progress: Progress = silent, place: Path | None = None) -
     """
     known = validated(job, progress)
     previous = known.previous
-    if previous is not None and previous.manifest.content_hash == known.key:
+    current = previous is not None and previous.manifest.content_hash == known.key
+    if previous is not None and current and not previous.manifest.lacks_portable:
         return Assembled(previous, up_to_date=True)
     caps = known.backend.capabilities
     # Opened before the work is done: a place that cannot be written is found out now, not after it.

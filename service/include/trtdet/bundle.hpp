@@ -99,6 +99,8 @@ struct Manifest {
     std::vector<OutputSpec> outputs;
     Nms nms;
     BackendSpec backend;
+    std::string portable;                      // the file that onnxruntime runs as it is; empty where there is none
+    bool implicit = false;                     // INT8 is in the engine alone
     std::map<std::string, std::string> files;  // SHA-256 of every file of the bundle by name
     std::string content_hash;                  // equal where two bundles were made from the same things
 };

@@ -35,7 +35,7 @@ struct Outcome {
 
 struct DetectorOptions {
     int lanes = 2;                              // batches at the same time, each in a thread of its own
-    int max_batch = 0;                          // 0 for the engine's largest
+    int max_batch = 0;                          // 0 for the engine's best: its largest on a GPU, 1 on a CPU
     std::chrono::microseconds max_delay{1000};  // how long an image waits for others to make its batch larger
     std::size_t queue_capacity = 256;           // images that wait; one more is refused
     std::size_t queue_bytes = 1U << 30U;        // of the images that wait, as the network takes them

@@ -1,4 +1,4 @@
-// What runs a network: a TensorRT engine on a GPU, or a recording of one.
+// What runs a network: a TensorRT engine on a GPU, onnxruntime on the CPU, or a recording.
 #pragma once
 
 #include <chrono>
@@ -67,6 +67,9 @@ public:
     virtual int opt_batch() const = 0;  // what it was optimised for
     virtual int max_batch() const = 0;
 
+    // How many images should run together where nobody says: on a CPU, where more are no faster, as few as can be.
+    virtual int best_batch() const { return max_batch(); }
+
     // What it runs on, for a log: "TensorRT 8.6.0 (NVIDIA H200)".
     virtual std::string ran_on() const = 0;
 
@@ -92,8 +95,8 @@ struct Machine {
 
 // The index of the first device that can run an engine.
 //
-// Throws EngineError: the machine has no such device, or another library or version of it than the engine needs. The
-// message says what was built for and what is here.
+// Throws UnavailableError: the machine has no such device, or another library or version of it than the engine needs.
+// The message says what was built for and what is here.
 TRTDET_API int fitting_device(const BackendSpec& backend, const Machine& machine);
 
 struct RecordingOptions {
@@ -134,10 +137,47 @@ struct TensorRtOptions {
 // program starts; version, compute capability and the hash of each plugin library are checked before anything is
 // deserialised.
 //
-// Throws EngineError: this libtrtdet was built without TensorRT's headers; the bundle has no engine; there is no
-// driver, device or library that fits; a plugin library cannot be loaded; the engine cannot be deserialised.
-// BundleError: a file was altered.
+// Throws UnavailableError: this libtrtdet was built without TensorRT's headers, or with those of another library than
+// the engine needs; the bundle has no engine; there is no driver, device or library that fits. EngineError: a plugin
+// library cannot be loaded; the engine cannot be deserialised. BundleError: a file was altered.
 TRTDET_API std::shared_ptr<Engine> open_tensorrt(const Bundle& bundle, const TensorRtOptions& options = {});
+
+struct OnnxRuntimeOptions {
+    // Folders in which libonnxruntime.so, or the same with a version behind it, is looked for before the system's own.
+    std::vector<std::filesystem::path> library_folders;
+
+    // Of a run, the lane's own and those of a pool that all lanes share; 0 for one a core less one, as there are two
+    // lanes or more.
+    int threads = 0;
+
+    // Why it runs in place of the bundle's engine, for Engine::ran_on(); empty where nothing else was wanted.
+    std::string in_place_of;
+
+    // Told what onnxruntime reports as wrong: severity 0 fatal, 1 error.
+    std::function<void(int severity, std::string_view message)> log;
+};
+
+// Opens a bundle's network with onnxruntime on the CPU, which computes the same as Python does. Any version from 1.12
+// on is loaded now, not when the program starts. EfficientNMS is computed here.
+//
+// Throws UnavailableError: there is no library that fits, or the bundle has no network, INT8 being in its engine alone.
+// EngineError: the network cannot be loaded. BundleError: a file was altered.
+TRTDET_API std::shared_ptr<Engine> open_onnxruntime(const Bundle& bundle, const OnnxRuntimeOptions& options = {});
+
+// What runs a bundle: its engine where this machine can run it and else onnxruntime, or one of the two.
+enum class Backend { automatic, tensorrt, onnxruntime };
+
+struct EngineOptions {
+    Backend backend = Backend::automatic;
+    TensorRtOptions tensorrt;
+    OnnxRuntimeOptions onnxruntime;
+};
+
+// Opens what runs a bundle; Engine::ran_on() says which, and why where it is not the engine that was built. An engine
+// that can be run here and then fails is an error: nothing takes its place.
+//
+// Throws as open_tensorrt() and open_onnxruntime() do.
+TRTDET_API std::shared_ptr<Engine> open_engine(const Bundle& bundle, const EngineOptions& options = {});
 
 // The version of TensorRT whose headers this libtrtdet was built with, such as "10.9.0"; empty where it was built
 // without.

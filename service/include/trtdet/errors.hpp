@@ -4,7 +4,8 @@
 //     ├── BundleError           a bundle that is incomplete, altered, of another schema, or not what it says
 //     ├── ImageError            bytes that are no image, or a damaged one
 //     │   └── ImageTooLargeError    an image with more pixels than are allowed
-//     ├── EngineError           an engine that cannot be opened or run here
+//     ├── EngineError           an engine that cannot be opened or run
+//     │   └── UnavailableError      this machine or this libtrtdet lacks what the engine needs
 //     ├── OverloadedError       the queue is full; trying again later may help
 //     ├── DeadlineError         the time that was given for an answer is over
 //     └── StoppedError          the detector takes no more images
@@ -43,6 +44,11 @@ public:
 class TRTDET_API EngineError : public Error {
 public:
     using Error::Error;
+};
+
+class TRTDET_API UnavailableError : public EngineError {
+public:
+    using EngineError::EngineError;
 };
 
 class TRTDET_API OverloadedError : public Error {

@@ -11,8 +11,9 @@ import onnx
 
 from trtdet import __version__
 from trtdet.audit import Audit
-from trtdet.backends import Capabilities
+from trtdet.backends import Capabilities, portable
 from trtdet.bundle import (
+    PORTABLE,
     AuditPart,
     BackendPart,
     Bundle,
@@ -97,10 +98,14 @@ def written(writer: BundleWriter, engine: Engine, origin: Origin) -> Bundle:
     network, built, options = engine.network, engine.built, origin.options
     prepared, planned = network.prepared, network.planned
     ranking, trade_off = (planned.ranking, planned.trade_off) if planned is not None else (None, None)
+    name = "float.onnx" if options.implicit else f"{options.precision}.onnx"
+    runnable = network.model if options.implicit else portable(network.model)
+    apart = runnable is not network.model
     files: dict[str, str | bytes | None] = {
         "model.engine": built.engine or None,
         **{path.name: path.read_bytes() for path in options.plugins},
-        "float.onnx" if options.implicit else f"{options.precision}.onnx": model_bytes(network.model),
+        name: model_bytes(network.model),
+        PORTABLE: model_bytes(runnable) if apart else None,
         "plan.json": network.plan.to_json(),
         AUDIT: engine.audit.to_json() if engine.audit is not None else None,
         "calibration.cache": built.calibration_cache or network.cache or None,
@@ -109,10 +114,11 @@ def written(writer: BundleWriter, engine: Engine, origin: Origin) -> Bundle:
         RANKING: ranking.to_json() if ranking is not None else None,
         TRADE_OFF: trade_off.to_json() if trade_off is not None else None,
     }
-    for name, content in files.items():
+    for file, content in files.items():
         if content is not None:
-            writer.add(name, content.encode() if isinstance(content, str) else content)
-    return writer.commit(_manifest(engine, origin))
+            writer.add(file, content.encode() if isinstance(content, str) else content)
+    runs = None if options.implicit else PORTABLE if apart else name
+    return writer.commit({**_manifest(engine, origin), "portable": runs})
 
 
 def model_bytes(model: onnx.ModelProto) -> bytes:

@@ -1,0 +1,495 @@
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "efficient_nms.hpp"
+#include "library.hpp"
+#include "onnxruntime_api.hpp"
+#include "text.hpp"
+#include "trtdet/engine.hpp"
+#include "trtdet/errors.hpp"
+
+namespace trtdet {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* stem = "libonnxruntime.so";
+constexpr const char* plugin_domain = "trt.plugins";
+
+using Listener = std::function<void(int severity, std::string_view message)>;
+
+// The library under one of its names: wheels have it as libonnxruntime.so.1.20.0 alone, archives and packages with
+// links that are shorter.
+Library load(const std::vector<fs::path>& folders) {
+    for (const fs::path& folder : folders) {
+        std::set<std::string> names;
+        std::error_code error;
+        for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
+            const std::string name = entry->path().filename().string();
+            if (name == stem || name.rfind(stem + std::string("."), 0) == 0) {
+                names.insert(name);
+            }
+        }
+        if (!names.empty()) {
+            return Library(*names.begin(), {folder});
+        }
+    }
+    Library versioned(stem + std::string(".1"), {});
+    return versioned ? versioned : Library(stem, {});
+}
+
+// The loaded library with its environment, of which a process has one. It stays to the end of the process: threads and
+// exit handlers of the library do not survive being unloaded.
+class OnnxRuntime {
+public:
+    // Throws UnavailableError: there is none, or an older one than is needed.
+    static OnnxRuntime& of(const std::vector<fs::path>& folders) {
+        static std::mutex mutex;
+        static auto& made = *new std::map<const void*, std::unique_ptr<OnnxRuntime>>;
+        const Library library = load(folders);
+        if (!library) {
+            throw UnavailableError(
+                "onnxruntime cannot be loaded (" + library.why() +
+                "); install it, or name the folder that has libonnxruntime.so, such as onnxruntime/capi of its Python "
+                "package");
+        }
+        const std::lock_guard lock(mutex);
+        std::unique_ptr<OnnxRuntime>& one = made[library.handle()];
+        if (one == nullptr) {
+            one = std::unique_ptr<OnnxRuntime>(new OnnxRuntime(library));
+        }
+        return *one;
+    }
+
+    // Throws for a status that is an error, with the library's own words.
+    void check(ort::Status* status, const char* doing) const {
+        if (status == nullptr) {
+            return;
+        }
+        const std::string words = one_line(ort::GetErrorMessage(*api, status));
+        ort::ReleaseStatus(*api, status);
+        throw EngineError(name() + " failed at " + doing + ": " + words);
+    }
+
+    std::string name() const { return "onnxruntime " + version; }
+
+    // Whom the library's messages are told to, for as long as somebody holds it.
+    void tell(const std::shared_ptr<const Listener>& listener) {
+        const std::lock_guard lock(mutex_);
+        listeners_.erase(
+            std::remove_if(listeners_.begin(), listeners_.end(), [](const auto& one) { return one.expired(); }),
+            listeners_.end());
+        listeners_.push_back(listener);
+    }
+
+    std::string version;
+    const ort::Api* api = nullptr;
+    ort::Env* env = nullptr;
+    ort::MemoryInfo* memory = nullptr;
+    ort::CustomOpDomain* plugins = nullptr;
+
+private:
+    explicit OnnxRuntime(const Library& library);
+
+    static void log(void* own, int severity, const char*, const char*, const char*, const char* message) {
+        // Nothing may be thrown through the library: a message that cannot be kept is dropped.
+        try {
+            auto& self = *static_cast<OnnxRuntime*>(own);
+            std::vector<std::shared_ptr<const Listener>> listeners;
+            {
+                const std::lock_guard lock(self.mutex_);
+                for (const auto& one : self.listeners_) {
+                    listeners.push_back(one.lock());
+                }
+            }
+            for (const auto& listener : listeners) {
+                if (listener != nullptr && *listener) {
+                    // 4 is fatal, 0 verbose; told as TensorRT tells: 0 fatal, 4 verbose.
+                    (*listener)(4 - severity, message);
+                }
+            }
+        } catch (...) {
+        }
+    }
+
+    std::mutex mutex_;
+    std::vector<std::weak_ptr<const Listener>> listeners_;
+};
+
+// Releases what the library made.
+template <typename Made, typename Release>
+std::shared_ptr<Made> held(const OnnxRuntime& library, Made* made, Release release) {
+    return std::shared_ptr<Made>(made, [&library, release](Made* one) { release(*library.api, one); });
+}
+
+// EfficientNMS_TRT of one node, which finds the functions it needs in the library that made it.
+struct EfficientKernel {
+    EfficientKernel(const ort::Api& of, const ort::KernelInfo* info) : api(of) {
+        attributes.score_threshold = real(info, "score_threshold", 0);
+        attributes.iou_threshold = real(info, "iou_threshold", 0);
+        attributes.max_output_boxes = static_cast<int>(std::max<std::int64_t>(0, integer(info, "max_output_boxes", 0)));
+        attributes.background_class = static_cast<int>(integer(info, "background_class", -1));
+        attributes.score_activation = integer(info, "score_activation", 0) != 0;
+        attributes.class_agnostic = integer(info, "class_agnostic", 0) != 0;
+        attributes.box_coding = integer(info, "box_coding", 0) != 0;
+    }
+
+    // Nothing may be thrown through the library: a count that no reader takes says that there was no memory.
+    void compute(ort::KernelContext* context) const noexcept {
+        try {
+            suppress(context);
+        } catch (...) {
+            if (auto* const counts = output<std::int32_t>(context, 0, {1, 1}); counts != nullptr) {
+                *counts = -1;
+            }
+        }
+    }
+
+private:
+    void suppress(ort::KernelContext* context) const {
+        const auto [boxes, box_shape] = input(context, 0);
+        const auto [scores, score_shape] = input(context, 1);
+        if (box_shape.size() < 3 || score_shape.size() != 3) {
+            return;
+        }
+        EfficientInput given;
+        given.count = static_cast<std::size_t>(score_shape[1]);
+        given.classes = static_cast<std::size_t>(score_shape[2]);
+        given.per_class = box_shape.size() == 4 && box_shape[2] == score_shape[2] && box_shape[2] != 1;
+        const std::int64_t batch = score_shape[0];
+        const std::int64_t room = attributes.max_output_boxes;
+        auto* const counts = output<std::int32_t>(context, 0, {batch, 1});
+        auto* const found = output<float>(context, 1, {batch, room, 4});
+        auto* const probabilities = output<float>(context, 2, {batch, room});
+        auto* const classes = output<std::int32_t>(context, 3, {batch, room});
+        for (std::int64_t image = 0; counts && found && probabilities && classes && image < batch; ++image) {
+            given.boxes = boxes + image * box_shape[1] * (given.per_class ? box_shape[2] : 1) * 4;
+            given.scores = scores + image * score_shape[1] * score_shape[2];
+            efficient_nms(
+                attributes, given,
+                {counts + image, found + image * room * 4, probabilities + image * room, classes + image * room});
+        }
+    }
+
+    // What fails here leaves an output out, and the run fails for it.
+    bool ok(ort::Status* status) const {
+        if (status != nullptr) {
+            ort::ReleaseStatus(api, status);
+        }
+        return status == nullptr;
+    }
+
+    float real(const ort::KernelInfo* info, const char* name, float otherwise) const {
+        float value = 0;
+        return ok(ort::KernelInfoGetAttribute_float(api, info, name, &value)) ? value : otherwise;
+    }
+
+    std::int64_t integer(const ort::KernelInfo* info, const char* name, std::int64_t otherwise) const {
+        std::int64_t value = 0;
+        return ok(ort::KernelInfoGetAttribute_int64(api, info, name, &value)) ? value : otherwise;
+    }
+
+    std::pair<const float*, std::vector<std::int64_t>> input(
+        const ort::KernelContext* context, std::size_t index) const {
+        const ort::Value* value = nullptr;
+        void* data = nullptr;
+        ort::TensorInfo* info = nullptr;
+        std::size_t count = 0;
+        ok(ort::KernelContext_GetInput(api, context, index, &value));
+        ok(ort::GetTensorMutableData(api, const_cast<ort::Value*>(value), &data));
+        ok(ort::GetTensorTypeAndShape(api, value, &info));
+        ok(ort::GetDimensionsCount(api, info, &count));
+        std::vector<std::int64_t> shape(count);
+        ok(ort::GetDimensions(api, info, shape.data(), count));
+        ort::ReleaseTensorTypeAndShapeInfo(api, info);
+        return {static_cast<const float*>(data), shape};
+    }
+
+    template <typename T>
+    T* output(ort::KernelContext* context, std::size_t index, const std::vector<std::int64_t>& shape) const {
+        ort::Value* value = nullptr;
+        void* data = nullptr;
+        ok(ort::KernelContext_GetOutput(api, context, index, shape.data(), shape.size(), &value));
+        ok(ort::GetTensorMutableData(api, value, &data));
+        return static_cast<T*>(data);
+    }
+
+    const ort::Api& api;
+    EfficientNms attributes;
+};
+
+const ort::CustomOp efficient_operator = {
+    ort::api_version,
+    [](const ort::CustomOp*, const ort::Api* api, const ort::KernelInfo* info) -> void* {
+        return new EfficientKernel(*api, info);
+    },
+    [](const ort::CustomOp*) { return "EfficientNMS_TRT"; },
+    [](const ort::CustomOp*) -> const char* { return nullptr; },
+    [](const ort::CustomOp*, std::size_t) { return ort::ElementType::float32; },
+    [](const ort::CustomOp*) { return std::size_t{2}; },
+    [](const ort::CustomOp*, std::size_t index) {
+        return index == 0 || index == 3 ? ort::ElementType::int32 : ort::ElementType::float32;
+    },
+    [](const ort::CustomOp*) { return std::size_t{4}; },
+    [](void* kernel, ort::KernelContext* context) { static_cast<EfficientKernel*>(kernel)->compute(context); },
+    [](void* kernel) { delete static_cast<EfficientKernel*>(kernel); },
+    [](const ort::CustomOp*, std::size_t) { return 0; },
+    [](const ort::CustomOp*, std::size_t) { return 0; },
+};
+
+OnnxRuntime::OnnxRuntime(const Library& library) {
+    const auto base = library.function<const ort::ApiBase*()>("OrtGetApiBase");
+    if (base == nullptr) {
+        throw UnavailableError(
+            std::string(stem) +
+            " is no library of onnxruntime: it has no OrtGetApiBase; name the folder of another one");
+    }
+    version = base()->version();
+    api = base()->get_api(ort::api_version);
+    if (api == nullptr) {
+        throw UnavailableError(
+            name() + " is too old: the C API of " + ort::first_library + " is needed; install a later version");
+    }
+    check(ort::CreateEnvWithCustomLogger(*api, &log, this, ort::severity_error, "trtdet", &env), "starting");
+    check(ort::CreateCpuMemoryInfo(*api, ort::arena_allocator, ort::default_memory, &memory), "starting");
+    check(ort::CreateCustomOpDomain(*api, plugin_domain, &plugins), "starting");
+    check(ort::CustomOpDomain_Add(*api, plugins, &efficient_operator), "starting");
+}
+
+ort::ElementType element_of(DType dtype) {
+    switch (dtype) {
+        case DType::float32:
+            return ort::ElementType::float32;
+        case DType::float16:
+            return ort::ElementType::float16;
+        case DType::int32:
+            return ort::ElementType::int32;
+        case DType::int64:
+            return ort::ElementType::int64;
+        case DType::int8:
+            return ort::ElementType::int8;
+        case DType::uint8:
+            return ort::ElementType::uint8;
+        case DType::boolean:
+            return ort::ElementType::boolean;
+    }
+    return ort::ElementType::float32;
+}
+
+// A network that was loaded; all lanes run it, and share its threads.
+struct Network {
+    Network(
+        OnnxRuntime& with, const std::vector<char>& model, const Manifest& manifest, const OnnxRuntimeOptions& options)
+        : library(with),
+          listener(std::make_shared<const Listener>(options.log)),
+          input(manifest.input),
+          outputs(manifest.outputs),
+          in_place_of(options.in_place_of) {
+        library.tell(listener);
+        const ort::Api& api = *library.api;
+        ort::SessionOptions* made = nullptr;
+        library.check(ort::CreateSessionOptions(api, &made), "starting");
+        const auto chosen = held(library, made, ort::ReleaseSessionOptions);
+        // As trtdet.backends.onnxruntime sets them: the same numbers come out.
+        const int most = std::max(1, static_cast<int>(std::thread::hardware_concurrency()) - 1);
+        library.check(
+            ort::SetIntraOpNumThreads(api, made, options.threads > 0 ? options.threads : most), "setting its threads");
+        library.check(ort::SetSessionLogSeverityLevel(api, made, ort::severity_error), "starting");
+        library.check(ort::AddCustomOpDomain(api, made, library.plugins), "starting");
+        const std::pair<const char*, const char*> entries[] = {
+            // Threads that wait by spinning take the cores that decode and suppress meanwhile.
+            {"session.intra_op.allow_spinning", "0"},
+            // Q/DQ is computed as it is written: fused into integer kernels it saturates on CPUs without VNNI.
+            {"session.disable_quant_qdq", "1"},
+        };
+        for (const auto& [key, value] : entries) {
+            library.check(ort::AddSessionConfigEntry(api, made, key, value), "starting");
+        }
+        ort::Session* loaded = nullptr;
+        library.check(
+            ort::CreateSessionFromArray(api, library.env, model.data(), model.size(), made, &loaded),
+            "loading the model");
+        session = held(library, loaded, ort::ReleaseSession);
+        fixed = check_tensors();
+    }
+
+    // Compares what the model takes and gives with the manifest. Returns the model's fixed batch, 0 where it is
+    // dynamic.
+    int check_tensors() const {
+        const ort::Api& api = *library.api;
+        std::size_t inputs = 0;
+        library.check(ort::SessionGetInputCount(api, session.get(), &inputs), "reading the model's inputs");
+        ort::TypeInfo* type = nullptr;
+        library.check(ort::SessionGetInputTypeInfo(api, session.get(), 0, &type), "reading the model's inputs");
+        const auto [element, shape] = tensor(type);
+        const std::vector<std::int64_t> wanted = {-1, 3, input.preprocess.height, input.preprocess.width};
+        bool same = inputs == 1 && element == ort::ElementType::float32 && shape.size() == wanted.size();
+        for (std::size_t axis = 1; same && axis < wanted.size(); ++axis) {
+            same = shape[axis] == wanted[axis] || shape[axis] < 0;
+        }
+        if (!same) {
+            throw EngineError(
+                "the model takes " + shape_text(shape) + ", and the manifest says float32 " + shape_text(wanted) +
+                "; build the bundle again");
+        }
+        return shape[0] > 0 ? static_cast<int>(shape[0]) : 0;
+    }
+
+    std::pair<ort::ElementType, std::vector<std::int64_t>> tensor(ort::TypeInfo* type) const {
+        const ort::Api& api = *library.api;
+        const auto owned = held(library, type, ort::ReleaseTypeInfo);
+        const ort::TensorInfo* info = nullptr;
+        auto element = ort::ElementType::float32;
+        std::size_t count = 0;
+        library.check(ort::CastTypeInfoToTensorInfo(api, type, &info), "reading the model's inputs");
+        if (info == nullptr) {
+            throw EngineError("the model takes what is no tensor; build the bundle again");
+        }
+        library.check(ort::GetTensorElementType(api, info, &element), "reading the model's inputs");
+        library.check(ort::GetDimensionsCount(api, info, &count), "reading the model's inputs");
+        std::vector<std::int64_t> shape(count);
+        library.check(ort::GetDimensions(api, info, shape.data(), count), "reading the model's inputs");
+        return {element, shape};
+    }
+
+    OnnxRuntime& library;
+    const std::shared_ptr<const Listener> listener;
+    const InputSpec input;
+    const std::vector<OutputSpec> outputs;
+    const std::string in_place_of;
+    std::shared_ptr<ort::Session> session;
+    int fixed = 0;
+};
+
+class OnnxRuntimeLane final : public Lane {
+public:
+    explicit OnnxRuntimeLane(std::shared_ptr<const Network> network) : network_(std::move(network)) {
+        input_.resize(capacity() * network_->input.preprocess.values());
+        for (const OutputSpec& output : network_->outputs) {
+            std::size_t size = size_of(output.dtype);
+            for (std::size_t axis = 1; axis < output.shape.size(); ++axis) {
+                size *= static_cast<std::size_t>(output.shape[axis]);
+            }
+            sizes_.push_back(size);
+            outputs_.emplace_back(capacity() * size);
+        }
+    }
+
+    float* input() override { return input_.data(); }
+
+    void run(int batch) override {
+        if (batch < 1 || static_cast<std::size_t>(batch) > capacity()) {
+            throw EngineError(
+                "the engine takes a batch of 1 to " + std::to_string(capacity()) + ", not of " + std::to_string(batch) +
+                "; build it with --batch");
+        }
+        const Network& network = *network_;
+        const int run = network.fixed > 0 ? network.fixed : batch;
+        const std::size_t pixels = network.input.preprocess.values();
+        for (auto image = static_cast<std::size_t>(batch); image < static_cast<std::size_t>(run); ++image) {
+            std::copy_n(
+                input_.begin() + static_cast<std::ptrdiff_t>((static_cast<std::size_t>(batch) - 1) * pixels), pixels,
+                input_.begin() + static_cast<std::ptrdiff_t>(image * pixels));
+        }
+        const std::vector<std::int64_t> shape = {
+            run, 3, network.input.preprocess.height, network.input.preprocess.width};
+        const auto given = tensor(
+            input_.data(), static_cast<std::size_t>(run) * pixels * sizeof(float), shape, ort::ElementType::float32);
+        std::vector<std::shared_ptr<ort::Value>> made;
+        std::vector<ort::Value*> values;
+        std::vector<const char*> names;
+        for (std::size_t index = 0; index < outputs_.size(); ++index) {
+            const OutputSpec& output = network.outputs[index];
+            std::vector<std::int64_t> whole = output.shape;
+            whole[0] = run;
+            made.push_back(tensor(
+                outputs_[index].data(), static_cast<std::size_t>(run) * sizes_[index], whole,
+                element_of(output.dtype)));
+            values.push_back(made.back().get());
+            names.push_back(output.name.c_str());
+        }
+        const char* const name = network.input.name.c_str();
+        const ort::Value* const in = given.get();
+        network.library.check(
+            ort::Run(
+                *network.library.api, network.session.get(), nullptr, &name, &in, std::size_t{1}, names.data(),
+                names.size(), values.data()),
+            "running the model");
+    }
+
+    int warm_up(int batch) override {
+        std::fill(input_.begin(), input_.end(), 0.0F);
+        run(batch);
+        return 0;
+    }
+
+    const void* output(std::size_t index) const override { return outputs_.at(index).data(); }
+
+private:
+    std::size_t capacity() const { return static_cast<std::size_t>(network_->input.max_batch); }
+
+    // A tensor over memory that stays here.
+    std::shared_ptr<ort::Value> tensor(
+        void* data, std::size_t bytes, const std::vector<std::int64_t>& shape, ort::ElementType element) const {
+        ort::Value* made = nullptr;
+        network_->library.check(
+            ort::CreateTensorWithDataAsOrtValue(
+                *network_->library.api, network_->library.memory, data, bytes, shape.data(), shape.size(), element,
+                &made),
+            "making a tensor");
+        return held(network_->library, made, ort::ReleaseValue);
+    }
+
+    const std::shared_ptr<const Network> network_;
+    std::vector<float> input_;
+    std::vector<std::size_t> sizes_;          // bytes of one image
+    std::vector<std::vector<char>> outputs_;  // of all images
+};
+
+class OnnxRuntimeEngine final : public Engine {
+public:
+    explicit OnnxRuntimeEngine(std::shared_ptr<const Network> network) : network_(std::move(network)) {}
+
+    const std::vector<OutputSpec>& outputs() const override { return network_->outputs; }
+    int min_batch() const override { return network_->fixed > 0 ? network_->fixed : 1; }
+    int opt_batch() const override { return network_->fixed > 0 ? network_->fixed : 1; }
+    int max_batch() const override { return network_->input.max_batch; }
+    int best_batch() const override { return min_batch(); }
+
+    std::string ran_on() const override {
+        return network_->library.name() + " (CPU)" +
+               (network_->in_place_of.empty() ? "" : ", as " + network_->in_place_of);
+    }
+
+    std::unique_ptr<Lane> new_lane() override { return std::make_unique<OnnxRuntimeLane>(network_); }
+
+private:
+    const std::shared_ptr<const Network> network_;
+};
+
+}  // namespace
+
+std::shared_ptr<Engine> open_onnxruntime(const Bundle& bundle, const OnnxRuntimeOptions& options) {
+    const Manifest& manifest = bundle.manifest();
+    if (manifest.portable.empty()) {
+        throw UnavailableError(
+            "the bundle has no network for onnxruntime: " +
+            std::string(
+                manifest.implicit ? "it is quantised implicitly, so INT8 is in its engine alone; build it with "
+                                    "--quantization explicit"
+                                  : "an older trtdet built it; build it again"));
+    }
+    OnnxRuntime& library = OnnxRuntime::of(options.library_folders);
+    return std::make_shared<OnnxRuntimeEngine>(
+        std::make_shared<const Network>(library, bundle.read(manifest.portable), manifest, options));
+}
+
+}  // namespace trtdet
