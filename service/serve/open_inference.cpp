@@ -1,8 +1,6 @@
 #include "open_inference.hpp"
 
 #include <algorithm>
-#include <boost/asio/post.hpp>
-#include <boost/asio/thread_pool.hpp>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -15,6 +13,7 @@
 #include <utility>
 
 #include "inference_request.hpp"
+#include "threads.hpp"
 #include "work.hpp"
 
 namespace trtdet::serve {
@@ -118,7 +117,7 @@ public:
 
     // Numbers in JSON take a while to read.
     void begin() {
-        boost::asio::post(*context_->pool, [self = shared_from_this(), this] { parse(); });
+        context_->pool->post([self = shared_from_this(), this] { parse(); });
     }
 
 private:
