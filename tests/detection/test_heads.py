@@ -94,6 +94,8 @@ def test_rows_of_detections() -> None:
     boxes, scores = decode([rows], make("detections"))
     np.testing.assert_array_equal(boxes, rows[..., :4])
     np.testing.assert_array_equal(scores[0], np.array([[0, 0, 0.9], [0.5, 0, 0], [0, 0, 0]], np.float32))
+    with pytest.raises(ModelError, match=r"; is head.decode 'detections' \(with nms: none\)\?"):
+        decode([rows], make("yolov8"))
     with pytest.raises(ModelError, match=r"expects \(B, N, 6\): a box, its score and its class"):
         decode([rows[..., :5]], make("detections"))
 

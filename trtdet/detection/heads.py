@@ -231,6 +231,8 @@ def _hint(shape: Shape, extra: int, config: Config) -> str:
         return "; the output is transposed, it must be (B, 4 + C, N)"
     if last == count + 4 * bins and rule != "dfl":
         return "; is head.decode 'dfl'?"
+    if last == 6:
+        return "; is head.decode 'detections' (with nms: none)?"
     channels = min(last, middle) if rule == "yolov8" else last
     given = f" (the output has room for {channels - extra})" if channels > extra else ""
     return f"; does 'classes' list the model's classes{given}?"

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from types import ModuleType
 
 import onnx
+import onnx_graphsurgeon as gs
 
 from trtdet.config import Config
-from trtdet.passes import batch, batchnorm, clean, cut_nms, decode, nms, opset, silu
+from trtdet.passes import batch, batchnorm, clean, cut_nms, cut_topk, decode, nms, opset, silu
 from trtdet.passes.base import Options, PassResult, explained
 from trtdet.passes.cut_nms import EmbeddedNms, embedded_nms
 from trtdet.passes.decode import Decoded
@@ -37,7 +38,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Rewritten:
-    """A rewritten model, the result of each pass by its name, and the configuration, changed by an embedded NMS."""
+    """A rewritten model, the result of each pass by its name, and the configuration of what an embedded NMS left."""
 
     model: onnx.ModelProto
     config: Config
@@ -47,13 +48,13 @@ class Rewritten:
 def rewrite(model: onnx.ModelProto, options: Options) -> Rewritten:
     """Runs all passes over a model; the model given is not changed.
 
+    What the model does with its decoded boxes and scores is cut off first: an NMS, or the choice of the best.
+
     Raises:
         ModelError: the model does not fit the configuration or cannot be rewritten.
         ConfigError: the NMS asked for is beyond the backend.
     """
-    with explained("cut_nms"):
-        graph = to_graph(onnx.shape_inference.infer_shapes(model))
-        options = cut_nms.cut(graph, options)
+    graph, options = _cut(model, options)
     results: dict[str, PassResult] = {}
     for rewrite_pass in PASSES:
         name = rewrite_pass.__name__.rpartition(".")[2]
@@ -71,14 +72,21 @@ def rewrite(model: onnx.ModelProto, options: Options) -> Rewritten:
 def raw_outputs(model: onnx.ModelProto, options: Options) -> tuple[onnx.ModelProto, Config]:
     """A model up to the outputs that head decoding reads, and the configuration of them.
 
-    An embedded NMS is cut off, as :func:`rewrite` does, and nothing is decoded.
+    An embedded NMS or TopK is cut off, as :func:`rewrite` does, and nothing is decoded.
 
     Raises:
         ModelError: the model cannot be cut there.
     """
-    with explained("cut_nms"):
-        graph = to_graph(onnx.shape_inference.infer_shapes(model))
-        options = cut_nms.cut(graph, options)
+    graph, options = _cut(model, options)
     with explained("clean"):
         clean.apply(graph, options)
         return to_model(graph), options.config
+
+
+def _cut(model: onnx.ModelProto, options: Options) -> tuple[gs.Graph, Options]:
+    """The graph up to its decoded boxes and scores, or its raw outputs, and the options for it."""
+    with explained("cut_nms"):
+        graph = to_graph(onnx.shape_inference.infer_shapes(model))
+        options = cut_nms.cut(graph, options)
+    with explained("cut_topk"):
+        return graph, cut_topk.cut(graph, options)

@@ -1,0 +1,136 @@
+"""Graphs that end with the best detections, written as exporters write them: cut, and left alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from trtdet.config import Config
+from trtdet.passes import Options, rewrite
+from trtdet.runtime.detector import Detector
+
+CLASSES, ANCHORS, ROWS = 3, 30, 8
+
+BOTH = """
+    moved = Transpose <perm = [0, 2, 1]> (image_rows)
+    boxes_of, scores_of = Split <axis = 2> (moved, parts)
+"""
+# Detect.postprocess and RTDETRDecoder.postprocess of Ultralytics 8.4, exported to opset 17.
+TAILS = {
+    "best anchors": """
+        highest = ReduceMax <axes = [-1], keepdims = 0> (scores_of)
+        first_values, anchors = TopK <axis = 1> (highest, k)
+        anchors_column = Unsqueeze (anchors, last)
+        anchors_wide = Expand (anchors_column, wide_classes)
+        their_scores = GatherElements <axis = 1> (scores_of, anchors_wide)
+        flat = Flatten <axis = 1> (their_scores)
+        values, places = TopK <axis = 1> (flat, k)
+        score = Unsqueeze (values, last)
+        label_number = Mod (places, classes)
+        label_column = Unsqueeze (label_number, last)
+        label = Cast <to = 1> (label_column)
+        among_anchors = Div (places, classes)
+        anchor = GatherElements <axis = 1> (anchors, among_anchors)
+        anchor_column = Unsqueeze (anchor, last)
+        anchor_wide = Expand (anchor_column, wide_boxes)
+        box = GatherElements <axis = 1> (boxes_of, anchor_wide)
+        output0 = Concat <axis = -1> (box, score, label)
+    """,
+    "all scores": """
+        flat = Reshape (scores_of, flat_shape)
+        values, places = TopK <axis = 1> (flat, k)
+        score = Unsqueeze (values, last)
+        query = Div (places, classes)
+        query_column = Unsqueeze (query, last)
+        query_wide = Expand (query_column, wide_boxes)
+        box = GatherElements <axis = 1> (boxes_of, query_wide)
+        before = Mul (query, classes)
+        label_number = Sub (places, before)
+        label_column = Unsqueeze (label_number, last)
+        label = Cast <to = 1> (label_column)
+        output0 = Concat <axis = 2> (box, score, label)
+    """,
+}
+
+
+def exported(net: Any, tail: str) -> onnx.ModelProto:
+    body = (BOTH + tail).replace("(image_rows)", "(rows)")
+    text = f"(float[1,3,8,8] image) => (float[1,{ROWS},6] output0) {{"
+    if "first_wide" in body:
+        body = "first_wide = Expand (zero, wide_boxes)\n" + body
+    text += f"rows_flat = Conv <strides = [8, 8]> (image, w)\nrows = Reshape (rows_flat, rows_shape)\n{body}}}"
+    rng = np.random.default_rng(0)
+    whole: dict[str, Any] = {
+        "w": rng.normal(0, 0.2, ((4 + CLASSES) * ANCHORS, 3, 8, 8)).astype(np.float32),
+        "rows_shape": np.array([1, 4 + CLASSES, ANCHORS]),
+        "parts": np.array([4, CLASSES]),
+        "k": np.array([ROWS]),
+        "last": np.array([-1]),
+        "classes": np.array(CLASSES),
+        "wide_classes": np.array([1, ROWS, CLASSES]),
+        "wide_boxes": np.array([1, ROWS, 4]),
+        "flat_shape": np.array([1, -1]),
+        "zero": np.zeros((1, 1, 1), np.int64),
+    }
+    return net(text, opset=17, **{name: value for name, value in whole.items() if name in text})
+
+
+def configuration(**keys: Any) -> Config:
+    data: dict[str, Any] = {
+        "name": "free",
+        "classes": [f"c{index}" for index in range(CLASSES)],
+        "input": {"size": [8, 8]},
+        "head": {"decode": "detections"},
+        "nms": "none",
+    }
+    return Config.model_validate({**data, **keys})
+
+
+@pytest.mark.parametrize("tail", TAILS)
+@pytest.mark.parametrize("limit", [300, 3])
+def test_the_best_are_those_of_the_model(net: Any, run: Any, tail: str, limit: int) -> None:
+    model = exported(net, TAILS[tail])
+    config = configuration(nms={"iou_threshold": 1, "max_detections": limit, "score_threshold": 0.001})
+    done = rewrite(model, Options(config))
+    assert done.config.head.decode == "boxes" and done.config.nms.max_detections == min(limit, ROWS)
+    assert not {"TopK", "Mod", "GatherElements"} & {node.op_type for node in done.model.graph.node}
+    images = np.random.default_rng(1).uniform(0, 1, (1, 3, 8, 8)).astype(np.float32)
+    rows = run(model, image=images)["output0"][0]
+    rows = rows[rows[:, 4] > 0.001][:limit]
+    assert len(rows) > 2
+    boxes, scores, classes = Detector.running(done.model, done.config, "host")(images).image(0)
+    np.testing.assert_array_equal(boxes, rows[:, :4])
+    np.testing.assert_array_equal(scores, rows[:, 4])
+    np.testing.assert_array_equal(classes, rows[:, 5].astype(int))
+
+
+ANOTHER_CHOICE = {
+    "anchors by the sum of their scores": (
+        "best anchors",
+        "ReduceMax <axes = [-1], keepdims = 0> (scores_of)",
+        "ReduceSum <keepdims = 0> (scores_of, last)",
+    ),
+    "boxes that are not chosen": ("all scores", "(boxes_of, query_wide)", "(boxes_of, first_wide)"),
+    "columns in another order": ("all scores", "(box, score, label)", "(box, label, score)"),
+}
+
+
+@pytest.mark.parametrize("case", ANOTHER_CHOICE)
+def test_rows_that_are_made_in_another_way_stay(net: Any, case: str) -> None:
+    tail, old, new = ANOTHER_CHOICE[case]
+    assert TAILS[tail].count(old) == 1
+    done = rewrite(exported(net, TAILS[tail].replace(old, new)), Options(configuration()))
+    assert done.config.head.decode == "detections"
+
+
+def test_rows_that_are_suppressed_stay(net: Any) -> None:
+    done = rewrite(exported(net, TAILS["all scores"]), Options(configuration(nms={"iou_threshold": 0.5})))
+    assert done.config.head.decode == "detections"
+
+
+def test_rows_of_another_number_of_classes_stay(net: Any) -> None:
+    done = rewrite(exported(net, TAILS["all scores"]), Options(configuration(classes=["a", "b"])))
+    assert done.config.head.decode == "detections"
