@@ -27,6 +27,8 @@ struct ServiceOptions {
     std::uint64_t max_body = 32U << 20U;  // bytes
     ImageLimits limits;
     std::size_t max_images = 32;  // of a request
+    float score_threshold = 0;    // for requests to /v1 that name none; the bundle's where that is higher
+    int max_detections = 0;       // for those that name none; 0 for the bundle's
     int max_requests = 256;       // that are worked on at a time
     std::chrono::milliseconds request_timeout{10'000};
     int unhealthy_after = 20;  // runs that failed one after the other; 0 for never

@@ -1,5 +1,6 @@
 #include "detect.hpp"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -51,8 +52,11 @@ struct Wanted {
 };
 
 // Throws BadQuery.
-Wanted read_wanted(std::string_view query, const Manifest& manifest) {
-    Wanted wanted{manifest.nms.score_threshold, manifest.nms.max_detections};
+Wanted read_wanted(std::string_view query, const Manifest& manifest, const ServiceOptions& options) {
+    Wanted wanted{std::max(options.score_threshold, manifest.nms.score_threshold), manifest.nms.max_detections};
+    if (options.max_detections > 0) {
+        wanted.max_detections = std::min(options.max_detections, wanted.max_detections);
+    }
     for (const auto& [key, value] : parse_query(query)) {
         if (key == "score_threshold") {
             const auto number = parsed<float>(value);
@@ -134,7 +138,7 @@ public:
 
     void begin() {
         try {
-            wanted_ = read_wanted(split_target(request_.head.target).query, detector_->manifest());
+            wanted_ = read_wanted(split_target(request_.head.target).query, detector_->manifest(), context_->options);
             if (auto refusal = find_pictures()) {
                 return refuse(std::move(*refusal));
             }
@@ -228,7 +232,7 @@ std::optional<Response> refuse_detect(const Context& context, const Served& mode
                 listed(taken));
     }
     try {
-        read_wanted(split_target(head.target).query, model.current()->manifest());
+        read_wanted(split_target(head.target).query, model.current()->manifest(), context.options);
         if (type == form) {
             multipart_boundary(head.content_type);
         }

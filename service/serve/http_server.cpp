@@ -22,6 +22,7 @@
 #include <deque>
 #include <mutex>
 #include <optional>
+#include <sstream>
 #include <thread>
 #include <unordered_map>
 #include <utility>
@@ -203,7 +204,15 @@ public:
           presence_(server, *this),
           server_(server),
           socket_(std::move(socket)),
-          timer_(socket_.get_executor()) {}
+          timer_(socket_.get_executor()) {
+        error_code gone;
+        const auto client = socket_.remote_endpoint(gone);
+        if (!gone) {
+            std::ostringstream text;
+            text << client;
+            peer_ = text.str();
+        }
+    }
 
     Connection(const Connection&) = delete;
     Connection& operator=(const Connection&) = delete;
@@ -460,6 +469,9 @@ private:
         head_.target = to_view(message.target());
         head_.content_type = to_view(message[http::field::content_type]);
         head_.content_encoding = to_view(message[http::field::content_encoding]);
+        head_.peer = peer_;
+        head_.request_id = request_id(to_view(message["X-Request-Id"]));
+        head_.traceparent = valid_traceparent(to_view(message["traceparent"]));
         head_.inference_header_length = to_view(message["Inference-Header-Content-Length"]);
         head_.chunked = parser_->chunked();
         if (const auto length = parser_->content_length()) {
@@ -678,6 +690,7 @@ private:
     const Presence presence_;  // before the others, so that it goes when all others are gone, which need the server
     Impl& server_;
     tcp::socket socket_;
+    std::string peer_;
     asio::steady_timer timer_;
     std::uint64_t round_ = 0;  // of the timer: an older one that fires late means nothing
     State state_ = State::header;
@@ -926,7 +939,7 @@ bool HttpServer::Impl::run() {
     const auto left = connections_.size();
     lock.unlock();
     if (!finished) {
-        log_.write(Level::error, "connections were cut, as --stop-timeout was over", {{"count", std::to_string(left)}});
+        log_.write(Level::error, "connections were cut, as --stop-timeout was over", {{"count", left}});
         for (const auto& connection : connections()) {
             connection->cut();
         }

@@ -50,7 +50,7 @@ private:
         if (dropped_ > 0 && has_room(0)) {
             const auto count = std::to_string(dropped_);
             const std::string text =
-                json_ ? R"("message":"lines of the log were dropped, as nobody read them","count":")" + count + "\""
+                json_ ? R"("message":"lines of the log were dropped, as nobody read them","count":)" + count
                       : "lines of the log were dropped, as nobody read them count=" + count;
             if (put({message.logger_name, spdlog::level::warn, text})) {
                 dropped_ = 0;
@@ -146,15 +146,15 @@ void Log::write(Level level, std::string_view message, std::initializer_list<Fie
     std::string line;
     if (impl_->json) {
         line = "\"message\":" + as_json(message);
-        for (const auto& [name, value] : fields) {
-            line += "," + as_json(name) + ":" + as_json(value);
+        for (const auto& field : fields) {
+            line += "," + as_json(field.name) + ":" + (field.is_number ? field.value : as_json(field.value));
         }
     } else {
         line = message;
         // Such as TensorRT's, which may have several lines.
         std::replace_if(line.begin(), line.end(), [](char letter) { return letter >= 0 && letter < ' '; }, ' ');
-        for (const auto& [name, value] : fields) {
-            line += " " + std::string(name) + "=" + (is_plain(value) ? value : as_json(value));
+        for (const auto& [name, value, is_number] : fields) {
+            line += " " + std::string(name) + "=" + (is_number || is_plain(value) ? value : as_json(value));
         }
     }
     // As an argument, not as the format: the line may hold braces.

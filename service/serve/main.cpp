@@ -83,7 +83,18 @@ std::vector<std::pair<std::string, std::filesystem::path>> named_bundles(const s
     return bundles;
 }
 
-// Reads the command line, or leaves with its exit code: 0 after --help and --version, 2 on wrong usage.
+// The environment variable of an option: --max-batch is TRTDET_OPTION_MAX_BATCH. Not TRTDET_SERVE_: for a service that
+// is called trtdet-serve, Kubernetes sets TRTDET_SERVE_PORT to a URL.
+std::string variable_of(const std::string& option) {
+    std::string name = "TRTDET_OPTION_" + option;
+    std::transform(name.begin(), name.end(), name.begin(), [](char letter) {
+        return letter == '-' ? '_' : letter >= 'a' && letter <= 'z' ? static_cast<char>(letter - 'a' + 'A') : letter;
+    });
+    return name;
+}
+
+// Reads the command line and the environment, or leaves with its exit code: 0 after --help and --version, 2 on wrong
+// usage.
 Options read_options(int count, char** arguments) {
     Options options;
     CLI::App app("Serves bundles of 'trtdet build' over HTTP.", "trtdet-serve");
@@ -141,6 +152,12 @@ Options read_options(int count, char** arguments) {
     number("--max-pixels", options.service.limits.max_pixels, 1, 2'000'000'000, "Pixels of an image");
     number("--max-side", options.service.limits.max_side, 1, 1'000'000, "Width and height of an image, in pixels");
     number("--max-images", options.service.max_images, 1, 4096, "Images of a request");
+    number(
+        "--score-threshold", options.service.score_threshold, 0.0F, 1.0F,
+        "Of answers to requests that name none; the bundle's where that is higher");
+    number(
+        "--max-detections", options.service.max_detections, 0, 1'000'000,
+        "Of an image, for requests that name none; 0 for the bundle's");
     number("--max-connections", options.http.max_connections, 1, 1'000'000, "Open connections");
     number("--max-requests", options.service.max_requests, 1, 1'000'000, "Requests that are worked on at a time");
     number("--header-timeout", header, 0.001, day, "For a request's header, in seconds");
@@ -161,6 +178,12 @@ Options read_options(int count, char** arguments) {
         ->capture_default_str();
     app.add_flag("--log-json", options.log_json, "Log lines as JSON");
 
+    for (auto* option : app.get_options()) {
+        const auto name = option->get_name(false, true);
+        if (name.find("help") == std::string::npos && name.find("version") == std::string::npos) {
+            option->envname(variable_of(option->get_single_name()));
+        }
+    }
     try {
         app.parse(count, arguments);
         options.bundles = named_bundles(bundles);
@@ -255,7 +278,7 @@ void allow_descriptors(int connections, Log& log) {
     if (limit.rlim_cur < needed) {
         log.write(
             Level::warning, "the limit of open files is too low for --max-connections",
-            {{"limit", std::to_string(limit.rlim_cur)}, {"needed", std::to_string(needed)}});
+            {{"limit", limit.rlim_cur}, {"needed", needed}});
     }
 }
 

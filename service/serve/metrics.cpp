@@ -6,9 +6,17 @@
 #include <prometheus/registry.h>
 #include <prometheus/text_serializer.h>
 
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <sstream>
+#include <system_error>
+#include <utility>
 
 #include "trtdet/engine.hpp"
 
@@ -101,6 +109,59 @@ public:
     prometheus::Histogram& run = histogram("trtdet_run_seconds", "The engine's run of a batch", short_times());
     prometheus::Histogram& batch_images = histogram("trtdet_batch_images", "Images in a batch", batches());
 
+    prometheus::Family<prometheus::Gauge>& model_queues = prometheus::BuildGauge()
+                                                              .Name("trtdet_model_queue_images")
+                                                              .Help("Images that wait for a batch, by model")
+                                                              .Register(registry);
+    prometheus::Family<prometheus::Gauge>& running =
+        prometheus::BuildGauge().Name("trtdet_running_batches").Help("Batches in work, by model").Register(registry);
+    prometheus::Family<prometheus::Gauge>& lanes = prometheus::BuildGauge()
+                                                       .Name("trtdet_lane_batch_age_seconds")
+                                                       .Help("How long a lane has its batch; 0 where it waits for one")
+                                                       .Register(registry);
+    prometheus::Counter& cpu = counter("process_cpu_seconds_total", "User and system time");
+    prometheus::Gauge& resident = gauge("process_resident_memory_bytes", "Resident memory");
+    prometheus::Gauge& address_space = gauge("process_virtual_memory_bytes", "Address space in use");
+    prometheus::Gauge& descriptors = gauge("process_open_fds", "Open descriptors");
+    prometheus::Gauge& most_descriptors = gauge("process_max_fds", "Descriptors that may be open");
+    prometheus::Gauge& threads = gauge("process_threads", "Threads");
+    std::mutex text_mutex;
+
+    // What of this cannot be read keeps its value.
+    void read_process() {
+        rusage usage{};
+        if (getrusage(RUSAGE_SELF, &usage) == 0) {
+            const auto total = [](const timeval& time) {
+                return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) / 1e6;
+            };
+            cpu.Increment(std::max(0.0, total(usage.ru_utime) + total(usage.ru_stime) - cpu.Value()));
+        }
+        rlimit limit{};
+        if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+            most_descriptors.Set(static_cast<double>(limit.rlim_cur));
+        }
+        std::ifstream status("/proc/self/status");
+        for (std::string line; std::getline(status, line);) {
+            std::istringstream words(line);
+            std::string name;
+            double number = 0;
+            words >> name >> number;
+            if (name == "VmSize:") {
+                address_space.Set(number * 1024);
+            } else if (name == "VmRSS:") {
+                resident.Set(number * 1024);
+            } else if (name == "Threads:") {
+                threads.Set(number);
+            }
+        }
+        std::error_code error;
+        std::filesystem::directory_iterator open_files("/proc/self/fd", error);
+        if (!error) {
+            // Less the folder itself.
+            descriptors.Set(static_cast<double>(std::distance(open_files, std::filesystem::directory_iterator()) - 1));
+        }
+    }
+
     std::mutex bundle_mutex;
     std::map<std::string, prometheus::Gauge*> bundle;  // of bundles, by the name that they are served as
 };
@@ -175,8 +236,23 @@ void Metrics::bodies(double change) {
     impl_->held.Increment(change);
 }
 
-std::string Metrics::text(std::size_t queued) {
+std::string Metrics::text(const std::vector<ModelState>& models) {
+    // One at a time: the last word on a gauge is of the same moment as the text.
+    const std::lock_guard lock(impl_->text_mutex);
+    std::size_t queued = 0;
+    for (const auto& model : models) {
+        const std::pair<const std::string, std::string> name{"served_as", model.served_as};
+        impl_->model_queues.Add({name}).Set(static_cast<double>(model.queued));
+        queued += model.queued;
+        int busy = 0;
+        for (std::size_t lane = 0; lane < model.running.size(); ++lane) {
+            busy += model.running[lane].count() > 0 ? 1 : 0;
+            impl_->lanes.Add({name, {"lane", std::to_string(lane)}}).Set(seconds(model.running[lane]));
+        }
+        impl_->running.Add({name}).Set(busy);
+    }
     impl_->queue.Set(static_cast<double>(queued));
+    impl_->read_process();
     std::ostringstream text;
     prometheus::TextSerializer().Serialize(text, impl_->registry.Collect());
     return text.str();

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace trtdet::serve {
 
@@ -17,6 +18,13 @@ struct BundleInfo {
     std::string content_hash;
     std::string ran_on;
     std::string trtdet_version;  // that built it
+};
+
+// What a model does at this moment.
+struct ModelState {
+    std::string served_as;
+    std::size_t queued = 0;                                    // images that wait
+    std::vector<std::chrono::steady_clock::duration> running;  // how long each lane has run its batch; 0 where it waits
 };
 
 // Any thread may call any member at any time.
@@ -53,8 +61,8 @@ public:
     void in_flight(int change);
     void bodies(double change);  // in bytes
 
-    // Everything as text, version 0.0.4. queued: images that wait at this moment.
-    std::string text(std::size_t queued);
+    // Everything as text, version 0.0.4.
+    std::string text(const std::vector<ModelState>& models);
 
     static constexpr const char* content_type = "text/plain; version=0.0.4; charset=utf-8";
 

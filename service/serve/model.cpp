@@ -169,7 +169,7 @@ private:
              {"model", manifest.model_name},
              {"content_hash", manifest.content_hash},
              {"runs_on", detector.ran_on()},
-             {"cuda_graphs", std::to_string(detector.graphs())}});
+             {"cuda_graphs", detector.graphs()}});
     }
 
     // After stop() nothing takes the place of nothing. What was replaced is let go of when the lock has been.

@@ -130,7 +130,8 @@ private:
         } catch (const InferenceError& error) {
             return refuse(error_response(400, "bad-inference", error.what()));
         } catch (const std::exception& error) {
-            context_->log.write(Level::error, "a request failed", {{"reason", error.what()}});
+            context_->log.write(
+                Level::error, "a request failed", {{"reason", error.what()}, {"request_id", request_.head.request_id}});
             return refuse(error_response(500, "internal", "the request failed; the reason is in the service's log"));
         }
         start(wanted_.images);

@@ -1,8 +1,11 @@
 #include "request.hpp"
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
+#include <cstdio>
 #include <nlohmann/json.hpp>
+#include <random>
 
 #include "log.hpp"
 
@@ -60,6 +63,34 @@ std::string shortest(float number) {
 
 std::string path_decoded(std::string_view text) {
     return percent_decoded(text, '+');
+}
+
+std::string request_id(std::string_view given) {
+    constexpr std::string_view marks = "-._~:+/=";
+    const bool good = std::all_of(given.begin(), given.end(), [&](char letter) {
+        return std::isalnum(static_cast<unsigned char>(letter)) != 0 || marks.find(letter) != npos;
+    });
+    if (!given.empty() && given.size() <= 128 && good) {
+        return std::string(given);
+    }
+    thread_local std::mt19937_64 random = [] {
+        std::random_device device;
+        std::seed_seq seeds{device(), device(), device(), device()};
+        return std::mt19937_64(seeds);
+    }();
+    char text[17];
+    std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(random()));
+    return text;
+}
+
+std::string valid_traceparent(std::string_view given) {
+    constexpr std::string_view form = "00-00000000000000000000000000000000-0000000000000000-00";
+    bool good = given.size() == form.size();
+    for (std::size_t i = 0; good && i < form.size(); ++i) {
+        const char letter = given[i];
+        good = form[i] == '-' ? letter == '-' : (letter >= '0' && letter <= '9') || (letter >= 'a' && letter <= 'f');
+    }
+    return good ? std::string(given) : std::string();
 }
 
 Target split_target(std::string_view target) {

@@ -27,6 +27,9 @@ struct Head {
     std::optional<std::uint64_t> length;  // the Content-Length
     bool chunked = false;
     std::string inference_header_length{};  // Inference-Header-Content-Length; empty where there is none
+    std::string peer{};                     // address and port of the client, or of the proxy before it
+    std::string request_id{};               // the client's, or one of our own
+    std::string traceparent{};              // of W3C Trace Context; empty where there is none
 };
 
 struct Request {
@@ -79,6 +82,13 @@ std::vector<std::pair<std::string, std::string>> parse_query(std::string_view qu
 
 // A part of a path with %XX as a byte. Throws BadQuery: as parse_query().
 std::string path_decoded(std::string_view text);
+
+// The X-Request-Id that was given, or a random one where it is missing, longer than 128 bytes, or has other characters
+// than letters, digits and -._~:+/=
+std::string request_id(std::string_view given);
+
+// The header `traceparent` where it is as W3C Trace Context wants it, else nothing.
+std::string valid_traceparent(std::string_view given);
 
 // A request's target in its parts, within the text that was split.
 struct Target {

@@ -64,11 +64,12 @@ Response model(const Context& context, const std::string& name) {
 }
 
 Response metrics(const Context& context) {
-    std::size_t queued = 0;
+    std::vector<ModelState> states;
     for (const auto& model : context.models) {
-        queued += model->current()->queued();
+        const auto detector = model->current();
+        states.push_back({model->name, detector->queued(), detector->running()});
     }
-    return {200, Metrics::content_type, context.metrics.text(queued), {}, {}};
+    return {200, Metrics::content_type, context.metrics.text(states), {}, {}};
 }
 
 Response list(const std::vector<Endpoint>& endpoints) {
@@ -140,6 +141,9 @@ void Service::handle(Request request, Done done) {
 
 void Service::answered(const Head& head, Response& response, Clock::duration took) const {
     use_error_form(head, response);
+    if (!head.request_id.empty()) {
+        response.headers.emplace_back("X-Request-Id", head.request_id);
+    }
     const auto* endpoint = impl_->router.find(split_target(head.target).path);
     impl_->context->metrics.answered(endpoint == nullptr ? "other" : std::string_view(endpoint->path), response.status);
     if (endpoint != nullptr && endpoint->runs && response.status == 200) {
@@ -151,11 +155,14 @@ void Service::answered(const Head& head, Response& response, Clock::duration too
     if (impl_->context->log.shows(Level::debug)) {
         impl_->context->log.write(
             Level::debug, "answered",
-            {{"method", head.method},
+            {{"peer", head.peer},
+             {"request_id", head.request_id},
+             {"traceparent", head.traceparent},
+             {"method", head.method},
              {"target", head.target},
-             {"status", std::to_string(response.status)},
-             {"bytes", std::to_string(response.body.size())},
-             {"ms", std::to_string(std::chrono::duration<double, std::milli>(took).count())}});
+             {"status", response.status},
+             {"bytes", response.body.size()},
+             {"ms", std::chrono::duration<double, std::milli>(took).count()}});
     }
 }
 

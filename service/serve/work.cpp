@@ -89,11 +89,13 @@ Response Work::failure(std::size_t index) const {
     } catch (const StoppedError&) {
         return busy_response("stopping", "the service is stopping; send the request again");
     } catch (const EngineError& error) {
-        context_->log.write(Level::error, "the engine failed", {{"reason", error.what()}});
+        context_->log.write(
+            Level::error, "the engine failed", {{"reason", error.what()}, {"request_id", request_.head.request_id}});
         // The reason may name files and devices, which are not the client's.
         return error_response(500, "engine-failed", "the engine failed; the reason is in the service's log");
     } catch (const std::exception& error) {
-        context_->log.write(Level::error, "a request failed", {{"reason", error.what()}});
+        context_->log.write(
+            Level::error, "a request failed", {{"reason", error.what()}, {"request_id", request_.head.request_id}});
         return error_response(500, "internal", "the request failed; the reason is in the service's log");
     }
 }

@@ -156,13 +156,19 @@ public:
     std::size_t capacity() const { return capacity_; }
 
     Clock::duration longest_run() const {
-        const auto now = Clock::now();
-        Clock::duration longest{};
+        const auto all = running();
+        return *std::max_element(all.begin(), all.end());
+    }
+
+    std::vector<Clock::duration> running() const {
         const std::lock_guard lock(mutex_);
+        const auto now = Clock::now();
+        std::vector<Clock::duration> durations;
         for (const auto& start : started_) {
-            longest = std::max(longest, start ? now - *start : Clock::duration{});
+            // A batch that was begun just now is in work, too.
+            durations.push_back(start ? std::max(now - *start, Clock::duration(1)) : Clock::duration{});
         }
-        return longest;
+        return durations;
     }
 
     void stop() {
@@ -381,6 +387,10 @@ std::size_t Detector::queued() const {
 
 std::size_t Detector::capacity() const {
     return impl_->capacity();
+}
+
+std::vector<Clock::duration> Detector::running() const {
+    return impl_->running();
 }
 
 Clock::duration Detector::longest_run() const {

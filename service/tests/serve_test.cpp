@@ -418,7 +418,7 @@ TEST_CASE("a queue that is full and too many requests are refused at once, until
     CHECK(running.get().status == 200);
     CHECK(waiting.get().status == 200);
     CHECK(serving.call(request()).status == 200);
-    CHECK_THAT(serving.metrics.text(0), Contains("trtdet_requests_in_flight 0"));
+    CHECK_THAT(serving.metrics.text({}), Contains("trtdet_requests_in_flight 0"));
 }
 
 TEST_CASE("an image whose time is over is not decoded", "[service]") {

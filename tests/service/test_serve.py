@@ -473,7 +473,105 @@ def test_the_log_is_json_where_wanted(serve: Serve) -> None:
     assert all({"time", "level", "message"} <= line.keys() for line in lines)
     (access,) = [line for line in lines if line["message"] == "answered"]
     assert access["target"] == '/"{}\\'
-    assert access["status"] == "404"
+    assert access["status"] == 404
+    assert access["ms"] >= 0
+    assert re.fullmatch(r"127\.0\.0\.1:\d+", access["peer"])
+    assert re.fullmatch(r"[0-9a-f]{16}", access["request_id"])
+
+
+def test_requests_can_be_followed_through_the_log(serve: Serve, case: Case) -> None:
+    stream = io.BytesIO()
+    Image.new("RGB", (1, 1), (10, 200, 30)).save(stream, "PNG")
+    trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    with serve("--log-json", "--log-level", "debug") as server:
+        own = {"Content-Type": "image/png", "X-Request-Id": "a/b:1", "traceparent": trace}
+        answer = server.call("POST", "/v1/detect", stream.getvalue(), own)
+        assert (answer.status, answer.headers["x-request-id"]) == (500, "a/b:1")
+        # What is no id of the allowed kind is replaced, so that it can forge nothing.
+        made = [
+            server.call("GET", "/", None, {"X-Request-Id": bad, "traceparent": "00-xyz"}) for bad in ('a"b', "a" * 129)
+        ]
+        ids = {answer.headers["x-request-id"] for answer in made}
+        assert len(ids) == 2
+        until(lambda: server.log.read_text().count("answered") == 3)
+    lines = [json.loads(line) for line in server.log.read_text().splitlines()]
+    (failure,) = [line for line in lines if line["message"] == "the engine failed"]
+    access = [line for line in lines if line["message"] == "answered"]
+    assert failure["request_id"] == access[0]["request_id"] == "a/b:1"
+    assert access[0]["traceparent"] == trace
+    assert {line["request_id"] for line in access[1:]} == ids
+    assert access[1]["traceparent"] == ""
+
+
+def test_thresholds_can_be_set_for_all_requests(serve: Serve, case: Case) -> None:
+    picture = max(case.pictures, key=lambda one: len(one.found[case.hashes[0]].scores))
+    scores = picture.found[case.hashes[0]].scores
+    few = int((scores > 0.45).sum())
+    assert 0 < few < len(scores)
+
+    def count(server: Server, query: str = "") -> int:
+        return len(server.detect(picture.data, query).json["images"][0]["detections"])
+
+    with serve("--score-threshold", 0.45) as server:
+        assert count(server) == few
+        assert count(server, "?score_threshold=0.1") == len(scores)  # a request's own word counts
+    with serve("--max-detections", 1, "--score-threshold", 0.01) as server:
+        assert count(server) == 1
+        assert count(server, "?max_detections=2") == 2
+
+
+def test_options_can_come_from_the_environment(
+    server: Server, case: Case, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, value in {
+        "BUNDLE": case.bundles[1],
+        "RECORDING": case.recordings,
+        "LOG_JSON": "true",
+        "LOG_LEVEL": "debug",
+        "MAX_IMAGES": 1,
+    }.items():
+        monkeypatch.setenv(f"TRTDET_OPTION_{name}", str(value))
+    with Server(server.program, ["--max-images", 2], tmp_path / "environment") as other:
+        assert other.detect(case.pictures[0].data).json["model"]["content_hash"] == case.hashes[1]
+        body, kind = form([(picture.file.name, picture.data) for picture in case.pictures[:2]])
+        assert other.detect(body, kind=kind).status == 200  # the command line comes first
+    assert all(json.loads(line) for line in other.log.read_text().splitlines())
+    monkeypatch.setenv("TRTDET_OPTION_LANES", "many")
+    done = subprocess.run([server.program], capture_output=True, text=True, check=False, timeout=PATIENCE)
+    assert done.returncode == 2
+    assert "many" in done.stderr
+    monkeypatch.delenv("TRTDET_OPTION_LANES")
+    shown = subprocess.run([server.program, "--help"], capture_output=True, text=True, check=True).stdout
+    named = set(re.findall(r"--([a-z-]+[a-z])", shown)) - {"help", "version"}
+    assert set(re.findall(r"Env:TRTDET_OPTION_([A-Z_]+)", shown)) == {
+        one.upper().replace("-", "_") for one in named
+    } | {"BUNDLE"}
+
+
+def test_lanes_and_the_process_are_measured(serve: Serve, case: Case) -> None:
+    with serve(f"other={case.bundles[1]}", "--lanes", 3, "--recording-time", 1500) as server:
+        label = 'served_as="other"'
+        with server.raw() as stream:
+            stream.sendall(post(case.pictures[0].data, "/v1/models/other/detect"))
+            until(lambda: total(server.metrics(), "trtdet_running_batches", label) == 1)
+            metrics = server.metrics()
+            ages = [total(metrics, "trtdet_lane_batch_age_seconds", label, f'lane="{lane}"') for lane in range(3)]
+            assert sorted(age > 0 for age in ages) == [False, False, True]
+            assert read_answer(stream).status == 200
+        until(lambda: total(server.metrics(), "trtdet_running_batches") == 0)
+        metrics = server.metrics()
+        assert total(metrics, "trtdet_lane_batch_age_seconds") == 0
+        assert total(metrics, "trtdet_model_queue_images", label) == 0
+        assert len([key for key in metrics if key.startswith("trtdet_lane_batch_age_seconds")]) == 6
+        assert metrics["process_cpu_seconds_total"] > 0
+        assert metrics["process_virtual_memory_bytes"] > metrics["process_resident_memory_bytes"] > 1_000_000
+        assert metrics["process_max_fds"] > metrics["process_open_fds"] > 5
+        assert metrics["process_threads"] >= 6
+        before = metrics["process_open_fds"]
+        streams = [server.raw() for _ in range(5)]
+        until(lambda: server.metrics()["process_open_fds"] >= before + 5)
+        for stream in streams:
+            stream.close()
 
 
 def failed(program: Path, *arguments: object) -> str:

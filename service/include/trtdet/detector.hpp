@@ -83,6 +83,9 @@ public:
     // How many images may wait: queue_capacity, or as many as queue_bytes has room for, but at least one.
     std::size_t capacity() const;
 
+    // How long each lane has been at work on its batch; zero where it has none.
+    std::vector<Clock::duration> running() const;
+
     // How long the batch that was begun first of those that are not finished has been in work; zero where none is. An
     // engine that hangs shows here and nowhere else.
     Clock::duration longest_run() const;
