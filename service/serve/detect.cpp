@@ -34,8 +34,10 @@ std::string listed(const std::vector<std::string_view>& words) {
     return text;
 }
 
+// The bytes say what an image is; none of these says otherwise. The last is what curl sends where nothing is named.
 bool is_image_type(std::string_view type) {
-    return type == "image/jpeg" || type == "image/png" || type == "application/octet-stream";
+    return type.empty() || type == "image/jpeg" || type == "image/png" || type == "application/octet-stream" ||
+           type == "application/x-www-form-urlencoded";
 }
 
 template <typename Number>
@@ -49,6 +51,7 @@ std::optional<Number> parsed(const std::string& text) {
 struct Wanted {
     float score_threshold = 0;
     int max_detections = 0;
+    bool partial = false;  // what was found in some images, where others failed
 };
 
 // Throws BadQuery.
@@ -74,8 +77,14 @@ Wanted read_wanted(std::string_view query, const Manifest& manifest, const Servi
                     std::to_string(manifest.nms.max_detections) + " (with which the bundle was built)");
             }
             wanted.max_detections = *number;
+        } else if (key == "partial") {
+            if (value != "true" && value != "false") {
+                throw BadQuery("partial is " + quote(value) + ", allowed is true or false");
+            }
+            wanted.partial = value == "true";
         } else {
-            throw BadQuery("the query has the key " + quote(key) + "; allowed are score_threshold and max_detections");
+            throw BadQuery(
+                "the query has the key " + quote(key) + "; allowed are score_threshold, max_detections and partial");
         }
     }
     return wanted;
@@ -130,6 +139,15 @@ void append(
     text += "],\"batch\":" + std::to_string(found.batch) + ",\"ms\":" + times.dump() + "}";
 }
 
+// The same of an image that failed.
+void append(std::string& text, const Picture& picture, const Response& failure) {
+    text += "{";
+    if (!picture.name.empty()) {
+        text += "\"name\":" + json_text(picture.name) + ",";
+    }
+    text += "\"error\":" + json_text({{"type", failure.error}, {"message", failure.message}}) + "}";
+}
+
 // A request to detect.
 class Detection : public Work {
 public:
@@ -168,7 +186,7 @@ private:
             auto& picture = pictures_.emplace_back();
             picture.name = part.filename.empty() ? std::move(part.name) : std::move(part.filename);
             picture.bytes = part.body;
-            if (!part.content_type.empty() && !is_image_type(part.content_type)) {
+            if (!is_image_type(part.content_type)) {
                 return error_response(
                     415, "unsupported-media-type",
                     which(pictures_.size() - 1) + "it has the Content-Type " + quote(part.content_type) +
@@ -187,6 +205,8 @@ private:
         return "image " + std::to_string(index) + (name.empty() ? "" : " (" + quote(name) + ")") + ": ";
     }
 
+    bool all_or_nothing() const override { return !wanted_.partial; }
+
     void prepare(std::size_t index) override {
         auto& picture = pictures_[index];
         const auto begin = Clock::now();
@@ -198,7 +218,11 @@ private:
     }
 
     Response answer() override {
-        if (failed()) {
+        std::size_t failures = 0;
+        for (std::size_t i = 0; i < pictures_.size(); ++i) {
+            failures += failed(i) ? 1 : 0;
+        }
+        if (failures > 0 && (!wanted_.partial || failures == pictures_.size())) {
             return failure(first_failed());
         }
         const auto& manifest = detector_->manifest();
@@ -208,6 +232,12 @@ private:
             ",\"images\":[";
         for (std::size_t i = 0; i < pictures_.size(); ++i) {
             response.body += i == 0 ? "" : ",";
+            if (failed(i)) {
+                const auto why = failure(i);
+                append(response.body, pictures_[i], why);
+                context_->metrics.error(why.error);
+                continue;
+            }
             append(response.body, pictures_[i], found(i), wanted_, manifest.classes);
             context_->metrics.image(pictures_[i].decoded, found(i).queued, found(i).detections.size());
         }
@@ -228,8 +258,7 @@ std::optional<Response> refuse_detect(const Context& context, const Served& mode
         const std::vector<std::string_view> taken{"image/jpeg", "image/png", "application/octet-stream", form};
         return error_response(
             415, "unsupported-media-type",
-            "the Content-Type is " + (type.empty() ? std::string("missing") : quote(type)) + "; expected " +
-                listed(taken));
+            "the Content-Type is " + quote(type) + "; expected " + listed(taken) + ", or none");
     }
     try {
         read_wanted(split_target(head.target).query, model.current()->manifest(), context.options);

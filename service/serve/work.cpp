@@ -28,7 +28,7 @@ void Work::start(std::size_t images) {
 
 void Work::run(std::size_t index) noexcept {
     try {
-        if (index > first_failed_) {
+        if (index > first_failed_ && all_or_nothing()) {
             throw StoppedError("not tried: an image before this one failed");
         }
         if (Clock::now() >= deadline() || (request_.abandoned && *request_.abandoned)) {

@@ -39,12 +39,16 @@ protected:
     // What a detector is to call with the image's outcome.
     std::function<void(Outcome)> settled(std::size_t index);
 
+    // Whether an image that fails makes the others useless.
+    virtual bool all_or_nothing() const { return true; }
+
     // Answers at once, instead of start().
     void refuse(Response response);
 
     // Whether an image failed; the first that did.
     bool failed() const { return first_failed_ < outcomes_.size(); }
     std::size_t first_failed() const { return first_failed_; }
+    bool failed(std::size_t index) const { return outcomes_[index].error != nullptr; }
 
     // The answer for an image that failed. What an engine failed of is logged.
     Response failure(std::size_t index) const;

@@ -263,7 +263,8 @@ TEST_CASE("a query narrows what is answered", "[service]") {
         {"?max_detections=0", "allowed is 1 to 3"},
         {"?max_detections=4", "allowed is 1 to 3"},
         {"?max_detections=1.0", "allowed is 1 to 3"},
-        {"?treshold=0.5", "the key \"treshold\"; allowed are score_threshold and max_detections"},
+        {"?treshold=0.5", "the key \"treshold\"; allowed are score_threshold, max_detections and partial"},
+        {"?partial=1", "partial is \"1\", allowed is true or false"},
         {"?max_detections=1&max_detections=2", "twice"},
         {"?%ff%0a=1", "the key \"\\ufffd\\n\""},
         {"?a=%", "hexadecimal"},
@@ -309,6 +310,34 @@ TEST_CASE("the first bad image of several is named, with nothing of the client u
     CHECK_THAT(message(wrong), Contains("image 0 (\"a.jpg\"): ") && Contains("image/gif"));
 }
 
+TEST_CASE("where partial answers are wanted, an image that failed is the loss of no other", "[service]") {
+    Serving serving;
+    const auto good = part("b", file_header, png(4, 4, 0));
+    const auto bad = part("b", "Content-Disposition: form-data; name=x", "no image");
+    const auto detect = [&](const std::string& body, const std::string& query) {
+        return serving.detect(body + "--b--", query, "multipart/form-data; boundary=b");
+    };
+    const auto response = detect(bad + good + bad + good, "?partial=true");
+    REQUIRE(response.status == 200);
+    const auto images = Json::parse(response.body)["images"];
+    REQUIRE(images.size() == 4);
+    for (const std::size_t index : {0U, 2U}) {
+        CHECK(images[index]["name"] == "x");
+        CHECK(images[index]["error"]["type"] == "bad-image");
+        CHECK_THAT(
+            images[index]["error"]["message"].get<std::string>(), Contains("image " + std::to_string(index) + " "));
+        CHECK_FALSE(images[index].contains("detections"));
+        CHECK(images[index + 1]["detections"].size() == 2);
+        CHECK_FALSE(images[index + 1].contains("error"));
+    }
+    CHECK_THAT(serving.metrics.text({}), Contains("trtdet_errors_total{type=\"bad-image\"} 2"));
+    CHECK(detect(bad + good, "?partial=false").status == 400);
+    // Nothing was found out: that is an error as a whole.
+    CHECK(detect(bad + bad, "?partial=true").error == "bad-image");
+    serving.engine->fails = true;
+    CHECK(detect(good + bad, "?partial=true").error == "engine-failed");
+}
+
 TEST_CASE("what cannot be taken is refused before its body is read", "[service]") {
     ServiceOptions options;
     options.max_body = 100;
@@ -328,7 +357,7 @@ TEST_CASE("what cannot be taken is refused before its body is read", "[service]"
         {{"POST", "/v1/detect", "image/png", "", {}, false}, 411, "length-required"},
         {{"POST", "/v1/detect", "image/png", "", 101, false}, 413, "body-too-large"},
         {{"POST", "/v1/detect", "image/gif", "", 100, false}, 415, "unsupported-media-type"},
-        {{"POST", "/v1/detect", "", "", 100, false}, 415, "unsupported-media-type"},
+        {{"POST", "/v1/detect", "text/plain", "", 100, false}, 415, "unsupported-media-type"},
         {{"POST", "/v1/detect", "image/png", "gzip", 100, false}, 415, "unsupported-media-type"},
         {{"POST", "/v1/detect", "multipart/form-data", "", 100, false}, 400, "bad-multipart"},
         {{"POST", "/v1/detect?x=1", "image/png", "", 100, false}, 400, "bad-query"},
@@ -345,6 +374,7 @@ TEST_CASE("what cannot be taken is refused before its body is read", "[service]"
     CHECK(refused->headers == std::vector<std::pair<std::string, std::string>>{{"Allow", "POST"}});
     CHECK_FALSE(serving.service->refuse({"POST", "http://host/v1/detect", "image/PNG; x", "", 100, false}));
     CHECK_FALSE(serving.service->refuse({"POST", "/v1/detect", "image/jpeg", "identity", {}, true}));
+    CHECK_FALSE(serving.service->refuse({"POST", "/v1/detect", "", "", 100, false}));
     CHECK_FALSE(serving.service->refuse({"HEAD", "/metrics?collect=all", "", "", {}, false}));
 }
 
