@@ -308,7 +308,7 @@ def listening(command: Sequence[object]) -> Iterator[int]:
             process.wait()
             listening.join()
             raise BackendError(f"the service did not start: {one_line(''.join(said[-3:]) or 'it said nothing')}")
-        port = int(url.split()[1].rpartition(":")[2])
+        port = int(next(word for word in url.split() if "://" in word).rpartition(":")[2])
         wait_until_ready(port)
         yield port
     finally:
