@@ -8,7 +8,10 @@
 #include <optional>
 #include <thread>
 #include <utility>
+#include <variant>
 
+#include "pool.hpp"
+#include "preprocess.hpp"
 #include "text.hpp"
 #include "trtdet/errors.hpp"
 
@@ -67,8 +70,7 @@ Layout layout_of(const Manifest& manifest, const Engine& engine) {
 }
 
 struct Job {
-    std::vector<float> input;
-    std::optional<Placement> placement;  // none where boxes stay in pixels of the input
+    std::variant<Resized, std::vector<float>> input;  // an image, or what the network takes
     Clock::time_point arrived;
     Clock::time_point deadline;
     std::function<void(Outcome)> done;
@@ -82,6 +84,16 @@ void answer(Job& job, Outcome outcome) {
         done(std::move(outcome));
     } catch (...) {
         // A callback must not throw; the others of the batch must get their answer all the same.
+    }
+}
+
+// Writes an image's part of the network's input.
+void fill(const Job& job, const Preprocess& to, float* input) {
+    if (const auto* const image = std::get_if<Resized>(&job.input)) {
+        normalise(*image, to, input);
+    } else {
+        const auto& values = std::get<std::vector<float>>(job.input);
+        std::copy(values.begin(), values.end(), input);
     }
 }
 
@@ -105,8 +117,10 @@ public:
         const int most = engine_->max_batch();
         max_batch_ = static_cast<std::size_t>(
             options_.max_batch > 0 ? std::min(options_.max_batch, most) : engine_->best_batch());
+        const std::size_t most_lanes = static_cast<std::size_t>(std::max(1, options_.lanes));
+        pool_ = std::make_unique<Pool>(std::min(threads_of(options_), max_batch_ - 1), most_lanes);
         std::vector<std::unique_ptr<Lane>> lanes;
-        for (int index = 0; index < std::max(1, options_.lanes); ++index) {
+        for (std::size_t index = 0; index < most_lanes; ++index) {
             lanes.push_back(engine_->new_lane());
             const int graphs = lanes.back()->warm_up(static_cast<int>(max_batch_));
             graphs_ = index == 0 ? graphs : std::min(graphs_, graphs);
@@ -122,18 +136,21 @@ public:
         }
     }
 
-    void detect(const Image& image, Clock::time_point deadline, std::function<void(Outcome)> done) {
+    // done has a callback for each image.
+    void detect(
+        Span<const ImageView> images, Clock::time_point deadline, std::vector<std::function<void(Outcome)>> done) {
         {
             // Before the work, which is for nothing otherwise.
             const std::lock_guard lock(mutex_);
-            check_room();
+            check_room(images.size());
         }
-        Job job;
-        job.input.resize(pixels_);
-        job.placement = preprocess(image, manifest_.input.preprocess, job.input.data());
-        job.deadline = deadline;
-        job.done = std::move(done);
-        enqueue(std::move(job));
+        std::vector<Job> jobs(images.size());
+        for (std::size_t index = 0; index < jobs.size(); ++index) {
+            jobs[index].input = resize(images[index], manifest_.input.preprocess);
+            jobs[index].deadline = deadline;
+            jobs[index].done = std::move(done[index]);
+        }
+        enqueue(std::move(jobs));
     }
 
     void detect_input(std::vector<float> input, Clock::time_point deadline, std::function<void(Outcome)> done) {
@@ -141,11 +158,11 @@ public:
             throw ImageError(
                 "the input has " + std::to_string(input.size()) + " values, expected " + std::to_string(pixels_));
         }
-        Job job;
-        job.input = std::move(input);
-        job.deadline = deadline;
-        job.done = std::move(done);
-        enqueue(std::move(job));
+        std::vector<Job> jobs(1);
+        jobs[0].input = std::move(input);
+        jobs[0].deadline = deadline;
+        jobs[0].done = std::move(done);
+        enqueue(std::move(jobs));
     }
 
     std::size_t queued() const {
@@ -190,12 +207,15 @@ public:
     int graphs() const { return graphs_; }
 
 private:
-    void enqueue(Job job) {
+    // All or none.
+    void enqueue(std::vector<Job> jobs) {
         {
             const std::lock_guard lock(mutex_);
-            check_room();
-            job.arrived = Clock::now();
-            queue_.push_back(std::move(job));
+            check_room(jobs.size());
+            for (Job& job : jobs) {
+                job.arrived = Clock::now();
+            }
+            queue_.insert(queue_.end(), std::make_move_iterator(jobs.begin()), std::make_move_iterator(jobs.end()));
         }
         // All: one may wait for work, another one for more of it.
         changed_.notify_all();
@@ -206,14 +226,20 @@ private:
         return std::min(options.queue_capacity, std::max<std::size_t>(1, options.queue_bytes / image_bytes));
     }
 
-    void check_room() const {
+    static std::size_t threads_of(const DetectorOptions& options) {
+        return options.threads > 0 ? static_cast<std::size_t>(options.threads)
+                                   : std::max(1U, std::thread::hardware_concurrency()) - 1;
+    }
+
+    void check_room(std::size_t images) const {
         if (stopping_) {
             throw StoppedError("the detector was stopped and takes no more images; open the bundle again");
         }
-        if (queue_.size() >= capacity_) {
+        if (queue_.size() + images > capacity_) {
             throw OverloadedError(
-                std::to_string(queue_.size()) +
-                " images wait, and no more are taken; try again later, or give the queue more room");
+                std::to_string(queue_.size()) + " images wait, there is room for " + std::to_string(capacity_) +
+                ", and " + std::to_string(images) +
+                " more are not taken; try again later, or give the queue more room");
         }
     }
 
@@ -256,49 +282,44 @@ private:
             if (batch.empty()) {
                 continue;
             }
-            if (const std::exception_ptr error = run(lane, batch.data(), batch.size())) {
-                if (batch.size() == 1) {
-                    refuse(batch[0], error);
-                    continue;
-                }
-                // An image that the engine cannot take must not be the others' loss.
-                for (Job& job : batch) {
-                    if (const std::exception_ptr its_own = run(lane, &job, 1)) {
-                        refuse(job, its_own);
-                    }
-                }
-            }
+            run(lane, batch);
         }
     }
 
-    // Runs images and answers each, or tells why none was.
-    std::exception_ptr run(Lane& lane, Job* jobs, std::size_t count) {
-        std::vector<Found> found(count);
+    // Runs images and answers each. What fails with one of them alone is not the others' loss.
+    void run(Lane& lane, std::vector<Job>& batch) {
         try {
-            for (std::size_t index = 0; index < count; ++index) {
-                std::copy(jobs[index].input.begin(), jobs[index].input.end(), lane.input() + index * pixels_);
-            }
+            pool_->each(batch.size(), [&](std::size_t index) {
+                fill(batch[index], manifest_.input.preprocess, lane.input() + index * pixels_);
+            });
+            const auto count = static_cast<int>(batch.size());
             const auto start = Clock::now();
-            lane.run(static_cast<int>(count));
+            lane.run(count);
             const auto ran = Clock::now() - start;
             if (options_.on_batch) {
-                options_.on_batch(static_cast<int>(count), ran);
+                options_.on_batch(count, ran);
             }
-            for (std::size_t index = 0; index < count; ++index) {
-                found[index] = {
-                    read(lane, index, jobs[index].placement), static_cast<int>(count), start - jobs[index].arrived,
-                    ran};
-            }
+            pool_->each(batch.size(), [&](std::size_t index) {
+                Job& job = batch[index];
+                Outcome outcome;
+                try {
+                    outcome.found = {
+                        read(lane, index, std::get_if<Resized>(&job.input)), count, start - job.arrived, ran};
+                } catch (...) {
+                    outcome.error = std::current_exception();
+                }
+                answer(job, std::move(outcome));
+            });
         } catch (...) {
-            return std::current_exception();
+            for (Job& job : batch) {
+                if (job.done) {
+                    refuse(job, std::current_exception());
+                }
+            }
         }
-        for (std::size_t index = 0; index < count; ++index) {
-            answer(jobs[index], {std::move(found[index]), nullptr});
-        }
-        return nullptr;
     }
 
-    std::vector<Detection> read(const Lane& lane, std::size_t image, const std::optional<Placement>& placement) const {
+    std::vector<Detection> read(const Lane& lane, std::size_t image, const Resized* resized) const {
         const auto* const boxes = static_cast<const float*>(lane.output(layout_.boxes)) + image * layout_.rows * 4;
         const auto* const scores = static_cast<const float*>(lane.output(layout_.scores));
         std::vector<Detection> found;
@@ -325,9 +346,9 @@ private:
                     {{box[0], box[1], box[2], box[3]}, scores[image * layout_.rows + index], classes[index]});
             }
         }
-        if (placement) {
+        if (resized != nullptr) {
             for (Detection& detection : found) {
-                detection.box = placement->to_image(detection.box);
+                detection.box = resized->placement.to_image(detection.box);
             }
         }
         return found;
@@ -349,6 +370,7 @@ private:
     bool forming_ = false;
     bool stopping_ = false;
 
+    std::unique_ptr<Pool> pool_;
     std::mutex joining_;
     std::vector<std::thread> threads_;
 };
@@ -360,21 +382,32 @@ Detector::~Detector() {
     stop();
 }
 
-std::future<Found> Detector::detect(const Image& image, Clock::time_point deadline) {
-    auto promise = std::make_shared<std::promise<Found>>();
-    std::future<Found> found = promise->get_future();
-    impl_->detect(image, deadline, [promise](Outcome outcome) {
-        if (outcome.error) {
-            promise->set_exception(outcome.error);
-        } else {
-            promise->set_value(std::move(outcome.found));
-        }
-    });
-    return found;
+std::future<Found> Detector::detect(const ImageView& image, Clock::time_point deadline) {
+    return std::move(detect(Span<const ImageView>(&image, 1), deadline).front());
 }
 
-void Detector::detect(const Image& image, Clock::time_point deadline, std::function<void(Outcome)> done) {
-    impl_->detect(image, deadline, std::move(done));
+void Detector::detect(const ImageView& image, Clock::time_point deadline, std::function<void(Outcome)> done) {
+    std::vector<std::function<void(Outcome)>> all;
+    all.push_back(std::move(done));
+    impl_->detect({&image, 1}, deadline, std::move(all));
+}
+
+std::vector<std::future<Found>> Detector::detect(Span<const ImageView> images, Clock::time_point deadline) {
+    std::vector<std::future<Found>> found;
+    std::vector<std::function<void(Outcome)>> done;
+    for (std::size_t index = 0; index < images.size(); ++index) {
+        auto promise = std::make_shared<std::promise<Found>>();
+        found.push_back(promise->get_future());
+        done.emplace_back([promise](Outcome outcome) {
+            if (outcome.error) {
+                promise->set_exception(outcome.error);
+            } else {
+                promise->set_value(std::move(outcome.found));
+            }
+        });
+    }
+    impl_->detect(images, deadline, std::move(done));
+    return found;
 }
 
 void Detector::detect_input(std::vector<float> input, Clock::time_point deadline, std::function<void(Outcome)> done) {

@@ -247,22 +247,90 @@ TEST_CASE("an image whose deadline is over is not run") {
     CHECK(ran == 2);
 }
 
-TEST_CASE("an image that the engine cannot take is not its neighbours' loss") {
+TEST_CASE("a batch that fails fails as a whole, and the next does not") {
     Gate gate;
     DetectorOptions options;
     options.lanes = 1;
     options.max_delay = 0us;
+    std::atomic<int> runs{0};
+    options.on_batch = [&](int, Clock::duration) { ++runs; };
     Detector detector(manifest(), std::make_shared<GatedEngine>(engine(manifest_json()), gate), options);
     auto first = detector.detect(image(0));
     gate.wait_for(1);
     auto good = detector.detect(image(10));
     auto bad = detector.detect(image(15));
-    auto also_good = detector.detect(image(20));
     gate.open();
     CHECK(first.get().batch == 1);
-    CHECK(good.get().detections.at(0).score == score_of(10));
-    CHECK_THROWS_AS(bad.get(), EngineError);
-    CHECK(also_good.get().detections.at(0).score == score_of(20));
+    CHECK_THROWS_WITH(good.get(), Contains("the recording has no image"));
+    CHECK_THROWS_WITH(bad.get(), Contains("the recording has no image"));
+    CHECK(detector.detect(image(10)).get().detections.at(0).score == score_of(10));
+    CHECK(runs == 2);
+}
+
+TEST_CASE("images that are given together run together") {
+    Gate gate;
+    DetectorOptions options;
+    options.lanes = 1;
+    options.max_delay = 1h;
+    options.queue_capacity = 5;
+    Detector detector(manifest(), std::make_shared<GatedEngine>(engine(manifest_json()), gate), options);
+    std::vector<Image> images;
+    for (const int grey : {20, 0, 40, 10}) {
+        images.push_back(image(grey));
+    }
+    const std::vector<ImageView> views(images.begin(), images.end());
+    auto answers = detector.detect(views);
+    // They are not looked at any more.
+    images.clear();
+    gate.wait_for(1);
+    CHECK(detector.detect(Span<const ImageView>()).empty());
+    const Image more = image(30);
+    const std::vector<ImageView> three(3, more);
+    auto taken = detector.detect(three);
+    CHECK_THROWS_WITH(detector.detect(three), Contains("3 images wait, there is room for 5, and 3 more are not taken"));
+    CHECK(detector.queued() == 3);
+    std::vector<ImageView> spoilt = {more, ImageView()};
+    CHECK_THROWS_AS(detector.detect(spoilt), ImageError);
+    CHECK(detector.queued() == 3);
+    gate.open();
+    std::vector<float> scores;
+    for (auto& answer : answers) {
+        const Found found = answer.get();
+        CHECK(found.batch == 4);
+        scores.push_back(found.detections.at(0).score);
+    }
+    CHECK(scores == std::vector<float>{score_of(20), score_of(0), score_of(40), score_of(10)});
+    detector.stop();
+    for (auto& answer : taken) {
+        CHECK(answer.get().batch == 3);
+    }
+}
+
+TEST_CASE("the images of a batch are answered by several threads") {
+    DetectorOptions options;
+    options.lanes = 1;
+    options.max_delay = 1h;
+    options.threads = 2;
+    Detector detector(manifest(), engine(manifest_json()), options);
+    // Each callback waits until there are three, which one thread or two would do for ever.
+    Gate gate;
+    std::promise<void> all;
+    std::atomic<int> answered{0};
+    const auto done = [&](Outcome outcome) {
+        if (++answered == 3) {
+            gate.open();
+        }
+        gate.wait();
+        if (outcome.found.detections.at(0).score == score_of(10) && answered == 4) {
+            all.set_value();
+        }
+    };
+    for (const int grey : {10, 10, 10, 10}) {
+        detector.detect(image(grey), Clock::time_point::max(), done);
+    }
+    CHECK(all.get_future().wait_for(60s) == std::future_status::ready);
+    gate.open();
+    detector.stop();
 }
 
 TEST_CASE("an image that is none is refused where it is given") {

@@ -39,6 +39,7 @@ struct DetectorOptions {
     std::chrono::microseconds max_delay{1000};  // how long an image waits for others to make its batch larger
     std::size_t queue_capacity = 256;           // images that wait; one more is refused
     std::size_t queue_bytes = 1U << 30U;        // of the images that wait, as the network takes them
+    int threads = 0;  // that share with a lane what is done with the images of its batch; 0 for one a core less one
     std::function<void(int batch, Clock::duration ran)> on_batch;  // told of every run, by the thread that ran it
 };
 
@@ -58,18 +59,23 @@ public:
     Detector(const Detector&) = delete;
     Detector& operator=(const Detector&) = delete;
 
-    // Puts an image into the queue; its pre-processing is done in the caller's thread.
+    // Puts an image into the queue, after it was resized in the caller's thread; its pixels are not read any more then.
     //
     // deadline: from when on nobody wants the answer. An image that is still waiting then is not run.
     //
     // The future holds what was found, or throws DeadlineError or EngineError. It waits for no one when it is dropped.
     //
     // Throws ImageError: preprocess() does. OverloadedError: the queue is full. StoppedError: after stop().
-    std::future<Found> detect(const Image& image, Clock::time_point deadline = Clock::time_point::max());
+    std::future<Found> detect(const ImageView& image, Clock::time_point deadline = Clock::time_point::max());
 
-    // The same with a callback, which is called once, by a lane's thread. It must not wait or call stop(); what it
-    // throws is dropped.
-    void detect(const Image& image, Clock::time_point deadline, std::function<void(Outcome)> done);
+    // The same with a callback, which is called once, by a thread of the detector. It must not wait or call stop();
+    // what it throws is dropped.
+    void detect(const ImageView& image, Clock::time_point deadline, std::function<void(Outcome)> done);
+
+    // Several images at once, of which the queue takes all or none: they run together as far as a batch has
+    // room. In their order.
+    std::vector<std::future<Found>> detect(
+        Span<const ImageView> images, Clock::time_point deadline = Clock::time_point::max());
 
     // The same for what the network takes: float32 (3, H, W) as preprocess() makes it. Boxes are in pixels of the
     // network's input and are not clipped to it.
