@@ -1,4 +1,4 @@
-# make demo   the whole way on the shipped detector and generated images
+# make demo   the whole way on the shipped detector and generated images, to an answer of the C++ service
 # make test   style, types and tests, those of service/ included: minutes
 # make test-all   that and 'make test-rest': sanitizers, whole data sets, every command of every page, long searches
 # All three set up .venv first; nothing else has to be installed.
@@ -35,6 +35,9 @@ FUZZ_TARGETS := manifest image recording multipart
 
 demo: $(VENV)/.demo
 	$(BIN)/trtdet demo -o demo
+	@if service/build.sh build/demo -DBUILD_TESTING=OFF; \
+	then service/demo.sh build/demo/serve/trtdet-serve $(BIN)/python demo/bundles/int8 demo/data/val/000001.png; \
+	else echo "C++ service left out: it could not be built, see above; the demo itself is complete"; fi
 
 # What is installed and what is compiled do not wait for each other.
 test:

@@ -13,9 +13,8 @@ std::string built_for_tensorrt() {
 
 std::shared_ptr<Engine> open_tensorrt(const Bundle&, const TensorRtOptions&) {
     throw UnavailableError(
-        "this libtrtdet was built without TensorRT's headers, so it runs no engine, only networks with onnxruntime; "
-        "build "
-        "it with -DTENSORRT_INCLUDE_DIR=the folder of NvInfer.h");
+        "this libtrtdet was built without TensorRT's headers and runs networks with onnxruntime; for engines build it "
+        "with -DTENSORRT_INCLUDE_DIR=the folder of NvInfer.h");
 }
 
 }  // namespace trtdet

@@ -14,11 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 from numpy.typing import NDArray
 
 from trtdet.bundle import Bundle
 from trtdet.data.images import preprocess, read_image
 from trtdet.runtime.detector import Detector
+
+ONNXRUNTIME = Path(onnxruntime.__file__).parent / "capi"
+"""Where the wheel has the library."""
 
 PATIENCE = 60.0
 """Seconds until a test gives up on what should take none: the machine may be busy, sanitizers make all of it slow."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import onnxruntime
 import pytest
 from PIL import Image
-from serving import Picture, Server, check, find
+from serving import ONNXRUNTIME, Picture, Server, check, find
 
 from trtdet.bundle import Bundle
 from trtdet.config import load_config
@@ -17,9 +17,6 @@ from trtdet.demo import shapes
 from trtdet.exporter import SHAPES_MODEL
 from trtdet.pipeline import BuildOptions, CalibrationOptions, build
 from trtdet.runtime.detector import Detector
-
-LIBRARY = Path(onnxruntime.__file__).parent / "capi"
-"""Where the wheel has the library."""
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +32,9 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Sequence[Path]:
 def start(program: Callable[[str], Path], tmp_path: Path) -> Callable[..., Server]:
     """Makes a service on a bundle, with onnxruntime from its wheel and more options."""
     path = program("serve/trtdet-serve")
-    return lambda bundle, *options: Server(path, [bundle, "--library-folder", LIBRARY, *options], tmp_path / "server")
+    return lambda bundle, *options: Server(
+        path, [bundle, "--library-folder", ONNXRUNTIME, *options], tmp_path / "server"
+    )
 
 
 def pictures(bundle: Path, files: Sequence[Path]) -> list[Picture]:
