@@ -3,25 +3,46 @@
 #include <algorithm>
 #include <exception>
 #include <string>
-#include <thread>
 #include <utility>
 
+#include "cores.hpp"
 #include "threads.hpp"
 #include "trtdet/errors.hpp"
 
 namespace trtdet::serve {
 
-void Health::note(const Outcome& outcome) {
+void Health::note(const Outcome& outcome, bool in_time) {
     if (!outcome.error) {
-        failed_in_a_row_ = 0;
+        failed_in_a_row_ = in_time ? 0 : failed_in_a_row_ + 1;
         return;
     }
     try {
         std::rethrow_exception(outcome.error);
     } catch (const EngineError&) {
         ++failed_in_a_row_;
+    } catch (const DeadlineError&) {
+        ++failed_in_a_row_;
     } catch (...) {  // says nothing about the engine
     }
+}
+
+MemoryBudget::Share::~Share() {
+    if (bytes_ > 0) {
+        const std::lock_guard lock(budget_.mutex_);
+        budget_.taken_ -= bytes_;
+        budget_.changed_.notify_all();
+    }
+}
+
+void MemoryBudget::Share::take(std::uint64_t bytes, Clock::time_point deadline) {
+    std::unique_lock lock(budget_.mutex_);
+    const bool room = budget_.changed_.wait_until(
+        lock, deadline, [&] { return budget_.taken_ == 0 || budget_.taken_ + bytes <= budget_.bytes_; });
+    if (!room) {
+        throw DeadlineError("the time for the answer was over before there was memory to decode the image into");
+    }
+    budget_.taken_ += bytes;
+    bytes_ = bytes;
 }
 
 std::optional<std::string> Health::trouble() const {
@@ -29,7 +50,7 @@ std::optional<std::string> Health::trouble() const {
     if (unhealthy_after_ == 0 || failed < unhealthy_after_) {
         return std::nullopt;
     }
-    return "the engine failed on the last " + std::to_string(failed) + " images";
+    return "the engine failed on the last " + std::to_string(failed) + " images, or was too late with them";
 }
 
 namespace {
@@ -49,9 +70,8 @@ Context::Context(ServiceOptions wanted, std::vector<ModelSource> sources, Log& w
       models(served(std::move(sources), options.unhealthy_after)),
       log(where),
       metrics(counts),
-      pool(std::make_unique<Pool>(
-          options.workers > 0 ? options.workers : std::max(1, static_cast<int>(std::thread::hardware_concurrency())))) {
-}
+      decoding(options.max_decoded),
+      pool(std::make_unique<Pool>(options.workers > 0 ? options.workers : usable_cores())) {}
 
 Context::~Context() = default;
 
@@ -73,8 +93,15 @@ std::optional<Response> Context::trouble() const {
     return std::nullopt;
 }
 
+bool Context::hangs(const Served& model) const {
+    return options.engine_timeout.count() > 0 && model.current()->longest_run() >= options.engine_timeout;
+}
+
 std::optional<Response> Context::trouble(const Served& model) const {
-    const auto trouble = model.health.trouble();
+    auto trouble = model.health.trouble();
+    if (hangs(model)) {
+        trouble = "the engine has been running a batch for longer than --engine-timeout";
+    }
     if (!trouble) {
         return std::nullopt;
     }

@@ -3,10 +3,12 @@
 
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -31,7 +33,9 @@ struct ServiceOptions {
     int max_detections = 0;       // for those that name none; 0 for the bundle's
     int max_requests = 256;       // that are worked on at a time
     std::chrono::milliseconds request_timeout{10'000};
-    int unhealthy_after = 20;  // runs that failed one after the other; 0 for never
+    int unhealthy_after = 20;                          // images that failed one after the other; 0 for never
+    std::chrono::milliseconds engine_timeout{30'000};  // a batch that runs for longer hangs; 0 for none
+    std::uint64_t max_decoded = 1U << 30U;             // bytes that are decoded into at a time
 };
 
 // What the runs of an engine say of its health.
@@ -40,7 +44,8 @@ public:
     // unhealthy_after: runs that failed one after the other; 0 for never.
     explicit Health(int unhealthy_after) : unhealthy_after_(unhealthy_after) {}
 
-    void note(const Outcome& outcome);
+    // in_time: before the request's deadline. An engine that is always too late is of no more use than one that fails.
+    void note(const Outcome& outcome, bool in_time);
 
     // Why the process should be started again, if it should: "the engine failed on the last 20 images".
     std::optional<std::string> trouble() const;
@@ -48,6 +53,37 @@ public:
 private:
     const int unhealthy_after_;
     std::atomic<int> failed_in_a_row_{0};
+};
+
+// Memory that many share, each for a while.
+class MemoryBudget {
+public:
+    explicit MemoryBudget(std::uint64_t bytes) : bytes_(bytes) {}
+
+    // A part of it, which goes back with the object.
+    class Share {
+    public:
+        explicit Share(MemoryBudget& budget) : budget_(budget) {}
+        ~Share();
+
+        Share(const Share&) = delete;
+        Share& operator=(const Share&) = delete;
+
+        // Waits until there is room; there always is for one who is alone, however much he wants. Called once.
+        //
+        // Throws DeadlineError: there was none until then.
+        void take(std::uint64_t bytes, Clock::time_point deadline);
+
+    private:
+        MemoryBudget& budget_;
+        std::uint64_t bytes_ = 0;
+    };
+
+private:
+    const std::uint64_t bytes_;
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    std::uint64_t taken_ = 0;
 };
 
 // A model that is to be served.
@@ -90,8 +126,12 @@ struct Context {
     std::optional<Response> trouble() const;
     std::optional<Response> trouble(const Served& model) const;
 
+    // Whether a batch of a model has been running for longer than the engine's timeout.
+    bool hangs(const Served& model) const;
+
     std::atomic<int> in_flight{0};  // requests that hold a Place
     std::atomic<bool> leaving{false};
+    MemoryBudget decoding;
     const std::unique_ptr<Pool> pool;  // decodes and pre-processes
 };
 

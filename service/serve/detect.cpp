@@ -210,7 +210,10 @@ private:
     void prepare(std::size_t index) override {
         auto& picture = pictures_[index];
         const auto begin = Clock::now();
-        const auto image = decode_image(picture.bytes, context_->options.limits);
+        MemoryBudget::Share memory(context_->decoding);
+        const DecodeHooks hooks{
+            [&](std::size_t bytes) { memory.take(bytes, deadline()); }, [this] { return wanted(); }};
+        const auto image = decode_image(picture.bytes, context_->options.limits, hooks);
         picture.width = image.width;
         picture.height = image.height;
         detector_->detect(image, deadline(), settled(index));

@@ -104,8 +104,8 @@ Options read_options(int count, char** arguments) {
     std::vector<std::string> bundles, folders;
     std::int64_t delay = options.model.detector.max_delay.count();
     double recording_time = 0, reload = 1, header = 10, body = 30, idle = 60, write = 30, request = 10, stop = 30,
-           drain = 0;
-    std::uint64_t max_body = 32, max_bodies = 1024;
+           drain = 0, engine = 30;
+    std::uint64_t max_body = 32, max_bodies = 1024, max_decoded = 1024, max_queue = 1024;
     const auto number = [&app](const std::string& name, auto& value, auto low, auto high, const std::string& what) {
         app.add_option(name, value, what)->check(CLI::Range(low, high))->capture_default_str();
     };
@@ -145,10 +145,13 @@ Options read_options(int count, char** arguments) {
         "Images in a batch; 0 for the engine's largest, or 1 on a CPU");
     number("--max-delay-us", delay, 0, 10'000'000, "How long an image waits for others, in microseconds");
     number("--queue", options.model.detector.queue_capacity, 1, 1'000'000, "Images that may wait");
+    number(
+        "--max-queue-mb", max_queue, 1, 1'048'576, "Size of all images that wait, as the network takes them, in MiB");
     number("--threads", options.http.threads, 1, 256, "Threads for connections");
-    number("--workers", options.service.workers, 0, 256, "Threads that decode; 0 for one a core");
+    number("--workers", options.service.workers, 0, 256, "Threads that decode; 0 for one a core that may be used");
     number("--max-body-mb", max_body, 1, 4096, "Size of a request's body, in MiB");
     number("--max-bodies-mb", max_bodies, 1, 1'048'576, "Size of all bodies that are held at a time, in MiB");
+    number("--max-decoded-mb", max_decoded, 1, 1'048'576, "Memory that images are decoded into at a time, in MiB");
     number("--max-pixels", options.service.limits.max_pixels, 1, 2'000'000'000, "Pixels of an image");
     number("--max-side", options.service.limits.max_side, 1, 1'000'000, "Width and height of an image, in pixels");
     number("--max-images", options.service.max_images, 1, 4096, "Images of a request");
@@ -172,6 +175,9 @@ Options read_options(int count, char** arguments) {
     number(
         "--unhealthy-after", options.service.unhealthy_after, 0, 1'000'000,
         "Failures of the engine in a row until /healthz says no; 0 for never");
+    number(
+        "--engine-timeout", engine, 0.0, day,
+        "How long a batch may run until /healthz says no, in seconds; 0 for ever");
     number("--reload-interval", reload, 0.0, day, "How often to look for another bundle; 0 for on SIGHUP only");
     app.add_option("--log-level", level, "Least level that is logged")
         ->check(CLI::IsMember({"debug", "info", "warning", "error"}))
@@ -199,6 +205,9 @@ Options read_options(int count, char** arguments) {
     options.model.detector.max_delay = std::chrono::microseconds(delay);
     options.model.reload_interval = seconds(reload);
     options.service.max_body = max_body << 20U;
+    options.service.max_decoded = max_decoded << 20U;
+    options.model.detector.queue_bytes = max_queue << 20U;
+    options.service.engine_timeout = seconds(engine);
     options.http.max_bodies = max_bodies << 20U;
     options.http.header_timeout = seconds(header);
     options.http.body_timeout = seconds(body);

@@ -123,12 +123,22 @@ public:
 private:
     void parse() noexcept {
         try {
+            read();
+        } catch (...) {
+            end_without_memory();
+        }
+    }
+
+    void read() {
+        try {
             const auto& manifest = detector_->manifest();
             wanted_ = parse_inference(
                 request_.body, request_.head.inference_header_length, manifest.input, output_names(manifest),
                 context_->options.max_images);
         } catch (const InferenceError& error) {
             return refuse(error_response(400, "bad-inference", error.what()));
+        } catch (const std::bad_alloc&) {
+            throw;
         } catch (const std::exception& error) {
             context_->log.write(
                 Level::error, "a request failed", {{"reason", error.what()}, {"request_id", request_.head.request_id}});

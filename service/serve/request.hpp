@@ -52,7 +52,7 @@ struct Response {
 // Makes the answer, in whatever thread wants it; it is called at most once.
 using Answer = std::function<Response()>;
 
-// Takes a request's answer; called once, soon or from another thread. It does not wait.
+// Takes a request's answer; called once, soon or from another thread. It neither waits nor throws.
 using Done = std::function<void(Answer)>;
 
 // 200 with this as the body.

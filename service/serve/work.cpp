@@ -1,6 +1,7 @@
 #include "work.hpp"
 
 #include <exception>
+#include <new>
 #include <utility>
 
 #include "threads.hpp"
@@ -22,7 +23,12 @@ void Work::start(std::size_t images) {
     waiting_ = 2 * images;
     first_failed_ = images;
     for (std::size_t i = 0; i < images; ++i) {
-        context_->pool->post([self = shared_from_this(), i] { self->run(i); });
+        try {
+            context_->pool->post([self = shared_from_this(), i] { self->run(i); });
+        } catch (...) {
+            settle(i, {{}, std::current_exception()});
+            finish();
+        }
     }
 }
 
@@ -31,7 +37,7 @@ void Work::run(std::size_t index) noexcept {
         if (index > first_failed_ && all_or_nothing()) {
             throw StoppedError("not tried: an image before this one failed");
         }
-        if (Clock::now() >= deadline() || (request_.abandoned && *request_.abandoned)) {
+        if (!wanted()) {
             throw DeadlineError("the time for the answer was over before the image was decoded");
         }
         prepare(index);
@@ -42,7 +48,11 @@ void Work::run(std::size_t index) noexcept {
 }
 
 std::function<void(Outcome)> Work::settled(std::size_t index) {
-    return [self = shared_from_this(), index](Outcome outcome) { self->settle(index, std::move(outcome)); };
+    return [self = shared_from_this(), index](Outcome outcome) {
+        // Here and not with the answer, which nobody may be waiting for any more.
+        self->model_.health.note(outcome, Clock::now() < self->deadline());
+        self->settle(index, std::move(outcome));
+    };
 }
 
 void Work::settle(std::size_t index, Outcome outcome) noexcept {
@@ -56,17 +66,25 @@ void Work::settle(std::size_t index, Outcome outcome) noexcept {
 }
 
 void Work::finish() noexcept {
-    if (--waiting_ == 0) {
-        done_([self = shared_from_this()] { return self->finished(); });
+    if (--waiting_ != 0) {
+        return;
     }
+    try {
+        done_([self = shared_from_this()] { return self->finished(); });
+    } catch (...) {
+        end_without_memory();
+    }
+}
+
+void Work::end_without_memory() noexcept {
+    place_.reset();
+    // Without a capture, so that nothing is allocated for it. Whoever asks for an answer and gets this has one ready.
+    done_([]() -> Response { throw std::bad_alloc(); });
 }
 
 Response Work::finished() {
     // Makes room for another request, before the client that waits for this one can send it.
     place_.reset();
-    for (const auto& outcome : outcomes_) {
-        model_.health.note(outcome);
-    }
     return answer();
 }
 
@@ -93,6 +111,9 @@ Response Work::failure(std::size_t index) const {
             Level::error, "the engine failed", {{"reason", error.what()}, {"request_id", request_.head.request_id}});
         // The reason may name files and devices, which are not the client's.
         return error_response(500, "engine-failed", "the engine failed; the reason is in the service's log");
+    } catch (const std::bad_alloc&) {
+        context_->log.write(Level::error, "there is no memory for a request");
+        return busy_response("overloaded", "there is no memory for the request; try again later");
     } catch (const std::exception& error) {
         context_->log.write(
             Level::error, "a request failed", {{"reason", error.what()}, {"request_id", request_.head.request_id}});

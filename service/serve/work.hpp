@@ -55,6 +55,12 @@ protected:
 
     const Found& found(std::size_t index) const { return outcomes_[index].found; }
 
+    // Whether somebody still waits for the answer.
+    bool wanted() const noexcept { return Clock::now() < deadline() && !(request_.abandoned && *request_.abandoned); }
+
+    // Ends a request for which there is no memory; needs none.
+    void end_without_memory() noexcept;
+
     // From when on nobody wants the answer.
     Clock::time_point deadline() const { return request_.arrived + context_->options.request_timeout; }
 

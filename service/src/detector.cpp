@@ -127,8 +127,14 @@ public:
         }
         try {
             started_.resize(lanes.size());
+            threads_.reserve(lanes.size());
             for (std::size_t index = 0; index < lanes.size(); ++index) {
-                threads_.emplace_back([this, index, owned = std::move(lanes[index])] { serve(*owned, index); });
+                // Here and not by the thread, in which nobody could be told that there is no memory.
+                auto batch = std::make_unique<std::vector<Job>>();
+                batch->reserve(max_batch_);
+                threads_.emplace_back([this, index, lane = std::move(lanes[index]), room = std::move(batch)] {
+                    serve(*lane, index, *room);
+                });
             }
         } catch (...) {
             stop();
@@ -243,15 +249,16 @@ private:
         }
     }
 
-    // The next images for a lane to run together, oldest first; none when there will be no more.
-    std::vector<Job> next(std::size_t lane) {
-        std::vector<Job> batch;
+    // Fills a lane's batch with the next images to run together, oldest first. Returns whether there are any; if not,
+    // there will be no more. The batch has room for as many as there may be.
+    bool next(std::size_t lane, std::vector<Job>& batch) {
+        batch.clear();
         std::unique_lock lock(mutex_);
         started_[lane].reset();
         // One lane at a time waits for a batch to fill; the others would take it apart.
         changed_.wait(lock, [&] { return (stopping_ && queue_.empty()) || (!queue_.empty() && !forming_); });
         if (queue_.empty()) {
-            return batch;
+            return false;
         }
         forming_ = true;
         changed_.wait_until(lock, queue_.front().arrived + options_.max_delay, [&] {
@@ -265,18 +272,16 @@ private:
         started_[lane] = Clock::now();
         lock.unlock();
         changed_.notify_all();
-        return batch;
+        return true;
     }
 
-    void serve(Lane& lane, std::size_t index) {
-        for (std::vector<Job> batch = next(index); !batch.empty(); batch = next(index)) {
+    void serve(Lane& lane, std::size_t index, std::vector<Job>& batch) {
+        while (next(index, batch)) {
             const auto now = Clock::now();
             const auto late =
                 std::stable_partition(batch.begin(), batch.end(), [&](const Job& job) { return job.deadline > now; });
             for (auto job = late; job != batch.end(); ++job) {
-                refuse(
-                    *job, std::make_exception_ptr(
-                              DeadlineError("the image waited until its deadline; give it more time, or send fewer")));
+                refuse(*job, late_);
             }
             batch.erase(late, batch.end());
             if (batch.empty()) {
@@ -362,6 +367,10 @@ private:
     const std::size_t capacity_;  // images that may wait
     std::size_t max_batch_ = 1;
     int graphs_ = 0;
+
+    // Made beforehand: a lane has nobody to tell that there is no memory for it.
+    const std::exception_ptr late_ =
+        std::make_exception_ptr(DeadlineError("the image waited until its deadline; give it more time, or send fewer"));
 
     mutable std::mutex mutex_;
     std::condition_variable changed_;

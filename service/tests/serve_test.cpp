@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "bundles.hpp"
+#include "cores.hpp"
 #include "images.hpp"
 #include "inference_request.hpp"
 #include "log.hpp"
@@ -658,6 +659,67 @@ TEST_CASE("answers are counted, and unknown paths under one name", "[metrics]") 
         CHECK_THAT(response.body, Contains(line));
     }
     CHECK_THAT(response.body, !Contains("content_hash=\"1\""));
+}
+
+TEST_CASE("a container's quota is the number of cores", "[cores]") {
+    const auto all = static_cast<int>(std::thread::hardware_concurrency());
+    const auto cores = [](const std::string& group, const std::map<std::string, std::string>& files) {
+        const Folder folder;
+        std::filesystem::create_directories(folder.path() / "proc/self");
+        folder.write("proc/self/cgroup", group);
+        for (const auto& [name, text] : files) {
+            std::filesystem::create_directories((folder.path() / name).parent_path());
+            folder.write(name, text);
+        }
+        return usable_cores(folder.path());
+    };
+    CHECK(cores("", {}) == all);
+    CHECK(cores("0::/\n", {{"sys/fs/cgroup/cpu.max", "max 100000\n"}}) == all);
+    CHECK(cores("0::/\n", {{"sys/fs/cgroup/cpu.max", "50000 100000\n"}}) == 1);
+    CHECK(cores("0::/\n", {{"sys/fs/cgroup/cpu.max", "150000 100000\n"}}) == std::min(all, 2));
+    CHECK(cores("0::/\n", {{"sys/fs/cgroup/cpu.max", "9900000 100000\n"}}) == std::min(all, 99));
+    // Of the group itself and of each that it is in.
+    CHECK(
+        cores(
+            "0::/a/b\n", {{"sys/fs/cgroup/a/cpu.max", "10000 100000"}, {"sys/fs/cgroup/a/b/cpu.max", "max 100000"}}) ==
+        1);
+    const std::string old = "sys/fs/cgroup/cpu,cpuacct/";
+    CHECK(
+        cores(
+            "3:memory:/x\n4:cpu,cpuacct:/x\n",
+            {{old + "cpu.cfs_quota_us", "-1"}, {old + "cpu.cfs_period_us", "100000"}}) == all);
+    CHECK(
+        cores(
+            "4:cpu,cpuacct:/x\n", {{old + "x/cpu.cfs_quota_us", "100000"}, {old + "x/cpu.cfs_period_us", "100000"}}) ==
+        1);
+    CHECK(cores("nonsense\n4:cpu\n", {{"sys/fs/cgroup/cpu.max", "x"}}) == all);
+}
+
+TEST_CASE("memory for decoding is shared, and one who is alone gets what he needs", "[memory]") {
+    MemoryBudget budget(100);
+    std::optional<MemoryBudget::Share> all(std::in_place, budget);
+    all->take(1000, Clock::now());
+    {
+        MemoryBudget::Share none(budget);
+        CHECK_THROWS_AS(none.take(1, Clock::now() + 1ms), DeadlineError);
+    }
+    std::optional<MemoryBudget::Share> first(std::in_place, budget);
+    std::thread waits([&first] { first->take(60, Clock::time_point::max()); });
+    {
+        MemoryBudget other(100);
+        MemoryBudget::Share half(other);
+        half.take(40, Clock::now());
+        MemoryBudget::Share rest(other);
+        rest.take(60, Clock::now());
+        MemoryBudget::Share none(other);
+        CHECK_THROWS_AS(none.take(1, Clock::now()), DeadlineError);
+    }
+    all.reset();
+    waits.join();
+    MemoryBudget::Share second(budget);
+    CHECK_THROWS_AS(second.take(41, Clock::now()), DeadlineError);
+    first.reset();
+    second.take(41, Clock::now());
 }
 
 TEST_CASE("what a client sent cannot forge a line of the log", "[log]") {

@@ -7,6 +7,7 @@ import re
 import socket
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from serving import PATIENCE, Case, Server, call, check, post, read_answer, until
@@ -109,3 +110,74 @@ def test_too_few_threads_are_an_error_of_one_line(serve: Serve, room: int) -> No
     assert process.returncode == (0 if ready else 1), errors
     if not ready:
         assert errors.splitlines()[-1].startswith("trtdet-serve: error: ")
+
+
+def scans(program: Callable[[str], Path], width: int, height: int, count: int) -> bytes:
+    """A JPEG file that goes over its pixels so often, with hardly a byte for each scan."""
+    arguments = [program("tests/trtdet-probe"), "scans", *map(str, (width, height, count))]
+    return subprocess.run(arguments, check=True, capture_output=True).stdout
+
+
+def test_a_small_file_of_many_scans_is_refused(serve: Serve, program: Callable[[str], Path], case: Case) -> None:
+    data = scans(program, 7064, 7064, 98)
+    assert len(data) < 110_000
+    with serve() as server:
+        answer = server.detect(data)
+        assert (answer.status, answer.error) == (413, "image-too-large")
+        assert "7064 x 7064 pixels more often" in answer.json["error"]["message"]
+        check(server.detect(case.pictures[0].data).json["images"][0], case.pictures[0], case.hashes[0])
+
+
+def test_decoding_ends_with_the_time_for_the_answer(serve: Serve, program: Callable[[str], Path], case: Case) -> None:
+    """Files that each take longer than a request may, and would keep the only worker from all others for long."""
+    data = scans(program, 7064, 7064, 20)
+    with serve("--request-timeout", 0.2, "--workers", 1) as server:
+        streams = [server.raw() for _ in range(8)]
+        for stream in streams:
+            stream.sendall(post(data))
+        for stream in streams:
+            assert read_answer(stream).status == 504
+            stream.close()
+        until(lambda: server.metrics()["trtdet_requests_in_flight"] == 0)
+        until(lambda: server.detect(case.pictures[0].data).status == 200)
+        assert server.call("GET", "/healthz").status == 200
+
+
+def test_images_wait_for_the_memory_to_be_decoded_in(serve: Serve, program: Callable[[str], Path]) -> None:
+    """Each takes 100 MB, and there is room for one at a time."""
+    data = scans(program, 4500, 4500, 3)
+    with serve("--max-decoded-mb", 120, "--workers", 4, "--request-timeout", PATIENCE) as server:
+        before = server.peak_memory()
+        streams = [server.raw() for _ in range(6)]
+        for stream in streams:
+            stream.sendall(post(data))
+        # The recording does not know them: they were decoded.
+        assert [read_answer(stream).error for stream in streams] == ["engine-failed"] * 6
+        for stream in streams:
+            stream.close()
+        if not server.sanitized:
+            assert server.peak_memory() - before < 180_000_000
+
+
+def test_an_engine_that_hangs_is_unhealthy(serve: Serve, case: Case) -> None:
+    timeouts = ("--request-timeout", 0.2, "--engine-timeout", 0.5, "--stop-timeout", 0.2)
+    server = serve("--recording-time", 60_000, *timeouts)
+    with server:
+        assert server.detect(case.pictures[0].data).status == 504
+        answer = until(lambda: (found := server.call("GET", "/healthz")).status == 503 and found)
+        assert answer.error == "engine-failed"
+        assert "running a batch for longer than --engine-timeout" in answer.json["error"]["message"]
+        assert server.call("GET", "/readyz").status == 503
+        # Nor does a stop wait for it.
+        server.signal()
+        assert server.process.wait(PATIENCE / 2) == 1
+        server.process.returncode = 0  # as expected
+
+
+def test_an_engine_that_is_always_too_late_is_unhealthy(serve: Serve, case: Case) -> None:
+    options = ("--recording-time", 300, "--request-timeout", 0.1, "--unhealthy-after", 3, "--lanes", 1)
+    with serve(*options) as server:
+        for _ in range(3):
+            assert server.detect(case.pictures[0].data).status == 504
+        answer = until(lambda: (found := server.call("GET", "/healthz")).status == 503 and found)
+        assert "or was too late with them" in answer.json["error"]["message"]
