@@ -15,6 +15,7 @@
 
 #include "trtdet/detector.hpp"
 #include "trtdet/errors.hpp"
+#include "trtdet/recording.hpp"
 
 namespace {
 
@@ -144,7 +145,7 @@ Times time_engine(Engine& engine, const Preprocess& rule, const Source& source, 
     const auto lane = engine.new_lane();
     const std::size_t pixels = rule.values();
     for (std::size_t index = 0; index < static_cast<std::size_t>(batch); ++index) {
-        preprocess(source.image(index), rule, lane->input() + index * pixels);
+        preprocess(source.image(index), rule, lane->input().part(index * pixels, pixels).data());
     }
     for (const auto end = after(options.warm_up); Clock::now() < end;) {
         lane->run(batch);

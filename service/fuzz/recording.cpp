@@ -9,6 +9,7 @@
 #include "bundles.hpp"
 #include "trtdet/engine.hpp"
 #include "trtdet/errors.hpp"
+#include "trtdet/recording.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
     static const trtdet::Manifest manifest = trtdet::parse_manifest(trtdet::tests::manifest_json().dump());
@@ -19,7 +20,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     try {
         const auto engine = trtdet::open_recording("/proc/self/fd/" + std::to_string(file), manifest);
         const auto lane = engine->new_lane();
-        std::fill_n(lane->input(), 3 * 8 * 16, 10.0f);
+        std::fill_n(lane->input().data(), 3 * 8 * 16, 10.0f);
         lane->run(1);
     } catch (const trtdet::EngineError&) {
     }

@@ -14,6 +14,7 @@
 #include "trtdet/bundle.hpp"
 #include "trtdet/engine.hpp"
 #include "trtdet/errors.hpp"
+#include "trtdet/recording.hpp"
 
 namespace trtdet::serve {
 namespace {

@@ -295,7 +295,7 @@ private:
     void run(Lane& lane, std::vector<Job>& batch) {
         try {
             pool_->each(batch.size(), [&](std::size_t index) {
-                fill(batch[index], manifest_.input.preprocess, lane.input() + index * pixels_);
+                fill(batch[index], manifest_.input.preprocess, lane.input().part(index * pixels_, pixels_).data());
             });
             const auto count = static_cast<int>(batch.size());
             const auto start = Clock::now();
@@ -325,16 +325,15 @@ private:
     }
 
     std::vector<Detection> read(const Lane& lane, std::size_t image, const Resized* resized) const {
-        const auto* const boxes = static_cast<const float*>(lane.output(layout_.boxes)) + image * layout_.rows * 4;
-        const auto* const scores = static_cast<const float*>(lane.output(layout_.scores));
+        const auto* const boxes = lane.output(layout_.boxes).as<float>().data() + image * layout_.rows * 4;
+        const auto* const scores = lane.output(layout_.scores).as<float>().data();
         std::vector<Detection> found;
         if (layout_.host) {
             found = non_max_suppression(
                 boxes, scores + image * layout_.rows * layout_.columns, layout_.rows, layout_.columns, manifest_.nms);
         } else {
-            const int count = static_cast<const std::int32_t*>(lane.output(layout_.counts))[image];
-            const auto* const classes =
-                static_cast<const std::int32_t*>(lane.output(layout_.classes)) + image * layout_.rows;
+            const int count = lane.output(layout_.counts).as<std::int32_t>()[image];
+            const auto* const classes = lane.output(layout_.classes).as<std::int32_t>().data() + image * layout_.rows;
             if (count < 0 || static_cast<std::size_t>(count) > layout_.rows) {
                 throw EngineError(
                     "the engine tells of " + std::to_string(count) + " detections, and has room for " +

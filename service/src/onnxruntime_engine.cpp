@@ -383,7 +383,7 @@ public:
         }
     }
 
-    float* input() override { return input_.data(); }
+    Span<float> input() override { return input_; }
 
     void run(int batch) override {
         if (batch < 1 || static_cast<std::size_t>(batch) > capacity()) {
@@ -431,7 +431,10 @@ public:
         return 0;
     }
 
-    const void* output(std::size_t index) const override { return outputs_.at(index).data(); }
+    TensorView output(std::size_t index) const override {
+        const auto& bytes = outputs_.at(index);
+        return {network_->outputs[index].dtype, bytes.data(), bytes.size()};
+    }
 
 private:
     std::size_t capacity() const { return static_cast<std::size_t>(network_->input.max_batch); }

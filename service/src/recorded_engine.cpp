@@ -19,8 +19,8 @@
 #include <thread>
 
 #include "text.hpp"
-#include "trtdet/engine.hpp"
 #include "trtdet/errors.hpp"
+#include "trtdet/recording.hpp"
 
 namespace trtdet {
 
@@ -288,7 +288,7 @@ public:
         }
     }
 
-    float* input() override { return input_.data(); }
+    Span<float> input() override { return input_; }
 
     void run(int batch) override {
         if (batch < 1 || batch > recording_->input.max_batch) {
@@ -307,7 +307,10 @@ public:
         }
     }
 
-    const void* output(std::size_t index) const override { return outputs_.at(index).data(); }
+    TensorView output(std::size_t index) const override {
+        const std::vector<char>& bytes = outputs_.at(index);
+        return {recording_->outputs[index].dtype, bytes.data(), bytes.size()};
+    }
 
 private:
     std::size_t capacity() const { return static_cast<std::size_t>(recording_->input.max_batch); }

@@ -576,12 +576,17 @@ public:
         return specs;
     }
 
-    float* input() override { return static_cast<float*>(input_.host.get()); }
+    Span<float> input() override {
+        return {static_cast<float*>(input_.host.get()), image_bytes_ * batches() / sizeof(float)};
+    }
 
-    const void* output(std::size_t index) const override { return outputs_.at(index).memory.host.get(); }
+    TensorView output(std::size_t index) const override {
+        const Output& output = outputs_.at(index);
+        return {output.spec.dtype, output.memory.host.get(), output.image_bytes * batches()};
+    }
 
     int warm_up(int batch) override {
-        std::memset(input_.host.get(), 0, image_bytes_ * static_cast<std::size_t>(loaded_->max_batch));
+        std::memset(input_.host.get(), 0, image_bytes_ * batches());
         // Where memory does not last for all, one image and the largest batch matter most.
         run(1);
         run(batch);
@@ -652,8 +657,10 @@ private:
         return bytes;
     }
 
+    std::size_t batches() const { return static_cast<std::size_t>(loaded_->max_batch); }
+
     Memory take(std::size_t image_bytes) const {
-        const std::size_t bytes = image_bytes * static_cast<std::size_t>(loaded_->max_batch);
+        const std::size_t bytes = image_bytes * batches();
         return {cuda::allocate_pinned(loaded_->gpu, bytes), cuda::allocate(loaded_->gpu, bytes)};
     }
 

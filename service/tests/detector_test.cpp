@@ -6,6 +6,7 @@
 
 #include "bundles.hpp"
 #include "trtdet/errors.hpp"
+#include "trtdet/recording.hpp"
 
 using namespace trtdet;
 using namespace trtdet::tests;
@@ -71,12 +72,12 @@ private:
 class GatedLane final : public Lane {
 public:
     GatedLane(std::unique_ptr<Lane> lane, Gate& gate) : lane_(std::move(lane)), gate_(gate) {}
-    float* input() override { return lane_->input(); }
+    Span<float> input() override { return lane_->input(); }
     void run(int batch) override {
         gate_.wait();
         lane_->run(batch);
     }
-    const void* output(std::size_t index) const override { return lane_->output(index); }
+    TensorView output(std::size_t index) const override { return lane_->output(index); }
 
 private:
     std::unique_ptr<Lane> lane_;

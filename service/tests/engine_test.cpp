@@ -5,6 +5,7 @@
 
 #include "bundles.hpp"
 #include "trtdet/errors.hpp"
+#include "trtdet/recording.hpp"
 
 using namespace trtdet;
 using namespace trtdet::tests;
@@ -93,16 +94,16 @@ TEST_CASE("a recording gives what was recorded for the nearest image") {
     CHECK(engine->ran_on() == "a recording of 2 images");
     const auto lane = engine->new_lane();
     const std::size_t pixels = 3 * 8 * 16;
-    std::fill_n(lane->input(), pixels, 20.5f);
-    std::fill_n(lane->input() + pixels, pixels, 9.5f);
+    std::fill_n(lane->input().data(), pixels, 20.5f);
+    std::fill_n(lane->input().data() + pixels, pixels, 9.5f);
     lane->run(2);
-    const auto* const scores = static_cast<const float*>(lane->output(1));
+    const auto scores = lane->output(1).as<float>();
     CHECK(scores[0] == 0.2f);
     CHECK(scores[6] == 0.1f);
 
-    std::fill_n(lane->input(), pixels, 15.0f);
+    std::fill_n(lane->input().data(), pixels, 15.0f);
     CHECK_THROWS_WITH(lane->run(1), Contains("no image within 1 grey level"));
-    std::fill_n(lane->input(), pixels, std::numeric_limits<float>::quiet_NaN());
+    std::fill_n(lane->input().data(), pixels, std::numeric_limits<float>::quiet_NaN());
     CHECK_THROWS_AS(lane->run(1), EngineError);
     CHECK_THROWS_WITH(lane->run(5), Contains("a batch of 1 to 4, not of 5"));
     CHECK_THROWS_WITH(lane->run(0), Contains("not of 0"));
@@ -124,10 +125,21 @@ TEST_CASE("a recording makes images that it knows") {
         std::vector<std::uint8_t>{86, 24, 42});
     const auto lane = open_recording(file, manifest)->new_lane();
     for (std::size_t index = 0; index < made.size(); ++index) {
-        preprocess(made[index], manifest.input.preprocess, lane->input());
+        preprocess(made[index], manifest.input.preprocess, lane->input().data());
         lane->run(1);
-        CHECK(static_cast<const float*>(lane->output(1))[0] == 0.1f * static_cast<float>(index + 1));
+        CHECK(lane->output(1).as<float>()[0] == 0.1f * static_cast<float>(index + 1));
     }
+}
+
+TEST_CASE("what a lane reads and writes has a size and a type") {
+    const Folder folder;
+    const Manifest manifest = parse_manifest(manifest_json().dump());
+    const auto lane = open_recording(folder.write("r", recording_of(manifest_json(), images())), manifest)->new_lane();
+    CHECK(lane->input().size() == 4 * 3 * 8 * 16);
+    CHECK(lane->output(0).as<float>().size() == 4 * 3 * 4);
+    CHECK(lane->output(1).dtype() == DType::float32);
+    CHECK(lane->output(1).bytes().size() == 4 * 3 * 2 * sizeof(float));
+    CHECK_THROWS_AS(lane->output(1).as<std::int32_t>(), EngineError);
 }
 
 TEST_CASE("a recording outlives its file") {
@@ -136,9 +148,9 @@ TEST_CASE("a recording outlives its file") {
     const auto engine = open_recording(file, parse_manifest(manifest_json().dump()));
     auto lane = engine->new_lane();
     std::filesystem::remove(file);
-    std::fill_n(lane->input(), 3 * 8 * 16, 10.0f);
+    std::fill_n(lane->input().data(), 3 * 8 * 16, 10.0f);
     lane->run(1);
-    CHECK(static_cast<const float*>(lane->output(1))[0] == 0.1f);
+    CHECK(lane->output(1).as<float>()[0] == 0.1f);
 }
 
 TEST_CASE("a damaged recording is refused with a reason") {

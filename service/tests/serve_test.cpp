@@ -50,7 +50,7 @@ private:
     class FakeLane : public Lane {
     public:
         explicit FakeLane(FakeEngine& engine) : engine_(engine), input_(3 * 8 * 16) {}
-        float* input() override { return input_.data(); }
+        Span<float> input() override { return input_; }
         void run(int /*batch*/) override {
             engine_.running = true;
             const std::lock_guard wait(engine_.gate);
@@ -58,7 +58,7 @@ private:
                 throw EngineError("device 3 at /dev/secret is lost");
             }
         }
-        const void* output(std::size_t index) const override { return index == 0 ? boxes_.data() : scores_.data(); }
+        TensorView output(std::size_t index) const override { return Span<const float>(index == 0 ? boxes_ : scores_); }
 
     private:
         FakeEngine& engine_;

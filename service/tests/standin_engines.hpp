@@ -132,7 +132,7 @@ inline float fill(Lane& lane, int batch, int run) {
 inline bool right(const Lane& lane, int batch, float seed) {
     for (std::size_t index = 0; index < 2; ++index) {
         const std::size_t elements = index == 0 ? 12 : 6;
-        const auto* found = static_cast<const float*>(lane.output(index));
+        const auto found = lane.output(index).as<float>();
         for (std::size_t image = 0; image < static_cast<std::size_t>(batch); ++image) {
             for (std::size_t element = 0; element < elements; ++element) {
                 const float pixel = seed + static_cast<float>(image) + static_cast<float>(element % 7);

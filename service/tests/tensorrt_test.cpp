@@ -41,15 +41,15 @@ TEST_CASE("outputs of every type are given as they are") {
         const std::size_t last = 2 * 2 + 1;  // of three images; the pixel is 4 + 2 + 1
         REQUIRE(engine->outputs().size() == (major >= 10 ? 7 : 6));
         CHECK(engine->outputs()[2].dtype == DType::int32);
-        CHECK(static_cast<const std::int32_t*>(lane->output(2))[last] == 14);
+        CHECK(lane->output(2).as<std::int32_t>()[last] == 14);
         CHECK(engine->outputs()[3].dtype == DType::uint8);
-        CHECK(static_cast<const std::uint8_t*>(lane->output(3))[last] == 14);
+        CHECK(lane->output(3).as<std::uint8_t>()[last] == 14);
         CHECK(engine->outputs()[4].dtype == DType::int8);
         CHECK(engine->outputs()[5].dtype == DType::boolean);
-        CHECK(static_cast<const bool*>(lane->output(5))[last]);
+        CHECK(lane->output(5).as<bool>()[last]);
         if (major >= 10) {
             CHECK(engine->outputs()[6].dtype == DType::int64);
-            CHECK(static_cast<const std::int64_t*>(lane->output(6))[last] == 14);
+            CHECK(lane->output(6).as<std::int64_t>()[last] == 14);
         }
         CHECK_THROWS_AS(lane->output(engine->outputs().size()), std::out_of_range);
     }

@@ -12,7 +12,8 @@
 
 #include "trtdet/bundle.hpp"
 #include "trtdet/export.hpp"
-#include "trtdet/image.hpp"
+#include "trtdet/span.hpp"
+#include "trtdet/tensor.hpp"
 
 namespace trtdet {
 
@@ -25,7 +26,7 @@ public:
     Lane& operator=(const Lane&) = delete;
 
     // float32 (max_batch, 3, H, W), to be filled before run(); pinned memory where there is a GPU.
-    virtual float* input() = 0;
+    virtual Span<float> input() = 0;
 
     // Runs the images 0 to batch - 1 and waits for the outputs. A batch below the engine's smallest is filled up with
     // repetitions of its last image.
@@ -47,7 +48,7 @@ public:
 
     // The output at that place in Engine::outputs(): (max_batch, ...) of its dtype, of which the images of the last run
     // are defined. The next run writes over it.
-    virtual const void* output(std::size_t index) const = 0;
+    virtual TensorView output(std::size_t index) const = 0;
 
 protected:
     Lane() = default;
@@ -98,27 +99,6 @@ struct Machine {
 // Throws UnavailableError: the machine has no such device, or another library or version of it than the engine needs.
 // The message says what was built for and what is here.
 TRTDET_API int fitting_device(const BackendSpec& backend, const Machine& machine);
-
-struct RecordingOptions {
-    // How long a run takes, whatever its batch, so that a queue can be seen to work.
-    std::chrono::microseconds run_time{0};
-};
-
-// Opens what 'trtdet record' wrote: the raw outputs of a bundle for certain images. A run looks up each image by the
-// mean of its pixels in 16 x 16 cells, and gives the recorded outputs of the nearest one.
-//
-// The lanes throw EngineError for an image that differs from each recorded one by more than a grey level in some cell.
-//
-// Throws EngineError: the file is missing, damaged, or was recorded from another bundle.
-TRTDET_API std::shared_ptr<Engine> open_recording(
-    const std::filesystem::path& file, const Manifest& manifest, const RecordingOptions& options = {});
-
-// Images that the recording takes for those it was made of, the first of them: of the network's size, each cell filled
-// with its mean. So that a recording can be run where its images are not.
-//
-// Throws EngineError: as open_recording().
-TRTDET_API std::vector<Image> recorded_images(
-    const std::filesystem::path& file, const Manifest& manifest, std::size_t most);
 
 struct TensorRtOptions {
     // Launch the work as a CUDA graph, captured once for each batch size: of a lane that is warmed up beforehand, and
