@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <string_view>
 
 #include <zlib.h>
 
@@ -51,7 +52,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     rule.color = static_cast<trtdet::Color>(data[0] / 12 % 2);
     try {
         const trtdet::ImageLimits limits{1 << 20, 4096};
-        const trtdet::Image image = trtdet::decode_image({reinterpret_cast<const char*>(data) + 1, size - 1}, limits);
+        const std::string_view file(reinterpret_cast<const char*>(data) + 1, size - 1);
+        const trtdet::Image image = trtdet::upright(trtdet::decode_image(file, limits), trtdet::exif_orientation(file));
         // NaN where nothing was written.
         std::vector<float> input(3 * 40 * 56, std::numeric_limits<float>::quiet_NaN());
         const trtdet::Placement placement = trtdet::preprocess(image, rule, input.data());

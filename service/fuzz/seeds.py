@@ -37,14 +37,22 @@ def manifests() -> dict[str, bytes]:
 def images() -> dict[str, bytes]:
     rng = np.random.default_rng(0)
     found = {}
+    exif = Image.Exif()
+    exif[0x0112] = 6
     for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16"):
         noise = rng.integers(0, 256, (7, 9, 4), np.uint8)
         wide = Image.fromarray(noise.view(np.uint16)[..., 0])
         picture = wide if mode == "I;16" else Image.fromarray(noise, "RGBA").convert("RGB").convert(mode)
-        for kind, extra in (("PNG", {}), ("JPEG", {}), ("JPEG", {"progressive": True})):
+        for kind, extra in (
+            ("PNG", {}),
+            ("JPEG", {}),
+            ("JPEG", {"progressive": True}),
+            ("WEBP", {}),
+            ("WEBP", {"lossless": True}),
+        ):
             stream = io.BytesIO()
             try:
-                picture.save(stream, kind, **extra)
+                picture.save(stream, kind, exif=exif, **extra)
             except OSError:
                 continue  # the kind has no such mode
             name = "-".join((mode.replace(";", ""), kind, *extra))

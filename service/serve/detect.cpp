@@ -36,8 +36,8 @@ std::string listed(const std::vector<std::string_view>& words) {
 
 // The bytes say what an image is; none of these says otherwise. The last is what curl sends where nothing is named.
 bool is_image_type(std::string_view type) {
-    return type.empty() || type == "image/jpeg" || type == "image/png" || type == "application/octet-stream" ||
-           type == "application/x-www-form-urlencoded";
+    return type.empty() || type == "image/jpeg" || type == "image/png" || type == "image/webp" ||
+           type == "application/octet-stream" || type == "application/x-www-form-urlencoded";
 }
 
 template <typename Number>
@@ -174,7 +174,7 @@ private:
     std::optional<Response> find_pictures() {
         const auto& head = request_.head;
         if (request_.body.empty()) {
-            return error_response(400, "empty-body", "the body is empty; send a JPEG or PNG image");
+            return error_response(400, "empty-body", "the body is empty; send a JPEG, PNG or WebP image");
         }
         if (media_type(head.content_type) != form) {
             pictures_.emplace_back().bytes = request_.body;
@@ -190,7 +190,7 @@ private:
                 return error_response(
                     415, "unsupported-media-type",
                     which(pictures_.size() - 1) + "it has the Content-Type " + quote(part.content_type) +
-                        "; expected image/jpeg, image/png or application/octet-stream");
+                        "; expected image/jpeg, image/png, image/webp or application/octet-stream");
             }
         }
         return std::nullopt;
@@ -210,10 +210,15 @@ private:
     void prepare(std::size_t index) override {
         auto& picture = pictures_[index];
         const auto begin = Clock::now();
+        const int orientation = context_->options.exif_orientation ? exif_orientation(picture.bytes) : 1;
         MemoryBudget::Share memory(context_->decoding);
         const DecodeHooks hooks{
-            [&](std::size_t bytes) { memory.take(bytes, deadline()); }, [this] { return wanted(); }};
-        const auto image = decode_image(picture.bytes, context_->options.limits, hooks);
+            [&](std::size_t bytes) {
+                // Turning takes the image a second time, and no more than decoding did.
+                memory.take(orientation == 1 ? bytes : 2 * bytes, deadline());
+            },
+            [this] { return wanted(); }};
+        const auto image = upright(decode_image(picture.bytes, context_->options.limits, hooks), orientation);
         picture.width = image.width;
         picture.height = image.height;
         detector_->detect(image, deadline(), settled(index));
@@ -258,7 +263,8 @@ std::optional<Response> refuse_detect(const Context& context, const Served& mode
     }
     const auto type = media_type(head.content_type);
     if (!is_image_type(type) && type != form) {
-        const std::vector<std::string_view> taken{"image/jpeg", "image/png", "application/octet-stream", form};
+        const std::vector<std::string_view> taken{
+            "image/jpeg", "image/png", "image/webp", "application/octet-stream", form};
         return error_response(
             415, "unsupported-media-type",
             "the Content-Type is " + quote(type) + "; expected " + listed(taken) + ", or none");
@@ -306,7 +312,7 @@ Endpoint endpoint(
 std::vector<Endpoint> detect_endpoints(const std::shared_ptr<Context>& context) {
     return {
         endpoint(
-            context, "/v1/detect", "detects on a JPEG or PNG image, or on several as multipart/form-data",
+            context, "/v1/detect", "detects on a JPEG, PNG or WebP image, or on several as multipart/form-data",
             [context](const Words& /*words*/) { return context->models.front().get(); }),
         endpoint(
             context, "/v1/models/{model}/detect", "the same by the model of this name",

@@ -155,6 +155,9 @@ Options read_options(int count, char** arguments) {
     number("--max-pixels", options.service.limits.max_pixels, 1, 2'000'000'000, "Pixels of an image");
     number("--max-side", options.service.limits.max_side, 1, 1'000'000, "Width and height of an image, in pixels");
     number("--max-images", options.service.max_images, 1, 4096, "Images of a request");
+    app.add_flag(
+        "--exif-orientation", options.service.exif_orientation,
+        "Turn images as their EXIF data say; boxes are in pixels of the turned image");
     number(
         "--score-threshold", options.service.score_threshold, 0.0F, 1.0F,
         "Of answers to requests that name none; the bundle's where that is higher");

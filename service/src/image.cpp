@@ -9,10 +9,12 @@
 
 #include <jerror.h>
 #include <png.h>
+#include <webp/decode.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <memory>
 #include <new>
 #include <string>
 
@@ -354,6 +356,56 @@ Image decode_png(std::string_view bytes, const ImageLimits& limits, const Decode
     return std::move(job.image);
 }
 
+// Lossless files need four bytes a pixel beside the image; others less.
+constexpr std::size_t webp_pixel_bytes = 4;
+
+// So much is read between two looks at whether the image is still wanted.
+constexpr std::size_t webp_step = 64 * 1024;
+
+Image decode_webp(std::string_view bytes, const ImageLimits& limits, const DecodeHooks& hooks) {
+    Job job;
+    job.bytes = bytes;
+    job.limits = &limits;
+    job.hooks = &hooks;
+    const auto* data = reinterpret_cast<const std::uint8_t*>(bytes.data());
+    WebPBitstreamFeatures features;
+    if (WebPGetFeatures(data, bytes.size(), &features) != VP8_STATUS_OK) {
+        refuse("the WebP file is truncated or damaged");
+    }
+    if (features.has_animation != 0) {
+        refuse("the WebP file is an animation");
+    }
+    check_size(features.width, features.height, limits);
+    job.image.width = features.width;
+    job.image.height = features.height;
+    const auto row = std::size_t{3} * static_cast<std::size_t>(features.width);
+    const auto pixels = static_cast<std::size_t>(features.width) * static_cast<std::size_t>(features.height);
+    job.reserve(pixels * webp_pixel_bytes);
+    job.image.pixels.resize(3 * pixels);
+    // Alpha is dropped, not blended.
+    const std::unique_ptr<WebPIDecoder, decltype(&WebPIDelete)> decoder(
+        WebPINewRGB(MODE_RGB, job.image.pixels.data(), job.image.pixels.size(), static_cast<int>(row)), &WebPIDelete);
+    if (!decoder) {
+        throw std::bad_alloc();
+    }
+    auto status = VP8_STATUS_SUSPENDED;
+    for (std::size_t end = 0; status == VP8_STATUS_SUSPENDED && end < bytes.size();) {
+        if (job.unwanted()) {
+            job.failure = Failure::unwanted;
+            report(job, "");
+        }
+        end = std::min(end + webp_step, bytes.size());
+        status = WebPIUpdate(decoder.get(), data, end);
+    }
+    if (status == VP8_STATUS_OUT_OF_MEMORY) {
+        throw std::bad_alloc();
+    }
+    if (status != VP8_STATUS_OK) {
+        refuse("the WebP file is truncated or damaged");
+    }
+    return std::move(job.image);
+}
+
 }  // namespace
 
 Image decode_image(std::string_view bytes, const ImageLimits& limits, const DecodeHooks& hooks) {
@@ -363,7 +415,10 @@ Image decode_image(std::string_view bytes, const ImageLimits& limits, const Deco
     if (bytes.substr(0, 8) == "\x89PNG\r\n\x1a\n") {
         return decode_png(bytes, limits, hooks);
     }
-    refuse(bytes.empty() ? "it is empty" : "it is neither JPEG nor PNG");
+    if (bytes.substr(0, 4) == "RIFF" && bytes.substr(std::min<std::size_t>(8, bytes.size()), 4) == "WEBP") {
+        return decode_webp(bytes, limits, hooks);
+    }
+    refuse(bytes.empty() ? "it is empty" : "it is neither JPEG, PNG nor WebP");
 }
 
 }  // namespace trtdet

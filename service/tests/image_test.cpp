@@ -200,7 +200,7 @@ TEST_CASE("each four pixels of video have a colour, with gaps between rows and a
 
 TEST_CASE("what is no image is refused with a reason") {
     CHECK_THROWS_WITH(decode_image(""), Contains("it is empty"));
-    CHECK_THROWS_WITH(decode_image("GIF89a"), Contains("neither JPEG nor PNG"));
+    CHECK_THROWS_WITH(decode_image("GIF89a"), Contains("neither JPEG, PNG nor WebP"));
     CHECK_THROWS_WITH(decode_image("\xff\xd8\xff"), Contains("truncated"));
     CHECK_THROWS_WITH(decode_image(std::string_view("\x89PNG\r\n\x1a\n", 8)), Contains("truncated"));
     CHECK_THROWS_AS(decode_image(std::string("\xff\xd8\xff\xd9", 4)), ImageError);

@@ -2,6 +2,7 @@
 //
 //     trtdet-probe manifest MANIFEST               nothing, or the reason why it is refused
 //     trtdet-probe decode IMAGE                    "width height\n", then the pixels
+//     trtdet-probe upright IMAGE                   the same, turned as its EXIF data say
 //     trtdet-probe preprocess MANIFEST IMAGE       "scale_x scale_y pad_x pad_y\n", then the network's input
 //     trtdet-probe nms                             cases on stdin, detections on stdout, see nms()
 //     trtdet-probe scans WIDTH HEIGHT COUNT        a JPEG file that goes over its pixels so often
@@ -34,6 +35,13 @@ void write(const std::vector<T>& values) {
 
 void decode(const char* file) {
     const Image image = decode_image(contents(file));
+    std::printf("%d %d\n", image.width, image.height);
+    write(image.pixels);
+}
+
+void turn(const char* file) {
+    const auto bytes = contents(file);
+    const Image image = upright(decode_image(bytes), exif_orientation(bytes));
     std::printf("%d %d\n", image.width, image.height);
     write(image.pixels);
 }
@@ -81,6 +89,8 @@ int main(int count, char** arguments) {
             parse_manifest(contents(arguments[2]));
         } else if (what == "decode" && count == 3) {
             decode(arguments[2]);
+        } else if (what == "upright" && count == 3) {
+            turn(arguments[2]);
         } else if (what == "preprocess" && count == 4) {
             preprocess(arguments[2], arguments[3]);
         } else if (what == "nms" && count == 2) {
@@ -89,7 +99,7 @@ int main(int count, char** arguments) {
             const auto side = [&](int index) { return static_cast<std::uint32_t>(std::stoul(arguments[index])); };
             std::cout << tests::progressive_jpeg(side(2), side(3), std::stoi(arguments[4]));
         } else {
-            std::fprintf(stderr, "usage: trtdet-probe manifest|decode|preprocess|nms|scans ...\n");
+            std::fprintf(stderr, "usage: trtdet-probe manifest|decode|upright|preprocess|nms|scans ...\n");
             return 2;
         }
     } catch (const Error& error) {

@@ -14,7 +14,7 @@ import cv2
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageOps
 
 from trtdet.config import Config, InputConfig, NmsConfig, load_config
 from trtdet.data.images import preprocess, read_image
@@ -109,10 +109,77 @@ def test_real_images_are_decoded_as_by_python(probe: Probe, shared_data: Path) -
         np.testing.assert_array_equal(decoded(probe, path), read_image(path))
 
 
-@pytest.mark.parametrize("kind", ["jpg", "png"])
+@pytest.mark.parametrize("lossless", [True, False])
+@pytest.mark.parametrize("mode", ["RGB", "RGBA"])
+def test_webp_files_are_decoded_as_by_python(probe: Probe, tmp_path: Path, mode: str, lossless: bool) -> None:
+    file = tmp_path / "a.webp"
+    picture(mode).save(file, "WEBP", lossless=lossless, quality=80, exact=True)
+    np.testing.assert_array_equal(decoded(probe, file), read_image(file))
+
+
+def test_an_animation_is_refused(probe: Probe, tmp_path: Path) -> None:
+    file = tmp_path / "a.webp"
+    picture("RGB").save(file, "WEBP", save_all=True, append_images=[Image.new("RGB", picture("RGB").size)], duration=10)
+    done = probe("decode", file)
+    assert done.returncode == 1
+    assert b"the WebP file is an animation" in done.stderr
+
+
+def turned(probe: Probe, file: Path) -> NDArray[np.uint8]:
+    done = probe("upright", file)
+    assert done.returncode == 0, done.stderr.decode()
+    size, _, pixels = done.stdout.partition(b"\n")
+    width, height = (int(number) for number in size.split())
+    return np.frombuffer(pixels, np.uint8).reshape(height, width, 3)
+
+
+@pytest.mark.parametrize("kind", ["jpg", "png", "webp"])
+def test_images_are_turned_as_by_pillow(probe: Probe, tmp_path: Path, kind: str) -> None:
+    file = tmp_path / f"a.{kind}"
+    for orientation in range(10):
+        exif = Image.Exif()
+        exif[0x010F] = "a camera"
+        exif[0x0112] = orientation
+        picture("RGB").save(file, exif=exif)
+        with Image.open(file) as image:
+            expected = np.asarray(
+                ImageOps.exif_transpose(image.convert("RGB") if kind == "png" else image).convert("RGB")
+            )
+        np.testing.assert_array_equal(turned(probe, file), expected)
+
+
+def write(data: bytes, file: Path) -> Path:
+    file.write_bytes(data)
+    return file
+
+
+def test_damaged_exif_data_are_as_good_as_none(probe: Probe, tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    stream = io.BytesIO()
+    picture("RGB").save(stream, "JPEG", exif=exif)
+    whole, file = stream.getvalue(), tmp_path / "a.jpg"
+    at = whole.index(b"Exif\0\0") + 6
+    straight = read_image(write(whole, file))
+    assert turned(probe, file).shape == (straight.shape[1], straight.shape[0], 3)
+    for position, value in (
+        (at, b"XX"),
+        (at + 2, b"\0\0"),
+        (at + 4, b"\xff\xff\xff\xff"),
+        (at + 8, b"\xff\xff"),
+        (at + 10, b"\0\0"),
+    ):
+        damaged = whole[:position] + value + whole[position + len(value) :]
+        assert turned(probe, write(damaged, file)).shape in (straight.shape, (straight.shape[1], straight.shape[0], 3))
+    both = whole.replace(b"MM\0*", b"II*\0") if b"MM\0*" in whole else whole.replace(b"II*\0", b"MM\0*")
+    assert both != whole
+    np.testing.assert_array_equal(turned(probe, write(both, file)), straight)
+
+
+@pytest.mark.parametrize("kind", ["jpg", "png", "webp"])
 def test_a_truncated_file_is_refused_wherever_it_ends(probe: Probe, tmp_path: Path, kind: str) -> None:
     stream = io.BytesIO()
-    picture("RGB").save(stream, "JPEG" if kind == "jpg" else "PNG", quality=90)
+    picture("RGB").save(stream, {"jpg": "JPEG", "png": "PNG", "webp": "WEBP"}[kind], quality=90)
     whole, file = stream.getvalue(), tmp_path / f"a.{kind}"
     for length in (1, 3, 8, 20, 40, len(whole) // 4, len(whole) // 2, len(whole) * 9 // 10):
         file.write_bytes(whole[:length])

@@ -117,6 +117,33 @@ def test_what_is_no_image_is_refused(server: Server, case: Case) -> None:
     assert server.detect(jpeg).status == 200
 
 
+def test_images_are_turned_where_that_is_wanted(serve: Serve, case: Case) -> None:
+    """What was stored lying and says so is answered as if it had been stored upright."""
+    picture = case.pictures[0]
+    lying = io.BytesIO()
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    with Image.open(io.BytesIO(picture.data)) as image:
+        image.convert("RGB").transpose(Image.Transpose.ROTATE_90).save(lying, "PNG", exif=exif)
+    with serve("--exif-orientation") as server:
+        check(server.detect(lying.getvalue(), kind="image/png").json["images"][0], picture, case.hashes[0])
+        check(server.detect(picture.data).json["images"][0], picture, case.hashes[0])
+    with serve() as server:
+        assert (
+            server.detect(lying.getvalue(), kind="image/png").error == "engine-failed"
+        )  # the recording has no such image
+
+
+def test_webp_is_taken(serve: Serve, case: Case) -> None:
+    picture = case.pictures[0]
+    stream = io.BytesIO()
+    with Image.open(io.BytesIO(picture.data)) as image:
+        image.convert("RGB").save(stream, "WEBP", lossless=True)
+    with serve() as server:
+        for kind in ("image/webp", ""):
+            check(server.detect(stream.getvalue(), kind=kind).json["images"][0], picture, case.hashes[0])
+
+
 def test_one_pixel_is_an_image(serve: Serve, case: Case) -> None:
     """It is decoded, placed and run: the recording does not know it, which is the engine's error and nobody else's."""
     stream = io.BytesIO()

@@ -69,7 +69,7 @@ struct DecodeHooks {
     std::function<bool()> wanted{};
 };
 
-// Decodes a JPEG or PNG file.
+// Decodes a JPEG, PNG or WebP file.
 //
 // Grey, palette, CMYK and images with alpha are converted; alpha is dropped, not blended. 16-bit grey is divided by
 // 257, so that 65535 becomes 255; of other 16-bit channels the high byte is taken. EXIF orientation is not applied:
@@ -77,10 +77,17 @@ struct DecodeHooks {
 //
 // bytes: the whole file.
 //
-// Throws ImageError: neither JPEG nor PNG, truncated or damaged. ImageTooLargeError: the header names more than the
-// limits allow, and nothing was decoded; or the file goes over its pixels too often. DeadlineError: hooks.wanted said
-// no.
+// Throws ImageError: neither JPEG, PNG nor WebP, an animation, truncated or damaged. ImageTooLargeError: the header
+// names more than the limits allow, and nothing was decoded; or the file goes over its pixels too often. DeadlineError:
+// hooks.wanted said no.
 TRTDET_API Image decode_image(std::string_view bytes, const ImageLimits& limits = {}, const DecodeHooks& hooks = {});
+
+// The EXIF orientation in a JPEG, PNG or WebP file, 1 to 8; 1, as the pixels are stored, where there is none.
+TRTDET_API int exif_orientation(std::string_view bytes);
+
+// The image as it is to be looked at: turned and mirrored as its EXIF orientation says. Boxes are in pixels of that
+// then.
+TRTDET_API Image upright(Image image, int orientation);
 
 // Where an image lies in the network's input: network = image * scale + pad on each axis, in pixels. The scale is the
 // one the pixels really underwent, resized size / original size.
