@@ -98,7 +98,7 @@ std::string variable_of(const std::string& option) {
 Options read_options(int count, char** arguments) {
     Options options;
     CLI::App app("Serves bundles of 'trtdet build' over HTTP.", "trtdet-serve");
-    app.set_version_flag("--version", TRTDET_VERSION);
+    app.set_version_flag("--version", TRTDET_VERSION ", runs " + runnable());
     app.get_formatter()->column_width(36);
     std::string recording, level = "info";
     std::vector<std::string> bundles, folders;

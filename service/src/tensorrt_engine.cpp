@@ -11,10 +11,15 @@ std::string built_for_tensorrt() {
     return "";
 }
 
-std::shared_ptr<Engine> open_tensorrt(const Bundle&, const TensorRtOptions&) {
+std::string runnable() {
+    return "networks with onnxruntime";
+}
+
+std::shared_ptr<Engine> open_tensorrt(const Bundle& bundle, const TensorRtOptions&) {
+    const std::string title = bundle.manifest().backend.name == "tensorrt-rtx" ? "TensorRT-RTX" : "TensorRT";
     throw UnavailableError(
-        "this libtrtdet was built without TensorRT's headers and runs networks with onnxruntime; for engines build it "
-        "with -DTENSORRT_INCLUDE_DIR=the folder of NvInfer.h");
+        "this libtrtdet was built without the headers of " + title + " and runs " + runnable() +
+        "; for engines build it with -DTENSORRT_INCLUDE_DIR=the folder of its NvInfer.h");
 }
 
 }  // namespace trtdet
@@ -911,6 +916,10 @@ void check_plan(const std::vector<char>& bytes) {
 }
 
 }  // namespace
+
+std::string runnable() {
+    return std::string("engines of ") + title + " " + std::to_string(header_major) + ", and networks with onnxruntime";
+}
 
 std::string built_for_tensorrt() {
     return dotted(header_major, header_minor, header_patch);

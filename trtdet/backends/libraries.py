@@ -158,7 +158,7 @@ LIBRARIES = (
         triton=TritonBackend("tensorrt", "tensorrt_plan", "model.plan"),
         served={
             "python": "the engine's version of TensorRT and a GPU of its compute capability",
-            "libtrtdet": "built with the headers of that major version, TensorRT's libraries, and the GPU",
+            "libtrtdet": "built with that major version's headers, TensorRT's libraries, and the GPU; else onnxruntime",
             "triton": "a release with the engine's version of TensorRT",
             "deepstream": "a release with the engine's version of TensorRT, else nvinfer builds another engine",
             "jetson": "built on the Jetson itself, with the TensorRT of its JetPack",
@@ -174,7 +174,7 @@ LIBRARIES = (
         engine=EngineFormat(b"vtrt", size_at=16),
         served={
             "python": "the engine's version of TensorRT-RTX and a GPU of a compute capability it was built for",
-            "libtrtdet": "built with the headers of TensorRT-RTX's SDK, its libraries, and the GPU",
+            "libtrtdet": "built with the headers of TensorRT-RTX's SDK, its libraries, and the GPU; else onnxruntime",
         },
         not_served={
             "triton": "Triton has no backend",
@@ -194,11 +194,11 @@ LIBRARIES = (
         triton=TritonBackend("onnxruntime", "onnxruntime_onnx", "model.onnx"),
         served={
             "python": "onnxruntime, on the CPU",
+            "libtrtdet": "onnxruntime 1.12 or later, on the CPU",
             "triton": "the onnxruntime backend, on the CPU unless told otherwise",
             "deepstream": "nvinfer builds an engine from the model at its first start",
             "jetson": "onnxruntime in Python, on the CPU",
         },
-        not_served={"libtrtdet": "there is no engine: it replays recordings alone"},
     ),
 )
 """Every library, in the order in which ``--backend auto`` prefers them."""

@@ -159,6 +159,10 @@ struct EngineOptions {
 // Throws as open_tensorrt() and open_onnxruntime() do.
 TRTDET_API std::shared_ptr<Engine> open_engine(const Bundle& bundle, const EngineOptions& options = {});
 
+// What this libtrtdet runs: "networks with onnxruntime", or "engines of TensorRT-RTX 1, and networks with onnxruntime"
+// as the headers were that it was built with.
+TRTDET_API std::string runnable();
+
 // The version of TensorRT whose headers this libtrtdet was built with, such as "10.9.0"; empty where it was built
 // without.
 TRTDET_API std::string built_for_tensorrt();
