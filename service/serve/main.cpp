@@ -21,6 +21,7 @@
 #include <utility>
 #include <vector>
 
+#include "cores.hpp"
 #include "http_server.hpp"
 #include "log.hpp"
 #include "metrics.hpp"
@@ -205,6 +206,12 @@ Options read_options(int count, char** arguments) {
     options.model.recording_time = std::chrono::microseconds(static_cast<std::int64_t>(recording_time * 1000));
     options.model.engine.tensorrt.library_folders.assign(folders.begin(), folders.end());
     options.model.engine.onnxruntime.library_folders = options.model.engine.tensorrt.library_folders;
+    // The libraries' own defaults are of the machine's cores, whatever a container may use of them.
+    const int others = std::max(1, usable_cores() - 1);
+    options.model.detector.threads = others;
+    if (options.model.engine.onnxruntime.threads == 0) {
+        options.model.engine.onnxruntime.threads = others;
+    }
     options.model.detector.max_delay = std::chrono::microseconds(delay);
     options.model.reload_interval = seconds(reload);
     options.service.max_body = max_body << 20U;
