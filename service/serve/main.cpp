@@ -140,6 +140,9 @@ Options read_options(int count, char** arguments) {
     app.add_option(
         "--library-folder", folders,
         "Where libnvinfer and libonnxruntime are looked for first; may be given several times");
+    number(
+        "--device", options.model.engine.tensorrt.device, -1, 1023,
+        "CUDA device that runs engines, by its index; -1 for the first that fits");
     number("--lanes", options.model.detector.lanes, 1, 64, "Batches that are run at the same time");
     number(
         "--max-batch", options.model.detector.max_batch, 0, 4096,

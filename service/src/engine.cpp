@@ -53,7 +53,7 @@ std::shared_ptr<Engine> open_engine(const Bundle& bundle, const EngineOptions& o
     }
 }
 
-int fitting_device(const BackendSpec& backend, const Machine& machine) {
+int fitting_device(const BackendSpec& backend, const Machine& machine, int wanted) {
     if (backend.name != machine.library) {
         throw UnavailableError(
             "the engine cannot be run here, as it was built with " + printable(backend.name) + ", and " +
@@ -69,18 +69,27 @@ int fitting_device(const BackendSpec& backend, const Machine& machine) {
     }
     std::string devices;
     for (const Machine::Device& device : machine.devices) {
+        if (wanted >= 0 && device.index != wanted) {
+            continue;
+        }
         if (fits(backend, device.sm)) {
             return device.index;
         }
         devices += (devices.empty() ? "" : ", ") + device.name + " with " + as_capability(device.sm);
     }
-    std::string wanted;
+    if (wanted >= 0 && devices.empty()) {
+        throw UnavailableError(
+            "the engine cannot be run on CUDA device " + std::to_string(wanted) + ", as this machine has " +
+            std::to_string(machine.devices.size()) + ", counted from 0; choose another");
+    }
+    std::string capabilities;
     for (const int sm : backend.sms) {
-        wanted += (wanted.empty() ? "" : " or ") + as_capability(sm);
+        capabilities += (capabilities.empty() ? "" : " or ") + as_capability(sm);
     }
     throw UnavailableError(
-        "the engine cannot be run here, as it was built for compute capability " + wanted +
-        (backend.hardware_compatible ? " and later" : "") + ", and this machine has " +
+        "the engine cannot be run here, as it was built for compute capability " + capabilities +
+        (backend.hardware_compatible ? " and later" : "") + ", and " +
+        (wanted >= 0 ? "the device that was chosen is " : "this machine has ") +
         (devices.empty() ? "no CUDA device" : devices) + "; build it again here");
 }
 

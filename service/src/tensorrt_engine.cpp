@@ -931,7 +931,7 @@ std::shared_ptr<Engine> open_tensorrt(const Bundle& bundle, const TensorRtOption
     auto driver = std::make_shared<const cuda::Driver>(options.library_folders);
     TensorRt tensorrt(manifest.backend, options.library_folders);
     const auto devices = driver->devices();
-    const int index = fitting_device(manifest.backend, {backend_name, tensorrt.version, devices});
+    const int index = fitting_device(manifest.backend, {backend_name, tensorrt.version, devices}, options.device);
     for (const Plugin& plugin : manifest.backend.plugins) {
         if (!plugin.embedded && sha256_file(bundle.file(plugin.file)) != plugin.sha256) {
             throw BundleError(

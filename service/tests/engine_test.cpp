@@ -53,6 +53,7 @@ std::string changed(const Json& changes) {
 
 TEST_CASE("an engine runs on what it was built for") {
     CHECK(fitting_device(built(), machine()) == 1);
+    CHECK(fitting_device(built(), machine(), 1) == 1);
 
     SECTION("hardware compatible ones from Ampere on") {
         BackendSpec backend = built();
@@ -62,6 +63,17 @@ TEST_CASE("an engine runs on what it was built for") {
                                                          "Fits with 8.6, New with 12.0; build it again"));
         backend.hardware_compatible = true;
         CHECK(fitting_device(backend, machine()) == 1);
+    }
+    SECTION("the device that is chosen, and no other") {
+        BackendSpec backend = built();
+        CHECK_THROWS_WITH(
+            fitting_device(backend, machine(), 0),
+            Contains("8.0 or 8.6, and the device that was chosen is Old with 7.5; build it again"));
+        CHECK_THROWS_WITH(
+            fitting_device(backend, machine(), 3),
+            Contains("cannot be run on CUDA device 3, as this machine has 3, counted from 0"));
+        backend.hardware_compatible = true;
+        CHECK(fitting_device(backend, machine(), 2) == 2);
     }
     SECTION("no device") {
         Machine bare = machine();

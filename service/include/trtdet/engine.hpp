@@ -94,11 +94,11 @@ struct Machine {
     std::vector<Device> devices;
 };
 
-// The index of the first device that can run an engine.
+// The index of the first device that can run an engine; with `wanted`, none but the device of this index will do.
 //
 // Throws UnavailableError: the machine has no such device, or another library or version of it than the engine needs.
 // The message says what was built for and what is here.
-TRTDET_API int fitting_device(const BackendSpec& backend, const Machine& machine);
+TRTDET_API int fitting_device(const BackendSpec& backend, const Machine& machine, int wanted = -1);
 
 struct TensorRtOptions {
     // Launch the work as a CUDA graph, captured once for each batch size: of a lane that is warmed up beforehand, and
@@ -108,6 +108,9 @@ struct TensorRtOptions {
     // Folders in which TensorRT's libraries and the driver's libcuda.so.1 are looked for before the system's own; empty
     // for those alone.
     std::vector<std::filesystem::path> library_folders;
+
+    // The CUDA device to run on, by its index; -1 for the first that fits.
+    int device = -1;
 
     // Told what TensorRT reports: severity 0 internal error, 1 error, 2 warning, 3 information, 4 verbose.
     std::function<void(int severity, std::string_view message)> log;
