@@ -776,7 +776,12 @@ void HttpServer::Impl::accept(Listener& listener) try {
             }
             if (error) {
                 // Out of descriptors, most likely: trying at once would fail again.
-                log_.write(Level::warning, "a connection could not be accepted", error.message().c_str());
+                try {
+                    log_.write(Level::warning, "a connection could not be accepted", error.message().c_str());
+                    make_room(listener.port);
+                } catch (const std::exception&) {
+                    // No memory either: it is tried again all the same.
+                }
                 return accept_later(listener);
             }
             try {

@@ -351,6 +351,9 @@ int main(int count, char** arguments) {
     const auto options = read_options(count, arguments);
     try {
         return serve_until_stopped(options);
+    } catch (const std::bad_alloc&) {
+        std::cerr << "trtdet-serve: error: there is not enough memory to start; allow more" << std::endl;
+        return 1;
     } catch (const std::exception& error) {
         std::cerr << "trtdet-serve: error: " << error.what() << std::endl;
         return 1;

@@ -1,8 +1,11 @@
 #include "model.hpp"
 
+#include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <condition_variable>
 #include <deque>
 #include <exception>
@@ -37,12 +40,26 @@ bool is_folder(const fs::path& path) {
     return fs::is_directory(path, error);
 }
 
-// The states of all files in a folder, so that a bundle that was half there is tried again when the rest has come.
-std::string states_in(const fs::path& folder) {
+// Whether files cannot be opened for want of descriptors, which is no fault of theirs.
+bool no_descriptors() {
+    const int descriptor = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+    if (descriptor < 0) {
+        return errno == EMFILE || errno == ENFILE;
+    }
+    ::close(descriptor);
+    return false;
+}
+
+// The states of all files in a folder, so that a bundle that was half there is tried again when the rest has come;
+// empty where there is no folder. Nothing where it cannot be looked at now.
+std::optional<std::string> states_in(const fs::path& folder) {
     std::vector<std::string> lines;
     std::error_code error;
     for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
         lines.push_back(entry->path().filename().string() + " " + state_of(entry->path()));
+    }
+    if (error && error != std::errc::no_such_file_or_directory && error != std::errc::not_a_directory) {
+        return std::nullopt;
     }
     std::sort(lines.begin(), lines.end());
     std::string text;
@@ -70,7 +87,7 @@ public:
         : options_(std::move(options)), log_(log), metrics_(metrics) {
         const auto seen = look();
         current_ = open();
-        seen_ = seen;
+        seen_ = seen.value_or(Seen{});
         announce("serves", *current_);
         thread_ = std::thread([this] { watch(); });
     }
@@ -114,13 +131,14 @@ private:
         std::string recording;
     };
 
-    Seen look() const {
-        Seen seen{states_in(options_.bundle), {}};
+    // Nothing where it cannot be looked at now.
+    std::optional<Seen> look() const {
+        const auto bundle = states_in(options_.bundle);
+        std::optional<std::string> recording("");
         if (options_.recording) {
-            seen.recording =
-                is_folder(*options_.recording) ? states_in(*options_.recording) : state_of(*options_.recording);
+            recording = is_folder(*options_.recording) ? states_in(*options_.recording) : state_of(*options_.recording);
         }
-        return seen;
+        return bundle && recording ? std::optional(Seen{*bundle, *recording}) : std::nullopt;
     }
 
     std::shared_ptr<Detector> open() {
@@ -207,7 +225,12 @@ private:
             }
             const bool asked = std::exchange(retired_->reload, false);
             lock.unlock();
-            follow(asked);
+            try {
+                follow(asked);
+            } catch (const std::exception& error) {
+                // No memory to look at it, most likely; it is looked at again.
+                log_.write(Level::error, "the bundle could not be looked at", error.what());
+            }
             next = std::chrono::steady_clock::now() + options_.reload_interval;
             lock.lock();
         }
@@ -216,12 +239,15 @@ private:
     void follow(bool asked) {
         // Taken before the bundle is opened: what changes meanwhile is seen the next time.
         const auto now = look();
+        if (!now) {
+            return;
+        }
         // While a bundle is replaced there is none for a moment. Its recording may be what a refused one lacked.
-        const bool changed = now.bundle != seen_.bundle || (refused_ && now.recording != seen_.recording);
+        const bool changed = now->bundle != seen_.bundle || (refused_ && now->recording != seen_.recording);
         if (!asked && (!changed || state_of(options_.bundle / "manifest.json").empty())) {
             return;
         }
-        seen_ = now;
+        const auto before = std::exchange(seen_, *now);
         try {
             auto next = open();
             announce("serves another bundle", *next);
@@ -229,6 +255,11 @@ private:
             metrics_.reloaded();
             refused_ = false;
         } catch (const std::exception& error) {
+            if (no_descriptors()) {
+                seen_ = before;
+                log_.write(Level::warning, "a bundle cannot be opened now, as there are too many open files");
+                return;
+            }
             refused_ = true;
             metrics_.reload_refused();
             log_.write(

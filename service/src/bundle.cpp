@@ -22,6 +22,9 @@ using Json = nlohmann::json;
 constexpr int schema = 1;
 constexpr const char* manifest_file = "manifest.json";
 
+// Of a manifest in bytes: a hundred times what 'trtdet build' writes.
+constexpr std::size_t most_manifest = std::size_t{16} << 20U;
+
 // A side of the network's input above this is no detector's; it keeps every product of sizes far from overflow.
 constexpr int largest_side = 1 << 16;
 
@@ -401,7 +404,15 @@ Manifest parse_manifest(std::string_view json) {
 
 Bundle Bundle::open(const std::filesystem::path& folder) {
     std::string text;
-    if (!read_pieces(folder / manifest_file, [&](const char* data, std::size_t size) { text.append(data, size); })) {
+    const auto take = [&](const char* data, std::size_t size) {
+        if (text.size() + size > most_manifest) {
+            throw BundleError(
+                "bundle " + in_quotes(folder.string()) + ": " + manifest_file + " has more than " +
+                std::to_string(most_manifest) + " bytes; make the bundle again with 'trtdet build'");
+        }
+        text.append(data, size);
+    };
+    if (!read_pieces(folder / manifest_file, take)) {
         throw BundleError(
             in_quotes(folder.string()) + " is not a bundle: it has no " + manifest_file +
             " that can be read; make one with 'trtdet build'");

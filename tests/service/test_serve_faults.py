@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import shutil
 import socket
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from serving import PATIENCE, Case, Server, call, check, post, read_answer, until
+from serving import PATIENCE, Case, Server, call, check, form, post, read_answer, total, until
 
 Serve = Callable[..., Server]
 
@@ -181,3 +184,66 @@ def test_an_engine_that_is_always_too_late_is_unhealthy(serve: Serve, case: Case
             assert server.detect(case.pictures[0].data).status == 504
         answer = until(lambda: (found := server.call("GET", "/healthz")).status == 503 and found)
         assert "or was too late with them" in answer.json["error"]["message"]
+
+
+def test_too_many_open_files_change_no_bundle(serve: Serve, case: Case) -> None:
+    server = serve("--reload-interval", 0.02)
+    server.wrapper = ("prlimit", "--nofile=64:64")
+    with server:
+        streams = []
+        while "could not be accepted" not in server.log.read_text():
+            streams.append(server.raw())
+            streams[-1].sendall(PROBE[:10])  # not idle, and not to be closed for another
+        time.sleep(0.3)  # in which it looks at the bundle again and again
+        for stream in streams:
+            stream.close()
+        check(server.detect(case.pictures[0].data).json["images"][0], case.pictures[0], case.hashes[0])
+        time.sleep(0.1)
+        assert total(server.metrics(), "trtdet_reloads_total") == 0
+
+
+def test_a_manifest_without_end_is_refused(serve: Serve, case: Case, tmp_path: Path) -> None:
+    bundle = Path(shutil.copytree(case.bundles[0], tmp_path / "bundle"))
+    with (bundle / "manifest.json").open("r+") as manifest:
+        manifest.truncate(1 << 40)  # takes no room on the disk
+    server = serve(bundle=bundle)
+    start = [server.program, *map(str, server.arguments)]
+    done = subprocess.run(start, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 1
+    assert "manifest.json has more than 16777216 bytes" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("megabytes", range(300, 901, 100))
+def test_no_memory_is_no_end(serve: Serve, program: Callable[[str], Path], case: Case, megabytes: int) -> None:
+    """However little there is: the service does not start, and says so, or serves on after requests that had none."""
+    server = serve("--workers", 4, "--threads", 4, "--max-decoded-mb", 4096, "--stop-timeout", 1)
+    if server.sanitized:
+        pytest.skip("a sanitizer takes all of the address space")
+    large = scans(program, 7064, 7064, 3)
+    many, kind = form([(picture.file.name, picture.data) for picture in case.pictures])
+    server.wrapper = ("prlimit", f"--as={megabytes << 20}")
+    try:
+        server.__enter__()
+    except AssertionError:
+        assert server.process.wait(PATIENCE) == 1
+        assert server.log.read_text().splitlines()[-1].startswith("trtdet-serve: error: ")
+        return
+    statuses = set()
+    for _ in range(6):
+        streams = [server.raw() for _ in range(24)]
+        for index, stream in enumerate(streams):
+            bodies = (large, many, bytes(8 << 20), case.pictures[0].data)
+            with contextlib.suppress(ConnectionError):
+                body = bodies[index % 4]
+                stream.sendall(post(body, **{"Content-Type": kind if body is many else "image/jpeg"}))
+        for stream in streams:
+            with contextlib.suppress(ConnectionError):
+                statuses.add(read_answer(stream).status)
+            stream.close()
+        server.alive()
+    assert statuses <= {200, 400, 413, 500, 503, 504}
+    until(lambda: server.detect(case.pictures[0].data).status == 200, server.alive)
+    # A connection whose last step had no memory may have to be cut, but nothing is ever aborted.
+    assert server.stop() in (0, 1)
