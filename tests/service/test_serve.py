@@ -594,9 +594,10 @@ def test_lanes_and_the_process_are_measured(serve: Serve, case: Case) -> None:
         assert metrics["process_virtual_memory_bytes"] > metrics["process_resident_memory_bytes"] > 1_000_000
         assert metrics["process_max_fds"] > metrics["process_open_fds"] > 5
         assert metrics["process_threads"] >= 6
-        before = metrics["process_open_fds"]
-        streams = [server.raw() for _ in range(5)]
-        until(lambda: server.metrics()["process_open_fds"] >= before + 5)
+        # Those of connections that have ended are there for a moment still.
+        assert metrics["process_open_fds"] < 100
+        streams = [server.raw() for _ in range(100)]
+        until(lambda: server.metrics()["process_open_fds"] >= 100)
         for stream in streams:
             stream.close()
 
