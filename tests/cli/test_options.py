@@ -318,7 +318,7 @@ def test_an_old_spelling_takes_the_choices_of_the_new(capsys: pytest.CaptureFixt
 
 # What the pages show
 
-OTHERS = {"--exportProfile", "--exit-timeout-secs", "--help"}
+OTHERS = {"--exportProfile", "--exit-timeout-secs", "--help", "--read-only"}
 """Options of other programs that the pages name."""
 
 
