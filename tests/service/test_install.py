@@ -77,6 +77,7 @@ def test_another_minor_version_is_another_library_before_1_0(prefix: Path) -> No
     assert library.readlink().name == f"libtrtdet.so.{version}"
 
 
+@pytest.mark.slow
 def test_its_targets_keep_clear_of_another_projects(tmp_path: Path) -> None:
     names = ("options", "serve", "tests", "catch_main", "serve_test", "bench", "fuzz")
     (tmp_path / "CMakeLists.txt").write_text(
