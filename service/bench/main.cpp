@@ -10,6 +10,7 @@
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <opencv2/core/utility.hpp>
 #include <set>
 #include <thread>
 
@@ -267,6 +268,7 @@ void print(const Json& found) {
 }  // namespace
 
 int main(int count, char** arguments) {
+    cv::setNumThreads(1);  // as trtdet-serve
     Options options;
     CLI::App app(
         "Latency and throughput of a bundle, of the engine alone and with everything around it.", "trtdet-bench");

@@ -14,6 +14,7 @@
 #include <functional>
 #include <iostream>
 #include <memory>
+#include <opencv2/core/utility.hpp>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -348,6 +349,9 @@ int serve_until_stopped(Options options) {
 }  // namespace
 
 int main(int count, char** arguments) {
+    // Images are prepared on threads of the service's own. OpenCV's would take their cores, and where one of them finds
+    // no memory whoever gave it work waits for ever.
+    cv::setNumThreads(1);
     const auto options = read_options(count, arguments);
     try {
         return serve_until_stopped(options);
