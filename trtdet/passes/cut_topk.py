@@ -73,14 +73,15 @@ def _best(rows: gs.Variable, classes: int) -> _Best | None:
     if joined is None or joined.op != "Concat" or len(joined.inputs) != 3:
         return None
     boxes, score, label = joined.inputs
-    best = _maker(_unchanged(score))
-    if best is None or best.op != "TopK" or best.outputs[0] is not _unchanged(score):
+    values = _unchanged(score)
+    best = _maker(values)
+    if best is None or best.op != "TopK" or best.outputs[0] is not values:
         return None
     scores = _unchanged(best.inputs[0])
     gather = _maker(scores)
-    if gather is not None and gather.op == "GatherElements" and not _of_the_best_anchors(gather):
-        return None
     if gather is not None and gather.op == "GatherElements":
+        if not _of_the_best_anchors(gather):
+            return None
         scores = gather.inputs[0]
     places = best.outputs[1]
     if places not in _behind(label):
@@ -91,8 +92,7 @@ def _best(rows: gs.Variable, classes: int) -> _Best | None:
         source = maker.inputs[0]
     if not chosen or not _fit(source, scores, classes):
         return None
-    count = _constant(best.inputs[1])
-    return _Best(source, scores, count)
+    return _Best(source, scores, _constant(best.inputs[1]))
 
 
 def _of_the_best_anchors(gather: gs.Node) -> bool:
