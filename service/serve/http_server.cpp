@@ -357,15 +357,17 @@ private:
             return;
         }
         reading_ = true;
-        // Not into buffer_: what was read before may be taken out of it meanwhile.
-        socket_.async_read_some(asio::buffer(chunk_), [self = shared_from_this()](error_code error, std::size_t count) {
+        // Taken from the socket in the strand: whoever asks for what is available there sees all that was not looked
+        // at.
+        socket_.async_wait(tcp::socket::wait_read, [self = shared_from_this()](error_code error) {
             self->reading_ = false;
             if (self->state_ == State::closed) {
                 return;
             }
             self->guarded([&] {
+                const std::size_t count = error ? 0 : self->socket_.read_some(asio::buffer(self->chunk_), error);
                 self->buffer_.append(self->chunk_.data(), count);
-                if (error) {
+                if (error && error != asio::error::would_block) {
                     self->ended_ = true;
                     self->reset_ = error != asio::error::eof;
                 }
@@ -814,6 +816,7 @@ void HttpServer::Impl::accept_later(Listener& listener) {
 void HttpServer::Impl::accepted(Listener& listener, tcp::socket socket) {
     error_code ignored;
     socket.set_option(tcp::no_delay(true), ignored);
+    socket.non_blocking(true, ignored);  // it is read where it is said to be readable
     auto connection = std::make_shared<Connection>(*this, listener.port, std::move(socket));
     std::size_t count = 0;
     {
