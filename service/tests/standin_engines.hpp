@@ -180,4 +180,26 @@ private:
     Folder folder_;
 };
 
+// The engine runs where it can, and nothing takes its place where it fails.
+inline void check_what_runs() {
+    using Catch::Matchers::Contains;
+    {
+        const Folder folder;
+        write_bundle(folder, manifest(), {{"model.engine", dynamic()}});
+        EngineOptions how;
+        how.tensorrt = options();
+        CHECK(open_engine(Bundle::open(folder.path()), how)->ran_on() == name() + " (Stand-in GPU)");
+        // The machine's fault leads to the network, which this bundle lacks; the engine's own is told as it is.
+        const Some some({library});
+        how.tensorrt = some.with_text_for(library);
+        CHECK_THROWS_WITH(
+            open_engine(Bundle::open(folder.path()), how),
+            Contains("; nor can its network be run, as the bundle has no"));
+        how.tensorrt = options();
+        write_bundle(folder, manifest(), {{"model.engine", ""}});
+        CHECK_THROWS_WITH(open_engine(Bundle::open(folder.path()), how), !Contains("network"));
+    }
+    check_nothing_is_left();
+}
+
 }  // namespace trtdet::tests

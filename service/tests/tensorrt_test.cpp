@@ -13,23 +13,7 @@ using Catch::Matchers::Contains;
 using Catch::Matchers::StartsWith;
 
 TEST_CASE("the engine of TensorRT is what runs where it can be, and nothing takes its place where it fails") {
-    {
-        const Folder folder;
-        write_bundle(folder, manifest(), {{"model.engine", dynamic()}});
-        EngineOptions how;
-        how.tensorrt = options();
-        CHECK(open_engine(Bundle::open(folder.path()), how)->ran_on() == name() + " (Stand-in GPU)");
-        // The machine's fault leads to the network, which this bundle lacks; the engine's own is told as it is.
-        const Some some({library});
-        how.tensorrt = some.with_text_for(library);
-        CHECK_THROWS_WITH(
-            open_engine(Bundle::open(folder.path()), how),
-            Contains("; nor can its network be run, as the bundle has no"));
-        how.tensorrt = options();
-        write_bundle(folder, manifest(), {{"model.engine", ""}});
-        CHECK_THROWS_WITH(open_engine(Bundle::open(folder.path()), how), !Contains("network"));
-    }
-    check_nothing_is_left();
+    check_what_runs();
 }
 
 TEST_CASE("an engine tells what it takes, gives and runs on") {
