@@ -117,6 +117,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return generate(tmp_path_factory.mktemp("shapes"), "calibration", 6).images
 
 
+@pytest.mark.slow
 def test_an_engine_with_other_weights_than_its_model_is_found_out(
     machine: Machine, pictures: Path, tmp_path: Path
 ) -> None:

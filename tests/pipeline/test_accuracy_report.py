@@ -25,6 +25,7 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> BuildOptions:
     return BuildOptions(calibration=calibration, backend="onnxruntime", int8_all=True, accuracy_report=True)
 
 
+@pytest.mark.slow
 def test_a_report_is_kept_and_can_be_added(options: BuildOptions, tmp_path: Path) -> None:
     place = tmp_path / "b"
     first = build(SMALL_MODEL, CONFIG, place, options)

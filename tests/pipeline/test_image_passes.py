@@ -27,6 +27,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return paths
 
 
+@pytest.mark.slow
 def test_a_build_decodes_each_image_once_where_memory_allows_and_its_files_do_not_depend_on_it(
     tmp_path: Path, decoded: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -48,6 +49,7 @@ def test_a_build_decodes_each_image_once_where_memory_allows_and_its_files_do_no
     assert files[0] == files[1]
 
 
+@pytest.mark.slow
 def test_a_search_by_map_decodes_each_annotated_image_once(tmp_path: Path, decoded: list[Path]) -> None:
     """The float model is scored, then plans by one half of the images, then plans by the other."""
     calibration, annotated = shapes.generate(tmp_path, "calibration", 2), shapes.generate(tmp_path, "val", 4)

@@ -119,6 +119,7 @@ def test_histograms_alone_are_enough_to_build(images: Path, tmp_path: Path) -> N
         )
 
 
+@pytest.mark.slow
 def test_corrections_are_written_down_and_repeatable(more_images: Path, tmp_path: Path) -> None:
     plain = bundle(more_images, tmp_path / "plain")
     assert plain.bundle.manifest.quantization.corrections == ()

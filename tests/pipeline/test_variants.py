@@ -201,6 +201,7 @@ def test_ray_gives_the_same_rows_though_a_worker_is_killed(few: SweepOptions, do
     assert plain(remote.rows) == of_few(done)
 
 
+@pytest.mark.slow
 def test_corrections_that_need_no_rule_are_worked_out_once(options: SweepOptions, tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed: pip install 'trtdet[correct]'")
     asked = replace(

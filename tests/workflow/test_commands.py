@@ -191,9 +191,11 @@ def test_eval_of_model_and_bundle_agree_where_both_are_float(run, trained, drawn
 def bundles(trained, calibration_images, tmp_path_factory):
     """An INT8 bundle of the shipped detector and an FP32 one."""
     from trtdet import BuildOptions, CalibrationOptions, build
+    from trtdet.quantization import EFFORTS
 
     folder, config = tmp_path_factory.mktemp("bundles"), load_config("shapes")
-    int8 = BuildOptions(calibration=CalibrationOptions(images=calibration_images, num_images=6), backend="onnxruntime")
+    calibration = CalibrationOptions(images=calibration_images, num_images=6)
+    int8 = BuildOptions(calibration=calibration, backend="onnxruntime", correct=EFFORTS["quick"])
     build(trained, config, folder / "int8", int8)
     build(trained, config, folder / "fp32", BuildOptions("fp32", backend="onnxruntime"))
     return folder / "int8", folder / "fp32"

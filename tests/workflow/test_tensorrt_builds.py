@@ -423,6 +423,7 @@ def test_without_a_gpu_the_models_are_weighed_by_map_alone(weighed: Any) -> None
 # sweeps
 
 
+@pytest.mark.slow
 def test_a_sweep_scores_and_times_engines(
     machine: Machine, model: Path, calibration_images: Path, validation: ShapesSplit, tmp_path: Path
 ) -> None:

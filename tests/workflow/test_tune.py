@@ -56,6 +56,7 @@ def test_tune_prints_its_table_and_a_point_is_built(tune: Any, run: Any, model: 
     assert not (tmp_path / "w").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.tensorrt
 def test_estimates_and_engines_of_a_library_that_builds_without_a_gpu(
     tune: Any, run: Any, model: Path, tmp_path: Path
