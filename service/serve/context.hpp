@@ -6,9 +6,11 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -129,6 +131,9 @@ struct Context {
 
     // Whether a batch of a model has been running for longer than the engine's timeout.
     bool hangs(const Served& model) const;
+
+    // What images have as their outcome that found no memory: C++ has room for some hundred exceptions without it.
+    const std::exception_ptr no_memory = std::make_exception_ptr(std::bad_alloc());
 
     std::atomic<int> in_flight{0};  // requests that hold a Place
     std::atomic<bool> leaving{false};

@@ -41,6 +41,8 @@ void Work::run(std::size_t index) noexcept {
             throw DeadlineError("the time for the answer was over before the image was decoded");
         }
         prepare(index);
+    } catch (const std::bad_alloc&) {
+        settle(index, {{}, context_->no_memory});
     } catch (...) {
         settle(index, {{}, std::current_exception()});
     }

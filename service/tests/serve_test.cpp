@@ -1,6 +1,9 @@
 // The parts of trtdet-serve that need no socket.
 #include <atomic>
 #include <catch2/catch.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
 #include <future>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -14,6 +17,7 @@
 #include "metrics.hpp"
 #include "multipart.hpp"
 #include "service.hpp"
+#include "spare_memory.hpp"
 #include "trtdet/errors.hpp"
 
 using namespace trtdet;
@@ -720,6 +724,32 @@ TEST_CASE("memory for decoding is shared, and one who is alone gets what he need
     CHECK_THROWS_AS(second.take(41, Clock::now()), DeadlineError);
     first.reset();
     second.take(41, Clock::now());
+}
+
+TEST_CASE("spare memory is of blocks that are used again, until all are taken", "[memory]") {
+    alignas(std::max_align_t) static unsigned char memory[10'032];
+    SpareMemory spare(memory, sizeof memory);
+    CHECK(spare.take(SpareMemory::largest + 1) == nullptr);
+    std::vector<void*> taken;
+    while (void* const block = spare.take(65)) {
+        CHECK(spare.owns(block));
+        CHECK(reinterpret_cast<std::uintptr_t>(block) % alignof(std::max_align_t) == 0);
+        std::memset(block, static_cast<int>(taken.size()), 65);
+        taken.push_back(block);
+    }
+    CHECK(taken.size() == 10'032 / (128 + 16));
+    for (std::size_t i = 0; i < taken.size(); ++i) {
+        CHECK(static_cast<unsigned char*>(taken[i])[64] == i);
+        spare.give(taken[i]);
+    }
+    for (std::size_t i = 0; i < taken.size(); ++i) {
+        CHECK(spare.take(128) != nullptr);
+    }
+    CHECK(spare.take(128) == nullptr);
+    CHECK(spare.take(1) != nullptr);  // what is left is too small for the others alone
+    int elsewhere = 0;
+    CHECK_FALSE(spare.owns(&elsewhere));
+    CHECK_FALSE(spare.owns(memory + sizeof memory));
 }
 
 TEST_CASE("what a client sent cannot forge a line of the log", "[log]") {
