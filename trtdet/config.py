@@ -132,10 +132,13 @@ class HeadConfig(_Section):
     over the classes."""
     background: Literal["none", "first", "last"] = "none"
     """Where rule ``boxes`` has the score of no object, which is of none of the classes."""
+    columns: Annotated[tuple[Annotated[int, Field(ge=0, lt=2**31)], ...], Field(min_length=1)] | None = None
+    """Where rule ``boxes`` has the score of each class, in the order of ``classes``; None for all columns but the
+    background's. DETR's weights for COCO have columns for category ids that no category has."""
     outputs: Annotated[tuple[Text, ...], Field(min_length=1)] | None = None
     """Names of the raw outputs, in the order the rule expects; None takes the model's own outputs in order."""
 
-    @field_validator("strides", "outputs", mode="before")
+    @field_validator("strides", "columns", "outputs", mode="before")
     @classmethod
     def _sequence(cls, value: Any) -> Any:
         return _as_tuple(value)
@@ -147,6 +150,12 @@ class HeadConfig(_Section):
                 raise ValueError(f"head.scores softmax belongs to head.decode boxes, not {self.decode}")
             if self.background != "none":
                 raise ValueError(f"head.background belongs to head.decode boxes, not {self.decode}")
+            if self.columns is not None:
+                raise ValueError(f"head.columns belongs to head.decode boxes, not {self.decode}")
+        if self.columns is not None and self.background != "none":
+            raise ValueError("head.columns names the classes' columns, so the background's is not among them: drop one")
+        if self.columns is not None and len(set(self.columns)) < len(self.columns):
+            raise ValueError("head.columns has a column twice; each class has its own")
         if self.decode not in ("boxes", "detections") and self.units != "pixels":
             raise ValueError(f"head.units belongs to head.decode boxes and detections, not {self.decode}")
         if self.decode == "detections" and self.scores == "logits":
@@ -219,6 +228,13 @@ class Config(_Section):
         if twice:
             raise ValueError(f"class names must be distinct, got twice: {', '.join(twice)}")
         return value
+
+    @model_validator(mode="after")
+    def _columns(self) -> Config:
+        columns = self.head.columns
+        if columns is not None and len(columns) != len(self.classes):
+            raise ValueError(f"head.columns names {len(columns)} columns, 'classes' lists {len(self.classes)}")
+        return self
 
     @model_validator(mode="after")
     def _grid(self) -> Config:

@@ -89,6 +89,28 @@ def test_a_background_class_is_left_out_after_the_softmax(background: str) -> No
         decode([noise(2, 5, 4), noise(2, 6, 4)[:, :5]], make("boxes", classes=3))
 
 
+def test_the_columns_of_the_classes_are_chosen_after_the_softmax() -> None:
+    logits = noise(2, 5, 7)
+    raw = [noise(2, 5, 4, seed=1), logits]
+    scores = decode(raw, make("boxes", scores="softmax", columns=[5, 1, 2]))[1]
+    expected = np.exp(logits.astype(np.float64))
+    expected /= expected.sum(axis=-1, keepdims=True)
+    np.testing.assert_allclose(scores, expected[..., [5, 1, 2]], rtol=1e-5)
+    with pytest.raises(ModelError, match=r"scores \(B, N, 8 or more\), got .*\(2, 5, 7\)"):
+        decode(raw, make("boxes", columns=[7, 1, 2]))
+
+
+def test_columns_that_cannot_be_those_of_the_classes() -> None:
+    with pytest.raises(ValueError, match=r"head.columns names 2 columns, 'classes' lists 3"):
+        make("boxes", columns=[1, 2])
+    with pytest.raises(ValueError, match="head.columns has a column twice"):
+        make("boxes", columns=[1, 2, 1])
+    with pytest.raises(ValueError, match="so the background's is not among them"):
+        make("boxes", columns=[1, 2, 3], background="last")
+    with pytest.raises(ValueError, match="head.columns belongs to head.decode boxes, not yolov8"):
+        make("yolov8", columns=[1, 2, 3])
+
+
 def test_rows_of_detections() -> None:
     rows = np.array([[[40, 35, 60, 45, 0.9, 2], [1, 2, 3, 4, 0.5, 0], [1, 2, 3, 4, 0.4, -1]]], np.float32)
     boxes, scores = decode([rows], make("detections"))

@@ -101,6 +101,12 @@ def test_relative_boxes_and_a_background(
     check(run, {"b": normal(2, 11, 4), "s": normal(2, 11, columns, seed=1)}, config)
 
 
+@pytest.mark.parametrize("scores", ["probabilities", "softmax"])
+def test_columns_of_the_classes(run: Any, configure: Any, normal: Any, scores: str) -> None:
+    config = configure("boxes", SIZE, scores=scores, columns=[4, 0, 2])
+    check(run, {"b": normal(2, 11, 4, scale=20), "s": normal(2, 11, 6, seed=1)}, config)
+
+
 @pytest.mark.parametrize("units", ["pixels", "relative"])
 def test_rows_of_detections(run: Any, configure: Any, normal: Any, units: str) -> None:
     rows = normal(2, 11, 6)

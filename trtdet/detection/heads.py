@@ -126,20 +126,26 @@ def anchor_points(config: Config, offset: float) -> tuple[Float, Float]:
 
 
 def _match_boxes(chosen: Mapping[str, Shape], config: Config) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    classes = len(config.classes) + (config.head.background != "none")
+    head = config.head
+    classes = len(config.classes) + (head.background != "none")
+    least = max(head.columns, default=0) + 1 if head.columns is not None else None
+    width = str(classes) if least is None else f"{least} or more"
+    expected = f"boxes (B, N, 4) and scores (B, N, {width})"
     if len(chosen) != 2:
         raise ModelError(
-            f"decode rule 'boxes' takes boxes (B, N, 4) and scores (B, N, {classes}), got {len(chosen)} outputs: "
+            f"decode rule 'boxes' takes {expected}, got {len(chosen)} outputs: "
             f"{_listing(chosen)}; name the two with head.outputs"
         )
     names = list(chosen)
     for boxes, scores in (names, names[::-1]):  # where both have four columns, boxes come first
-        if chosen[boxes][2] in (None, 4) and chosen[scores][2] in (None, classes):
+        columns = chosen[scores][2]
+        fits = columns == classes if least is None else columns is not None and columns >= least
+        if chosen[boxes][2] in (None, 4) and (columns is None or fits):
             return (boxes,), (scores,)
-    one_more = any(shape[2] == classes + 1 for shape in chosen.values()) and config.head.background == "none"
+    free = least is None and head.background == "none"
+    one_more = free and any(shape[2] == classes + 1 for shape in chosen.values())
     raise ModelError(
-        f"decode rule 'boxes' takes boxes (B, N, 4) and scores (B, N, {classes}), got {_listing(chosen)}; does "
-        "'classes' list the model's classes"
+        f"decode rule 'boxes' takes {expected}, got {_listing(chosen)}; does 'classes' list the model's classes"
         + (", and is one of the scores that of no object (head.background: last)?" if one_more else "?")
     )
 
@@ -275,11 +281,13 @@ def _class_scores(scores: Float, head: HeadConfig) -> Float:
         with np.errstate(invalid="ignore"):  # infinite logits give NaN scores, not a warning
             weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
             scores = weights / weights.sum(axis=-1, keepdims=True)
+    if head.columns is not None:
+        return scores[..., list(head.columns)]
     return scores[..., class_columns(head, scores.shape[-1])]
 
 
 def class_columns(head: HeadConfig, count: int) -> slice:
-    """Which of so many columns of scores are the classes'."""
+    """Which of so many columns of scores are the classes', where ``head.columns`` does not say it."""
     return slice(int(head.background == "first"), count - (head.background == "last"))
 
 

@@ -155,6 +155,8 @@ def _class_scores(write: Writer, scores: gs.Variable, config: Config) -> gs.Vari
     head = config.head
     if head.scores == "softmax":
         scores = write("Softmax", scores, axis=2)
+    if head.columns is not None:
+        return write("Gather", scores, write.const(head.columns, np.int64), axis=2)
     if head.background == "none":
         return scores
     columns = class_columns(head, len(config.classes) + 1)
