@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import subprocess
 import sys
@@ -13,7 +14,8 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from trtdet.config import Config, HeadConfig, InputConfig
+from trtdet.config import Config, HeadConfig, InputConfig, load_config
+from trtdet.demo.shapes import generate
 from trtdet.errors import ConfigError, ModelError, OutputError
 from trtdet.exporter import SOURCES, ExportOptions, ExportReport, export
 
@@ -22,6 +24,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'trtdet[ex
 from trtdet.exporter import (  # noqa: E402
     SHAPES_MODEL,
     convert,
+    parity,
     yolox,
 )
 
@@ -65,7 +68,10 @@ def test_shapes_exports_its_shipped_weights(tmp_path: Path, capfd: pytest.Captur
     assert capfd.readouterr() == ("", "")
     assert isinstance(report, ExportReport) and report.path == path and report.opset == 17
     assert report.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
-    assert [p.name for p in path.parent.iterdir()] == ["m.onnx"]
+    assert sorted(p.name for p in path.parent.iterdir()) == ["m.onnx", "m.parity.json", "m.yaml"]
+    assert load_config(report.config or "") == load_config("shapes").model_copy(update={"name": "shapes"})
+    said = json.loads(report.parity.read_text())
+    assert said["source"] == "shapes" and said["sha256"] == report.sha256 and said["outputs"][0]["name"] == "output"
     (check,) = report.outputs
     assert (check.name, check.shape) == ("output", (1, 1344, 15))
     assert 0 < check.mean_abs < check.max_abs < 5e-3
@@ -143,6 +149,31 @@ def test_over_tolerance_nothing_is_written(tmp_path: Path) -> None:
     assert path.read_bytes() == b"before" and len(list(tmp_path.iterdir())) == 1
 
 
+def test_a_configuration_of_the_users_own_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "m.yaml").write_text("name: mine\n")
+    with pytest.raises(OutputError, match=r"m.yaml' would be written .* give it with --config .*m.yaml if"):
+        export("shapes", tmp_path / "m.onnx")
+    assert [path.name for path in tmp_path.iterdir()] == ["m.yaml"]
+    (tmp_path / "m.yaml").write_text("# Written by trtdet export of something else\nname: other\n")
+    export("shapes", tmp_path / "m.onnx", ExportOptions(size=(64, 96)))
+    assert load_config(tmp_path / "m.yaml").input.size == (64, 96)
+
+
+def test_final_detections_are_compared_on_images(tmp_path: Path) -> None:
+    images = generate(tmp_path / "shapes", "val", 3).images
+    report = export("shapes", tmp_path / "m.onnx", ExportOptions(images=images, dynamic_batch=True))
+    check = report.detections
+    assert check is not None and report.undetected == ""
+    assert check.images == 5 and check.torch > 20  # three alone, two in a batch
+    assert check.matched == check.torch == check.onnx and check.ties == 0
+    assert 0 < check.max_score < 1e-4 and 0 < check.max_box < 0.05
+
+
+def test_outputs_that_the_configuration_does_not_fit_are_exported_and_it_is_said(own: str) -> None:
+    report = export(f"{own}:tensor", Path("m.onnx"), SMALL)
+    assert report.detections is None and report.undetected.startswith("output 'output' has shape (1, 8, 1024)")
+
+
 def test_a_wrong_graph_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = convert.to_onnx
 
@@ -176,8 +207,8 @@ def test_nan_in_the_exported_model_is_found(tmp_path: Path, monkeypatch: pytest.
 def test_images_have_the_range_that_the_network_sees(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scale 1 / 255 and standard deviation 0.5: black is 0 and white is 2."""
     seen: list[Any] = []
-    measure = convert._compare
-    monkeypatch.setattr(convert, "_compare", lambda *args: seen.append(args[3]) or measure(*args))
+    compute = convert._both
+    monkeypatch.setattr(convert, "_both", lambda *args: seen.append(args[3]) or compute(*args))
     export(f"{own}:tensor", Path("m.onnx"), SMALL)
     for batch in seen[0]:
         assert (batch.min(), batch.max()) == (0, 2)
@@ -186,11 +217,11 @@ def test_images_have_the_range_that_the_network_sees(own: str, monkeypatch: pyte
 def test_the_largest_error_of_all_batches_is_reported(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
     errors = iter([(1.0, 0.5), (3.0, 0.1), (2.0, 0.9)])
     monkeypatch.setattr(
-        convert, "_measure", lambda source, name, want, *rest: convert.OutputCheck(name, want.shape, *next(errors))
+        parity, "_measure", lambda source, name, want, *rest: parity.OutputCheck(name, want.shape, *next(errors))
     )
     options = ExportOptions(config=SMALL.config, dynamic_batch=True)
     (check,) = export(f"{own}:tensor", Path("m.onnx"), options).outputs
-    assert check == convert.OutputCheck("output", (1, 8, 1024), 3.0, 0.1)
+    assert check == parity.OutputCheck("output", (1, 8, 1024), 3.0, 0.1)
     assert next(errors, None) is None
 
 
@@ -201,7 +232,7 @@ def test_an_output_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_options_out_of_range(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"'yolo', allowed are yolox-nano, .*shapes, or package.module:factory"):
+    with pytest.raises(ModelError, match=r"'yolo', allowed are yolox-nano, .*shapes, .*or package.module:factory"):
         export("yolo", tmp_path / "m.onnx")
     with pytest.raises(ConfigError, match="--opset is 10, allowed are 11 to 20"):
         export("shapes", tmp_path / "m.onnx", ExportOptions(opset=10))

@@ -5,22 +5,38 @@ from __future__ import annotations
 import json
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trtdet.cli.command import Command
-from trtdet.cli.options import add_output, config_if_given
+from trtdet.cli.options import add_output, config_if_given, size
 from trtdet.progress import Console
+
+if TYPE_CHECKING:
+    from trtdet.exporter import ExportReport
 
 
 def _options(parser: ArgumentParser) -> None:
-    parser.add_argument("source", metavar="SOURCE", help="yolox-nano|tiny|s|m|l|x, shapes, or package.module:factory")
-    add_output(parser, "model.onnx", "where the ONNX model is written")
+    parser.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="yolox-nano|tiny|s|m|l|x, shapes, ultralytics:FILE.pt, or package.module:factory",
+    )
+    add_output(parser, "model.onnx", "where the ONNX model is written; model.yaml and model.parity.json lie beside it")
     parser.add_argument(
         "--weights", type=Path, metavar="FILE", help="a checkpoint of the source, loaded without running code of it"
     )
     parser.add_argument("--config", help="YAML file or shipped name; required for package.module:factory")
+    parser.add_argument("--size", type=size, metavar="HxW", help="height and width of the input (default: as trained)")
+    parser.add_argument(
+        "--one-to-many",
+        action="store_true",
+        help="of a network with two heads (YOLOv10, YOLO26), the one that needs NMS (default: the one that does not)",
+    )
     parser.add_argument("--dynamic-batch", action="store_true", help="leave the batch size open")
     parser.add_argument("--opset", type=int, default=17, metavar="N", help="ONNX opset (default: %(default)s)")
+    parser.add_argument(
+        "--images", type=Path, metavar="DIR|LIST", help="compare on some of these (default: on made-up images)"
+    )
     parser.add_argument(
         "--tolerance",
         type=float,
@@ -44,15 +60,31 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
             dynamic_batch=options.dynamic_batch,
             opset=options.opset,
             tolerance=options.tolerance,
+            size=options.size,
+            one_to_many=options.one_to_many,
+            images=options.images,
         ),
     )
     for output in report.outputs:
         shape = "x".join(map(str, output.shape))
         difference = f"largest difference to torch {output.max_abs:.2e}, mean {output.mean_abs:.2e}"
         console.say(f"{output.name} {shape}: {difference}")
-    console.say(f"wrote {report.path}")
+    console.say(_detections(report))
+    console.say(f"wrote {', '.join(str(path) for path in (report.path, report.config, report.parity) if path)}")
     result: dict[str, Any] = json.loads(json.dumps(asdict(report), default=str))
     return result
+
+
+def _detections(report: ExportReport) -> str:
+    found = report.detections
+    if found is None or report.undetected:
+        hint = "; give some with --images" if found is not None else ""
+        return f"final detections were not compared: {report.undetected}{hint}"
+    ties = f", {found.ties} differ by a tie" if found.ties else ""
+    return (
+        f"final detections on {found.images} images: {found.matched} of torch's {found.torch} are the model's{ties}; "
+        f"largest difference of scores {found.max_score:.2e}, of corners {found.max_box:.2e} pixels"
+    )
 
 
 COMMAND = Command("export", "torch model to ONNX, checked against torch", _options, _run)

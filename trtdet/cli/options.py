@@ -277,6 +277,14 @@ def batch_range(text: str) -> tuple[int, int, int]:
     return sizes[0], sizes[1], sizes[2]
 
 
+def size(text: str) -> tuple[int, int]:
+    """``480x640`` -> (480, 640), height and width; ``640`` -> (640, 640)."""
+    sides = [int(part) for part in text.split("x")] if re.fullmatch(r"[0-9]{1,6}(x[0-9]{1,6})?", text) else []
+    if not sides or not all(sides):
+        raise argparse.ArgumentTypeError(f"'{text}' must be HEIGHTxWIDTH in pixels, such as 480x640, or one number")
+    return sides[0], sides[-1]
+
+
 def add_batch(parser: ArgumentParser, nargs: str | None = None) -> None:
     parser.add_argument(
         "--batch",

@@ -1,4 +1,4 @@
-"""torch -> ONNX: a detector's raw head with batch normalisation folded, checked against torch before it is written.
+"""torch -> ONNX: a detector with its configuration, checked against torch before it is written.
 
 This module imports torch only when ``export`` is called.
 """
@@ -6,27 +6,38 @@ This module imports torch only when ``export`` is called.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from trtdet.errors import ConfigError, ModelError
-from trtdet.files import write_atomically
+from trtdet import __version__
+from trtdet.errors import ConfigError, ModelError, OutputError
+from trtdet.exporter.parity import DetectionCheck, OutputCheck
+from trtdet.files import prepare_target, write_atomically
 
 if TYPE_CHECKING:
     from trtdet.config import Config
 
-__all__ = ["SHAPES_MODEL", "SOURCES", "ExportOptions", "ExportReport", "OutputCheck", "export"]
+__all__ = ["SHAPES_MODEL", "SOURCES", "DetectionCheck", "ExportOptions", "ExportReport", "OutputCheck", "export"]
 
 SHAPES_MODEL = Path(__file__).with_name("shapes.onnx")
 """The shapes detector: configuration ``shapes``; its recipe and its scores are in ``shapes.json``."""
 
 SOURCES: tuple[str, ...] = ("yolox-nano", "yolox-tiny", "yolox-s", "yolox-m", "yolox-l", "yolox-x", "shapes")
-"""The sources with a name; any other is ``package.module:factory``."""
+"""The sources with a name."""
+
+PREFIXES: dict[str, str] = {"ultralytics": "FILE.pt"}
+"""The sources that begin with a prefix and a colon, and what follows it; any other is ``package.module:factory``."""
+
+_PREFIXED = tuple(f"{prefix}:{rest}" for prefix, rest in PREFIXES.items())
 
 _OPSETS = range(11, 21)
 """From the first opset whose Resize defines its sampling to the last that the tracing exporter writes."""
+
+_WRITTEN = "# Written by trtdet export"
+"""How a configuration begins that may be replaced: it is not the user's own."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +47,17 @@ class ExportOptions:
     Attributes:
         weights: a checkpoint, a state dict saved with ``torch.save`` bare or under the key ``model``. The ``yolox-*``
             sources need a checkpoint; ``shapes`` has its own; a factory may have loaded its weights itself.
-        config: the detector. It gives the input's size and name and the number of classes; without it a named source
-            has the published values (COCO's 80 classes). A factory needs it.
+        config: the detector: the input's size and name, the classes, the head. Without it a named source has the
+            published values, and a checkpoint says its own. A factory needs it.
         dynamic_batch: the batch is an axis named ``batch`` in place of 1.
         opset: of the ONNX model, 11 to 20.
         tolerance: how far an output may be from torch's: maximum absolute error <= tolerance * max(1, maximum
-            absolute value).
+            absolute value). Of final detections: a score by this, a corner by this share of the input's longer side.
         random_weights: export a ``yolox-*`` source with no checkpoint, for tests and for timing.
+        size: height and width in pixels of the network's input, in place of the configuration's or the checkpoint's.
+        one_to_many: of a network with a one-to-one head beside, the other head, which needs suppression.
+        images: a folder or a list of images to compare on, of which a few are taken; None makes some up, on which few
+            detectors find anything.
     """
 
     weights: Path | None = None
@@ -51,43 +66,43 @@ class ExportOptions:
     opset: int = 17
     tolerance: float = 1e-3
     random_weights: bool = False
-
-
-@dataclass(frozen=True)
-class OutputCheck:
-    """One output of the written model beside torch's."""
-
-    name: str
-    shape: tuple[int, ...]
-    """With a batch of 1."""
-    max_abs: float
-    """Largest absolute error over all inputs tried."""
-    mean_abs: float
-    """Mean absolute error of the input where it was largest."""
+    size: tuple[int, int] | None = None
+    one_to_many: bool = False
+    images: Path | None = None
 
 
 @dataclass(frozen=True)
 class ExportReport:
-    """The file that was written, and how close it is to torch."""
+    """The files that were written, and how close the model is to torch."""
 
     path: Path
     opset: int
     sha256: str
-    """Of the file, hexadecimal."""
+    """Of the model, hexadecimal."""
     outputs: tuple[OutputCheck, ...]
+    detections: DetectionCheck | None
+    """Final detections; None where the outputs do not fit the configuration."""
+    undetected: str
+    """Why final detections say nothing; empty where they do."""
+    config: Path | None
+    """The configuration that was written; None where one was given."""
+    parity: Path
+    """The same report as a file."""
 
 
 def export(source: str, output: Path, options: ExportOptions = ExportOptions()) -> ExportReport:
-    """Exports a detector to ONNX.
+    """Exports a detector to ONNX, with its configuration and a parity report.
 
-    The outputs are those of the module, not decoded. They are compared with torch's in onnxruntime on two
-    random images of the range that the configuration gives, and with a dynamic batch on a batch of two as well. Only
-    a model that passes is written, in one step; otherwise an existing file at ``output`` is untouched.
+    The outputs are those of the module. They are compared with torch's in onnxruntime, as they are and as final
+    detections, on each of the images and with a dynamic batch on two at a time as well. Only a model that passes is
+    written; otherwise existing files are untouched. Beside ``model.onnx`` these are ``model.parity.json`` and, where no
+    configuration was given, ``model.yaml``.
 
     Args:
-        source: one of SOURCES, or ``package.module:factory`` where ``factory()`` gives a ``torch.nn.Module`` in
-            evaluation mode that takes float32 (B, 3, H, W) and gives a tensor, a tuple or list of tensors, or a dict
-            of tensors, each with the batch first. The current directory is importable.
+        source: one of SOURCES; ``ultralytics:FILE.pt``, a checkpoint of that package; or ``package.module:factory``
+            where ``factory()`` gives a ``torch.nn.Module`` in evaluation mode that takes float32 (B, 3, H, W) and gives
+            a tensor, a tuple or list of tensors, or a dict of tensors, each with the batch first. The current directory
+            is importable.
         output: the ONNX file.
         options: see ExportOptions.
 
@@ -95,37 +110,95 @@ def export(source: str, output: Path, options: ExportOptions = ExportOptions()) 
         ConfigError: an option is out of range or missing.
         ModelError: torch is not installed, the source or its weights are unusable, or the exported model
             differs from torch's.
-        OutputError: ``output`` cannot be written.
+        DataError: the images cannot be read.
+        OutputError: a file cannot be written, or ``model.yaml`` is the user's own.
     """
     _check(source, options)
+    files = _Files.beside(output, options)
     try:
-        import torch  # noqa: F401
+        import torch
     except ImportError:
         raise ModelError(
             "export needs torch, which is not installed; install it with: pip install 'trtdet[export]'"
         ) from None
     from trtdet.exporter import convert
 
-    model, outputs = convert.convert(source, options)
-    data = model.SerializeToString()
+    done = convert.convert(source, options)
+    data = done.model.SerializeToString()
+    opset = next(entry.version for entry in done.model.opset_import if entry.domain in ("", "ai.onnx"))
+    report = ExportReport(
+        output,
+        opset,
+        hashlib.sha256(data).hexdigest(),
+        done.outputs,
+        done.detections,
+        done.undetected,
+        files.config,
+        files.parity,
+    )
     write_atomically(output, data)
-    opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
-    return ExportReport(output, opset, hashlib.sha256(data).hexdigest(), outputs)
+    if files.config is not None:
+        write_atomically(files.config, _configuration(source, done.config).encode())
+    versions = {"trtdet": __version__, "torch": str(torch.__version__)}
+    content = {"source": source, "versions": versions, "tolerance": options.tolerance, **asdict(report)}
+    write_atomically(files.parity, (json.dumps(content, indent=2, default=str) + "\n").encode())
+    return report
+
+
+@dataclass(frozen=True)
+class _Files:
+    """The files beside the model."""
+
+    config: Path | None
+    parity: Path
+
+    @staticmethod
+    def beside(output: Path, options: ExportOptions) -> _Files:
+        config = output.with_suffix(".yaml") if options.config is None else None
+        if config is not None and config.is_file():
+            with config.open("rb") as file:
+                if not file.read(len(_WRITTEN)).startswith(_WRITTEN.encode()):
+                    raise OutputError(
+                        f"'{config}' would be written beside the model, and was not written by trtdet export",
+                        f"give it with --config {config} if it describes this model, or choose another -o",
+                    )
+        parity = output.with_suffix(".parity.json")
+        for path in (config, parity):
+            if path is not None:
+                prepare_target(path)
+        return _Files(config, parity)
+
+
+def _configuration(source: str, config: Config) -> str:
+    import yaml
+
+    from trtdet.config import COCO_CLASSES
+
+    content: dict[str, Any] = config.model_dump(mode="json", exclude_defaults=True)
+    if config.classes == COCO_CLASSES:
+        content["classes"] = "coco"
+    if not config.nms.suppresses and set(content["nms"]) == {"iou_threshold"}:
+        content["nms"] = "none"
+    body = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, default_flow_style=None, width=110)
+    return f"{_WRITTEN} {json.dumps(source)}.\n{body}"
 
 
 def _check(source: str, options: ExportOptions) -> None:
+    prefix = source.partition(":")[0]
     if source not in SOURCES and ":" not in source:
         raise ModelError(
-            f"export source is {source!r}, allowed are {', '.join(SOURCES)}, or package.module:factory for a model of "
-            "your own"
+            f"export source is {source!r}, allowed are {', '.join((*SOURCES, *_PREFIXED))}, or package.module:factory "
+            "for a model of your own"
         )
+    if options.one_to_many and prefix != "ultralytics":
+        raise ConfigError(f"--one-to-many chooses a head of a checkpoint of ultralytics; leave it out for {source}")
     if options.opset not in _OPSETS:
         raise ConfigError(
             f"--opset is {options.opset}, allowed are {_OPSETS[0]} to {_OPSETS[-1]}; 17 suits every backend"
         )
     if not (math.isfinite(options.tolerance) and options.tolerance > 0):
         raise ConfigError(f"the export tolerance is {options.tolerance}, allowed is a finite number above 0")
-    if ":" in source and options.config is None:
+    if ":" in source and prefix not in PREFIXES and options.config is None:
         raise ConfigError(f"export of '{source}' needs the input's size and name; give a configuration with --config")
     if source.startswith("yolox-") and options.weights is None and not options.random_weights:
         name = source.replace("-", "_")

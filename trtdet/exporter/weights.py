@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from trtdet.errors import ModelError
+from trtdet.exporter import checkpoints
 from trtdet.exporter.yolox import YOLOX, BaseConv
 
 
@@ -25,7 +26,7 @@ def load_checkpoint(model: nn.Module, path: Path) -> None:
     if not path.is_file():
         raise ModelError(f"checkpoint '{path}' does not exist; check the path given with --weights")
     try:
-        with torch.serialization.safe_globals(_numpy_scalars()):
+        with torch.serialization.safe_globals(checkpoints.numpy_scalars()):
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a file that is no checkpoint makes torch raise nearly anything
         reason = str(error).strip().splitlines()
@@ -38,38 +39,8 @@ def load_checkpoint(model: nn.Module, path: Path) -> None:
         raise ModelError(
             f"checkpoint '{path}' holds no state dict; expected names and tensors, bare or under the key 'model'"
         )
-    _load_state(model, state, path)
-
-
-def _numpy_scalars() -> list[Any]:
-    """What unpickling a NumPy float needs: YOLOX's trainer stores its best AP as a NumPy float with the weights."""
-    scalar = np.float64(0).__reduce__()[0]
-    # The function's module was renamed in NumPy 2; a file has the name of the version that wrote it.
-    names = ("numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar")
-    return [*((scalar, name) for name in names), np.dtype, type(np.dtype(np.float64)), type(np.dtype(np.float32))]
-
-
-def _load_state(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:
-    own = model.state_dict()
-    # Checkpoints older than this counter are complete without it.
-    missing = [k for k in own if k not in state and not k.endswith("num_batches_tracked")]
-    unexpected = [k for k in state if k not in own]
-    shapes = [
-        f"{k} {tuple(state[k].shape)} for {tuple(own[k].shape)}"
-        for k in own
-        if k in state and state[k].shape != own[k].shape
-    ]
-    parts = [
-        f"{len(found)} {kind} ({', '.join(found[:3])}{', ...' if len(found) > 3 else ''})"
-        for kind, found in (("missing", missing), ("unexpected", unexpected), ("of another shape", shapes))
-        if found
-    ]
-    if parts:
-        raise ModelError(
-            f"checkpoint '{path}' does not fit the model: keys {'; '.join(parts)}; "
-            "choose the variant and the number of classes it was trained with"
-        )
-    model.load_state_dict(state, strict=False)
+    advice = "choose the variant and the number of classes it was trained with"
+    checkpoints.load_state(model, state, path, advice)
 
 
 def fuse_batch_norm(model: nn.Module) -> None:

@@ -1,0 +1,271 @@
+"""Checkpoints of the package ``ultralytics``: YOLOv5u, v8, v9, v10, 11, 12 and 26, for detection.
+
+Such a file pickles the whole network. It is read as records, the installed package builds the network that its own
+description in the file says, and the weights are loaded into that. What the package builds is compared with what the
+file stores, module by module: another version may build another network from the same description.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import re
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trtdet.config import COCO_CLASSES, Config, load_config
+from trtdet.errors import ModelError, one_line
+from trtdet.exporter import ExportOptions, checkpoints
+from trtdet.exporter.checkpoints import Record
+from trtdet.exporter.subject import Subject, first_line, resized
+
+_HEADS = ("Detect", "v10Detect")
+_ACTIVATION = re.compile(r"(?:torch\.)?nn\.(\w+)\((?:(?:\w+\s*=\s*)?[\w.+-]+(?:,\s*)?)*\)")
+_MOST_REPEATS = 1000
+
+_NOT_COMPARED = frozenset(
+    ("training", "inplace", "momentum", "export", "dynamic", "format", "np", "i", "max_det", "_end2end", "end2end")
+)
+"""Attributes of modules that differ between training and export, or change no number."""
+
+
+def load(place: str, options: ExportOptions) -> Subject:
+    """The network of a checkpoint up to its decoded boxes and scores.
+
+    Of a network with two heads it is the one-to-one head, which needs no suppression, or with ``one_to_many`` the
+    other. The choice of the best detections is left to the configuration.
+
+    Args:
+        place: the path of the checkpoint.
+        options: ``config`` takes the place of what the checkpoint says about itself.
+
+    Raises:
+        ModelError: the file is missing, hostile or no detector, or the package is missing or builds another network.
+    """
+    path = Path(place)
+    content = checkpoints.read(path, ("ultralytics",), "ultralytics:")
+    network = _network(path, content)
+    with _quiet():
+        model = _built(path, network)
+        _choose_head(path, model, options)
+        reference, traced = _Raw(model), _Raw(copy.deepcopy(model).fuse(verbose=False))
+    config = options.config or _configuration(path, network, content, reference.end_to_end)
+    stride = int(model.stride.max())
+    if options.config is None:
+        sides = (-(-side // stride) * stride for side in options.size or config.input.size)
+        config = resized(config, (next(sides), next(sides)))
+    else:
+        config = resized(config, options.size)
+    return Subject(f"ultralytics:{place}", reference.eval(), config, traced.eval())
+
+
+class _Raw(nn.Module):
+    """A detector of the package up to its decoded boxes and scores.
+
+    Gives ``output0`` (B, 4 + C, N), centre, width and height in pixels and probabilities; or, of a one-to-one head,
+    ``boxes`` (B, N, 4), corners in pixels, and ``scores`` (B, N, C), probabilities.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+        head = model.model[-1]
+        self.end_to_end = bool(head.end2end)
+        head.export, head.dynamic, head.format, head.shape = True, False, "onnx", None
+        # The best detections are taken here by the package; as an attribute of the instance this comes first.
+        head.postprocess = _unchanged
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        decoded = self.model(x)
+        if not self.end_to_end:
+            return {"output0": decoded}
+        return {"boxes": decoded[..., :4], "scores": decoded[..., 4:]}
+
+
+def _unchanged(decoded: Tensor, *_: Any) -> Tensor:
+    return decoded
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The package warns, prints and logs to standard output, which may be the command's result."""
+    logger = logging.getLogger("ultralytics")
+    level = logger.level
+    with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        finally:
+            logger.setLevel(level)
+
+
+def _network(path: Path, content: Any) -> Record:
+    """The trained network: the average of the weights where the file has it, which is what the package runs."""
+    for key in ("ema", "model"):
+        found = content.get(key) if isinstance(content, dict) else None
+        if isinstance(found, Record):
+            return found
+    raise ModelError(
+        f"checkpoint '{path}' holds no network of ultralytics under 'ema' or 'model'; expected a file that its trainer "
+        "wrote, such as best.pt"
+    )
+
+
+def _built(path: Path, network: Record) -> Any:
+    description = network["yaml"]
+    try:
+        from ultralytics.nn import tasks
+    except ImportError as error:
+        raise ModelError(
+            f"export of ultralytics:{path} needs the package ultralytics, which cannot be imported "
+            f"({first_line(error)}); install it with: pip install ultralytics (AGPL-3.0)"
+        ) from None
+    logging.getLogger("ultralytics").setLevel(logging.ERROR)
+    _check_description(path, description, tasks)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            model = tasks.DetectionModel(copy.deepcopy(description), ch=3, verbose=False)
+    except Exception as error:  # the package's own, on what a file says
+        raise ModelError(
+            f"ultralytics {_version()} cannot build the network of checkpoint '{path}': {type(error).__name__}: "
+            f"{first_line(error)}; {_advice()}"
+        ) from None
+    checkpoints.load_state(model, network.state(), path, _advice())
+    _check_same(path, model, network)
+    return model.eval()
+
+
+def _choose_head(path: Path, model: Any, options: ExportOptions) -> None:
+    head = model.model[-1]
+    if getattr(head, "one2one_cv2", None) is not None:
+        head.end2end = not options.one_to_many
+    elif options.one_to_many:
+        raise ModelError(f"checkpoint '{path}' has a single head, which is one-to-many; leave out --one-to-many")
+
+
+def _check_description(path: Path, description: Any, tasks: Any) -> None:
+    """Refuses a description that could make the package do anything but lay out modules: it evaluates the activation as
+    Python, and some of its classes load other files."""
+    refused = f"checkpoint '{path}' is refused: the description of its network"
+    if not isinstance(description, dict) or not all(
+        isinstance(description.get(part), list) and description[part] for part in ("backbone", "head")
+    ):
+        raise ModelError(f"{refused} has no lists 'backbone' and 'head'; expected a file that its trainer wrote")
+    activation = description.get("activation")
+    if activation is not None:
+        named = _ACTIVATION.fullmatch(activation) if isinstance(activation, str) else None
+        if named is None or not _is_module(getattr(nn, named[1], None)):
+            raise ModelError(
+                f"{refused} has the activation {one_line(repr(activation), 80)}, expected a module of torch such as "
+                "nn.SiLU(); nothing of it was run"
+            )
+    for row in (*description["backbone"], *description["head"]):
+        if not (isinstance(row, list) and len(row) == 4 and isinstance(row[2], str) and isinstance(row[3], list)):
+            raise ModelError(f"{refused} has the row {one_line(repr(row), 80)}, expected [from, number, module, args]")
+        _, repeats, name, arguments = row
+        kind = getattr(nn, name[3:], None) if name.startswith("nn.") else getattr(tasks, name, None)
+        own = _is_module(kind) and kind.__module__.startswith(("torch.nn.modules.", "ultralytics.nn.modules."))
+        if not own or name == "TorchVision":
+            raise ModelError(
+                f"{refused} has the module {one_line(repr(name), 80)}, which is no part of a detector in ultralytics "
+                f"{_version()}; update ultralytics if the checkpoint is newer"
+            )
+        if not isinstance(repeats, int) or not 0 < repeats <= _MOST_REPEATS or not _is_plain(arguments):
+            raise ModelError(f"{refused} has the row {one_line(repr(row), 80)}, expected numbers, names and lists")
+    head = description["head"][-1][2]
+    if head not in _HEADS:
+        raise ModelError(
+            f"checkpoint '{path}' ends in {one_line(head, 40)}, allowed are {' and '.join(_HEADS)}: models for "
+            "detection with fixed classes"
+        )
+    channels = description.get("channels", description.get("ch", 3))
+    if channels != 3:
+        raise ModelError(f"checkpoint '{path}' takes {channels!r} channels, allowed is 3")
+
+
+def _is_module(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, nn.Module)
+
+
+def _is_plain(value: Any, depth: int = 4) -> bool:
+    if isinstance(value, list):
+        return depth > 0 and all(_is_plain(item, depth - 1) for item in value)
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def _head(network: Record) -> Record | None:
+    layers = network.modules.get("model")
+    inner = list(layers.modules.values()) if isinstance(layers, Record) else []
+    return inner[-1] if inner and isinstance(inner[-1], Record) else None
+
+
+def _check_same(path: Path, model: nn.Module, network: Record) -> None:
+    """Refuses a network that another version of the package builds otherwise than the one that wrote the file."""
+    stored = dict(network.walk())
+    for name, module in model.named_modules():
+        record = stored.get(name)
+        kind = type(module).__name__
+        if record is None or (name and record.kind.rpartition(".")[2] != kind):
+            there = "is absent" if record is None else f"is {record.kind.rpartition('.')[2]}"
+            raise _other(path, f"module {name} is {kind}, in the file it {there}")
+        for key, value in vars(module).items():
+            wanted = record[key]
+            if key in _NOT_COMPARED or wanted is None or not isinstance(value, (bool, int, float, tuple)):
+                continue
+            if isinstance(wanted, (bool, int, float, tuple)) and wanted != value:
+                raise _other(path, f"{name}.{key} is {value!r}, in the file {one_line(repr(wanted), 60)}")
+
+
+def _other(path: Path, difference: str) -> ModelError:
+    return ModelError(
+        f"ultralytics {_version()} builds another network than checkpoint '{path}' holds: {difference}; {_advice()}"
+    )
+
+
+def _version() -> str:
+    import ultralytics
+
+    return str(ultralytics.__version__)
+
+
+def _advice() -> str:
+    return "install the version of ultralytics that it was trained with"
+
+
+def _configuration(path: Path, network: Record, content: dict[str, Any], end_to_end: bool) -> Config:
+    head = _head(network)
+    count = head["nc"] if head is not None else None
+    stored = network["names"]
+    names = list(stored.values()) if isinstance(stored, dict) else stored
+    if not isinstance(names, list) or len(names) != count:
+        raise ModelError(f"checkpoint '{path}' does not name its {count} classes; give a configuration with --config")
+    classes = tuple(str(name) for name in names)
+    if classes != COCO_CLASSES and len(set(classes)) < len(classes):
+        raise ModelError(f"checkpoint '{path}' names a class twice; give a configuration with --config")
+    data = load_config("yolov8").model_dump()
+    data |= {"name": path.stem, "classes": classes}
+    data["input"] |= {"size": _trained_size(network, content), "name": "images"}
+    if end_to_end:
+        data["head"] |= {"decode": "boxes"}
+        most = head["max_det"] if head is not None else None
+        data["nms"] |= {"iou_threshold": 1.0} | ({"max_detections": most} if isinstance(most, int) else {})
+    return Config.model_validate(data)
+
+
+def _trained_size(network: Record, content: dict[str, Any]) -> tuple[int, int]:
+    """Height and width that the network was trained at; the package's default where the file does not say."""
+    for arguments in (content.get("train_args"), network["args"]):
+        size = arguments.get("imgsz") if isinstance(arguments, dict) else None
+        sides = size if isinstance(size, (list, tuple)) else [size, size]
+        whole = [side for side in sides if isinstance(side, int) and 0 < side <= 1 << 16]
+        if len(whole) == len(sides) == 2:
+            return whole[0], whole[1]
+    return 640, 640
