@@ -36,4 +36,30 @@ private:
     std::string why_;
 };
 
+// The bytes of a library as a file that nobody can change between the check of them and their loading. Libraries that
+// it needs are not found beside it.
+class LibraryCopy {
+public:
+    // In memory, sealed, where it stays to the end of the process; where that is not wanted, or the system has no such
+    // files to be run, in a folder of this process alone, which goes with this object.
+    //
+    // sha256: of the bytes.
+    //
+    // Throws EngineError: the folder cannot be written.
+    LibraryCopy(
+        const std::string& name, const std::vector<char>& bytes, const std::string& sha256, bool in_memory = true);
+    ~LibraryCopy();
+
+    LibraryCopy(const LibraryCopy&) = delete;
+    LibraryCopy& operator=(const LibraryCopy&) = delete;
+
+    // Of no other bytes as long as the process runs: the loader takes a path that it knows for the library that it
+    // knows.
+    const std::string& path() const { return path_; }
+
+private:
+    std::string path_;
+    std::filesystem::path folder_;  // empty where it is in memory
+};
+
 }  // namespace trtdet

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <atomic>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -367,6 +368,7 @@ struct Network {
     const std::string in_place_of;
     std::shared_ptr<ort::Session> session;
     int fixed = 0;
+    mutable std::atomic<int> warm{0};  // a lane was warmed up for so many images
 };
 
 class OnnxRuntimeLane final : public Lane {
@@ -427,7 +429,12 @@ public:
 
     int warm_up(int batch) override {
         std::fill(input_.begin(), input_.end(), 0.0F);
-        run(batch);
+        // What the library keeps of a size is the session's, which all lanes share: other lanes than the first have
+        // memory of their own alone to touch.
+        const int from = network_->fixed > 0 || network_->warm.exchange(batch) >= batch ? batch : 1;
+        for (int size = from; size <= batch; ++size) {
+            run(size);
+        }
         return 0;
     }
 

@@ -425,7 +425,9 @@ private:
                 continue;
             }
             const Calling loading(*this, "loading the plugin library " + in_quotes(bundle.file(plugin.file).string()));
-            if (runtime->getPluginRegistry().loadLibrary(bundle.file(plugin.file).c_str()) == nullptr) {
+            // What is loaded is what was compared, whatever becomes of the file meanwhile.
+            const LibraryCopy verified(plugin.file, bundle.read(plugin.file), plugin.sha256);
+            if (runtime->getPluginRegistry().loadLibrary(verified.path().c_str()) == nullptr) {
                 throw loading.refused();
             }
         }
@@ -599,8 +601,8 @@ public:
             run(size);
         }
         captures_ = false;
-        if (batch - 1 > most_captured) {
-            run(batch - 1);  // on the context that all the sizes between share
+        for (int size = most_captured + 1; size < batch; ++size) {
+            run(size);  // on the context that these share; kernels may be compiled for each shape
         }
         return static_cast<int>(own_.size()) + (any_.graph ? 1 : 0);
     }
@@ -932,13 +934,6 @@ std::shared_ptr<Engine> open_tensorrt(const Bundle& bundle, const TensorRtOption
     TensorRt tensorrt(manifest.backend, options.library_folders);
     const auto devices = driver->devices();
     const int index = fitting_device(manifest.backend, {backend_name, tensorrt.version, devices}, options.device);
-    for (const Plugin& plugin : manifest.backend.plugins) {
-        if (!plugin.embedded && sha256_file(bundle.file(plugin.file)) != plugin.sha256) {
-            throw BundleError(
-                "the plugin library " + in_quotes(bundle.file(plugin.file).string()) +
-                " is not the one that the engine was built with: its SHA-256 differs; build the bundle again");
-        }
-    }
     const std::vector<char> bytes = bundle.read("model.engine");
     check_plan(bytes);
     const auto device = std::find_if(

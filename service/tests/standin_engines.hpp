@@ -59,6 +59,15 @@ inline long live(int kind) {
     return count;
 }
 
+// How often the library has run so many images together.
+inline long ran(int images) {
+    void* found = ::dlopen(library.c_str(), RTLD_NOW | RTLD_NOLOAD);
+    REQUIRE(found != nullptr);
+    const long count = reinterpret_cast<long (*)(int)>(::dlsym(found, "standin_runs"))(images);
+    ::dlclose(found);
+    return count;
+}
+
 inline void check_nothing_is_left() {
     for (int kind = 0; kind < 6; ++kind) {
         CHECK(live(kind) == 0);

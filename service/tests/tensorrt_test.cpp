@@ -1,9 +1,14 @@
 // The TensorRT engine over the stand-ins: libnvinfer of standin/tensorrt.cpp, the driver of tests/standin/cuda.c.
+#include <dlfcn.h>
+
 #include <atomic>
 #include <catch2/catch.hpp>
+#include <fstream>
+#include <iterator>
 #include <mutex>
 #include <thread>
 
+#include "library.hpp"
 #include "standin_engines.hpp"
 #include "trtdet/detector.hpp"
 
@@ -96,8 +101,16 @@ TEST_CASE("a lane that was warmed up has graphs for few images and for the large
     {
         const auto engine = open(network + "batch 1 2 40\n");
         const auto lane = engine->new_lane();
+        std::vector<long> before(41);
+        for (int size = 1; size <= 40; ++size) {
+            before[static_cast<std::size_t>(size)] = ran(size);
+        }
         CHECK(lane->warm_up(40) == 33);
         CHECK(live(4) == 33);
+        for (int size = 1; size <= 40; ++size) {
+            INFO(size);
+            CHECK(ran(size) > before[static_cast<std::size_t>(size)]);
+        }
         for (const int batch : {1, 32, 33, 39, 40}) {
             CHECK(runs(*lane, batch, batch));
         }
@@ -415,7 +428,7 @@ TEST_CASE("what a lane meets is said in the library's words, and the lane goes q
     check_nothing_is_left();
 }
 
-TEST_CASE("plugin libraries are compared with the manifest and loaded by their full path") {
+TEST_CASE("plugin libraries are compared with the manifest, and what was compared is loaded") {
     const Folder folder;
     Json made = manifest();
     const fs::path file = folder.path() / "libsilu.so";
@@ -433,6 +446,10 @@ TEST_CASE("plugin libraries are compared with the manifest and loaded by their f
         const auto other = open_it(dynamic("needs Silu\n"));
         CHECK(runs(*engine->new_lane(), 2, 1));
         CHECK(runs(*other->new_lane(), 2, 2));
+        // Not the file, which may be another one by then.
+        std::ifstream maps("/proc/self/maps");
+        const std::string loaded((std::istreambuf_iterator<char>(maps)), std::istreambuf_iterator<char>());
+        CHECK_THAT(loaded, Contains("/memfd:libsilu.so") && !Contains(file.string()));
     }
     SECTION("a relative path to the bundle") {
         const fs::path before = fs::current_path();
@@ -446,10 +463,7 @@ TEST_CASE("plugin libraries are compared with the manifest and loaded by their f
         const Bundle bundle = Bundle::open(folder.path());
         folder.write("libsilu.so", "another library");
         CHECK_THROWS_AS(open_tensorrt(bundle, options()), BundleError);
-        CHECK_THROWS_WITH(
-            open_tensorrt(bundle, options()),
-            Contains("libsilu.so' is not the one that the engine was built with: its SHA-256 differs; build the bundle "
-                     "again"));
+        CHECK_THROWS_WITH(open_tensorrt(bundle, options()), StartsWith("'libsilu.so' was altered: sha256 "));
     }
     SECTION("one that is no library") {
         folder.write("libsilu.so", "not a library");
@@ -472,6 +486,42 @@ TEST_CASE("plugin libraries are compared with the manifest and loaded by their f
         CHECK_NOTHROW(open_it(dynamic("host-code\n")));
     }
     check_nothing_is_left();
+}
+
+TEST_CASE("a copy of a library is that of its bytes, and nobody else's") {
+    std::ifstream file(standin / "libcreators.so", std::ios::binary);
+    const std::vector<char> bytes((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+    const auto creators = [](const std::string& path) {
+        void* const library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+        REQUIRE(library != nullptr);
+        const std::string found = reinterpret_cast<const char* (*)()>(::dlsym(library, "standin_creators"))();
+        ::dlclose(library);
+        return found;
+    };
+    SECTION("in memory") {
+        const LibraryCopy copy("libcreators.so", bytes, "one");
+        const LibraryCopy again("libcreators.so", bytes, "one");
+        const LibraryCopy other("libcreators.so", {'a'}, "other");
+        CHECK(copy.path() == again.path());
+        CHECK(copy.path() != other.path());
+        CHECK(creators(copy.path()) == "Silu");
+        std::ofstream change(copy.path(), std::ios::in | std::ios::out | std::ios::binary);
+        change << "changed" << std::flush;
+        CHECK(!change);
+        CHECK(creators(copy.path()) == "Silu");
+    }
+    SECTION("in a folder") {
+        fs::path path;
+        {
+            const LibraryCopy copy("libcreators.so", bytes, "one", false);
+            path = copy.path();
+            CHECK(creators(path.string()) == "Silu");
+            CHECK(fs::status(path.parent_path()).permissions() == fs::perms::owner_all);
+        }
+        CHECK(!fs::exists(path.parent_path()));
+        const Setting setting("TMPDIR", standin.string() + "/nowhere");
+        CHECK_THROWS_AS(LibraryCopy("libcreators.so", bytes, "one", false), EngineError);
+    }
 }
 
 TEST_CASE("TensorRT's own plugins are there for engines that need them") {

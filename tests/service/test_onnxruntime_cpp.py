@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -10,7 +13,7 @@ import onnx
 import onnxruntime
 import pytest
 from PIL import Image
-from serving import ONNXRUNTIME, Picture, Server, check, find
+from serving import ONNXRUNTIME, PATIENCE, Picture, Server, check, find
 
 from trtdet.bundle import Bundle, BundleWriter
 from trtdet.config import load_config
@@ -86,6 +89,40 @@ def test_the_service_finds_what_python_finds(
             check(answer["images"][0], picture, manifest.content_hash)
             found += len(answer["images"][0]["detections"])
         assert found > len(images)
+
+
+def test_every_size_of_a_batch_is_run_before_the_first_request(start: Callable[..., Server], tmp_path: Path) -> None:
+    """A network that fails with three images alone does not begin to serve where there may be so many."""
+    bundle = tmp_path / "bundle"
+    build(SHAPES_MODEL, load_config("shapes"), bundle, BuildOptions("fp32", backend="onnxruntime", batch=(1, 2, 4)))
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    model = onnx.load(bundle / manifest["portable"])
+    node, graph = onnx.helper.make_node, model.graph
+    constants = {"axis0": [0], "of_batch": [0, 0, 0, 1, 0], "nothing": [0]}
+    graph.initializer.extend(
+        onnx.numpy_helper.from_array(np.array(value), f"test.{name}") for name, value in constants.items()
+    )
+    # There is no element 1 of one element.
+    graph.node.extend(
+        [
+            node("Shape", [graph.input[0].name], ["test.shape"]),
+            node("Gather", ["test.shape", "test.axis0"], ["test.batch"]),
+            node("Gather", ["test.of_batch", "test.batch"], ["test.element"]),
+            node("Gather", ["test.nothing", "test.element"], ["test.zero"]),
+        ]
+    )
+    graph.output.append(onnx.helper.make_tensor_value_info("test.zero", onnx.TensorProto.INT64, [1]))
+    data = model.SerializeToString()
+    (bundle / manifest["portable"]).write_bytes(data)
+    manifest["files"][manifest["portable"]] = hashlib.sha256(data).hexdigest()
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+    with start(bundle, "--max-batch", 2) as server:
+        assert server.call("GET", "/readyz").status == 200
+    server = start(bundle, "--max-batch", 4)
+    command = [server.program, "--port", "0", *map(str, server.arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 1
+    assert "failed at running the model" in done.stderr
 
 
 BOXES, CLASSES, SIDE = 80, 5, 32

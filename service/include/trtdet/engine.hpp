@@ -35,10 +35,11 @@ public:
     // words.
     virtual void run(int batch) = 0;
 
-    // Does beforehand what first runs take time for once: runs 1 to so many images, of more than 32 only the most. The
-    // runs that follow capture nothing any more. Writes to input().
+    // Does beforehand what first runs of a size take time for once: memory, kernels for its shape, graphs. Runs every
+    // size from 1 to so many images; the runs that follow capture nothing any more. Writes to input().
     //
-    // Returns how many CUDA graphs the lane has then; 0 where its work is launched otherwise.
+    // Returns how many CUDA graphs the lane has then, for sizes up to 32 and the largest; 0 where its work is launched
+    // otherwise.
     //
     // Throws EngineError: as run().
     virtual int warm_up(int batch) {
@@ -118,7 +119,7 @@ struct TensorRtOptions {
 
 // Opens a bundle's engine on the first device that fits. The library and the driver are loaded now, not when the
 // program starts; version, compute capability and the hash of each plugin library are checked before anything is
-// deserialised.
+// deserialised. Of a plugin library the bytes that were checked are loaded, from memory.
 //
 // Throws UnavailableError: this libtrtdet was built without TensorRT's headers, or with those of another library than
 // the engine needs; the bundle has no engine; there is no driver, device or library that fits. EngineError: a plugin
