@@ -28,6 +28,20 @@ cv::InterpolationFlags flag_of(Interpolation interpolation) {
     return cv::INTER_LINEAR;
 }
 
+// Intel's IPP, which some builds of OpenCV have, interpolates cubically to a grey level more or less than OpenCV
+// itself. The setting is the thread's alone.
+class WithoutIpp {
+public:
+    WithoutIpp() : before_(cv::ipp::useIPP()) { cv::ipp::setUseIPP(false); }
+    ~WithoutIpp() { cv::ipp::setUseIPP(before_); }
+
+    WithoutIpp(const WithoutIpp&) = delete;
+    WithoutIpp& operator=(const WithoutIpp&) = delete;
+
+private:
+    const bool before_;
+};
+
 // The size after resizing, and the columns and rows of border before the image.
 cv::Rect layout(const ImageView& image, const Preprocess& to) {
     if (to.resize == Resize::stretch) {
@@ -151,6 +165,7 @@ Resized resize(const ImageView& image, const Preprocess& to) {
         if (place.size() == pixels.size()) {
             pixels.copyTo(target);
         } else {
+            const WithoutIpp exactly;
             cv::resize(pixels, target, place.size(), 0, 0, flag_of(to.interpolation));
         }
     } catch (const cv::Exception& error) {

@@ -175,9 +175,21 @@ def test_centre_letterbox_is_yolov5s_rounding(border: int) -> None:
 def test_stretch_uses_the_interpolation(name: str) -> None:
     image = np.random.default_rng(0).integers(0, 256, (50, 30, 3), dtype=np.uint8)
     tensor, placement = preprocess(image, InputConfig(size=(20, 40), resize="stretch", interpolation=name))
+    before = cv2.ipp.useIPP()
+    cv2.ipp.setUseIPP(False)
     expected = cv2.resize(image, (40, 20), interpolation=getattr(cv2, f"INTER_{name.upper()}"))
+    cv2.ipp.setUseIPP(before)
     np.testing.assert_array_equal(tensor, expected.transpose(2, 0, 1))
     assert (placement.scale_x, placement.scale_y) == (40 / 30, 20 / 50)
+
+
+def test_cubic_interpolation_is_that_of_every_machine() -> None:
+    """With Intel's IPP, where OpenCV has it, other grey levels would come out than elsewhere and in C++."""
+    image = np.random.default_rng(0).integers(0, 256, (7, 9, 3), np.uint8)
+    setting = cv2.ipp.useIPP()
+    tensor, _ = preprocess(image, InputConfig(size=(5, 7), resize="stretch", interpolation="cubic"))
+    assert tensor[0, 3].tolist() == [159, 81, 144, 101, 227, 214, 76]  # IPP's last is 75
+    assert cv2.ipp.useIPP() == setting
 
 
 @pytest.mark.parametrize("color", ["rgb", "bgr"])
