@@ -34,7 +34,7 @@ from trtdet.data import ImageStream, evenly, find_images
 from trtdet.errors import BackendError, ConfigError
 from trtdet.passes.decode import ALL_BOXES, ALL_SCORES, CONTRACT
 from trtdet.progress import Progress, silent
-from trtdet.quantization import CONVOLUTIONS, PrecisionPlan, quantizable
+from trtdet.quantization import CONVOLUTIONS, PRODUCTS, PrecisionPlan, quantizable
 from trtdet.tables import Column, Table
 
 LIMITS = {"int8": 20.0, "fp16": 35.0, "fp32": 50.0}
@@ -169,7 +169,8 @@ def watched_tensors(model: onnx.ModelProto) -> dict[str, str]:
     # The outputs of a suppression in the graph are undefined past the number of detections: its inputs are compared.
     read = {ALL_BOXES, ALL_SCORES} if outputs == set(CONTRACT) else outputs
     for node in model.graph.node:
-        if node.op_type in CONVOLUTIONS:
+        quantised = node.op_type in PRODUCTS and makers.get(node.input[0], node).op_type == "DequantizeLinear"
+        if node.op_type in CONVOLUTIONS or quantised:
             name = node.input[0]
             while name in makers and makers[name].op_type in ("QuantizeLinear", "DequantizeLinear", "Cast"):
                 name = makers[name].input[0]

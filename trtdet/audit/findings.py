@@ -14,7 +14,7 @@ from trtdet.audit.traffic import ACTIVATION_FUNCTIONS, POINTWISE, TYPE_CHANGES, 
 from trtdet.passes.plugin_ops import HARD_SWISH, SILU
 from trtdet.passes.provenance import Origin
 from trtdet.quantization import PrecisionPlan
-from trtdet.quantization.placement import CONVOLUTIONS
+from trtdet.quantization.weighted import CONVOLUTIONS
 
 KINDS: Mapping[str, str] = {
     "float": "convolutions planned in INT8 that run in float",
@@ -114,7 +114,7 @@ def activation_functions(flow: Flow, layer: Layer) -> dict[str, str]:
         gated = source
         while source is not None and source.op_type in _CONSTANT_STEPS and _by_constant(flow, source):
             source = flow.before(source.input[0]) or flow.before(source.input[1])
-        if source is None or source.op_type not in CONVOLUTIONS:
+        if source is None or (source.op_type not in CONVOLUTIONS and source.name not in flow.kernels):
             continue
         found[source.name] = _title(flow, layer, node, gated)
     return found
@@ -182,7 +182,7 @@ def _paddings(flow: Flow) -> Iterator[Finding]:
         for index in flow.writers[tensor.name] if tensor.name not in done else ():
             writer = flow.layers[index]
             if index not in flow.runs and tensor in writer.outputs:
-                only = writer.input == tensor.type and not flow.operators(writer) - {*TYPE_CHANGES, *CONVOLUTIONS}
+                only = writer.input == tensor.type and not flow.work_of(writer) - set(TYPE_CHANGES)
                 more = writer.bytes if only else _extra(tensor, share) + flow.filling(writer, tensor, share)
                 parts[writer.name] = min(more, writer.bytes)
         done.add(tensor.name)
@@ -230,7 +230,7 @@ def _suppression(flow: Flow) -> Iterator[Finding]:
 
 def _pointwise(flow: Flow, plan: PrecisionPlan, layer: Layer) -> tuple[str, tuple[str, ...], str] | None:
     """Kind, nodes and cause of a kernel that works element by element; None for a kernel that does work of its own."""
-    operators = flow.operators(layer) - set(CONVOLUTIONS)
+    operators = flow.work_of(layer)
     before = activation_functions(flow, layer)
     if before:
         return "activation", tuple(before), _of_activation(flow, layer, before)

@@ -274,7 +274,7 @@ class Roofline:
         operations, ms = 0.0, 0.0
         for name in self._flow.workers.get(index, ()):
             work = self._flow.work.get(name)
-            if work is None:
+            if work is None or (name in self._flow.products and not work.inputs):
                 count = 2 * self._flow.products[name] * self._scale
                 operations, ms = operations + count, ms + count / rate / 1e9
                 continue

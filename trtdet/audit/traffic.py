@@ -15,7 +15,7 @@ from trtdet.passes.plugin_ops import PLUGIN_ACTIVATIONS
 from trtdet.passes.provenance import Origin, origin_of
 from trtdet.quantization import PrecisionPlan
 from trtdet.quantization.macs import Macs, multiply_adds, products
-from trtdet.quantization.placement import CONVOLUTIONS
+from trtdet.quantization.weighted import CONVOLUTIONS, PRODUCTS
 
 POINTWISE = ("kgen", "PointWise", "PointWiseV2", "Reformat", "Scale", "NoOp", "Constant", "ElementWise", "Cast")
 """Layer types that are never a convolution, though they may name the convolutions around them."""
@@ -32,19 +32,21 @@ TYPE_CHANGES = ("QuantizeLinear", "DequantizeLinear", "Cast")
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution of the plan and the layer that runs it.
+    """A convolution, or a product with weights, of the plan and the layer that runs it.
 
     Attributes:
         name: of the ONNX node.
         layer: index of its layer.
         channels: how many it reads, by the shape of its weights.
         depthwise: each of its channels is a group of its own.
+        product: with a matrix, whose kernels fill no channels up.
     """
 
     name: str
     layer: int
     channels: int
     depthwise: bool
+    product: bool = False
 
 
 class Flow:
@@ -88,17 +90,18 @@ class Flow:
 
     @cached_property
     def convolutions(self) -> Mapping[str, Convolution]:
-        """The convolutions with constant weights that a layer of their own runs, by name."""
+        """The convolutions and products with constant weights that a layer of their own runs, by name."""
         found = {}
         for name, index in self.kernels.items():
             layer, work = self.layers[index], self.work.get(name)
             if work is not None and work.inputs and layer.type not in POINTWISE and layer.inputs:
-                found[name] = Convolution(name, index, work.inputs, work.depthwise)
+                product = self.nodes[name].op_type in PRODUCTS
+                found[name] = Convolution(name, index, work.inputs, work.depthwise, product)
         return found
 
     @cached_property
     def work(self) -> Mapping[str, Macs]:
-        """The multiply-adds of the model's convolutions for one image, by name."""
+        """The multiply-adds of the model's convolutions and products for one image, by name."""
         return multiply_adds(self.model)
 
     @cached_property
@@ -221,10 +224,16 @@ class Flow:
         if convolutions:
             return convolutions
         others = [name for name in layer.onnx if name in self.nodes]
-        work = [name for name in others if self.nodes[name].op_type not in (*TYPE_CHANGES, *CONVOLUTIONS)]
+        layers = {name for name in others if name in self.kernels or self.nodes[name].op_type in CONVOLUTIONS}
+        work = [name for name in others if name not in layers and self.nodes[name].op_type not in TYPE_CHANGES]
         own = [name for name in work if name not in self.origins or self.origins[name].replaces]
-        around = [name for name in others if self.nodes[name].op_type in CONVOLUTIONS]
+        around = [name for name in others if name in layers]
         return tuple(own or work or around) or (layer.name,)
+
+    def work_of(self, layer: Layer) -> frozenset[str]:
+        """The operators that a layer computes besides convolutions and products of the plan, which it may only name."""
+        own = (name for name in layer.onnx if name in self.nodes and name not in self.kernels)
+        return frozenset(self.nodes[name].op_type for name in own) - set(CONVOLUTIONS)
 
     def before(self, tensor: str) -> onnx.NodeProto | None:
         """The node that computes an ONNX tensor, Q/DQ pairs, casts and identities skipped."""
@@ -236,7 +245,7 @@ class Flow:
     def padding(self, convolution: Convolution) -> float:
         """How many channels the layer of a convolution reads for each channel that the model has, 1 or more."""
         data = self.layers[convolution.layer].inputs[0]
-        if len(data.dims) < 3 or not data.elements:
+        if len(data.dims) < 3 or not data.elements or convolution.product:
             return 1.0
         unpadded = math.prod(max(size, 1) for size in (data.dims[0], *data.dims[2:])) * convolution.channels
         return max(1.0, data.elements / unpadded)

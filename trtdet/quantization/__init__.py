@@ -20,13 +20,14 @@ from trtdet.quantization.graph_check import GraphProblem, lint
 from trtdet.quantization.half import nodes_of, tensors_of, to_half
 from trtdet.quantization.head_error import HeadError
 from trtdet.quantization.implicit import Quantizable, quantizable
-from trtdet.quantization.placement import CONVOLUTIONS, QdqPlacement, place
+from trtdet.quantization.placement import QdqPlacement, place
 from trtdet.quantization.plugin_fusion import Requantized, requantize
 from trtdet.quantization.precision import Cause, Entry, Precision, PrecisionPlan, Step
 from trtdet.quantization.qdq import Corrections, insert_qdq
 from trtdet.quantization.shared_scales import quantized_joins, shared
 from trtdet.quantization.switch import Switch
 from trtdet.quantization.weight_forms import WeightScales
+from trtdet.quantization.weighted import CONVOLUTIONS, LAYERS, PRODUCTS, Weighted
 
 __all__ = [
     "CONVOLUTIONS",
@@ -35,6 +36,8 @@ __all__ = [
     "EFFORTS",
     "FEWEST_CHANNELS",
     "LARGEST",
+    "LAYERS",
+    "PRODUCTS",
     "SMALLEST_NORMAL",
     "Cause",
     "Corrected",
@@ -55,6 +58,7 @@ __all__ = [
     "Switch",
     "WeightForm",
     "WeightScales",
+    "Weighted",
     "correct",
     "default_plan",
     "insert_qdq",

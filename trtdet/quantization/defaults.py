@@ -1,4 +1,4 @@
-"""Which convolutions stay in FP16 unless INT8 is asked for: those that INT8 kernels make no faster.
+"""Which layers stay in FP16 unless INT8 is asked for: those that INT8 kernels make no faster.
 
 - Depthwise convolutions read each value once for each tap and reuse nothing, so that memory bounds them and not
   arithmetic; INT8 kernels pad each group to a whole vector of 32 channels besides, and the best of FP16's are written
@@ -24,7 +24,7 @@ docs/results/precision.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import onnx
@@ -33,7 +33,7 @@ import onnx_graphsurgeon as gs
 from trtdet.passes.provenance import origin_of
 from trtdet.quantization.data_flow import DataFlow
 from trtdet.quantization.macs import Macs, multiply_adds
-from trtdet.quantization.placement import CONVOLUTIONS, QdqPlacement
+from trtdet.quantization.placement import FEWEST_FEATURES, QdqPlacement
 from trtdet.quantization.precision import Cause, Entry, PrecisionPlan
 
 FEWEST_CHANNELS = 16
@@ -91,7 +91,7 @@ def _bound_by_memory(
     two bytes a value more in all; the weights take one byte less in INT8.
     """
     tensors = graph.tensors()
-    makers = {name: _convolutions_before(tensors[name]) for name in placement.activations}
+    makers = {name: _layers_before(tensors[name], entries) for name in placement.activations}
     nodes = {node.name: node for node in graph.nodes}
     found: dict[str, Entry] = {}
     grown = True
@@ -104,7 +104,8 @@ def _bound_by_memory(
             size = math.prod(tensors[name].shape[1:]) if _known(tensors[name]) else 0
             if not convs or not makers[name] or not float_made:
                 continue
-            saved = 2 * size - sum(nodes[conv].inputs[1].values.size for conv in convs)
+            weights = (nodes[conv].inputs[1] for conv in convs)
+            saved = 2 * size - sum(held.values.size for held in weights if isinstance(held, gs.Constant))
             worth = BYTES_A_MULTIPLY_ADD * sum(work[conv].count for conv in convs)
             if saved > worth:
                 reason = (
@@ -120,8 +121,8 @@ def _known(tensor: gs.Tensor) -> bool:
     return tensor.shape is not None and all(isinstance(size, int) and size > 0 for size in tensor.shape[1:])
 
 
-def _convolutions_before(tensor: gs.Tensor) -> set[str]:
-    """The convolutions that a tensor is computed from, without another convolution in between."""
+def _layers_before(tensor: gs.Tensor, layers: Collection[str]) -> set[str]:
+    """The layers that a tensor is computed from, without another layer in between."""
     found: set[str] = set()
     waiting, seen = list(tensor.inputs), set()
     while waiting:
@@ -129,7 +130,7 @@ def _convolutions_before(tensor: gs.Tensor) -> set[str]:
         if id(node) in seen:
             continue
         seen.add(id(node))
-        if node.op in CONVOLUTIONS:
+        if node.name in layers:
             found.add(node.name)
         else:
             waiting += [maker for source in node.inputs for maker in source.inputs]
@@ -154,12 +155,12 @@ def _left_in_fp16(conv: Macs, last: bool) -> Entry | None:
 def _before_layers(graph: gs.Graph, able: set[str], written: set[str]) -> set[str]:
     """The names of the nodes whose outputs some layer with weights reads in the end.
 
-    Layers are the convolutions that can be in INT8, and matrix products. The expectation of a softmax, as convolution
+    Layers are those that can be in INT8, and other matrix products. The expectation of a softmax, as convolution
     or as product, decodes boxes and is none; nor are products with the few columns that turn centres into corners.
 
     Args:
         graph: the float network.
-        able: names of the convolutions that can be in INT8.
+        able: names of the layers that can be in INT8.
         written: names of the nodes that decode and suppress.
     """
     before: set[int] = set()
@@ -183,4 +184,4 @@ def _before_layers(graph: gs.Graph, able: set[str], written: set[str]) -> set[st
 
 def _mixes_features(product: gs.Node) -> bool:
     constants = [tensor for tensor in product.inputs if isinstance(tensor, gs.Constant)]
-    return not constants or max(np.max(tensor.shape, initial=0) for tensor in constants) >= FEWEST_CHANNELS
+    return not constants or max(np.max(tensor.shape, initial=0) for tensor in constants) >= FEWEST_FEATURES

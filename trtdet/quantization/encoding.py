@@ -40,6 +40,11 @@ def half_step(values: ArrayLike) -> NDArray[np.float32]:
     return np.where(np.isfinite(raised), raised, exact).astype(np.float32)
 
 
+def by_channel(values: NDArray[np.floating], axis: int) -> NDArray[np.floating]:
+    """A value a channel (C,), to be broadcast with a tensor: (N, C, H, W) for axis 1, (..., C) for axis -1."""
+    return values.reshape(1, -1, 1, 1) if axis == 1 else values.reshape(-1)
+
+
 @dataclass(frozen=True, eq=False)
 class ChannelMap:
     """How a tensor is quantised: ``clip(round(127 / amax * scale * (x - shift)))``.
@@ -50,11 +55,13 @@ class ChannelMap:
         amax: the largest magnitude that INT8 represents, of what is rounded.
         scale: float64 (C,), over 0; None for 1.
         shift: float64 (C,); None for 0.
+        axis: of the channels: 1, or -1 where products read the tensor.
     """
 
     amax: float
     scale: NDArray[np.float64] | None = None
     shift: NDArray[np.float64] | None = None
+    axis: int = 1
 
     @property
     def step(self) -> np.float32:
@@ -70,10 +77,10 @@ class ChannelMap:
 
 @dataclass(frozen=True, eq=False)
 class Rounded:
-    """A convolution's weights as they are written.
+    """The weights of a convolution or a product as they are written.
 
     Attributes:
-        integers: int8 (out, in / groups, kh, kw), -127..127.
+        integers: int8 (out, in / groups, kh, kw), or (out, in) of a product, -127..127.
         scales: float32 (out,), over 0.
         bias: float32 (out,).
     """

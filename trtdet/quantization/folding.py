@@ -6,11 +6,13 @@ channels cuts the factor into its inputs' channels, and a Split joins it with 1 
 Clip (ReLU6), HardSwish and SiLU stop it: they scale what they give by where their input lies.
 
 A convolution of any precision, a BatchNormalization or a product with a constant takes the factor, exactly but for the
-rounding of floats. Where some inputs of a Concat lead to none of these, each of them gets a Mul of its own part, which
-moves fewer bytes than a Mul after the Concat. The tensor and those on the way must be no output and have no other
-reader, except for convolutions in float, whose weights undo the factor.
+rounding of floats. Between products with matrices, whose channels are on the last axis, the products do, a
+LayerNormalization and a constant factor, and a constant that is added on the way takes it as well: what Xiao et al.
+2023, "SmoothQuant", arXiv:2211.10438, section 4.2 folds scales into. Where some inputs of a Concat lead to none of
+these, each of them gets a Mul of its own part, which moves fewer bytes than a Mul after the Concat. The tensor and
+those on the way must be no output and have no other reader, except for layers in float, whose weights undo the factor.
 
-An offset (the map's shift) is no factor: only an INT8 convolution right before the tensor takes it, in its bias.
+An offset (the map's shift) is no factor: only an INT8 layer right before the tensor takes it, in its bias.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from trtdet.passes.base import Writer
 from trtdet.passes.plugin_ops import PLUGIN_ACTIVATIONS
 from trtdet.passes.provenance import Origin
 from trtdet.quantization.encoding import LARGEST, SMALLEST_NORMAL, Rounded
-from trtdet.quantization.placement import CONVOLUTIONS
+from trtdet.quantization.weighted import CONVOLUTIONS, PRODUCTS, Weighted, obstacle
 
 Factor = NDArray[np.float64]
 
@@ -51,22 +53,22 @@ def fold_map(
 
     Args:
         write: to the graph of the tensor.
-        tensor: (N, C, H, W).
+        tensor: (N, C, H, W), or (..., C) where products read it.
         readers: names of the nodes that want it mapped, one for each input that reads it.
         factor: float64 (C,), over 0; None for 1.
         offset: float64 (C,); None for 0.
-        weights: of the INT8 convolutions, which are written from it later; those that take the map are changed.
+        weights: of the INT8 layers, which are written from it later; those that take the map are changed.
 
     Returns:
         The factor and the offset that are left to be written after the tensor, None each where nothing is left.
     """
-    search = _Search(weights, write.graph.outputs)
-    maker = _maker(tensor)
-    if maker is not None and maker.op == "Conv" and maker.name in weights and search.others(tensor, readers) == []:
-        before = weights[maker.name]
+    search = _Search(weights, write.graph.outputs, _axis(tensor, readers))
+    layer = search.layer(tensor)
+    if layer is not None and layer.name in weights and search.others(tensor, readers) == []:
+        before = weights[layer.name]
         scale = np.ones(len(before.scales)) if factor is None else factor
         shift = 0.0 if offset is None else offset
-        weights[maker.name] = _scaled(before, scale, shift)
+        weights[layer.name] = _scaled(before, scale, shift)
         return None, None
     parts = None if factor is None else search.parts(tensor, readers, factor)
     if parts is None:
@@ -88,11 +90,11 @@ def channels_left(
         tensor: of the graph.
         channels: C.
         readers: names of the nodes that want it mapped, one for each input that reads it.
-        int8: names of the convolutions that run in INT8.
+        int8: names of the layers that run in INT8.
     """
     if _by_plugin(tensor):
         return 0
-    parts = _Search(int8, graph.outputs).parts(tensor, readers, np.ones(channels))
+    parts = _Search(int8, graph.outputs, _axis(tensor, readers)).parts(tensor, readers, np.ones(channels))
     return channels if parts is None else sum(len(part.factor) for part in parts if part.how == "multiply")
 
 
@@ -105,12 +107,14 @@ class _Part:
         factor: float64, of the channels that the node makes or reads.
         how: which of these.
         position: of the node's input that is multiplied.
+        axis: of the channels.
     """
 
     node: gs.Node
     factor: Factor
     how: Literal["take", "undo", "multiply"]
     position: int = 0
+    axis: int = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,12 +122,20 @@ class _Search:
     """For where factors can go.
 
     Attributes:
-        int8: names of the convolutions that run in INT8.
+        int8: names of the layers that run in INT8.
         outputs: of the graph.
+        axis: of the channels, 1 or -1.
     """
 
     int8: Collection[str]
     outputs: Collection[gs.Tensor]
+    axis: int = 1
+
+    def layer(self, tensor: gs.Tensor) -> gs.Node | None:
+        """The convolution or product with weights whose result, bias included, a tensor is."""
+        layer = Weighted.making(tensor)
+        known = layer is not None and (-1 if layer.node.op in PRODUCTS else 1) == self.axis
+        return layer.node if layer is not None and known and layer.node.op != "ConvTranspose" else None
 
     def parts(self, tensor: gs.Tensor, readers: Sequence[str], factor: Factor) -> list[_Part] | None:
         """Where the factor of a tensor can go; None where it cannot go anywhere but after the tensor."""
@@ -136,7 +148,7 @@ class _Search:
         return [*before, *(_Part(conv, factor, "undo") for conv in others)]
 
     def others(self, tensor: gs.Tensor, readers: Sequence[str]) -> list[gs.Node] | None:
-        """The convolutions in float that read the tensor beside those named; None where anything else does."""
+        """The layers in float that read the tensor beside those named; None where anything else does."""
         # The shape of a tensor does not change.
         found = [reader for reader in tensor.outputs if reader.op != "Shape"]
         others = [reader for reader in found if reader.name not in readers]
@@ -146,16 +158,19 @@ class _Search:
         return others if convs else None
 
     def _in_float(self, conv: gs.Node) -> bool:
-        """Whether a node is a convolution in float with weights of its own, which can be changed."""
+        """Whether a node is a layer in float with weights of its own, which can be changed."""
         constant = all(isinstance(tensor, gs.Constant) for tensor in conv.inputs[1:])
-        known = conv.op in CONVOLUTIONS and conv.name not in self.int8
-        return known and constant and len(conv.inputs[1].outputs) == 1
+        known = conv.op in (CONVOLUTIONS if self.axis == 1 else PRODUCTS) and conv.name not in self.int8
+        own = known and constant and len(conv.inputs[1].outputs) == 1
+        return own and (conv.op not in PRODUCTS or not obstacle(conv))
 
     def _made(self, tensor: gs.Tensor, factor: Factor) -> list[_Part] | None:
         """Where the factor can go before the tensor."""
         maker = _maker(tensor)
         if maker is None:
             return None
+        if self.axis == -1:
+            return self._made_last(maker, tensor, factor)
 
         def read(position: int, part: Factor) -> list[_Part] | None:
             source = maker.inputs[position]
@@ -178,6 +193,26 @@ class _Search:
             cut = np.split(factor, np.cumsum(sizes)[:-1])
             return _joined(maker, cut, [read(position, part) for position, part in enumerate(cut)])
         return [_Part(maker, factor, "take")] if self._takes(maker, factor) else None
+
+    def _made_last(self, maker: gs.Node, tensor: gs.Tensor, factor: Factor) -> list[_Part] | None:
+        """The same where the channels are on the last axis."""
+        product = self.layer(tensor)
+        if product is not None:
+            able = product.name in self.int8 or (self._in_float(product) and _stays_half(product, factor, "take"))
+            return [_Part(product, factor, "take")] if able else None
+        if maker.op == "LayerNormalization":
+            constants = all(isinstance(given, gs.Constant) for given in maker.inputs[1:])
+            able = constants and maker.inputs[1].values.shape == factor.shape and tensor is maker.outputs[0]
+            return [_Part(maker, factor, "take")] if able else None
+        if maker.op in ("Relu", "LeakyRelu", "Identity"):
+            return self.parts(maker.inputs[0], [maker.name], factor)
+        if not _has_constant(maker, len(factor), -1):
+            return None
+        if maker.op != "Add":
+            return [_Part(maker, factor, "take", axis=-1)]
+        (source,) = (given for given in maker.inputs if not isinstance(given, gs.Constant))
+        before = self.parts(source, [maker.name], factor)
+        return None if before is None else [_Part(maker, factor, "take", axis=-1), *before]
 
     def _takes(self, node: gs.Node, factor: Factor) -> bool:
         """Whether a node can make its output times the factor without another node."""
@@ -253,7 +288,12 @@ def _is_zero(node: gs.Node, position: int) -> bool:
 
 
 def _changed(conv: gs.Node, factor: Factor, how: Literal["take", "undo"]) -> list[Factor]:
-    """Weights and bias of a convolution, times the factor of its outputs, or over that of its inputs."""
+    """Weights and bias of a layer, times the factor of its outputs, or over that of its inputs."""
+    layer = Weighted.of(conv)
+    if layer is not None and conv.op in PRODUCTS:
+        weight, added = layer.weight.astype(np.float64), [layer.bias.astype(np.float64)] if layer.has_bias else []
+        weight = weight * factor[:, None] if how == "take" else weight / factor
+        return [weight, *(values * factor if how == "take" else values for values in added)]
     weights, *bias = (tensor.values.astype(np.float64) for tensor in conv.inputs[1:])
     groups = int(conv.attrs.get("group", 1))
     # Rows by groups: outputs of a Conv, inputs of a ConvTranspose; columns within the row's group.
@@ -270,8 +310,10 @@ def _stays_half(conv: gs.Node, factor: Factor, how: Literal["take", "undo"]) -> 
 
     An output channel is as exact as its largest weight, and a bias too small for FP16 is nothing beside the products.
     """
+    layer = Weighted.of(conv)
+    assert layer is not None, "only a layer with weights of its own is asked about"
     for index, after in enumerate(_changed(conv, factor, how)):
-        before = conv.inputs[1 + index].values
+        before = layer.bias if index else layer.weight
         if index == 0:
             was, becomes = _largest(conv, before), _largest(conv, after)
             if np.any((was >= SMALLEST_NORMAL) & (becomes < SMALLEST_NORMAL)):
@@ -293,34 +335,48 @@ def _largest(conv: gs.Node, weights: NDArray[np.floating]) -> Factor:
     return largest
 
 
-def _has_constant(node: gs.Node, channels: int) -> bool:
-    """Whether a node multiplies or divides by a constant, one value or one a channel."""
+def _has_constant(node: gs.Node, channels: int, axis: int = 1) -> bool:
+    """Whether a node multiplies or divides by a constant, one value or one a channel; on the last axis, or adds one."""
     positions = [index for index, tensor in enumerate(node.inputs) if isinstance(tensor, gs.Constant)]
-    if len(positions) != 1 or not (node.op == "Mul" or (node.op == "Div" and positions == [1])):
+    operators = ("Mul",) if axis == 1 else ("Mul", "Add")
+    if len(positions) != 1 or not (node.op in operators or (node.op == "Div" and positions == [1])):
         return False
     values = node.inputs[positions[0]].values
+    if axis == -1:
+        return bool(values.size == 1 or values.shape[-1] == values.size == channels)
     shape = (*[1] * (4 - values.ndim), *values.shape)
     return values.size == 1 or shape == (1, channels, 1, 1)
 
 
+def _axis(tensor: gs.Tensor, readers: Sequence[str]) -> int:
+    """The axis of the channels in a tensor, by the layers that want it mapped."""
+    return -1 if any(node.op in PRODUCTS and node.name in readers for node in tensor.outputs) else 1
+
+
 def _apply(write: Writer, part: _Part, weights: MutableMapping[str, Rounded]) -> None:
     node, factor = part.node, part.factor
-    by_channel = factor.reshape(1, -1, 1, 1)
+    by_channel = factor.reshape(1, -1, 1, 1) if part.axis == 1 else factor
+    layer = Weighted.of(node)
     if part.how == "multiply":
         source = node.inputs[part.position]
         node.inputs[part.position] = write.of(Origin.CHANNEL_MAP)("Mul", source, write.const(by_channel, np.float32))
     elif node.name in weights:
         weights[node.name] = _scaled(weights[node.name], factor, 0.0)
+    elif layer is not None and node.op in PRODUCTS:
+        weight, *bias = _changed(node, factor, part.how)
+        if bias:
+            layer.set_bias(write.const(bias[0], np.float32))
+        node.inputs[1] = write.const(weight.T if layer.turned else weight, np.float32)
     elif node.op in CONVOLUTIONS:
         for index, values in enumerate(_changed(node, factor, part.how), 1):
             node.inputs[index] = write.const(values, np.float32)
-    elif node.op == "BatchNormalization":
-        for index in (1, 2):
+    elif node.op in ("BatchNormalization", "LayerNormalization"):
+        for index in range(1, min(len(node.inputs), 3)):
             node.inputs[index] = write.const(node.inputs[index].values * factor, np.float32)
     else:
         index = next(index for index, tensor in enumerate(node.inputs) if isinstance(tensor, gs.Constant))
         values = node.inputs[index].values
-        node.inputs[index] = write.const(values * by_channel if node.op == "Mul" else values / by_channel, np.float32)
+        node.inputs[index] = write.const(values / by_channel if node.op == "Div" else values * by_channel, np.float32)
 
 
 def _scaled(before: Rounded, factor: Factor, offset: Factor | float) -> Rounded:

@@ -9,7 +9,7 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from trtdet.passes.plugin_ops import PLUGIN_ACTIVATIONS
-from trtdet.quantization.placement import CONVOLUTIONS
+from trtdet.quantization.weighted import LAYERS
 
 
 @dataclass(frozen=True)
@@ -24,14 +24,14 @@ class GraphProblem:
 
 
 def lint(model: onnx.ModelProto) -> tuple[GraphProblem, ...]:
-    """Checks every Q/DQ node and every convolution that has one on an input."""
+    """Checks every Q/DQ node and every convolution and product that has one on an input."""
     graph = gs.import_onnx(model)
     findings: list[GraphProblem] = []
     for node in graph.nodes:
         if node.op in ("QuantizeLinear", "DequantizeLinear"):
             findings += [GraphProblem(node.name, problem) for problem in _pair_problems(node)]
-        elif node.op in CONVOLUTIONS:
-            findings += [GraphProblem(node.name, problem) for problem in _convolution_problems(node)]
+        elif node.op in LAYERS:
+            findings += [GraphProblem(node.name, problem) for problem in _layer_problems(node)]
         elif node.op in PLUGIN_ACTIVATIONS:
             findings += [GraphProblem(node.name, problem) for problem in _activation_problems(node)]
     return tuple(findings)
@@ -60,7 +60,7 @@ def _pair_problems(node: gs.Node) -> list[str]:
     return problems
 
 
-def _convolution_problems(node: gs.Node) -> list[str]:
+def _layer_problems(node: gs.Node) -> list[str]:
     activation, weight = _dequantizer(node.inputs[0]), _dequantizer(node.inputs[1])
     if activation is None and weight is None:
         return []
@@ -68,13 +68,14 @@ def _convolution_problems(node: gs.Node) -> list[str]:
         return ["only its activation is quantised: it would run in float"]
     if activation is None:
         return ["only its weights are quantised: it would run in float"]
+    outputs = int(node.op == "MatMul" or (node.op == "Gemm" and not node.attrs.get("transB", 0)))
     problems = []
     if isinstance(activation.inputs[1], gs.Constant) and activation.inputs[1].values.size > 1:
         problems.append("its activation has a scale per channel: it would run in float; use one scale")
     if isinstance(weight.inputs[1], gs.Constant) and weight.inputs[1].values.size > 1:
         axis = weight.attrs.get("axis", 1)
-        if axis != 0:
-            problems.append(f"its weights are quantised on axis {axis}: it would run in float; use axis 0")
+        if axis != outputs:
+            problems.append(f"its weights are quantised on axis {axis}: it would run in float; use axis {outputs}")
     if len(node.inputs) > 2 and _dequantizer(node.inputs[2]) is not None:
         problems.append("its bias is quantised: keep the bias in float")
     return problems

@@ -6,6 +6,10 @@ convolution and its activation function. With an INT8 convolution its Q/DQ pairs
 FP16, and so is all between two INT8 kernels. The decoding of boxes and scores stays in float32: half precision cannot
 tell pixels of a large image apart. What only moves values is taken along up to there, so that a tensor is cast once.
 
+Around products with matrices the region takes in what computes features of places: attention, LayerNormalization, GELU.
+Coordinates stay outside, and so do GridSample, which reads them, and a LayerNormalization that is written out in other
+operators, whose squares and sums FP16 does not hold.
+
 The casts are the form that strongly typed networks want (NVIDIA, "Working with Quantized Types", TensorRT
 documentation, section "Strong Typing").
 """
@@ -25,7 +29,8 @@ from trtdet.passes.opset import HALF_SCALES
 from trtdet.passes.plugin_ops import PLUGIN_ACTIVATIONS
 from trtdet.passes.provenance import Origin, registry
 from trtdet.quantization.encoding import LARGEST
-from trtdet.quantization.placement import CONVOLUTIONS
+from trtdet.quantization.placement import FEWEST_FEATURES
+from trtdet.quantization.weighted import LAYERS, PRODUCTS
 
 _BETWEEN = (Origin.QDQ, Origin.CHANNEL_MAP)
 """Origins of nodes that stand between convolutions."""
@@ -41,6 +46,10 @@ _ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Min", "Max", "Neg")
 _POOLS = ("MaxPool", "AveragePool", "GlobalAveragePool", "Resize", "Pad", "DepthToSpace", "SpaceToDepth")
 _MOVES = ("Concat", "Split", "Slice", "Transpose", "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze")
 _JOINING = {*_ACTIVATION_FUNCTIONS, *_ARITHMETIC, *_POOLS, *_MOVES}
+_OF_PLACES = {"MatMul", "Softmax", "LayerNormalization", *_ACTIVATION_FUNCTIONS, *_ARITHMETIC}
+"""Operators on features of places, on the last axis."""
+_COORDINATES = (2, 4)
+"""The last sizes of points and boxes."""
 _PAIR = ("QuantizeLinear", "DequantizeLinear")
 
 _VALUES = {
@@ -53,12 +62,12 @@ _VALUES = {
 
 
 def to_half(model: onnx.ModelProto, names: Collection[str], left: Collection[str] = ()) -> onnx.ModelProto:
-    """Puts convolutions and what belongs to them into FP16.
+    """Puts layers with weights and what belongs to them into FP16.
 
     Args:
         model: float32, with or without Q/DQ pairs, every node named; it is not changed. Of opset 19 at least where a
             convolution of ``names`` has Q/DQ pairs, whose scales were float32 before.
-        names: of convolutions. An INT8 convolution that is not among them writes float32.
+        names: of layers. An INT8 layer that is not among them writes float32.
         left: names of other nodes that stay in float32.
 
     Returns:
@@ -107,7 +116,7 @@ def nodes_of(model: onnx.ModelProto, names: Collection[str]) -> list[gs.Node]:
 def _part_pairs(write: Writer, names: set[str]) -> None:
     """A DequantizeLinear of its own, in float32, for an INT8 convolution that writes float32."""
     for node in list(write.graph.nodes):
-        if node.op not in CONVOLUTIONS or node.name in names:
+        if node.op not in LAYERS or node.name in names:
             continue
         for position, tensor in enumerate(node.inputs[:2]):
             maker = _maker(tensor, "DequantizeLinear")
@@ -165,12 +174,13 @@ def _raise_outputs(write: Writer, region: list[gs.Node]) -> None:
 
 def _region(graph: gs.Graph, names: set[str], left: set[str]) -> list[gs.Node]:
     """The nodes that run in FP16, in graph order."""
-    region = {id(node) for node in graph.nodes if node.op in CONVOLUTIONS and node.name in names}
+    region = {id(node) for node in graph.nodes if node.op in LAYERS and node.name in names}
+    places = _of_places(graph, region)
     # What decodes or suppresses is no part of the model; what stands for a node of the model, or quantises, is.
     foreign = {name for name, origin in registry(graph).items() if not (origin.replaces or origin in _BETWEEN)}
     # Pairs belong to INT8 convolutions: without any there is no FP16 between them.
     paired = any(id(node) in region and _maker(node.inputs[0], "DequantizeLinear") is not None for node in graph.nodes)
-    joining = [node for node in graph.nodes if node.name not in foreign | left and _may_join(node, paired)]
+    joining = [node for node in graph.nodes if node.name not in foreign | left and _may_join(node, paired, places)]
     grown = True
     while grown:
         before = len(region)
@@ -203,14 +213,39 @@ def _maker(tensor: gs.Tensor, op: str) -> gs.Node | None:
     return maker if maker is not None and maker.op == op else None
 
 
-def _may_join(node: gs.Node, paired: bool) -> bool:
+def _of_places(graph: gs.Graph, region: set[int]) -> set[int]:
+    """The nodes that compute what some layer of the region reads in the end, where there are products among them."""
+    found: set[int] = set()
+    waiting = [node for node in graph.nodes if id(node) in region]
+    products = any(node.op in PRODUCTS for node in waiting)
+    while waiting:
+        for tensor in waiting.pop().inputs:
+            for maker in tensor.inputs:
+                if id(maker) not in found:
+                    found.add(id(maker))
+                    waiting.append(maker)
+                    products = products or maker.op in PRODUCTS
+    return found if products else set()
+
+
+def _may_join(node: gs.Node, paired: bool, places: set[int]) -> bool:
     if node.op in _PAIR:
         return paired
+    values = [tensor for tensor in (*node.inputs[:1], *node.outputs) if isinstance(tensor, gs.Variable)]
+    if node.op in _OF_PLACES and id(node) in places:
+        return all(_has_features(tensor) and tensor.dtype in (np.float32, None) for tensor in values)
     if node.op not in _JOINING:
         return False
-    values = [tensor for tensor in (*node.inputs[:1], *node.outputs) if isinstance(tensor, gs.Variable)]
     if node.op in _MOVES:
         return all(tensor.dtype in (np.float32, None) for tensor in values)
     return all(
         tensor.shape is not None and len(tensor.shape) == 4 and tensor.dtype in (np.float32, None) for tensor in values
     )
+
+
+def _has_features(tensor: gs.Tensor) -> bool:
+    """Whether a tensor is a feature map, or has features on its last axis, and no coordinates there."""
+    last = tensor.shape[-1] if tensor.shape else None
+    if len(tensor.shape or ()) == 4:
+        return last not in _COORDINATES
+    return isinstance(last, int) and last >= FEWEST_FEATURES

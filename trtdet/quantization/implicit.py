@@ -15,8 +15,12 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from trtdet.quantization.precision import PrecisionPlan
+from trtdet.quantization.weighted import PRODUCTS
 
 _CONTROL = ("Loop", "If", "Scan")
+
+_OF_PLACES = ("Softmax", "LayerNormalization", "Gelu", "Erf", "GridSample", "ReduceMean", "Pow", "Sqrt", "MatMul")
+"""Operators around products that INT8 is too coarse for, or breaks the fusion of."""
 
 
 @dataclass(frozen=True)
@@ -26,25 +30,27 @@ class Quantizable:
     Attributes:
         tensors: what needs a range, in graph order, the network's input first.
         outside: names of the nodes that stay in float; loops and conditions are left out, which are no layers.
+        floating: names of nodes before a layer that stay in float all the same: attention, what normalises, GELU.
     """
 
     tensors: tuple[str, ...]
     outside: tuple[str, ...]
+    floating: tuple[str, ...] = ()
 
     def precisions(self, plan: PrecisionPlan) -> dict[str, str]:
         """What a weakly typed network is told: ``fp16`` or ``fp32`` by name of each node that must not run in INT8.
 
         Boxes in pixels do not fit FP16, which such a network would else be free to compute them in.
         """
-        return {**dict.fromkeys(self.outside, "fp32"), **plan.kept()}
+        return {**dict.fromkeys(self.outside, "fp32"), **dict.fromkeys(self.floating, "fp16"), **plan.kept()}
 
 
 def quantizable(model: onnx.ModelProto, plan: PrecisionPlan) -> Quantizable:
-    """Finds what may run in INT8: the convolutions that can, and all that lies before one of them.
+    """Finds what may run in INT8: the layers that can, and all that lies before one of them.
 
     Args:
         model: float, as the passes leave it: every node named, constants folded.
-        plan: with ``int8`` for each convolution that can be.
+        plan: with ``int8`` for each layer that can be.
     """
     graph = gs.import_onnx(onnx.shape_inference.infer_shapes(model))
     graph.toposort()
@@ -60,4 +66,7 @@ def quantizable(model: onnx.ModelProto, plan: PrecisionPlan) -> Quantizable:
     made = (output for node in graph.nodes if id(node) in inside for output in node.outputs)
     tensors = [tensor.name for tensor in (*graph.inputs, *made) if tensor.dtype == "float32"]
     outside = [node.name for node in graph.nodes if id(node) not in inside and node.op not in _CONTROL]
-    return Quantizable(tuple(tensors), tuple(outside))
+    before = [node for node in graph.nodes if id(node) in inside and node.name not in able]
+    products = any(node.op in PRODUCTS and id(node) in inside for node in graph.nodes)
+    floating = tuple(node.name for node in before if node.op in _OF_PLACES) if products else ()
+    return Quantizable(tuple(tensors), tuple(outside), floating)

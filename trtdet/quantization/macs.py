@@ -14,7 +14,7 @@ DEPTHWISE = "depthwise"
 
 @dataclass(frozen=True)
 class Macs:
-    """The work of a convolution.
+    """The work of a convolution, or of a product with a constant matrix.
 
     Attributes:
         count: multiply-adds for one image; 0 where a size is not known.
@@ -34,16 +34,24 @@ class Macs:
 
 
 def multiply_adds(model: onnx.ModelProto) -> dict[str, Macs]:
-    """By convolution, from the shapes in the model.
+    """By convolution and product, from the shapes in the model.
 
     The weights may stand behind Q/DQ pairs and casts. A convolution whose weights are not constant is counted with 0.
+    A product of two activations has no channels of its own.
     """
     graph = model.graph
     shapes = _shapes(graph)
     weights = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
     makers = {name: node for node in graph.node for name in node.output}
+    counted = products(model)
+    batch = max(1, shapes.get(graph.input[0].name, (1,))[0]) if graph.input else 1
     found = {}
     for node in graph.node:
+        if node.op_type in ("MatMul", "Gemm"):
+            matrix = _constant_shape(node.input[1], weights, makers)
+            turned = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
+            first, second = (matrix[::-1] if turned else matrix) if len(matrix) == 2 else (0, 0)
+            found[node.name] = Macs(counted.get(node.name, 0) // batch, False, first, second)
         if node.op_type not in ("Conv", "ConvTranspose"):
             continue
         groups = next((attribute.i for attribute in node.attribute if attribute.name == "group"), 1)

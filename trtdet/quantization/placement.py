@@ -1,9 +1,14 @@
-"""Which tensors are quantised, so that every convolution that can runs in INT8 and INT8 flows between them.
+"""Which tensors are quantised, so that every layer with weights that can runs in INT8 and INT8 flows between them.
 
-- The input of each convolution, once per tensor however many read it: TensorRT moves that Q back through MaxPool,
-  Concat, Slice, Reshape, Transpose and nearest Resize, because they commute with it, so these run in INT8 as well.
-- The skip input of a residual Add where that tensor is quantised for a convolution anyway: the Add then reads the
-  INT8 copy instead of keeping a float one.
+- The input of each convolution and of each product with a constant matrix, once per tensor however many read it:
+  TensorRT moves that Q back through MaxPool, Concat, Slice, Reshape, Transpose and nearest Resize, because they commute
+  with it, so these run in INT8 as well.
+- The skip input of a residual Add of feature maps where that tensor is quantised for a convolution anyway: the Add then
+  reads the INT8 copy instead of keeping a float one.
+- Both inputs of the products in attention, where that is asked for: their kernels are fused with the softmax between
+  them as long as they are in float.
+
+What normalises, and GELU, softmax and GridSample, stay in float.
 
 Source: NVIDIA, "Working with Quantized Types", TensorRT documentation, sections "Explicit Quantization" and "Q/DQ
 Layer-Placement Recommendations".
@@ -17,9 +22,16 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from trtdet.errors import ConfigError
+from trtdet.passes.provenance import origin_of
 from trtdet.quantization.precision import Cause, Entry, PrecisionPlan
+from trtdet.quantization.weighted import CONVOLUTIONS, PRODUCTS, channel_axis, obstacle
 
-CONVOLUTIONS = ("Conv", "ConvTranspose")
+FEWEST_FEATURES = 16
+"""A product with a matrix that is smaller on both sides turns coordinates and mixes no features."""
+
+_CONVOLUTION = Entry("int8", "convolution", Cause.QUANTIZABLE)
+_PRODUCT = Entry("int8", "product with a matrix", Cause.QUANTIZABLE)
+_ATTENTION = Entry("int8", "product of two activations", Cause.QUANTIZABLE)
 
 
 @dataclass(frozen=True)
@@ -27,22 +39,25 @@ class QdqPlacement:
     """Where Q/DQ pairs go.
 
     Attributes:
-        plan: ``int8`` for each convolution that can be, ``fp32`` with a reason for each that cannot.
+        plan: ``int8`` for each convolution and product that can be, ``fp32`` with a reason for each convolution that
+            cannot.
         activations: tensors to quantise, in graph order.
         readers: by tensor, the nodes and input positions that read the quantised copy.
         skipped: near-matches that were left, each with its reason.
+        last: those of ``activations`` whose channels are on the last axis, because products read them.
     """
 
     plan: PrecisionPlan
     activations: tuple[str, ...]
     readers: dict[str, tuple[tuple[str, int], ...]]
     skipped: tuple[str, ...]
+    last: frozenset[str] = frozenset()
 
     def following(self, plan: PrecisionPlan) -> QdqPlacement:
-        """The same places for a plan that keeps some of the convolutions in float.
+        """The same places for a plan that keeps some of the layers in float.
 
         Args:
-            plan: an entry for each of this placement's convolutions, INT8 only where it is INT8 here.
+            plan: an entry for each of this placement's layers, INT8 only where it is INT8 here.
 
         Raises:
             ConfigError: the plan is of another model, or asks for INT8 where there is none.
@@ -50,7 +65,7 @@ class QdqPlacement:
         unknown = sorted(plan.entries.keys() ^ self.plan.entries.keys())
         if unknown:
             raise ConfigError(
-                f"the plan is of another model: '{unknown[0]}' ({len(unknown)} in all) is not a convolution of both"
+                f"the plan is of another model: '{unknown[0]}' ({len(unknown)} in all) is not a layer of both"
             )
         for name, entry in plan.entries.items():
             here = self.plan.entries[name]
@@ -62,28 +77,40 @@ class QdqPlacement:
         for tensor, found in self.readers.items():
             if any(name in chosen for name, _ in found):
                 readers[tensor] = tuple(reader for reader in found if reader[0] in chosen or reader[0] not in convs)
-        return QdqPlacement(plan, tuple(readers), readers, self.skipped)
+        return QdqPlacement(plan, tuple(readers), readers, self.skipped, self.last & readers.keys())
 
 
-def place(model: onnx.ModelProto) -> QdqPlacement:
+def place(model: onnx.ModelProto, attention: bool = False) -> QdqPlacement:
     """Finds where to quantise a float model.
 
     Args:
         model: as the passes leave it: every node named, constants folded.
+        attention: quantise products of two activations as well.
     """
     graph = gs.import_onnx(model)
+    # What decodes or suppresses is no part of the model.
+    written = {name for name, origin in origin_of(model).items() if not origin.replaces}
     entries: dict[str, Entry] = {}
     readers: dict[str, list[tuple[str, int]]] = {}
-    for node in graph.nodes:
-        if node.op not in CONVOLUTIONS:
-            continue
-        obstacle = _obstacle(node)
-        if obstacle is not None:
-            entries[node.name] = obstacle
-            continue
-        entries[node.name] = Entry("int8", "convolution", Cause.QUANTIZABLE)
-        readers.setdefault(node.inputs[0].name, []).append((node.name, 0))
+    last: set[str] = set()
     skipped: list[str] = []
+    for node in graph.nodes:
+        if node.op in CONVOLUTIONS:
+            entry = _obstacle(node) or _CONVOLUTION
+        elif node.op in PRODUCTS and node.name not in written:
+            found = _product(node, attention)
+            if isinstance(found, str):
+                skipped += [f"{node.name}: {found}"] if found else []
+                continue
+            entry = found
+        else:
+            continue
+        entries[node.name] = entry
+        if entry.precision != "int8":
+            continue
+        for index, tensor in enumerate(node.inputs[: 2 if entry is _ATTENTION else 1]):
+            readers.setdefault(tensor.name, []).append((node.name, index))
+            last |= {tensor.name} if channel_axis(node) == -1 else set()
     for node in graph.nodes:
         if node.op != "Add":
             continue
@@ -97,7 +124,22 @@ def place(model: onnx.ModelProto) -> QdqPlacement:
         tuple(readers),
         {name: tuple(found) for name, found in readers.items()},
         tuple(skipped),
+        frozenset(last),
     )
+
+
+def _product(node: gs.Node, attention: bool) -> Entry | str:
+    """The entry of a product, or why it has none; empty where it is no near-match."""
+    constants = [isinstance(tensor, gs.Constant) for tensor in node.inputs[:2]]
+    if not any(constants):
+        return _ATTENTION if attention and node.op == "MatMul" else ""
+    sizes = node.inputs[constants.index(True)].values.shape
+    if all(constants) or max(sizes, default=0) < FEWEST_FEATURES or _after_softmax(node.inputs[0]):
+        return ""
+    if constants[0]:
+        return "product: its constant is on the left, which no layer's weights are"
+    reason = obstacle(node)
+    return f"product: {reason}" if reason else _PRODUCT
 
 
 def _obstacle(node: gs.Node) -> Entry | None:

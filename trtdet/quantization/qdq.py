@@ -1,8 +1,8 @@
 """Q/DQ pairs in the form that TensorRT accepts: symmetric INT8, zero point 0, float bias.
 
-Activations have one scale a tensor; weights one scale an output channel, on axis 0, or one scale a tensor with the
-channels' ratios outside, see :mod:`trtdet.quantization.weight_forms`. A tensor is quantised once and all its readers
-share the pair.
+Activations have one scale a tensor; weights one scale an output channel, on the axis of the output channels, or one
+scale a tensor with the channels' ratios outside, see :mod:`trtdet.quantization.weight_forms`. A tensor is quantised
+once and all its readers share the pair.
 
 Where a tensor has a channel map, ``scale * (x - shift)`` is what is quantised. The map is folded into what makes the
 tensor as far as it can be, see :mod:`trtdet.quantization.folding`; what is left is one Mul and one Add before Q, which
@@ -26,10 +26,11 @@ from trtdet.errors import CalibrationError
 from trtdet.passes.base import Writer
 from trtdet.passes.model import to_graph, to_model
 from trtdet.passes.provenance import Origin
-from trtdet.quantization.encoding import ChannelMap, Rounded, half_step, nearest, weight_scales
+from trtdet.quantization.encoding import ChannelMap, Rounded, by_channel, half_step, nearest, weight_scales
 from trtdet.quantization.folding import fold_map
 from trtdet.quantization.placement import QdqPlacement
 from trtdet.quantization.weight_forms import WeightScales, WeightWriter
+from trtdet.quantization.weighted import Weighted
 from trtdet.quantization.windows import Window
 
 
@@ -38,8 +39,8 @@ class Corrections:
     """What is written instead of the plain form.
 
     Attributes:
-        tensors: channel maps by tensor; every convolution that reads one is among ``weights``.
-        weights: by convolution, for the input as it is mapped.
+        tensors: channel maps by tensor; every layer that reads one is among ``weights``.
+        weights: by layer, for the input as it is mapped.
     """
 
     tensors: Mapping[str, ChannelMap] = field(default_factory=dict)
@@ -89,7 +90,9 @@ def insert_qdq(
     nodes = {node.name: node for node in graph.nodes}
     tensors = graph.tensors()
     write = Writer(graph, "trtdet/qdq", Origin.QDQ)
-    rounded = {name: corrections.weights.get(name) or plain_form(nodes[name]) for name in placement.plan.names("int8")}
+    found = {name: Weighted.of(nodes[name]) for name in placement.plan.names("int8")}
+    layers = {name: layer for name, layer in found.items() if layer is not None}  # attention's products have no weights
+    rounded = {name: corrections.weights.get(name) or plain_form(layer) for name, layer in layers.items()}
     writer = WeightWriter(write, weights, rounded)
     for name in placement.activations:
         readers = [(nodes[reader], position) for reader, position in placement.readers[name]]
@@ -102,18 +105,17 @@ def insert_qdq(
             _quantize_mapped(write, tensors[name], channels, readers, rounded, fold)
     # Written last: folding a map changes the weights of the convolution before it.
     for name, integers in rounded.items():
-        writer.write(nodes[name], integers)
+        writer.write(layers[name], integers)
     graph.cleanup()
     return to_model(graph)
 
 
-def plain_form(conv: gs.Node) -> Rounded:
+def plain_form(layer: Weighted) -> Rounded:
     """Weights to the nearest, and the float model's bias."""
-    weight = conv.inputs[1].values.astype(np.float32)
-    scales = weight_scales(weight, f"'{conv.name}'")
+    weight = layer.weight.astype(np.float32)
+    scales = weight_scales(weight, f"'{layer.node.name}'")
     integers = nearest(weight.reshape(len(weight), -1), scales).reshape(weight.shape)
-    bias = conv.inputs[2].values if len(conv.inputs) > 2 else np.zeros(len(weight))
-    return Rounded(integers, scales, bias.astype(np.float32))
+    return Rounded(integers, scales, layer.bias)
 
 
 def _pair(write: Writer, tensor: gs.Tensor, scale: NDArray[np.float32] | np.float32) -> gs.Variable:
@@ -141,7 +143,7 @@ def _quantize_mapped(
         names = [node.name for node, _ in readers]
         factor, rest = fold_map(write, tensor, names, factor, None if pads else offset, weights)
         offset = offset if pads else rest
-    pair = _pair(write, _mapped(write, tensor, factor, offset), step) if direct else None
+    pair = _pair(write, _mapped(write, tensor, factor, offset, channels.axis), step) if direct else None
     padded = {
         sides: _pair(write, _mapped(write, _padded(write, tensor, sides), factor, offset), step)
         for sides in dict.fromkeys(pads.values())
@@ -163,23 +165,22 @@ def _padded(write: Writer, tensor: gs.Tensor, pads: tuple[int, int, int, int]) -
     return write("Pad", tensor, widths, write.const(0, np.float32))
 
 
-def _by_channel(write: Writer, values: NDArray[np.float64]) -> gs.Constant:
-    return write.const(values.reshape(1, -1, 1, 1), np.float32)
-
-
 def _mapped(
-    write: Writer, tensor: gs.Tensor, factor: NDArray[np.float64] | None, offset: NDArray[np.float64] | None
+    write: Writer,
+    tensor: gs.Tensor,
+    factor: NDArray[np.float64] | None,
+    offset: NDArray[np.float64] | None,
+    axis: int = 1,
 ) -> gs.Tensor:
     """``factor * x + offset``; None leaves that part out."""
     write = write.of(Origin.CHANNEL_MAP)
-    if factor is not None:
-        tensor = write("Mul", tensor, _by_channel(write, factor))
-    if offset is not None:
-        tensor = write("Add", tensor, _by_channel(write, offset))
+    for op, values in (("Mul", factor), ("Add", offset)):
+        if values is not None:
+            tensor = write(op, tensor, write.const(by_channel(values, axis), np.float32))
     return tensor
 
 
 def _unmapped(write: Writer, tensor: gs.Tensor, channels: ChannelMap) -> gs.Tensor:
     """The way back, for a reader that is no convolution."""
     inverse = None if channels.scale is None else 1 / channels.scale
-    return _mapped(write, tensor, inverse, channels.shift)
+    return _mapped(write, tensor, inverse, channels.shift, channels.axis)

@@ -1,4 +1,4 @@
-"""Some convolutions in INT8, or all but some: a float model and its INT8 form put together node by node.
+"""Some layers in INT8, or all but some: a float model and its INT8 form put together node by node.
 
 Both forms compute the tensors of the float model under the same names, so that any convolution can be taken from
 either. What does not depend on the convolutions that are switched is the same in all variants and need not be run
@@ -7,15 +7,17 @@ again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Iterator
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from typing import Literal
 
 import onnx
+import onnx_graphsurgeon as gs
 
 from trtdet.calibration import Ranges
 from trtdet.passes.provenance import origin_of, put
 from trtdet.quantization.placement import QdqPlacement
 from trtdet.quantization.qdq import Corrections, insert_qdq
+from trtdet.quantization.weighted import Weighted
 
 Form = Literal["fp32", "int8"]
 
@@ -44,10 +46,15 @@ class Switch:
         for index, node in enumerate(self._nodes):
             for name in _reads(node):
                 self._consumers.setdefault(name, []).append(index)
-        self._other = _Form(other, self._makers)
-        own = _Form(int8, {output for node in model.graph.node for output in node.output})
+        # What gives a node's output may be another node in INT8, such as a sum with a bias that a product cannot take.
+        ends = {node.name: node.output[0] for node in model.graph.node}
+        self._other = _Form(other, self._makers, ends)
+        own = _Form(int8, {output for node in model.graph.node for output in node.output}, ends)
         convs = placement.plan.names("int8")
         chains = {name: {node.name for node in own.local(name)} for name in convs}
+        # The bias of a product is in the sum after it, which goes along with it.
+        layers = {node.name: Weighted.of(node) for node in gs.import_onnx(model).nodes if node.name in chains}
+        self._biases = {name: layer.sum.name for name, layer in layers.items() if layer is not None and layer.sum}
         sums = {name for readers in placement.readers.values() for name, _ in readers} - set(convs)
         # A sum reads the INT8 copy that some convolution needs.
         self._owners = {}
@@ -107,17 +114,19 @@ class Switch:
             for name, owners in self._owners.items()
             if owners and (not owners.isdisjoint(chosen) if self._to_int8 else owners <= chosen)
         }
-        return chosen | sums
+        return chosen | sums | {self._biases[name] for name in chosen & self._biases.keys()}
 
     def _assembled(self, indices: Iterable[int], names: Collection[str], outputs: tuple[str, ...]) -> onnx.ModelProto:
         switched = self._switched(names)
+        local = {name: self._other.local(name) for name in switched}
+        ends = {nodes[-1].output[0] for nodes in local.values()}
         written: dict[str, onnx.NodeProto] = {}
         for index in indices:
             node = self._nodes[index]
             if node.name in switched:
-                for written_node in self._other.local(node.name):
+                for written_node in local[node.name]:
                     written[written_node.name] = written_node
-            else:
+            elif not ends.intersection(node.output):
                 written[node.name] = node
         nodes = _needed(list(written.values()), outputs)
         made = {output for node in nodes for output in node.output}
@@ -139,16 +148,15 @@ class Switch:
 class _Form:
     """One form of a model, and which tensors the other form has as well."""
 
-    def __init__(self, model: onnx.ModelProto, shared: Container[str]) -> None:
-        self._nodes = {node.name: node for node in model.graph.node}
+    def __init__(self, model: onnx.ModelProto, shared: Container[str], ends: Mapping[str, str]) -> None:
         self._makers = {output: node for node in model.graph.node for output in node.output}
         self._order = {node.name: index for index, node in enumerate(model.graph.node)}
-        self._shared = shared
+        self._shared, self._ends = shared, ends
 
     def local(self, name: str) -> list[onnx.NodeProto]:
-        """A node and what only this form has before it, in order."""
-        node = self._nodes[name]
-        found, waiting = {name: node}, [node]
+        """What makes the output of a node of both forms, and what only this form has before that, in order."""
+        node = self._makers[self._ends[name]]
+        found, waiting = {node.name: node}, [node]
         while waiting:
             for tensor in _reads(waiting.pop()):
                 maker = self._makers.get(tensor)

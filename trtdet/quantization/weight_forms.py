@@ -1,12 +1,12 @@
-"""How the weights of an INT8 convolution are written: one scale an output channel, or one for the whole tensor.
+"""How the weights of an INT8 layer are written: one scale an output channel, or one for the whole tensor.
 
-With one scale a tensor the ratios of the channels follow the convolution as a product, and the bias after that. The
-convolution then gives each channel divided by its ratio, which must fit into FP16.
+With one scale a tensor the ratios of the channels follow the layer as a product, and the bias after that. The layer
+then gives each channel divided by its ratio, which must fit into FP16.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from trtdet.passes.base import Writer
 from trtdet.quantization.data_flow import WeightForm
 from trtdet.quantization.encoding import LARGEST, QMAX, Rounded
+from trtdet.quantization.weighted import Weighted
 
 _ROOM = 2.0
 """What images that were not seen may exceed the calibrated magnitude of an output by."""
@@ -27,7 +28,7 @@ class WeightScales:
 
     Attributes:
         form: see :data:`trtdet.quantization.data_flow.WeightForm`.
-        outputs: by convolution, the largest magnitude of each channel of its output on the calibration images, bias
+        outputs: by layer, the largest magnitude of each channel of its output on the calibration images, bias
             included, float64 (out,); without it the most that the integers can give counts.
     """
 
@@ -36,12 +37,12 @@ class WeightScales:
 
 
 class WeightWriter:
-    """Writes the weights of convolutions; those that share a tensor share it still where nothing set them apart.
+    """Writes the weights of layers; those that share a tensor share it still where nothing set them apart.
 
     Args:
         write: to the graph.
         scales: the form.
-        weights: integers, scales and bias by convolution, before any channel map is folded into them.
+        weights: integers, scales and bias by layer, before any channel map is folded into them.
     """
 
     def __init__(self, write: Writer, scales: WeightScales, weights: Mapping[str, Rounded]) -> None:
@@ -52,60 +53,73 @@ class WeightWriter:
             for name, most in scales.outputs.items()
             if name in weights
         }
-        self._shared: dict[tuple[str, bytes, bytes], gs.Variable] = {}
+        self._shared: dict[tuple[str, bool, bytes, bytes], gs.Variable] = {}
 
-    def write(self, conv: gs.Node, rounded: Rounded) -> None:
-        """Gives a convolution its weights and its bias.
+    def write(self, layer: Weighted, rounded: Rounded) -> None:
+        """Gives a layer its weights and its bias.
 
         Args:
-            conv: its input 0 comes from a DequantizeLinear.
+            layer: its input 0 comes from a DequantizeLinear.
             rounded: the integers, scales and bias.
         """
+        node = layer.node
         if self._form == "channel":
-            conv.inputs[1] = self._pair(conv, rounded, rounded.scales)
-            if len(conv.inputs) > 2 or np.any(rounded.bias):
-                conv.inputs = [*conv.inputs[:2], self._write.const(rounded.bias, np.float32)]
+            node.inputs[1] = self._pair(layer, rounded, rounded.scales)
+            if not layer.has_place and np.any(rounded.bias):
+                self._after(node, [("Add", rounded.bias)])
+            elif layer.has_bias or np.any(rounded.bias):
+                layer.set_bias(self._write.const(rounded.bias, np.float32))
             return
-        step = np.float64(conv.inputs[0].inputs[0].inputs[1].values)
-        scale = tensor_scale(rounded, float(step), self._sums.get(conv.name))
-        conv.inputs = [conv.inputs[0], self._pair(conv, rounded, scale)]
-        made = conv.outputs[0]
-        raw = gs.Variable(f"{made.name}/raw", np.float32, made.shape)
-        conv.outputs = [raw]
-        spread = (1, -1, *[1] * (rounded.integers.ndim - 2))
-        last = self._write("Mul", raw, self._write.const((rounded.scales / scale).reshape(spread), np.float32))
-        if np.any(rounded.bias):
-            last = self._write("Add", last, self._write.const(rounded.bias.reshape(spread), np.float32))
+        step = np.float64(node.inputs[0].inputs[0].inputs[1].values)
+        scale = tensor_scale(rounded, float(step), self._sums.get(node.name))
+        ratios, bias = (layer.by_output(values) for values in (rounded.scales / scale, rounded.bias))
+        node.inputs = [node.inputs[0], self._pair(layer, rounded, scale)]
+        own = layer.sum is None and np.any(rounded.bias)
+        self._after(node, [("Mul", ratios), ("Add", bias)] if own else [("Mul", ratios)])
+        if layer.sum is not None:
+            layer.set_bias(self._write.const(rounded.bias, np.float32))
+
+    def _after(self, node: gs.Node, steps: Sequence[tuple[str, NDArray[np.floating]]]) -> None:
+        """Writes operators with constants between a node and those that read it."""
+        made = node.outputs[0]
+        last = gs.Variable(f"{made.name}/raw", np.float32, made.shape)
+        node.outputs = [last]
+        for op, values in steps:
+            last = self._write(op, last, self._write.const(values, np.float32))
         last.inputs[0].outputs = [made]
 
-    def _pair(self, conv: gs.Node, rounded: Rounded, scales: NDArray[np.float32]) -> gs.Variable:
-        key = (conv.inputs[1].name, rounded.integers.tobytes(), scales.tobytes())
+    def _pair(self, layer: Weighted, rounded: Rounded, scales: NDArray[np.float32]) -> gs.Variable:
+        key = (layer.node.inputs[1].name, layer.turned, rounded.integers.tobytes(), scales.tobytes())
         if key not in self._shared:
-            self._shared[key] = weight_pair(self._write, rounded.integers, scales)
+            self._shared[key] = weight_pair(self._write, rounded.integers, scales, turned=layer.turned)
         return self._shared[key]
 
 
-def weight_pair(write: Writer, integers: NDArray[np.number], scales: NDArray[np.float32]) -> gs.Variable:
+def weight_pair(
+    write: Writer, integers: NDArray[np.number], scales: NDArray[np.float32], turned: bool = False
+) -> gs.Variable:
     """Weights with the Q/DQ pair that gives their integers.
 
     Args:
         write: to the graph.
-        integers: (out, in / groups, kh, kw), -127..127, of any type.
+        integers: (out, in / groups, kh, kw) or (out, in), -127..127, of any type.
         scales: float32 (out,) for the output channels, or () for the tensor.
+        turned: write (in, out).
     """
     # Float weights that lie on the integers: builders want to see Q and DQ.
     values = integers * scales.reshape(-1, *[1] * (integers.ndim - 1))
+    values = values.T if turned else values
     step, zero = write.const(scales, np.float32), write.const(np.zeros(scales.shape), np.int8)
-    axis = {"axis": 0} if scales.ndim else {}
+    axis = {"axis": int(turned)} if scales.ndim else {}
     weight = write("QuantizeLinear", write.const(values, np.float32), step, zero, **axis)
     return write("DequantizeLinear", weight, step, zero, **axis)
 
 
 def tensor_scale(rounded: Rounded, step: float, sums: NDArray[np.float64] | None) -> NDArray[np.float32]:
-    """The one scale of a convolution's weights, float32 ().
+    """The one scale of a layer's weights, float32 ().
 
     It is a power of two, so that ``q * scale`` is exact in FP16, near the largest scale of the channels; lower where
-    what the convolution gives before the channels' ratios would exceed FP16.
+    what the layer gives before the channels' ratios would exceed FP16.
 
     Args:
         rounded: integers, scales and bias.

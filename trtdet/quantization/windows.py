@@ -9,18 +9,23 @@ import numpy as np
 import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
 
+from trtdet.quantization.weighted import PRODUCTS
+
 Float = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class Window:
-    """The geometry of a 2-D convolution; convolutions that share it and their input share their samples.
+    """The geometry of a 2-D convolution, or of a product with a matrix, which is a 1x1 convolution of places in a row.
+
+    Layers that share it and their input share their samples.
 
     Attributes:
         source: name of the tensor that is read.
         groups: how many groups the channels fall into.
         kernel, strides, dilations: (vertical, horizontal).
         pads: zeros added at top, left, bottom and right.
+        axis: of the channels, see :func:`trtdet.quantization.weighted.channel_axis`.
     """
 
     source: str
@@ -29,6 +34,7 @@ class Window:
     strides: tuple[int, int]
     dilations: tuple[int, int]
     pads: tuple[int, int, int, int]
+    axis: int = 1
 
     @property
     def taps(self) -> int:
@@ -36,8 +42,13 @@ class Window:
 
     @staticmethod
     def of(conv: gs.Node) -> Window | None:
-        """The window of a convolution, None where it is not 2-D or its padding depends on an unknown size."""
+        """The window of a layer, None where it is a convolution that is not 2-D or its padding depends on an unknown
+        size, or a product of two activations."""
         weight = conv.inputs[1]
+        if not isinstance(weight, gs.Constant):
+            return None
+        if conv.op in PRODUCTS:
+            return Window(conv.inputs[0].name, 1, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0), -1)
         if weight.values.ndim != 4:
             return None
         kernel = _pair(weight.values.shape[2:])
@@ -80,6 +91,10 @@ class Window:
             if not inside.all():
                 found *= inside
         return found.reshape(self.groups, -1, len(chosen))
+
+    def laid_out(self, x: Float) -> Float:
+        """One image's activation as (C, H, W); the places of a product are (C, places, 1)."""
+        return x if self.axis == 1 else np.moveaxis(x, -1, 0).reshape(x.shape[-1], -1, 1)
 
     def spread(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """A value a channel, float64 (C,), laid out as the rows of a sample: (groups, C / groups * taps)."""

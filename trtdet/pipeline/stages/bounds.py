@@ -108,7 +108,7 @@ def search_within(
         plan_problem(prepared, costs),
         lambda: plan_problem(prepared, costs, ranked()),
         head,
-        {name: work.count for name, work in macs.items()},
+        {name: work.count for name, work in macs.items() if name in prepared.plan.entries},
         cost_unit(costs),
         choosing,
         reporting,

@@ -22,8 +22,9 @@ from trtdet.pipeline.stages.calibrating import Selection
 from trtdet.pipeline.stages.rewriting import Graph
 from trtdet.progress import Progress, silent
 from trtdet.quantization import (
-    CONVOLUTIONS,
     LARGEST,
+    LAYERS,
+    PRODUCTS,
     SMALLEST_NORMAL,
     Cause,
     DataFlow,
@@ -38,7 +39,7 @@ _BOUNDED = frozenset(
         *("Sigmoid", "HardSigmoid", "HardSwish", "Relu", "LeakyRelu", "Clip", "Tanh", "Elu", "Softplus", "Mish"),
         *("Swish", "Gelu", "Erf", "Concat", "Split", "Slice", "MaxPool", "AveragePool", "GlobalAveragePool", "Resize"),
         *("Transpose", "Pad", "DepthToSpace", "SpaceToDepth", "Identity", "Reshape", "Flatten", "Squeeze"),
-        *("Unsqueeze", "Min", "Max", "Neg"),
+        *("Unsqueeze", "Min", "Max", "Neg", "Softmax"),
     )
 )
 """Operators whose output is no larger than their inputs, or than a small constant."""
@@ -103,16 +104,23 @@ class Magnitudes:
 
 
 def _with_maxima(model: onnx.ModelProto, names: list[str]) -> tuple[onnx.ModelProto, dict[str, str]]:
-    """The model with the largest magnitude of each channel of feature maps as outputs: their names by tensor.
+    """The model with the largest magnitude of each channel of some tensors as outputs: their names by tensor.
 
-    They are computed in the graph, so that the feature maps need not leave it.
+    They are computed in the graph, so that the feature maps need not leave it. What a product makes has its channels on
+    the last axis.
     """
     graph = to_graph(model)
     tensors = graph.tensors()
     write = Writer(graph, "trtdet/maxima", Origin.FP16)
     outputs = {}
     for name in names:
-        pooled = write("GlobalMaxPool", write("Abs", tensors[name]))
+        tensor = tensors[name]
+        sizes = write("Abs", tensor)
+        shape, maker = tensor.shape or (), tensor.inputs[0] if tensor.inputs else None
+        if shape and isinstance(shape[-1], int) and (len(shape) == 2 or (maker is not None and maker.op in PRODUCTS)):
+            rows = write("Reshape", sizes, write.const([1, -1, shape[-1]], np.int64))
+            sizes = write("Transpose", rows, perm=[0, 2, 1])
+        pooled = write("GlobalMaxPool", sizes)
         pooled.dtype = np.float32
         outputs[name] = pooled.name
         graph.outputs.append(pooled)
@@ -166,7 +174,7 @@ def half_parts(
         touched = [name for name in (*read, *(output.name for output in node.outputs)) if name in bad]
         if touched:
             reasons[node.name] = bad[touched[-1]]
-        elif node.op in CONVOLUTIONS and node.name not in int8 and (heaviest := _heaviest(node)) > LARGEST:
+        elif node.op in LAYERS and node.name not in int8 and (heaviest := _heaviest(node)) > LARGEST:
             reasons[node.name] = f"FP16 would overflow: 'its weights' reaches {heaviest:.3g}, over {LARGEST:g}"
     makers = {node.outputs[0].name: node.name for node in nodes if node.name in int8}
     found = magnitudes.by_channel(makers, progress) if flow.half else {}
@@ -236,10 +244,10 @@ def _heaviest(node: gs.Node) -> float:
 
 
 def _feature_maps(model: onnx.ModelProto) -> set[str]:
-    """Names of the tensors that a channel's maximum can be taken of: (B, C, ...) with at least one more axis."""
+    """Names of the tensors that a channel's maximum can be taken of: those with more axes than one."""
     values = (*model.graph.value_info, *model.graph.output)
     return {
         value.name
         for value in values
-        if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT and len(value.type.tensor_type.shape.dim) > 2
+        if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT and len(value.type.tensor_type.shape.dim) > 1
     }

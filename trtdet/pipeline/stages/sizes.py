@@ -9,20 +9,20 @@ import onnx
 
 from trtdet.audit.neighbours import Costs, Joint
 from trtdet.pipeline.stages.correcting import Prepared
-from trtdet.quantization import PrecisionPlan
+from trtdet.quantization import LAYERS, PrecisionPlan
 
 _BYTES = {"int8": 1, "fp16": 2, "fp32": 4}
 
 
 def weight_counts(model: onnx.ModelProto) -> dict[str, int]:
-    """How many weights each convolution of a float model has; those that it computes itself count 0."""
+    """How many weights each convolution and product of a float model has; those that it computes itself count 0."""
     sizes = {tensor.name: math.prod(tensor.dims) for tensor in model.graph.initializer}
-    convolutions = (node for node in model.graph.node if node.op_type in ("Conv", "ConvTranspose"))
-    return {node.name: sizes.get(node.input[1], 0) for node in convolutions}
+    layers = (node for node in model.graph.node if node.op_type in LAYERS)
+    return {node.name: sizes.get(node.input[1], 0) for node in layers}
 
 
 def weight_bytes(model: onnx.ModelProto, plan: PrecisionPlan) -> int:
-    """Bytes of all convolutions' weights in the precisions of a plan, one, two and four each.
+    """Bytes of all layers' weights in the precisions of a plan, one, two and four each.
 
     Args:
         model: float, as the passes leave it.

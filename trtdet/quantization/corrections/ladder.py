@@ -18,6 +18,7 @@ from trtdet.quantization.corrections.gate import Whole
 from trtdet.quantization.encoding import ChannelMap, Rounded, nearest, weight_scales
 from trtdet.quantization.placement import QdqPlacement
 from trtdet.quantization.qdq import Corrections, plain_form
+from trtdet.quantization.weighted import Weighted
 from trtdet.quantization.windows import Window
 
 
@@ -74,25 +75,25 @@ def _mapped(model: onnx.ModelProto, placement: QdqPlacement, corrections: Correc
     nodes = {node.name: node for node in gs.import_onnx(model).nodes}
     reads = {reader: tensor for tensor, readers in placement.readers.items() for reader, _ in readers}
     return {
-        name: _plain(nodes[name], corrections.tensors.get(reads[name]))
+        name: _plain(layer, corrections.tensors.get(reads[name]))
         for name in placement.plan.names("int8")
-        if name in corrections.weights
+        if name in corrections.weights and (layer := Weighted.of(nodes[name])) is not None
     }
 
 
-def _plain(conv: gs.Node, channels: ChannelMap | None) -> Rounded:
+def _plain(layer: Weighted, channels: ChannelMap | None) -> Rounded:
     """Weights to the nearest for an input as a map makes it."""
-    window = None if channels is None else Window.of(conv)
-    form = plain_form(conv)
+    window = None if channels is None else Window.of(layer.node)
+    form = plain_form(layer)
     if channels is None or window is None:
         return form
-    weight = conv.inputs[1].values.astype(np.float64)
+    weight = layer.weight.astype(np.float64)
     rows, bias = window.rows(weight), form.bias
     if channels.shift is not None:
         bias = (bias + np.einsum("goi,gi->go", rows, window.spread(channels.shift)).reshape(-1)).astype(np.float32)
     if channels.scale is not None:
         rows = rows / window.spread(channels.scale)[:, None, :]
-    scales = np.stack([weight_scales(group, f"'{conv.name}'") for group in rows])
+    scales = np.stack([weight_scales(group, f"'{layer.node.name}'") for group in rows])
     return Rounded(nearest(rows, scales).reshape(weight.shape), scales.reshape(-1), bias)
 
 

@@ -68,7 +68,7 @@ class Sources:
         for batch in stream:
             found = [{**simulator(batch.images), simulator.input: batch.images} for simulator in simulators]
             for row in range(len(batch)):
-                yield [{name: value[row] for name, value in outputs.items()} for outputs in found]
+                yield [{name: of_image(value, row, len(batch)) for name, value in outputs.items()} for outputs in found]
             done += len(batch)
             self.progress(stage, done, len(paths))
 
@@ -82,6 +82,19 @@ class Sources:
             yield np.concatenate([images, np.repeat(images[-1:], missing, axis=0)]) if missing else images
             done += len(batch)
             self.progress(stage, done, len(paths))
+
+
+def of_image(value: NDArray[Any], row: int, images: int) -> NDArray[Any]:
+    """An image's part of a tensor.
+
+    Args:
+        value: (B, ...), or (B * places, ...) where products read the places of all images as the rows of one matrix.
+        row: of the image.
+        images: B.
+    """
+    whole = len(value) != images and len(value) % images == 0
+    found: NDArray[Any] = value.reshape(images, -1, *value.shape[1:])[row] if whole else value[row]
+    return found
 
 
 def held_back(images: Sequence[Path]) -> list[Path]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx
@@ -18,6 +18,7 @@ from trtdet.quantization.encoding import QMAX, ChannelMap, Rounded, nearest, wei
 from trtdet.quantization.folding import channels_left
 from trtdet.quantization.placement import QdqPlacement
 from trtdet.quantization.precision import Step
+from trtdet.quantization.weighted import Weighted
 from trtdet.quantization.windows import Window
 
 _PLACES = 256
@@ -169,7 +170,7 @@ class Site:
     """
 
     tensor: str
-    convs: dict[str, gs.Node]
+    convs: dict[str, Weighted]
     windows: dict[str, Window]
     number: int
     corrections: tuple[Correction, ...]
@@ -186,13 +187,12 @@ class Site:
     _judged: dict[Window, int] = field(default_factory=dict)
 
     def weight(self, conv: str) -> NDArray[np.float64]:
-        weight: NDArray[np.float64] = self.convs[conv].inputs[1].values.astype(np.float64)
+        weight: NDArray[np.float64] = self.convs[conv].weight.astype(np.float64)
         return weight
 
     def bias(self, conv: str) -> NDArray[np.float64]:
-        inputs = self.convs[conv].inputs
-        bias: NDArray[np.float64] = np.zeros(len(inputs[1].values))
-        return bias if len(inputs) < 3 else bias + inputs[2].values
+        bias: NDArray[np.float64] = self.convs[conv].bias.astype(np.float64)
+        return bias
 
     @property
     def rules(self) -> list[Trial]:
@@ -211,7 +211,7 @@ class Site:
         bytes instead of 1.
         """
         channels, places = self._shape
-        weights: int = sum(conv.inputs[1].values.size for conv in self.convs.values())
+        weights: int = sum(conv.weight.size for conv in self.convs.values())
         mul = 4 * self.multiplied * (1 + places * self.parted)
         return mul / (2 * channels * places + weights)
 
@@ -238,7 +238,8 @@ class Site:
         return need
 
     def add_moments(self, x: NDArray[np.float32], seed: int | None) -> None:
-        """Adds an image's activation (C, H, W): its extremes and, with a seed, samples of its windows."""
+        """Adds an image's activation, (C, H, W) or (..., C): its extremes and, with a seed, samples of its windows."""
+        x = self._laid_out(x)
         self._extremes.update(x)
         self._shape = (len(x), x[0].size)
         if seed is None:
@@ -268,7 +269,7 @@ class Site:
         if best is not None and best.map.shift is None and self.mul_price >= 1:
             best, self.too_dear = None, True
         if best is not None:
-            self.trials.append(Trial(best.names, best.map))
+            self.trials.append(Trial(best.names, replace(best.map, axis=self._axis)))
         can_win = everywhere or best is None or (best.map.shift is None and self.mul_price >= _CHEAP)
         for trial in self.trials:
             for name in self.windows:
@@ -276,7 +277,14 @@ class Site:
         self._moments.clear()
 
     def _width(self, conv: str) -> int:
-        return int(np.prod(self.convs[conv].inputs[1].values.shape[1:]))
+        return int(np.prod(self.convs[conv].weight.shape[1:]))
+
+    @property
+    def _axis(self) -> int:
+        return next(iter(self.windows.values())).axis
+
+    def _laid_out(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        return next(iter(self.windows.values())).laid_out(x)
 
     def _sample(self, x: NDArray[np.float32], window: Window, seed: int) -> NDArray[np.float32]:
         width = len(x) // window.groups * window.taps
@@ -321,6 +329,7 @@ class Site:
 
     def add_means(self, x: NDArray[np.float32], seed: int) -> None:
         """Adds an image's activation to the means of the windows, in float and as each trial quantises them."""
+        x = self._laid_out(x)
         for window in dict.fromkeys(self.windows.values()):
             windows = self._sample(x, window, seed)
             self._seen[window] = self._seen.get(window, 0) + windows.shape[2]
@@ -360,7 +369,8 @@ class Site:
         return [("", bias + shift), *((name, offset) for name, offset in proposals if offset is not None)]
 
     def add_errors(self, x: NDArray[np.float32], seed: int) -> None:
-        """Adds the error of every trial, rounding and offset at the output of every convolution on one image."""
+        """Adds the error of every trial, rounding and offset at the output of every layer on one image."""
+        x = self._laid_out(x)
         for window in dict.fromkeys(self.windows.values()):
             windows = self._sample(x, window, seed)
             self._judged[window] = self._judged.get(window, 0) + windows.shape[2]
@@ -405,7 +415,7 @@ class Site:
     def form(self, trial: Trial, name: str, pick: Pick, seen: bool = False) -> Rounded:
         """The weights of one convolution as they are written; ``seen`` as of :meth:`offsets`."""
         rounding = trial.roundings[name][pick.rounding]
-        shape = self.convs[name].inputs[1].values.shape
+        shape = self.convs[name].weight.shape
         _, offset = self.offsets(trial, name, rounding, seen)[pick.offset]
         bias = offset.reshape(-1).astype(np.float32)
         return Rounded(rounding.integers.reshape(shape), rounding.scales.reshape(-1), bias)
@@ -434,7 +444,7 @@ def find_sites(
     corrections: tuple[Correction, ...],
     parted: Collection[str] = (),
 ) -> list[Site]:
-    """The tensors whose INT8 convolutions are all understood: 2-D, with known padding.
+    """The tensors whose INT8 readers are all understood: 2-D convolutions with known padding, or products with weights.
 
     Args:
         model: in float.
@@ -448,13 +458,14 @@ def find_sites(
     found: list[Site] = []
     for tensor in placement.activations:
         readers = placement.readers[tensor]
-        convs = {name: nodes[name] for name, _ in readers if name in chosen}
-        windows = {name: Window.of(conv) for name, conv in convs.items()}
+        given = {name: Weighted.of(nodes[name]) for name, _ in readers if name in chosen}
+        convs = {name: conv for name, conv in given.items() if conv is not None}
+        windows = {name: Window.of(conv.node) for name, conv in convs.items()}
         known = {name: window for name, window in windows.items() if window is not None}
         # A map must suit all convolutions that read the tensor, so that one unknown window rules the tensor out.
-        if known and len(known) == len(convs):
+        if known and len(known) == len(given) and len({window.axis for window in known.values()}) == 1:
             name, window = next(iter(known.items()))
-            channels = window.groups * convs[name].inputs[1].values.shape[1]
+            channels = window.groups * convs[name].weight.shape[1]
             left = channels_left(graph, tensors[tensor], channels, [name for name, _ in readers], chosen)
             multiplied = left + channels * (len(readers) - len(convs))
             found.append(Site(tensor, convs, known, len(found), corrections, multiplied, tensor in parted))

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import onnx
@@ -90,7 +91,7 @@ class HeadNoise:
         self._head = head
         self._random = torch.Generator().manual_seed(0)
         self._weight = np.zeros(2)
-        self._maps = maps
+        self._maps, self._last = maps, placement.last
         self.tensors = {
             name: TensorNoise(
                 maps[name].amax if name in maps else max(abs(ranges.tensors[name].low), abs(ranges.tensors[name].high))
@@ -122,15 +123,17 @@ class HeadNoise:
             )
         for (name, value), *slopes in zip(tapped.items(), *gradients, strict=True):
             known = [slope if slope is not None and bool(torch.isfinite(slope).all()) else None for slope in slopes]
-            self._add(name, value.detach(), known)
+            self._add(name, value.detach(), known, len(images))
         return self
 
-    def _add(self, name: str, value: torch.Tensor, gradients: Sequence[torch.Tensor | None]) -> None:
+    def _add(self, name: str, value: torch.Tensor, gradients: Sequence[torch.Tensor | None], images: int) -> None:
         """Adds a tensor's values as they are quantised, and the gradients there."""
         if name in self._maps:
             scale, shift = factors(self._maps[name], value)
             value = (value - shift) * scale
             gradients = [None if gradient is None else gradient / scale for gradient in gradients]
+        if name in self._last:
+            value, *gradients = (_channels_first(tensor, images) for tensor in (value, *gradients))
         for row, image in enumerate(value):
             self.tensors[name].add(image, [None if gradient is None else gradient[row] for gradient in gradients])
 
@@ -178,6 +181,14 @@ class HeadNoise:
         """The amax of least noise; the widest where nothing of the tensor reaches the head."""
         largest = self.tensors[name].largest
         return float(min(FRACTIONS * largest, key=lambda amax: self.noise(name, float(amax))))
+
+
+def _channels_first(tensor: torch.Tensor | None, images: int) -> Any:
+    """What products read, (B, ..., C) or (B * places, C), as (B, C, places)."""
+    if tensor is None:
+        return None
+    rows = images if len(tensor) % images == 0 else 1
+    return tensor.reshape(rows, -1, tensor.shape[-1]).movedim(-1, 1)
 
 
 def _at(clipped: NDArray[np.float64], fraction: float) -> NDArray[np.float64]:

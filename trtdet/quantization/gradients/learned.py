@@ -18,6 +18,7 @@ from trtdet.quantization.encoding import QMAX, SMALLEST_HALF, Rounded, half_step
 from trtdet.quantization.gradients.network import Network, factors
 from trtdet.quantization.placement import QdqPlacement
 from trtdet.quantization.qdq import Corrections, plain_form
+from trtdet.quantization.weighted import Weighted
 
 DRIFT = 1.5
 """Steps that a weight may move from where it started: what moves further fits the images and no others."""
@@ -65,9 +66,12 @@ class Learned(torch.nn.Module):
         super().__init__()
         self._ranges, self._corrections = start
         graph = to_graph(model)
-        convs = {node.name: node for node in graph.nodes if node.name in set(placement.plan.names("int8"))}
+        int8 = set(placement.plan.names("int8"))
+        found = {node.name: Weighted.of(node) for node in graph.nodes if node.name in int8}
+        convs = {name: layer for name, layer in found.items() if layer is not None}
         self._reads = {reader: tensor for tensor, readers in placement.readers.items() for reader, _ in readers}
-        self._groups = {name: int(conv.attrs.get("group", 1)) for name, conv in convs.items()}
+        self._groups = {name: layer.groups for name, layer in convs.items()}
+        self._turned = frozenset(name for name, layer in convs.items() if layer.turned)
         self._convs = {
             name: _Convolution(self._corrections.weights.get(name) or plain_form(conv)) for name, conv in convs.items()
         }
@@ -79,7 +83,8 @@ class Learned(torch.nn.Module):
         self._row = {name: row for row, name in enumerate(dict.fromkeys(self._leader.values()))}
         steps = [float(self._step(name)) for name in self._row]
         self.steps = torch.nn.Parameter(torch.tensor(np.log(steps), dtype=torch.float32))
-        self._network = Network(_owning(graph, convs), wanted, {**placement.readers, **_own_readers(convs)})
+        owned, own = _owning(graph, convs)
+        self._network = Network(owned, wanted, {**placement.readers, **own})
         self._form: dict[str, torch.Tensor] = {}
         self.to(self._network.device)
 
@@ -104,7 +109,8 @@ class Learned(torch.nn.Module):
         if name not in self._form:
             conv, _, part = name.rpartition(_PART)
             if part == "weight" and conv in self._convs:
-                self._form[name] = self._weight(conv)
+                weight = self._weight(conv)
+                self._form[name] = weight.T if conv in self._turned else weight
             elif part == "bias" and conv in self._convs:
                 self._form[name] = self._bias(conv)
             else:
@@ -132,6 +138,7 @@ class Learned(torch.nn.Module):
         if channels is None or channels.shift is None:
             return bias
         weight = self._read(f"{conv}{_PART}weight", bias)
+        weight = weight.T if conv in self._turned else weight
         return bias - (weight * self._spread(conv, channels.shift, weight)).flatten(1).sum(1)
 
     def _spread(self, conv: str, values: Any, weight: torch.Tensor) -> torch.Tensor:
@@ -176,19 +183,29 @@ _PART = "//learned "
 """Between a convolution's name and what is its own."""
 
 
-def _owning(graph: gs.Graph, convs: Mapping[str, gs.Node]) -> onnx.ModelProto:
-    """The model with a weight and a bias of its own for each convolution."""
-    for name, conv in convs.items():
-        weight = conv.inputs[1].values
-        bias = conv.inputs[2].values if len(conv.inputs) > 2 else np.zeros(len(weight), weight.dtype)
-        own = [gs.Constant(f"{name}{_PART}{part}", values) for part, values in (("weight", weight), ("bias", bias))]
-        conv.inputs = [conv.inputs[0], *own]
-    return to_model(graph)
-
-
-def _own_readers(convs: Mapping[str, gs.Node]) -> dict[str, tuple[tuple[str, int], ...]]:
-    parts = (("weight", 1), ("bias", 2))
-    return {f"{name}{_PART}{part}": ((name, position),) for name in convs for part, position in parts}
+def _owning(
+    graph: gs.Graph, convs: Mapping[str, Weighted]
+) -> tuple[onnx.ModelProto, dict[str, tuple[tuple[str, int], ...]]]:
+    """The model with a weight and a bias of its own for each layer, and by tensor the node and position of each."""
+    places: dict[str, tuple[tuple[str, int], ...]] = {}
+    for name, layer in convs.items():
+        bias = gs.Constant(f"{name}{_PART}bias", layer.bias)
+        if not layer.has_place:
+            made = layer.node.outputs[0]
+            raw = gs.Variable(f"{made.name}{_PART}raw", np.float32, made.shape)
+            layer.node.outputs = [raw]
+            graph.nodes.append(gs.Node("Add", f"{name}{_PART}sum", {}, [raw, bias], [made]))
+            places[bias.name] = ((f"{name}{_PART}sum", 1),)
+        else:
+            layer.set_bias(bias)
+            holder = layer.sum or layer.node
+            position = next(index for index, tensor in enumerate(holder.inputs) if tensor is bias)
+            places[bias.name] = ((holder.name, position),)
+        weight = gs.Constant(f"{name}{_PART}weight", layer.node.inputs[1].values)
+        layer.node.inputs[1] = weight
+        places[weight.name] = ((name, 1),)
+    graph.toposort()
+    return to_model(graph), places
 
 
 def _near_half(scales: torch.Tensor) -> NDArray[np.float32]:

@@ -84,10 +84,10 @@ class Network:
 
 
 def factors(channels: ChannelMap | None, like: torch.Tensor) -> tuple[Any, Any]:
-    """Scale and shift of a channel map, laid out as a tensor (B, C, ...); 1 and 0 where there is none."""
+    """Scale and shift of a channel map, laid out as a tensor (B, C, ...) or (..., C); 1 and 0 where there is none."""
     if channels is None:
         return 1.0, 0.0
-    shape = (1, -1, *(1,) * (like.dim() - 2))
+    shape = (1, -1, *(1,) * (like.dim() - 2)) if channels.axis == 1 else (-1,)
     scale, shift = (
         neutral if values is None else torch.from_numpy(values.astype(np.float32)).reshape(shape).to(like.device)
         for values, neutral in ((channels.scale, 1.0), (channels.shift, 0.0))

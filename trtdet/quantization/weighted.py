@@ -1,0 +1,156 @@
+"""Layers with weights, whatever operator they are: convolutions, and products with a constant matrix.
+
+Weights have one form here, (out, in / groups, ...): that of a convolution, which is also that of Gemm with ``transB``.
+Those of MatMul and of Gemm without it are turned on the way in and out. A MatMul has no bias of its own; a sum with a
+constant that is all that reads it is its bias.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_graphsurgeon as gs
+from numpy.typing import NDArray
+
+CONVOLUTIONS = ("Conv", "ConvTranspose")
+PRODUCTS = ("MatMul", "Gemm")
+LAYERS = (*CONVOLUTIONS, *PRODUCTS)
+"""Operators that may have weights."""
+
+
+@dataclass(frozen=True, eq=False)
+class Weighted:
+    """A convolution or a product with constant weights.
+
+    Attributes:
+        node: that multiplies.
+        sum: what adds the bias of a MatMul; None where it has none, and for all other operators.
+    """
+
+    node: gs.Node
+    sum: gs.Node | None = None
+
+    @staticmethod
+    def of(node: gs.Node) -> Weighted | None:
+        """The layer of a node; None where the node is no such operator, or computes its weights."""
+        if node.op not in LAYERS or not isinstance(node.inputs[1], gs.Constant):
+            return None
+        return Weighted(node, _sum_after(node) if node.op == "MatMul" else None)
+
+    @staticmethod
+    def making(tensor: gs.Tensor) -> Weighted | None:
+        """The layer whose result, bias included, a tensor is."""
+        maker = tensor.inputs[0] if tensor.inputs else None
+        if maker is not None and maker.op == "Add":
+            for source in maker.inputs:
+                product = source.inputs[0] if source.inputs else None
+                layer = Weighted.of(product) if product is not None and product.op == "MatMul" else None
+                if layer is not None and layer.sum is maker:
+                    return layer
+            return None
+        layer = None if maker is None else Weighted.of(maker)
+        return layer if layer is None or layer.sum is None else None
+
+    @property
+    def turned(self) -> bool:
+        """Whether the node holds its weights as (in, out)."""
+        return self.node.op == "MatMul" or (self.node.op == "Gemm" and not self.node.attrs.get("transB", 0))
+
+    @property
+    def weight(self) -> NDArray[np.floating]:
+        """(out, in / groups, ...), in the type of the model."""
+        values: NDArray[np.floating] = self.node.inputs[1].values
+        return values.T if self.turned else values
+
+    @property
+    def bias(self) -> NDArray[np.float32]:
+        """float32 (out,); zeros where there is none."""
+        given = self._bias_input()
+        size = len(self.weight)
+        values = np.zeros(size) if given is None else np.broadcast_to(given.values.reshape(-1), size)
+        return values.astype(np.float32)
+
+    @property
+    def has_bias(self) -> bool:
+        return self._bias_input() is not None
+
+    @property
+    def groups(self) -> int:
+        return int(self.node.attrs.get("group", 1))
+
+    @property
+    def result(self) -> gs.Tensor:
+        """What the layer gives, bias included."""
+        found: gs.Tensor = (self.sum or self.node).outputs[0]
+        return found
+
+    @property
+    def has_place(self) -> bool:
+        """Whether a bias can be given without another node."""
+        return self.sum is not None or self.node.op != "MatMul"
+
+    def set_bias(self, bias: gs.Tensor) -> None:
+        """Makes a tensor (out,) the bias, where there is a place for it."""
+        if self.sum is not None:
+            self.sum.inputs[_constant_position(self.sum)] = bias
+        else:
+            self.node.inputs = [*self.node.inputs[:2], bias]
+
+    def by_output(self, values: NDArray[np.floating]) -> NDArray[np.floating]:
+        """A value an output channel (out,), to be broadcast with what the node gives."""
+        if self.node.op in PRODUCTS:
+            return values.reshape(-1)
+        return values.reshape(1, -1, *[1] * (self.node.inputs[1].values.ndim - 2))
+
+    def _bias_input(self) -> gs.Constant | None:
+        if self.sum is not None:
+            found: gs.Constant = self.sum.inputs[_constant_position(self.sum)]
+            return found
+        if self.node.op == "MatMul" or len(self.node.inputs) < 3 or self.node.inputs[2].is_empty():
+            return None
+        return self.node.inputs[2]
+
+
+def channel_axis(reader: gs.Node) -> int:
+    """The axis of the channels in the tensor that a layer reads: the last for products, that after the batch else."""
+    return -1 if reader.op in PRODUCTS else 1
+
+
+def obstacle(product: gs.Node) -> str:
+    """Why a product with constant weights cannot be quantised as a layer; empty where it can."""
+    weight = product.inputs[1].values
+    if weight.ndim != 2:
+        return f"its weights have {weight.ndim} axes, not 2"
+    if product.op == "MatMul":
+        return ""
+    factors = {float(product.attrs.get(key, 1.0)) for key in ("alpha", "beta")}
+    plain = not product.attrs.get("transA", 0) and factors == {1.0}
+    added = product.inputs[2] if len(product.inputs) > 2 else None
+    outputs = weight.shape[0 if product.attrs.get("transB", 0) else 1]
+    row = added is None or added.is_empty() or (isinstance(added, gs.Constant) and _is_row(added, outputs))
+    return "" if plain and row else "it turns or scales what it multiplies, or adds no plain bias"
+
+
+def _is_row(constant: gs.Constant, outputs: int) -> bool:
+    shape = constant.values.shape
+    return bool(constant.values.size == 1 or (constant.values.size == outputs == shape[-1]))
+
+
+def _sum_after(product: gs.Node) -> gs.Node | None:
+    readers = product.outputs[0].outputs
+    weight = product.inputs[1].values
+    if len(readers) != 1 or readers[0].op != "Add" or weight.ndim != 2:
+        return None
+    position = _constant_position(readers[0])
+    if position is None:
+        return None
+    added = readers[0].inputs[position].values
+    row = added.size == weight.shape[1] == (added.shape or (0,))[-1]
+    return readers[0] if row and added.ndim <= max(len(product.outputs[0].shape or ()), 1) else None
+
+
+def _constant_position(node: gs.Node) -> int | None:
+    """The position of the only constant that a node of two inputs reads."""
+    positions = [index for index, tensor in enumerate(node.inputs) if isinstance(tensor, gs.Constant)]
+    return positions[0] if len(positions) == 1 and len(node.inputs) == 2 else None
