@@ -24,7 +24,7 @@ from trtdet.exporter import SOURCES, ExportOptions, parity
 from trtdet.exporter.parity import DetectionCheck, OutputCheck
 from trtdet.exporter.subject import Float, Subject, first_line, picture, tensors
 
-_LOADERS = {"ultralytics": "ultralytics_models"}
+_LOADERS = {"ultralytics": "ultralytics_models", "hf": "hugging_face"}
 """By the prefix of a source, the module of this package whose ``load(place, options)`` gives the Subject."""
 
 _MOST_IMAGES = 8
@@ -73,6 +73,8 @@ def convert(source: str, options: ExportOptions) -> Converted:
     except Exception as error:  # an operator that has no ONNX form, control flow, a user's own module
         raise ModelError(f"export of '{source}' failed in torch's exporter: {first_line(error)}") from error
     pairs = _both(subject, model, names, batches)
+    if subject.unordered:
+        pairs = [(expected, parity.reordered(expected, found)) for expected, found in pairs]
     outputs = parity.compare_outputs(source, pairs, options.tolerance)
     return Converted(model, subject.config, outputs, *_detections(subject, pairs, options))
 

@@ -60,6 +60,25 @@ class DetectionCheck:
     """Largest difference of corners of a match, in pixels of the network's input."""
 
 
+def reordered(expected: Outputs, found: Outputs) -> dict[str, NDArray[Any]]:
+    """The model's outputs with the rows of each image in the order of torch's rows that they are nearest to.
+
+    Args:
+        expected: torch's outputs, each (B, N, columns).
+        found: the model's, by the same names.
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    if any(found[name].shape != want.shape or want.ndim != 3 for name, want in expected.items()):
+        return dict(found)  # which the comparison explains
+    wanted, given = (np.concatenate([side[name] for name in expected], axis=2) for side in (expected, found))
+    orders = []
+    for want, got in zip(wanted, given, strict=True):
+        farthest = np.nan_to_num(np.abs(want[:, None] - got[None]).max(axis=2))
+        orders.append(linear_sum_assignment(farthest)[1])
+    return {name: np.stack([rows[at] for rows, at in zip(found[name], orders, strict=True)]) for name in expected}
+
+
 def compare_outputs(source: str, pairs: Sequence[tuple[Outputs, Outputs]], tolerance: float) -> tuple[OutputCheck, ...]:
     """Measures each output over all batches.
 

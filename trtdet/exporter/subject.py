@@ -27,12 +27,15 @@ class Subject:
         config: size and name of the input, and what the outputs mean.
         traced: computes the same in the form that is exported, with batch normalisation folded where that is known to
             be right; None for the reference itself.
+        unordered: the rows of all outputs are in no order that means anything: a choice of the best among nearly equal
+            scores made it, and another rounding makes another.
     """
 
     source: str
     reference: nn.Module
     config: Config
     traced: nn.Module | None = None
+    unordered: bool = False
 
     @property
     def input_name(self) -> str:

@@ -1,0 +1,270 @@
+"""Detectors of transformers: a folder that ``save_pretrained`` wrote, or a model of the Hugging Face hub.
+
+The DETR family (Carion et al. 2020, arXiv:2005.12872): a fixed number of queries, each with logits of the classes and a
+box; what the scores are of them is as in ``post_process_object_detection`` of the family's image processor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from trtdet.config import Config, HeadConfig, InputConfig, NmsConfig
+from trtdet.errors import ConfigError, ModelError
+from trtdet.exporter import ExportOptions
+from trtdet.exporter.subject import Subject, first_line, resized
+
+_SCORES: dict[str, Literal["logits", "softmax"]] = {
+    **dict.fromkeys(("rt_detr", "rt_detr_v2", "d_fine", "deimv2", "rf_detr", "lw_detr"), "logits"),
+    **dict.fromkeys(("conditional_detr", "deformable_detr", "dab-detr"), "logits"),
+    **dict.fromkeys(("detr", "yolos"), "softmax"),
+}
+"""What the scores of a family are made of its logits by: a sigmoid each, or a softmax with a column for no object."""
+
+_NO_CLASS = ("N/A", "")
+"""Names in the place of category ids that COCO never gave to a category."""
+
+_INTERPOLATIONS: dict[int, Literal["nearest", "linear", "cubic", "area"]] = {0: "nearest", 2: "linear", 3: "cubic"}
+"""By Pillow's numbers of its filters."""
+
+_GREY = 114
+
+
+def load(place: str, options: ExportOptions) -> Subject:
+    """A detector of transformers and the configuration that its folder describes.
+
+    Nothing of the folder is run: its weights are read as safetensors, or as a pickle of tensors only.
+
+    Args:
+        place: a folder, or an id of the hub such as ``PekingU/rtdetr_r18vd``, which transformers downloads.
+        options: ``config`` goes before the folder's description of input and classes.
+
+    Raises:
+        ConfigError: the folder does not say what the pixels look like, and no configuration does.
+        ModelError: transformers is not installed, the folder holds no detector of a known family, or its weights are
+            missing or do not fit.
+    """
+    if options.weights is not None:
+        raise ConfigError(f"export of 'hf:{place}' reads the weights of its folder; leave --weights away")
+    try:
+        import transformers  # noqa: F401
+    except ImportError:
+        raise ModelError(
+            f"export of 'hf:{place}' needs transformers, which is not installed; install it with: "
+            "pip install 'transformers>=5'"
+        ) from None
+    settings = _settings(place, "config.json")
+    if settings is None:
+        raise ModelError(f"'{place}' has no config.json; give a folder that save_pretrained wrote, or an id of the hub")
+    family = settings.get("model_type")
+    if family not in _SCORES:
+        raise ModelError(f"'{place}' is a model of type {family!r}, allowed are {', '.join(sorted(_SCORES))}")
+    model = _model(place)
+    config = resized(options.config or _config(place, model.config, family), options.size)
+    _keep_positions(place, model, config.input)
+    return Subject(f"hf:{place}", _Queries(model), config, unordered=True)
+
+
+class _Queries(nn.Module):
+    """The logits and boxes of a detector of transformers, and nothing else that it gives."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.eval()
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        """Of float32 (B, 3, H, W): ``logits`` (B, N, C) or (B, N, C + 1), ``pred_boxes`` (B, N, 4), shares of the
+        input's width and height."""
+        given = self.model(pixel_values=x)
+        return {"logits": given.logits, "pred_boxes": given.pred_boxes}
+
+
+def _settings(place: str, name: str) -> dict[str, Any] | None:
+    """A JSON file of the folder or of the hub; None where there is none."""
+    try:
+        if Path(place).is_dir():
+            found = Path(place) / name
+            if not found.is_file():
+                return None
+        else:
+            from transformers.utils import cached_file
+
+            cached = cached_file(place, name, _raise_exceptions_for_missing_entries=False)
+            if cached is None:
+                return None
+            found = Path(cached)
+        content = json.loads(found.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"'{name}' of '{place}' cannot be read: {first_line(error)}") from None
+    if not isinstance(content, dict):
+        raise ModelError(f"'{name}' of '{place}' is {type(content).__name__}, expected an object of JSON")
+    return content
+
+
+def _model(place: str) -> nn.Module:
+    from transformers import AutoModelForObjectDetection
+
+    try:
+        with _quiet():
+            model, loading = AutoModelForObjectDetection.from_pretrained(
+                place,
+                trust_remote_code=False,
+                weights_only=True,
+                output_loading_info=True,
+                # Attention as MatMul, Softmax and MatMul, the form that engines fuse and INT8 is placed around.
+                attn_implementation="eager",
+            )
+    except Exception as error:  # of files, packages and shapes that a folder can get wrong, each its own
+        raise ModelError(f"'{place}' cannot be loaded: {type(error).__name__}: {first_line(error)}") from error
+    missing = sorted(str(key) for key in (*loading["missing_keys"], *loading["mismatched_keys"]))
+    if missing:
+        raise ModelError(
+            f"'{place}' lacks {len(missing)} weights of the model, or has them in another shape: "
+            f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}; save the whole detector "
+            "with save_pretrained"
+        )
+    return model.float().eval()  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the notes and progress bars of transformers; what is wrong is raised or in the loading's report."""
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    bars = logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+class _Kept:
+    """A function of the input's size alone, computed once."""
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        self.function = function
+        self.result: Tensor | None = None
+
+    def __call__(self, *arguments: Any) -> Tensor:
+        if self.result is None:
+            self.result = self.function(*arguments).detach()
+        return self.result
+
+
+def _keep_positions(source: str, model: nn.Module, given: InputConfig) -> None:
+    """Keeps the position embeddings that a vision transformer resizes to its input, in place: while it is traced it
+    would resize them again, by a filter that no ONNX before opset 18 has."""
+    resizing = [module for module in model.modules() if hasattr(module, "interpolate_pos_encoding")]
+    for module in resizing:
+        module.interpolate_pos_encoding = _Kept(module.interpolate_pos_encoding)  # type: ignore[arg-type, assignment]
+    if not resizing:
+        return
+    try:
+        with torch.no_grad():
+            model(pixel_values=torch.zeros(1, 3, given.height, given.width))
+    except Exception as error:  # of the model's own code
+        raise ModelError(
+            f"'{source}' cannot run on an input of {given.height}x{given.width}: {first_line(error)}; check input.size"
+        ) from error
+
+
+def _config(place: str, settings: Any, family: str) -> Config:
+    names = {int(index): str(name) for index, name in settings.id2label.items()}
+    columns = tuple(index for index in sorted(names) if names[index] not in _NO_CLASS)
+    scores = _SCORES[family]
+    whole = len(columns) == len(names)
+    head = HeadConfig(
+        decode="boxes",
+        boxes="cxcywh",
+        units="relative",
+        scores=scores,
+        background="last" if scores == "softmax" and whole else "none",
+        columns=None if whole else columns,
+        outputs=("pred_boxes", "logits"),
+    )
+    queries = getattr(settings, "num_queries", None) or settings.num_detection_tokens
+    nms = NmsConfig(
+        iou_threshold=1.0,
+        max_detections=queries,
+        candidates="all-classes" if scores == "logits" else "best-class",
+    )
+    name = Path(place).name or "detector"
+    try:
+        classes = tuple(names[index] for index in columns)
+        return Config(name=name, classes=classes, input=_input(place, settings), head=head, nms=nms)
+    except ValueError as error:
+        raise ConfigError(
+            f"the labels of '{place}' are no class names: {first_line(error)}; give a configuration with --config"
+        ) from None
+
+
+def _input(place: str, settings: Any) -> InputConfig:
+    """What the pixels look like, as ``preprocessor_config.json`` says it."""
+    given = _settings(place, "preprocessor_config.json")
+    if given is None:
+        given = (_settings(place, "processor_config.json") or {}).get("image_processor")
+    if not isinstance(given, dict):
+        raise ConfigError(
+            f"'{place}' has no preprocessor_config.json, which says what the pixels look like; save the image "
+            "processor beside the model, or give a configuration with --config"
+        )
+    size, resize = _size(place, given)
+    normalised = bool(given.get("do_normalize", "image_mean" in given))
+    filter_number = given.get("resample", 2)
+    if filter_number not in _INTERPOLATIONS:
+        raise ConfigError(f"'{place}' resizes by Pillow's filter {filter_number}; give a configuration with --config")
+    return InputConfig(
+        size=size,
+        name="pixel_values",
+        resize=resize,
+        interpolation=_INTERPOLATIONS[filter_number],
+        # Training fills a batch up with zeros after normalisation, which are about this grey, and masks them.
+        pad_value=_GREY if normalised else 0,
+        color="rgb",
+        scale=float(given.get("rescale_factor", 1 / 255)) if given.get("do_rescale", True) else 1.0,
+        mean=_channels(place, given, "image_mean") if normalised else (0.0, 0.0, 0.0),
+        std=_channels(place, given, "image_std") if normalised else (1.0, 1.0, 1.0),
+    )
+
+
+def _channels(place: str, given: dict[str, Any], key: str) -> tuple[float, float, float]:
+    try:
+        red, green, blue = (float(value) for value in given[key])
+    except (KeyError, TypeError, ValueError):
+        raise ConfigError(
+            f"'{place}' gives {key} as {given.get(key)!r}, expected three numbers; give a configuration with --config"
+        ) from None
+    return red, green, blue
+
+
+def _size(place: str, given: dict[str, Any]) -> tuple[tuple[int, int], Literal["letterbox-topleft", "stretch"]]:
+    """Height and width of the network's input, and how an image gets there.
+
+    A family that takes images of any size has a shorter and a longer edge instead: its input is a landscape of both,
+    in whole steps of its coarsest features.
+    """
+    size = given.get("size")
+    if isinstance(size, dict):
+        if {"height", "width"} <= size.keys():
+            return (int(size["height"]), int(size["width"])), "stretch"
+        if {"max_height", "max_width"} <= size.keys():
+            return (int(size["max_height"]), int(size["max_width"])), "letterbox-topleft"
+        if {"shortest_edge", "longest_edge"} <= size.keys():
+            short, long = (-(-int(size[key]) // 32) * 32 for key in ("shortest_edge", "longest_edge"))
+            return (short, long), "letterbox-topleft"
+    raise ConfigError(f"'{place}' gives its input's size as {size!r}; give a configuration with --config")
