@@ -19,7 +19,8 @@ def _options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "source",
         metavar="SOURCE",
-        help="yolox-nano|tiny|s|m|l|x, shapes, ultralytics:FILE.pt, hf:FOLDER, or package.module:factory",
+        help="yolox-nano|tiny|s|m|l|x, shapes, ultralytics:FILE.pt, yolov5:FILE.pt, hf:FOLDER, or "
+        "package.module:factory",
     )
     add_output(parser, "model.onnx", "where the ONNX model is written; model.yaml and model.parity.json lie beside it")
     parser.add_argument(

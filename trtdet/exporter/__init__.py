@@ -28,7 +28,7 @@ SHAPES_MODEL = Path(__file__).with_name("shapes.onnx")
 SOURCES: tuple[str, ...] = ("yolox-nano", "yolox-tiny", "yolox-s", "yolox-m", "yolox-l", "yolox-x", "shapes")
 """The sources with a name."""
 
-PREFIXES: dict[str, str] = {"ultralytics": "FILE.pt", "hf": "FOLDER"}
+PREFIXES: dict[str, str] = {"ultralytics": "FILE.pt", "yolov5": "FILE.pt", "hf": "FOLDER"}
 """The sources that begin with a prefix and a colon, and what follows it; any other is ``package.module:factory``."""
 
 _PREFIXED = tuple(f"{prefix}:{rest}" for prefix, rest in PREFIXES.items())
@@ -99,11 +99,11 @@ def export(source: str, output: Path, options: ExportOptions = ExportOptions()) 
     configuration was given, ``model.yaml``.
 
     Args:
-        source: one of SOURCES; ``ultralytics:FILE.pt``, a checkpoint of that package; ``hf:FOLDER``, a folder that
-            ``save_pretrained`` of transformers wrote or an id of the Hugging Face hub; or ``package.module:factory``
-            where ``factory()`` gives a ``torch.nn.Module`` in evaluation mode that takes float32 (B, 3, H, W) and gives
-            a tensor, a tuple or list of tensors, or a dict of tensors, each with the batch first. The current directory
-            is importable.
+        source: one of SOURCES; ``ultralytics:FILE.pt``, a checkpoint of that package; ``yolov5:FILE.pt``, a checkpoint
+            of classic YOLOv5; ``hf:FOLDER``, a folder that ``save_pretrained`` of transformers wrote or an id of the
+            Hugging Face hub; or ``package.module:factory`` where ``factory()`` gives a ``torch.nn.Module`` in
+            evaluation mode that takes float32 (B, 3, H, W) and gives a tensor, a tuple or list of tensors, or a dict of
+            tensors, each with the batch first. The current directory is importable.
         output: the ONNX file.
         options: see ExportOptions.
 

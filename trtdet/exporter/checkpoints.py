@@ -27,6 +27,9 @@ _PLAIN = re.compile(
 """Types of the standard library that trainers store beside the weights."""
 
 
+_NUMBERS = (bool, int, float, tuple)
+
+
 class Record:
     """What a checkpoint stores of an object: the name of its class and its attributes."""
 
@@ -160,3 +163,82 @@ def load_state(model: nn.Module, state: dict[str, Tensor], path: Path, advice: s
     if parts:
         raise ModelError(f"checkpoint '{path}' does not fit the model: keys {'; '.join(parts)}; {advice}")
     model.load_state_dict(state, strict=False)
+
+
+def network_of(path: Path, content: Any, advice: str) -> Record:
+    """The trained network: the average of the weights where the file has it, which is what its package runs.
+
+    Raises:
+        ModelError: there is none.
+    """
+    for key in ("ema", "model"):
+        found = content.get(key) if isinstance(content, dict) else None
+        if isinstance(found, Record):
+            return found
+    raise ModelError(f"checkpoint '{path}' holds no network under 'ema' or 'model'; {advice}")
+
+
+def class_names(path: Path, stored: Any, count: Any) -> tuple[str, ...]:
+    """The names of the classes, as a checkpoint lists them or by their index.
+
+    Raises:
+        ModelError: their number is not ``count``, or two are the same.
+    """
+    names = list(stored.values()) if isinstance(stored, dict) else stored
+    if not isinstance(names, (list, tuple)) or len(names) != count:
+        raise ModelError(f"checkpoint '{path}' does not name its {count} classes; give a configuration with --config")
+    classes = tuple(str(name) for name in names)
+    twice = [name for name in classes if classes.count(name) > 1]
+    if twice:
+        raise ModelError(
+            f"checkpoint '{path}' names the class {one_line(repr(twice[0]), 60)} twice; give a configuration with "
+            "--config"
+        )
+    return classes
+
+
+def trained_size(*arguments: Any) -> tuple[int, int]:
+    """Height and width in pixels that a network was trained at, by the first of its trainer's arguments that says it;
+    640, the default of YOLOv5 and its successors, where none does."""
+    for given in arguments:
+        size = given.get("imgsz") if isinstance(given, dict) else given["imgsz"] if isinstance(given, Record) else None
+        sides = size if isinstance(size, (list, tuple)) else [size, size]
+        whole = [side for side in sides if isinstance(side, int) and 0 < side <= 1 << 16]
+        if len(whole) == len(sides) == 2:
+            return whole[0], whole[1]
+    return 640, 640
+
+
+def check_same(
+    path: Path, model: nn.Module, network: Record, ignored: frozenset[str], builder: str, advice: str
+) -> None:
+    """Refuses a network that was built otherwise than the one that a checkpoint stores.
+
+    Compares the class of every module by its last name, and every number that both store as an attribute.
+
+    Args:
+        path: the checkpoint, for messages.
+        model: as it was built.
+        network: as it was stored.
+        ignored: attributes that may differ, beside ``training`` and ``momentum``.
+        builder: what built it, for messages.
+        advice: what to do where they differ.
+
+    Raises:
+        ModelError: there is a difference.
+    """
+    stored = dict(network.walk())
+    for name, module in model.named_modules():
+        record = stored.get(name)
+        there = "absent" if record is None else record.kind.rpartition(".")[2]
+        difference = ""
+        if name and there != type(module).__name__:
+            difference = f"module {name} is {type(module).__name__}, in the file {there}"
+        for key, value in vars(module).items() if record is not None else ():
+            wanted = record[key] if record is not None else None
+            if key in ignored or key in ("training", "momentum") or not isinstance(value, _NUMBERS):
+                continue
+            if isinstance(wanted, _NUMBERS) and wanted != value:
+                difference = difference or f"{name}.{key} is {value!r}, in the file {one_line(repr(wanted), 60)}"
+        if difference:
+            raise ModelError(f"{builder} has another network than checkpoint '{path}' holds: {difference}; {advice}")

@@ -24,7 +24,7 @@ from trtdet.exporter import SOURCES, ExportOptions, parity
 from trtdet.exporter.parity import DetectionCheck, OutputCheck
 from trtdet.exporter.subject import Float, Subject, first_line, picture, tensors
 
-_LOADERS = {"ultralytics": "ultralytics_models", "hf": "hugging_face"}
+_LOADERS = {"ultralytics": "ultralytics_models", "yolov5": "yolov5", "hf": "hugging_face"}
 """By the prefix of a source, the module of this package whose ``load(place, options)`` gives the Subject."""
 
 _MOST_IMAGES = 8

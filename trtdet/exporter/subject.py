@@ -43,16 +43,15 @@ class Subject:
         return self.config.input.name or "images"
 
 
-def resized(config: Config, size: tuple[int, int] | None) -> Config:
-    """The configuration with another input size (height, width); None leaves it.
+def resized(config: Config, size: tuple[int, int] | None, multiple: int = 1) -> Config:
+    """The configuration with another input size (height, width), rounded up to a multiple; None keeps its own.
 
     Raises:
         ConfigError: the strides do not divide the size.
     """
-    if size is None:
-        return config
+    size = size or config.input.size
     data = config.model_dump()
-    data["input"]["size"] = size
+    data["input"]["size"] = tuple(-(-side // multiple) * multiple for side in size)
     try:
         return Config.model_validate(data)
     except ValueError as error:

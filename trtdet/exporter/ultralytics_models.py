@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trtdet.config import COCO_CLASSES, Config, load_config
+from trtdet.config import Config, load_config
 from trtdet.errors import ModelError, one_line
 from trtdet.exporter import ExportOptions, checkpoints
 from trtdet.exporter.checkpoints import Record
@@ -31,9 +31,7 @@ _HEADS = ("Detect", "v10Detect")
 _ACTIVATION = re.compile(r"(?:torch\.)?nn\.(\w+)\((?:(?:\w+\s*=\s*)?[\w.+-]+(?:,\s*)?)*\)")
 _MOST_REPEATS = 1000
 
-_NOT_COMPARED = frozenset(
-    ("training", "inplace", "momentum", "export", "dynamic", "format", "np", "i", "max_det", "_end2end", "end2end")
-)
+_NOT_COMPARED = frozenset(("inplace", "export", "dynamic", "format", "np", "i", "max_det", "_end2end", "end2end"))
 """Attributes of modules that differ between training and export, or change no number."""
 
 
@@ -52,18 +50,13 @@ def load(place: str, options: ExportOptions) -> Subject:
     """
     path = Path(place)
     content = checkpoints.read(path, ("ultralytics",), "ultralytics:")
-    network = _network(path, content)
+    network = checkpoints.network_of(path, content, "expected a file that ultralytics' trainer wrote, such as best.pt")
     with _quiet():
         model = _built(path, network)
         _choose_head(path, model, options)
         reference, traced = _Raw(model), _Raw(copy.deepcopy(model).fuse(verbose=False))
     config = options.config or _configuration(path, network, content, reference.end_to_end)
-    stride = int(model.stride.max())
-    if options.config is None:
-        sides = (-(-side // stride) * stride for side in options.size or config.input.size)
-        config = resized(config, (next(sides), next(sides)))
-    else:
-        config = resized(config, options.size)
+    config = resized(config, options.size, 1 if options.config else int(model.stride.max()))
     return Subject(f"ultralytics:{place}", reference.eval(), config, traced.eval())
 
 
@@ -107,18 +100,6 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _network(path: Path, content: Any) -> Record:
-    """The trained network: the average of the weights where the file has it, which is what the package runs."""
-    for key in ("ema", "model"):
-        found = content.get(key) if isinstance(content, dict) else None
-        if isinstance(found, Record):
-            return found
-    raise ModelError(
-        f"checkpoint '{path}' holds no network of ultralytics under 'ema' or 'model'; expected a file that its trainer "
-        "wrote, such as best.pt"
-    )
-
-
 def _built(path: Path, network: Record) -> Any:
     description = network["yaml"]
     try:
@@ -139,7 +120,7 @@ def _built(path: Path, network: Record) -> Any:
             f"{first_line(error)}; {_advice()}"
         ) from None
     checkpoints.load_state(model, network.state(), path, _advice())
-    _check_same(path, model, network)
+    checkpoints.check_same(path, model, network, _NOT_COMPARED, f"ultralytics {_version()}", _advice())
     return model.eval()
 
 
@@ -207,29 +188,6 @@ def _head(network: Record) -> Record | None:
     return inner[-1] if inner and isinstance(inner[-1], Record) else None
 
 
-def _check_same(path: Path, model: nn.Module, network: Record) -> None:
-    """Refuses a network that another version of the package builds otherwise than the one that wrote the file."""
-    stored = dict(network.walk())
-    for name, module in model.named_modules():
-        record = stored.get(name)
-        kind = type(module).__name__
-        if record is None or (name and record.kind.rpartition(".")[2] != kind):
-            there = "is absent" if record is None else f"is {record.kind.rpartition('.')[2]}"
-            raise _other(path, f"module {name} is {kind}, in the file it {there}")
-        for key, value in vars(module).items():
-            wanted = record[key]
-            if key in _NOT_COMPARED or wanted is None or not isinstance(value, (bool, int, float, tuple)):
-                continue
-            if isinstance(wanted, (bool, int, float, tuple)) and wanted != value:
-                raise _other(path, f"{name}.{key} is {value!r}, in the file {one_line(repr(wanted), 60)}")
-
-
-def _other(path: Path, difference: str) -> ModelError:
-    return ModelError(
-        f"ultralytics {_version()} builds another network than checkpoint '{path}' holds: {difference}; {_advice()}"
-    )
-
-
 def _version() -> str:
     import ultralytics
 
@@ -243,29 +201,12 @@ def _advice() -> str:
 def _configuration(path: Path, network: Record, content: dict[str, Any], end_to_end: bool) -> Config:
     head = _head(network)
     count = head["nc"] if head is not None else None
-    stored = network["names"]
-    names = list(stored.values()) if isinstance(stored, dict) else stored
-    if not isinstance(names, list) or len(names) != count:
-        raise ModelError(f"checkpoint '{path}' does not name its {count} classes; give a configuration with --config")
-    classes = tuple(str(name) for name in names)
-    if classes != COCO_CLASSES and len(set(classes)) < len(classes):
-        raise ModelError(f"checkpoint '{path}' names a class twice; give a configuration with --config")
+    classes = checkpoints.class_names(path, network["names"], count)
     data = load_config("yolov8").model_dump()
     data |= {"name": path.stem, "classes": classes}
-    data["input"] |= {"size": _trained_size(network, content), "name": "images"}
+    data["input"] |= {"size": checkpoints.trained_size(content.get("train_args"), network["args"]), "name": "images"}
     if end_to_end:
         data["head"] |= {"decode": "boxes"}
         most = head["max_det"] if head is not None else None
         data["nms"] |= {"iou_threshold": 1.0} | ({"max_detections": most} if isinstance(most, int) else {})
     return Config.model_validate(data)
-
-
-def _trained_size(network: Record, content: dict[str, Any]) -> tuple[int, int]:
-    """Height and width that the network was trained at; the package's default where the file does not say."""
-    for arguments in (content.get("train_args"), network["args"]):
-        size = arguments.get("imgsz") if isinstance(arguments, dict) else None
-        sides = size if isinstance(size, (list, tuple)) else [size, size]
-        whole = [side for side in sides if isinstance(side, int) and 0 < side <= 1 << 16]
-        if len(whole) == len(sides) == 2:
-            return whole[0], whole[1]
-    return 640, 640

@@ -54,11 +54,12 @@ def fuse_batch_norm(model: nn.Module) -> None:
         raise ModelError("batch normalisation can only be folded in evaluation mode; call model.eval() first")
     for module in model.modules():
         if isinstance(module, BaseConv) and isinstance(module.bn, nn.BatchNorm2d):
-            module.conv = _folded(module.conv, module.bn)
+            module.conv = folded(module.conv, module.bn)
             module.bn = nn.Identity()
 
 
-def _folded(conv: nn.Conv2d, norm: nn.BatchNorm2d) -> nn.Conv2d:
+def folded(conv: nn.Conv2d, norm: nn.BatchNorm2d) -> nn.Conv2d:
+    """A convolution that computes what a convolution and the batch normalisation behind it do in evaluation mode."""
     mean, variance = norm.running_mean, norm.running_var
     if mean is None or variance is None:
         raise ModelError("a batch normalisation has no running statistics and cannot be folded")

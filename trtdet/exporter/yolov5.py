@@ -1,0 +1,344 @@
+"""Classic YOLOv5 in torch, from version 6.0 of its network on, and its checkpoints.
+
+The network (CSP backbone: Wang et al. 2019, arXiv:1911.11929; PAN: Liu et al. 2018, arXiv:1803.01534; spatial pyramid
+pooling: He et al. 2014, arXiv:1406.4729) is laid out by the description that each checkpoint holds. Names of classes
+and attributes follow the checkpoints, so that their weights load and what is stored of each layer can be compared.
+Nothing of the package that wrote the file is needed.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trtdet.config import Config, load_config
+from trtdet.errors import ModelError, one_line
+from trtdet.exporter import ExportOptions, checkpoints
+from trtdet.exporter.checkpoints import Record
+from trtdet.exporter.subject import Subject, resized
+from trtdet.exporter.weights import folded
+
+_PACKAGES = ("models", "utils", "yolov5")
+"""As a clone of its repository names its modules, and as the package on PyPI does."""
+
+_ACTIVATIONS = ("SiLU", "ReLU", "ReLU6", "LeakyReLU", "Hardswish", "Mish", "GELU", "ELU", "Identity")
+_ACTIVATION = re.compile(r"(?:torch\.)?nn\.(\w+)\(((?:\w+\s*=\s*)?[\w.-]*)\)")
+_MOST_REPEATS = 1000
+_ADVICE = "expected a checkpoint of YOLOv5 6.0 to 7.0, for detection"
+
+
+class Conv(nn.Module):
+    """Convolution, batch normalisation, activation."""
+
+    def __init__(
+        self, inputs: int, outputs: int, kernel: int = 1, stride: int = 1, padding: int | None = None, groups: int = 1
+    ) -> None:
+        super().__init__()
+        padding = kernel // 2 if padding is None else padding
+        self.conv = nn.Conv2d(inputs, outputs, kernel, stride, padding, groups=groups, bias=False)
+        self.bn: nn.Module = nn.BatchNorm2d(outputs, eps=1e-3, momentum=0.03)
+        self.act: nn.Module = nn.SiLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.bn(self.conv(x)))  # type: ignore[no-any-return]
+
+
+class Bottleneck(nn.Module):
+    """A 1x1 and a 3x3 convolution, with the input added where ``shortcut`` and the channels allow."""
+
+    def __init__(
+        self, inputs: int, outputs: int, shortcut: bool = True, groups: int = 1, expansion: float = 0.5
+    ) -> None:
+        super().__init__()
+        hidden = int(outputs * expansion)
+        self.cv1 = Conv(inputs, hidden, 1, 1)
+        self.cv2 = Conv(hidden, outputs, 3, 1, groups=groups)
+        self.add = shortcut and inputs == outputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.cv2(self.cv1(x))
+        return x + y if self.add else y  # type: ignore[no-any-return]
+
+
+class C3(nn.Module):
+    """Cross stage partial layer: half of the channels go through the bottlenecks, half around them."""
+
+    def __init__(
+        self, inputs: int, outputs: int, count: int = 1, shortcut: bool = True, groups: int = 1, expansion: float = 0.5
+    ) -> None:
+        super().__init__()
+        hidden = int(outputs * expansion)
+        self.cv1 = Conv(inputs, hidden)
+        self.cv2 = Conv(inputs, hidden)
+        self.cv3 = Conv(2 * hidden, outputs)
+        self.m = nn.Sequential(*(Bottleneck(hidden, hidden, shortcut, groups, 1.0) for _ in range(count)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.cv3(torch.cat((self.m(self.cv1(x)), self.cv2(x)), 1))  # type: ignore[no-any-return]
+
+
+class SPP(nn.Module):
+    """Spatial pyramid pooling: the features beside their maxima over windows of several sizes."""
+
+    def __init__(self, inputs: int, outputs: int, sizes: Sequence[int] = (5, 9, 13)) -> None:
+        super().__init__()
+        hidden = inputs // 2
+        self.cv1 = Conv(inputs, hidden)
+        self.cv2 = Conv(hidden * (len(sizes) + 1), outputs)
+        self.m = nn.ModuleList(nn.MaxPool2d(size, stride=1, padding=size // 2) for size in sizes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.cv1(x)
+        return self.cv2(torch.cat([x, *(pool(x) for pool in self.m)], 1))  # type: ignore[no-any-return]
+
+
+class SPPF(nn.Module):
+    """The same by one window, used three times: 5, 9 and 13 wide for a size of 5."""
+
+    def __init__(self, inputs: int, outputs: int, size: int = 5) -> None:
+        super().__init__()
+        hidden = inputs // 2
+        self.cv1 = Conv(inputs, hidden)
+        self.cv2 = Conv(hidden * 4, outputs)
+        self.m = nn.MaxPool2d(size, stride=1, padding=size // 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        levels = [self.cv1(x)]
+        for _ in range(3):
+            levels.append(self.m(levels[-1]))
+        return self.cv2(torch.cat(levels, 1))  # type: ignore[no-any-return]
+
+
+class Concat(nn.Module):
+    """Joins features along an axis."""
+
+    def __init__(self, axis: int = 1) -> None:
+        super().__init__()
+        self.d = axis
+
+    def forward(self, x: list[Tensor]) -> Tensor:
+        return torch.cat(x, self.d)
+
+
+class Detect(nn.Module):
+    """The head: (B, N, 5 + C) with centre, width and height in pixels, objectness and classes as probabilities.
+
+    The N boxes are level by level, anchor by anchor, row by row. ``anchors`` (L, A, 2) are in strides.
+    """
+
+    anchors: Tensor
+
+    def __init__(self, classes: int, anchors: Sequence[Sequence[float]], channels: Sequence[int]) -> None:
+        super().__init__()
+        self.nc = classes
+        self.no = classes + 5
+        self.nl = len(anchors)
+        self.na = len(anchors[0]) // 2
+        self.stride = torch.zeros(self.nl)
+        self.register_buffer("anchors", torch.tensor(anchors, dtype=torch.float32).view(self.nl, -1, 2))
+        self.m = nn.ModuleList(nn.Conv2d(count, self.no * self.na, 1) for count in channels)
+
+    def forward(self, features: list[Tensor]) -> Tensor:
+        levels = []
+        for index, feature in enumerate(features):
+            x = self.m[index](feature)
+            rows, columns = int(x.shape[2]), int(x.shape[3])
+            x = x.view(-1, self.na, self.no, rows, columns).permute(0, 1, 3, 4, 2).contiguous()
+            xy, wh, scores = x.sigmoid().split((2, 2, self.nc + 1), 4)
+            stride = float(self.stride[index])
+            box = (
+                (xy * 2 + _cells(rows, columns)) * stride,
+                (wh * 2) ** 2 * (self.anchors[index] * stride)[:, None, None],
+            )
+            levels.append(torch.cat((*box, scores), 4).view(-1, self.na * rows * columns, self.no))
+        return torch.cat(levels, 1)
+
+
+def _cells(rows: int, columns: int) -> Tensor:
+    """float32 (1, 1, rows, columns, 2): column and row of each cell less a half, where twice a sigmoid begins."""
+    y, x = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
+    return torch.stack((x, y), 2).float()[None, None] - 0.5
+
+
+class DetectionModel(nn.Module):
+    """The network of a description; ``forward`` takes float32 (B, 3, H, W), RGB in 0..1, multiples of the stride."""
+
+    def __init__(self, layers: Sequence[nn.Module], sources: Sequence[list[int]]) -> None:
+        super().__init__()
+        self.model = nn.Sequential(*layers)
+        self.sources = [[k if k >= 0 else index + k for k in given] for index, given in enumerate(sources)]
+
+    def forward(self, x: Tensor) -> Any:
+        outputs: list[Any] = []
+        for layer, sources in zip(self.model, self.sources, strict=True):
+            given = [outputs[k] if k >= 0 else x for k in sources]
+            outputs.append(layer(given if isinstance(layer, (Concat, Detect)) else given[0]))
+        return outputs[-1]
+
+
+_LAYERS = {"Conv": Conv, "Bottleneck": Bottleneck, "C3": C3, "SPP": SPP, "SPPF": SPPF}
+"""The layers whose arguments begin with the number of output channels."""
+
+
+def build(description: Any) -> DetectionModel:
+    """The network of a description, untrained, in evaluation mode.
+
+    Args:
+        description: as YOLOv5's YAML files: ``nc``, ``anchors``, ``depth_multiple``, ``width_multiple``, and the rows
+            [from, number, module, arguments] of ``backbone`` and ``head``, the last of which is Detect.
+
+    Raises:
+        ModelError: a key or a row is not so.
+    """
+    try:
+        model = DetectionModel(*_laid_out(description))
+        activation = _activation(description.get("activation"))
+        for module in model.modules():
+            if isinstance(module, Conv):
+                module.act = copy.deepcopy(activation)
+        head = model.model[-1]
+        assert isinstance(head, Detect)
+        head.stride = torch.tensor(_strides(model, head))
+        # The description has them in pixels.
+        head.anchors /= head.stride.view(-1, 1, 1)
+    except ModelError:
+        raise
+    except Exception as error:  # whatever wrong types and numbers lead to
+        raise ModelError(
+            f"the description of a YOLOv5 network cannot be followed ({type(error).__name__}: {one_line(error, 100)}); "
+            f"{_ADVICE}"
+        ) from None
+    return model.eval()
+
+
+def _laid_out(description: Any) -> tuple[list[nn.Module], list[list[int]]]:
+    depth, width = float(description["depth_multiple"]), float(description["width_multiple"])
+    classes, anchors = int(description["nc"]), description["anchors"]
+    known = {"nc": classes, "anchors": anchors, "None": None, "True": True, "False": False}
+    layers: list[nn.Module] = []
+    channels: list[int] = []
+    sources: list[list[int]] = []
+    rows = [*description["backbone"], *description["head"]]
+    for index, (given, number, name, row) in enumerate(rows):
+        froms = [given] if isinstance(given, int) else list(given)
+        inputs = [channels[k] if channels else 3 for k in froms]
+        count = max(round(number * depth), 1) if number > 1 else number
+        if not 0 < count <= _MOST_REPEATS:
+            raise ModelError(f"the description of a YOLOv5 network repeats row {index} {number} times; {_ADVICE}")
+        if name == "Detect" and index < len(rows) - 1:
+            raise ModelError(f"the description of a YOLOv5 network has Detect before its last row; {_ADVICE}")
+        layer, outputs = _layer(name, inputs, count, [_value(argument, known) for argument in row], width)
+        layers.append(layer)
+        channels.append(outputs)
+        sources.append(froms)
+    if not isinstance(layers[-1], Detect):
+        raise ModelError(
+            f"the description of a YOLOv5 network ends in {one_line(rows[-1][2], 40)}, not Detect; {_ADVICE}"
+        )
+    return layers, sources
+
+
+def _layer(name: str, inputs: list[int], count: int, arguments: list[Any], width: float) -> tuple[nn.Module, int]:
+    """A layer and its number of output channels."""
+    if name == "Concat":
+        return Concat(*arguments), sum(inputs)
+    if name == "nn.Upsample":
+        return nn.Upsample(*arguments), inputs[0]
+    if name == "Detect":
+        return Detect(arguments[0], arguments[1], inputs), 0
+    if name not in _LAYERS:
+        raise ModelError(
+            f"the description of a YOLOv5 network has the module {one_line(repr(name), 60)}, allowed are "
+            f"{', '.join(_LAYERS)}, Concat, nn.Upsample and, last, Detect; export it with the package that wrote "
+            "it, and give trtdet the ONNX file"
+        )
+    outputs = math.ceil(arguments[0] * width / 8) * 8
+    if name == "C3":
+        return C3(inputs[0], outputs, count, *arguments[1:]), outputs
+    made = [_LAYERS[name](outputs if i else inputs[0], outputs, *arguments[1:]) for i in range(count)]
+    return made[0] if count == 1 else nn.Sequential(*made), outputs
+
+
+def _value(argument: Any, known: dict[str, Any]) -> Any:
+    if not isinstance(argument, str):
+        return argument
+    if argument in known:
+        return known[argument]
+    try:
+        return ast.literal_eval(argument)
+    except (ValueError, SyntaxError):
+        return argument
+
+
+def _activation(text: Any) -> nn.Module:
+    if text is None:
+        return nn.SiLU()
+    found = _ACTIVATION.fullmatch(text) if isinstance(text, str) else None
+    if found is None or found[1] not in _ACTIVATIONS:
+        raise ModelError(
+            f"the description of a YOLOv5 network has the activation {one_line(repr(text), 60)}, allowed are "
+            f"{', '.join(f'nn.{name}()' for name in _ACTIVATIONS)}"
+        )
+    value = found[2].rpartition("=")[2].strip()
+    arguments = [ast.literal_eval(value)] if value and not isinstance(ast.literal_eval(value), bool) else []
+    module: nn.Module = getattr(nn, found[1])(*arguments)
+    return module
+
+
+def _strides(model: DetectionModel, head: Detect) -> list[float]:
+    """How many pixels a cell of each level is wide."""
+    side = 256
+    widths: list[int] = []
+    hook = head.register_forward_pre_hook(lambda _, given: widths.extend(int(x.shape[3]) for x in given[0]))
+    try:
+        with torch.no_grad():
+            model.eval()(torch.zeros(1, 3, side, side))
+    finally:
+        hook.remove()
+    return [side / columns for columns in widths]
+
+
+def load(place: str, options: ExportOptions) -> Subject:
+    """The network of a checkpoint of classic YOLOv5.
+
+    Args:
+        place: the path of the checkpoint.
+        options: ``config`` takes the place of what the checkpoint says about itself.
+
+    Raises:
+        ModelError: the file is missing, hostile or no detector of YOLOv5 6.0 or later.
+    """
+    path = Path(place)
+    content = checkpoints.read(path, _PACKAGES, "yolov5:")
+    network = checkpoints.network_of(path, content, _ADVICE)
+    with torch.random.fork_rng(devices=[]):
+        model = build(network["yaml"])
+    # Up to 5.0 a head also stored its anchors in pixels, which follow from those in strides.
+    state = {name: value for name, value in network.state().items() if not name.endswith(".anchor_grid")}
+    checkpoints.load_state(model, state, path, _ADVICE)
+    checkpoints.check_same(path, model, network, frozenset(("inplace",)), "YOLOv5 6.0 to 7.0", _ADVICE)
+    traced = copy.deepcopy(model)
+    for module in traced.modules():
+        if isinstance(module, Conv):
+            assert isinstance(module.bn, nn.BatchNorm2d)
+            module.conv, module.bn = folded(module.conv, module.bn), nn.Identity()
+    head = model.model[-1]
+    assert isinstance(head, Detect)
+    config = options.config or _configuration(path, network, content, head.nc)
+    config = resized(config, options.size, 1 if options.config else int(head.stride.max()))
+    return Subject(f"yolov5:{place}", model, config, traced)
+
+
+def _configuration(path: Path, network: Record, content: dict[str, Any], count: int) -> Config:
+    data = load_config("yolov5").model_dump()
+    data |= {"name": path.stem, "classes": checkpoints.class_names(path, network["names"], count)}
+    data["input"] |= {"size": checkpoints.trained_size(content.get("opt")), "name": "images"}
+    return Config.model_validate(data)
