@@ -32,6 +32,16 @@ def commands(page: Path) -> list[str]:
     return [line for block in blocks(page, "sh") for line in block.splitlines() if line and not line.startswith("#")]
 
 
+def files(page: Path) -> dict[str, str]:
+    """The files that a page shows, by the name in their first line."""
+    found = {}
+    for block in blocks(page, "yaml"):
+        first = block.splitlines()[0]
+        if re.fullmatch(r"# [\w-]+\.yaml", first):
+            found[first.removeprefix("# ")] = block
+    return found
+
+
 @pytest.fixture(scope="session")
 def workplace(once: Once) -> Path:
     """A folder in which the README's commands have been run."""
@@ -93,6 +103,8 @@ def test_every_command_of_the_readme_runs(workplace: Path) -> None:
 def test_every_command_of_a_page_runs(page: Path, workplace: Path) -> None:
     shown = commands(page)
     assert shown, f"{page.name} shows no command"
+    for name, text in files(page).items():
+        (workplace / name).write_text(text, encoding="utf-8")
     for command in shown:
         execute(command, workplace)
 

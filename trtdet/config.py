@@ -6,6 +6,7 @@ is data here and is copied into the bundle's manifest unchanged.
 
 from __future__ import annotations
 
+import ast
 import difflib
 import reprlib
 from pathlib import Path
@@ -55,6 +56,8 @@ _LARGEST = 1 << 20
 """Bytes of a configuration file: a file that is something else, or a device, is not read to its end."""
 _MOST_VALUES = 100_000
 _MOST_PROBLEMS = 10
+_LONGEST = 2000
+"""Characters of an expression."""
 
 
 class _Section(BaseModel):
@@ -135,6 +138,9 @@ class HeadConfig(_Section):
     columns: Annotated[tuple[Annotated[int, Field(ge=0, lt=2**31)], ...], Field(min_length=1)] | None = None
     """Where rule ``boxes`` has the score of each class, in the order of ``classes``; None for all columns but the
     background's. DETR's weights for COCO have columns for category ids that no category has."""
+    compute: dict[Text, Text] | None = None
+    """What rule ``boxes`` takes, where the model gives other tensors: an expression for each name, ``boxes`` (B, N, 4)
+    and ``scores`` (B, N, C) among them, over the outputs and the names before (trtdet.detection.expressions)."""
     outputs: Annotated[tuple[Text, ...], Field(min_length=1)] | None = None
     """Names of the raw outputs, in the order the rule expects; None takes the model's own outputs in order."""
 
@@ -142,6 +148,20 @@ class HeadConfig(_Section):
     @classmethod
     def _sequence(cls, value: Any) -> Any:
         return _as_tuple(value)
+
+    @field_validator("compute")
+    @classmethod
+    def _expressions(cls, value: dict[str, str] | None) -> dict[str, str] | None:
+        for name, text in (value or {}).items():
+            if len(text) > _LONGEST:
+                raise ValueError(f"'{one_line(name, 60)}' has {len(text)} characters, allowed are {_LONGEST}")
+            try:
+                ast.parse(text.strip(), mode="eval")
+            except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+                raise ValueError(f"'{one_line(name, 60)}' is no expression: {one_line(error, 200)}") from None
+        if value is not None and not {"boxes", "scores"} <= value.keys():
+            raise ValueError(f"computes boxes and scores, got {', '.join(value) or 'nothing'}")
+        return value
 
     @model_validator(mode="after")
     def _rules(self) -> HeadConfig:
@@ -152,6 +172,8 @@ class HeadConfig(_Section):
                 raise ValueError(f"head.background belongs to head.decode boxes, not {self.decode}")
             if self.columns is not None:
                 raise ValueError(f"head.columns belongs to head.decode boxes, not {self.decode}")
+            if self.compute is not None:
+                raise ValueError(f"head.compute belongs to head.decode boxes, not {self.decode}")
         if self.columns is not None and self.background != "none":
             raise ValueError("head.columns names the classes' columns, so the background's is not among them: drop one")
         if self.columns is not None and len(set(self.columns)) < len(self.columns):

@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtdet.config import Config, HeadConfig
+from trtdet.detection.anchors import anchor_points, grid_shapes
+from trtdet.detection.expressions import computed
 from trtdet.detection.suppression import corners_of, sigmoid
 from trtdet.errors import ModelError
 
@@ -38,6 +40,8 @@ def decode(outputs: Mapping[str, NDArray[Any]] | Sequence[NDArray[Any]], config:
             message names the output, both shapes and the key that is likely wrong.
     """
     arrays = _arrays(outputs, config.head)
+    if config.head.compute is not None:
+        arrays, config = computed(arrays, config), of_computed(config)
     first, distances = match_outputs({name: array.shape for name, array in arrays.items()}, config)
     array = np.concatenate([arrays[name] for name in first], axis=1)
     if config.head.decode == "boxes":
@@ -49,6 +53,13 @@ def decode(outputs: Mapping[str, NDArray[Any]] | Sequence[NDArray[Any]], config:
         return _decode_dfl(array, np.concatenate([arrays[name] for name in distances], axis=1), config)
     rules = {"yolox": _decode_yolox, "yolov5": _decode_yolov5, "yolov8": _decode_yolov8}
     return {**rules, "detections": _decode_detections}[config.head.decode](array, config)
+
+
+def of_computed(config: Config) -> Config:
+    """The configuration of boxes and scores that ``head.compute`` has given."""
+    return config.model_copy(
+        update={"head": config.head.model_copy(update={"compute": None, "outputs": ("boxes", "scores")})}
+    )
 
 
 def match_outputs(shapes: Mapping[str, Shape], config: Config) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -96,7 +107,7 @@ def match_outputs(shapes: Mapping[str, Shape], config: Config) -> tuple[tuple[st
     ((name, shape),) = chosen.items()
     _check_channels(name, shape, config)
     if head.decode in ("yolox", "dfl"):
-        expected = sum(rows * columns for rows, columns in _cells(config))
+        expected = sum(rows * columns for rows, columns in grid_shapes(config))
         if shape[1] not in (None, expected):
             raise ModelError(
                 f"output '{name}' has shape {_text(shape)}, that is {shape[1]} cells; input.size "
@@ -104,25 +115,6 @@ def match_outputs(shapes: Mapping[str, Shape], config: Config) -> tuple[tuple[st
                 "set input.size to the size the model was exported for, or head.strides to its strides"
             )
     return (name,), ()
-
-
-def anchor_points(config: Config, offset: float) -> tuple[Float, Float]:
-    """The points that boxes are decoded around.
-
-    Args:
-        config: input size and strides.
-        offset: of a point from the corner of its cell, in strides.
-
-    Returns:
-        Points float32 (N, 2), x y in pixels, and strides float32 (N, 1), level by level, row by row.
-    """
-    points, strides = [], []
-    for (rows, columns), stride in zip(_cells(config), config.head.strides, strict=True):
-        y, x = np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij")
-        cells = np.stack([x, y], axis=-1).reshape(-1, 2).astype(np.float32)
-        points.append((cells + np.float32(offset)) * np.float32(stride))
-        strides.append(np.full((len(cells), 1), stride, np.float32))
-    return np.concatenate(points), np.concatenate(strides)
 
 
 def _match_boxes(chosen: Mapping[str, Shape], config: Config) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -152,7 +144,7 @@ def _match_boxes(chosen: Mapping[str, Shape], config: Config) -> tuple[tuple[str
 
 def _match_levels(chosen: Mapping[str, Shape], config: Config) -> tuple[tuple[str, ...], tuple[str, ...]]:
     head, classes, sides = config.head, len(config.classes), 4 * config.head.bins
-    cells = [rows * columns for rows, columns in _cells(config)]
+    cells = [rows * columns for rows, columns in grid_shapes(config)]
     if len(chosen) != 2 * len(cells):
         raise ModelError(
             f"decode rule 'dfl' takes one output or a class map and a distance map for each of head.strides "
@@ -195,11 +187,6 @@ def _text(shape: Shape) -> str:
 
 def _listing(shapes: Mapping[str, Shape]) -> str:
     return ", ".join(f"'{name}' {_text(shape)}" for name, shape in shapes.items())
-
-
-def _cells(config: Config) -> list[tuple[int, int]]:
-    """Rows and columns of the grid of each stride."""
-    return [(-(-config.input.height // s), -(-config.input.width // s)) for s in config.head.strides]
 
 
 def _check_channels(name: str, shape: Shape, config: Config) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,9 @@ import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
 
 from trtdet.config import Config
-from trtdet.detection.heads import Shape, anchor_points, class_columns, input_sides, match_outputs
+from trtdet.detection.anchors import anchor_points
+from trtdet.detection.expressions import evaluate, shapes
+from trtdet.detection.heads import Shape, class_columns, input_sides, match_outputs, of_computed
 from trtdet.detection.suppression import sigmoid
 from trtdet.passes.base import Options, PassResult, Writer
 from trtdet.passes.provenance import Origin
@@ -61,9 +63,11 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
     """
     config = options.config
     raw = {tensor.name: tensor for tensor in graph.outputs}
-    first, distances = match_outputs({name: _shape(tensor) for name, tensor in raw.items()}, config)
     write = Writer(graph, "trtdet/decode", Origin.DECODE)
     _give_way(graph)
+    if config.head.compute is not None:
+        raw, config = _computed(write, raw, config), of_computed(config)
+    first, distances = match_outputs({name: _shape(tensor) for name, tensor in raw.items()}, config)
     joined = _joined(write, [raw[name] for name in first])
     rule = {"yolox": _yolox, "yolov5": _yolov5, "yolov8": _yolov8, "detections": _detections}
     if config.head.decode == "boxes":
@@ -83,6 +87,24 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
     graph.outputs = [boxes, scores]
     graph.cleanup().toposort()
     return PassResult(1)
+
+
+def _computed(write: Writer, raw: dict[str, gs.Variable], config: Config) -> dict[str, gs.Variable]:
+    """Boxes and scores by ``head.compute``, with their shapes."""
+
+    def step(op: str, tensors: Sequence[gs.Tensor | NDArray[Any]], attributes: dict[str, Any]) -> gs.Variable:
+        inputs = (tensor if isinstance(tensor, gs.Tensor) else write.const(tensor, tensor.dtype) for tensor in tensors)
+        return write(op, *inputs, **attributes)
+
+    sizes = shapes({name: _shape(tensor) for name, tensor in raw.items()}, config)
+    found = evaluate({name: _joined(write, [tensor]) for name, tensor in raw.items()}, step, config)
+    for name, tensor in found.items():
+        batch = next(iter(raw.values())).shape[0]
+        tensor.dtype, tensor.shape = (
+            np.float32,
+            [batch, *(size or f"{name}_{at}" for at, size in enumerate(sizes[name][1:]))],
+        )
+    return found
 
 
 def _give_way(graph: gs.Graph) -> None:

@@ -1,0 +1,34 @@
+"""The cells of a head's levels, and the points that boxes are decoded around."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtdet.config import Config
+
+Float = NDArray[np.float32]
+
+
+def grid_shapes(config: Config) -> list[tuple[int, int]]:
+    """Rows and columns of the grid of each stride."""
+    return [(-(-config.input.height // s), -(-config.input.width // s)) for s in config.head.strides]
+
+
+def anchor_points(config: Config, offset: float) -> tuple[Float, Float]:
+    """The points that boxes are decoded around.
+
+    Args:
+        config: input size and strides.
+        offset: of a point from the corner of its cell, in strides.
+
+    Returns:
+        Points float32 (N, 2), x y in pixels, and strides float32 (N, 1), level by level, row by row.
+    """
+    points, strides = [], []
+    for (rows, columns), stride in zip(grid_shapes(config), config.head.strides, strict=True):
+        y, x = np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij")
+        cells = np.stack([x, y], axis=-1).reshape(-1, 2).astype(np.float32)
+        points.append((cells + np.float32(offset)) * np.float32(stride))
+        strides.append(np.full((len(cells), 1), stride, np.float32))
+    return np.concatenate(points), np.concatenate(strides)

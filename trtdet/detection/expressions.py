@@ -1,0 +1,266 @@
+"""Boxes and scores that a configuration computes: ``head.compute``, NumPy's notation over a model's outputs.
+
+An expression is read as Python and walked, never run: what it may hold is what :func:`evaluate` names. Each step is an
+ONNX operator, which is either computed here, the reference, or written into a graph.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtdet.config import Config
+from trtdet.detection.anchors import anchor_points
+from trtdet.detection.suppression import sigmoid
+from trtdet.errors import ConfigError, ModelError, one_line
+
+Array = NDArray[Any]
+T = TypeVar("T")
+
+Step = Callable[[str, Sequence[T | Array], dict[str, Any]], T]
+"""Computes or writes an ONNX operator of tensors and constants, with its attributes."""
+
+_BINARY = {ast.Add: "Add", ast.Sub: "Sub", ast.Mult: "Mul", ast.Div: "Div", ast.Pow: "Pow"}
+_UNARY = {"sigmoid": "Sigmoid", "exp": "Exp", "log": "Log", "tanh": "Tanh", "sqrt": "Sqrt", "abs": "Abs"}
+_PAIRS = {"minimum": "Min", "maximum": "Max"}
+_SHAPED = ("softmax", "concat", "transpose", "reshape")
+_GRIDS = ("points", "strides")
+_END = np.iinfo(np.int64).max
+
+
+def computed(outputs: Mapping[str, Array], config: Config) -> dict[str, Array]:
+    """``boxes`` and ``scores`` of a model's outputs, float32, by ``head.compute``: the reference.
+
+    Args:
+        outputs: by name, in the model's order or that of ``head.outputs``.
+        config: has ``head.compute``.
+
+    Raises:
+        ConfigError: an expression holds what no expression may.
+        ModelError: the outputs do not fit an expression.
+    """
+    return evaluate(dict(outputs), _numpy_step, config)
+
+
+def shapes(given: Mapping[str, tuple[int | None, ...]], config: Config) -> dict[str, tuple[int | None, ...]]:
+    """The shapes of ``boxes`` and ``scores``, of the outputs' shapes; None for open dimensions.
+
+    Raises:
+        ConfigError, ModelError: see :func:`computed`.
+    """
+    if any(None in shape[1:] for shape in given.values()):
+        return dict.fromkeys(("boxes", "scores"), (None, None, None))
+    zeros = {name: np.broadcast_to(np.float32(0), [size or 1 for size in shape]) for name, shape in given.items()}
+    open_batch = any(shape[:1] == (None,) for shape in given.values())
+    found = {name: array.shape for name, array in computed(zeros, config).items()}
+    return {name: (None, *shape[1:]) if open_batch else shape for name, shape in found.items()}
+
+
+def evaluate(outputs: dict[str, T], step: Step[T], config: Config) -> dict[str, T]:
+    """``boxes`` and ``scores`` by ``head.compute``, in steps that the caller does.
+
+    Names are those of outputs, in quotes where they are no Python names, ``output0``, ``output1`` ... in order, names
+    computed before, and ``input_width`` and ``input_height``. Beside numbers, lists of numbers, ``+ - * / **`` and
+    slices there are ``sigmoid exp log tanh sqrt abs (x)``, ``minimum maximum (x, y)``, ``softmax(x, axis=-1)``,
+    ``concat(x, y, ..., axis=-1)``, ``transpose(x, axis, ...)``, ``reshape(x, size, ...)`` where 0 keeps a size,
+    ``points(offset)`` (1, N, 2), the points of the cells of ``head.strides`` in pixels, and ``strides()`` (1, N, 1).
+
+    Raises:
+        ConfigError: an expression holds anything else, or a name that is not there.
+        ModelError: a step fails on the outputs.
+    """
+    numbered = {f"output{index}": tensor for index, tensor in enumerate(outputs.values())}
+    sides = {"input_width": config.input.width, "input_height": config.input.height}
+    known: dict[str, T | Array] = {name: np.array(side, np.float32) for name, side in sides.items()}
+    known |= numbered | outputs
+    for name, text in (config.head.compute or {}).items():
+        try:
+            known[name] = _Walk(name, known, step, config).of(ast.parse(text.strip(), mode="eval").body)
+        except RecursionError:
+            raise ConfigError(f"key 'head.compute.{name}' is nested too deeply; name its parts before it") from None
+    found = {name: known[name] for name in ("boxes", "scores")}
+    for name, tensor in found.items():
+        if isinstance(tensor, np.ndarray) and not isinstance(next(iter(outputs.values())), np.ndarray):
+            raise ConfigError(f"key 'head.compute.{name}' is a constant; compute it from an output of the model")
+    return found  # type: ignore[return-value]
+
+
+class _Walk:
+    """The steps of an expression."""
+
+    def __init__(self, name: str, known: Mapping[str, Any], step: Step[Any], config: Config) -> None:
+        self.name = name
+        self.known = known
+        self.step = step
+        self.config = config
+
+    def of(self, node: ast.expr) -> Any:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            return self._named(node.value)
+        if isinstance(node, ast.Name):
+            return self._named(node.id)
+        if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
+            return self._do(_BINARY[type(node.op)], self.of(node.left), self.of(node.right))
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            return self._do("Mul", self.of(node.operand), np.float32(-1))
+        if isinstance(node, ast.Subscript):
+            return self._part(node)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            return self._call(node, node.func.id)
+        if isinstance(node, (ast.List, ast.Constant)):
+            return self._number(node)
+        raise self._error(node, "is none of numbers, names, slices, + - * / ** and the functions of head.compute")
+
+    def _named(self, name: str) -> Any:
+        if name not in self.known:
+            raise self._error(None, f"names '{name}', there are {', '.join(self.known)}")
+        return self.known[name]
+
+    def _number(self, node: ast.expr) -> Array:
+        if isinstance(node, ast.List):
+            values = [self.of(part) for part in node.elts]
+            if values and all(isinstance(value, (np.ndarray, np.floating)) and np.ndim(value) == 0 for value in values):
+                return np.array(values, np.float32)
+        elif (
+            isinstance(node, ast.Constant) and isinstance(node.value, (int, float)) and not isinstance(node.value, bool)
+        ):
+            try:
+                return np.array(float(node.value), np.float32)
+            except OverflowError:
+                pass
+        raise self._error(node, "is no number of float32 and no list of such numbers")
+
+    def _call(self, node: ast.Call, function: str) -> Any:
+        axis = -1
+        for keyword in node.keywords:
+            if keyword.arg != "axis" or function not in ("softmax", "concat"):
+                raise self._error(node, f"has a keyword '{keyword.arg}'; axis, of softmax and concat, is the only one")
+            axis = self._whole(keyword.value)
+        if function in _GRIDS:
+            return self._grid(node, function)
+        given = node.args
+        if function in ("transpose", "reshape") and len(given) > 1:
+            numbers = [self._whole(argument) for argument in given[1:]]
+            if function == "transpose":
+                return self._do("Transpose", self.of(given[0]), perm=numbers)
+            return self._do("Reshape", self.of(given[0]), np.array(numbers, np.int64))
+        functions = (*_UNARY, *_PAIRS, *_SHAPED, *_GRIDS)
+        if function not in functions:
+            raise self._error(node, f"calls '{function}'; there are {', '.join(functions)}")
+        tensors = [self.of(argument) for argument in given]
+        if function in _UNARY and len(tensors) == 1:
+            return self._do(_UNARY[function], *tensors)
+        if function in _PAIRS and len(tensors) == 2:
+            return self._do(_PAIRS[function], *tensors)
+        if function == "softmax" and len(tensors) == 1:
+            return self._do("Softmax", *tensors, axis=axis)
+        if function == "concat" and tensors:
+            return self._do("Concat", *tensors, axis=axis)
+        raise self._error(node, f"gives {function} {len(given)} arguments")
+
+    def _grid(self, node: ast.Call, function: str) -> Array:
+        if len(node.args) != (function == "points"):
+            raise self._error(node, f"gives {function} {len(node.args)} arguments")
+        offset = self._number(node.args[0]) if node.args else 0.0
+        if np.ndim(offset):
+            raise self._error(node, "gives points a list; an offset in cells is a number")
+        return anchor_points(self.config, float(offset))[function == "strides"][None]
+
+    def _part(self, node: ast.Subscript) -> Any:
+        """A Slice of all axes that are cut, a Gather for each list, and a Squeeze of those that a number chose."""
+        given = list(node.slice.elts) if isinstance(node.slice, ast.Tuple) else [node.slice]
+        dots = [at for at, part in enumerate(given) if isinstance(part, ast.Constant) and part.value is Ellipsis]
+        if len(dots) > 1:
+            raise self._error(node, "has more than one '...'")
+        tensor = self.of(node.value)
+        bounds: list[tuple[int, int, int, int]] = []
+        lists: list[tuple[int, Array]] = []
+        gone = []
+        for at, part in enumerate(given):
+            axis = at - len(given) if dots and at > dots[0] else at
+            if at in dots:
+                continue
+            if isinstance(part, ast.Slice):
+                start, stop, step = (None if p is None else self._whole(p) for p in (part.lower, part.upper, part.step))
+                if step is not None and step < 1:
+                    raise self._error(node, "has a slice whose step is below 1")
+                if (start, stop, step) != (None, None, None):
+                    bounds.append((start or 0, _END if stop is None else stop, axis, step or 1))
+            elif isinstance(part, ast.List):
+                lists.append((axis, np.array([self._whole(index) for index in part.elts], np.int64)))
+            else:
+                index = self._whole(part)
+                bounds.append((index, _END if index == -1 else index + 1, axis, 1))
+                gone.append(axis)
+        if bounds:
+            tensor = self._do("Slice", tensor, *(np.array(column, np.int64) for column in zip(*bounds, strict=True)))
+        for axis, indices in lists:
+            tensor = self._do("Gather", tensor, indices, axis=axis)
+        return self._do("Squeeze", tensor, np.array(gone, np.int64)) if gone else tensor
+
+    def _whole(self, node: ast.expr) -> int:
+        sign = 1
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            sign, node = -1, node.operand
+        if isinstance(node, ast.Constant) and type(node.value) is int and node.value < 2**31:
+            return sign * node.value
+        raise self._error(node, "is no whole number, which axes, sizes and slices are made of")
+
+    def _do(self, op: str, *tensors: Any, **attributes: Any) -> Any:
+        constant = all(isinstance(tensor, (np.ndarray, np.floating)) for tensor in tensors)
+        try:
+            return (_numpy_step if constant else self.step)(op, tensors, attributes)
+        except (ValueError, IndexError, TypeError) as error:
+            raise ModelError(
+                f"the outputs do not fit key 'head.compute.{self.name}': {op} of "
+                f"{' and '.join(str(np.shape(tensor)) for tensor in tensors)}: {one_line(error)}"
+            ) from None
+
+    def _error(self, node: ast.expr | None, said: str) -> ConfigError:
+        shown = "it" if node is None else f"'{one_line(ast.unparse(node), 80)}'"
+        return ConfigError(f"key 'head.compute.{self.name}': {shown} {said}")
+
+
+def _numpy_step(op: str, tensors: Sequence[Array], attributes: dict[str, Any]) -> Array:
+    first, *others = tensors
+    with np.errstate(all="ignore"):  # what is not finite is a value like any other, as in the graph
+        if op in _ELEMENTS:
+            return np.asarray(_ELEMENTS[op](*tensors), np.float32)
+        if op == "Softmax":
+            weights = np.exp(first - first.max(axis=attributes["axis"], keepdims=True))
+            return np.asarray(weights / weights.sum(axis=attributes["axis"], keepdims=True), np.float32)
+        if op == "Concat":
+            return np.concatenate(tensors, axis=attributes["axis"])
+        if op == "Transpose":
+            return first.transpose(attributes["perm"])
+        if op == "Reshape":
+            return first.reshape([first.shape[at] if size == 0 else size for at, size in enumerate(others[0].tolist())])
+        if op == "Gather":
+            return np.take(first, others[0], axis=attributes["axis"])
+        if op == "Squeeze":
+            return np.squeeze(first, tuple(others[0].tolist()))
+        slices = [slice(None)] * first.ndim
+        for start, stop, axis, step in zip(*(column.tolist() for column in others), strict=True):
+            slices[axis] = slice(start, stop, step)
+        return first[tuple(slices)]
+
+
+_ELEMENTS: dict[str, Callable[..., Any]] = {
+    "Add": np.add,
+    "Sub": np.subtract,
+    "Mul": np.multiply,
+    "Div": np.divide,
+    "Pow": np.power,
+    "Min": np.minimum,
+    "Max": np.maximum,
+    "Sigmoid": sigmoid,
+    "Exp": np.exp,
+    "Log": np.log,
+    "Tanh": np.tanh,
+    "Sqrt": np.sqrt,
+    "Abs": np.abs,
+}
