@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -12,6 +13,7 @@ from trtdet import BuildOptions, CalibrationOptions, KeepOptions
 from trtdet.bundle import Bundle
 from trtdet.config import Config
 from trtdet.demo import shapes
+from trtdet.errors import ConfigError
 from trtdet.pipeline import SensitivityOptions, build, sensitivity
 from trtdet.pipeline.stages.calibrating import Selection
 from trtdet.pipeline.stages.half_range import Magnitudes, half_parts
@@ -93,3 +95,15 @@ def test_what_attention_gives_is_measured_before_it_runs_in_fp16(config: Config,
         for weight in graph.model.graph.initializer
         if weight.name.endswith(".weight") and len(weight.dims) > 1
     )
+
+
+def test_products_of_two_activations_are_in_int8_only_where_that_is_asked_for(
+    model: Path, config: Config, images: Path, tmp_path: Path
+) -> None:
+    calibration = CalibrationOptions("minmax", images=images, num_images=2, check_input=False)
+    asked = BuildOptions(calibration=calibration, correct=(), backend="onnxruntime", int8_attention=True)
+    plan = PrecisionPlan.load(build(model, config, tmp_path / "b", asked).bundle.file("plan.json"))
+    assert plan.entries["/encoder/values/MatMul"].reason == "product of two activations"
+    assert plan.entries["/encoder/values/MatMul"].precision == "int8"
+    with pytest.raises(ConfigError, match="--int8-attention belongs to --int8; leave it out with --fp16"):
+        build(model, config, tmp_path / "c", replace(asked, precision="fp16"))

@@ -18,6 +18,7 @@ from trtdet.cli.options import (
     add_corrections,
     add_gpu,
     add_int8_all,
+    add_int8_attention,
     add_model,
     add_nms,
     add_objective,
@@ -46,6 +47,7 @@ def _options(parser: ArgumentParser) -> None:
     add_calibration(parser)
     add_corrections(parser)
     add_int8_all(parser)
+    add_int8_attention(parser)
     _add_kept(parser)
     _add_best(parser)
     _add_tuned(parser)
@@ -348,6 +350,7 @@ def _build_options(options: Namespace) -> BuildOptions:
         gpu=options.gpu,
         force=options.force,
         int8_all=options.int8_all,
+        int8_attention=options.int8_attention,
         accuracy_report=options.accuracy_report,
         best=options.best,
     )

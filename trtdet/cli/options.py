@@ -129,6 +129,15 @@ def add_int8_all(parser: ArgumentParser) -> None:
     )
 
 
+def add_int8_attention(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--int8-attention",
+        action="store_true",
+        help="INT8 for the products of two activations in attention as well, which builders then fuse less: in float "
+        "they and the softmax between them are one kernel",
+    )
+
+
 def add_validation(parser: ArgumentParser, purpose: str, required: bool = False) -> None:
     group = parser.add_argument_group("annotated images")
     group.add_argument("--val-images", type=Path, metavar="DIR", required=required, help=f"a folder, {purpose}")

@@ -70,6 +70,8 @@ def check_build(options: BuildOptions, caps: Capabilities) -> None:
             raise ConfigError(f"--best chooses between INT8 and FP16; leave it out with --{options.precision}")
         if options.int8_all:
             raise ConfigError(f"--int8-all belongs to --int8; leave it out with --{options.precision}")
+        if options.int8_attention:
+            raise ConfigError(f"--int8-attention belongs to --int8; leave it out with --{options.precision}")
         return
     if options.implicit:
         _check_implicit(options, caps)

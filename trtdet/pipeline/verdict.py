@@ -143,6 +143,7 @@ def fp16_twin(options: BuildOptions, bundle: Bundle) -> BuildOptions:
         guard=None,
         gpu=None,
         int8_all=False,
+        int8_attention=False,
         best=False,
         tuned=None,
         accuracy_report=False,

@@ -69,7 +69,8 @@ def default_plan(model: onnx.ModelProto, placement: QdqPlacement, flow: DataFlow
     entries = dict(placement.plan.entries)
     work = multiply_adds(model)
     for name, conv in work.items():
-        if name in able:
+        # What is no layer with weights was asked for by itself.
+        if name in able and conv.inputs:
             entries[name] = _left_in_fp16(conv, name not in inner) or entries[name]
     if flow.fused is False:
         entries.update(_bound_by_memory(graph, placement, entries, work))
@@ -99,7 +100,8 @@ def _bound_by_memory(
         grown = False
         for name in placement.activations:
             readers = dict.fromkeys(reader for reader, _ in placement.readers[name] if reader in entries)
-            convs = [conv for conv in readers if conv not in found and entries[conv].precision == "int8"]
+            open_ = (conv for conv in readers if conv not in found and work[conv].inputs)
+            convs = [conv for conv in open_ if entries[conv].precision == "int8"]
             float_made = all(maker in found or entries[maker].precision != "int8" for maker in makers[name])
             size = math.prod(tensors[name].shape[1:]) if _known(tensors[name]) else 0
             if not convs or not makers[name] or not float_made:

@@ -92,7 +92,7 @@ class Graph:
         return rewrite(self.source, replace(self.passes, silu="keep", min_opset=None)).model
 
 
-def rewritten(source: onnx.ModelProto, passes: Options) -> Graph:
+def rewritten(source: onnx.ModelProto, passes: Options, attention: bool = False) -> Graph:
     """Runs the passes over a model and places its Q/DQ pairs.
 
     Raises:
@@ -100,7 +100,7 @@ def rewritten(source: onnx.ModelProto, passes: Options) -> Graph:
         ConfigError: the NMS asked for is beyond the backend.
     """
     done = rewrite(source, passes)
-    placement = place(done.model)
+    placement = place(done.model, attention)
     if not placement.plan.entries:
         raise ModelError("the model has no convolutions, so there is nothing to quantise; is it a detector?")
     return Graph(source, passes, done, placement)
@@ -154,7 +154,7 @@ def build_graph(model: Path, config: Config, options: BuildOptions, backend: Bac
     )
     if kept is not None:
         _warn_of_thresholds(kept, config.nms)
-    graph = rewritten(source, passes)
+    graph = rewritten(source, passes, options.int8_attention and options.precision == "int8")
     graph = replace(graph, int8_all=options.int8_all or options.best, nms_reason=chosen.reason, flow=_flow(graph, caps))
     _check_operators(graph.model, backend)
     return graph
