@@ -126,9 +126,6 @@ class HeadConfig(_Section):
     bins: Annotated[int, Field(ge=2)] = 8
     cell_offset: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
     """Where in its cell a ``dfl`` anchor point lies, in strides; 0 for NanoDet-Plus."""
-    pixel_offset: Finite = 0.0
-    """Pixels that a ``dfl`` anchor point lies beside that; -0.5 for NanoDet, whose points are the centres of the cell's
-    pixels, ``(stride - 1) / 2``."""
     boxes: Literal["xyxy", "yxyx", "cxcywh"] = "xyxy"
     """What the four numbers of rules ``boxes`` and ``detections`` are: two corners, or centre, width and height."""
     units: Literal["pixels", "relative"] = "pixels"

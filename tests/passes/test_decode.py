@@ -79,7 +79,7 @@ def test_yolov8(run: Any, configure: Any, normal: Any, scores: str) -> None:
 @pytest.mark.parametrize("scores", ["probabilities", "logits"])
 @pytest.mark.parametrize("offset", [0.0, 0.5])
 def test_dfl_as_one_output(run: Any, configure: Any, normal: Any, scores: str, offset: float) -> None:
-    config = configure("dfl", SIZE, scores=scores, cell_offset=offset, pixel_offset=-offset, bins=5)
+    config = configure("dfl", SIZE, scores=scores, cell_offset=offset, bins=5)
     check(run, {"output": normal(2, TOTAL, 3 + 20, scale=3)}, config)
 
 

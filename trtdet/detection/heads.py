@@ -292,7 +292,6 @@ def _decode_dfl(scores: Float, distances: Float, config: Config) -> tuple[Float,
         weights = np.exp(sides - sides.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
     points, strides = anchor_points(config, head.cell_offset)
-    points = points + np.float32(head.pixel_offset)
     ltrb = (weights @ np.arange(head.bins, dtype=np.float32)) * strides
     boxes = np.concatenate([points - ltrb[..., :2], points + ltrb[..., 2:]], axis=-1)
     return boxes, scores

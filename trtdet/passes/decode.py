@@ -193,7 +193,6 @@ def _detections(write: Writer, rows: gs.Variable, config: Config) -> tuple[gs.Va
 
 def _dfl(write: Writer, scores: gs.Variable, distances: gs.Variable, config: Config) -> tuple[gs.Variable, gs.Variable]:
     points, strides = anchor_points(config, config.head.cell_offset)
-    points = points + np.float32(config.head.pixel_offset)
     bins = config.head.bins
     per_side = write("Reshape", distances, write.const([0, -1, 4, bins], np.int64))
     weights = write.const(np.arange(bins).reshape(bins, 1), np.float32)
