@@ -19,8 +19,8 @@ def _options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "source",
         metavar="SOURCE",
-        help="yolox-nano|tiny|s|m|l|x, shapes, ultralytics:FILE.pt, yolov5:FILE.pt, hf:FOLDER, or "
-        "package.module:factory",
+        help="yolox-nano|tiny|s|m|l|x, shapes, ultralytics:FILE.pt, yolov5:FILE.pt, hf:FOLDER, "
+        "model.onnx, or package.module:factory",
     )
     add_output(parser, "model.onnx", "where the ONNX model is written; model.yaml and model.parity.json lie beside it")
     parser.add_argument(
@@ -66,25 +66,28 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
             images=options.images,
         ),
     )
+    reference = "the original" if options.source.lower().endswith(".onnx") else "torch"
     for output in report.outputs:
         shape = "x".join(map(str, output.shape))
-        difference = f"largest difference to torch {output.max_abs:.2e}, mean {output.mean_abs:.2e}"
+        difference = f"largest difference to {reference} {output.max_abs:.2e}, mean {output.mean_abs:.2e}"
         console.say(f"{output.name} {shape}: {difference}")
-    console.say(_detections(report))
+    console.say(_detections(report, reference))
+    for note in report.notes:
+        console.say(note)
     console.say(f"wrote {', '.join(str(path) for path in (report.path, report.config, report.parity) if path)}")
     result: dict[str, Any] = json.loads(json.dumps(asdict(report), default=str))
     return result
 
 
-def _detections(report: ExportReport) -> str:
+def _detections(report: ExportReport, reference: str) -> str:
     found = report.detections
     if found is None or report.undetected:
         hint = "; give some with --images" if found is not None else ""
         return f"final detections were not compared: {report.undetected}{hint}"
     ties = f", {found.ties} differ by a tie" if found.ties else ""
     return (
-        f"final detections on {found.images} images: {found.matched} of torch's {found.torch} are the model's{ties}; "
-        f"largest difference of scores {found.max_score:.2e}, of corners {found.max_box:.2e} pixels"
+        f"final detections on {found.images} images: {found.matched} of {found.torch} of {reference} are the model's"
+        f"{ties}; largest difference of scores {found.max_score:.2e}, of corners {found.max_box:.2e} pixels"
     )
 
 

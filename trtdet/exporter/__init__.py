@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from trtdet.files import prepare_target, write_atomically
 
 if TYPE_CHECKING:
     from trtdet.config import Config
+    from trtdet.exporter.trials import Converted
 
 __all__ = ["SHAPES_MODEL", "SOURCES", "DetectionCheck", "ExportOptions", "ExportReport", "OutputCheck", "export"]
 
@@ -88,6 +90,8 @@ class ExportReport:
     """The configuration that was written; None where one was given."""
     parity: Path
     """The same report as a file."""
+    notes: tuple[str, ...] = ()
+    """What the user should know about how it came about."""
 
 
 def export(source: str, output: Path, options: ExportOptions = ExportOptions()) -> ExportReport:
@@ -101,9 +105,10 @@ def export(source: str, output: Path, options: ExportOptions = ExportOptions()) 
     Args:
         source: one of SOURCES; ``ultralytics:FILE.pt``, a checkpoint of that package; ``yolov5:FILE.pt``, a checkpoint
             of classic YOLOv5; ``hf:FOLDER``, a folder that ``save_pretrained`` of transformers wrote or an id of the
-            Hugging Face hub; or ``package.module:factory`` where ``factory()`` gives a ``torch.nn.Module`` in
-            evaluation mode that takes float32 (B, 3, H, W) and gives a tensor, a tuple or list of tensors, or a dict of
-            tensors, each with the batch first. The current directory is importable.
+            Hugging Face hub; the path of an ONNX model, which is simplified and keeps its opset; or
+            ``package.module:factory`` where ``factory()`` gives a ``torch.nn.Module`` in evaluation mode that takes
+            float32 (B, 3, H, W) and gives a tensor, a tuple or list of tensors, or a dict of tensors, each with the
+            batch first. The current directory is importable.
         output: the ONNX file.
         options: see ExportOptions.
 
@@ -116,15 +121,9 @@ def export(source: str, output: Path, options: ExportOptions = ExportOptions()) 
     """
     _check(source, options)
     files = _Files.beside(output, options)
-    try:
-        import torch
-    except ImportError:
-        raise ModelError(
-            "export needs torch, which is not installed; install it with: pip install 'trtdet[export]'"
-        ) from None
-    from trtdet.exporter import convert
-
-    done = convert.convert(source, options)
+    if _is_onnx(source) and output.exists() and Path(source).exists() and output.samefile(source):
+        raise OutputError(f"'{output}' is the model that is read, which would be replaced", "choose another -o")
+    done = _converted(source, options)
     data = done.model.SerializeToString()
     opset = next(entry.version for entry in done.model.opset_import if entry.domain in ("", "ai.onnx"))
     report = ExportReport(
@@ -136,14 +135,43 @@ def export(source: str, output: Path, options: ExportOptions = ExportOptions()) 
         done.undetected,
         files.config,
         files.parity,
+        done.notes,
     )
     write_atomically(output, data)
     if files.config is not None:
         write_atomically(files.config, _configuration(source, done.config).encode())
-    versions = {"trtdet": __version__, "torch": str(torch.__version__)}
-    content = {"source": source, "versions": versions, "tolerance": options.tolerance, **asdict(report)}
+    content = {"source": source, "versions": _versions(), "tolerance": options.tolerance, **asdict(report)}
     write_atomically(files.parity, (json.dumps(content, indent=2, default=str) + "\n").encode())
     return report
+
+
+def _converted(source: str, options: ExportOptions) -> Converted:
+    if _is_onnx(source):
+        from trtdet.exporter import onnx_file
+
+        return onnx_file.convert(source, options)
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        raise ModelError(
+            "export needs torch, which is not installed; install it with: pip install 'trtdet[export]'"
+        ) from None
+    from trtdet.exporter import convert
+
+    return convert.convert(source, options)
+
+
+def _is_onnx(source: str) -> bool:
+    return source.lower().endswith(".onnx")
+
+
+def _versions() -> dict[str, str]:
+    """Of what computed both sides."""
+    import onnxruntime
+
+    versions = {"trtdet": __version__, "onnxruntime": str(onnxruntime.__version__)}
+    torch = sys.modules.get("torch")
+    return versions if torch is None else versions | {"torch": str(torch.__version__)}
 
 
 @dataclass(frozen=True)
@@ -186,10 +214,10 @@ def _configuration(source: str, config: Config) -> str:
 
 def _check(source: str, options: ExportOptions) -> None:
     prefix = source.partition(":")[0]
-    if source not in SOURCES and ":" not in source:
+    if source not in SOURCES and ":" not in source and not _is_onnx(source):
         raise ModelError(
-            f"export source is {source!r}, allowed are {', '.join((*SOURCES, *_PREFIXED))}, or package.module:factory "
-            "for a model of your own"
+            f"export source is {source!r}, allowed are {', '.join((*SOURCES, *_PREFIXED))}, the path of "
+            "a model.onnx, or package.module:factory for a model of your own"
         )
     if options.one_to_many and prefix != "ultralytics":
         raise ConfigError(f"--one-to-many chooses a head of a checkpoint of ultralytics; leave it out for {source}")
@@ -199,7 +227,7 @@ def _check(source: str, options: ExportOptions) -> None:
         )
     if not (math.isfinite(options.tolerance) and options.tolerance > 0):
         raise ConfigError(f"the export tolerance is {options.tolerance}, allowed is a finite number above 0")
-    if ":" in source and prefix not in PREFIXES and options.config is None:
+    if ":" in source and not _is_onnx(source) and prefix not in PREFIXES and options.config is None:
         raise ConfigError(f"export of '{source}' needs the input's size and name; give a configuration with --config")
     if source.startswith("yolox-") and options.weights is None and not options.random_weights:
         name = source.replace("-", "_")

@@ -7,47 +7,20 @@ import io
 import logging
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import onnx
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from trtdet.config import Config
-from trtdet.data.folders import evenly, find_images
-from trtdet.data.images import preprocess, read_image
 from trtdet.errors import ConfigError, ModelError
-from trtdet.exporter import SOURCES, ExportOptions, parity
-from trtdet.exporter.parity import DetectionCheck, OutputCheck
-from trtdet.exporter.subject import Float, Subject, first_line, picture, tensors
+from trtdet.exporter import SOURCES, ExportOptions, parity, trials
+from trtdet.exporter.subject import Float, Subject, tensors
+from trtdet.exporter.trials import Converted, first_line
 
 _LOADERS = {"ultralytics": "ultralytics_models", "yolov5": "yolov5", "hf": "hugging_face"}
 """By the prefix of a source, the module of this package whose ``load(place, options)`` gives the Subject."""
-
-_MOST_IMAGES = 8
-"""Of the user's images, tried in turn: enough to see a detection of every kind, and done in seconds."""
-
-
-@dataclass(frozen=True)
-class Converted:
-    """An ONNX model that passed, and what was measured.
-
-    Attributes:
-        model: the model.
-        config: of the model.
-        outputs: how far each output is from torch's.
-        detections: how far the final detections are; None where the outputs do not fit the configuration.
-        undetected: why there are no detections to compare; empty where there are.
-    """
-
-    model: onnx.ModelProto
-    config: Config
-    outputs: tuple[OutputCheck, ...]
-    detections: DetectionCheck | None
-    undetected: str
 
 
 def convert(source: str, options: ExportOptions) -> Converted:
@@ -57,8 +30,8 @@ def convert(source: str, options: ExportOptions) -> Converted:
         ConfigError, ModelError: see ``trtdet.exporter.export``.
     """
     subject = _subject(source, options)
-    batches = _batches(subject.config, options)
-    example = torch.from_numpy(batches[0])
+    tried = trials.batches(subject.config.input, options)
+    example = torch.from_numpy(tried[0])
     names = _output_names(subject, example)
     try:
         model = to_onnx(
@@ -72,11 +45,11 @@ def convert(source: str, options: ExportOptions) -> Converted:
         onnx.checker.check_model(model)
     except Exception as error:  # an operator that has no ONNX form, control flow, a user's own module
         raise ModelError(f"export of '{source}' failed in torch's exporter: {first_line(error)}") from error
-    pairs = _both(subject, model, names, batches)
+    found = trials.run(source, model, names, subject.input_name, tried)
+    pairs = list(zip(_reference(subject, names, tried), found, strict=True))
     if subject.unordered:
         pairs = [(expected, parity.reordered(expected, found)) for expected, found in pairs]
-    outputs = parity.compare_outputs(source, pairs, options.tolerance)
-    return Converted(model, subject.config, outputs, *_detections(subject, pairs, options))
+    return trials.compared(source, model, subject.config, pairs, options)
 
 
 def _subject(source: str, options: ExportOptions) -> Subject:
@@ -92,19 +65,6 @@ def _subject(source: str, options: ExportOptions) -> Subject:
     from trtdet.exporter import factory
 
     return factory.load(source, options)
-
-
-def _batches(config: Config, options: ExportOptions) -> list[Float]:
-    """What is tried: the user's images or made ones, one at a time, and two at a time where the batch is open."""
-    if options.images is None:
-        images = [picture(config.input, seed) for seed in (0, 1)]
-    else:
-        chosen = evenly(find_images(options.images), _MOST_IMAGES)
-        images = [preprocess(read_image(path), config.input)[0] for path in chosen]
-    batches = [image[None] for image in images]
-    if options.dynamic_batch:
-        batches.append(np.stack((images * 2)[:2]))
-    return batches
 
 
 def to_onnx(
@@ -190,41 +150,11 @@ def _output_names(subject: Subject, example: Tensor) -> tuple[str, ...]:
     return wanted
 
 
-def _both(
-    subject: Subject, model: onnx.ModelProto, names: tuple[str, ...], batches: list[Float]
-) -> list[tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]]:
-    """The outputs of torch and of the model in onnxruntime, for each batch."""
-    import onnxruntime as ort
-
-    settings = ort.SessionOptions()
-    settings.log_severity_level = 3
-    try:
-        session = ort.InferenceSession(model.SerializeToString(), settings, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime's exceptions have no common base
-        raise ModelError(f"export of '{subject.source}': onnxruntime refuses it: {first_line(error)}") from error
-    pairs = []
-    for batch in batches:
+def _reference(subject: Subject, names: tuple[str, ...], tried: list[Float]) -> list[dict[str, NDArray[Any]]]:
+    """Torch's outputs by name, for each batch."""
+    results = []
+    for batch in tried:
         with torch.no_grad():
-            expected = [t.numpy() for t in tensors(subject.reference(torch.from_numpy(batch))).values()]
-        try:
-            found = session.run(list(names), {subject.input_name: batch})
-        except Exception as error:
-            raise ModelError(
-                f"export of '{subject.source}': the ONNX model does not run on a batch of {len(batch)}: "
-                f"{first_line(error)}"
-            ) from error
-        arrays = [np.asarray(array) for array in found]
-        pairs.append((dict(zip(names, expected, strict=True)), dict(zip(names, arrays, strict=True))))
-    return pairs
-
-
-def _detections(
-    subject: Subject, pairs: list[tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]], options: ExportOptions
-) -> tuple[DetectionCheck | None, str]:
-    try:
-        check = parity.compare_detections(subject.source, pairs, subject.config, options.tolerance)
-    except ConfigError as error:
-        if options.config is None:  # what trtdet wrote about a model of its own must fit it
-            raise ModelError(str(error)) from None
-        return None, str(error)
-    return check, "" if check.torch else "nothing was detected on the images that were tried"
+            given = tensors(subject.reference(torch.from_numpy(batch))).values()
+        results.append({name: tensor.numpy() for name, tensor in zip(names, given, strict=True)})
+    return results

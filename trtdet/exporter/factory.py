@@ -13,7 +13,8 @@ from torch import nn
 
 from trtdet.errors import ConfigError, ModelError
 from trtdet.exporter import ExportOptions, weights
-from trtdet.exporter.subject import Subject, first_line, resized
+from trtdet.exporter.subject import Subject
+from trtdet.exporter.trials import first_line, resized
 
 
 def load(source: str, options: ExportOptions) -> Subject:

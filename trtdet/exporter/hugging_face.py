@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from trtdet.config import Config, HeadConfig, InputConfig, NmsConfig
 from trtdet.errors import ConfigError, ModelError
 from trtdet.exporter import ExportOptions
-from trtdet.exporter.subject import Subject, first_line, resized
+from trtdet.exporter.subject import Subject
+from trtdet.exporter.trials import first_line, resized
 
 _SCORES: dict[str, Literal["logits", "softmax"]] = {
     **dict.fromkeys(("rt_detr", "rt_detr_v2", "d_fine", "deimv2", "rf_detr", "lw_detr"), "logits"),

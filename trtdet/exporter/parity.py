@@ -79,7 +79,9 @@ def reordered(expected: Outputs, found: Outputs) -> dict[str, NDArray[Any]]:
     return {name: np.stack([rows[at] for rows, at in zip(found[name], orders, strict=True)]) for name in expected}
 
 
-def compare_outputs(source: str, pairs: Sequence[tuple[Outputs, Outputs]], tolerance: float) -> tuple[OutputCheck, ...]:
+def compare_outputs(
+    source: str, pairs: Sequence[tuple[Outputs, Outputs]], tolerance: float, reference: str = "torch"
+) -> tuple[OutputCheck, ...]:
     """Measures each output over all batches.
 
     Args:
@@ -87,6 +89,7 @@ def compare_outputs(source: str, pairs: Sequence[tuple[Outputs, Outputs]], toler
         pairs: torch's outputs and the model's, by the same names in the same order, of each batch; the first is of a
             batch of 1.
         tolerance: see ``trtdet.exporter.ExportOptions``.
+        reference: what the first of each pair is of, for messages.
 
     Raises:
         ModelError: an output has another shape, is not finite, or is too far off.
@@ -94,7 +97,7 @@ def compare_outputs(source: str, pairs: Sequence[tuple[Outputs, Outputs]], toler
     worst: dict[str, OutputCheck] = {}
     for expected, found in pairs:
         for name, want in expected.items():
-            check = _measure(source, name, want, found[name], tolerance)
+            check = _measure(source, name, want, found[name], tolerance, reference)
             if name not in worst:
                 worst[name] = check
             elif check.max_abs > worst[name].max_abs:
@@ -102,9 +105,11 @@ def compare_outputs(source: str, pairs: Sequence[tuple[Outputs, Outputs]], toler
     return tuple(worst.values())
 
 
-def _measure(source: str, name: str, want: NDArray[Any], got: NDArray[Any], tolerance: float) -> OutputCheck:
+def _measure(
+    source: str, name: str, want: NDArray[Any], got: NDArray[Any], tolerance: float, reference: str
+) -> OutputCheck:
     if want.shape != got.shape:
-        raise ModelError(f"export of '{source}': output {name} is {got.shape} in ONNX and {want.shape} in torch")
+        raise ModelError(f"export of '{source}': output {name} is {got.shape} in ONNX and {want.shape} in {reference}")
     if not np.isfinite(want).all():
         raise ModelError(f"'{source}' gives values that are not finite in output {name}; check its weights")
     error = np.abs(want.astype(np.float64) - got.astype(np.float64))
@@ -112,14 +117,14 @@ def _measure(source: str, name: str, want: NDArray[Any], got: NDArray[Any], tole
     allowed = tolerance * max(1.0, float(np.abs(want).max(initial=0.0)))
     if not largest <= allowed:
         raise ModelError(
-            f"export of '{source}': output {name} differs from torch by {largest:.3g}, allowed is {allowed:.3g}; "
+            f"export of '{source}': output {name} differs from {reference} by {largest:.3g}, allowed is {allowed:.3g}; "
             "export with another --opset, or raise the tolerance if the difference is harmless"
         )
     return OutputCheck(name, tuple(want.shape), largest, mean)
 
 
 def compare_detections(
-    source: str, pairs: Sequence[tuple[Outputs, Outputs]], config: Config, tolerance: float
+    source: str, pairs: Sequence[tuple[Outputs, Outputs]], config: Config, tolerance: float, reference: str = "torch"
 ) -> DetectionCheck:
     """Decodes and suppresses torch's outputs and the model's, and matches what is detected.
 
@@ -128,6 +133,7 @@ def compare_detections(
         pairs: torch's outputs and the model's, of each batch.
         config: what the outputs mean.
         tolerance: of a score, and of a corner as a share of the longer side of the input.
+        reference: what the first of each pair is of, for messages.
 
     Raises:
         ConfigError: the outputs do not fit the configuration.
@@ -149,11 +155,11 @@ def compare_detections(
         for name, value, allowed in (("a score", off, reach.score), ("a corner of a box", far, reach.box)):
             if not value <= allowed:
                 raise ModelError(
-                    f"export of '{source}': {name} differs from torch by {value:.3g}, allowed is {allowed:.3g}; export "
-                    "with another --opset, or raise the tolerance if the difference is harmless"
+                    f"export of '{source}': {name} differs from {reference} by {value:.3g}, allowed is {allowed:.3g}; "
+                    "export with another --opset, or raise the tolerance if the difference is harmless"
                 )
         reach = replace(reach, tie=max(reach.tie, 4 * off))
-    return _matched(source, decoded, config, replace(reach, tie=max(reach.tie, _NEAR_SCORE)))
+    return _matched((source, reference), decoded, config, replace(reach, tie=max(reach.tie, _NEAR_SCORE)))
 
 
 def _difference(first: Float, other: Float) -> float:
@@ -161,7 +167,10 @@ def _difference(first: Float, other: Float) -> float:
 
 
 def _matched(
-    source: str, decoded: Sequence[tuple[tuple[Float, Float], tuple[Float, Float]]], config: Config, reach: _Reach
+    names: tuple[str, str],
+    decoded: Sequence[tuple[tuple[Float, Float], tuple[Float, Float]]],
+    config: Config,
+    reach: _Reach,
 ) -> DetectionCheck:
     counts = {"images": 0, "torch": 0, "onnx": 0, "matched": 0, "ties": 0}
     score, box = 0.0, 0.0
@@ -169,7 +178,7 @@ def _matched(
         expected, found = (non_max_suppression(*side, config.nms, logits=config.suppresses_logits) for side in sides)
         for index in range(len(expected)):
             pair = (_Side(*expected.image(index)), _Side(*found.image(index)))
-            check = _match(source, pair, config.nms, reach)
+            check = _match(names, pair, config.nms, reach)
             counts = {name: count + getattr(check, name) for name, count in counts.items()}
             score, box = max(score, check.max_score), max(box, check.max_box)
     return DetectionCheck(**counts, max_score=score, max_box=box)
@@ -195,7 +204,7 @@ class _Side:
     classes: NDArray[np.int32]
 
 
-def _match(source: str, sides: tuple[_Side, _Side], nms: NmsConfig, reach: _Reach) -> DetectionCheck:
+def _match(names: tuple[str, str], sides: tuple[_Side, _Side], nms: NmsConfig, reach: _Reach) -> DetectionCheck:
     ours, theirs = sides
     score = np.abs(ours.scores[:, None] - theirs.scores[None, :])
     box = np.abs(ours.boxes[:, None, :] - theirs.boxes[None, :, :]).max(axis=2, initial=0.0)
@@ -213,14 +222,14 @@ def _match(source: str, sides: tuple[_Side, _Side], nms: NmsConfig, reach: _Reac
         np.setdiff1d(np.arange(len(theirs.scores)), columns),
     )
     for name, one, other, lacking, rivals in (
-        ("torch", ours, theirs, left[0], left[1]),
+        (names[1], ours, theirs, left[0], left[1]),
         ("the ONNX model", theirs, ours, left[1], left[0]),
     ):
         for index in lacking:
             if not _is_tie(one, int(index), other, rivals, nms, reach.tie):
                 box_text = ", ".join(f"{value:.1f}" for value in one.boxes[index])
                 raise ModelError(
-                    f"export of '{source}': {name} alone finds class {one.classes[index]} with score "
+                    f"export of '{names[0]}': {name} alone finds class {one.classes[index]} with score "
                     f"{one.scores[index]:.4f} in [{box_text}], and no threshold is near; export with another --opset "
                     "or --exporter, or raise the tolerance if the difference is harmless"
                 )

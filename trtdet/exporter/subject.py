@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from trtdet.config import Config, InputConfig
-from trtdet.errors import ConfigError, ModelError, one_line
+from trtdet.config import Config
+from trtdet.errors import ModelError
 
 Float = NDArray[np.float32]
 
@@ -43,26 +43,6 @@ class Subject:
         return self.config.input.name or "images"
 
 
-def resized(config: Config, size: tuple[int, int] | None, multiple: int = 1) -> Config:
-    """The configuration with another input size (height, width), rounded up to a multiple; None keeps its own.
-
-    Raises:
-        ConfigError: the strides do not divide the size.
-    """
-    size = size or config.input.size
-    data = config.model_dump()
-    data["input"]["size"] = tuple(-(-side // multiple) * multiple for side in size)
-    try:
-        return Config.model_validate(data)
-    except ValueError as error:
-        raise ConfigError(f"--size {size[0]}x{size[1]}: {_reason(error)}") from None
-
-
-def _reason(error: ValueError) -> str:
-    lines = [line.strip() for line in str(error).splitlines()]
-    return next((line.removeprefix("Value error, ").split(" [type=")[0] for line in lines if "alue error" in line), "")
-
-
 def tensors(outputs: Any) -> dict[str, Tensor]:
     """The outputs of a module by name; a name that begins with a colon is a position.
 
@@ -86,23 +66,3 @@ def tensors(outputs: Any) -> dict[str, Tensor]:
     if not named:
         raise ModelError("the module gives no outputs, expected at least one tensor")
     return named
-
-
-def picture(given: InputConfig, seed: int) -> Float:
-    """float32 (3, H, W) with the statistics of a picture, in the network's values: areas of like colour, some noise,
-    full range."""
-    rng = np.random.default_rng(seed)
-    cell = 16
-    rows, columns = -(-given.height // cell), -(-given.width // cell)
-    coarse = rng.uniform(0, 1, (3, rows, columns)).repeat(cell, axis=1).repeat(cell, axis=2)
-    noisy = coarse[:, : given.height, : given.width] + rng.normal(0, 0.05, (3, given.height, given.width))
-    mean, std = np.array(given.mean), np.array(given.std)
-    low = ((0 - mean) / std).astype(np.float32)[:, None, None]
-    high = ((255 * given.scale - mean) / std).astype(np.float32)[:, None, None]
-    return np.asarray(low + np.clip(noisy, 0, 1) * (high - low), np.float32)
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of what an exception says, or its type."""
-    lines = str(error).strip().splitlines()
-    return one_line(lines[0]) if lines else type(error).__name__

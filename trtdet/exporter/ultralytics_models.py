@@ -25,7 +25,8 @@ from trtdet.config import Config, load_config
 from trtdet.errors import ModelError, one_line
 from trtdet.exporter import ExportOptions, checkpoints
 from trtdet.exporter.checkpoints import Record
-from trtdet.exporter.subject import Subject, first_line, resized
+from trtdet.exporter.subject import Subject
+from trtdet.exporter.trials import first_line, resized
 
 _HEADS = ("Detect", "v10Detect")
 _ACTIVATION = re.compile(r"(?:torch\.)?nn\.(\w+)\((?:(?:\w+\s*=\s*)?[\w.+-]+(?:,\s*)?)*\)")

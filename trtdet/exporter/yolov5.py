@@ -23,7 +23,8 @@ from trtdet.config import Config, load_config
 from trtdet.errors import ModelError, one_line
 from trtdet.exporter import ExportOptions, checkpoints
 from trtdet.exporter.checkpoints import Record
-from trtdet.exporter.subject import Subject, resized
+from trtdet.exporter.subject import Subject
+from trtdet.exporter.trials import resized
 from trtdet.exporter.weights import folded
 
 _PACKAGES = ("models", "utils", "yolov5")

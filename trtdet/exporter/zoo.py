@@ -9,7 +9,8 @@ import torch
 from trtdet.config import load_config
 from trtdet.errors import ConfigError
 from trtdet.exporter import SHAPES_MODEL, ExportOptions, weights, yolox
-from trtdet.exporter.subject import Subject, resized
+from trtdet.exporter.subject import Subject
+from trtdet.exporter.trials import resized
 
 
 def load(source: str, options: ExportOptions) -> Subject:

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from trtdet.config import COCO_CLASSES, load_config
+from trtdet.demo.shapes import generate
+from trtdet.errors import ConfigError, ModelError, OutputError
+from trtdet.exporter import SHAPES_MODEL, ExportOptions, export, recognition
+
+SIZE = (128, 192)
+CELLS = [16 * 24, 8 * 12, 4 * 6]
+TOTAL = sum(CELLS)
+
+
+def _random(*shape: int, low: float = 0.0, high: float = 1.0) -> Any:
+    return np.random.default_rng(0).uniform(low, high, shape).astype(np.float32)
+
+
+def _corners(count: int, scale: float = 100.0) -> Any:
+    first = _random(1, count, 2)
+    return np.concatenate([first, first + _random(1, count, 2) * 0.3 + 0.01], axis=2) * np.float32(scale)
+
+
+def _centres(count: int, scale: float = 100.0) -> Any:
+    return np.concatenate([_random(1, count, 2) + 0.3, _random(1, count, 2) * 0.2], axis=2) * np.float32(scale)
+
+
+def _joined(*parts: Any) -> Any:
+    return np.concatenate(parts, axis=2)
+
+
+def _guessed(outputs: dict[str, Any], classes: tuple[str, ...] | None = None) -> Any:
+    config, said = recognition.guessed(outputs, SIZE, "m", "x", classes)
+    assert said.startswith(
+        f"guessed from shapes and values: decode {config.head.decode}, {len(config.classes)} classes"
+    )
+    assert (config.name, config.input.size, config.input.name) == ("m", SIZE, "x")
+    return config
+
+
+@pytest.mark.parametrize(
+    ("outputs", "head", "classes"),
+    [
+        (lambda: {"o": _joined(_centres(3 * TOTAL), _random(1, 3 * TOTAL, 8))}, {"decode": "yolov5"}, 7),
+        (lambda: {"o": _random(1, TOTAL, 12)}, {"decode": "yolox", "scores": "probabilities"}, 7),
+        (lambda: {"o": _random(1, TOTAL, 12, low=-3, high=3)}, {"decode": "yolox", "scores": "logits"}, 7),
+        (lambda: {"o": _joined(_centres(TOTAL), _random(1, TOTAL, 8))}, {"decode": "yolov5"}, 7),
+        (
+            lambda: {"o": _joined(_centres(TOTAL), _random(1, TOTAL, 7)).transpose(0, 2, 1)},
+            {"decode": "yolov8", "scores": "probabilities"},
+            7,
+        ),
+        (
+            lambda: {"o": _joined(_centres(TOTAL), _random(1, TOTAL, 7, low=-9)).transpose(0, 2, 1)},
+            {"decode": "yolov8", "scores": "logits"},
+            7,
+        ),
+        (lambda: {"o": _random(1, TOTAL, 80 + 32)}, {"decode": "dfl", "bins": 8, "strides": (8, 16, 32)}, 80),
+        (
+            lambda: {f"c{n}": _random(1, n, 7, low=-9) for n in CELLS} | {f"d{n}": _random(1, n, 64) for n in CELLS},
+            {"decode": "dfl", "bins": 16, "scores": "logits"},
+            7,
+        ),
+        (
+            lambda: {"s": _random(1, 50, 7), "b": _corners(50)},
+            {"decode": "boxes", "outputs": ("b", "s"), "boxes": "xyxy", "units": "pixels"},
+            7,
+        ),
+        (
+            lambda: {"s": _random(1, 50, 80, low=-9), "b": _centres(50, 1)},
+            {"decode": "boxes", "boxes": "cxcywh", "units": "relative", "scores": "logits"},
+            80,
+        ),
+        (
+            lambda: {"o": _joined(_corners(300), _random(1, 300, 1), np.round(_random(1, 300, 1) * 50))},
+            {"decode": "detections", "boxes": "xyxy", "units": "pixels"},
+            80,
+        ),
+    ],
+)
+def test_heads_are_recognised(outputs: Callable[[], dict[str, Any]], head: dict[str, Any], classes: int) -> None:
+    config = _guessed(outputs())
+    assert {key: getattr(config.head, key) for key in head} == head
+    assert len(config.classes) == classes
+    assert config.classes == (COCO_CLASSES if classes == 80 else tuple(f"class {i}" for i in range(classes)))
+    assert config.nms.suppresses == (config.head.decode != "detections")
+
+
+def test_names_of_the_model_say_how_many_classes_there_are() -> None:
+    names = tuple(f"kind {i}" for i in range(9))
+    assert _guessed({"o": _random(1, TOTAL, 9 + 4 * 8)}, names).classes == names  # not 36 classes of YOLOX
+    with pytest.raises(ModelError, match=r"no head of 9 classes that is known has the outputs 'o' \(1, 504, 12\)"):
+        recognition.guessed({"o": _random(1, TOTAL, 12)}, SIZE, "m", "x", names)
+
+
+@pytest.mark.parametrize("shape", [(1, TOTAL + 1, 12), (1, 84), (1, 3, 24, 24, 85)])
+def test_outputs_that_fit_nothing(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ModelError, match="no head that is known has the outputs 'o' .* give it with --config"):
+        recognition.guessed({"o": _random(*shape)}, SIZE, "m", "x", None)
+
+
+def test_scores_that_numbers_cannot_explain_are_refused() -> None:
+    outputs = {"s": _random(1, 50, 92, low=-9), "b": _centres(50, 1)}
+    with pytest.raises(ModelError, match=r"'s' has 92 columns of logits, and numbers cannot say .* head.background"):
+        recognition.guessed(outputs, SIZE, "m", "x", None)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("{0: 'cat', 1: 'dog'}", ("cat", "dog")),
+        ("['cat', 'dog']", ("cat", "dog")),
+        ("{0: 'cat', 1: 'cat'}", None),
+        ("__import__('os')", None),
+        ("[", None),
+        ("{}", None),
+    ],
+)
+def test_names_in_the_metadata(text: str, names: tuple[str, ...] | None) -> None:
+    model = helper.make_model(helper.make_graph([], "g", [], []))
+    helper.set_model_props(model, {"names": text})
+    assert recognition.class_names(model) == names
+
+
+def test_a_model_is_simplified_described_and_compared(tmp_path: Path) -> None:
+    images = generate(tmp_path / "shapes", "val", 2).images
+    named = onnx.load(str(SHAPES_MODEL))
+    shipped = load_config("shapes")
+    helper.set_model_props(named, {"names": str(dict(enumerate(shipped.classes)))})
+    onnx.save(named, str(tmp_path / "named.onnx"))
+    options = ExportOptions(images=images, dynamic_batch=True)
+    report = export(str(tmp_path / "named.onnx"), tmp_path / "m.onnx", options)
+    config = load_config(tmp_path / "m.yaml")
+    assert config.classes == shipped.classes and config.head == shipped.head and config.nms == shipped.nms
+    assert config.input.model_dump(exclude={"name"}) == shipped.input.model_dump(exclude={"name"})
+    model = onnx.load(str(tmp_path / "m.onnx"))
+    assert len(model.graph.node) < len(named.graph.node)
+    assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "batch"
+    assert recognition.class_names(model) == shipped.classes, "metadata is kept"
+    assert report.notes[0] == f"{len(named.graph.node)} nodes became {len(model.graph.node)}"
+    assert report.detections is not None and report.detections.images == 4
+    assert report.detections.matched == report.detections.torch > 10
+    with pytest.raises(OutputError, match="is the model that is read"):
+        export(str(tmp_path / "m.onnx"), tmp_path / "m.onnx", options)
+
+
+def test_a_size_that_is_not_the_models(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is 256x256 \(height x width\); give a size that fits with --size"):
+        export(str(SHAPES_MODEL), tmp_path / "m.onnx", ExportOptions(size=(64, 64)))
+    with pytest.raises(ModelError, match="'absent.onnx' does not exist"):
+        export("absent.onnx", tmp_path / "m.onnx")
+
+
+def test_a_configuration_given_takes_the_place_of_the_guess(tmp_path: Path) -> None:
+    report = export(str(SHAPES_MODEL), tmp_path / "m.onnx", ExportOptions(config=load_config("shapes")))
+    assert report.config is None and len(report.notes) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.onnx", "m.parity.json"]
