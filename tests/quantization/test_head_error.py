@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
+import onnx.parser
 import pytest
 
 from trtdet.quantization import HeadError
+from trtdet.quantization.head_error import chooses_rows
 
 BOXES = np.array([[0, 0, 10, 10], [20, 20, 40, 40], [0, 0, 5, 5]], np.float32)
 SCORES = np.array([[0.9, 0.0], [0.0, 0.6], [0.04, 0.01]], np.float32)
@@ -69,3 +72,46 @@ def test_what_is_no_number_is_no_detection() -> None:
     assert broken.agreement == 0
     lost = HeadError().update((BOXES, SCORES), (np.full_like(BOXES, np.nan), SCORES))
     assert lost.distance == pytest.approx(1)
+
+
+def queries(count: int = 6) -> tuple[np.ndarray, np.ndarray]:
+    """Boxes side by side and scores of which the last is no detection."""
+    left = 40.0 * np.arange(count, dtype=np.float32)
+    boxes = np.stack([left, np.zeros(count), left + 30, np.full(count, 30)], axis=1).astype(np.float32)
+    scores = np.zeros((count, 3), np.float32)
+    scores[np.arange(count), np.arange(count) % 3] = np.linspace(0.9, 0.02, count)
+    return boxes, scores
+
+
+def test_rows_that_a_model_chooses_are_compared_with_those_that_detect_the_same() -> None:
+    boxes, scores = queries()
+    order = np.array([3, 1, 5, 0, 2, 4])
+    turned = boxes[order], scores[order]
+    assert HeadError(chosen=True).update((boxes, scores), turned).distance == 0
+    assert HeadError(chosen=True).update((boxes, scores), turned).agreement == 1
+    assert HeadError().update((boxes, scores), turned).distance > 1
+    moved = boxes + np.float32(3)
+    alone = HeadError().update((boxes, scores), (moved, scores))
+    both = HeadError(chosen=True).update((boxes, scores), (moved[order], scores[order]))
+    np.testing.assert_allclose(both.by_image, alone.by_image)
+
+
+def test_a_detection_that_only_one_model_has_counts_as_lost() -> None:
+    boxes, scores = queries()
+    fewer = scores.copy()
+    fewer[0] = 0
+    for first, other in ((scores, fewer), (fewer, scores)):
+        error = HeadError(chosen=True).update((boxes, first), (boxes, other))
+        assert error.by_image[0, 0] == pytest.approx(0.9**3)  # the squared score, times the score
+        assert error.agreement == pytest.approx(1 - 0.9 / scores[scores > 0.05].sum())
+    nothing = HeadError(chosen=True).update((boxes, 0 * scores), (boxes, 0 * scores))
+    assert (nothing.distance, nothing.agreement) == (0, 1)
+
+
+def test_a_model_chooses_its_rows_where_a_topk_of_its_own_is_before_them() -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    net (float[1,8,4] b, float[1,8] s, int64[1] k) => (float[1,3] top, float[1,8,4] scores) {
+        top, place = TopK(s, k) scores = Relu(b) }"""
+    model = onnx.parser.parse_model(text)
+    assert chooses_rows(model, ["top"]) and chooses_rows(model, ["scores", "top"])
+    assert not chooses_rows(model, ["scores"])

@@ -22,6 +22,7 @@ from trtdet.files import cluster
 from trtdet.mixed_precision.subject import Method, Subject
 from trtdet.progress import Progress
 from trtdet.quantization import HeadError, Switch
+from trtdet.quantization.head_error import chooses_rows
 
 _TOGETHER = 32
 """At most so many convolutions share one pass over the images."""
@@ -135,8 +136,9 @@ class _Block:
         self._base = OnnxRunner(expose(switch.base, list(dict.fromkeys([*head, *read]))))
         # What the errors are against: the float model, which is the base itself where each is in INT8 alone.
         self._exact = OnnxRunner(expose(subject.model, head)) if method.base == "int8" else self._base
-        self._errors = {name: _Errors(method) for name in names}
-        self._own = _Errors(method)
+        chosen = chooses_rows(subject.model, head)
+        self._errors = {name: _Errors(method, chosen) for name in names}
+        self._own = _Errors(method, chosen)
 
     def rows(self, progress: Callable[[float], None]) -> list[dict[str, Any]]:
         subject, method, runs, images = self._work.subject, self._work.method, 0, 0
@@ -191,8 +193,8 @@ class _Block:
 class _Errors:
     """The error of one variant and, where boxes are known, its detections."""
 
-    def __init__(self, method: Method) -> None:
-        self.error = HeadError()
+    def __init__(self, method: Method, chosen: bool) -> None:
+        self.error = HeadError(chosen)
         self._nms = method.nms or NmsConfig()
         self._metric = CocoMetric(method.dataset) if method.dataset else None
 

@@ -2,15 +2,24 @@
 
 What never becomes a detection does not count: pairs and boxes under a score of 0.05 are left out, and the others count
 by their score.
+
+Row i of both models' boxes is of the same place, unless a model chooses its rows by their scores, as two-stage DETRs
+choose their queries: the least change of a score then moves them all. There each row is compared with that of the other
+model which detects the same.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from itertools import product
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+
+from trtdet.passes.provenance import origin_of
 
 SEEN = 0.05
 
@@ -19,9 +28,14 @@ _SWAPS = 4096
 
 
 class HeadError:
-    """Gathers the error of one model against a reference over images; 48 bytes an image."""
+    """Gathers the error of one model against a reference over images; 48 bytes an image.
 
-    def __init__(self) -> None:
+    Args:
+        chosen: whether the models choose their rows, see :func:`chooses_rows`.
+    """
+
+    def __init__(self, chosen: bool = False) -> None:
+        self._chosen = chosen
         self._sums: list[tuple[float, ...]] = []
 
     def update(
@@ -35,6 +49,8 @@ class HeadError:
             reference: decoded boxes float32 (N, 4), x1 y1 x2 y2 in pixels, and scores float32 (N, C), 0..1.
             other: the same of the model that is judged; a score that is NaN is 0, and a box that is overlaps nothing.
         """
+        if self._chosen:
+            reference, other = _matched(reference, other)
         (boxes, scores), (moved, changed) = reference, other
         # Few pairs count, and this runs for every variant of a model.
         pairs = np.flatnonzero((scores > SEEN) | (changed > SEEN))
@@ -91,6 +107,54 @@ class HeadError:
         """
         sums = self.by_image.sum(axis=0)
         return float(sums[5] / sums[1]) if sums[1] > 0 else 1.0
+
+
+def chooses_rows(model: onnx.ModelProto, outputs: Collection[str]) -> bool:
+    """Whether a model computes some of its tensors from rows that it chooses by a TopK.
+
+    Args:
+        model: as the passes leave it; what decodes and suppresses does not count.
+        outputs: names of its boxes and scores.
+    """
+    makers = {name: node for node in model.graph.node for name in node.output}
+    written = {name for name, origin in origin_of(model).items() if not origin.replaces}
+    waiting, seen = list(outputs), set(outputs)
+    while waiting:
+        node = makers.get(waiting.pop())
+        if node is None:
+            continue
+        if node.op_type == "TopK" and node.name not in written:
+            return True
+        waiting += [name for name in node.input if name not in seen]
+        seen.update(node.input)
+    return False
+
+
+def _matched(
+    reference: tuple[NDArray[np.float32], NDArray[np.float32]], other: tuple[NDArray[np.float32], NDArray[np.float32]]
+) -> tuple[tuple[NDArray[np.float32], NDArray[np.float32]], tuple[NDArray[np.float32], NDArray[np.float32]]]:
+    """Boxes and scores of both, row by row of what detects the same; zeros beside what only one detects.
+
+    The rows are paired so that the pairs' IoU times the lower scores of each class, summed up, are most.
+    """
+    parts = []
+    for boxes, scores in (reference, other):
+        rows = np.flatnonzero((scores > SEEN).any(axis=1))
+        parts.append((boxes[rows], np.nan_to_num(scores[rows])))
+    (boxes, scores), (moved, changed) = parts
+    first, second = (index.reshape(-1) for index in np.indices((len(boxes), len(moved))))
+    shared = _iou(boxes[first], moved[second])
+    gain = (shared * np.minimum(scores[first], changed[second]).sum(axis=1)).reshape(len(boxes), len(moved))
+    ones, twos = linear_sum_assignment(gain, maximize=True)
+    real = gain[ones, twos] > 0
+    ones, twos = ones[real], twos[real]
+    alone, added = (np.setdiff1d(np.arange(len(all_)), some) for all_, some in ((boxes, ones), (moved, twos)))
+    there, here = [], []
+    for values, others in ((boxes, moved), (scores, changed)):
+        nothing = np.zeros((max(len(alone), len(added)), values.shape[1]), np.float32)
+        there.append(np.concatenate([values[ones], values[alone], nothing[: len(added)]]))
+        here.append(np.concatenate([others[twos], nothing[: len(alone)], others[added]]))
+    return (there[0], there[1]), (here[0], here[1])
 
 
 def lower_on(first: HeadError, other: HeadError) -> tuple[int, int]:

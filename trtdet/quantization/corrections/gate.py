@@ -17,7 +17,7 @@ from trtdet.calibration import Ranges, expose
 from trtdet.quantization.corrections.base import Correction
 from trtdet.quantization.corrections.head_ranges import Start
 from trtdet.quantization.corrections.sources import HELD_BACK, Sources
-from trtdet.quantization.head_error import HeadError, fewest_images, lower_on, sureness
+from trtdet.quantization.head_error import HeadError, chooses_rows, fewest_images, lower_on, sureness
 from trtdet.quantization.placement import QdqPlacement
 from trtdet.quantization.plugin_fusion import requantize
 from trtdet.quantization.precision import PrecisionPlan
@@ -211,7 +211,8 @@ def head_errors(task: Task, quantized: Sequence[onnx.ModelProto]) -> list[HeadEr
     """The error of each INT8 model at the decoded boxes and scores, on the images held back."""
     head = task.sources.head
     exposed = [expose(model, head.names) for model in (task.model, *quantized)]
-    errors = [HeadError() for _ in quantized]
+    chosen = chooses_rows(task.model, head.names)
+    errors = [HeadError(chosen) for _ in quantized]
     for reference, *others in task.sources.outputs(exposed, task.held, "correcting: detections"):
         expected = head.read(reference)
         for error, other in zip(errors, others, strict=True):

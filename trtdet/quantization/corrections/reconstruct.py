@@ -15,6 +15,7 @@ from trtdet.data import content_hash
 from trtdet.errors import ModelError
 from trtdet.quantization.corrections.base import Correction, Network
 from trtdet.quantization.gradients import NO_TORCH, available, calm_threads
+from trtdet.quantization.head_error import chooses_rows
 from trtdet.quantization.qdq import Corrections
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ class Reconstruct(Correction):
     def reconstruct(self, network: Network) -> tuple[Ranges, Corrections]:
         if not available():
             raise ModelError(NO_TORCH)
+        if chooses_rows(network.model, network.sources.head.names):
+            raise ModelError("the model chooses its queries by score, so that rows of two networks are not of the same")
         calm_threads()
         from trtdet.quantization.gradients.learned import Learned
         from trtdet.quantization.gradients.reconstruction import Reconstruction, Schedule, Unfinished, learn
