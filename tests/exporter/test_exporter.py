@@ -25,6 +25,7 @@ from trtdet.exporter import (  # noqa: E402
     SHAPES_MODEL,
     convert,
     parity,
+    trials,
     yolox,
 )
 
@@ -207,8 +208,8 @@ def test_nan_in_the_exported_model_is_found(tmp_path: Path, monkeypatch: pytest.
 def test_images_have_the_range_that_the_network_sees(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scale 1 / 255 and standard deviation 0.5: black is 0 and white is 2."""
     seen: list[Any] = []
-    compute = convert._both
-    monkeypatch.setattr(convert, "_both", lambda *args: seen.append(args[3]) or compute(*args))
+    compute = trials.run
+    monkeypatch.setattr(trials, "run", lambda *args: seen.append(args[4]) or compute(*args))
     export(f"{own}:tensor", Path("m.onnx"), SMALL)
     for batch in seen[0]:
         assert (batch.min(), batch.max()) == (0, 2)
