@@ -70,6 +70,7 @@ def transformers(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     utils: Any = types.ModuleType("transformers.utils")
     logging = {"get_verbosity": lambda: 0, "set_verbosity": print, "set_verbosity_error": lambda: None}
     bars = dict.fromkeys(("disable_progress_bar", "is_progress_bar_enabled"), lambda: False)
+    utils.cached_file = lambda place, name, **_: None
     utils.logging = types.SimpleNamespace(**logging, **bars)
     package.loading = {"missing_keys": [], "mismatched_keys": []}
     package.asked = {}
@@ -170,6 +171,8 @@ def test_folders_that_are_refused(transformers: Any, tmp_path: Path) -> None:
     (place / "config.json").unlink()
     with pytest.raises(ModelError, match=r"has no config.json; give a folder that save_pretrained wrote"):
         export(f"hf:{place}", out)
+    with pytest.raises(ModelError, match=r"'an/id' is no folder here, and of that id the hub gives no config.json"):
+        export("hf:an/id", out)
     assert not out.exists()
 
 

@@ -63,7 +63,11 @@ def load(place: str, options: ExportOptions) -> Subject:
         ) from None
     settings = _settings(place, "config.json")
     if settings is None:
-        raise ModelError(f"'{place}' has no config.json; give a folder that save_pretrained wrote, or an id of the hub")
+        lacks = "has" if Path(place).is_dir() else "is no folder here, and of that id the hub gives"
+        raise ModelError(
+            f"'{place}' {lacks} no config.json; give a folder that save_pretrained wrote, or the id of a model of the "
+            "hub where it can be reached"
+        )
     family = settings.get("model_type")
     if family not in _SCORES:
         raise ModelError(f"'{place}' is a model of type {family!r}, allowed are {', '.join(sorted(_SCORES))}")
@@ -90,24 +94,33 @@ class _Queries(nn.Module):
 
 def _settings(place: str, name: str) -> dict[str, Any] | None:
     """A JSON file of the folder or of the hub; None where there is none."""
+    found = Path(place) / name if Path(place).is_dir() else _downloaded(place, name)
+    if found is None or not found.is_file():
+        return None
     try:
-        if Path(place).is_dir():
-            found = Path(place) / name
-            if not found.is_file():
-                return None
-        else:
-            from transformers.utils import cached_file
-
-            cached = cached_file(place, name, _raise_exceptions_for_missing_entries=False)
-            if cached is None:
-                return None
-            found = Path(cached)
         content = json.loads(found.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelError(f"'{name}' of '{place}' cannot be read: {first_line(error)}") from None
     if not isinstance(content, dict):
         raise ModelError(f"'{name}' of '{place}' is {type(content).__name__}, expected an object of JSON")
     return content
+
+
+def _downloaded(place: str, name: str) -> Path | None:
+    from transformers.utils import cached_file
+
+    try:
+        with _quiet():
+            found = cached_file(
+                place,
+                name,
+                _raise_exceptions_for_gated_repo=False,
+                _raise_exceptions_for_missing_entries=False,
+                _raise_exceptions_for_connection_errors=False,
+            )
+    except (OSError, ValueError):  # no id of the hub
+        return None
+    return None if found is None else Path(found)
 
 
 def _model(place: str) -> nn.Module:
