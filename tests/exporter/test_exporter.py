@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from trtdet.exporter import (  # noqa: E402
     SHAPES_MODEL,
     convert,
     parity,
+    storage,
     trials,
     yolox,
 )
@@ -184,7 +186,7 @@ def test_a_wrong_graph_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         weight.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(weight) * 1.05, weight.name))
         return model
 
-    monkeypatch.setattr(convert, "to_onnx", damaged)
+    monkeypatch.setitem(convert._EXPORTERS, "torchscript", damaged)
     with pytest.raises(ModelError, match="output output differs from torch"):
         export("shapes", tmp_path / "m.onnx")
     assert not list(tmp_path.iterdir())
@@ -199,7 +201,7 @@ def test_nan_in_the_exported_model_is_found(tmp_path: Path, monkeypatch: pytest.
         bias.CopyFrom(onnx.numpy_helper.from_array(np.full(bias.dims, np.nan, np.float32), bias.name))
         return model
 
-    monkeypatch.setattr(convert, "to_onnx", damaged)
+    monkeypatch.setitem(convert._EXPORTERS, "torchscript", damaged)
     with pytest.raises(ModelError, match="output output differs from torch by nan"):
         export("shapes", tmp_path / "m.onnx")
     assert not list(tmp_path.iterdir())
@@ -243,6 +245,59 @@ def test_options_out_of_range(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"input.size is \[72, 72\], shapes needs multiples of 32"):
         export("shapes", tmp_path / "m.onnx", ExportOptions(config=_config(72, 72, 10, strides=(8,))))
     assert len(SOURCES) == 7
+
+
+def test_a_model_over_the_limit_keeps_its_weights_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "LARGEST", 1000)
+    report = export("shapes", tmp_path / "m.onnx", ExportOptions(size=(64, 64)))
+    assert report.external_data == tmp_path / "m.onnx.data"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["m.onnx", "m.onnx.data", "m.parity.json", "m.yaml"]
+    assert (tmp_path / "m.onnx").stat().st_size < report.external_data.stat().st_size
+    assert report.sha256 == hashlib.sha256((tmp_path / "m.onnx").read_bytes()).hexdigest()
+    images = np.random.default_rng(0).uniform(0, 255, (1, 3, 64, 64)).astype(np.float32)
+    (beside,) = _run(tmp_path / "m.onnx", images=images)
+    monkeypatch.undo()
+    assert export("shapes", tmp_path / "n.onnx", ExportOptions(size=(64, 64))).external_data is None
+    np.testing.assert_array_equal(beside, _run(tmp_path / "n.onnx", images=images)[0])
+
+
+def test_the_second_exporter_takes_what_the_first_cannot(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*args: Any, **kwargs: Any) -> onnx.ModelProto:
+        raise RuntimeError("no ONNX form\nsecond line")
+
+    report = export(f"{own}:tensor", Path("m.onnx"), SMALL)
+    assert report.exporter == "torchscript" and report.notes == ()
+    monkeypatch.setattr(convert, "_EXPORTERS", {"torchscript": failing, "dynamo": convert.to_onnx})
+    report = export(f"{own}:tensor", Path("m.onnx"), SMALL)
+    assert report.exporter == "dynamo"
+    assert report.notes == ("written by torch's exporter dynamo, as torchscript: no ONNX form",)
+    with pytest.raises(ModelError, match=r"failed in torch's exporter: torchscript: no ONNX form$"):
+        export(f"{own}:tensor", Path("m.onnx"), replace(SMALL, exporter="torchscript"))
+    monkeypatch.setattr(convert, "_EXPORTERS", {"torchscript": failing, "dynamo": failing})
+    with pytest.raises(ModelError, match=r"exporter: torchscript: no ONNX form; dynamo: no ONNX form$"):
+        export(f"{own}:tensor", Path("m.onnx"), SMALL)
+
+
+def test_a_missing_onnxscript_is_told(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(ModelError, match="dynamo: torch's newer exporter needs onnxscript.* pip install onnxscript"):
+        export(f"{own}:tensor", Path("m.onnx"), replace(SMALL, exporter="dynamo"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_dynamo_writes_the_same_detector(tmp_path: Path, dynamic: bool) -> None:
+    pytest.importorskip("onnxscript", reason="torch's newer exporter: pip install onnxscript")
+    options = ExportOptions(exporter="dynamo", dynamic_batch=dynamic, size=(64, 96))
+    report = export("shapes", tmp_path / "m.onnx", options)
+    assert (report.exporter, report.opset) == ("dynamo", 18)
+    assert report.notes == ("opset 18 in place of 17, which dynamo does not write",)
+    model = onnx.load(str(tmp_path / "m.onnx"))
+    assert _dims(model.graph.input[0]) == ["batch" if dynamic else 1, 3, 64, 96]
+    export("shapes", tmp_path / "n.onnx", replace(options, exporter="torchscript"))
+    images = np.random.default_rng(0).uniform(0, 255, (2 if dynamic else 1, 3, 64, 96)).astype(np.float32)
+    (found,), (expected,) = _run(tmp_path / "m.onnx", images=images), _run(tmp_path / "n.onnx", images=images)
+    np.testing.assert_allclose(found, expected, atol=2e-3)
 
 
 FACTORIES = """

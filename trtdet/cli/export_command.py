@@ -36,6 +36,13 @@ def _options(parser: ArgumentParser) -> None:
     parser.add_argument("--dynamic-batch", action="store_true", help="leave the batch size open")
     parser.add_argument("--opset", type=int, default=17, metavar="N", help="ONNX opset (default: %(default)s)")
     parser.add_argument(
+        "--exporter",
+        default="auto",
+        choices=("auto", "torchscript", "dynamo"),
+        help="of torch: torchscript traces, dynamo reads the program and needs onnxscript (default: auto, which is "
+        "torchscript, and dynamo where that fails)",
+    )
+    parser.add_argument(
         "--images", type=Path, metavar="DIR|LIST", help="compare on some of these (default: on made-up images)"
     )
     parser.add_argument(
@@ -63,6 +70,7 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
             tolerance=options.tolerance,
             size=options.size,
             one_to_many=options.one_to_many,
+            exporter=options.exporter,
             images=options.images,
         ),
     )
@@ -74,7 +82,8 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
     console.say(_detections(report, reference))
     for note in report.notes:
         console.say(note)
-    console.say(f"wrote {', '.join(str(path) for path in (report.path, report.config, report.parity) if path)}")
+    files = (report.path, report.external_data, report.config, report.parity)
+    console.say(f"wrote {', '.join(str(path) for path in files if path)}")
     result: dict[str, Any] = json.loads(json.dumps(asdict(report), default=str))
     return result
 

@@ -5,13 +5,12 @@ This module imports torch only when ``export`` is called.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from trtdet import __version__
 from trtdet.errors import ConfigError, ModelError, OutputError
@@ -58,6 +57,8 @@ class ExportOptions:
         random_weights: export a ``yolox-*`` source with no checkpoint, for tests and for timing.
         size: height and width in pixels of the network's input, in place of the configuration's or the checkpoint's.
         one_to_many: of a network with a one-to-one head beside, the other head, which needs suppression.
+        exporter: of torch: ``torchscript`` traces, ``dynamo`` reads the program; ``auto`` takes the first, and the
+            second where the first fails.
         images: a folder or a list of images to compare on, of which a few are taken; None makes some up, on which few
             detectors find anything.
     """
@@ -70,6 +71,7 @@ class ExportOptions:
     random_weights: bool = False
     size: tuple[int, int] | None = None
     one_to_many: bool = False
+    exporter: Literal["auto", "torchscript", "dynamo"] = "auto"
     images: Path | None = None
 
 
@@ -92,6 +94,10 @@ class ExportReport:
     """The same report as a file."""
     notes: tuple[str, ...] = ()
     """What the user should know about how it came about."""
+    exporter: str = ""
+    """Of torch, that wrote the model: ``torchscript`` or ``dynamo``; empty where none did."""
+    external_data: Path | None = None
+    """The weights of a model over 2 GB."""
 
 
 def export(source: str, output: Path, options: ExportOptions = ExportOptions()) -> ExportReport:
@@ -124,20 +130,23 @@ def export(source: str, output: Path, options: ExportOptions = ExportOptions()) 
     if _is_onnx(source) and output.exists() and Path(source).exists() and output.samefile(source):
         raise OutputError(f"'{output}' is the model that is read, which would be replaced", "choose another -o")
     done = _converted(source, options)
-    data = done.model.SerializeToString()
     opset = next(entry.version for entry in done.model.opset_import if entry.domain in ("", "ai.onnx"))
+    from trtdet.exporter import storage
+
+    sha256, weights = storage.write(done.model, output)
     report = ExportReport(
         output,
         opset,
-        hashlib.sha256(data).hexdigest(),
+        sha256,
         done.outputs,
         done.detections,
         done.undetected,
         files.config,
         files.parity,
         done.notes,
+        done.exporter,
+        weights,
     )
-    write_atomically(output, data)
     if files.config is not None:
         write_atomically(files.config, _configuration(source, done.config).encode())
     content = {"source": source, "versions": _versions(), "tolerance": options.tolerance, **asdict(report)}

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-import io
 import logging
+import sys
+import tempfile
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import onnx
@@ -15,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from trtdet.errors import ConfigError, ModelError
-from trtdet.exporter import SOURCES, ExportOptions, parity, trials
+from trtdet.exporter import SOURCES, ExportOptions, parity, storage, trials
 from trtdet.exporter.subject import Float, Subject, tensors
 from trtdet.exporter.trials import Converted, first_line
 
@@ -33,23 +37,42 @@ def convert(source: str, options: ExportOptions) -> Converted:
     tried = trials.batches(subject.config.input, options)
     example = torch.from_numpy(tried[0])
     names = _output_names(subject, example)
-    try:
-        model = to_onnx(
-            _Flat(subject.traced or subject.reference),
-            example,
-            subject.input_name,
-            names,
-            dynamic_batch=options.dynamic_batch,
-            opset=options.opset,
-        )
-        onnx.checker.check_model(model)
-    except Exception as error:  # an operator that has no ONNX form, control flow, a user's own module
-        raise ModelError(f"export of '{source}' failed in torch's exporter: {first_line(error)}") from error
+    model, exporter, notes = _written(subject, example, names, options)
     found = trials.run(source, model, names, subject.input_name, tried)
     pairs = list(zip(_reference(subject, names, tried), found, strict=True))
     if subject.unordered:
         pairs = [(expected, parity.reordered(expected, found)) for expected, found in pairs]
-    return trials.compared(source, model, subject.config, pairs, options)
+    return replace(trials.compared(source, model, subject.config, pairs, options), exporter=exporter, notes=notes)
+
+
+def _written(
+    subject: Subject, example: Tensor, names: tuple[str, ...], options: ExportOptions
+) -> tuple[onnx.ModelProto, str, tuple[str, ...]]:
+    """The ONNX model of a module, the exporter that wrote it, and why another did not."""
+    chosen = tuple(_EXPORTERS) if options.exporter == "auto" else (options.exporter,)
+    failures: list[str] = []
+    for exporter in chosen:
+        try:
+            model = _EXPORTERS[exporter](
+                _Flat(subject.traced or subject.reference),
+                example,
+                subject.input_name,
+                names,
+                dynamic_batch=options.dynamic_batch,
+                opset=options.opset,
+            )
+            if not storage.is_large(model):
+                onnx.checker.check_model(model)
+        except Exception as error:  # an operator that has no ONNX form, control flow, a user's own module
+            failures.append(f"{exporter}: {first_line(error)}")
+            cause = error
+            continue
+        opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
+        notes = [f"written by torch's exporter {exporter}, as {failure}" for failure in failures]
+        if opset != options.opset:
+            notes.append(f"opset {opset} in place of {options.opset}, which {exporter} does not write")
+        return model, exporter, tuple(notes)
+    raise ModelError(f"export of '{subject.source}' failed in torch's exporter: {'; '.join(failures)}") from cause
 
 
 def _subject(source: str, options: ExportOptions) -> Subject:
@@ -86,32 +109,84 @@ def to_onnx(
         dynamic_batch: the first axis of input and outputs is named ``batch`` instead of fixed.
         opset: of the ONNX model.
     """
-    stream = io.BytesIO()
     axes = {name: {0: "batch"} for name in (input_name, *output_names)} if dynamic_batch else None
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     try:
         logger.setLevel(logging.ERROR)
-        with warnings.catch_warnings(), torch.no_grad():
+        # Into a file: beside it, the exporter puts weights that are too many for one.
+        with warnings.catch_warnings(), torch.no_grad(), tempfile.TemporaryDirectory(prefix="trtdet-") as folder:
             warnings.simplefilter("ignore")  # tracer and deprecation notes; the result is checked against torch
             # The tracing exporter: it keeps the model's own shape of graph (SiLU as Sigmoid and Mul, one Conv a
             # convolution), needs no package beside torch, and writes the opset that was asked for.
             torch.onnx.export(
                 model,
                 (example,),
-                stream,  # type: ignore[arg-type]  # any writable stream serves the tracing exporter
+                str(Path(folder) / "model.onnx"),
                 input_names=[input_name],
                 output_names=list(output_names),
                 dynamic_axes=axes,
                 opset_version=opset,
                 dynamo=False,
             )
+            result = onnx.load(str(Path(folder) / "model.onnx"))
     finally:
         logger.setLevel(level)
-    result = onnx.load_from_string(stream.getvalue())
     # Readers as old as TensorRT 8.6's refuse a newer file format, and nothing here needs it.
     result.ir_version = min(result.ir_version, 10)
     return result
+
+
+def by_dynamo(
+    model: nn.Module,
+    example: Tensor,
+    input_name: str,
+    output_names: Sequence[str],
+    *,
+    dynamic_batch: bool,
+    opset: int,
+) -> onnx.ModelProto:
+    """As :func:`to_onnx`, by torch's newer exporter, which reads a module's program in place of tracing one run.
+
+    Raises:
+        ModelError: the package that it writes with is not installed.
+    """
+    try:
+        import onnxscript  # noqa: F401
+    except ImportError:
+        raise ModelError(
+            "torch's newer exporter needs onnxscript, which is not installed; install it with: pip install onnxscript"
+        ) from None
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    try:
+        logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings(), torch.no_grad(), contextlib.redirect_stdout(sys.stderr):
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(
+                model,
+                # A batch of one would be taken for a batch that is always one.
+                (torch.cat([example, example]) if dynamic_batch else example,),
+                input_names=[input_name],
+                output_names=list(output_names),
+                dynamic_shapes=({0: torch.export.Dim("batch")},) if dynamic_batch else None,
+                opset_version=max(opset, _OLDEST_OF_DYNAMO),
+                dynamo=True,
+                verbose=False,
+            )
+    finally:
+        logger.setLevel(level)
+    assert program is not None
+    result: onnx.ModelProto = program.model_proto
+    result.ir_version = min(result.ir_version, 10)
+    return result
+
+
+_EXPORTERS = {"torchscript": to_onnx, "dynamo": by_dynamo}
+"""Torch's exporters in the order they are tried. The graph of the first is that of the network, in the opset asked for,
+and has no package to depend on; the second takes what cannot be traced."""
+
+_OLDEST_OF_DYNAMO = 18
 
 
 class _Flat(nn.Module):

@@ -14,7 +14,7 @@ from trtdet.config import Config, InputConfig
 from trtdet.data.folders import evenly, find_images
 from trtdet.data.images import preprocess, read_image
 from trtdet.errors import ConfigError, ModelError, one_line
-from trtdet.exporter import ExportOptions, parity
+from trtdet.exporter import ExportOptions, parity, storage
 from trtdet.exporter.parity import DetectionCheck, OutputCheck, Outputs
 
 Float = NDArray[np.float32]
@@ -34,6 +34,7 @@ class Converted:
         detections: how far the final detections are; None where the outputs do not fit the configuration.
         undetected: why there are no detections to compare; empty where there are.
         notes: what the user should know about how it came about.
+        exporter: of torch, that wrote it; empty where none did.
     """
 
     model: onnx.ModelProto
@@ -42,6 +43,7 @@ class Converted:
     detections: DetectionCheck | None
     undetected: str
     notes: tuple[str, ...] = ()
+    exporter: str = ""
 
 
 def compared(
@@ -102,7 +104,7 @@ def run(
     settings = ort.SessionOptions()
     settings.log_severity_level = 3
     try:
-        session = ort.InferenceSession(model.SerializeToString(), settings, providers=["CPUExecutionProvider"])
+        session = storage.session(model, settings)
     except Exception as error:  # onnxruntime's exceptions have no common base
         raise ModelError(f"export of '{source}': onnxruntime refuses it: {first_line(error)}") from error
     results = []
