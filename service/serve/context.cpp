@@ -5,8 +5,8 @@
 #include <string>
 #include <utility>
 
-#include "cores.hpp"
 #include "threads.hpp"
+#include "trtdet/cores.hpp"
 #include "trtdet/errors.hpp"
 
 namespace trtdet::serve {
@@ -71,7 +71,7 @@ Context::Context(ServiceOptions wanted, std::vector<ModelSource> sources, Log& w
       log(where),
       metrics(counts),
       decoding(options.max_decoded),
-      pool(std::make_unique<Pool>(options.workers > 0 ? options.workers : usable_cores())) {}
+      workers(std::make_unique<Workers>(options.workers > 0 ? options.workers : usable_cores())) {}
 
 Context::~Context() = default;
 

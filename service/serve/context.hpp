@@ -24,10 +24,10 @@
 
 namespace trtdet::serve {
 
-class Pool;
+class Workers;
 
 struct ServiceOptions {
-    int workers = 0;                      // threads that decode and pre-process; 0 for as many as the machine has cores
+    int workers = 0;                      // threads that decode and pre-process; 0 for as many as cores may be used
     std::uint64_t max_body = 32U << 20U;  // bytes
     ImageLimits limits;
     std::size_t max_images = 32;    // of a request
@@ -138,7 +138,7 @@ struct Context {
     std::atomic<int> in_flight{0};  // requests that hold a Place
     std::atomic<bool> leaving{false};
     MemoryBudget decoding;
-    const std::unique_ptr<Pool> pool;  // decodes and pre-processes
+    const std::unique_ptr<Workers> workers;  // decodes and pre-processes
 };
 
 // 404, with the names that there are.

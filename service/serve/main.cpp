@@ -22,7 +22,6 @@
 #include <utility>
 #include <vector>
 
-#include "cores.hpp"
 #include "http_server.hpp"
 #include "log.hpp"
 #include "metrics.hpp"
@@ -150,8 +149,7 @@ Options read_options(int count, char** arguments) {
         "Images in a batch; 0 for the engine's largest, or 1 on a CPU");
     number("--max-delay-us", delay, 0, 10'000'000, "How long an image waits for others, in microseconds");
     number("--queue", options.model.detector.queue_capacity, 1, 1'000'000, "Images that may wait");
-    number(
-        "--max-queue-mb", max_queue, 1, 1'048'576, "Size of all images that wait, as the network takes them, in MiB");
+    number("--max-queue-mb", max_queue, 1, 1'048'576, "Size of all images that wait, resized, in MiB");
     number("--threads", options.http.threads, 1, 256, "Threads for connections");
     number("--workers", options.service.workers, 0, 256, "Threads that decode; 0 for one a core that may be used");
     number("--max-body-mb", max_body, 1, 4096, "Size of a request's body, in MiB");
@@ -210,12 +208,6 @@ Options read_options(int count, char** arguments) {
     options.model.recording_time = std::chrono::microseconds(static_cast<std::int64_t>(recording_time * 1000));
     options.model.engine.tensorrt.library_folders.assign(folders.begin(), folders.end());
     options.model.engine.onnxruntime.library_folders = options.model.engine.tensorrt.library_folders;
-    // The libraries' own defaults are of the machine's cores, whatever a container may use of them.
-    const int others = std::max(1, usable_cores() - 1);
-    options.model.detector.threads = others;
-    if (options.model.engine.onnxruntime.threads == 0) {
-        options.model.engine.onnxruntime.threads = others;
-    }
     options.model.detector.max_delay = std::chrono::microseconds(delay);
     options.model.reload_interval = seconds(reload);
     options.service.max_body = max_body << 20U;

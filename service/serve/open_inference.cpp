@@ -117,7 +117,7 @@ public:
 
     // Numbers in JSON take a while to read.
     void begin() {
-        context_->pool->post([self = shared_from_this(), this] { parse(); });
+        context_->workers->post([self = shared_from_this(), this] { parse(); });
     }
 
 private:

@@ -124,7 +124,7 @@ Service::Service(ServiceOptions options, std::vector<ModelSource> models, Log& l
     : impl_(std::make_unique<Impl>(options, std::move(models), log, metrics)) {}
 
 Service::~Service() {
-    impl_->context->pool->finish();
+    impl_->context->workers->finish();
 }
 
 const ServiceOptions& Service::options() const {

@@ -72,10 +72,10 @@ private:
 };
 
 // Threads that do what is posted, in its order. It must not throw.
-class Pool {
+class Workers {
 public:
     // Throws Error: there are not so many threads to be had.
-    explicit Pool(int count) : context_(count), threads_(context_, count, [this] { context_.run(); }) {}
+    explicit Workers(int count) : context_(count), threads_(context_, count, [this] { context_.run(); }) {}
 
     template <typename Task>
     void post(Task task) {

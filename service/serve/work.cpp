@@ -24,7 +24,7 @@ void Work::start(std::size_t images) {
     first_failed_ = images;
     for (std::size_t i = 0; i < images; ++i) {
         try {
-            context_->pool->post([self = shared_from_this(), i] { self->run(i); });
+            context_->workers->post([self = shared_from_this(), i] { self->run(i); });
         } catch (...) {
             settle(i, {{}, std::current_exception()});
             finish();

@@ -21,7 +21,7 @@ public:
     Work(const Work&) = delete;
     Work& operator=(const Work&) = delete;
 
-    // Calls prepare() for each image, in the pool.
+    // Calls prepare() for each image, by the workers.
     void start(std::size_t images);
 
 protected:

@@ -5,14 +5,16 @@
 #include <cstring>
 #include <deque>
 #include <mutex>
+#include <numeric>
 #include <optional>
 #include <thread>
 #include <utility>
 #include <variant>
 
-#include "pool.hpp"
+#include "batch_threads.hpp"
 #include "preprocess.hpp"
 #include "text.hpp"
+#include "trtdet/cores.hpp"
 #include "trtdet/errors.hpp"
 
 namespace trtdet {
@@ -112,13 +114,12 @@ public:
           engine_(std::move(engine)),
           options_(std::move(options)),
           layout_(layout_of(manifest_, *engine_)),
-          pixels_(manifest_.input.preprocess.values()),
-          capacity_(capacity_of(options_, pixels_ * sizeof(float))) {
+          pixels_(manifest_.input.preprocess.values()) {
         const int most = engine_->max_batch();
         max_batch_ = static_cast<std::size_t>(
             options_.max_batch > 0 ? std::min(options_.max_batch, most) : engine_->best_batch());
         const std::size_t most_lanes = static_cast<std::size_t>(std::max(1, options_.lanes));
-        pool_ = std::make_unique<Pool>(std::min(threads_of(options_), max_batch_ - 1), most_lanes);
+        helpers_ = std::make_unique<BatchThreads>(std::min(threads_of(options_), max_batch_ - 1), most_lanes);
         std::vector<std::unique_ptr<Lane>> lanes;
         for (std::size_t index = 0; index < most_lanes; ++index) {
             lanes.push_back(engine_->new_lane());
@@ -148,7 +149,7 @@ public:
         {
             // Before the work, which is for nothing otherwise.
             const std::lock_guard lock(mutex_);
-            check_room(images.size());
+            check_room(images.size(), 1);
         }
         std::vector<Job> jobs(images.size());
         for (std::size_t index = 0; index < jobs.size(); ++index) {
@@ -175,8 +176,6 @@ public:
         const std::lock_guard lock(mutex_);
         return queue_.size();
     }
-
-    std::size_t capacity() const { return capacity_; }
 
     Clock::duration longest_run() const {
         const auto all = running();
@@ -215,9 +214,11 @@ public:
 private:
     // All or none.
     void enqueue(std::vector<Job> jobs) {
+        const std::size_t bytes = bytes_of(jobs.begin(), jobs.end());
         {
             const std::lock_guard lock(mutex_);
-            check_room(jobs.size());
+            check_room(jobs.size(), bytes);
+            waiting_bytes_ += bytes;
             for (Job& job : jobs) {
                 job.arrived = Clock::now();
             }
@@ -227,24 +228,35 @@ private:
         changed_.notify_all();
     }
 
-    // There is room for one image however large it is.
-    static std::size_t capacity_of(const DetectorOptions& options, std::size_t image_bytes) {
-        return std::min(options.queue_capacity, std::max<std::size_t>(1, options.queue_bytes / image_bytes));
-    }
-
     static std::size_t threads_of(const DetectorOptions& options) {
-        return options.threads > 0 ? static_cast<std::size_t>(options.threads)
-                                   : std::max(1U, std::thread::hardware_concurrency()) - 1;
+        return static_cast<std::size_t>(options.threads > 0 ? options.threads : usable_cores() - 1);
     }
 
-    void check_room(std::size_t images) const {
+    template <typename Iterator>
+    static std::size_t bytes_of(Iterator begin, Iterator end) {
+        return std::accumulate(begin, end, std::size_t{0}, [](std::size_t sum, const Job& job) {
+            const auto* const image = std::get_if<Resized>(&job.input);
+            return sum + (image != nullptr ? image->pixels.size()
+                                           : std::get<std::vector<float>>(job.input).size() * sizeof(float));
+        });
+    }
+
+    void check_room(std::size_t images, std::size_t bytes) const {
         if (stopping_) {
             throw StoppedError("the detector was stopped and takes no more images; open the bundle again");
         }
-        if (queue_.size() + images > capacity_) {
+        if (queue_.size() + images > options_.queue_capacity) {
             throw OverloadedError(
-                std::to_string(queue_.size()) + " images wait, there is room for " + std::to_string(capacity_) +
-                ", and " + std::to_string(images) +
+                std::to_string(queue_.size()) + " images wait, there is room for " +
+                std::to_string(options_.queue_capacity) + ", and " + std::to_string(images) +
+                " more are not taken; try again later, or give the queue more room");
+        }
+        // There is room for one image however large it is.
+        const bool alone = queue_.empty() && images == 1;
+        if (!alone && waiting_bytes_ + bytes > options_.queue_bytes) {
+            throw OverloadedError(
+                "images of " + std::to_string(waiting_bytes_) + " bytes wait, there is room for " +
+                std::to_string(options_.queue_bytes) + ", and " + std::to_string(images) +
                 " more are not taken; try again later, or give the queue more room");
         }
     }
@@ -266,6 +278,7 @@ private:
         });
         const std::size_t count = std::min(max_batch_, queue_.size());
         const auto end = queue_.begin() + static_cast<std::ptrdiff_t>(count);
+        waiting_bytes_ -= bytes_of(queue_.begin(), end);
         batch.assign(std::make_move_iterator(queue_.begin()), std::make_move_iterator(end));
         queue_.erase(queue_.begin(), end);
         forming_ = false;
@@ -294,7 +307,7 @@ private:
     // Runs images and answers each. What fails with one of them alone is not the others' loss.
     void run(Lane& lane, std::vector<Job>& batch) {
         try {
-            pool_->each(batch.size(), [&](std::size_t index) {
+            helpers_->each(batch.size(), [&](std::size_t index) {
                 fill(batch[index], manifest_.input.preprocess, lane.input().part(index * pixels_, pixels_).data());
             });
             const auto count = static_cast<int>(batch.size());
@@ -304,7 +317,7 @@ private:
             if (options_.on_batch) {
                 options_.on_batch(count, ran);
             }
-            pool_->each(batch.size(), [&](std::size_t index) {
+            helpers_->each(batch.size(), [&](std::size_t index) {
                 Job& job = batch[index];
                 Outcome outcome;
                 try {
@@ -362,8 +375,7 @@ private:
     const std::shared_ptr<Engine> engine_;
     const DetectorOptions options_;
     const Layout layout_;
-    const std::size_t pixels_;    // numbers of one image
-    const std::size_t capacity_;  // images that may wait
+    const std::size_t pixels_;  // numbers of one image
     std::size_t max_batch_ = 1;
     int graphs_ = 0;
 
@@ -374,11 +386,12 @@ private:
     mutable std::mutex mutex_;
     std::condition_variable changed_;
     std::deque<Job> queue_;
+    std::size_t waiting_bytes_ = 0;                          // of the images in it
     std::vector<std::optional<Clock::time_point>> started_;  // of the batch that each lane works on
     bool forming_ = false;
     bool stopping_ = false;
 
-    std::unique_ptr<Pool> pool_;
+    std::unique_ptr<BatchThreads> helpers_;
     std::mutex joining_;
     std::vector<std::thread> threads_;
 };
@@ -424,10 +437,6 @@ void Detector::detect_input(std::vector<float> input, Clock::time_point deadline
 
 std::size_t Detector::queued() const {
     return impl_->queued();
-}
-
-std::size_t Detector::capacity() const {
-    return impl_->capacity();
 }
 
 std::vector<Clock::duration> Detector::running() const {

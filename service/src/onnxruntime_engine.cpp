@@ -6,13 +6,13 @@
 #include <mutex>
 #include <set>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "efficient_nms.hpp"
 #include "library.hpp"
 #include "onnxruntime_api.hpp"
 #include "text.hpp"
+#include "trtdet/cores.hpp"
 #include "trtdet/engine.hpp"
 #include "trtdet/errors.hpp"
 
@@ -300,7 +300,7 @@ struct Network {
         library.check(ort::CreateSessionOptions(api, &made), "starting");
         const auto chosen = held(library, made, ort::ReleaseSessionOptions);
         // As trtdet.backends.onnxruntime sets them: the same numbers come out.
-        const int most = std::max(1, static_cast<int>(std::thread::hardware_concurrency()) - 1);
+        const int most = std::max(1, usable_cores() - 1);
         library.check(
             ort::SetIntraOpNumThreads(api, made, options.threads > 0 ? options.threads : most), "setting its threads");
         library.check(ort::SetSessionLogSeverityLevel(api, made, ort::severity_error), "starting");

@@ -178,30 +178,42 @@ TEST_CASE("the queue has an end, and stopping finishes what it holds") {
 }
 
 TEST_CASE("the queue has an end in bytes") {
-    // An image is 3 x 8 x 16 numbers of 4 bytes.
-    const auto capacity = [](std::size_t bytes) {
+    // Images wait as a byte a value, what was given as the network takes it as floats.
+    constexpr std::size_t values = 3 * 8 * 16;
+    const auto taken = [&](std::size_t room, bool as_floats) {
+        Gate gate;
         DetectorOptions options;
-        options.queue_capacity = 5;
-        options.queue_bytes = bytes;
-        return Detector(manifest(), engine(manifest_json()), options).capacity();
+        options.lanes = 1;
+        options.max_batch = 1;
+        options.queue_bytes = room;
+        Detector detector(manifest(), std::make_shared<GatedEngine>(engine(manifest_json()), gate), options);
+        std::vector<std::future<Found>> answers;
+        answers.push_back(detector.detect(image(10)));
+        gate.wait_for(1);
+        std::size_t count = 0;
+        try {
+            for (; count < 10; ++count) {
+                if (as_floats) {
+                    detector.detect_input(std::vector<float>(values), Clock::time_point::max(), [](const Outcome&) {});
+                } else {
+                    answers.push_back(detector.detect(image(20)));
+                }
+            }
+        } catch (const OverloadedError&) {
+        }
+        gate.open();
+        for (auto& answer : answers) {
+            answer.get();
+        }
+        return count;
     };
-    CHECK(capacity(1U << 30U) == 5);
-    CHECK(capacity(2 * 1536) == 2);
-    CHECK(capacity(2 * 1536 - 1) == 1);
-    CHECK(capacity(0) == 1);
-    Gate gate;
-    DetectorOptions options;
-    options.lanes = 1;
-    options.queue_bytes = 2 * 1536;
-    Detector detector(manifest(), std::make_shared<GatedEngine>(engine(manifest_json()), gate), options);
-    auto running = detector.detect(image(10));
-    gate.wait_for(1);
-    auto first = detector.detect(image(20));
-    auto second = detector.detect(image(30));
-    CHECK_THROWS_AS(detector.detect(image(40)), OverloadedError);
-    gate.open();
-    CHECK(running.get().detections[0].score == score_of(10));
-    CHECK(second.get().detections[0].score == score_of(30));
+    CHECK(taken(1U << 30U, false) == 10);
+    CHECK(taken(5 * values, false) == 5);
+    CHECK(taken(5 * values - 1, false) == 4);
+    CHECK(taken(8 * values, true) == 2);
+    // One that is alone is taken however large it is.
+    CHECK(taken(0, false) == 1);
+    CHECK(taken(0, true) == 1);
 }
 
 TEST_CASE("a batch that does not end is seen to run longer and longer") {

@@ -10,7 +10,6 @@
 #include <thread>
 
 #include "bundles.hpp"
-#include "cores.hpp"
 #include "images.hpp"
 #include "inference_request.hpp"
 #include "log.hpp"
@@ -18,6 +17,7 @@
 #include "multipart.hpp"
 #include "service.hpp"
 #include "spare_memory.hpp"
+#include "trtdet/cores.hpp"
 #include "trtdet/errors.hpp"
 
 using namespace trtdet;

@@ -38,7 +38,7 @@ struct DetectorOptions {
     int max_batch = 0;                          // 0 for the engine's best: its largest on a GPU, 1 on a CPU
     std::chrono::microseconds max_delay{1000};  // how long an image waits for others to make its batch larger
     std::size_t queue_capacity = 256;           // images that wait; one more is refused
-    std::size_t queue_bytes = 1U << 30U;        // of the images that wait, as the network takes them
+    std::size_t queue_bytes = 1U << 30U;        // of the images that wait: 3 a pixel of the network's input, or floats
     int threads = 0;  // that share with a lane what is done with the images of its batch; 0 for one a core less one
     std::function<void(int batch, Clock::duration ran)> on_batch;  // told of every run, by the thread that ran it
 };
@@ -85,9 +85,6 @@ public:
 
     // How many images wait.
     std::size_t queued() const;
-
-    // How many images may wait: queue_capacity, or as many as queue_bytes has room for, but at least one.
-    std::size_t capacity() const;
 
     // How long each lane has been at work on its batch; zero where it has none.
     std::vector<Clock::duration> running() const;

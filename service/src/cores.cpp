@@ -1,4 +1,4 @@
-#include "cores.hpp"
+#include "trtdet/cores.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -9,7 +9,7 @@
 #include <string>
 #include <thread>
 
-namespace trtdet::serve {
+namespace trtdet {
 namespace {
 
 namespace fs = std::filesystem;
@@ -72,4 +72,4 @@ int usable_cores(const fs::path& root) {
     return std::max(1, static_cast<int>(std::ceil(cores)));
 }
 
-}  // namespace trtdet::serve
+}  // namespace trtdet

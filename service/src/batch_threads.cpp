@@ -1,10 +1,10 @@
-#include "pool.hpp"
+#include "batch_threads.hpp"
 
 #include <algorithm>
 
 namespace trtdet {
 
-Pool::Pool(std::size_t threads, std::size_t callers) {
+BatchThreads::BatchThreads(std::size_t threads, std::size_t callers) {
     // Nothing has to be made room for later, when it could not be refused.
     rounds_.reserve(callers);
     try {
@@ -26,11 +26,11 @@ Pool::Pool(std::size_t threads, std::size_t callers) {
     }
 }
 
-Pool::~Pool() {
+BatchThreads::~BatchThreads() {
     end();
 }
 
-void Pool::end() {
+void BatchThreads::end() {
     {
         const std::lock_guard lock(mutex_);
         ending_ = true;
@@ -41,7 +41,7 @@ void Pool::end() {
     }
 }
 
-void Pool::each(std::size_t count, const std::function<void(std::size_t)>& work) {
+void BatchThreads::each(std::size_t count, const std::function<void(std::size_t)>& work) {
     if (count < 2 || threads_.empty()) {
         for (std::size_t index = 0; index < count; ++index) {
             work(index);
@@ -59,7 +59,7 @@ void Pool::each(std::size_t count, const std::function<void(std::size_t)>& work)
 }
 
 // Does one of a round's pieces, without the lock. After the last the round may be gone.
-void Pool::step(std::unique_lock<std::mutex>& lock, Round& round) {
+void BatchThreads::step(std::unique_lock<std::mutex>& lock, Round& round) {
     const std::size_t index = round.next++;
     if (round.next == round.count) {
         rounds_.erase(std::find(rounds_.begin(), rounds_.end(), &round));

@@ -10,15 +10,15 @@
 
 namespace trtdet {
 
-class Pool {
+class BatchThreads {
 public:
     // callers: how many threads call each() at the same time.
     //
     // Throws std::system_error: there are not so many threads to be had.
-    Pool(std::size_t threads, std::size_t callers);
-    ~Pool();
-    Pool(const Pool&) = delete;
-    Pool& operator=(const Pool&) = delete;
+    BatchThreads(std::size_t threads, std::size_t callers);
+    ~BatchThreads();
+    BatchThreads(const BatchThreads&) = delete;
+    BatchThreads& operator=(const BatchThreads&) = delete;
 
     // Calls work(0) to work(count - 1), some of them in this thread, and returns when all are done. They must not
     // throw.
