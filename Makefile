@@ -28,7 +28,7 @@ SANITIZED := address,undefined thread
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 FUZZ_SECONDS ?= 600
-FUZZ_TARGETS := manifest image recording multipart
+FUZZ_TARGETS := manifest image recording multipart inference
 
 .PHONY: demo test test-all test-rest test-benchmarks test-tensorrt86 test-triton test-sanitized lint service service-tests \
   fuzz clean

@@ -80,8 +80,40 @@ def multiparts() -> dict[str, bytes]:
     return {"one": first + part + b"--x--\r\n", "two": first + part + part + b"--x--\r\n", "cut": first + part}
 
 
+def inferences() -> dict[str, bytes]:
+    """Of a network that takes float32 (B, 3, 1, 2)."""
+    tensor = {"name": "images", "shape": [1, 3, 1, 2], "datatype": "FP32"}
+    outputs = [{"name": "scores", "parameters": {"binary_data": True}}, {"name": "boxes"}]
+    bodies = {
+        "flat": ({"inputs": [{**tensor, "data": [0, 1, 2.5, -3e2, 4, 5]}]}, b""),
+        "nested": (
+            {"id": "7", "inputs": [{**tensor, "data": [[[[0, 1]], [[2, 3]], [[4, 5]]]]}], "outputs": outputs},
+            b"",
+        ),
+        "binary": (
+            {
+                "inputs": [{**tensor, "shape": [2, 3, 1, 2], "parameters": {"binary_data_size": 48}}],
+                "outputs": outputs,
+                "parameters": {"binary_data_output": True},
+            },
+            bytes(range(48)),
+        ),
+    }
+    found = {}
+    for name, (header, data) in bodies.items():
+        text = json.dumps(header).encode()
+        found[name] = (str(len(text)).encode() if data else b"") + b"\n" + text + data
+    return found
+
+
 def main(folder: Path) -> None:
-    kinds = {"manifest": manifests, "image": images, "recording": recordings, "multipart": multiparts}
+    kinds = {
+        "manifest": manifests,
+        "image": images,
+        "recording": recordings,
+        "multipart": multiparts,
+        "inference": inferences,
+    }
     for name, make in kinds.items():
         (folder / name).mkdir(parents=True, exist_ok=True)
         for seed, data in make().items():
