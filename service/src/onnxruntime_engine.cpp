@@ -310,6 +310,8 @@ struct Network {
             {"session.intra_op.allow_spinning", "0"},
             // Q/DQ is computed as it is written: fused into integer kernels it saturates on CPUs without VNNI.
             {"session.disable_quant_qdq", "1"},
+            // They take the zero of FP8 for the least that UINT8 holds, and drop the ReLU before it.
+            {"optimization.disable_specified_optimizers", "ReluQuantRewrite;ClipQuantRewrite"},
         };
         for (const auto& [key, value] : entries) {
             library.check(ort::AddSessionConfigEntry(api, made, key, value), "starting");

@@ -246,3 +246,16 @@ def test_an_audit_of_another_schema_or_none_at_all_is_an_error(tmp_path: Path) -
         Audit.load(path)
     with pytest.raises(BundleError, match="cannot be read"):
         Audit.load(tmp_path / "absent.json")
+
+
+def test_fp8_is_counted_by_itself_and_is_no_departure_where_it_was_planned() -> None:
+    layers = [
+        Layer(name, "gemm", (Tensor("i", "FP8"),), (Tensor("w", "FP8"),), (Tensor("o", "Half"),), (name,))
+        for name in NAMES
+    ]
+    planned = PrecisionPlan({name: Entry("int8", "test", format="fp8") for name in NAMES})
+    found = audit(layers, planned, float_model())
+    assert (found.fp8, found.int8, found.departures) == (3, 0, ())
+    assert found.summary.startswith("as built: 0 convs in INT8, 3 in FP8, 0 in FP16, 0 in FP32; 0 not as planned")
+    (first, *_) = audit(layers, plan("int8"), float_model()).departures
+    assert (first.planned, first.got) == ("int8", "fp8")

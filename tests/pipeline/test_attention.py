@@ -10,15 +10,17 @@ import pytest
 from attention import PRODUCTS, attention_config, attention_detector
 
 from trtdet import BuildOptions, CalibrationOptions, KeepOptions
+from trtdet.backends import Capabilities
 from trtdet.bundle import Bundle
 from trtdet.config import Config
 from trtdet.demo import shapes
-from trtdet.errors import ConfigError
+from trtdet.errors import BackendError, ConfigError
 from trtdet.pipeline import SensitivityOptions, build, sensitivity
 from trtdet.pipeline.stages.calibrating import Selection
 from trtdet.pipeline.stages.half_range import Magnitudes, half_parts
 from trtdet.pipeline.stages.rewriting import host_graph
 from trtdet.pipeline.stages.sizes import weight_bytes
+from trtdet.pipeline.validation import check_build
 from trtdet.quantization import DataFlow, PrecisionPlan
 
 KEPT = "/encoder/fc1/MatMul"
@@ -32,6 +34,11 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
     return attention_config(tmp_path_factory.mktemp("config"))
+
+
+@pytest.fixture
+def caps() -> Capabilities:
+    return Capabilities("new", "10.1", True, True, sms=(86, 89), default_sms=(86, 89), fp8=True)
 
 
 @pytest.fixture(scope="module")
@@ -105,5 +112,21 @@ def test_products_of_two_activations_are_in_int8_only_where_that_is_asked_for(
     plan = PrecisionPlan.load(build(model, config, tmp_path / "b", asked).bundle.file("plan.json"))
     assert plan.entries["/encoder/values/MatMul"].reason == "product of two activations"
     assert plan.entries["/encoder/values/MatMul"].precision == "int8"
+    bundle = build(model, config, tmp_path / "f", replace(asked, fp8=True)).bundle
+    fp8 = PrecisionPlan.load(bundle.file("plan.json"))
+    assert any(entry.format == "fp8" for entry in fp8.entries.values()) and fp8.names("int8") == plan.names("int8")
     with pytest.raises(ConfigError, match="--int8-attention belongs to --int8; leave it out with --fp16"):
         build(model, config, tmp_path / "c", replace(asked, precision="fp16"))
+    assert fp8.entries["/encoder/values/MatMul"].format == "fp8" and fp8.entries["/down/Conv"].format == "int8"
+    with pytest.raises(ConfigError, match="--fp8 belongs to --int8; leave it out with --fp16"):
+        build(model, config, tmp_path / "c", replace(asked, int8_attention=False, fp8=True, precision="fp16"))
+
+
+def test_fp8_is_for_gpus_that_have_it(caps: Capabilities) -> None:
+    asked = BuildOptions(calibration=CalibrationOptions(images=Path("images")), fp8=True, sms=(86,))
+    with pytest.raises(BackendError, match="compute capability 86 has no FP8, which came with 89"):
+        check_build(asked, caps)
+    with pytest.raises(BackendError, match="old 8.6 has no FP8 for products of matrices"):
+        check_build(replace(asked, sms=(89,)), replace(caps, name="old", version="8.6", fp8=False))
+    with pytest.raises(ConfigError, match="--fp8 is written into the model; leave --quantization implicit out"):
+        check_build(replace(asked, quantization="implicit"), caps)

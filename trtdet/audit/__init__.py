@@ -29,7 +29,7 @@ __all__ = [
     "parse_layers",
 ]
 
-_PRECISION = {"Int8": "int8", "Half": "fp16", "Float": "fp32"}
+_PRECISION = {"Int8": "int8", "FP8": "fp8", "Half": "fp16", "Float": "fp32"}
 
 
 def audit(
@@ -64,9 +64,9 @@ def audit(
     }
     problems = {problem.node: problem.problem for problem in lint(model)}
     departures = tuple(
-        Departure(name, entry.precision, got.get(name, "unknown"), _reason(flow, name, entry, problems))
-        for name, entry in plan.entries.items()
-        if got.get(name) != entry.precision
+        Departure(name, planned, got.get(name, "unknown"), _reason(flow, name, plan.entries[name], problems))
+        for name, planned in ((name, _planned(entry)) for name, entry in plan.entries.items())
+        if got.get(name) != planned
     )
     warnings = [str(departure) for departure in departures]
     tensors = [tensor for layer in layers for tensor in (*layer.inputs, *layer.constants, *layer.outputs)]
@@ -79,6 +79,7 @@ def audit(
         int8=precisions.count("int8"),
         fp16=precisions.count("fp16"),
         fp32=precisions.count("fp32"),
+        fp8=precisions.count("fp8"),
         layers=tuple(layers),
         departures=departures,
         warnings=tuple(warnings),
@@ -86,6 +87,10 @@ def audit(
         advice=advise(flow, got, findings, silu),
     )
     return done if times is None else done.timed(times)
+
+
+def _planned(entry: Entry) -> str:
+    return entry.format if entry.precision == "int8" else entry.precision
 
 
 def _reason(flow: Flow, name: str, entry: Entry, problems: Mapping[str, str]) -> str:

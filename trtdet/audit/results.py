@@ -51,6 +51,7 @@ class Audit:
         findings: what gets in the way, the costliest first.
         advice: options to try, the largest saving first.
         ms: measured milliseconds of all layers; None where shares are of estimated memory traffic.
+        fp8: how many read FP8.
     """
 
     int8: int
@@ -62,6 +63,7 @@ class Audit:
     findings: tuple[Finding, ...] = ()
     advice: tuple[Advice, ...] = ()
     ms: float | None = None
+    fp8: int = 0
 
     @property
     def bytes(self) -> int:
@@ -77,7 +79,8 @@ class Audit:
     def summary(self) -> str:
         """How many convolutions got which precision, in one line."""
         return (
-            f"as built: {self.int8} convs in INT8, {self.fp16} in FP16, {self.fp32} in FP32; "
+            f"as built: {self.int8} convs in INT8, {f'{self.fp8} in FP8, ' * bool(self.fp8)}{self.fp16} in FP16, "
+            f"{self.fp32} in FP32; "
             f"{len(self.departures)} not as planned; {len(self.layers)} layers in all"
         )
 

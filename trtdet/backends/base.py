@@ -69,6 +69,7 @@ class Capabilities:
         loads_plugins: its builder takes libraries of plugins.
         compiles_plugins: it takes trtdet's plugins without a library, as kernels that the engine carries.
         data_flow: how its INT8 kernels read and write.
+        fp8: it multiplies matrices in FP8, on compute capability 8.9 and later where it makes engines.
     """
 
     name: str
@@ -99,6 +100,7 @@ class Capabilities:
     loads_plugins: bool = False
     compiles_plugins: bool = False
     data_flow: DataFlow = DataFlow()
+    fp8: bool = False
 
     def uncaptured(self, mode: NmsMode, nms: NmsConfig) -> str:
         """Why an engine with this suppression cannot be launched as a CUDA graph; empty where it can.

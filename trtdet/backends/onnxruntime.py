@@ -46,6 +46,7 @@ class OnnxRuntime:
             lists_layers=False,
             in_graph_nms=("onnx", "native", "efficient"),
             silu=("keep", "swish", "plugin"),
+            fp8=True,
         )
 
     def unsupported(self, model: onnx.ModelProto) -> dict[str, str]:
@@ -192,6 +193,10 @@ class OnnxRunner:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         # Q/DQ is computed as it is written: fused into integer kernels it saturates at 16 bits on CPUs without VNNI.
         options.add_session_config_entry("session.disable_quant_qdq", "1")
+        # They take the zero of FP8 for the least that UINT8 holds, and drop the ReLU before it.
+        options.add_session_config_entry(
+            "optimization.disable_specified_optimizers", "ReluQuantRewrite;ClipQuantRewrite"
+        )
         return options
 
     def _load(self, model: bytes, options: Any) -> Any:

@@ -16,6 +16,7 @@ from trtdet.cli.options import (
     add_batch_range,
     add_calibration,
     add_corrections,
+    add_fp8,
     add_gpu,
     add_int8_all,
     add_int8_attention,
@@ -48,6 +49,7 @@ def _options(parser: ArgumentParser) -> None:
     add_corrections(parser)
     add_int8_all(parser)
     add_int8_attention(parser)
+    add_fp8(parser)
     _add_kept(parser)
     _add_best(parser)
     _add_tuned(parser)
@@ -351,6 +353,7 @@ def _build_options(options: Namespace) -> BuildOptions:
         force=options.force,
         int8_all=options.int8_all,
         int8_attention=options.int8_attention,
+        fp8=options.fp8,
         accuracy_report=options.accuracy_report,
         best=options.best,
     )

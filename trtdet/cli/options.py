@@ -138,6 +138,15 @@ def add_int8_attention(parser: ArgumentParser) -> None:
     )
 
 
+def add_fp8(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--fp8",
+        action="store_true",
+        help="FP8 (E4M3) instead of INT8 for products of matrices, convolutions stay in INT8; TensorRT 10 and later, "
+        "TensorRT-RTX, from compute capability 8.9 on; onnxruntime simulates it",
+    )
+
+
 def add_validation(parser: ArgumentParser, purpose: str, required: bool = False) -> None:
     group = parser.add_argument_group("annotated images")
     group.add_argument("--val-images", type=Path, metavar="DIR", required=required, help=f"a folder, {purpose}")

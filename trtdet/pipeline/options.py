@@ -137,6 +137,7 @@ class BuildOptions:
             corrections does to it, and keep that in the bundle as ``accuracy.json``.
         int8_all: quantise every convolution that can be, also those that INT8 makes no faster.
         int8_attention: quantise the products of two activations as well, see :func:`trtdet.quantization.place`.
+        fp8: quantise products of matrices to FP8 instead of INT8.
         best: every convolution that can be in INT8 is open to the choice of a plan, which ``keep`` bounds; nothing
             stays in FP16 by default.
         tuned: the folder of a tune, of which ranges and corrections are taken as they are there; see
@@ -167,6 +168,7 @@ class BuildOptions:
     accuracy_report: bool = field(default=False, metadata=stays_out("measured on the finished bundle"))
     int8_all: bool = field(default=False, metadata=enters(Stage.CORRECTIONS, int8_only=True))
     int8_attention: bool = field(default=False, metadata=enters(Stage.RANGES, int8_only=True))
+    fp8: bool = field(default=False, metadata=enters(Stage.CORRECTIONS, int8_only=True))
     best: bool = field(default=False, metadata=enters(Stage.CORRECTIONS, int8_only=True))
     tuned: Path | None = field(default=None, metadata=enters(Stage.CORRECTIONS, "tuned", int8_only=True))
 

@@ -34,6 +34,9 @@ from trtdet.pipeline.stages.rewriting import Graph
 from trtdet.quantization import CORRECTIONS, DEFAULT_CORRECTIONS
 from trtdet.quantization.macs import DEPTHWISE
 
+FIRST_FP8 = 89
+"""The compute capability that FP8 came with."""
+
 _KEEPING = {
     "keep": "--keep-fp16",
     "budget": "--fp16-budget",
@@ -62,6 +65,7 @@ def check_build(options: BuildOptions, caps: Capabilities) -> None:
     _check_batch(options.batch)
     _check_guard(options, caps)
     _check_report(options)
+    _check_fp8(options, caps)
     if options.precision != "int8":
         given = [flag for name, flag in _KEEPING.items() if getattr(options.keep, name) != getattr(KeepOptions, name)]
         if given:
@@ -72,6 +76,8 @@ def check_build(options: BuildOptions, caps: Capabilities) -> None:
             raise ConfigError(f"--int8-all belongs to --int8; leave it out with --{options.precision}")
         if options.int8_attention:
             raise ConfigError(f"--int8-attention belongs to --int8; leave it out with --{options.precision}")
+        if options.fp8:
+            raise ConfigError(f"--fp8 belongs to --int8; leave it out with --{options.precision}")
         return
     if options.implicit:
         _check_implicit(options, caps)
@@ -338,6 +344,24 @@ def _check_engine(options: BuildOptions, caps: Capabilities) -> None:
                 raise ConfigError(f"{name} belongs to --quantization implicit; Q/DQ nodes hold trtdet's own ranges")
     elif options.precision != "int8":
         raise ConfigError(f"--quantization implicit is about INT8; leave it out with --{options.precision}")
+
+
+def _check_fp8(options: BuildOptions, caps: Capabilities) -> None:
+    if not options.fp8:
+        return
+    if options.implicit:
+        raise ConfigError("--fp8 is written into the model; leave --quantization implicit out")
+    if not caps.fp8:
+        raise BackendError(
+            f"{caps.name} {caps.version} has no FP8 for products of matrices; allowed: TensorRT 10 and later, "
+            "tensorrt-rtx"
+        )
+    older = [sm for sm in options.sms or caps.default_sms if sm < FIRST_FP8]
+    if older:
+        raise BackendError(
+            f"compute capability {older[0]} has no FP8, which came with {FIRST_FP8}",
+            "give newer ones with --sm, such as --sm 89 120",
+        )
 
 
 def check_targets(sms: Iterable[int], caps: Capabilities) -> None:

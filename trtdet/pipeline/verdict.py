@@ -144,6 +144,7 @@ def fp16_twin(options: BuildOptions, bundle: Bundle) -> BuildOptions:
         gpu=None,
         int8_all=False,
         int8_attention=False,
+        fp8=False,
         best=False,
         tuned=None,
         accuracy_report=False,

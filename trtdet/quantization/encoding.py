@@ -15,6 +15,9 @@ from trtdet.errors import ModelError
 
 QMAX = 127.0
 
+FP8_MAX = 448.0
+"""The largest magnitude of FP8 in its form E4M3, which has no infinity."""
+
 LARGEST = 65504.0
 """The largest magnitude of FP16 (IEEE 754 binary16)."""
 

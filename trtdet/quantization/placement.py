@@ -16,7 +16,7 @@ Layer-Placement Recommendations".
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx
 import onnx_graphsurgeon as gs
@@ -53,6 +53,12 @@ class QdqPlacement:
     skipped: tuple[str, ...]
     last: frozenset[str] = frozenset()
 
+    @property
+    def integers(self) -> QdqPlacement:
+        """Of these the places in INT8: what corrections are for, which choose among equal steps."""
+        others = {name: replace(self.plan.entries[name], precision="fp16") for name in self.plan.fp8}
+        return self.following(PrecisionPlan({**self.plan.entries, **others})) if others else self
+
     def following(self, plan: PrecisionPlan) -> QdqPlacement:
         """The same places for a plan that keeps some of the layers in float.
 
@@ -80,12 +86,13 @@ class QdqPlacement:
         return QdqPlacement(plan, tuple(readers), readers, self.skipped, self.last & readers.keys())
 
 
-def place(model: onnx.ModelProto, attention: bool = False) -> QdqPlacement:
+def place(model: onnx.ModelProto, attention: bool = False, fp8: bool = False) -> QdqPlacement:
     """Finds where to quantise a float model.
 
     Args:
         model: as the passes leave it: every node named, constants folded.
         attention: quantise products of two activations as well.
+        fp8: quantise products to FP8 instead of INT8.
     """
     graph = gs.import_onnx(model)
     # What decodes or suppresses is no part of the model.
@@ -102,13 +109,13 @@ def place(model: onnx.ModelProto, attention: bool = False) -> QdqPlacement:
             if isinstance(found, str):
                 skipped += [f"{node.name}: {found}"] if found else []
                 continue
-            entry = found
+            entry = replace(found, format="fp8") if fp8 else found
         else:
             continue
         entries[node.name] = entry
         if entry.precision != "int8":
             continue
-        for index, tensor in enumerate(node.inputs[: 2 if entry is _ATTENTION else 1]):
+        for index, tensor in enumerate(node.inputs[: 2 if entry.reason == _ATTENTION.reason else 1]):
             readers.setdefault(tensor.name, []).append((node.name, index))
             last |= {tensor.name} if channel_axis(node) == -1 else set()
     for node in graph.nodes:

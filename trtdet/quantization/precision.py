@@ -18,6 +18,9 @@ from trtdet.files.documents import DocumentError, read_document
 
 Precision = Literal["int8", "fp16", "fp32"]
 
+Format = Literal["int8", "fp8"]
+"""The eight bits of a quantised layer: integers, or E4M3 (Micikevicius et al. 2022, arXiv:2209.05433)."""
+
 _SCHEMA = 1
 _STRICT = ConfigDict(strict=True, extra="forbid")
 
@@ -96,6 +99,7 @@ class Entry:
         cause: the same for code.
         corrections: made for it, where it runs in INT8.
         float_output: of an INT8 convolution, why it writes float32 where others write FP16; empty where it does not.
+        format: of a layer in INT8, the number format that takes its place.
     """
 
     __pydantic_config__ = _STRICT
@@ -105,6 +109,7 @@ class Entry:
     cause: Cause = Cause.UNSPECIFIED
     corrections: tuple[Step, ...] = ()
     float_output: str = ""
+    format: Format = "int8"
 
     def edited_from(self, known: Entry) -> Entry:
         """This entry of a plan that a user may have edited, completed from the entry that trtdet made.
@@ -118,7 +123,7 @@ class Entry:
         elif cause is Cause.UNSPECIFIED:
             cause = known.cause
         corrections = known.corrections if self.precision == "int8" else ()
-        return replace(self, cause=cause, corrections=corrections, float_output=known.float_output)
+        return replace(self, cause=cause, corrections=corrections, float_output=known.float_output, format=known.format)
 
 
 @dataclass(frozen=True)
@@ -136,12 +141,21 @@ class PrecisionPlan:
         """The nodes that run in ``precision``."""
         return tuple(name for name, entry in self.entries.items() if entry.precision == precision)
 
+    @property
+    def fp8(self) -> frozenset[str]:
+        """The nodes of which FP8 takes the place of INT8."""
+        return frozenset(name for name in self.names("int8") if self.entries[name].format == "fp8")
+
     def kept(self) -> dict[str, str]:
         """``fp16`` or ``fp32`` by name of each node that does not run in INT8."""
         return {name: entry.precision for name, entry in self.entries.items() if entry.precision != "int8"}
 
     def to_json(self) -> str:
-        return json.dumps({"schema": _SCHEMA, **asdict(self)}, indent=1) + "\n"
+        entries = {name: asdict(entry) for name, entry in self.entries.items()}
+        for entry in entries.values():
+            if entry["format"] == "int8":
+                del entry["format"]
+        return json.dumps({"schema": _SCHEMA, "entries": entries}, indent=1) + "\n"
 
     def save(self, path: Path) -> None:
         """Writes ``plan.json`` atomically."""

@@ -21,7 +21,7 @@ import onnx
 import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
 
-from trtdet.calibration import Ranges
+from trtdet.calibration import Range, Ranges
 from trtdet.errors import CalibrationError
 from trtdet.passes.base import Writer
 from trtdet.passes.model import to_graph, to_model
@@ -29,7 +29,8 @@ from trtdet.passes.provenance import Origin
 from trtdet.quantization.encoding import ChannelMap, Rounded, by_channel, half_step, nearest, weight_scales
 from trtdet.quantization.folding import fold_map
 from trtdet.quantization.placement import QdqPlacement
-from trtdet.quantization.weight_forms import WeightScales, WeightWriter
+from trtdet.quantization.precision import PrecisionPlan
+from trtdet.quantization.weight_forms import WeightScales, WeightWriter, fp8_pair, write_fp8_weights
 from trtdet.quantization.weighted import Weighted
 from trtdet.quantization.windows import Window
 
@@ -92,22 +93,51 @@ def insert_qdq(
     write = Writer(graph, "trtdet/qdq", Origin.QDQ)
     found = {name: Weighted.of(nodes[name]) for name in placement.plan.names("int8")}
     layers = {name: layer for name, layer in found.items() if layer is not None}  # attention's products have no weights
-    rounded = {name: corrections.weights.get(name) or plain_form(layer) for name, layer in layers.items()}
+    fp8 = placement.plan.fp8
+    rounded = {
+        name: corrections.weights.get(name) or plain_form(layer) for name, layer in layers.items() if name not in fp8
+    }
     writer = WeightWriter(write, weights, rounded)
     for name in placement.activations:
         readers = [(nodes[reader], position) for reader, position in placement.readers[name]]
+        if fp8:
+            readers = _quantize_to_fp8(write, tensors[name], ranges.tensors[name], readers, placement.plan)
         channels = corrections.tensors.get(name)
-        if channels is None:
+        if channels is None and readers:
             pair = _pair(write, tensors[name], half_step(ranges.tensors[name].scale))
             for reader, position in readers:
                 reader.inputs[position] = pair
-        else:
+        elif channels is not None:
             _quantize_mapped(write, tensors[name], channels, readers, rounded, fold)
     # Written last: folding a map changes the weights of the convolution before it.
     for name, integers in rounded.items():
         writer.write(layers[name], integers)
+    for name in fp8 & layers.keys():
+        write_fp8_weights(write, layers[name])
     graph.cleanup()
     return to_model(graph)
+
+
+def _quantize_to_fp8(
+    write: Writer,
+    tensor: gs.Tensor,
+    found: Range,
+    readers: list[tuple[gs.Node, int]],
+    plan: PrecisionPlan,
+) -> list[tuple[gs.Node, int]]:
+    """Gives the readers in FP8 their pair; the others that a pair in INT8 is for.
+
+    The range is the whole: the steps of FP8 grow with the values, so that clipping gains nothing.
+    """
+    fp8 = plan.fp8
+    others = [(reader, position) for reader, position in readers if reader.name not in fp8]
+    if len(others) < len(readers):
+        pair = fp8_pair(write, tensor, max(abs(found.low), abs(found.high)))
+        for reader, position in readers:
+            if reader.name in fp8:
+                reader.inputs[position] = pair
+    # A sum reads the INT8 copy of a layer.
+    return others if any(reader.name in plan.entries for reader, _ in others) else []
 
 
 def plain_form(layer: Weighted) -> Rounded:

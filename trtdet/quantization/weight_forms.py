@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import ml_dtypes
 import numpy as np
 import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
 
 from trtdet.passes.base import Writer
 from trtdet.quantization.data_flow import WeightForm
-from trtdet.quantization.encoding import LARGEST, QMAX, Rounded
+from trtdet.quantization.encoding import FP8_MAX, LARGEST, QMAX, Rounded, half_step
 from trtdet.quantization.weighted import Weighted
 
 _ROOM = 2.0
@@ -134,3 +135,17 @@ def tensor_scale(rounded: Rounded, step: float, sums: NDArray[np.float64] | None
     while most.max(initial=0.0) * 2.0**exponent > LARGEST and exponent > -24:
         exponent -= 1
     return np.array(2.0**exponent, np.float32)
+
+
+def fp8_pair(write: Writer, tensor: gs.Tensor, amax: float) -> gs.Variable:
+    """A tensor through FP8 (E4M3), with one scale that its largest magnitude needs."""
+    step = write.const(half_step(amax / FP8_MAX if amax > 0 else 1.0), np.float32)
+    zero = write.const(0, ml_dtypes.float8_e4m3fn)
+    return write("DequantizeLinear", write("QuantizeLinear", tensor, step, zero), step, zero)
+
+
+def write_fp8_weights(write: Writer, layer: Weighted) -> None:
+    """Gives a product weights in FP8: to the nearest, with one scale, as its activations; the bias stays as it is."""
+    values = layer.node.inputs[1].values
+    largest = float(np.abs(values).max(initial=0.0))
+    layer.node.inputs[1] = fp8_pair(write, write.const(values, np.float32), largest)

@@ -128,6 +128,7 @@ class TensorRT:
             loads_plugins=LIBRARY.loads_plugins,
             compiles_plugins=(major, minor) >= (10, 9),
             data_flow=_data_flow(major),
+            fp8=major >= 10,
         )
 
     def unsupported(self, model: onnx.ModelProto) -> dict[str, str]:

@@ -52,6 +52,7 @@ class TensorRTRTX:
             # Its INT8 convolutions never write INT8, and float32 where the channels' scales are left to them.
             data_flow=DataFlow(half=True, weights=("tensor",), fused=False),
             max_opset=NEWEST,
+            fp8=True,
             missing_ops={
                 **dict.fromkeys((*NEVER, "DeformConv"), "its parser does not know the operator"),
                 "NonMaxSuppression": "it parses but has no implementation on any GPU",

@@ -92,7 +92,7 @@ class Graph:
         return rewrite(self.source, replace(self.passes, silu="keep", min_opset=None)).model
 
 
-def rewritten(source: onnx.ModelProto, passes: Options, attention: bool = False) -> Graph:
+def rewritten(source: onnx.ModelProto, passes: Options, attention: bool = False, fp8: bool = False) -> Graph:
     """Runs the passes over a model and places its Q/DQ pairs.
 
     Raises:
@@ -100,7 +100,7 @@ def rewritten(source: onnx.ModelProto, passes: Options, attention: bool = False)
         ConfigError: the NMS asked for is beyond the backend.
     """
     done = rewrite(source, passes)
-    placement = place(done.model, attention)
+    placement = place(done.model, attention, fp8)
     if not placement.plan.entries:
         raise ModelError("the model has no convolutions, so there is nothing to quantise; is it a detector?")
     return Graph(source, passes, done, placement)
@@ -150,11 +150,18 @@ def build_graph(model: Path, config: Config, options: BuildOptions, backend: Bac
         kept is not None,
         caps.max_opset,
         frozenset(caps.missing_ops),
-        _min_opset(caps) if options.precision == "int8" and not options.implicit else None,
+        _min_opset(caps, options.fp8) if options.precision == "int8" and not options.implicit else None,
     )
     if kept is not None:
         _warn_of_thresholds(kept, config.nms)
-    graph = rewritten(source, passes, options.int8_attention and options.precision == "int8")
+    int8 = options.precision == "int8"
+    graph = rewritten(source, passes, int8 and options.int8_attention, int8 and options.fp8)
+    if graph.placement.plan.fp8 and (opset := _opset(graph.model)) < HALF_SCALES:
+        reasons = "; ".join(graph.done.results["opset"].skipped)
+        raise ModelError(
+            f"--fp8 takes opset {HALF_SCALES}, and the model has opset {opset}{f': {reasons}' * bool(reasons)}",
+            "export it with that opset or a later one, or leave --fp8 out",
+        )
     graph = replace(graph, int8_all=options.int8_all or options.best, nms_reason=chosen.reason, flow=_flow(graph, caps))
     _check_operators(graph.model, backend)
     return graph
@@ -252,9 +259,13 @@ def _batch(model: onnx.ModelProto, name: str | None, asked: tuple[int, int, int]
     return None if inputs[0].type.tensor_type.shape.dim[0].dim_value else 1
 
 
-def _min_opset(caps: Capabilities) -> int | None:
-    """The oldest opset of a model with Q/DQ pairs."""
-    return HALF_SCALES if caps.data_flow.half else None
+def _min_opset(caps: Capabilities, fp8: bool = False) -> int | None:
+    """The oldest opset of a model with Q/DQ pairs; pairs in FP8 came with those whose scales are FP16."""
+    return HALF_SCALES if caps.data_flow.half or fp8 else None
+
+
+def _opset(model: onnx.ModelProto) -> int:
+    return max(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
 
 
 def _flow(graph: Graph, caps: Capabilities) -> DataFlow:
@@ -267,7 +278,7 @@ def _flow(graph: Graph, caps: Capabilities) -> DataFlow:
     flow, wanted = caps.data_flow, graph.passes.min_opset
     if wanted is None or (caps.max_opset is not None and caps.max_opset < wanted):
         return replace(flow, half=False)
-    opset = max(entry.version for entry in graph.model.opset_import if entry.domain in ("", "ai.onnx"))
+    opset = _opset(graph.model)
     if opset >= wanted:
         return flow
     reasons = "; ".join(graph.done.results["opset"].skipped)

@@ -97,7 +97,7 @@ def correct(
         raise ConfigError(f"no correction '{unknown[0]}'; allowed: auto, none, or some of {', '.join(known)}")
     enabled = tuple(correction for correction in REGISTRY if correction.name in names)
     task = Task(model, placement, candidates, enabled, *sources.split(), sources, start)
-    sites = find_sites(model, placement, enabled, start.parted)
+    sites = find_sites(model, placement.integers, enabled, start.parted)
     for batch in batches(sites):
         _measure(task, batch)
         for site in batch:

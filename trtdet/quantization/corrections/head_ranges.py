@@ -69,6 +69,7 @@ def sense(model: onnx.ModelProto, placement: QdqPlacement, ranges: Ranges, sourc
     Raises:
         ConfigError: fewer than two images.
     """
+    placement = placement.integers
     if not available():
         return ranges, Start(ranges, reason=NO_TORCH)
     try:

@@ -144,7 +144,13 @@ def _rebuilt(task: Task, ways: Sequence[_Together], verdict: Verdict) -> tuple[l
 def _corrected_whole(task: Task, correction: Correction, way: _Together) -> _Together:
     whole = way.whole
     network = Network(
-        task.model, task.placement, whole.ranges, whole.corrections, task.start.together, task.fit, task.sources
+        task.model,
+        task.placement.integers,
+        whole.ranges,
+        whole.corrections,
+        task.start.together,
+        task.fit,
+        task.sources,
     )
     ranges, corrections = correction.reconstruct(network)
     changed = {
