@@ -20,7 +20,7 @@ def _options(parser: ArgumentParser) -> None:
         "source",
         metavar="SOURCE",
         help="yolox-nano|tiny|s|m|l|x, shapes, ultralytics:FILE.pt, yolov5:FILE.pt, hf:FOLDER, "
-        "model.onnx, or package.module:factory",
+        "torchvision:NAME, model.onnx, or package.module:factory",
     )
     add_output(parser, "model.onnx", "where the ONNX model is written; model.yaml and model.parity.json lie beside it")
     parser.add_argument(

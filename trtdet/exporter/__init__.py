@@ -29,7 +29,7 @@ SHAPES_MODEL = Path(__file__).with_name("shapes.onnx")
 SOURCES: tuple[str, ...] = ("yolox-nano", "yolox-tiny", "yolox-s", "yolox-m", "yolox-l", "yolox-x", "shapes")
 """The sources with a name."""
 
-PREFIXES: dict[str, str] = {"ultralytics": "FILE.pt", "yolov5": "FILE.pt", "hf": "FOLDER"}
+PREFIXES: dict[str, str] = {"ultralytics": "FILE.pt", "yolov5": "FILE.pt", "hf": "FOLDER", "torchvision": "NAME"}
 """The sources that begin with a prefix and a colon, and what follows it; any other is ``package.module:factory``."""
 
 _PREFIXED = tuple(f"{prefix}:{rest}" for prefix, rest in PREFIXES.items())
@@ -54,7 +54,7 @@ class ExportOptions:
         opset: of the ONNX model, 11 to 20.
         tolerance: how far an output may be from torch's: maximum absolute error <= tolerance * max(1, maximum
             absolute value). Of final detections: a score by this, a corner by this share of the input's longer side.
-        random_weights: export a ``yolox-*`` source with no checkpoint, for tests and for timing.
+        random_weights: export a ``yolox-*`` or ``torchvision:`` source with no checkpoint, for tests and for timing.
         size: height and width in pixels of the network's input, in place of the configuration's or the checkpoint's.
         one_to_many: of a network with a one-to-one head beside, the other head, which needs suppression.
         exporter: of torch: ``torchscript`` traces, ``dynamo`` reads the program; ``auto`` takes the first, and the
@@ -111,7 +111,8 @@ def export(source: str, output: Path, options: ExportOptions = ExportOptions()) 
     Args:
         source: one of SOURCES; ``ultralytics:FILE.pt``, a checkpoint of that package; ``yolov5:FILE.pt``, a checkpoint
             of classic YOLOv5; ``hf:FOLDER``, a folder that ``save_pretrained`` of transformers wrote or an id of the
-            Hugging Face hub; the path of an ONNX model, which is simplified and keeps its opset; or
+            Hugging Face hub; ``torchvision:NAME``, a detector of one stage; the path of an ONNX model, which is
+            simplified and keeps its opset; or
             ``package.module:factory`` where ``factory()`` gives a ``torch.nn.Module`` in evaluation mode that takes
             float32 (B, 3, H, W) and gives a tensor, a tuple or list of tensors, or a dict of tensors, each with the
             batch first. The current directory is importable.

@@ -23,7 +23,12 @@ from trtdet.exporter import SOURCES, ExportOptions, parity, storage, trials
 from trtdet.exporter.subject import Float, Subject, tensors
 from trtdet.exporter.trials import Converted, first_line
 
-_LOADERS = {"ultralytics": "ultralytics_models", "yolov5": "yolov5", "hf": "hugging_face"}
+_LOADERS = {
+    "ultralytics": "ultralytics_models",
+    "yolov5": "yolov5",
+    "hf": "hugging_face",
+    "torchvision": "torchvision_models",
+}
 """By the prefix of a source, the module of this package whose ``load(place, options)`` gives the Subject."""
 
 

@@ -16,12 +16,22 @@ from trtdet.exporter.yolox import YOLOX, BaseConv
 
 
 def load_checkpoint(model: nn.Module, path: Path) -> None:
-    """Loads a state dict, bare or under the key ``model`` as YOLOX publishes it.
+    """Loads a state dict as :func:`read_state` reads it.
+
+    Raises:
+        ModelError: the file is missing or is no checkpoint, or its keys or shapes are not the model's.
+    """
+    advice = "choose the variant and the number of classes it was trained with"
+    checkpoints.load_state(model, read_state(path), path, advice)
+
+
+def read_state(path: Path) -> dict[str, Tensor]:
+    """Reads a state dict, bare or under the key ``model`` as YOLOX publishes it.
 
     Only tensors, numbers and plain containers are unpickled; a file that would run code is refused.
 
     Raises:
-        ModelError: the file is missing or is no checkpoint, or its keys or shapes are not the model's.
+        ModelError: the file is missing or is no checkpoint.
     """
     if not path.is_file():
         raise ModelError(f"checkpoint '{path}' does not exist; check the path given with --weights")
@@ -39,8 +49,7 @@ def load_checkpoint(model: nn.Module, path: Path) -> None:
         raise ModelError(
             f"checkpoint '{path}' holds no state dict; expected names and tensors, bare or under the key 'model'"
         )
-    advice = "choose the variant and the number of classes it was trained with"
-    checkpoints.load_state(model, state, path, advice)
+    return state
 
 
 def fuse_batch_norm(model: nn.Module) -> None:
