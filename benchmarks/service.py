@@ -365,9 +365,14 @@ class Connection:
         return text
 
     def detect(self, path: Path) -> Found:
+        return self.found(path.read_bytes())[1]
+
+    def found(self, body: bytes) -> tuple[str, Found]:
+        """The content hash of the bundle that was run on an image, and the detections."""
         try:
-            rows = json.loads(self.post(path.read_bytes()))["images"][0]["detections"]
-            return Found(
+            answer = json.loads(self.post(body))
+            rows = answer["images"][0]["detections"]
+            return answer["model"]["content_hash"], Found(
                 np.array([row["box"] for row in rows], np.float32).reshape(-1, 4),
                 np.array([row["score"] for row in rows], np.float32),
                 np.array([row["class"] for row in rows], np.int64),

@@ -1,4 +1,5 @@
 // trtdet-serve: bundles as an HTTP service. Options only; the parts are in the library `serve`.
+#include <malloc.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -297,6 +298,17 @@ void allow_descriptors(int connections, Log& log) {
     }
 }
 
+// glibc by itself takes ever larger blocks from the heaps of threads, where those of a model that was replaced stay:
+// the service grew with each. What a model takes comes and goes as pages of its own, what an image takes is kept for
+// the next.
+void bound_kept_memory() {
+#ifdef __GLIBC__
+    constexpr int largest_of_image = 4 << 20;
+    ::mallopt(M_MMAP_THRESHOLD, largest_of_image);
+    ::mallopt(M_TRIM_THRESHOLD, 4 * largest_of_image);
+#endif
+}
+
 int serve_until_stopped(Options options) {
     Signals::block();
     Log log(options.log_level, options.log_json);
@@ -341,6 +353,7 @@ int serve_until_stopped(Options options) {
 }  // namespace
 
 int main(int count, char** arguments) {
+    bound_kept_memory();
     // Images are prepared on threads of the service's own. OpenCV's would take their cores, and where one of them finds
     // no memory whoever gave it work waits for ever.
     cv::setNumThreads(1);

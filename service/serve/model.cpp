@@ -1,6 +1,7 @@
 #include "model.hpp"
 
 #include <fcntl.h>
+#include <malloc.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -131,6 +132,13 @@ private:
         std::string recording;
     };
 
+    // What glibc keeps of a large model that is gone would add up from one to the next, in pieces.
+    static void give_back_memory() {
+#ifdef __GLIBC__
+        ::malloc_trim(0);
+#endif
+    }
+
     // Nothing where it cannot be looked at now.
     std::optional<Seen> look() const {
         const auto bundle = states_in(options_.bundle);
@@ -216,6 +224,7 @@ private:
                 retired_->waiting.pop_front();
                 lock.unlock();
                 last.reset();
+                give_back_memory();
                 lock.lock();
                 --retired_->alive;
                 continue;

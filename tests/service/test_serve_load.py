@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import http.client
+import os
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -18,6 +20,8 @@ import pytest
 from serving import PATIENCE, Answer, Case, Server, call, check, form, post, read_answer, total, until
 
 from trtdet.bundle import MANIFEST, Bundle, BundleWriter
+
+ROOT = Path(__file__).resolve().parents[2]
 
 Serve = Callable[..., Server]
 
@@ -386,3 +390,32 @@ def test_slow_and_leaving_clients_among_others(serve: Serve, case: Case) -> None
         assert set(clients.statuses) == {200}
         until(lambda: server.metrics()["trtdet_connections"] == 1)
         until(lambda: server.metrics()["trtdet_requests_in_flight"] == 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("requests", "settle", "growth", "good"), [(3000, 1000, 5, True), (1000, 0, -1, False)], ids=["flat", "refused"]
+)
+def test_memory_is_flat_while_bundles_are_replaced(
+    program: Callable[[str], Path], case: Case, tmp_path: Path, requests: int, settle: int, growth: int, good: bool
+) -> None:
+    """The soak of ``benchmarks/soak.py``, a short one; with less growth allowed than there can be it is refused."""
+    service = program("serve/trtdet-serve")
+    if Server(service, (), tmp_path).sanitized:
+        pytest.skip("a sanitizer keeps memory for itself")
+    (tmp_path / "images").mkdir()
+    for picture in case.pictures:
+        shutil.copy(picture.file, tmp_path / "images")
+    options = ["--images", tmp_path / "images", "--service", service, "--measure", 2, "--swap-every", 2]
+    options += ["--requests", requests, "--settle", settle, "--growth-mb", growth, "--", "--recording", case.recordings]
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "soak.py", *case.bundles, *map(str, options)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=10 * PATIENCE,
+        check=False,
+    )
+    assert f"| requests answered rightly | {requests} |" in done.stdout, done.stderr
+    assert "| lost, refused or wrong | 0 |" in done.stdout
+    assert done.returncode == (0 if good else 1), done.stdout
