@@ -9,6 +9,7 @@ import onnx
 import pytest
 
 from trtdet.config import Config
+from trtdet.errors import ModelError
 from trtdet.passes import Options, rewrite
 from trtdet.runtime.detector import Detector
 
@@ -134,3 +135,73 @@ def test_rows_that_are_suppressed_stay(net: Any) -> None:
 def test_rows_of_another_number_of_classes_stay(net: Any) -> None:
     done = rewrite(exported(net, TAILS["all scores"]), Options(configuration(classes=["a", "b"])))
     assert done.config.head.decode == "detections"
+
+
+# RTDETRPostProcessor of RT-DETR, D-FINE and DEIM, exported to opset 16: boxes in pixels of an original image.
+THREE = """
+    (float[1,3,8,8] image, float[1,2] size) => (int64[1,ROWS] labels, float[1,ROWS,4] boxes, float[1,ROWS] scores) {
+        rows_flat = Conv <strides = [8, 8]> (image, w)
+        rows = Reshape (rows_flat, rows_shape)
+        moved = Transpose <perm = [0, 2, 1]> (rows)
+        boxes_of, logits = Split <axis = 2> (moved, parts)
+        twice = Concat <axis = 1> (size, size)
+        factor = Unsqueeze (twice, middle)
+        pixels = Mul (boxes_of, factor)
+        scores_of = Sigmoid (logits)
+        flat = Flatten <axis = 1> (scores_of)
+        scores, places = TopK <axis = 1> (flat, k)
+        query = Div (places, classes)
+        before = Mul (query, classes)
+        labels = Sub (places, before)
+        column = Unsqueeze (query, last)
+        wide = Expand (column, wide_boxes)
+        boxes = GatherElements <axis = 1> (pixels, wide)
+    }
+"""
+
+
+def with_sizes(net: Any, old: str = "", new: str = "") -> onnx.ModelProto:
+    assert old in THREE
+    whole: dict[str, Any] = {
+        "w": np.random.default_rng(0).normal(0, 0.2, ((4 + CLASSES) * ANCHORS, 3, 8, 8)).astype(np.float32),
+        "rows_shape": np.array([1, 4 + CLASSES, ANCHORS]),
+        "parts": np.array([4, CLASSES]),
+        "k": np.array([ROWS]),
+        "last": np.array([-1]),
+        "middle": np.array([1]),
+        "classes": np.array(CLASSES),
+        "wide_boxes": np.array([1, ROWS, 4]),
+        "ones": np.ones((1, 1, 4), np.float32),
+    }
+    text = THREE.replace(old, new).replace("ROWS", str(ROWS))
+    return net(text, opset=16, **{name: value for name, value in whole.items() if name in text})
+
+
+@pytest.mark.parametrize("rule", ["boxes", "detections"])
+def test_labels_boxes_and_scores_of_an_original_size(net: Any, run: Any, rule: str) -> None:
+    model = with_sizes(net)
+    config = configuration(head={"decode": rule, "boxes": "cxcywh"}, input={"size": [8, 8]})
+    done = rewrite(model, Options(config))
+    assert [tensor.name for tensor in done.model.graph.input] == ["image"]
+    head = done.config.head
+    assert (head.decode, head.boxes, head.units, head.scores) == ("boxes", "xyxy", "relative", "logits")
+    assert done.config.nms.max_detections == ROWS
+    images = np.random.default_rng(1).uniform(0, 1, (1, 3, 8, 8)).astype(np.float32)
+    given = run(model, image=images, size=np.full((1, 2), 8, np.float32))
+    boxes, scores, classes = Detector.running(done.model, done.config, "host")(images).image(0)
+    np.testing.assert_allclose(boxes, given["boxes"][0], rtol=1e-6)
+    np.testing.assert_allclose(scores, given["scores"][0], rtol=1e-6)
+    np.testing.assert_array_equal(classes, given["labels"][0])
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("Mul (boxes_of, factor)", "Mul (boxes_of, ones)"),
+        ("Mul (boxes_of, factor)", "Add (boxes_of, factor)"),
+        ("TopK <axis = 1> (flat, k)", "TopK <axis = 1, largest = 0> (flat, k)"),
+    ],
+)
+def test_three_outputs_that_are_made_in_another_way_stay(net: Any, old: str, new: str) -> None:
+    with pytest.raises(ModelError, match="inputs|decode rule 'boxes' takes boxes"):
+        rewrite(with_sizes(net, old, new), Options(configuration(head={"decode": "boxes"})))
