@@ -103,6 +103,32 @@ def test_a_dynamic_number_of_boxes_is_an_error_that_says_so(net: Any, configure:
         rewrite(model, Options(configure("yolov5"), "native"))
 
 
+def test_a_number_of_boxes_that_the_graph_computes_is_found(net: Any, run: Any, configure: Any) -> None:
+    """As exporters of torch write a reshape where the batch is open: no inference of shapes sees through it."""
+    text = """
+        (float[N,3,8,8] image) => (float[A,B,7] out) {
+            whole = Shape (image)
+            batch = Slice (whole, zero, one)
+            wanted = Concat <axis = 0> (batch, rest)
+            found = Equal (wanted, nothing)
+            shape = Where (found, ones, wanted)
+            flat = Conv <strides = [4, 4]> (image, w)
+            out = Reshape (flat, shape)
+        }
+    """
+    constants = {"zero": [0], "one": [1], "rest": [12, 7], "nothing": [-1, -1, -1], "ones": [1, 1, 1]}
+    arrays = {name: np.array(value) for name, value in constants.items()}
+    w = np.random.default_rng(0).normal(0, 0.2, (21, 3, 4, 4)).astype(np.float32)
+    config = configure("yolov5", classes=2)
+    model = net(text, opset=17, w=w, **arrays)
+    images = np.random.default_rng(1).uniform(0, 1, (2, 3, 8, 8)).astype(np.float32)
+    raw = run(model, image=images)["out"]
+    done = run(rewrite(model, Options(config, "native")).model, image=images)
+    expected = detections.non_max_suppression(*heads.decode([raw], config), config.nms)
+    np.testing.assert_array_equal(done["num_dets"], expected.num_dets)
+    np.testing.assert_allclose(done["scores"], expected.scores, atol=1e-6)
+
+
 def test_native_takes_the_number_of_boxes_from_the_grid_where_the_model_leaves_it_open(
     detector: onnx.ModelProto, config: Any
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx_graphsurgeon as gs
+import onnxruntime
 from numpy.typing import NDArray
 
 from trtdet.config import Config
@@ -24,6 +25,9 @@ SCORES = "scores"
 CLASSES = "classes"
 CONTRACT = (NUM_DETS, BOXES, SCORES, CLASSES)
 """Names of the outputs of every engine; a model's own tensors give way to them."""
+
+_SIZED_BY_DATA = ("Compress", "If", "Loop", "NonMaxSuppression", "NonZero", "Scan", "Unique")
+"""Operators whose outputs can have as many rows as the image makes them have."""
 
 ALL_BOXES, ALL_SCORES = f"{BOXES}_all", f"{SCORES}_all"
 """Names of the decoded tensors in a model whose outputs are others."""
@@ -62,6 +66,7 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
         ModelError: an output named in ``head.outputs`` is missing, or a shape does not fit the rule.
     """
     config = options.config
+    _measure(graph)
     raw = {tensor.name: tensor for tensor in graph.outputs}
     write = Writer(graph, "trtdet/decode", Origin.DECODE)
     _give_way(graph)
@@ -87,6 +92,30 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
     graph.outputs = [boxes, scores]
     graph.cleanup().toposort()
     return PassResult(1)
+
+
+def _measure(graph: gs.Graph) -> None:
+    """Gives the outputs whose sizes the graph computes from shapes the sizes that they have, in place: an input of one
+    height and width has one number of boxes, which no inference of shapes finds behind what exporters write for an open
+    batch. The graph is run once, on a black image."""
+    image = graph.inputs[0]
+    sides = list(image.shape or ())[1:]
+    lacking = [tensor for tensor in graph.outputs if not tensor.shape or None in _shape(tensor)[1:]]
+    if not lacking or len(graph.inputs) != 1 or not all(isinstance(side, int) for side in sides):
+        return
+    if any(node.op in _SIZED_BY_DATA for node in graph.nodes):
+        return
+    batch = image.shape[0] if isinstance(image.shape[0], int) and image.shape[0] > 0 else 1
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level = 4
+    try:
+        model = gs.export_onnx(graph).SerializeToString()
+        session = onnxruntime.InferenceSession(model, settings, providers=["CPUExecutionProvider"])
+        found = session.run([tensor.name for tensor in lacking], {image.name: np.zeros((batch, *sides), np.float32)})
+    except Exception:  # an operator that onnxruntime lacks: sizes stay open, which whoever needs them says
+        return
+    for tensor, array in zip(lacking, found, strict=True):
+        tensor.shape = [image.shape[0], *array.shape[1:]]
 
 
 def _computed(write: Writer, raw: dict[str, gs.Variable], config: Config) -> dict[str, gs.Variable]:
