@@ -18,7 +18,7 @@ from trtdet.quantization.gradients.network import Network  # noqa: E402
 
 SHAPE = (2, 4, 6, 8)
 
-READ = ("resize nearest", "resize linear", "pad")
+READ = ("resize nearest", "resize linear", "pad", "steps")
 """Nodes with a constant in float that is read as a number."""
 
 NODES = {
@@ -45,6 +45,14 @@ NODES = {
     "flatten": "y = Flatten(x)",
     "unsqueeze": "a = Unsqueeze(x, axes0) y = Squeeze(a, axes0)",
     "gather": "y = Gather<axis = 1>(x, picks)",
+    "gather elements": "y = GatherElements<axis = 1>(x, chosen)",
+    "scatter": "y = ScatterND(x, spots, values)",
+    "top": "y, b = TopK<axis = 1>(x, several)",
+    "least of all": "y, b = TopK<axis = 3, largest = 0>(x, several)",
+    "grid sample": "y = GridSample<align_corners = 1>(x, grid)",
+    "einsum": 'y = Einsum<equation = "bchw,cd->bdhw">(x, mixed)',
+    "sine": "a = Sin(x) b = Cos(x) y = Sub(a, b)",
+    "steps": "a = Greater(x, half) y = Where(a, x, half)",
     "expand": "a = GlobalAveragePool(x) y = Expand(a, like)",
     "tile": "y = Tile(x, repeats)",
     "pad": "y = Pad(x, widths, half)",
@@ -97,6 +105,12 @@ def test_an_operator_computes_what_onnxruntime_does(node: str, net: Any, normal:
         "axes0": np.array([0, 3], np.int64),
         "picks": np.array([[2, -1], [0, 0]], np.int64),
         "like": np.array(SHAPE, np.int64),
+        "chosen": np.random.default_rng(0).integers(-4, 4, (2, 3, 6, 8)),
+        "spots": np.array([[0, 1], [1, 3]], np.int64),
+        "values": normal(2, 6, 8),
+        "several": np.array([2], np.int64),
+        "grid": normal(2, 3, 5, 2),
+        "mixed": normal(4, 3),
         "repeats": np.array([1, 2, 1, 1], np.int64),
         "widths": np.array([0, 0, 1, 2, 0, 0, 0, 1], np.int64),
         "half": np.float32(0.5),
@@ -143,10 +157,10 @@ def test_a_detector_computes_what_onnxruntime_does_and_reads_what_it_is_given(no
 
 
 def test_an_operator_without_a_gradient_is_named(net: Any, normal: Any) -> None:
-    model = net("(float[1,4,6,8] x) => (float y) { a, b = TopK(x, k) y = Relu(a) }", k=np.array([2], np.int64))
+    model = net("(float[1,4,6,8] x) => (float y) { a = CumSum(x, k) y = Relu(a) }", k=np.array(2, np.int64))
     model.graph.node[0].name = "best"
     network = Network(model, ["y"], {})
-    with pytest.raises(ModelError, match="'best' has no gradient here: the operator TopK"):
+    with pytest.raises(ModelError, match="'best' has no gradient here: the operator CumSum"):
         network(torch.from_numpy(normal(1, 4, 6, 8)).requires_grad_(), lambda name, value: value)
     # Without one it is computed: shapes and anchors need none.
     got = network(torch.from_numpy(normal(1, 4, 6, 8)), lambda name, value: value)["y"]

@@ -21,6 +21,13 @@ Read = Callable[[str, torch.Tensor], torch.Tensor]
 read."""
 
 
+_STEPS = (
+    *("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "And", "Or", "IsNaN", "ArgMax", "ArgMin"),
+    *("NonZero", "Sign", "Round", "Ceil"),
+)
+"""Operators whose results change in steps, with a gradient of 0."""
+
+
 class Network:
     """The part of a float model that computes some of its tensors.
 
@@ -110,11 +117,13 @@ def _run(node: gs.Node, inputs: Sequence[Any], opset: int) -> Any:
             return OPERATORS[node.op](node, inputs)
         except NotImplementedError as missing:
             raise ModelError(f"'{node.name}' has no gradient here: {missing}") from None
-    if any(value is not None and value.requires_grad for value in inputs):
+    if node.op not in _STEPS and any(value is not None and value.requires_grad for value in inputs):
         raise ModelError(f"'{node.name}' has no gradient here: the operator {node.op}")
     # What shapes are computed with: ONNX's own evaluator has every operator.
     given = {
-        tensor.name: value.cpu().numpy() for tensor, value in zip(node.inputs, inputs, strict=True) if value is not None
+        tensor.name: value.detach().cpu().numpy()
+        for tensor, value in zip(node.inputs, inputs, strict=True)
+        if value is not None
     }
     alone = gs.Graph(
         nodes=[

@@ -176,7 +176,48 @@ def _gather(node: gs.Node, inputs: Inputs) -> Any:
     axis = int(node.attrs.get("axis", 0)) % x.dim()
     wanted = torch.where(index < 0, index + x.shape[axis], index).to(x.device, torch.int64)
     found = x.index_select(axis, wanted.reshape(-1))
-    return found.reshape(*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])
+    return found.reshape((*x.shape[:axis], *index.shape, *x.shape[axis + 1 :]))
+
+
+def _shape(node: gs.Node, inputs: Inputs) -> Any:
+    sizes = list(inputs[0].shape)
+    return torch.tensor(sizes[int(node.attrs.get("start", 0)) : node.attrs.get("end")], dtype=torch.int64)
+
+
+def _gather_elements(node: gs.Node, inputs: Inputs) -> Any:
+    x, index = inputs
+    axis = int(node.attrs.get("axis", 0)) % x.dim()
+    return torch.gather(x, axis, torch.where(index < 0, index + x.shape[axis], index).to(x.device, torch.int64))
+
+
+def _scatter(node: gs.Node, inputs: Inputs) -> Any:
+    x, index, updates = inputs
+    if node.attrs.get("reduction", "none") != "none":
+        raise NotImplementedError("ScatterND that adds up")
+    places = tuple(part.to(x.device, torch.int64) for part in index.unbind(-1))
+    return x.index_put(places, updates.to(x.dtype))
+
+
+def _top(node: gs.Node, inputs: Inputs) -> Any:
+    """The choice is that of the values as they are; only what is chosen has a gradient."""
+    x, count = inputs
+    largest, ordered = (bool(node.attrs.get(key, 1)) for key in ("largest", "sorted"))
+    return tuple(torch.topk(x, int(count), int(node.attrs.get("axis", -1)), largest, ordered))
+
+
+def _grid_sample(node: gs.Node, inputs: Inputs) -> Any:
+    x, grid = inputs
+    modes = {
+        "bilinear": "bilinear",
+        "linear": "bilinear",
+        "nearest": "nearest",
+        "bicubic": "bicubic",
+        "cubic": "bicubic",
+    }
+    if x.dim() != 4:
+        raise NotImplementedError("GridSample of other than four axes")
+    mode, padding = modes[node.attrs.get("mode", "linear")], node.attrs.get("padding_mode", "zeros")
+    return functional.grid_sample(x, grid, mode, padding, bool(node.attrs.get("align_corners", 0)))
 
 
 def _reduced(reduce: Callable[..., torch.Tensor]) -> Operator:
@@ -272,6 +313,12 @@ OPERATORS: dict[str, Operator] = {
     "Unsqueeze": _unsqueeze,
     "Flatten": _flatten,
     "Gather": _gather,
+    "Shape": _shape,
+    "GatherElements": _gather_elements,
+    "ScatterND": _scatter,
+    "TopK": _top,
+    "GridSample": _grid_sample,
+    "Einsum": lambda node, inputs: torch.einsum(node.attrs["equation"], *inputs),
     "Expand": _each(lambda x, shape: x + torch.zeros(_ints(shape), dtype=x.dtype, device=x.device)),
     "Tile": _each(lambda x, repeats: x.repeat(_ints(repeats))),
     "Pad": _pad,
@@ -300,6 +347,8 @@ OPERATORS: dict[str, Operator] = {
     "Exp": _each(torch.exp),
     "Log": _each(torch.log),
     "Sqrt": _each(torch.sqrt),
+    "Sin": _each(torch.sin),
+    "Cos": _each(torch.cos),
     "Abs": _each(torch.abs),
     "Neg": _each(torch.neg),
     "Reciprocal": _each(torch.reciprocal),
