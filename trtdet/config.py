@@ -272,6 +272,16 @@ class Config(_Section):
         theirs at the end. A product of objectness and class has to be made of probabilities."""
         return self.head.scores == "logits" and self.head.decode not in ("yolox", "yolov5")
 
+    def with_size(self, size: tuple[int, int]) -> Config:
+        """This configuration with another height and width of the input, in pixels.
+
+        Raises:
+            ConfigError: a stride of the head does not divide them, or they are out of range.
+        """
+        data = self.model_dump()
+        data["input"]["size"] = size
+        return _validate(data, f"--size {size[0]}x{size[1]}")
+
     def with_nms(self, **changes: Any) -> Config:
         """This configuration with some NMS keys replaced; None leaves a key as it is.
 

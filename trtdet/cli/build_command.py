@@ -30,6 +30,7 @@ from trtdet.cli.options import (
     calibration_of,
     chosen_corrections,
     config_of,
+    size,
 )
 from trtdet.errors import ConfigError
 from trtdet.progress import Console
@@ -63,6 +64,9 @@ def _options(parser: ArgumentParser) -> None:
     add_backend(parser)
     _add_engine(parser)
     add_batch_range(parser)
+    parser.add_argument(
+        "--size", type=size, metavar="HxW", help="height and width of the input of a model that leaves them open"
+    )
     parser.add_argument("--force", action="store_true", help="replace a bundle of another model in the place of -o")
     _add_verdict(parser)
     parser.add_argument(
@@ -217,6 +221,8 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
     from trtdet.quantization import PrecisionPlan, left_by_default
 
     config, asked = config_of(options), _build_options(options)
+    if options.size is not None:
+        config = config.with_size(options.size)
     result = build(options.model, config, options.output, asked, console.progress)
     manifest = result.bundle.manifest
     if result.audit is not None:

@@ -145,15 +145,5 @@ def resized(config: Config, size: tuple[int, int] | None, multiple: int = 1) -> 
     Raises:
         ConfigError: the strides do not divide the size.
     """
-    size = size or config.input.size
-    data = config.model_dump()
-    data["input"]["size"] = tuple(-(-side // multiple) * multiple for side in size)
-    try:
-        return Config.model_validate(data)
-    except ValueError as error:
-        raise ConfigError(f"--size {size[0]}x{size[1]}: {_reason(error)}") from None
-
-
-def _reason(error: ValueError) -> str:
-    lines = [line.strip() for line in str(error).splitlines()]
-    return next((line.removeprefix("Value error, ").split(" [type=")[0] for line in lines if "alue error" in line), "")
+    height, width = (-(-side // multiple) * multiple for side in size or config.input.size)
+    return config.with_size((height, width))

@@ -109,7 +109,7 @@ def _check_input(graph: gs.Graph, options: Options) -> None:
         if isinstance(shape[axis], int) and shape[axis] > 0 and shape[axis] != size:
             raise ModelError(
                 f"input '{tensor.name}' is {shape[2]}x{shape[3]} (height x width) but key 'input.size' is "
-                f"{wanted.height}x{wanted.width}; make them equal"
+                f"{wanted.height}x{wanted.width}; make them equal, or export the model for that size"
             )
     tensor.shape = [shape[0], 3, wanted.height, wanted.width]
 
