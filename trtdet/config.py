@@ -141,6 +141,10 @@ class HeadConfig(_Section):
     compute: dict[Text, Text] | None = None
     """What rule ``boxes`` takes, where the model gives other tensors: an expression for each name, ``boxes`` (B, N, 4)
     and ``scores`` (B, N, C) among them, over the outputs and the names before (trtdet.detection.expressions)."""
+    rpn_pre_nms_topk: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    """How many anchors of each level a two-stage model suppresses among, at most; None for as many as exported."""
+    rpn_post_nms_topk: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    """How many proposals its second stage gets, at most; None for as many as exported."""
     outputs: Annotated[tuple[Text, ...], Field(min_length=1)] | None = None
     """Names of the raw outputs, in the order the rule expects; None takes the model's own outputs in order."""
 

@@ -9,7 +9,7 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from trtdet.config import Config
-from trtdet.passes import batch, batchnorm, clean, cut_nms, cut_topk, decode, nms, opset, silu
+from trtdet.passes import batch, batchnorm, clean, cut_nms, cut_topk, decode, nms, opset, silu, two_stage
 from trtdet.passes.base import Options, PassResult, explained
 from trtdet.passes.cut_nms import EmbeddedNms, embedded_nms
 from trtdet.passes.decode import Decoded
@@ -54,8 +54,7 @@ def rewrite(model: onnx.ModelProto, options: Options) -> Rewritten:
         ModelError: the model does not fit the configuration or cannot be rewritten.
         ConfigError: the NMS asked for is beyond the backend.
     """
-    graph, options = _cut(model, options)
-    results: dict[str, PassResult] = {}
+    graph, options, results = _cut(model, options)
     for rewrite_pass in PASSES:
         name = rewrite_pass.__name__.rpartition(".")[2]
         opset_before = graph.opset
@@ -77,16 +76,18 @@ def raw_outputs(model: onnx.ModelProto, options: Options) -> tuple[onnx.ModelPro
     Raises:
         ModelError: the model cannot be cut there.
     """
-    graph, options = _cut(model, options)
+    graph, options, _ = _cut(model, options)
     with explained("clean"):
         clean.apply(graph, options)
         return to_model(graph), options.config
 
 
-def _cut(model: onnx.ModelProto, options: Options) -> tuple[gs.Graph, Options]:
-    """The graph up to its decoded boxes and scores, or its raw outputs, and the options for it."""
-    with explained("cut_nms"):
+def _cut(model: onnx.ModelProto, options: Options) -> tuple[gs.Graph, Options, dict[str, PassResult]]:
+    """The graph up to its decoded boxes and scores, or its raw outputs, the options for it, and what was rewritten."""
+    with explained("two_stage"):
         graph = to_graph(onnx.shape_inference.infer_shapes(model))
+        graph, options, results = two_stage.cut(graph, options)
+    with explained("cut_nms"):
         options = cut_nms.cut(graph, options)
     with explained("cut_topk"):
-        return graph, cut_topk.cut(graph, options)
+        return graph, cut_topk.cut(graph, options), results

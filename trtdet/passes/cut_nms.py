@@ -90,8 +90,8 @@ def cut(graph: gs.Graph, options: Options) -> Options:
 
 def _found(graph: gs.Graph, config: Config) -> tuple[EmbeddedNms | None, gs.Node | None]:
     nodes = [node for node in graph.nodes if node.op in _KINDS]
-    if not nodes:
-        return None, None
+    if not nodes or any(node.op == "RoiAlign" for node in graph.nodes):
+        return None, None  # the suppressions of two stages are parts of the network
     tensors = graph.tensors()
     if config.head.outputs is not None and all(name in tensors for name in config.head.outputs):
         return None, None

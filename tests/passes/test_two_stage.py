@@ -1,0 +1,296 @@
+"""torchvision's two-stage detectors, in the form of either exporter; tests/fixtures/two_stage/make.py made them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+import pytest
+
+from trtdet.config import Config
+from trtdet.errors import ConfigError, ModelError
+from trtdet.passes import Options, load_model, rewrite
+from trtdet.passes.model import to_graph, to_model
+from trtdet.passes.two_stage import REWRITES, guards, levels, prepared, proposals, suppressions
+
+FOLDER = Path(__file__).parents[1] / "fixtures" / "two_stage"
+MODELS = (
+    "faster_trace",
+    "faster_dynamo",
+    pytest.param("mask_trace", marks=pytest.mark.slow),
+    pytest.param("mask_dynamo", marks=pytest.mark.slow),
+)
+SIZE, CLASSES = 128, 10
+BEFORE, AFTER = 60, 25
+IMAGES = np.random.default_rng(5).normal(size=(3, 1, 3, SIZE, SIZE)).astype(np.float32)
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def config(nms: Any = "none", **head: Any) -> Config:
+    return Config.model_validate(
+        {
+            "name": "two-stage",
+            "classes": [f"c{index}" for index in range(CLASSES)],
+            "input": {"size": [SIZE, SIZE]},
+            "head": {"decode": "detections", **head},
+            "nms": nms,
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def exported(name: str) -> onnx.ModelProto:
+    return load_model(FOLDER / f"{name}.onnx")
+
+
+@pytest.fixture(scope="module")
+def cleaned(exported: onnx.ModelProto) -> onnx.ModelProto:
+    graph, result = prepared(to_graph(onnx.shape_inference.infer_shapes(exported)), Options(config()))
+    assert result.skipped == ()
+    assert result.count == sum(node.op_type == "If" for node in exported.graph.node)
+    return to_model(graph)
+
+
+@pytest.fixture
+def graph(cleaned: onnx.ModelProto) -> gs.Graph:
+    return to_graph(cleaned)
+
+
+def with_background(model: onnx.ModelProto, by: float) -> onnx.ModelProto:
+    """The model with another bias of the background: with a large one nothing is found, without any much is."""
+    changed = onnx.ModelProto()
+    changed.CopyFrom(model)
+    heads = {node.input[2] for node in changed.graph.node if node.op_type == "Gemm"}
+    (bias,) = (e for e in changed.graph.initializer if e.name in heads and list(e.dims) == [CLASSES + 1])
+    values = onnx.numpy_helper.to_array(bias).copy()
+    values[0] += by
+    bias.CopyFrom(onnx.numpy_helper.from_array(values, bias.name))
+    return changed
+
+
+def ops(model: onnx.ModelProto) -> Counter[str]:
+    return Counter(node.op_type for node in model.graph.node)
+
+
+def same(run: Any, before: onnx.ModelProto, after: onnx.ModelProto) -> None:
+    """Equal bit for bit: for images with many objects, and where the background is so probable that there is none."""
+    counts = set()
+    for background in (0.0, 1e4):
+        for image in IMAGES[:2] if background == 0 else IMAGES[:1]:
+            want = run(with_background(before, background), images=image)
+            got = run(with_background(after, background), images=image)
+            assert list(got) == list(want)
+            for output in want:
+                np.testing.assert_array_equal(got[output], want[output])
+            counts.add(len(want["boxes"]))
+    assert counts == {0, 100}
+
+
+def test_the_export_finds_what_torchvision_finds(name: str, exported: onnx.ModelProto, run: Any) -> None:
+    with np.load(FOLDER / "torchvision.npz") as expected:
+        for number, image in enumerate(IMAGES):
+            got = run(exported, images=image)
+            compare(got, expected, f"{name.partition('_')[0]}/{number}")
+
+
+def compare(got: dict[str, np.ndarray], expected: Any, key: str) -> None:
+    np.testing.assert_allclose(got["scores"], expected[f"{key}/scores"], atol=1e-4)
+    np.testing.assert_allclose(got["boxes"], expected[f"{key}/boxes"], atol=0.01)
+    np.testing.assert_array_equal(got["labels"], expected[f"{key}/labels"])
+
+
+def test_guards_become_their_branch(exported: onnx.ModelProto, cleaned: onnx.ModelProto, run: Any) -> None:
+    assert ops(cleaned)["If"] == 0
+    assert ops(cleaned)["NonMaxSuppression"] == 2
+    same(run, exported, cleaned)
+
+
+def test_each_rewrite_leaves_the_results(name: str, cleaned: onnx.ModelProto, graph: gs.Graph, run: Any) -> None:
+    pools = 2 if name.startswith("mask") else 1
+    counts = {"nms_score_threshold": 2, "fold_post_nms_topk": 2, "merge_levels": pools, "roi_align_sampling": 0}
+    assert list(counts) == list(REWRITES)
+    for rewriting, apply in REWRITES.items():
+        result = apply(graph)
+        assert (rewriting, result.count, result.skipped) == (rewriting, counts[rewriting], ())
+        graph = to_graph(to_model(graph))
+        assert apply(to_graph(to_model(graph))).count == 0
+    after = to_model(graph)
+    same(run, cleaned, after)
+    assert ops(after)["ScatterElements"] == ops(after)["ScatterND"] == 0
+    assert ops(after)["TopK"] == ops(cleaned)["TopK"] + pools
+    for node in graph.nodes:
+        if node.op == "NonMaxSuppression":
+            assert node.inputs[4].values == np.finfo(np.float32).min
+    assert [node.inputs[2].values for node in suppressions.in_order(graph)] == [1000, 100]
+
+
+def test_levels_merge_without_a_shape_that_depends_on_the_image(
+    name: str, cleaned: onnx.ModelProto, graph: gs.Graph, run: Any
+) -> None:
+    result = levels.merge_static(graph)
+    assert (result.count, result.skipped) == (2 if name.startswith("mask") else 1, ())
+    after = to_model(graph)
+    assert ops(after)["ScatterElements"] == ops(after)["ScatterND"] == 0
+    assert ops(after)["NonZero"] == 4  # of small boxes, of low scores, twice each
+    assert ops(after)["RoiAlign"] == ops(cleaned)["RoiAlign"]
+    same(run, cleaned, after)
+
+
+def test_fewer_proposals_without_another_export(name: str, graph: gs.Graph, run: Any) -> None:
+    before = proposals.limit_before(graph, BEFORE)
+    assert (before.count, before.skipped) == (3, ())  # two levels have 48 and 12 anchors
+    after = proposals.limit_after(graph, AFTER)
+    assert (after.count, after.skipped) == (1, ())
+    model = to_model(graph)
+    with np.load(FOLDER / "torchvision.npz") as expected:
+        for number, image in enumerate(IMAGES):
+            compare(run(model, images=image), expected, f"{name.partition('_')[0]}/fewer/{number}")
+    again = to_graph(model)
+    assert proposals.limit_before(again, 1000).count == proposals.limit_after(again, 1000).count == 0
+    assert suppressions.fold_limits(again).count == 2
+    assert proposals.limit_after(again, AFTER - 1).count == 1
+    with pytest.raises(ConfigError, match="rpn_pre_nms_topk is 0, allowed is 1 or more"):
+        proposals.limit_before(again, 0)
+
+
+def test_the_whole_model_gives_the_contract_of_detections(exported: onnx.ModelProto, run: Any) -> None:
+    rewritten = rewrite(exported, Options(config(), nms="native"))
+    assert rewritten.config.head.decode == "detections"
+    assert rewritten.results["merge_levels"].count > 0
+    for background, image in ((0.0, IMAGES[0]), (1e4, IMAGES[0])):
+        want = run(with_background(exported, background), images=image)
+        got = run(with_background(rewritten.model, background), images=image)
+        count = int(got["num_dets"].reshape(-1)[0])
+        assert count == len(want["scores"])
+        order = np.argsort(-want["scores"], kind="stable")
+        np.testing.assert_allclose(got["scores"][0, :count], want["scores"][order], rtol=0, atol=0)
+        ours = rows(got["boxes"][0, :count], got["classes"][0, :count])
+        assert ours == rows(want["boxes"], want["labels"] - 1)
+
+
+def rows(boxes: np.ndarray, classes: np.ndarray) -> list[tuple[float, ...]]:
+    return sorted((*box, int(label)) for box, label in zip(boxes.tolist(), classes.tolist(), strict=True))
+
+
+def test_a_backend_without_nonzero_aligns_every_region_on_every_level(exported: onnx.ModelProto) -> None:
+    options = Options(config(), nms="native", missing_ops=frozenset({"NonZero"}))
+    merged, static = (rewrite(exported, chosen) for chosen in (Options(config(), nms="native"), options))
+    assert static.results["merge_levels"].count > 0
+    assert ops(static.model)["NonZero"] == 4 < ops(merged.model)["NonZero"]
+
+
+def test_proposals_are_limited_by_the_configuration(exported: onnx.ModelProto) -> None:
+    limited = config(rpn_pre_nms_topk=BEFORE, rpn_post_nms_topk=AFTER)
+    results = rewrite(exported, Options(limited, nms="native")).results
+    assert (results["rpn_pre_nms_topk"].count, results["rpn_post_nms_topk"].count) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"classes": ["a", "b"]}, "has 11 columns, and 'classes' lists 2; expected are 2, or 3 with the background"),
+        ({"head": {"decode": "detections", "outputs": ["scores", "labels", "boxes"]}}, r"boxes \(n, 4\), labels"),
+        ({"head": {"decode": "detections", "outputs": ["boxes", "scores"]}}, "expected are boxes"),
+    ],
+)
+def test_what_does_not_fit_is_said(exported: onnx.ModelProto, changed: dict[str, Any], words: str) -> None:
+    document = json.loads(config().model_dump_json()) | changed
+    with pytest.raises(ModelError, match=words):
+        rewrite(exported, Options(Config.model_validate(document)))
+
+
+# What is left alone, with its reason.
+
+
+@pytest.fixture
+def traced(request: pytest.FixtureRequest) -> gs.Graph:
+    graph, _ = prepared(to_graph(load_model(FOLDER / "faster_trace.onnx")), Options(config()))
+    return graph
+
+
+def constant(graph: gs.Graph, node: gs.Node, position: int, value: Any) -> None:
+    node.inputs[position] = gs.Constant(f"changed_{position}", np.array(value))
+
+
+def test_a_slice_that_is_not_the_first_boxes_stays(traced: gs.Graph) -> None:
+    limit = suppressions.limit_of(suppressions.in_order(traced)[0])
+    assert isinstance(limit, suppressions.Limit)
+    assert (limit.count, limit.slice is not None) == (1000, True)
+    constant(traced, limit.slice, 1, [2])
+    result = suppressions.fold_limits(traced)
+    assert result.count == 1
+    assert "the slice behind it is [2:1000:1], not the first of its boxes" in result.skipped[0]
+    assert "not bounded" in levels.merge(traced).skipped[0]
+
+
+def test_a_limit_for_each_class_stays(traced: gs.Graph) -> None:
+    suppressions.in_order(traced)[0].inputs[1].shape = [1, 2, None]
+    result = suppressions.fold_limits(traced)
+    assert result.count == 1
+    assert "the limit counts for each class of each image" in result.skipped[0]
+
+
+def test_a_box_read_before_the_slice_stays(traced: gs.Graph) -> None:
+    limit = suppressions.limit_of(suppressions.in_order(traced)[1])
+    traced.outputs.append(gs.Variable("all", np.int64))
+    traced.nodes.append(gs.Node("Identity", "reads_all", {}, [limit.indices], [traced.outputs[-1]]))
+    result = suppressions.fold_limits(traced)
+    assert result.count == 1
+    assert "Identity reads its boxes before the slice" in result.skipped[0]
+
+
+def test_levels_that_leave_a_region_out_stay(traced: gs.Graph) -> None:
+    (clip,) = (node for node in traced.nodes if node.op == "Clip" and node.inputs[0].inputs[0].op == "Floor")
+    constant(traced, clip, 2, np.float32(6))
+    for merge in (levels.merge, levels.merge_static):
+        result = merge(traced)
+        assert result.count == 0
+        assert "a region may be of levels [0, 1, 2, 3, 4], and it joins [0, 1, 2, 3]" in result.skipped[0]
+
+
+def test_levels_of_too_many_regions_stay(traced: gs.Graph) -> None:
+    limit = suppressions.limit_of(suppressions.in_order(traced)[0])
+    constant(traced, limit.slice, 2, [5000])
+    result = levels.merge(traced)
+    assert "it has up to 5000 regions, and TensorRT's TopK sorts 3840" in result.skipped[0]
+    assert levels.merge_static(traced).count == 1
+
+
+def test_a_sum_of_levels_stays(traced: gs.Graph) -> None:
+    next(node for node in traced.nodes if node.op == "ScatterElements").attrs["reduction"] = "add"
+    assert "it scatters with reduction add" in levels.merge(traced).skipped[0]
+
+
+def test_a_guard_that_computes_something_stays() -> None:
+    graph = to_graph(load_model(FOLDER / "faster_trace.onnx"))
+    guard = next(node for node in graph.nodes if node.op == "If")
+    guard.attrs["then_branch"].nodes[0].op = "RandomNormal"
+    result = guards.inline(graph)
+    assert result.count == 1
+    assert "without boxes it computes something: RandomNormal" in result.skipped[0]
+
+
+def test_a_condition_other_than_no_boxes_stays() -> None:
+    graph = to_graph(load_model(FOLDER / "faster_trace.onnx"))
+    guard = next(node for node in graph.nodes if node.op == "If")
+    other = gs.Variable("other", np.bool_)
+    graph.nodes.append(gs.Node("Not", "turned", {}, [guard.inputs[0]], [other]))
+    guard.inputs[0] = other
+    assert "its condition is not that there are no boxes" in guards.inline(graph).skipped[0]
+
+
+def test_sampling_is_written(traced: gs.Graph) -> None:
+    for node in traced.nodes:
+        if node.op == "RoiAlign":
+            del node.attrs["sampling_ratio"]
+    assert levels.write_sampling(traced).count == 4
+    assert {node.attrs["sampling_ratio"] for node in traced.nodes if node.op == "RoiAlign"} == {0}

@@ -1,0 +1,84 @@
+"""Two-stage detectors: what Faster R-CNN and Mask R-CNN are exported as, in the form that engines run well.
+
+An export of torchvision suppresses twice, among proposals and among detections, and aligns each region on one level of
+a pyramid. Either exporter of PyTorch is read: the tracing one guards each suppression with an ``If`` and joins the
+levels by ScatterElements, the newer one joins them by ScatterND. Each rewrite leaves the results as they are, bit for
+bit, unless it is asked for fewer proposals; the outputs become rows of detections, the rule ``detections`` of
+:class:`trtdet.config.HeadConfig`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import onnx_graphsurgeon as gs
+
+from trtdet.passes import clean
+from trtdet.passes.base import Options, PassResult, explained
+from trtdet.passes.model import to_graph, to_model
+from trtdet.passes.two_stage import detections, guards, levels, proposals, suppressions
+
+REWRITES = {
+    "nms_score_threshold": suppressions.write_thresholds,
+    "fold_post_nms_topk": suppressions.fold_limits,
+    "merge_levels": levels.merge,
+    "roi_align_sampling": levels.write_sampling,
+}
+"""The rewrites in the order they run, after ``inline_nms_guard``. Where a backend has no NonZero, ``merge_levels`` is
+:func:`trtdet.passes.two_stage.levels.merge_static`."""
+
+__all__ = ["REWRITES", "cut", "is_two_stage", "prepared"]
+
+
+def is_two_stage(graph: gs.Graph) -> bool:
+    """Whether regions are aligned in a graph, which is how a second stage reads the features of the first."""
+    return any(node.op == "RoiAlign" for node in graph.nodes)
+
+
+def prepared(graph: gs.Graph, options: Options) -> tuple[gs.Graph, PassResult]:
+    """A two-stage graph with folded constants and no guards, which the rewrites look for their patterns in, and the
+    result of ``inline_nms_guard``.
+
+    Raises:
+        ModelError: the model does not fit the configuration.
+    """
+    for _ in range(2):  # with the shapes that are inferred after the first time, more is constant
+        clean.apply(graph, options)
+        graph = to_graph(to_model(graph))
+    result = guards.inline(graph)
+    return to_graph(to_model(graph)), result
+
+
+def cut(graph: gs.Graph, options: Options) -> tuple[gs.Graph, Options, dict[str, PassResult]]:
+    """A two-stage graph with rows of detections as its output, the options for them and each rewrite's result.
+
+    A graph of one stage is given back as it is.
+
+    Raises:
+        ModelError: the outputs are not the boxes, labels and scores of one image.
+    """
+    if not is_two_stage(graph):
+        return graph, options, {}
+    config = options.config
+    results: dict[str, PassResult] = {}
+    with explained("inline_nms_guard"):
+        graph, results["inline_nms_guard"] = prepared(graph, options)
+    limits = {
+        "rpn_pre_nms_topk": (proposals.limit_before, config.head.rpn_pre_nms_topk),
+        "rpn_post_nms_topk": (proposals.limit_after, config.head.rpn_post_nms_topk),
+    }
+    for name, (limit, count) in limits.items():
+        if count is not None:
+            with explained(name):
+                results[name] = limit(graph, count)
+                graph = to_graph(to_model(graph))
+    for name, apply in REWRITES.items():
+        with explained(name):
+            static = name == "merge_levels" and "NonZero" in options.missing_ops
+            results[name] = levels.merge_static(graph) if static else apply(graph)
+            graph = to_graph(to_model(graph))
+    with explained("two_stage"):
+        detections.write(graph, config)
+    head = {"decode": "detections", "boxes": "xyxy", "outputs": None, "units": "pixels"}
+    config = config.model_copy(update={"head": config.head.model_copy(update=head)})
+    return graph, replace(options, config=config), results

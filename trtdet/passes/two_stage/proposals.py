@@ -1,0 +1,132 @@
+"""How many proposals the first stage gives to its suppression, and to the second stage.
+
+Both are constants of an exported graph. Fewer before the suppression make it faster, which looks at pairs of them;
+fewer after it make the second stage faster. Either costs recall.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from trtdet.errors import ConfigError
+from trtdet.passes.base import PassResult, Writer
+from trtdet.passes.provenance import Origin
+from trtdet.passes.two_stage.suppressions import in_order, limit_of, minima
+from trtdet.passes.two_stage.walk import constant, upstream
+
+__all__ = ["limit_after", "limit_before"]
+
+
+def limit_before(graph: gs.Graph, count: int) -> PassResult:
+    """Keeps the best ``count`` anchors of each level, in place, in the place of the number that was exported.
+
+    Sizes that the exporter wrote out as constants between there and the suppression follow.
+
+    Raises:
+        ConfigError: ``count`` is below 1.
+    """
+    _check("rpn_pre_nms_topk", count)
+    choices = _choices(graph)
+    if not choices:
+        return PassResult(0, ("no TopK chooses anchors before a NonMaxSuppression",))
+    given = [constant(node, 1) for node in choices]
+    if None in given:
+        return PassResult(0, (f"{choices[given.index(None)].name}: its number of anchors is not constant",))
+    before = [int(most or 0) for most in given]
+    after = [min(most, count) for most in before]
+    sizes = {old: new for old, new in zip([*before, sum(before)], [*after, sum(after)], strict=True) if old != new}
+    changed = [node for node, old in zip(choices, before, strict=True) if old in sizes]
+    if changed:
+        obstacle = _resize(graph, changed, sizes)
+        if obstacle:
+            return PassResult(0, (obstacle,))
+        write = Writer(graph, f"{changed[0].name}/best", Origin.LOWERING)
+        for node in changed:
+            node.inputs[1] = write.const([count], np.int64)
+        _forget_shapes(graph)
+    return PassResult(len(changed))
+
+
+def _resize(graph: gs.Graph, changed: list[gs.Node], sizes: dict[int, int]) -> str:
+    """Gives constants the new sizes, where nodes between the choices and the suppression read them; or the reason that
+    a constant cannot have it, with nothing changed."""
+    replaced: list[tuple[gs.Node, int, gs.Constant]] = []
+    line, seen = list(changed), {id(node) for node in changed}
+    write = Writer(graph, f"{changed[0].name}/sizes", Origin.LOWERING)
+    for node in line:
+        for position, tensor in enumerate(node.inputs):
+            if not isinstance(tensor, gs.Constant) or node.op == "TopK":
+                continue
+            values = np.asarray(tensor.values)
+            if position == 1 and node.op in ("Reshape", "Expand"):
+                resized = np.array([sizes.get(int(size), int(size)) for size in values], values.dtype)
+            else:
+                for axis in [axis for axis, size in enumerate(values.shape) if size in sizes]:
+                    first = values.take([0], axis)
+                    if not np.array_equal(np.broadcast_to(first, values.shape), values):
+                        return f"{node.name}: a constant has a value for each of {values.shape[axis]} anchors"
+                    values = np.repeat(first, sizes[values.shape[axis]], axis)
+                resized = values
+            if resized.shape != np.shape(tensor.values) or not np.array_equal(resized, tensor.values):
+                replaced.append((node, position, write.const(resized, resized.dtype)))
+        if node.op == "NonMaxSuppression":
+            continue
+        for reader in [reader for output in node.outputs for reader in output.outputs]:
+            if id(reader) not in seen:
+                seen.add(id(reader))
+                line.append(reader)
+    for node, position, constant_of_size in replaced:
+        node.inputs[position] = constant_of_size
+    return ""
+
+
+def limit_after(graph: gs.Graph, count: int) -> PassResult:
+    """Gives the best ``count`` proposals to the second stage, in place, where it got more.
+
+    Raises:
+        ConfigError: ``count`` is below 1.
+    """
+    _check("rpn_post_nms_topk", count)
+    nodes = in_order(graph)
+    if len(nodes) < 2:
+        return PassResult(0, (f"the graph has {len(nodes)} NonMaxSuppression, and proposals have one of their own",))
+    found = limit_of(nodes[0])
+    if isinstance(found, str):
+        return PassResult(0, (f"{nodes[0].name}: {found}",))
+    if count >= found.count:
+        return PassResult(0)
+    kept = found.slice or nodes[0]
+    limits = [(kept, 2)]
+    for reader in found.indices.outputs:
+        if reader is not kept:
+            counted = minima(reader, found.count)
+            if counted is None and reader.op == "Shape":
+                return PassResult(0, (f"{nodes[0].name}: the number of its boxes is used before the slice",))
+            limits += counted or []
+    write = Writer(graph, f"{nodes[0].name}/proposals", Origin.LOWERING)
+    for node, position in limits:
+        shape = np.shape(node.inputs[position].values)
+        node.inputs[position] = write.const(np.full(shape, count), np.int64)
+    _forget_shapes(graph)
+    return PassResult(1)
+
+
+def _forget_shapes(graph: gs.Graph) -> None:
+    """What was inferred from the numbers before."""
+    for node in graph.nodes:
+        for tensor in node.outputs:
+            tensor.shape = None
+    for tensor in graph.outputs:
+        tensor.shape = None
+
+
+def _check(name: str, count: int) -> None:
+    if count < 1:
+        raise ConfigError(f"{name} is {count}, allowed is 1 or more")
+
+
+def _choices(graph: gs.Graph) -> list[gs.Node]:
+    """The TopK of each level, which the suppression of the proposals is computed from."""
+    nodes = in_order(graph)
+    return [node for node in upstream(nodes[0].outputs[0]) if node.op == "TopK"] if nodes else []

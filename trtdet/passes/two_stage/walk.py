@@ -1,0 +1,65 @@
+"""Steps from tensor to tensor that the rewrites share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+__all__ = ["above", "constant", "maker", "reader", "redirect"]
+
+
+def maker(tensor: gs.Tensor, *ops: str) -> gs.Node | None:
+    """The node that makes a tensor, where it is of one of ``ops``, or of any where none is named."""
+    if not isinstance(tensor, gs.Variable) or not tensor.inputs:
+        return None
+    node = tensor.inputs[0]
+    return node if not ops or node.op in ops else None
+
+
+def reader(tensor: gs.Tensor, *ops: str) -> gs.Node | None:
+    """The only node that reads a tensor, where it is of one of ``ops``."""
+    return tensor.outputs[0] if len(tensor.outputs) == 1 and tensor.outputs[0].op in ops else None
+
+
+def above(tensor: gs.Tensor, *ops: str) -> gs.Tensor:
+    """The tensor behind a row of nodes of ``ops``, each followed to its first input."""
+    node = maker(tensor, *ops)
+    while node is not None:
+        tensor = node.inputs[0]
+        node = maker(tensor, *ops)
+    return tensor
+
+
+def constant(node: gs.Node, position: int) -> float | None:
+    """The value of an input of one element; None where it is missing or computed."""
+    if len(node.inputs) <= position or not isinstance(node.inputs[position], gs.Constant):
+        return None
+    values = np.asarray(node.inputs[position].values).reshape(-1)
+    return values[0].item() if values.size == 1 else None
+
+
+def redirect(graph: gs.Graph, old: gs.Variable, new: gs.Variable) -> None:
+    """All readers of a tensor, and the graph's outputs, read another; a graph's output keeps its name and its place."""
+    for node in list(old.outputs):
+        for position, tensor in enumerate(node.inputs):
+            if tensor is old:
+                node.inputs[position] = new
+    for position, tensor in enumerate(graph.outputs):
+        if tensor is old:
+            graph.outputs[position] = new
+            new.name, old.name = old.name, f"{old.name}/before"
+
+
+def upstream(tensor: gs.Tensor) -> Iterator[gs.Node]:
+    """Every node that a tensor is computed from, the nearest first."""
+    seen: set[int] = set()
+    line = [node for node in (maker(tensor),) if node is not None]
+    while line:
+        node = line.pop(0)
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        yield node
+        line += [made for source in node.inputs if (made := maker(source)) is not None]
