@@ -259,3 +259,22 @@ def test_fp8_is_counted_by_itself_and_is_no_departure_where_it_was_planned() -> 
     assert found.summary.startswith("as built: 0 convs in INT8, 3 in FP8, 0 in FP16, 0 in FP32; 0 not as planned")
     (first, *_) = audit(layers, plan("int8"), float_model()).departures
     assert (first.planned, first.got) == ("int8", "fp8")
+
+
+def test_a_product_inside_of_a_generated_kernel_runs_in_the_type_that_is_written() -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+        net (int64[1,4] i, float16[1,4] x) => (float16[1,32] y) { y = MatMul(x, w) }"""
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((4, 32), np.float16), "w"))
+    model.graph.node[0].name = "product"
+    planned = PrecisionPlan({"product": Entry("fp16", "test")})
+    first, second = Tensor("i", "Int64"), Tensor("x", "Half")
+    for kind, inputs, got in (
+        ("kgen", (first,), "fp16"),
+        ("runtime_fusion", (first, second), "fp16"),
+        ("gemm", (first,), "int64"),
+    ):
+        layers = [Layer("kernel", kind, inputs, (), (Tensor("y", "Half"),), ("product",))]
+        found = audit(layers, planned, onnx.shape_inference.infer_shapes(model))
+        assert [departure.got for departure in found.departures] == ([] if got == "fp16" else [got])

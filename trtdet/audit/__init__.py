@@ -10,10 +10,10 @@ from trtdet.audit.advice import Advice, advise
 from trtdet.audit.findings import Finding, find
 from trtdet.audit.layers import BITS, Layer, Tensor, layers_of, parse_inspector, parse_layers
 from trtdet.audit.results import Audit, Departure, load_times
-from trtdet.audit.traffic import Flow
+from trtdet.audit.traffic import POINTWISE, Flow
 from trtdet.config import SiluForm
 from trtdet.errors import BackendError
-from trtdet.quantization import Entry, PrecisionPlan, lint
+from trtdet.quantization import PRODUCTS, Entry, PrecisionPlan, lint
 
 __all__ = [
     "Advice",
@@ -29,6 +29,7 @@ __all__ = [
     "parse_layers",
 ]
 
+_WRITTEN: Mapping[int, str] = {int(onnx.TensorProto.FLOAT16): "fp16", int(onnx.TensorProto.FLOAT): "fp32"}
 _PRECISION = {"Int8": "int8", "FP8": "fp8", "Half": "fp16", "Float": "fp32"}
 
 
@@ -58,10 +59,7 @@ def audit(
     if not layers:
         raise BackendError("the engine lists no layers, so its convolutions' precisions are unknown")
     flow = Flow(layers, plan, model)
-    got = {
-        name: _PRECISION.get(flow.layers[index].input, flow.layers[index].input.lower())
-        for name, index in flow.kernels.items()
-    }
+    got = {name: _got(flow, name) for name in flow.kernels}
     problems = {problem.node: problem.problem for problem in lint(model)}
     departures = tuple(
         Departure(name, planned, got.get(name, "unknown"), _reason(flow, name, plan.entries[name], problems))
@@ -87,6 +85,22 @@ def audit(
         advice=advise(flow, got, findings, silu),
     )
     return done if times is None else done.timed(times)
+
+
+def _got(flow: Flow, name: str) -> str:
+    """The precision that a layer runs in.
+
+    A small product may be one of many steps of a generated kernel, whose first input is of another step. Generated
+    kernels compute in the types that the network is written in, and so do others where an input has that type.
+    """
+    layer = flow.layers[flow.kernels[name]]
+    node = flow.nodes.get(name)
+    if node is not None and node.op_type in PRODUCTS and layer.input not in ("Int8", "FP8"):
+        written = _WRITTEN.get(flow.types.get(node.output[0], 0), "")
+        read = {_PRECISION.get(tensor.type) for tensor in layer.inputs}
+        if written and (layer.type in POINTWISE or written in read):
+            return written
+    return _PRECISION.get(layer.input, layer.input.lower())
 
 
 def _planned(entry: Entry) -> str:
