@@ -20,7 +20,7 @@ from trtdet.passes.two_stage import REWRITES, guards, levels, prepared, proposal
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "two_stage"
 MODELS = (
-    "faster_trace",
+    pytest.param("faster_trace", marks=pytest.mark.slow),
     "faster_dynamo",
     pytest.param("mask_trace", marks=pytest.mark.slow),
     pytest.param("mask_dynamo", marks=pytest.mark.slow),
@@ -211,10 +211,15 @@ def test_what_does_not_fit_is_said(exported: onnx.ModelProto, changed: dict[str,
 # What is left alone, with its reason.
 
 
-@pytest.fixture
-def traced(request: pytest.FixtureRequest) -> gs.Graph:
+@pytest.fixture(scope="module")
+def traced_model() -> onnx.ModelProto:
     graph, _ = prepared(to_graph(load_model(FOLDER / "faster_trace.onnx")), Options(config()))
-    return graph
+    return to_model(graph)
+
+
+@pytest.fixture
+def traced(traced_model: onnx.ModelProto) -> gs.Graph:
+    return to_graph(traced_model)
 
 
 def constant(graph: gs.Graph, node: gs.Node, position: int, value: Any) -> None:
