@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import argparse
+import datetime
+import functools
 import pickle
 import sys
 import types
@@ -12,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'trtdet[export]'")
 
 from trtdet.errors import ModelError  # noqa: E402
-from trtdet.exporter.checkpoints import Record, read  # noqa: E402
+from trtdet.exporter.checkpoints import Record, read, trained_size  # noqa: E402
 
 RAN: list[str] = []
 """What code of a checkpoint was run."""
@@ -84,6 +87,21 @@ def test_a_network_is_read_as_records(package: Any, tmp_path: Path, monkeypatch:
     expected = torch.nn.Sequential(layer.float(), torch.nn.ReLU()).state_dict()
     assert set(state) == set(expected)
     assert all(torch.equal(state[name], expected[name]) and state[name].dtype != torch.half for name in state)
+    assert RAN == []
+
+
+def test_what_trainers_store_beside_is_read_as_records(package: Any, tmp_path: Path) -> None:
+    content = {
+        "opt": argparse.Namespace(imgsz=320),
+        "save": Path("runs"),
+        "when": datetime.datetime(2026, 1, 1),
+        "optimizer": functools.partial(run, 1),
+    }
+    found = read(_saved(tmp_path / "c.pt", content), ("somenet",), "x:")
+    assert all(isinstance(value, Record) for value in found.values())
+    assert trained_size(None, {"lr": 1}, found["opt"]) == (320, 320)
+    assert trained_size({"imgsz": [64, 96]}) == (64, 96)
+    assert trained_size({"imgsz": "320"}, found["save"]) == (640, 640)
     assert RAN == []
 
 

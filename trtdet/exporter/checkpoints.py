@@ -22,9 +22,10 @@ _MOST_MODULES = 20_000
 """Of a network; real ones have a few thousand at most. A file can name a module as part of itself."""
 
 _PLAIN = re.compile(
-    r"(pathlib\.(Pure)?(Posix|Windows)?Path|pathlib\._local\.(Pure)?(Posix|Windows)?Path|datetime\.\w+)"
+    r"pathlib\.(_local\.)?(Pure)?(Posix|Windows)?Path|datetime\.\w+|argparse\.Namespace|types\.SimpleNamespace"
+    r"|functools\.partial"
 )
-"""Types of the standard library that trainers store beside the weights."""
+"""Types of the standard library that trainers store beside the weights; they too are read as records."""
 
 
 _NUMBERS = (bool, int, float, tuple)
