@@ -52,9 +52,8 @@ def test_a_checkpoint_gives_what_its_package_gives(tmp_path: Path) -> None:
     assert "BatchNormalization" not in {node.op_type for node in onnx.load(str(tmp_path / "m.onnx")).graph.node}
 
 
-def test_the_size_is_the_one_it_was_trained_at(tmp_path: Path) -> None:
-    export(f"yolov5:{CHECKPOINT}", tmp_path / "m.onnx")
-    assert load_config(tmp_path / "m.yaml").input.size == (96, 96)
+def test_the_size_is_the_one_it_was_trained_at() -> None:
+    assert yolov5.load(str(CHECKPOINT), ExportOptions()).config.input.size == (96, 96)
 
 
 def test_a_description_is_followed() -> None:
