@@ -13,7 +13,7 @@ from trtdet.audit import Advice, Audit, Departure, Finding, Layer, Tensor, audit
 from trtdet.backends import Backend, BuildRequest, Built, choose
 from trtdet.calibration import Range, Ranges
 from trtdet.errors import BackendError, BundleError
-from trtdet.quantization import Entry, PrecisionPlan, QdqPlacement, insert_qdq, place
+from trtdet.quantization import Entry, PrecisionPlan, QdqPlacement, insert_qdq, place, to_half
 
 NET = """<ir_version: 8, opset_import: ["" : 13]>
 net (float[1,16,32,32] x) => (float[1,16,32,32] y) {
@@ -278,3 +278,26 @@ def test_a_product_inside_of_a_generated_kernel_runs_in_the_type_that_is_written
         layers = [Layer("kernel", kind, inputs, (), (Tensor("y", "Half"),), ("product",))]
         found = audit(layers, planned, onnx.shape_inference.infer_shapes(model))
         assert [departure.got for departure in found.departures] == ([] if got == "fp16" else [got])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fp8", [False, True])
+def test_rtx_runs_products_in_the_eight_bits_that_were_planned(rtx: Backend, fp8: bool) -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 9, opset_import: ["" : 19]>
+        net (float[1,64,64] x) => (float[1,64,64] y) {
+            a = MatMul(x, w1) b = Add(a, b1) c = Relu(b) y = MatMul(c, w2) }"""
+    )
+    rng = np.random.default_rng(0)
+    for name, shape in {"w1": (64, 128), "b1": (128,), "w2": (128, 64)}.items():
+        value = rng.normal(0, 0.1, shape).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    for index, node in enumerate(model.graph.node):
+        node.name = f"{node.op_type}_{index}"
+    model = onnx.shape_inference.infer_shapes(model)
+    placement = place(model, fp8=fp8)
+    tensors = {name: Range(4.0, -4.0, 4.0) for name in placement.activations}
+    written = insert_qdq(model, placement, Ranges("minmax", None, tensors, "", 1, ""))
+    written = to_half(written, placement.plan.names("int8"))
+    found = audit(layers_of(rtx.build(BuildRequest(written, sms=(89,)))), placement.plan, written)
+    assert (found.int8, found.fp8, found.departures) == ((0, 2, ()) if fp8 else (2, 0, ()))
