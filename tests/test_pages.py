@@ -50,6 +50,7 @@ def workplace(once: Once) -> Path:
 
     def follow(folder: Path) -> None:
         shutil.copytree(ROOT / "calib", folder / "calib")
+        shutil.copy(ROOT / "tests" / "fixtures" / "two_stage" / "faster_trace.onnx", folder / "rcnn.onnx")
         for command in commands(ROOT / "README.md"):
             execute(command, folder)
 
