@@ -16,7 +16,7 @@ from trtdet.config import Config
 from trtdet.errors import ConfigError, ModelError
 from trtdet.passes import Options, load_model, rewrite
 from trtdet.passes.model import to_graph, to_model
-from trtdet.passes.two_stage import REWRITES, guards, levels, prepared, proposals, suppressions
+from trtdet.passes.two_stage import REWRITES, guards, levels, prepared, proposals, static, suppressions
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "two_stage"
 MODELS = (
@@ -181,11 +181,36 @@ def rows(boxes: np.ndarray, classes: np.ndarray) -> list[tuple[float, ...]]:
     return sorted((*box, int(label)) for box, label in zip(boxes.tolist(), classes.tolist(), strict=True))
 
 
-def test_a_backend_without_nonzero_aligns_every_region_on_every_level(exported: onnx.ModelProto) -> None:
-    options = Options(config(), nms="native", missing_ops=frozenset({"NonZero"}))
-    merged, static = (rewrite(exported, chosen) for chosen in (Options(config(), nms="native"), options))
-    assert static.results["merge_levels"].count > 0
-    assert ops(static.model)["NonZero"] == 4 < ops(merged.model)["NonZero"]
+@pytest.mark.parametrize(("missing", "off"), [(["NonZero"], 0.0), (["NonZero", "RoiAlign"], 1e-4)])
+def test_no_shape_depends_on_the_image_where_a_backend_has_no_nonzero(
+    exported: onnx.ModelProto, run: Any, missing: list[str], off: float
+) -> None:
+    merged = rewrite(exported, Options(config(), nms="native"))
+    fixed = rewrite(exported, Options(config(), nms="native", missing_ops=frozenset(missing)))
+    assert not {*missing, "NonMaxSuppression"} & set(ops(fixed.model))
+    assert fixed.results["suppress_proposals"].count == 1
+    thresholds = fixed.config.nms
+    assert (thresholds.iou_threshold, thresholds.max_detections) == (0.5, 100)
+    assert thresholds.score_threshold == pytest.approx(0.05)
+    for tensor in fixed.model.graph.value_info:
+        if tensor.name.startswith("trtdet/"):
+            assert all(dim.HasField("dim_value") for dim in tensor.type.tensor_type.shape.dim), tensor.name
+    for background, found in ((0.0, 100), (1e4, 0)):
+        want, got = (run(with_background(done.model, background), images=IMAGES[0]) for done in (merged, fixed))
+        assert want["num_dets"] == got["num_dets"] == found
+        for output in ("boxes", "scores", "classes"):
+            np.testing.assert_allclose(got[output][:, :found], want[output][:, :found], rtol=0, atol=off)
+
+
+@pytest.mark.slow
+def test_the_configuration_may_leave_out_more_than_the_model(traced_model: onnx.ModelProto) -> None:
+    missing = frozenset({"NonZero"})
+    for nms, kept in (
+        ({"score_threshold": 0.3, "max_detections": 20}, (0.3, 20)),
+        ({"score_threshold": 0.01, "max_detections": 200}, (pytest.approx(0.05), 100)),
+    ):
+        thresholds = rewrite(traced_model, Options(config(nms), nms="host", missing_ops=missing)).config.nms
+        assert (thresholds.score_threshold, thresholds.max_detections) == kept
 
 
 def test_proposals_are_limited_by_the_configuration(exported: onnx.ModelProto) -> None:
@@ -299,3 +324,36 @@ def test_sampling_is_written(traced: gs.Graph) -> None:
             del node.attrs["sampling_ratio"]
     assert levels.write_sampling(traced).count == 4
     assert {node.attrs["sampling_ratio"] for node in traced.nodes if node.op == "RoiAlign"} == {0}
+
+
+@pytest.mark.parametrize(
+    ("attributes", "words"),
+    [
+        ({"mode": "max"}, "it takes the maximum of its samples"),
+        ({"sampling_ratio": 0}, "the number of its samples depends on the region"),
+    ],
+)
+def test_regions_that_cannot_be_sampled_stay(traced: gs.Graph, attributes: dict[str, Any], words: str) -> None:
+    for node in traced.nodes:
+        if node.op == "RoiAlign":
+            node.attrs |= attributes
+    result = static.sample_regions(traced)
+    assert result.count == 0
+    assert words in result.skipped[0]
+
+
+def test_an_overlap_that_is_computed_cannot_be_static(traced: gs.Graph) -> None:
+    node = suppressions.in_order(traced)[0]
+    traced.nodes.append(gs.Node("Identity", "computes", {}, [node.inputs[3]], [gs.Variable("overlap", np.float32)]))
+    node.inputs[3] = traced.nodes[-1].outputs[0]
+    with pytest.raises(ModelError, match="is computed; export the model with a constant"):
+        static.suppress_proposals(traced, config())
+
+
+def test_a_third_suppression_cannot_be_static(traced: gs.Graph) -> None:
+    limit = suppressions.limit_of(suppressions.in_order(traced)[1])
+    node = limit.suppression.copy()
+    node.name, node.outputs = "third", [gs.Variable("third", np.int64)]
+    traced.nodes.append(node)
+    with pytest.raises(ModelError, match="has 3 NonMaxSuppression where 2 are expected"):
+        static.suppress_proposals(traced, config())

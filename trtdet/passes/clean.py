@@ -32,7 +32,7 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
     _drop_no_ops(graph)
     fold(graph)
     _name_kernels(graph)
-    graph.cleanup(remove_unused_graph_inputs=True).toposort()
+    graph.cleanup().cleanup(remove_unused_graph_inputs=True, recurse_subgraphs=False).toposort()
     if not graph.inputs:
         raise ModelError("the model's outputs do not depend on the image; export the whole detector")
     return PassResult(before - len(graph.nodes))
@@ -72,7 +72,7 @@ def _cut(graph: gs.Graph, names: tuple[str, ...] | None) -> None:
     graph.outputs = [tensors[name] for name in names]
     for tensor in graph.outputs:
         tensor.dtype = tensor.dtype or np.float32
-    graph.cleanup(remove_unused_graph_inputs=True)
+    graph.cleanup().cleanup(remove_unused_graph_inputs=True, recurse_subgraphs=False)
 
 
 def network_input(graph: gs.Graph, name: str | None) -> gs.Variable:

@@ -274,6 +274,26 @@ def _suppression(write: Writer, found: _Candidates, config: Config) -> gs.Variab
     return _as_float(write, write("And", overlaps, better))
 
 
+def greedy(write: Writer, boxes: gs.Variable, scores: gs.Variable, count: int, config: Config) -> gs.Variable:
+    """Greedy suppression in plain operators, of boxes of one class: see ``native`` of :func:`apply`.
+
+    Args:
+        write: of the nodes.
+        boxes: float32 (1, K, 4), xyxy.
+        scores: float32 (1, K), in any order; the lowest float is no candidate.
+        count: K.
+        config: its ``nms`` has the overlap.
+
+    Returns:
+        bool (1, K), whether a box is kept.
+    """
+    order = write.const(np.arange(count)[None], np.int64)
+    found = _Candidates(1, count, scores, order, order, boxes)
+    valid = _as_float(write, write("Greater", scores, write.const(_LOWEST, np.float32)))
+    suppression = _suppression(write, found, config.with_nms(class_agnostic=True))
+    return write("Greater", _fixed_point(write, suppression, valid, [1, count, 1]), write.const(0.5, np.float32))
+
+
 def _fixed_point(write: Writer, suppression: gs.Variable, valid: gs.Variable, shape: list[int | str]) -> gs.Variable:
     """float32 (B, K), 1 for each candidate that the greedy suppression keeps."""
     column = write.const([2], np.int64)

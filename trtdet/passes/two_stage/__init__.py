@@ -16,7 +16,7 @@ import onnx_graphsurgeon as gs
 from trtdet.passes import clean
 from trtdet.passes.base import Options, PassResult, explained
 from trtdet.passes.model import to_graph, to_model
-from trtdet.passes.two_stage import detections, guards, levels, proposals, suppressions
+from trtdet.passes.two_stage import detections, guards, levels, proposals, static, suppressions
 
 REWRITES = {
     "nms_score_threshold": suppressions.write_thresholds,
@@ -24,8 +24,8 @@ REWRITES = {
     "merge_levels": levels.merge,
     "roi_align_sampling": levels.write_sampling,
 }
-"""The rewrites in the order they run, after ``inline_nms_guard``. Where a backend has no NonZero, ``merge_levels`` is
-:func:`trtdet.passes.two_stage.levels.merge_static`."""
+"""The rewrites in the order they run, after ``inline_nms_guard``; for a backend without NonZero they are those of
+:mod:`trtdet.passes.two_stage.static`."""
 
 __all__ = ["REWRITES", "cut", "is_two_stage", "prepared"]
 
@@ -72,13 +72,21 @@ def cut(graph: gs.Graph, options: Options) -> tuple[gs.Graph, Options, dict[str,
             with explained(name):
                 results[name] = limit(graph, count)
                 graph = to_graph(to_model(graph))
-    for name, apply in REWRITES.items():
-        with explained(name):
-            static = name == "merge_levels" and "NonZero" in options.missing_ops
-            results[name] = levels.merge_static(graph) if static else apply(graph)
-            graph = to_graph(to_model(graph))
     with explained("two_stage"):
-        detections.write(graph, config)
+        if "NonZero" in options.missing_ops:
+            graph, config, done = static.rewrite(graph, config, options.missing_ops)
+        else:
+            graph, done = _rewritten(graph)
+            detections.write(graph, detections.outputs(graph, config), config)
     head = {"decode": "detections", "boxes": "xyxy", "outputs": None, "units": "pixels"}
     config = config.model_copy(update={"head": config.head.model_copy(update=head)})
-    return graph, replace(options, config=config), results
+    return graph, replace(options, config=config), results | done
+
+
+def _rewritten(graph: gs.Graph) -> tuple[gs.Graph, dict[str, PassResult]]:
+    results: dict[str, PassResult] = {}
+    for name, apply in REWRITES.items():
+        with explained(name):
+            results[name] = apply(graph)
+            graph = to_graph(to_model(graph))
+    return graph, results

@@ -5,6 +5,8 @@ K is the limit of the second suppression. Rows beyond the n that an image has ar
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
@@ -17,38 +19,56 @@ from trtdet.passes.two_stage.levels import most_rows
 from trtdet.passes.two_stage.walk import upstream
 
 
-def write(graph: gs.Graph, config: Config) -> None:
+@dataclass(frozen=True)
+class Outputs:
+    """What a two-stage model finds.
+
+    Attributes:
+        boxes: float32 (n, 4), xyxy in pixels of the input.
+        labels: int64 (n,).
+        scores: float32 (n,).
+        most: n at most.
+        exact: whether n is always that.
+    """
+
+    boxes: gs.Variable
+    labels: gs.Variable
+    scores: gs.Variable
+    most: int
+    exact: bool = False
+
+
+def write(graph: gs.Graph, found: Outputs, config: Config) -> None:
     """Gives a two-stage graph rows of detections as its only output, in place.
 
     Labels count from 1 where the classifier has a column for the background.
 
     Raises:
-        ModelError: the outputs are not those of one image, or the number of detections is not bounded.
+        ModelError: the classes of the model are not those of the configuration.
     """
-    boxes, labels, scores = _outputs(graph, config)
-    most = most_rows(boxes)
-    if most is None:
-        raise ModelError(
-            "the number of detections of the two-stage model is not bounded: nothing limits its last suppression",
-            "export it with a limit (torchvision: box_detections_per_img)",
-        )
     put = Writer(graph, "trtdet/two_stage", Origin.DECODE)
-    columns = [boxes]
-    for tensor, first in ((scores, 0), (labels, _first_label(scores, config))):
+    columns = [found.boxes]
+    for tensor, first in ((found.scores, 0), (found.labels, _first_label(found.scores, config))):
         column = put("Cast", tensor, to=int(onnx.TensorProto.FLOAT))
         if first:
             column = put("Sub", column, put.const(first, np.float32))
         columns.append(put("Unsqueeze", column, put.const([1], np.int64)))
     rows = put("Concat", *columns, axis=1)
-    padded = put("Concat", rows, put.const(np.zeros((most, 6)), np.float32), axis=0)
-    first = put("Slice", padded, *(put.const([at], np.int64) for at in (0, most, 0)))
-    detections = put("Reshape", first, put.const([1, most, 6], np.int64))
-    detections.dtype, detections.shape = np.dtype(np.float32), [1, most, 6]
+    if not found.exact:
+        padded = put("Concat", rows, put.const(np.zeros((found.most, 6)), np.float32), axis=0)
+        rows = put("Slice", padded, *(put.const([at], np.int64) for at in (0, found.most, 0)))
+    detections = put("Reshape", rows, put.const([1, found.most, 6], np.int64))
+    detections.dtype, detections.shape = np.dtype(np.float32), [1, found.most, 6]
     graph.outputs = [detections]
     graph.cleanup().toposort()
 
 
-def _outputs(graph: gs.Graph, config: Config) -> tuple[gs.Variable, gs.Variable, gs.Variable]:
+def outputs(graph: gs.Graph, config: Config) -> Outputs:
+    """The outputs of a two-stage graph, as ``head.outputs`` or their own names say, or in this order.
+
+    Raises:
+        ModelError: they are not those of one image, or the number of detections is not bounded.
+    """
     names = config.head.outputs
     tensors = {tensor.name: tensor for tensor in graph.outputs}
     if names is not None:
@@ -68,7 +88,13 @@ def _outputs(graph: gs.Graph, config: Config) -> tuple[gs.Variable, gs.Variable,
             f"the outputs of the two-stage model are {told}; expected are boxes (n, 4), labels (n,) and scores (n,) of "
             "one image, in this order; name them with head.outputs"
         )
-    return found[0], found[1], found[2]
+    most = most_rows(found[0])
+    if most is None:
+        raise ModelError(
+            "the number of detections of the two-stage model is not bounded: nothing limits its last suppression",
+            "export it with a limit (torchvision: box_detections_per_img)",
+        )
+    return Outputs(found[0], found[1], found[2], most)
 
 
 def _first_label(scores: gs.Variable, config: Config) -> int:

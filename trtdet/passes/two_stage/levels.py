@@ -17,13 +17,12 @@ import onnx_graphsurgeon as gs
 from trtdet.passes.base import PassResult, Writer
 from trtdet.passes.provenance import Origin
 from trtdet.passes.two_stage.suppressions import Limit, limit_of
-from trtdet.passes.two_stage.walk import above, constant, maker, redirect, upstream
+from trtdet.passes.two_stage.walk import above, constant, maker, picks, redirect, upstream
 
 MOST_ROWS = 3840
 """The largest K of TensorRT's TopK, which sorts the rows."""
 
 _SCATTERS = ("ScatterElements", "ScatterND")
-_INDEXING = ("NonZero", "Transpose", "Split", "Slice", "Squeeze", "Unsqueeze", "Reshape", "Cast")
 _WIDENING = ("Expand", "Reshape", "Unsqueeze", "Cast")
 
 
@@ -199,17 +198,8 @@ def most_rows(tensor: gs.Variable) -> int | None:
 
 def _picks(level: _Level) -> list[gs.Node]:
     """The nodes that pick the regions of a level out of all. Exporters write the choice anew for each of them."""
-    found: list[gs.Node] = []
-    line = [
-        node.outputs[0] for node in level.chosen.outputs if node.op == "Equal" and constant(node, 1) == level.number
-    ]
-    for tensor in line:
-        for reader in tensor.outputs:
-            if reader.op in ("Gather", "GatherND") and reader.inputs[1] is tensor:
-                found.append(reader)
-            elif reader.op in _INDEXING and reader.inputs[0] is tensor:
-                line += reader.outputs
-    return found
+    tests = (node for node in level.chosen.outputs if node.op == "Equal")
+    return picks(*(node.outputs[0] for node in tests if constant(node, 1) == level.number))
 
 
 def _not_picked(levels: list[_Level]) -> str:

@@ -50,6 +50,11 @@ class Limit:
     slice: gs.Node | None
     count: int
 
+    @property
+    def kept(self) -> gs.Variable:
+        """The first ``count`` of ``indices``."""
+        return self.indices if self.slice is None else self.slice.outputs[0]
+
 
 def limit_of(node: gs.Node) -> Limit | str:
     """The limit behind a suppression, or the reason that there is none."""

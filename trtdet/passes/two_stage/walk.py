@@ -7,7 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_graphsurgeon as gs
 
-__all__ = ["above", "constant", "maker", "reader", "redirect"]
+__all__ = ["above", "constant", "maker", "picks", "redirect", "upstream"]
+
+_INDEXING = ("NonZero", "Transpose", "Split", "Slice", "Squeeze", "Unsqueeze", "Reshape", "Cast")
 
 
 def maker(tensor: gs.Tensor, *ops: str) -> gs.Node | None:
@@ -16,11 +18,6 @@ def maker(tensor: gs.Tensor, *ops: str) -> gs.Node | None:
         return None
     node = tensor.inputs[0]
     return node if not ops or node.op in ops else None
-
-
-def reader(tensor: gs.Tensor, *ops: str) -> gs.Node | None:
-    """The only node that reads a tensor, where it is of one of ``ops``."""
-    return tensor.outputs[0] if len(tensor.outputs) == 1 and tensor.outputs[0].op in ops else None
 
 
 def above(tensor: gs.Tensor, *ops: str) -> gs.Tensor:
@@ -63,3 +60,16 @@ def upstream(tensor: gs.Tensor) -> Iterator[gs.Node]:
         seen.add(id(node))
         yield node
         line += [made for source in node.inputs if (made := maker(source)) is not None]
+
+
+def picks(*indices: gs.Variable) -> list[gs.Node]:
+    """The nodes that pick rows by indices, which NonZero gives in a column."""
+    found: list[gs.Node] = []
+    line = list(indices)
+    for tensor in line:
+        for node in tensor.outputs:
+            if node.op in ("Gather", "GatherND") and node.inputs[1] is tensor:
+                found.append(node)
+            elif node.op in _INDEXING and node.inputs[0] is tensor:
+                line += node.outputs
+    return found

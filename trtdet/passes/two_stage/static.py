@@ -1,0 +1,251 @@
+"""A two-stage graph without a shape that depends on the image, for builders that have no NonZero and no RoiAlign.
+
+What was filtered is kept and marked instead: every anchor that was chosen enters the suppression of the proposals, and
+every class of every proposal is a row of detections, with a score that no threshold lets through where it was filtered
+out. The suppression of the proposals is written with plain operators; that of the detections is left to the pass that
+suppresses for every detector, with the thresholds that the model had.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from trtdet.config import Config
+from trtdet.errors import ModelError
+from trtdet.passes.base import PassResult, Writer
+from trtdet.passes.clean import fold
+from trtdet.passes.model import to_graph, to_model
+from trtdet.passes.nms import greedy
+from trtdet.passes.provenance import Origin
+from trtdet.passes.two_stage import levels
+from trtdet.passes.two_stage.detections import Outputs, outputs
+from trtdet.passes.two_stage.detections import write as write_rows
+from trtdet.passes.two_stage.guards import LOWEST
+from trtdet.passes.two_stage.suppressions import Limit, in_order, limit_of
+from trtdet.passes.two_stage.walk import above, constant, maker, picks, redirect, upstream
+
+_REAL = "trtdet/proposals/real"
+"""bool (K,), whether a proposal is one; the others are boxes that were suppressed or filtered out."""
+
+
+def rewrite(graph: gs.Graph, config: Config, missing: frozenset[str]) -> tuple[gs.Graph, Config, dict[str, PassResult]]:
+    """A two-stage graph, its guards inlined, with rows of all detections, and the thresholds to suppress them with.
+
+    Raises:
+        ModelError: its patterns are not those of torchvision, or its outputs are not those of one image.
+    """
+    found = outputs(graph, config)
+    names = [tensor.name for tensor in (found.boxes, found.labels, found.scores)]
+    results = {"suppress_proposals": suppress_proposals(graph, config)}
+    graph = _folded(graph)
+    results["merge_levels"] = levels.merge_static(graph)
+    graph = _folded(graph)
+    if "RoiAlign" in missing:
+        results["sample_regions"] = sample_regions(graph)
+        graph = _folded(graph)
+    tensors = graph.tensors()
+    boxes, labels, scores = (tensors[name] for name in names)
+    everything, config = all_detections(graph, Outputs(boxes, labels, scores, 0), config)
+    write_rows(graph, everything, config)
+    return graph, config, results
+
+
+def _folded(graph: gs.Graph) -> gs.Graph:
+    """With the shapes that are static now as constants."""
+    for _ in range(2):
+        fold(graph)
+        graph = to_graph(to_model(graph.cleanup().toposort()))
+    return graph
+
+
+def suppress_proposals(graph: gs.Graph, config: Config) -> PassResult:
+    """Suppresses the proposals among all anchors that were chosen, in place: always as many proposals as there may be.
+
+    Raises:
+        ModelError: the number of anchors, the limit or the overlap is computed.
+    """
+    node, limit, overlap = _suppression(graph, 2)
+    write = Writer(graph, "trtdet/proposals", Origin.LOWERING)
+    allowed, anchors = _unfiltered(graph, node, write)
+    corners = write("Reshape", node.inputs[0], write.const([1, anchors, 4], np.int64))
+    scores = write("Reshape", node.inputs[1], write.const([1, anchors], np.int64))
+    lowest = write.const(LOWEST, np.float32)
+    scores = write("Where", allowed, scores, lowest)
+    agnostic = config.with_nms(iou_threshold=overlap, class_agnostic=True)
+    kept = greedy(write, corners, scores, anchors, agnostic)
+    ranked = write("Where", kept, scores, lowest)
+    shape = write.const([min(limit.count, anchors)], np.int64)
+    best, index = write.many("TopK", 2, ranked, shape, axis=1)
+    real = write("Reshape", write("Greater", best, lowest), shape)
+    real.name = _REAL
+    chosen = write("Reshape", index, shape)
+    for tensor in {id(tensor): tensor for tensor in (limit.kept, limit.indices)}.values():
+        redirect(graph, tensor, chosen)
+    # Regions that are no proposals are aligned all the same; that they count is seen at the scores alone.
+    graph.outputs.append(real)
+    real.dtype = bool
+    graph.cleanup().toposort()
+    return PassResult(1)
+
+
+def all_detections(graph: gs.Graph, outputs: Outputs, config: Config) -> tuple[Outputs, Config]:
+    """The boxes, labels and scores of every class of every proposal, before any of them is suppressed.
+
+    Args:
+        graph: in which the proposals are static; changed in place.
+        outputs: of the best detections.
+        config: the detector.
+
+    Returns:
+        The same of all, with a score of -1 where there is none, and the configuration with the model's own thresholds.
+
+    Raises:
+        ModelError: the outputs are not gathered from those.
+    """
+    node, limit, overlap = _suppression(graph, 1)
+    write = Writer(graph, "trtdet/all", Origin.DECODE)
+    threshold = _threshold(node)
+    allowed, count = _unfiltered(graph, node, write)
+    found = []
+    for tensor in (outputs.boxes, outputs.labels, outputs.scores):
+        gather = maker(above(tensor, "Cast", "Identity"), "Gather", "GatherND")
+        if gather is None:
+            raise ModelError(f"output '{tensor.name}' of the two-stage model is not gathered behind its suppression")
+        found.append(gather.inputs[0])
+    boxes, labels, scores = found
+    real = next(tensor for tensor in graph.outputs if tensor.name == _REAL)
+    proposals = int(real.shape[0])
+    column = write("Reshape", real, write.const([proposals, 1], np.int64))
+    wide = write("Expand", column, write.const([proposals, count // proposals], np.int64))
+    valid = write("And", allowed, write("Reshape", wide, write.const([count], np.int64)))
+    scores = write("Where", valid, scores, write.const(-1.0, np.float32))
+    # What the model leaves out stays out; the configuration may leave out more.
+    own = {"iou_threshold": overlap, "class_agnostic": False, "candidates": "all-classes"}
+    own["max_detections"] = min(limit.count, config.nms.max_detections)
+    own["score_threshold"] = max(threshold, config.nms.score_threshold)
+    return Outputs(boxes, labels, scores, count, exact=True), config.with_nms(**own)
+
+
+def sample_regions(graph: gs.Graph) -> PassResult:
+    """RoiAlign -> GridSample, AveragePool, in place, for graphs of one image.
+
+    GridSample with the corners of the border cells aligned and the border repeated samples as RoiAlign does inside the
+    image, where regions are clipped to; coordinates are normalised to the size of the features and back, so that the
+    last bits differ.
+    """
+    count, skipped = 0, []
+    for node in [node for node in graph.nodes if node.op == "RoiAlign"]:
+        obstacle = _unsampled(graph, node)
+        if obstacle:
+            skipped.append(f"{node.name}: {obstacle}")
+            continue
+        redirect(graph, node.outputs[0], _sampled(graph, node))
+        node.outputs.clear()
+        count += 1
+    if count:
+        graph.cleanup().toposort()
+    return PassResult(count, tuple(skipped))
+
+
+def _unsampled(graph: gs.Graph, node: gs.Node) -> str:
+    if graph.opset < 16:
+        return f"opset {graph.opset} has no GridSample; export the model at opset 16 or later"
+    if node.attrs.get("mode", "avg") != "avg":
+        return "it takes the maximum of its samples"
+    if node.attrs.get("sampling_ratio", 0) < 1:
+        return "the number of its samples depends on the region; export it with a sampling ratio"
+    shape = node.inputs[0].shape
+    if shape is None or not all(isinstance(size, int) for size in shape) or shape[0] != 1:
+        return f"its features have shape {shape}, and one image of a fixed size is needed"
+    return ""
+
+
+def _sampled(graph: gs.Graph, node: gs.Node) -> gs.Variable:
+    write = Writer(graph, f"{node.name}/sampled", Origin.LOWERING)
+    features, regions = node.inputs[:2]
+    ratio, scale = int(node.attrs["sampling_ratio"]), float(node.attrs.get("spatial_scale", 1.0))
+    half = node.attrs.get("coordinate_transformation_mode", "half_pixel") == "half_pixel"
+    _, channels, height, width = features.shape
+    down, across = int(node.attrs.get("output_height", 1)), int(node.attrs.get("output_width", 1))
+    corners = write("Mul", regions, write.const(scale, np.float32))
+    if half:
+        corners = write("Sub", corners, write.const(0.5, np.float32))
+    x1, y1, x2, y2 = write.many("Split", 4, corners, write.const([1, 1, 1, 1], np.int64), axis=1)
+
+    def positions(low: gs.Variable, high: gs.Variable, cells: int, size: int) -> gs.Variable:
+        """(n, cells * ratio), from -1 to 1."""
+        side = write("Sub", high, low)
+        if not half:
+            side = write("Max", side, write.const(1.0, np.float32))
+        steps = write.const(((np.arange(cells * ratio) + 0.5) / (cells * ratio))[None], np.float32)
+        at = write("Add", low, write("Mul", side, steps))
+        return write("Sub", write("Mul", at, write.const(2 / max(size - 1, 1), np.float32)), write.const(1, np.float32))
+
+    rows, columns = down * ratio, across * ratio
+    x = write("Unsqueeze", positions(x1, x2, across, width), write.const([1], np.int64))
+    y = write("Unsqueeze", positions(y1, y2, down, height), write.const([2], np.int64))
+    zero = write.const(np.zeros((1, rows, columns)), np.float32)
+    pair = [write("Unsqueeze", write("Add", one, zero), write.const([3], np.int64)) for one in (x, y)]
+    grid = write("Reshape", write("Concat", *pair, axis=3), write.const([1, -1, columns, 2], np.int64))
+    mode = "linear" if graph.opset >= 20 else "bilinear"
+    samples = write("GridSample", features, grid, mode=mode, padding_mode="border", align_corners=1)
+    cells = write("AveragePool", samples, kernel_shape=[ratio, ratio], strides=[ratio, ratio])
+    split = write("Reshape", cells, write.const([channels, -1, down, across], np.int64))
+    return write("Transpose", split, perm=[1, 0, 2, 3])
+
+
+def _suppression(graph: gs.Graph, expected: int) -> tuple[gs.Node, Limit, float]:
+    """The first suppression of as many as there must be, with its limit and overlap."""
+    nodes = in_order(graph)
+    if len(nodes) != expected:
+        raise ModelError(f"the two-stage model has {len(nodes)} NonMaxSuppression where {expected} are expected")
+    limit, overlap = limit_of(nodes[0]), constant(nodes[0], 3)
+    if isinstance(limit, str):
+        raise ModelError(f"'{nodes[0].name}' of the two-stage model has no fixed number of results: {limit}")
+    if overlap is None:
+        raise ModelError(f"the overlap of '{nodes[0].name}' is computed; export the model with a constant")
+    return nodes[0], limit, float(overlap)
+
+
+def _unfiltered(graph: gs.Graph, node: gs.Node, write: Writer) -> tuple[gs.Variable, int]:
+    """Takes the filters before a suppression out, in place: bool (n,), the boxes that pass all of them, and n.
+
+    Raises:
+        ModelError: the number of boxes before them is not fixed.
+    """
+    conditions: list[gs.Variable] = []
+    while True:
+        filters = [n for tensor in node.inputs[:2] for n in upstream(tensor) if n.op == "NonZero"]
+        if not filters:
+            break
+        condition = filters[0].inputs[0]
+        for pick in picks(filters[0].outputs[0]):
+            redirect(graph, pick.outputs[0], pick.inputs[0])
+            pick.outputs.clear()
+        if not any(condition is known for known in conditions):
+            conditions.append(condition)
+        still = [n for tensor in node.inputs[:2] for n in upstream(tensor) if n is filters[0]]
+        if still:
+            raise ModelError(f"what '{filters[0].name}' of the two-stage model selects is used in another way")
+    sizes = [
+        c.shape[0] for c in conditions if c.shape is not None and len(c.shape) == 1 and isinstance(c.shape[0], int)
+    ]
+    if not sizes:
+        raise ModelError(f"the number of boxes before '{node.name}' of the two-stage model is not fixed")
+    allowed = conditions[0]
+    for condition in conditions[1:]:
+        allowed = write("And", allowed, condition)
+    return allowed, int(sizes[0])
+
+
+def _threshold(node: gs.Node) -> float:
+    """The score that a filter before a suppression asks for; 0 where there is no filter."""
+    for tensor in node.inputs[:2]:
+        for above_it in upstream(tensor):
+            if above_it.op == "NonZero":
+                test = maker(above_it.inputs[0], "Greater", "GreaterOrEqual")
+                value = constant(test, 1) if test is not None else None
+                if value is not None and 0 < value < 1:
+                    return float(value)
+    return 0.0
