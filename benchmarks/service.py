@@ -367,17 +367,17 @@ class Connection:
     def detect(self, path: Path) -> Found:
         return self.found(path.read_bytes())[1]
 
-    def found(self, body: bytes) -> tuple[str, Found]:
-        """The content hash of the bundle that was run on an image, and the detections."""
+    def found(self, body: bytes) -> tuple[str | None, Found]:
+        """The content hash of the bundle that was run on an image, where the answer has it, and the detections."""
         try:
             answer = json.loads(self.post(body))
             rows = answer["images"][0]["detections"]
-            return answer["model"]["content_hash"], Found(
+            return answer.get("model", {}).get("content_hash"), Found(
                 np.array([row["box"] for row in rows], np.float32).reshape(-1, 4),
                 np.array([row["score"] for row in rows], np.float32),
                 np.array([row["class"] for row in rows], np.int64),
             )
-        except (KeyError, IndexError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
             raise BackendError(f"the service's answer is none of /v1/detect: {one_line(repr(error))}") from None
 
 
