@@ -50,6 +50,7 @@ def test_it_is_built_in_int8_and_detects(calibration_images: Path, tmp_path: Pat
 
 
 @pytest.mark.tensorrt
+@pytest.mark.filterwarnings("ignore:INT8 is not faster than FP16:trtdet.errors.TrtdetWarning")
 def test_tensorrt_rtx_builds_all_of_it_without_a_gpu(calibration_images: Path, tmp_path: Path) -> None:
     pytest.importorskip("tensorrt_rtx", reason="pip install 'trtdet[rtx]'")
     built = build(MODEL, CONFIG, tmp_path / "rtx", int8(calibration_images, backend="tensorrt-rtx", sms=(89,)))
