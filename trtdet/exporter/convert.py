@@ -8,7 +8,7 @@ import logging
 import sys
 import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -95,6 +95,20 @@ def _subject(source: str, options: ExportOptions) -> Subject:
     return factory.load(source, options)
 
 
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """An exporter without gradients, and without its notes of tracing and deprecation: what it writes is checked."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    try:
+        logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
 def to_onnx(
     model: nn.Module,
     example: Tensor,
@@ -115,28 +129,21 @@ def to_onnx(
         opset: of the ONNX model.
     """
     axes = {name: {0: "batch"} for name in (input_name, *output_names)} if dynamic_batch else None
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    try:
-        logger.setLevel(logging.ERROR)
-        # Into a file: beside it, the exporter puts weights that are too many for one.
-        with warnings.catch_warnings(), torch.no_grad(), tempfile.TemporaryDirectory(prefix="trtdet-") as folder:
-            warnings.simplefilter("ignore")  # tracer and deprecation notes; the result is checked against torch
-            # The tracing exporter: it keeps the model's own shape of graph (SiLU as Sigmoid and Mul, one Conv a
-            # convolution), needs no package beside torch, and writes the opset that was asked for.
-            torch.onnx.export(
-                model,
-                (example,),
-                str(Path(folder) / "model.onnx"),
-                input_names=[input_name],
-                output_names=list(output_names),
-                dynamic_axes=axes,
-                opset_version=opset,
-                dynamo=False,
-            )
-            result = onnx.load(str(Path(folder) / "model.onnx"))
-    finally:
-        logger.setLevel(level)
+    # Into a file: beside it, the exporter puts weights that are too many for one.
+    with _quiet(), tempfile.TemporaryDirectory(prefix="trtdet-") as folder:
+        # The tracing exporter: it keeps the model's own shape of graph (SiLU as Sigmoid and Mul, one Conv a
+        # convolution), needs no package beside torch, and writes the opset that was asked for.
+        torch.onnx.export(
+            model,
+            (example,),
+            str(Path(folder) / "model.onnx"),
+            input_names=[input_name],
+            output_names=list(output_names),
+            dynamic_axes=axes,
+            opset_version=opset,
+            dynamo=False,
+        )
+        result = onnx.load(str(Path(folder) / "model.onnx"))
     # Readers as old as TensorRT 8.6's refuse a newer file format, and nothing here needs it.
     result.ir_version = min(result.ir_version, 10)
     return result
@@ -162,25 +169,18 @@ def by_dynamo(
         raise ModelError(
             "torch's newer exporter needs onnxscript, which is not installed; install it with: pip install onnxscript"
         ) from None
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    try:
-        logger.setLevel(logging.ERROR)
-        with warnings.catch_warnings(), torch.no_grad(), contextlib.redirect_stdout(sys.stderr):
-            warnings.simplefilter("ignore")
-            program = torch.onnx.export(
-                model,
-                # A batch of one would be taken for a batch that is always one.
-                (torch.cat([example, example]) if dynamic_batch else example,),
-                input_names=[input_name],
-                output_names=list(output_names),
-                dynamic_shapes=({0: torch.export.Dim("batch")},) if dynamic_batch else None,
-                opset_version=max(opset, _OLDEST_OF_DYNAMO),
-                dynamo=True,
-                verbose=False,
-            )
-    finally:
-        logger.setLevel(level)
+    with _quiet(), contextlib.redirect_stdout(sys.stderr):
+        program = torch.onnx.export(
+            model,
+            # A batch of one would be taken for a batch that is always one.
+            (torch.cat([example, example]) if dynamic_batch else example,),
+            input_names=[input_name],
+            output_names=list(output_names),
+            dynamic_shapes=({0: torch.export.Dim("batch")},) if dynamic_batch else None,
+            opset_version=max(opset, _OLDEST_OF_DYNAMO),
+            dynamo=True,
+            verbose=False,
+        )
     assert program is not None
     result: onnx.ModelProto = program.model_proto
     result.ir_version = min(result.ir_version, 10)

@@ -21,6 +21,7 @@ from trtdet.errors import ModelError
 from trtdet.passes.base import Options, Writer, explained
 from trtdet.passes.nms import EFFICIENT
 from trtdet.passes.provenance import Origin
+from trtdet.passes.two_stage import is_two_stage
 
 _KINDS: dict[str, Literal["efficient", "onnx"]] = {EFFICIENT: "efficient", "NonMaxSuppression": "onnx"}
 
@@ -90,7 +91,7 @@ def cut(graph: gs.Graph, options: Options) -> Options:
 
 def _found(graph: gs.Graph, config: Config) -> tuple[EmbeddedNms | None, gs.Node | None]:
     nodes = [node for node in graph.nodes if node.op in _KINDS]
-    if not nodes or any(node.op == "RoiAlign" for node in graph.nodes):
+    if not nodes or is_two_stage(graph):
         return None, None  # the suppressions of two stages are parts of the network
     tensors = graph.tensors()
     if config.head.outputs is not None and all(name in tensors for name in config.head.outputs):

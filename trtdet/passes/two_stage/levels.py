@@ -7,7 +7,7 @@ image, for builders that have no NonZero.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ import onnx_graphsurgeon as gs
 from trtdet.passes.base import PassResult, Writer
 from trtdet.passes.provenance import Origin
 from trtdet.passes.two_stage.suppressions import Limit, limit_of
-from trtdet.passes.two_stage.walk import above, constant, maker, picks, redirect, upstream
+from trtdet.passes.two_stage.walk import above, constant, maker, picks, redirect, unpick, upstream
 
 MOST_ROWS = 3840
 """The largest K of TensorRT's TopK, which sorts the rows."""
@@ -47,20 +47,15 @@ class _Level:
 
 def merge(graph: gs.Graph) -> PassResult:
     """Joins the levels of each chain by sorting their rows, in place: Concat, TopK, Gather in the place of scatters."""
-    count, skipped = 0, []
-    for last, levels in _chains(graph):
-        obstacle = levels if isinstance(levels, str) else _too_many(levels)
-        if obstacle or isinstance(levels, str):
-            skipped.append(f"{last.name}: {obstacle}")
-            continue
-        write = Writer(graph, f"{last.name}/merged", Origin.LOWERING)
+
+    def joined(write: Writer, levels: list[_Level]) -> gs.Variable:
         features = write("Concat", *(level.aligned for level in levels), axis=0)
         rows = write("Concat", *(level.rows for level in levels), axis=0)
         keys = write("Cast", rows, to=int(onnx.TensorProto.INT32))
         _, order = write.many("TopK", 2, keys, write("Shape", rows), axis=0, largest=0, sorted=1)
-        _replace(graph, last, write("Gather", features, order, axis=0))
-        count += 1
-    return _finished(graph, count, skipped)
+        return write("Gather", features, order, axis=0)
+
+    return _merged(graph, _too_many, joined)
 
 
 def merge_static(graph: gs.Graph) -> PassResult:
@@ -68,24 +63,17 @@ def merge_static(graph: gs.Graph) -> PassResult:
 
     It costs an alignment of all regions for each level.
     """
-    count, skipped = 0, []
-    for last, levels in _chains(graph):
-        obstacle = levels if isinstance(levels, str) else _not_picked(levels)
-        if obstacle or isinstance(levels, str):
-            skipped.append(f"{last.name}: {obstacle}")
-            continue
-        write = Writer(graph, f"{last.name}/merged", Origin.LOWERING)
+
+    def joined(write: Writer, levels: list[_Level]) -> gs.Variable:
         for level in levels:
-            for pick in _picks(level):
-                redirect(graph, pick.outputs[0], pick.inputs[0])
-                pick.outputs.clear()
+            unpick(graph, _picks(level))
         merged = levels[-1].aligned
         for level in levels[-2::-1]:
             mine = write("Unsqueeze", level.is_mine, write.const([1, 2, 3], np.int64))
             merged = write("Where", mine, level.aligned, merged)
-        _replace(graph, last, merged)
-        count += 1
-    return _finished(graph, count, skipped)
+        return merged
+
+    return _merged(graph, _not_picked, joined)
 
 
 def write_sampling(graph: gs.Graph) -> PassResult:
@@ -99,12 +87,20 @@ def write_sampling(graph: gs.Graph) -> PassResult:
     return PassResult(len(found))
 
 
-def _replace(graph: gs.Graph, last: gs.Node, merged: gs.Variable) -> None:
-    redirect(graph, last.outputs[0], merged)
-    last.outputs.clear()
-
-
-def _finished(graph: gs.Graph, count: int, skipped: list[str]) -> PassResult:
+def _merged(
+    graph: gs.Graph, obstacle: Callable[[list[_Level]], str], joined: Callable[[Writer, list[_Level]], gs.Variable]
+) -> PassResult:
+    """Writes another join of the levels in the place of each chain that has no obstacle."""
+    count, skipped = 0, []
+    for last, levels in _chains(graph):
+        reason = levels if isinstance(levels, str) else obstacle(levels)
+        if reason or isinstance(levels, str):
+            skipped.append(f"{last.name}: {reason}")
+            continue
+        write = Writer(graph, f"{last.name}/merged", Origin.LOWERING)
+        redirect(graph, last.outputs[0], joined(write, levels))
+        last.outputs.clear()
+        count += 1
     if count:
         graph.cleanup().toposort()
         for node in graph.nodes:  # what was inferred of the rows does not hold any more

@@ -23,7 +23,7 @@ from trtdet.passes.two_stage.detections import Outputs, outputs
 from trtdet.passes.two_stage.detections import write as write_rows
 from trtdet.passes.two_stage.guards import LOWEST
 from trtdet.passes.two_stage.suppressions import Limit, in_order, limit_of
-from trtdet.passes.two_stage.walk import above, constant, maker, picks, redirect, upstream
+from trtdet.passes.two_stage.walk import above, constant, maker, picks, redirect, unpick, upstream
 
 _REAL = "trtdet/proposals/real"
 """bool (K,), whether a proposal is one; the others are boxes that were suppressed or filtered out."""
@@ -220,9 +220,7 @@ def _unfiltered(graph: gs.Graph, node: gs.Node, write: Writer) -> tuple[gs.Varia
         if not filters:
             break
         condition = filters[0].inputs[0]
-        for pick in picks(filters[0].outputs[0]):
-            redirect(graph, pick.outputs[0], pick.inputs[0])
-            pick.outputs.clear()
+        unpick(graph, picks(filters[0].outputs[0]))
         if not any(condition is known for known in conditions):
             conditions.append(condition)
         still = [n for tensor in node.inputs[:2] for n in upstream(tensor) if n is filters[0]]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_graphsurgeon as gs
 
-__all__ = ["above", "constant", "maker", "picks", "redirect", "upstream"]
+__all__ = ["above", "constant", "maker", "picks", "redirect", "unpick", "upstream"]
 
 _INDEXING = ("NonZero", "Transpose", "Split", "Slice", "Squeeze", "Unsqueeze", "Reshape", "Cast")
 
@@ -73,3 +73,10 @@ def picks(*indices: gs.Variable) -> list[gs.Node]:
             elif node.op in _INDEXING and node.inputs[0] is tensor:
                 line += node.outputs
     return found
+
+
+def unpick(graph: gs.Graph, nodes: list[gs.Node]) -> None:
+    """What read the rows that nodes pick reads all rows, in place."""
+    for node in nodes:
+        redirect(graph, node.outputs[0], node.inputs[0])
+        node.outputs.clear()
