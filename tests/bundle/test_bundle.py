@@ -18,6 +18,7 @@ from trtdet.bundle import (
     FloatConvPart,
     ImagesPart,
     InputPart,
+    MasksPart,
     ModelPart,
     NmsPart,
     OutputPart,
@@ -109,6 +110,17 @@ def test_the_manifest_has_every_key_of_the_contract_and_schema_comes_first(tmp_p
     assert set(data["files"]) == {"model.engine", "int8.onnx"}
     assert data["input"]["preprocess"]["size"] == [416, 416]
     assert data["created"].endswith("+00:00")
+
+
+def test_masks_are_a_part_of_their_own(tmp_path: Path) -> None:
+    assert make(tmp_path / "boxes").manifest.masks is None
+    part = MasksPart(output="masks", size=28, threshold=0.5)
+    with BundleWriter(tmp_path / "masks") as writer:
+        writer.add("model.engine", b"engine")
+        writer.commit({**FIELDS, "masks": part})
+    assert Bundle(tmp_path / "masks").manifest.masks == part
+    data = json.loads((tmp_path / "masks" / MANIFEST).read_text())
+    assert data["masks"] == {"output": "masks", "size": 28, "threshold": 0.5}
 
 
 def test_every_hash_is_that_of_the_file(tmp_path: Path) -> None:

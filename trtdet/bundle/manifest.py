@@ -68,6 +68,16 @@ class NmsPart(_Part):
         return NmsConfig.model_validate(self.model_dump(exclude={"mode", "scores", "embedded", "reason"}))
 
 
+class MasksPart(_Part):
+    """Masks of the detections, which a program pastes into the picture, see :mod:`trtdet.detection.masks`."""
+
+    output: str
+    """The output float32 (B, K, size, size) with the probabilities of each detection's class; rows as of ``boxes``."""
+    size: int
+    threshold: float
+    """Probability that a pixel of the object exceeds."""
+
+
 class PluginPart(_Part):
     file: str
     sha256: str
@@ -190,6 +200,8 @@ class Manifest(_Part):
     input_check: dict[str, Any] | None = None
     """What the detections on some of the images looked like, see
     :meth:`trtdet.evaluation.plausibility.Plausibility.as_dict`; None where nobody looked."""
+    masks: MasksPart | None = None
+    """None where the detector gives boxes alone."""
     guard: GuardPart | None = None
     """What ``--guard`` decided; None where it was not given, or INT8 has not been compared yet."""
     content_hash: str

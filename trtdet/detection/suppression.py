@@ -38,6 +38,9 @@ class Detections:
     """float32 (B, K), 0..1, falling."""
     classes: NDArray[np.int32]
     """int32 (B, K), indices into the configuration's classes."""
+    masks: Float | None = None
+    """float32 (B, K, M, M), the probabilities 0..1 of each detection's class on a grid over its box, see
+    :mod:`trtdet.detection.masks`; None where the detector has none."""
 
     def __len__(self) -> int:
         return int(self.num_dets.shape[0])
@@ -46,6 +49,10 @@ class Detections:
         """Boxes float32 (n, 4), scores float32 (n,) and classes int32 (n,) of image ``i``; n is its count."""
         count = int(self.num_dets[i, 0])
         return self.boxes[i, :count], self.scores[i, :count], self.classes[i, :count]
+
+    def image_masks(self, i: int) -> Float | None:
+        """Masks float32 (n, M, M) of image ``i``; None where the detector has none."""
+        return None if self.masks is None else self.masks[i, : int(self.num_dets[i, 0])]
 
 
 def non_max_suppression(

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from trtdet.detection.masks import from_run_lengths, paste, run_lengths
+from trtdet.detection.suppression import Detections
+
+FIXTURE = Path(__file__).parents[1] / "fixtures" / "pasted_masks.npz"
+"""Of tests/fixtures/pasted_masks.py."""
+
+
+def test_masks_are_pasted_as_torchvision_pastes_them() -> None:
+    with np.load(FIXTURE) as found:
+        boxes, masks, packed = found["boxes"], found["masks"].astype(np.float32), found["pasted"]
+    wanted = np.unpackbits(packed, axis=-1, count=120).astype(bool)
+    filled = 0
+    for box, mask, want in zip(boxes, masks, wanted, strict=True):
+        got = paste(mask, box, *want.shape)
+        # Differing pixels lie on the edge: of any pixel and its neighbours, one is the object's and one is not.
+        inside, outside = (cv2.erode(part.astype(np.uint8), np.ones((3, 3))) > 0 for part in (want, ~want))
+        assert got[inside].all() and not got[outside].any()
+        assert (got != want).mean() < 0.001
+        filled += want.any()
+    assert filled > 30
+
+
+def test_a_higher_threshold_leaves_less() -> None:
+    rising = np.tile(np.linspace(0, 1, 28, dtype=np.float32), (28, 1))
+    box = np.array([10, 10, 66, 66], np.float32)
+    counts = [paste(rising, box, 80, 80, threshold).sum() for threshold in (0.1, 0.5, 0.9)]
+    assert counts[0] > counts[1] > counts[2] > 0
+    half = paste(rising, box, 80, 80)
+    assert half[40, 12:37].sum() == 0 and half[40, 40:64].all()
+
+
+@pytest.mark.parametrize("box", [(200, 200, 220, 220), (-50, -50, -20, -20), (np.nan, 0, 10, 10), (0, 0, np.inf, 10)])
+def test_a_box_beyond_the_picture_pastes_nothing(box: tuple[float, ...]) -> None:
+    assert not paste(np.ones((28, 28), np.float32), np.array(box, np.float32), 100, 100).any()
+
+
+def test_run_lengths_are_those_of_coco() -> None:
+    coco = pytest.importorskip("pycocotools.mask")
+    masks = np.random.default_rng(1).random((20, 31, 17)) > np.linspace(0, 1, 20)[:, None, None]
+    for mask in masks:
+        encoded = run_lengths(mask)
+        want = coco.encode(np.asfortranarray(mask, np.uint8))
+        assert encoded == {"size": [31, 17], "counts": want["counts"].decode()}
+        np.testing.assert_array_equal(from_run_lengths(encoded), mask)
+
+
+def test_detections_may_have_masks() -> None:
+    count = np.array([[2]], np.int32)
+    arrays = (np.zeros((1, 5, 4), np.float32), np.zeros((1, 5), np.float32), np.zeros((1, 5), np.int32))
+    assert Detections(count, *arrays).image_masks(0) is None
+    masks = np.random.default_rng(0).random((1, 5, 28, 28), np.float32)
+    got = Detections(count, *arrays, masks).image_masks(0)
+    assert got is not None
+    np.testing.assert_array_equal(got, masks[0, :2])

@@ -1,0 +1,79 @@
+"""Masks of detections: small in the network, pasted into the picture outside it.
+
+A detector with masks gives, for each detection, the probabilities of its class on a grid of M x M cells over its box
+(Mask R-CNN, He et al. 2017, arXiv:1703.06870). :func:`paste` makes a mask of the picture from them, as
+``paste_masks_in_image`` of torchvision does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from trtdet.detection.suppression import Float
+
+THRESHOLD = 0.5
+"""Probability above which a pixel is the object's."""
+
+_BORDER = 1
+"""Cells of probability 0 around a mask, so that it ends inside its box."""
+
+
+def paste(probabilities: Float, box: Float, height: int, width: int, threshold: float = THRESHOLD) -> NDArray[np.bool_]:
+    """The mask of one detection in its picture.
+
+    The grid gets a border of one cell and the box grows with it about its centre; its corners are cut to whole pixels,
+    the last of which is the box's. The grid is resized to that box, bilinear between the centres of cells.
+
+    Args:
+        probabilities: float32 (M, M), 0..1.
+        box: float32 (4,), x1 y1 x2 y2 in pixels of the picture, cut to it; one that is not finite has no mask.
+        height: of the picture.
+        width: of the picture.
+        threshold: probability that a pixel of the object exceeds.
+
+    Returns:
+        bool (height, width).
+    """
+    pasted = np.zeros((height, width), bool)
+    if not np.isfinite(box).all():
+        return pasted
+    cells = np.pad(np.asarray(probabilities, np.float32), _BORDER)
+    corners = _grown(np.asarray(box, np.float32), np.float32(len(cells) / len(probabilities)))
+    x1, y1, x2, y2 = (int(value) for value in corners)
+    wide, high = max(x2 - x1 + 1, 1), max(y2 - y1 + 1, 1)
+    left, top, right, bottom = max(x1, 0), max(y1, 0), min(x2 + 1, width), min(y2 + 1, height)
+    if left < right and top < bottom:
+        resized = cv2.resize(cells, (wide, high), interpolation=cv2.INTER_LINEAR)
+        pasted[top:bottom, left:right] = resized[top - y1 : bottom - y1, left - x1 : right - x1] > threshold
+    return pasted
+
+
+def _grown(box: Float, by: np.float32) -> Float:
+    half = (box[2:] - box[:2]) * np.float32(0.5) * by
+    centre = (box[2:] + box[:2]) * np.float32(0.5)
+    return np.concatenate([centre - half, centre + half])
+
+
+def run_lengths(mask: NDArray[np.bool_]) -> dict[str, Any]:
+    """A mask in COCO's compressed form: ``{"size": [height, width], "counts": text}``, of the columns from top to
+    bottom.
+
+    Args:
+        mask: bool (height, width).
+    """
+    from faster_coco_eval.core import mask as coco  # takes most of a second
+
+    found = coco.encode(np.asfortranarray(mask, np.uint8))
+    return {"size": [int(size) for size in found["size"]], "counts": found["counts"].decode()}
+
+
+def from_run_lengths(encoded: dict[str, Any]) -> NDArray[np.bool_]:
+    """The mask bool (height, width) of :func:`run_lengths`."""
+    from faster_coco_eval.core import mask as coco
+
+    found: NDArray[np.bool_] = coco.decode({**encoded, "counts": encoded["counts"].encode()}).astype(bool)
+    return found
