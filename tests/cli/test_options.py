@@ -21,6 +21,7 @@ from trtdet.errors import ConfigError
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NAMES = [command.name for command in COMMANDS]
+FORMATS = ("--int8-attention", "--fp8")
 PARSERS: dict[str, Parser] = parsers(*NAMES)[1]
 ACTIONS = [
     pytest.param(action, id=f"{name} {' '.join(action.option_strings) or action.dest}")
@@ -69,6 +70,15 @@ def test_a_default_that_the_help_states_in_words_is_the_default(action: argparse
     if stated and action.default not in (None, False, []):
         default = action.default[0] if isinstance(action.default, list) else action.default
         assert stated[1] == str(default)
+
+
+@pytest.mark.parametrize("command", ["build", "sensitivity", "sweep", "tune"])
+def test_what_is_quantised_to_what_is_said_in_the_same_words(command: str) -> None:
+    texts = {name: next(a.help for a in PARSERS[command]._actions if name in a.option_strings) for name in FORMATS}
+    shared_texts = {
+        name: next(a.help for a in PARSERS["build"]._actions if name in a.option_strings) for name in FORMATS
+    }
+    assert texts == shared_texts
 
 
 def test_the_help_of_build_says_that_int8_is_the_default(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,17 +9,20 @@ import onnx
 import pytest
 from attention import PRODUCTS, attention_config, attention_detector
 
-from trtdet import BuildOptions, CalibrationOptions, KeepOptions
+from trtdet import BuildOptions, CalibrationOptions, KeepOptions, SweepOptions, sweep
 from trtdet.backends import Capabilities
 from trtdet.bundle import Bundle
 from trtdet.config import Config
 from trtdet.demo import shapes
 from trtdet.errors import BackendError, ConfigError
-from trtdet.pipeline import SensitivityOptions, build, sensitivity
+from trtdet.mixed_precision.scores import Sensitivity
+from trtdet.pipeline import SensitivityOptions, TuneOptions, build, calibrate, sensitivity
 from trtdet.pipeline.stages.calibrating import Selection
 from trtdet.pipeline.stages.half_range import Magnitudes, half_parts
 from trtdet.pipeline.stages.rewriting import host_graph
 from trtdet.pipeline.stages.sizes import weight_bytes
+from trtdet.pipeline.tuned import tuned_options
+from trtdet.pipeline.tuning import tune
 from trtdet.pipeline.validation import check_build
 from trtdet.quantization import DataFlow, PrecisionPlan
 
@@ -85,6 +88,63 @@ def test_a_ranking_lists_products(model: Path, config: Config, images: Path) -> 
     names = {layer.name for layer in found.layers}
     assert {"/encoder/q/MatMul", "/in/Gemm", "/psa/proj/Conv"} <= names
     assert "/classes/MatMul" not in names
+    assert {layer.format for layer in found.layers} == {"int8"}
+
+
+@pytest.mark.slow
+def test_a_ranking_of_products_in_fp8_says_so(model: Path, config: Config, images: Path, tmp_path: Path) -> None:
+    calibration = CalibrationOptions("minmax", images=images, check_input=False)
+    asked = SensitivityOptions(calibration, correct=(), num_images=2)
+    rows = tmp_path / "rows.jsonl"
+    found = sensitivity(model, config, replace(asked, int8_attention=True, fp8=True), rows)
+    by = {layer.name: layer for layer in found.layers}
+    assert (by["/encoder/values/MatMul"].kind, by["/encoder/values/MatMul"].format) == (
+        "product of two activations",
+        "fp8",
+    )
+    assert (by["/psa/proj/Conv"].kind, by["/psa/proj/Conv"].format) == ("convolution", "int8")
+    table = found.table(99)
+    assert "product of two activations, FP8" in table and "product with a matrix, FP8" in table
+    found.save(tmp_path / "ranking.json")
+    assert Sensitivity.load(tmp_path / "ranking.json") == found
+    with pytest.raises(ConfigError, match="holds results of another model"):
+        sensitivity(model, config, replace(asked, int8_attention=True), rows)
+
+
+@pytest.mark.slow
+def test_a_sweep_says_of_each_row_what_is_quantised(model: Path, config: Config, images: Path, tmp_path: Path) -> None:
+    calibration = CalibrationOptions("minmax", images=images, num_images=2, check_input=False)
+    split = shapes.generate(tmp_path, "val", 2)
+    asked = SweepOptions(
+        calibration, split.images, split.annotations, rules=("minmax",), corrections=((),), backend="onnxruntime"
+    )
+    (_, plain) = sweep(model, config, tmp_path / "sweep", asked).rows
+    done = sweep(model, config, tmp_path / "sweep", replace(asked, fp8=True))
+    (floating, fp8) = done.rows
+    assert "options" not in plain and "options" not in floating and fp8["options"] == ["--fp8"]
+    assert fp8["int8"] == plain["int8"] and done.older == (plain,)
+    assert "| --fp8 |" in done.markdown()
+    with pytest.raises(BackendError, match="compute capability 86 has no FP8"):
+        sweep(model, config, tmp_path / "other", replace(asked, fp8=True, sms=(86,), backend="tensorrt-rtx"))
+
+
+@pytest.mark.slow
+def test_a_front_of_products_in_fp8_says_so(model: Path, config: Config, images: Path, tmp_path: Path) -> None:
+    calibration = CalibrationOptions("minmax", images=images, num_images=2, check_input=False)
+    built = BuildOptions(calibration=calibration, correct=(), backend="onnxruntime", fp8=True)
+    asked = TuneOptions(built, shapes.generate(tmp_path, "val", 2).images, points=2, rank_images=1)
+    front = tune(model, config, tmp_path / "tune", asked)
+    assert front.formats == ("--fp8",) and front.basis.endswith("; made with --fp8")
+    point = next(point for point in front.points if not point.kept)
+    options = tuned_options(tmp_path / "tune", point.number)
+    plan = PrecisionPlan.load(build(model, config, tmp_path / "b", options).bundle.file("plan.json"))
+    assert plan.entries["/encoder/q/MatMul"].format == "fp8"
+
+
+def test_histograms_for_attention_are_of_what_its_products_read(model: Path, config: Config, images: Path) -> None:
+    calibration = CalibrationOptions("minmax", images=images, num_images=2, check_input=False)
+    plain, wide = (calibrate(model, config, calibration, attention=asked) for asked in (False, True))
+    assert plain.collection.histograms.keys() < wide.collection.histograms.keys()
 
 
 def test_what_attention_gives_is_measured_before_it_runs_in_fp16(config: Config, images: Path, tmp_path: Path) -> None:

@@ -6,7 +6,15 @@ from argparse import ArgumentParser, Namespace
 from typing import Any
 
 from trtdet.cli.command import Command
-from trtdet.cli.options import add_calibration, add_model, add_output, add_quantization, calibration_of, config_of
+from trtdet.cli.options import (
+    add_calibration,
+    add_int8_attention,
+    add_model,
+    add_output,
+    add_quantization,
+    calibration_of,
+    config_of,
+)
 from trtdet.errors import ConfigError
 from trtdet.progress import Console
 
@@ -15,6 +23,7 @@ def _options(parser: ArgumentParser) -> None:
     add_model(parser)
     add_output(parser, "ranges.json", "where the ranges are written; the histograms and TensorRT's cache get its name")
     add_calibration(parser)
+    add_int8_attention(parser)
     add_quantization(parser, "ranges of what Q/DQ nodes read, or of every tensor that TensorRT may quantise by itself")
     parser.add_argument(
         "--tensorrt",
@@ -37,7 +46,14 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
     prepare_target(options.output)
     started = time.perf_counter()
     version = version_number(options.tensorrt)
-    done = calibrate(options.model, config_of(options), calibration_of(options), console.progress, options.quantization)
+    done = calibrate(
+        options.model,
+        config_of(options),
+        calibration_of(options),
+        console.progress,
+        options.quantization,
+        options.int8_attention,
+    )
     histograms = options.histograms or options.output.with_suffix(".npz")
     cache = options.output.with_suffix(".cache")
     written = [options.output, cache] if done.reused else [options.output, histograms, cache]

@@ -9,7 +9,9 @@ from trtdet.cli.command import Command
 from trtdet.cli.options import (
     add_calibration,
     add_corrections,
+    add_fp8,
     add_int8_all,
+    add_int8_attention,
     add_model,
     add_output,
     add_ranking,
@@ -28,6 +30,8 @@ def _options(parser: ArgumentParser) -> None:
     add_calibration(parser)
     add_corrections(parser)
     add_int8_all(parser)
+    add_int8_attention(parser)
+    add_fp8(parser)
     add_validation(parser, "to measure mAP as well")
     add_ranking(parser)
     parser.add_argument(
@@ -65,6 +69,8 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
             options.annotations,
             options.ray,
             options.int8_all,
+            options.int8_attention,
+            options.fp8,
         ),
         rows,
         console.progress,

@@ -13,8 +13,10 @@ from trtdet.cli.options import (
     SILU,
     add_backend,
     add_effort,
+    add_fp8,
     add_images,
     add_int8_all,
+    add_int8_attention,
     add_model,
     add_output,
     add_percentile,
@@ -56,6 +58,8 @@ def _options(parser: ArgumentParser) -> None:
     axes.add_argument("--silu", nargs="+", default=["auto"], choices=SILU, help="forms of SiLU (default: auto)")
     add_thresholds(axes, "+")
     add_int8_all(parser)
+    add_int8_attention(parser)
+    add_fp8(parser)
     add_percentile(parser)
     add_backend(parser)
     add_runtime(parser)
@@ -100,6 +104,8 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
             tuple(options.plugin_library),
             options.runtime,
             options.int8_all,
+            options.int8_attention,
+            options.fp8,
         ),
         console.progress,
     )

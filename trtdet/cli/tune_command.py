@@ -13,7 +13,9 @@ from trtdet.cli.options import (
     add_batch_range,
     add_calibration,
     add_corrections,
+    add_fp8,
     add_gpu,
+    add_int8_attention,
     add_model,
     add_objective,
     add_output,
@@ -33,6 +35,8 @@ def _options(parser: ArgumentParser) -> None:
     add_output(parser, "DIR", "the folder of the front; what an earlier tune of the model measured in it is kept")
     add_calibration(parser)
     add_corrections(parser)
+    add_int8_attention(parser)
+    add_fp8(parser)
     group = parser.add_argument_group("images that report")
     group.add_argument(
         "--val-images",
@@ -82,6 +86,8 @@ def _tune_options(options: Namespace) -> TuneOptions:
         silu=options.silu,
         plugins=tuple(options.plugin_library),
         gpu=options.gpu,
+        int8_attention=options.int8_attention,
+        fp8=options.fp8,
     )
     return TuneOptions(
         build,

@@ -97,8 +97,11 @@ def _ranked(work: Work, found: Mapping[str, dict[str, Any]], macs: Mapping[str, 
     order = sorted(names, key=lambda name: (-found[name]["score"], names.index(name)))
     ranks = {name: place + 1 for place, name in enumerate(order)}
 
+    plan = work.subject.placement.plan
+
     def scored(name: str) -> LayerScore:
         own = [macs[member] for member in members[name]]
+        entry = plan.entries.get(name)
         return LayerScore(
             name,
             found[name]["score"],
@@ -108,6 +111,8 @@ def _ranked(work: Work, found: Mapping[str, dict[str, Any]], macs: Mapping[str, 
             len(own),
             all(conv.depthwise for conv in own),
             found[name]["map"],
+            entry.format if entry else "int8",
+            entry.reason if entry else "",
         )
 
     any_row = found[names[0]]

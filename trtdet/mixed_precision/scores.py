@@ -12,6 +12,7 @@ from typing_extensions import TypedDict
 
 from trtdet.errors import ConfigError
 from trtdet.files import write_atomically
+from trtdet.quantization import Format
 from trtdet.tables import Cell, Column, Table
 
 _SCHEMA = 1
@@ -31,6 +32,8 @@ class LayerScore:
         convs: how many convolutions it is.
         depthwise: every input channel is convolved by itself.
         map: COCO mAP 0.50:0.95, 0..1, of the variant, where it was measured.
+        format: what it was measured in; FP8 is for products of matrices.
+        kind: what it is, as the plan says it; empty for a group.
     """
 
     name: str
@@ -41,6 +44,8 @@ class LayerScore:
     convs: int
     depthwise: bool
     map: float | None = None
+    format: Format = "int8"
+    kind: str = ""
 
 
 @dataclass(frozen=True)
@@ -93,7 +98,9 @@ class Sensitivity:
         cells.append(layer.macs / max(self.macs, 1))
         if self.map is not None:
             cells.append(None if layer.map is None else 100 * layer.map)
-        return [*cells, f"{layer.convs} convs" if layer.convs > 1 else "depthwise" if layer.depthwise else ""]
+        said = f"{layer.convs} convs" if layer.convs > 1 else "depthwise" if layer.depthwise else layer.kind
+        said = "" if said == "convolution" else said
+        return [*cells, ", ".join(filter(None, [said, layer.format.upper() if layer.format != "int8" else ""]))]
 
     def to_json(self) -> str:
         return json.dumps({"schema": _SCHEMA, **asdict(self)}, indent=1) + "\n"

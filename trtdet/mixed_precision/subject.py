@@ -67,6 +67,7 @@ def subject_key(subject: Subject, method: Method) -> str:
     facts = {
         "ranges": subject.ranges.to_json(),
         "int8": subject.placement.plan.names("int8"),
+        "fp8": sorted(subject.placement.plan.fp8),
         "images": subject.images_sha256,
         "preprocess": subject.preprocess.model_dump(mode="json"),
         "base": method.base,

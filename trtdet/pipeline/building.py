@@ -110,6 +110,7 @@ def calibrate(
     options: CalibrationOptions,
     progress: Progress = silent,
     quantization: Literal["explicit", "implicit"] = "explicit",
+    attention: bool = False,
 ) -> Calibrated:
     """Runs calibration images through a model and chooses the range of every activation that INT8 needs.
 
@@ -120,6 +121,7 @@ def calibrate(
         progress: told of every image.
         quantization: ``explicit`` for what Q/DQ nodes read; ``implicit`` for every tensor that TensorRT may run in
             INT8 by itself, about four times as many.
+        attention: give what the products of two activations read a range as well, for ``int8_attention``.
 
     Raises:
         ModelError, DataError, CalibrationError, ConfigError: see the messages; nothing has been written.
@@ -128,7 +130,7 @@ def calibrate(
         raise ConfigError("calibration needs images: a folder or a list of file names with --images")
     check_calibration(options, ())
     warn_of_percentile(options.percentile, options.rule)
-    graph = host_graph(model, config)
+    graph = host_graph(model, config, attention=attention)
     selected = select_images(options)
     seen = looked_at(graph, options, selected, progress)
     if options.rule != AUTO:
@@ -155,7 +157,8 @@ def sensitivity(
         ModelError, DataError, CalibrationError, ConfigError, BackendError: see the messages.
     """
     check_sensitivity(options)
-    graph = replace(host_graph(model, config), int8_all=options.int8_all)
+    graph = host_graph(model, config, attention=options.int8_attention, fp8=options.fp8)
+    graph = replace(graph, int8_all=options.int8_all)
     check_rankable(graph.plan)
     dataset = annotated_images(options.images, options.annotations, config)
     if dataset is not None:

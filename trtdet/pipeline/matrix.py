@@ -15,7 +15,7 @@ from typing_extensions import NotRequired, TypedDict
 from trtdet.config import Config, NmsConfig, SiluForm
 from trtdet.data import CocoDataset, content_hash
 from trtdet.files import sha256_file
-from trtdet.pipeline.options import CalibrationOptions
+from trtdet.pipeline.options import CalibrationOptions, formats
 from trtdet.pipeline.stages.calibrating import Selection
 from trtdet.pipeline.stages.rewriting import FORMS
 from trtdet.quantization import DEFAULT_CORRECTIONS, Precision
@@ -43,6 +43,8 @@ class SweepOptions:
         plugins: libraries with the plugins.
         on: what is run and scored, see :meth:`trtdet.runtime.detector.Detector.open`.
         int8_all: every convolution that can be is in INT8, see :class:`trtdet.BuildOptions`.
+        int8_attention: products of two activations are in INT8 as well.
+        fp8: products of matrices are in FP8 instead of INT8.
     """
 
     calibration: CalibrationOptions
@@ -59,6 +61,13 @@ class SweepOptions:
     plugins: tuple[Path, ...] = ()
     on: Runtime = "auto"
     int8_all: bool = False
+    int8_attention: bool = False
+    fp8: bool = False
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """The options that say what is quantised and to which format, as the command line has them."""
+        return formats(self.int8_all, self.int8_attention, self.fp8)
 
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -86,6 +95,8 @@ class Row(TypedDict):
     build_seconds: Finite | None
     engine_mb: Finite | None
     latency_ms: Finite | None
+    options: NotRequired[list[str]]
+    """The options that say what is quantised, such as ``--fp8``; none of the float model."""
     tf32: NotRequired[bool]
     """The engine has float32 convolutions, which may run in TF32."""
     same_as: NotRequired[str]
@@ -128,7 +139,8 @@ class Matrix:
             return json.dumps([group.precision, *settings])
         libraries = [sha256_file(path) for path in self.options.plugins] if group.silu == "plugin" else []
         calibration = [group.rule, self.options.calibration.percentile, group.corrections, keep, self.options.int8_all]
-        return json.dumps([*calibration, group.silu, *libraries, *settings])
+        more = [name for name in self.options.formats if name != "--int8-all"]
+        return json.dumps([*calibration, *more, group.silu, *libraries, *settings])
 
     def names(self, group: Group) -> list[str]:
         return [self.name(group, keep, nms) for keep in self.keeps(group) for nms in self.options.suppressions]

@@ -178,6 +178,13 @@ class BuildOptions:
         return self.quantization == "implicit"
 
 
+def formats(int8_all: bool, int8_attention: bool, fp8: bool) -> tuple[str, ...]:
+    """Those that were given of the options that say what is quantised and to which format, as the command line has
+    them: what a table says of its rows."""
+    asked = {"--int8-all": int8_all, "--int8-attention": int8_attention, "--fp8": fp8}
+    return tuple(name for name, given in asked.items() if given)
+
+
 @dataclass(frozen=True)
 class SensitivityOptions:
     """How convolutions are ranked.
@@ -192,6 +199,8 @@ class SensitivityOptions:
         annotations: their COCO file.
         ray: None, ``local`` or the address of a Ray cluster.
         int8_all: rank every convolution that can be in INT8, see :class:`BuildOptions`.
+        int8_attention: rank the products of two activations as well.
+        fp8: rank products of matrices in FP8, not in INT8.
     """
 
     calibration: CalibrationOptions = CalibrationOptions()
@@ -203,6 +212,8 @@ class SensitivityOptions:
     annotations: Path | None = None
     ray: str | None = None
     int8_all: bool = False
+    int8_attention: bool = False
+    fp8: bool = False
 
 
 @dataclass(frozen=True)

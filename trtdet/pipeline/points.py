@@ -77,6 +77,7 @@ class Front:
         calibration: images that chose: of the calibration, of which some ranked.
         reported: images that accuracy was measured on, none of which chose.
         left_out: images that were given to report on and are calibration images.
+        formats: the options that say what else is quantised, such as ``--fp8``.
     """
 
     name: str
@@ -90,6 +91,7 @@ class Front:
     calibration: int
     reported: int
     left_out: int = 0
+    formats: tuple[str, ...] = ()
 
     @property
     def annotated(self) -> bool:
@@ -114,7 +116,8 @@ class Front:
         left = f" ({self.left_out} that calibrate left out)" if self.left_out else ""
         what = "mAP is of" if self.annotated else "agreement with the detections of FP32 (at 0.25 and more) is of"
         chosen = f"{self.calibration} calibration images chose, {what} {self.reported} others{left}"
-        return f"Points are compared by {self.unit}; {chosen}"
+        made = f"; made with {' '.join(self.formats)}" if self.formats else ""
+        return f"Points are compared by {self.unit}; {chosen}{made}"
 
     @property
     def accuracy(self) -> str:

@@ -24,7 +24,7 @@ from trtdet.mixed_precision.ranking import check_rankable
 from trtdet.mixed_precision.resumed import row_check
 from trtdet.pipeline.assembly import Validated, validated
 from trtdet.pipeline.fingerprint import Stage
-from trtdet.pipeline.options import TuneOptions
+from trtdet.pipeline.options import TuneOptions, formats
 from trtdet.pipeline.point_rows import Candidate, Points, Row, Tuning, reporting, row_of_plan
 from trtdet.pipeline.points import Front, Point
 from trtdet.pipeline.stages.calibrating import looked_at
@@ -84,6 +84,7 @@ def tune(model: Path, config: Config, output: Path, options: TuneOptions, progre
         len(known.selected.paths),
         len(dataset.images),
         left_out,
+        formats(False, options.build.int8_attention, options.build.fp8),  # all convolutions are open anyway
     ).numbered()
     _write(found, plans)
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import warnings
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -65,7 +65,10 @@ def check_build(options: BuildOptions, caps: Capabilities) -> None:
     _check_batch(options.batch)
     _check_guard(options, caps)
     _check_report(options)
-    _check_fp8(options, caps)
+    if options.fp8:
+        if options.implicit:
+            raise ConfigError("--fp8 is written into the model; leave --quantization implicit out")
+        check_fp8(options.sms, caps)
     if options.precision != "int8":
         given = [flag for name, flag in _KEEPING.items() if getattr(options.keep, name) != getattr(KeepOptions, name)]
         if given:
@@ -346,17 +349,22 @@ def _check_engine(options: BuildOptions, caps: Capabilities) -> None:
         raise ConfigError(f"--quantization implicit is about INT8; leave it out with --{options.precision}")
 
 
-def _check_fp8(options: BuildOptions, caps: Capabilities) -> None:
-    if not options.fp8:
-        return
-    if options.implicit:
-        raise ConfigError("--fp8 is written into the model; leave --quantization implicit out")
+def check_fp8(sms: Sequence[int], caps: Capabilities) -> None:
+    """Refuses FP8 for products where the backend, or one of the GPUs, has none.
+
+    Args:
+        sms: compute capabilities to build for; empty for the backend's default.
+        caps: of the backend.
+
+    Raises:
+        BackendError: see the message.
+    """
     if not caps.fp8:
         raise BackendError(
             f"{caps.name} {caps.version} has no FP8 for products of matrices; allowed: TensorRT 10 and later, "
             "tensorrt-rtx"
         )
-    older = [sm for sm in options.sms or caps.default_sms if sm < FIRST_FP8]
+    older = [sm for sm in sms or caps.default_sms if sm < FIRST_FP8]
     if older:
         raise BackendError(
             f"compute capability {older[0]} has no FP8, which came with {FIRST_FP8}",

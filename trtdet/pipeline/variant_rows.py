@@ -40,7 +40,9 @@ def save_histograms(matrix: Matrix, progress: Progress) -> None:
     """Runs the calibration images, unless an earlier sweep in the folder ran them through the same graph."""
     place = matrix.folder / HISTOGRAMS
     calibration = replace(matrix.options.calibration, rule=CalibrationOptions.rule, histograms=None)
-    graph = host_graph(matrix.model, matrix.config, caps=choose(matrix.options.backend).capabilities)
+    options = matrix.options
+    caps = choose(options.backend).capabilities
+    graph = host_graph(matrix.model, matrix.config, caps=caps, attention=options.int8_attention, fp8=options.fp8)
     if place.exists():
         try:
             calibrated(graph, replace(calibration, histograms=place), matrix.selected)
@@ -97,8 +99,9 @@ class RowMaker:
     def _graph(self, silu: SiluForm) -> Graph:
         if silu not in self._graphs:
             caps = self._backend.capabilities
-            graph = host_graph(self._matrix.model, self._matrix.config, silu, caps)
-            self._graphs[silu] = replace(graph, int8_all=self._matrix.options.int8_all)
+            matrix, options = self._matrix, self._matrix.options
+            graph = host_graph(matrix.model, matrix.config, silu, caps, options.int8_attention, options.fp8)
+            self._graphs[silu] = replace(graph, int8_all=options.int8_all)
         return self._graphs[silu]
 
     def _float(self, group: Group) -> tuple[list[Evaluation], dict[str, Any]]:
@@ -126,8 +129,8 @@ class RowMaker:
         @cache
         def ranked() -> Sensitivity:
             corrections = "-".join(group.corrections) or "none"
-            every = "-int8-all" if options.int8_all else ""
-            rows = matrix.folder / f"ranking-{group.silu}-{rule}-{corrections}{every}.jsonl"
+            formats = "".join(name[1:] for name in options.formats)
+            rows = matrix.folder / f"ranking-{group.silu}-{rule}-{corrections}{formats}.jsonl"
             return rank(ready.subject(RANKED_IMAGES), rows=rows, progress=self._progress)
 
         for keep in options.keeps:
@@ -138,13 +141,14 @@ class RowMaker:
             planned = choose_plan(ready, asked, ranked, progress=self._progress)
             network = explicit_networks(ready, planned, self._backend.capabilities)[0]
             evaluations, built = self._scored_once(network, _title(group, keep), f"scoring {rule}, {keep} in FP16")
+            made = {"options": list(options.formats)} if options.formats else {}
             facts = {"kept": keep, "kept_names": list(planned.plan.names("fp16")), **built}
             for name, nms, got, reference in zip(
                 names, options.suppressions, evaluations, self._references[0], strict=True
             ):
                 if name not in found:
                     scores = _scores(nms, got, reference)
-                    yield {"variant": name, "precision": "INT8", **_origin(group), **scores, **facts}
+                    yield {"variant": name, "precision": "INT8", **_origin(group), **scores, **facts, **made}
 
     def _scored_once(self, network: Network, title: str, stage: str) -> tuple[list[Evaluation], dict[str, Any]]:
         """As :meth:`_scored`; a network that an earlier variant had too is not built and scored again, and says so."""

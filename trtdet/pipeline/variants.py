@@ -29,7 +29,13 @@ from trtdet.pipeline.stages.bundles import plugin_parts
 from trtdet.pipeline.stages.calibrating import select_images
 from trtdet.pipeline.stages.engines import runs_on
 from trtdet.pipeline.stages.rewriting import host_graph, silu_form
-from trtdet.pipeline.validation import check_calibration, check_targets, warn_of_nothing, warn_of_percentile
+from trtdet.pipeline.validation import (
+    check_calibration,
+    check_fp8,
+    check_targets,
+    warn_of_nothing,
+    warn_of_percentile,
+)
 from trtdet.pipeline.variant_rows import RowMaker, rows_of_group, save_histograms
 from trtdet.progress import Progress, silent
 from trtdet.tables import Column, Table
@@ -65,7 +71,7 @@ class Sweep:
 
     def _table(self) -> Table:
         columns = (
-            *("precision", "SiLU", "calibration", "corrected", "kept in FP16", "NMS"),
+            *("precision", "SiLU", "calibration", "corrected", "kept in FP16", "options", "NMS"),
             *(Column("mAP", ".2f"), Column("AP50", ".2f"), Column("against FP32", "+.2f"), "90 % interval"),
             *("INT8 / FP16 / FP32 convs", Column("build s", ".1f"), Column("engine MB", ".1f")),
             Column("latency ms", ".1f"),
@@ -96,6 +102,7 @@ def _cells(row: dict[str, Any]) -> list[str | int | float | None]:
             row["calibration"],
             ", ".join(row["corrections"] or ()),
             row["kept"],
+            " ".join(row.get("options", ())),
         ),
         f"{nms['score_threshold']:g} / {nms['iou_threshold']:g} / {nms['max_detections']}",
         *(100 * row["map"], 100 * row["map50"], 100 * row["difference"], interval),
@@ -152,6 +159,8 @@ def _validated(model: Path, config: Config, output: Path, options: SweepOptions)
         options = replace(options, suppressions=(config.nms,))
     caps = choose(options.backend).capabilities
     check_targets(options.sms, caps)
+    if options.fp8:
+        check_fp8(options.sms, caps)
     plugin_parts(options.plugins, caps)
     forms = tuple(dict.fromkeys(silu_form(asked, options.plugins, caps) for asked in options.silus))
     options = replace(options, silus=forms, on=runs_on(options.on, caps, options.sms, options.plugins))
@@ -160,7 +169,8 @@ def _validated(model: Path, config: Config, output: Path, options: SweepOptions)
     for rule, corrections in itertools.product(options.rules, options.corrections):
         check_calibration(replace(options.calibration, rule=rule), corrections)
     warn_of_percentile(options.calibration.percentile, *options.rules)
-    graph = replace(host_graph(model, config), int8_all=options.int8_all)
+    graph = host_graph(model, config, attention=options.int8_attention, fp8=options.fp8)
+    graph = replace(graph, int8_all=options.int8_all)
     warn_of_nothing(graph)
     convolutions = len(graph.plan.names("int8"))
     for keep in options.keeps:

@@ -22,7 +22,7 @@ from trtdet.quantization.head_error import HeadError
 from trtdet.quantization.implicit import Quantizable, quantizable
 from trtdet.quantization.placement import QdqPlacement, place
 from trtdet.quantization.plugin_fusion import Requantized, requantize
-from trtdet.quantization.precision import Cause, Entry, Precision, PrecisionPlan, Step
+from trtdet.quantization.precision import Cause, Entry, Format, Precision, PrecisionPlan, Step
 from trtdet.quantization.qdq import Corrections, insert_qdq
 from trtdet.quantization.shared_scales import quantized_joins, shared
 from trtdet.quantization.switch import Switch
@@ -44,6 +44,7 @@ __all__ = [
     "Corrections",
     "DataFlow",
     "Entry",
+    "Format",
     "GraphProblem",
     "HeadError",
     "HeadRange",

@@ -96,17 +96,31 @@ def rewritten(source: onnx.ModelProto, passes: Options, attention: bool = False,
     """Runs the passes over a model and places its Q/DQ pairs.
 
     Raises:
-        ModelError: it does not fit the configuration, cannot be rewritten, or has no convolutions.
+        ModelError: it does not fit the configuration, cannot be rewritten, has no convolutions, or has an opset without
+            FP8 where that is asked for.
         ConfigError: the NMS asked for is beyond the backend.
     """
     done = rewrite(source, passes)
     placement = place(done.model, attention, fp8)
     if not placement.plan.entries:
         raise ModelError("the model has no convolutions, so there is nothing to quantise; is it a detector?")
+    if placement.plan.fp8 and (opset := _opset(done.model)) < HALF_SCALES:
+        reasons = "; ".join(done.results["opset"].skipped)
+        raise ModelError(
+            f"--fp8 takes opset {HALF_SCALES}, and the model has opset {opset}{f': {reasons}' * bool(reasons)}",
+            "export it with that opset or a later one, or leave --fp8 out",
+        )
     return Graph(source, passes, done, placement)
 
 
-def host_graph(model: Path, config: Config, silu: SiluForm = "keep", caps: Capabilities | None = None) -> Graph:
+def host_graph(
+    model: Path,
+    config: Config,
+    silu: SiluForm = "keep",
+    caps: Capabilities | None = None,
+    attention: bool = False,
+    fp8: bool = False,
+) -> Graph:
     """A float ONNX model with decoded boxes and scores as outputs and a batch of 1 where it is dynamic.
 
     Args:
@@ -114,17 +128,21 @@ def host_graph(model: Path, config: Config, silu: SiluForm = "keep", caps: Capab
         config: its configuration.
         silu: what SiLU is written as.
         caps: of the backend that is to read it; None for a backend that reads everything.
+        attention: quantise products of two activations as well.
+        fp8: quantise products to FP8 instead of INT8.
 
     Raises:
         ModelError, ConfigError: as of :func:`rewritten`.
     """
     source = load_model(model)
-    passes = Options(config, batch=_batch(source, config.input.name, None), silu=silu)
+    passes = Options(
+        config, batch=_batch(source, config.input.name, None), silu=silu, min_opset=HALF_SCALES if fp8 else None
+    )
     if caps is not None:
         passes = replace(
-            passes, max_opset=caps.max_opset, missing_ops=frozenset(caps.missing_ops), min_opset=_min_opset(caps)
+            passes, max_opset=caps.max_opset, missing_ops=frozenset(caps.missing_ops), min_opset=_min_opset(caps, fp8)
         )
-    graph = rewritten(source, passes)
+    graph = rewritten(source, passes, attention, fp8)
     return graph if caps is None else replace(graph, flow=_flow(graph, caps))
 
 
@@ -156,12 +174,6 @@ def build_graph(model: Path, config: Config, options: BuildOptions, backend: Bac
         _warn_of_thresholds(kept, config.nms)
     int8 = options.precision == "int8"
     graph = rewritten(source, passes, int8 and options.int8_attention, int8 and options.fp8)
-    if graph.placement.plan.fp8 and (opset := _opset(graph.model)) < HALF_SCALES:
-        reasons = "; ".join(graph.done.results["opset"].skipped)
-        raise ModelError(
-            f"--fp8 takes opset {HALF_SCALES}, and the model has opset {opset}{f': {reasons}' * bool(reasons)}",
-            "export it with that opset or a later one, or leave --fp8 out",
-        )
     graph = replace(graph, int8_all=options.int8_all or options.best, nms_reason=chosen.reason, flow=_flow(graph, caps))
     _check_operators(graph.model, backend)
     return graph
