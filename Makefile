@@ -6,6 +6,7 @@
 # make service   the C++ runtime and service into build/service, for TensorRT with TENSORRT_INCLUDE_DIR=folder of NvInfer.h
 # make test-sanitized   service/ with the address, undefined and thread sanitizers in it, a part of test-rest
 # make test-triton      packaged repositories in a real Triton server, in .venv-triton
+# make docs      the pages as a site, into build/site
 # make fuzz      what reads bytes from outside, with libFuzzer, each target for FUZZ_SECONDS; needs clang
 # make test-tensorrt86   what can be asked of TensorRT 8.6.0 without a GPU, in .venv86; needs Python 3.10, cc and 4 GB
 
@@ -31,7 +32,7 @@ FUZZ_SECONDS ?= 600
 FUZZ_TARGETS := manifest image recording multipart inference
 
 .PHONY: demo test test-all test-rest test-benchmarks test-tensorrt86 test-triton test-sanitized lint service service-tests \
-  fuzz clean
+  docs fuzz clean
 
 demo: $(VENV)/.demo
 	$(BIN)/trtdet demo -o demo
@@ -80,6 +81,9 @@ service:
 service-tests: service
 	set -e; test -f $(SERVICE)/CTestTestfile.cmake || exit 0; \
 	ctest --test-dir $(SERVICE) --output-on-failure
+
+docs: $(VENV)/.dev
+	$(BIN)/mkdocs build --strict
 
 fuzz: $(VENV)/.dev
 	service/build.sh build/fuzz -DCMAKE_CXX_COMPILER=clang++ -DTRTDET_FUZZ=ON -DTRTDET_SANITIZE=address,undefined \

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib.metadata
 import io
@@ -168,3 +169,50 @@ def test_links_lead_somewhere() -> None:
         text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
         for link in re.findall(r"\]\(([^)#:]+)\)", text):
             assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def _texts(tree: ast.AST) -> set[str]:
+    """The strings of a module; of those with values in them, the words before, between and after."""
+    whole = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    return {" ".join(text.split()) for text in whole}
+
+
+def test_messages_that_are_explained_are_those_that_are_printed() -> None:
+    page = ROOT / "docs" / "troubleshooting.md"
+    modules = (path.read_text(encoding="utf-8") for path in (ROOT / "trtdet").rglob("*.py"))
+    printed = "\n".join(text for module in modules for text in _texts(ast.parse(module)))
+    answers = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "service" / "serve").glob("*.cpp"))
+    explained = re.findall(r"^\| (\d{3} )?`([^`]+)` \|", page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(explained) > 20
+    for status, message in explained:
+        assert (f'"{message}"' in answers) if status else (message in printed), message
+
+
+def test_every_page_is_on_the_site() -> None:
+    shown = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    for page in (*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "results").glob("*.md")):
+        assert f": {page.relative_to(ROOT / 'docs').as_posix()}\n" in shown, page.name
+
+
+def test_every_public_name_is_on_the_page_of_python() -> None:
+    import trtdet
+
+    page = (ROOT / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
+    homes = {home.rpartition(".")[2]: home for home in re.findall(r"^::: trtdet\.(\S+)$", page, re.MULTILINE)}
+    names = set(trtdet.__all__) - {"__version__"}
+    assert homes.keys() == names
+    for name, home in homes.items():
+        assert home == f"{trtdet._HOMES[name]}.{name}"
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="needs mkdocs-material and mkdocstrings: pip install 'trtdet[docs]'")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    built = {path.relative_to(tmp_path / "site") for path in (tmp_path / "site").rglob("*.html")}
+    assert len(built) > 40
+    for path in built:
+        text = (tmp_path / "site" / path).read_text(encoding="utf-8")
+        assert not re.findall(r"<(?:script|img|link)[^>]+(?:src|href)=\"?https?:", text), path
