@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,12 @@ def test_the_row_of_each_tensorrt_is_that_of_the_table(
     caps = choose("tensorrt").capabilities
     assert caps.max_opset == opset
     assert "ConvInteger" in caps.missing_ops
+    # No wheel of any version has the library that regions want; TensorRT's archives and containers do.
+    assert "libnvinfer_vc_plugin" in caps.missing_ops["RoiAlign"]
+    opened: list[str] = []
+    monkeypatch.setattr(ctypes, "CDLL", opened.append)
+    assert "RoiAlign" not in choose("tensorrt").capabilities.missing_ops
+    assert opened == [f"libnvinfer_vc_plugin.so.{version.partition('.')[0]}"]
 
 
 @needs_rtx

@@ -191,6 +191,19 @@ def test_a_value_that_is_not_finite_names_the_tensor_and_the_image(
     assert f"activation 'layer/b' is {what} in 1 of {16 * batch} places for image '005.jpg'" in str(caught.value)
 
 
+def test_a_tensor_that_holds_nothing_for_an_image_counts_for_the_others(tmp_path: Path) -> None:
+    """As the regions on a level of a pyramid."""
+    rows = iter((0, 2, 0, 1))
+
+    def run(images: np.ndarray) -> dict[str, np.ndarray]:
+        return {"some": np.full((next(rows), 3), -2, np.float32), "none": np.zeros((0, 3), np.float32)}
+
+    stream = ImageStream(pictures(tmp_path, 4), CONFIG)
+    found = collect(run, CollectionRequest("images", ("some", "none")), stream).histograms
+    assert (found["some"].counts.sum(), found["some"].low, found["some"].high) == (9, -2, -2)
+    assert (found["none"].counts.sum(), found["none"].low, found["none"].high) == (1, 0, 0)
+
+
 def test_a_model_that_overflows_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CalibrationError, match=r"activation 'b' is (infinite|NaN) .* check its weights"):
         gather(pictures(tmp_path, 2), model(w1=np.full((4, 3, 1, 1), 3e38)))

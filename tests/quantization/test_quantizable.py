@@ -55,3 +55,34 @@ def test_a_convolution_that_cannot_be_quantised_ends_the_part(model: onnx.ModelP
     assert found.tensors == ("x", "a")
     assert "Sigmoid_s" in found.outside
     assert found.precisions(unable)["Conv_b"] == "fp32"
+
+
+def test_where_regions_lie_stays_in_float_though_a_layer_reads_what_is_there() -> None:
+    """A second stage: its products read features at boxes that the first stage computes."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 16]>\nnet (float[1,3,8,8] x) => (float[4,64] y) {\n'
+        "a = Conv<pads = [1, 1, 1, 1]>(x, wa)\n d = Reshape(a, flat)\n w = Mul(d, two)\n"
+        "o = Slice(w, zero, four, zero)\n"
+        "r = RoiAlign<output_height = 1, output_width = 1>(a, o, zeros)\n g = Gather(r, order)\n"
+        "f = Flatten(g)\n y = MatMul(f, wb)\n}"
+    )
+    values = {
+        "wa": np.ones((64, 3, 3, 3), np.float32),
+        "wb": np.ones((64, 64), np.float32),
+        "flat": np.array([1024, 4]),
+        "two": np.float32(2),
+        "zero": np.array([0]),
+        "four": np.array([4]),
+        "zeros": np.zeros(4, np.int64),
+        "order": np.arange(4),
+    }
+    for name, value in values.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(value), name))
+    for node in model.graph.node:
+        node.name = f"{node.op_type}_{node.output[0]}"
+    plan = place(model).plan
+    assert plan.names("int8") == ("Conv_a", "MatMul_y")
+    found = quantizable(model, plan)
+    assert found.tensors == ("x", "a", "g", "f", "y")
+    assert found.outside == ("Reshape_d", "Mul_w", "Slice_o", "RoiAlign_r")
+    assert set(place(model).activations) <= set(found.tensors)

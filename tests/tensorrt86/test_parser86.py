@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -20,7 +22,7 @@ from trtdet.backends.tensorrt import build_process, messages
 from trtdet.backends.tensorrt import builder as tensorrt
 from trtdet.backends.tensorrt.builder import TensorRT
 from trtdet.calibration import cache as calibration_cache
-from trtdet.config import load_config
+from trtdet.config import Config, load_config
 from trtdet.demo import shapes
 from trtdet.errors import BackendError
 from trtdet.exporter import SHAPES_MODEL
@@ -77,7 +79,7 @@ class _AtTheBuilder(Exception):
         self.handed = handed
 
 
-def handed_over(model: Path, config: str, images: Path, place: Path, options: BuildOptions) -> Handed:
+def handed_over(model: Path, config: Config, images: Path, place: Path, options: BuildOptions) -> Handed:
     """Runs a whole build up to where the engine would be built."""
 
     def instead(self: TensorRT, request: BuildRequest, progress: Progress = silent) -> None:
@@ -88,7 +90,7 @@ def handed_over(model: Path, config: str, images: Path, place: Path, options: Bu
         patch.setattr(cuda, "devices", lambda: (cuda.Device("a GPU", 90),))
         patch.setattr(TensorRT, "build", instead)
         with pytest.raises(_AtTheBuilder) as caught:
-            build(model, load_config(config), place / "bundle", replace(options, calibration=calibration))
+            build(model, config, place / "bundle", replace(options, calibration=calibration))
     return caught.value.handed
 
 
@@ -104,7 +106,7 @@ def handed(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
 
     @cache
     def make(name: str, model: Path, options: BuildOptions) -> Handed:
-        return handed_over(model, CONFIGS[name], images, place, options)
+        return handed_over(model, load_config(CONFIGS[name]), images, place, options)
 
     return make
 
@@ -196,7 +198,7 @@ def test_the_parser_reads_a_weight_scale_a_tensor(
 ) -> None:
     """The form for other versions, in operators that 8.6 has too."""
     monkeypatch.setattr(tensorrt, "_data_flow", lambda major: DataFlow(weights=("tensor",)))
-    model = handed_over(path, CONFIGS[name], images, tmp_path, HOST).request.model
+    model = handed_over(path, load_config(CONFIGS[name]), images, tmp_path, HOST).request.model
     weights = [node for node in model.graph.node if node.op_type == "DequantizeLinear" and not node.attribute]
     assert len(weights) == sum(node.op_type == "DequantizeLinear" for node in model.graph.node)
     parsed = parser(model)
@@ -284,6 +286,69 @@ def test_without_the_library_the_parser_refuses_in_words_that_have_advice(
     node = given.request.model.graph.node[parsed.errors[0]["node"]]
     assert node.op_type == plugin_ops.SILU
     assert "--plugin-library" in messages.advised(parsed.errors[0]["words"], tensorrt._ADVICE)
+
+
+# Two-stage detectors
+
+TWO_STAGE = Path(__file__).parents[1] / "fixtures" / "two_stage"
+BOXES = Config.model_validate(
+    {
+        "name": "two-stage",
+        "classes": list(shapes.CLASSES),
+        "input": {"size": [128, 128]},
+        "head": {"decode": "detections"},
+        "nms": "none",
+    }
+)
+DATA_DEPENDENT = {"NON_ZERO", "NMS"}
+
+
+@pytest.fixture(scope="module")
+def regions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """In the place of the library that the wheel lacks, of which the parser only wants the path."""
+    library = tmp_path_factory.mktemp("regions") / "libnvinfer_vc_plugin.so.8"
+    command = ["g++", "-shared", "-x", "c++", os.devnull, f"-Wl,-soname,{library.name}", "-o", library]
+    subprocess.run(command, check=True)
+    return library
+
+
+@pytest.mark.filterwarnings("ignore:.*activations are zero:trtdet.errors.TrtdetWarning")
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    [
+        ("faster_trace", "default"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("faster_dynamo", "implicit"), ("mask_trace", "fp16"), ("mask_dynamo", "default"))
+        ),
+    ],
+)
+def test_the_parser_reads_both_routes_of_a_two_stage_model(
+    parser: Parser,
+    images: Path,
+    regions: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    variant: str,
+) -> None:
+    def hand_over(place: str) -> onnx.ModelProto:
+        options = replace(VARIANTS[variant], nms="auto")
+        return handed_over(TWO_STAGE / f"{name}.onnx", BOXES, images, tmp_path / place, options).request.model
+
+    static = parser(without := hand_over("static"))
+    check(without, static)
+    assert not DATA_DEPENDENT & {layer.type for layer in static.layers}
+    assert layers_of(static, "GRID_SAMPLE") and not layers_of(static, "PLUGIN_V2")
+    assert not any(-1 in one.shape for layer in static.layers for one in layer.outputs)
+
+    monkeypatch.setattr(tensorrt, "_opens", lambda library: library == regions.name)
+    parsed = parser(model := hand_over("regions"), regions)
+    check(model, parsed)
+    assert {layer.type for layer in parsed.layers} >= DATA_DEPENDENT
+    aligned = [node for node in model.graph.node if node.op_type == "RoiAlign"]
+    plugins = [layer.plugin for layer in parsed.layers if layer.plugin is not None]
+    assert [plugin["type"] for plugin in plugins] == ["ROIAlign_TRT"] * len(aligned) != []
 
 
 # What it does not read
@@ -381,7 +446,7 @@ def test_a_convolution_in_int8_must_say_its_kernel_which_trtdet_makes_it_do(
             count += 1
     assert count == len(convolutions(model))
     onnx.save(model, tmp_path / "model.onnx")
-    request = handed_over(tmp_path / "model.onnx", "shapes", images, tmp_path, HOST).request
+    request = handed_over(tmp_path / "model.onnx", load_config("shapes"), images, tmp_path, HOST).request
     check(request.model, parser(request.model))
 
 
@@ -404,7 +469,7 @@ def test_the_package_lacks_the_library_for_roi_align(parser: Parser) -> None:
 
 def test_trtdet_refuses_swish_before_the_parser_does(images: Path, tmp_path: Path) -> None:
     with pytest.raises(BackendError, match="cannot take --silu swish: its parser knows the operator from TensorRT 11"):
-        handed_over(SHAPES_MODEL, "shapes", images, tmp_path, replace(HOST, silu="swish"))
+        handed_over(SHAPES_MODEL, load_config("shapes"), images, tmp_path, replace(HOST, silu="swish"))
 
 
 def test_what_the_stand_in_has_not_is_named(parser: Parser) -> None:
@@ -423,7 +488,7 @@ def test_a_newer_model_is_handed_over_in_an_opset_that_the_parser_reads(
     newer = onnx.version_converter.convert_version(onnx.load(SHAPES_MODEL), opset)
     newer.ir_version = 10
     onnx.save(newer, tmp_path / "model.onnx")
-    given = handed_over(tmp_path / "model.onnx", "shapes", images, tmp_path, HOST)
+    given = handed_over(tmp_path / "model.onnx", load_config("shapes"), images, tmp_path, HOST)
     assert given.request.model.opset_import[0].version == given.caps.max_opset == 17
     parsed = parser(given.request.model)
     check(given.request.model, parsed)

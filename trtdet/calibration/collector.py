@@ -127,7 +127,9 @@ def collect(
         raise CalibrationError("no calibration image could be read; give a folder of JPEG or PNG images with --images")
     stream.check_pixels()
     skipped = tuple(path.name for path, _ in stream.skipped)
-    histograms = {name: found[name] for name in request.tensors}
+    # A tensor may hold nothing for any image, such as the regions on a level of a pyramid. It then counts as one zero.
+    nothing = Histogram.of(np.zeros(1, np.float32))
+    histograms = {name: found.get(name, nothing) for name in request.tensors}
     return Collection(histograms, request.key, done, request.images_sha256, request.source, skipped)
 
 
@@ -140,6 +142,8 @@ def _count(
                 raise _not_finite(f"output '{name}'", values, images)
             continue
         before = found.get(name)
+        if values.size == 0:
+            continue
         try:
             now = Histogram.of(values, None if before is None else before.exponent)
         except ValueError:

@@ -19,7 +19,13 @@ from trtdet.quantization.weighted import PRODUCTS
 
 _CONTROL = ("Loop", "If", "Scan")
 
-_OF_PLACES = ("Softmax", "LayerNormalization", "Gelu", "Erf", "GridSample", "ReduceMean", "Pow", "Sqrt", "MatMul")
+_ALIGNING = ("RoiAlign", "GridSample")
+"""Operators that read features at coordinates, which half precision is too coarse for."""
+
+_FEATURES = {**dict.fromkeys((*_ALIGNING, "Gather", "GatherND", "GatherElements"), (0,)), "Where": (1, 2)}
+"""Operators of which only some inputs are features; the others are places, and what computes these comes from boxes."""
+
+_OF_PLACES = ("Softmax", "LayerNormalization", "Gelu", "Erf", "ReduceMean", "Pow", "Sqrt", "MatMul")
 """Operators around products that INT8 is too coarse for, or breaks the fusion of."""
 
 
@@ -56,13 +62,15 @@ def quantizable(model: onnx.ModelProto, plan: PrecisionPlan) -> Quantizable:
     graph.toposort()
     able = set(plan.names("int8"))
     waiting = [node for node in graph.nodes if node.name in able]
-    inside: set[int] = set()
+    seen: set[int] = set()
     while waiting:
         node = waiting.pop()
-        if id(node) in inside:
+        if id(node) in seen:
             continue
-        inside.add(id(node))
-        waiting.extend(maker for tensor in node.inputs for maker in tensor.inputs)
+        seen.add(id(node))
+        read = _FEATURES.get(node.op, range(len(node.inputs)))
+        waiting.extend(maker for position in read for maker in node.inputs[position].inputs)
+    inside = {id(node) for node in graph.nodes if id(node) in seen and node.op not in _ALIGNING}
     made = (output for node in graph.nodes if id(node) in inside for output in node.outputs)
     tensors = [tensor.name for tensor in (*graph.inputs, *made) if tensor.dtype == "float32"]
     outside = [node.name for node in graph.nodes if id(node) not in inside and node.op not in _CONTROL]

@@ -527,6 +527,30 @@ IGatherLayer* Network::addGatherV2(ITensor& data, ITensor& indices, GatherMode m
     return gather(data, indices, 0, mode);
 }
 
+IGridSampleLayer* Network::addGridSample(ITensor& input, ITensor& grid) noexcept {
+    struct Sampling final : Recorded<apiv::VGridSampleLayer> {
+        bool setSampleMode(SampleMode given) noexcept override {
+            mode = given;
+            changed();
+            return true;
+        }
+        SampleMode getSampleMode() const noexcept override { return mode; }
+        SampleMode mode{};
+    };
+    auto const made = std::make_shared<Sampling>();
+    return add<IGridSampleLayer>(LayerType::kGRID_SAMPLE, {&input, &grid}, 1, made, [](Layer& layer, Sampling&) {
+        same_types(layer, 0, 1);
+        Dims shape = layer.shape(0);
+        Dims const places = layer.shape(1);
+        if (shape.nbDims != 4 || places.nbDims != 4 || places.d[0] != shape.d[0] || places.d[3] != 2) {
+            layer.wrong("samples " + written(shape) + " at " + written(places));
+        }
+        shape.d[2] = places.d[1];
+        shape.d[3] = places.d[2];
+        layer.gives(shape, layer.type(0));
+    });
+}
+
 IIdentityLayer* Network::addIdentity(ITensor& input) noexcept {
     auto const made = std::make_shared<Recorded<apiv::VIdentityLayer>>();
     return add<IIdentityLayer>(LayerType::kIDENTITY, {&input}, 1, made, [](Layer& layer, auto&) {
@@ -582,6 +606,15 @@ INMSLayer* Network::addNMS(ITensor& boxes, ITensor& scores, ITensor& most) noexc
         found.d[1] = 3;  // image, class, box
         layer.gives(found, DataType::kINT32, 0);
         layer.gives(Dims{}, DataType::kINT32, 1);
+    });
+}
+
+INonZeroLayer* Network::addNonZero(ITensor& input) noexcept {
+    auto const made = std::make_shared<Recorded<apiv::VNonZeroLayer>>();
+    return add<INonZeroLayer>(LayerType::kNON_ZERO, {&input}, 1, made, [](Layer& layer, auto&) {
+        Dims places = unknown(2);
+        places.d[0] = layer.shape(0).nbDims;  // a column for each element that is not zero
+        layer.gives(places, DataType::kINT32);
     });
 }
 

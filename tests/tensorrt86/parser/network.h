@@ -178,11 +178,13 @@ public:
     IFillLayer* addFill(Dims dimensions, FillOperation operation) noexcept override;
     IGatherLayer* addGather(ITensor& data, ITensor& indices, int32_t axis) noexcept override;
     IGatherLayer* addGatherV2(ITensor& data, ITensor& indices, GatherMode mode) noexcept override;
+    IGridSampleLayer* addGridSample(ITensor& input, ITensor& grid) noexcept override;
     IIdentityLayer* addIdentity(ITensor& input) noexcept override;
     ILoop* addLoop() noexcept override;
     IMatrixMultiplyLayer* addMatrixMultiply(ITensor& first, MatrixOperation first_operation, ITensor& second,
                                             MatrixOperation second_operation) noexcept override;
     INMSLayer* addNMS(ITensor& boxes, ITensor& scores, ITensor& most) noexcept override;
+    INonZeroLayer* addNonZero(ITensor& input) noexcept override;
     IPluginV2Layer* addPluginV2(ITensor* const* inputs, int32_t count, IPluginV2& plugin) noexcept override;
     IPoolingLayer* addPoolingNd(ITensor& input, PoolingType type, Dims window) noexcept override;
     IQuantizeLayer* addQuantize(ITensor& input, ITensor& scale) noexcept override;

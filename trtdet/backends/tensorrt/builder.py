@@ -3,6 +3,7 @@ that of the modern TensorRT."""
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import subprocess
@@ -118,7 +119,7 @@ class TensorRT:
             # Without it one context alone could use the batches of a dynamic engine; later versions always share them.
             preview_features=("PROFILE_SHARING_0806",) if (major, minor) == (8, 6) else (),
             cache_version=version_number(version) if LIBRARY.may_read_calibration_cache(version) else 0,
-            missing_ops=missing_operators((major, minor)),
+            missing_ops=missing_operators((major, minor), _opens(f"libnvinfer_vc_plugin.so.{major}")),
             max_opset=newest_opset((major, minor)),
             silu=("plugin", "keep")
             if major < 10
@@ -142,6 +143,15 @@ class TensorRT:
                 f"{' '.join(map(str, request.sms))}; leave --sm out or use --backend tensorrt-rtx"
             )
         return replace(build_engine(LIBRARY, self.capabilities, request, progress), sms=(self._device.sm,))
+
+
+def _opens(library: str) -> bool:
+    """Whether a library is found, as the parser looks for it."""
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
 
 
 def _data_flow(major: int) -> DataFlow:

@@ -47,13 +47,19 @@ def newest_opset(version: tuple[int, int]) -> int:
     return next(opset for first, opset in _NEWEST if version >= first)
 
 
-def missing_operators(version: tuple[int, int]) -> Mapping[str, str]:
-    """The ONNX operators up to that opset that the parser lacks, each with the reason."""
+def missing_operators(version: tuple[int, int], vc_plugin: bool = True) -> Mapping[str, str]:
+    """The ONNX operators up to that opset that the parser lacks, each with the reason.
+
+    Args:
+        version: of TensorRT, major and minor.
+        vc_plugin: libnvinfer_vc_plugin is installed. The parser makes a RoiAlign into ROIAlign_TRT of libnvinfer_plugin
+            and then wants the path of that other library, whether or not the engine is to be version-compatible.
+    """
     later = {
         op: f"its parser knows the operator from TensorRT {first[0]}{f'.{first[1]}' if first[1] else ''} on"
         for op, first in _SINCE.items()
         if version < first
     }
-    if version < (9, 0):
-        later["RoiAlign"] = "its parser wants libnvinfer_vc_plugin, which TensorRT's wheels lack"
+    if not vc_plugin:
+        later["RoiAlign"] = "its parser wants libnvinfer_vc_plugin, which TensorRT's wheels lack and its archives have"
     return {**dict.fromkeys(NEVER, "TensorRT's parser does not know the operator"), **later}

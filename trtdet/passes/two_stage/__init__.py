@@ -24,8 +24,11 @@ REWRITES = {
     "merge_levels": levels.merge,
     "roi_align_sampling": levels.write_sampling,
 }
-"""The rewrites in the order they run, after ``inline_nms_guard``; for a backend without NonZero they are those of
-:mod:`trtdet.passes.two_stage.static`."""
+"""The rewrites in the order they run, after ``inline_nms_guard``; for a backend that lacks one of ``DATA_DEPENDENT``
+they are those of :mod:`trtdet.passes.two_stage.static`."""
+
+DATA_DEPENDENT = frozenset(("NonZero", "NonMaxSuppression", "RoiAlign"))
+"""Operators of ONNX that the route with shapes that depend on the image needs."""
 
 __all__ = ["REWRITES", "cut", "is_two_stage", "prepared"]
 
@@ -73,7 +76,7 @@ def cut(graph: gs.Graph, options: Options) -> tuple[gs.Graph, Options, dict[str,
                 results[name] = limit(graph, count)
                 graph = to_graph(to_model(graph))
     with explained("two_stage"):
-        if "NonZero" in options.missing_ops:
+        if DATA_DEPENDENT & options.missing_ops:
             graph, config, done = static.rewrite(graph, config, options.missing_ops)
         else:
             graph, done = _rewritten(graph)

@@ -51,7 +51,8 @@ def merge(graph: gs.Graph) -> PassResult:
     def joined(write: Writer, levels: list[_Level]) -> gs.Variable:
         features = write("Concat", *(level.aligned for level in levels), axis=0)
         rows = write("Concat", *(level.rows for level in levels), axis=0)
-        keys = write("Cast", rows, to=int(onnx.TensorProto.INT32))
+        # The TopK of TensorRT 8.6 takes no whole numbers; up to the largest K float32 holds each of them.
+        keys = write("Cast", rows, to=int(onnx.TensorProto.FLOAT))
         _, order = write.many("TopK", 2, keys, write("Shape", rows), axis=0, largest=0, sorted=1)
         return write("Gather", features, order, axis=0)
 
