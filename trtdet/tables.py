@@ -122,6 +122,11 @@ class Table:
         parts = [_printable(self.title), "\n".join(lines), *map(_printable, self.notes)]
         return "\n\n".join(part for part in parts if part)
 
+    def as_dicts(self) -> list[dict[str, Cell]]:
+        """The rows for JSON: cells as they were given, by the titles of the columns."""
+        titles = [column.title for column in self._columns]
+        return [dict(zip(titles, row, strict=True)) for row in self.rows]
+
     def html(self) -> str:
         """A ``<table>``, the title its caption and each note a paragraph below; cells that stand to the right have
         the class ``number``."""

@@ -1,16 +1,16 @@
-"""The page of a front: whole, loading nothing, every point inside its frame with its facts under the pointer."""
+"""The page of a front: whole, loading nothing, every point drawn with its facts under the pointer."""
 
 from __future__ import annotations
 
-import re
+import json
 from pathlib import Path
 
 import pytest
-from test_profile_page import Page
+from report_pages import Page
 
+from trtdet.errors import ConfigError
 from trtdet.pipeline.points import Front, Point
 from trtdet.report import front_page
-from trtdet.report.fronts import FrontChart
 
 
 def point(title: str, ms: float, difference: float, wide: float = 0.002) -> Point:
@@ -33,42 +33,48 @@ POINTS = (
 
 
 def test_the_page_is_whole_loads_nothing_and_escapes_names() -> None:
-    found = Page()
     text = front_page(front(*POINTS, name="<b>&net"))
-    found.feed(text)
-    assert found.open == []
-    assert not [tag for tag, _ in found.seen if tag in ("script", "link", "img", "iframe", "b")]
-    assert not re.search(r"(?:https?:)?//|url\(|@import", text)
+    found = Page(text)
+    assert not [tag for tag, _ in found.seen if tag in ("link", "img", "iframe", "b")]
+    assert found.loaded == []
+    assert "default-src 'none'" in text
     assert "prefers-color-scheme:dark" in text
     assert "The front of <b>&net" in "".join(found.text)
 
 
-def test_every_point_stands_in_the_frame_with_its_facts() -> None:
+def test_every_point_is_drawn_with_its_facts_and_the_best_are_joined() -> None:
     made = front(*POINTS)
-    text = front_page(made)
-    assert text.count('<g class="point') == len(POINTS) == text.count("<circle")
-    assert text.count('<g class="point beaten"') == 1
-    assert "point 4: default\n3 convolutions INT8, 1 FP16, 0 FP32\n0.35 ms (estimate, L4, batch 1)\n" in text
-    assert "mAP against FP32 -2.00 (-2.20 .. -1.80)" in text
-    assert "beaten by point 2" in text
-    chart = FrontChart.of(made)
-    for mark, one in zip(chart.marks, made.points, strict=True):
-        assert chart.left < mark.x < chart.right and chart.top < mark.y < chart.bottom
-        assert chart.top <= mark.whisker[1] <= mark.y <= mark.whisker[0] <= chart.bottom
-        assert mark.label == ("" if one.titles == ("program",) else one.title)
-    xs, ys = [mark.x for mark in chart.marks], [mark.y for mark in chart.marks]
-    assert xs == sorted(xs)
-    # What is more accurate is higher up.
-    assert [made.points[place].difference for place in sorted(range(5), key=lambda place: ys[place])] == sorted(
-        (one.difference for one in made.points), reverse=True
+    best, beaten = Page(front_page(made)).traces
+    assert best["mode"] == "lines+markers+text" and beaten["mode"] == "markers+text"
+    assert best["x"] == [0.2, 0.25, 0.3, 0.4]
+    assert beaten["x"] == [0.35]
+    assert beaten["y"] == pytest.approx([-2.0])
+    assert beaten["error_y"]["array"] == pytest.approx([0.2]) == beaten["error_y"]["arrayminus"]
+    (tip,) = beaten["hovertext"]
+    assert tip.startswith(
+        "point 4: default<br>3 convolutions INT8, 1 FP16, 0 FP32<br>0.35 ms (estimate, L4, batch 1)<br>"
     )
-    assert [chart.path.count(f"{mark.x:.1f},{mark.y:.1f}") for mark in chart.marks] == [1, 1, 1, 0, 1]
-    assert any(line.label == "0" for line in chart.rows)
-    assert all(chart.left <= line.place <= chart.right for line in chart.columns)
+    assert "mAP against FP32 -2.00 (-2.20 .. -1.80)" in tip
+    assert tip.endswith("beaten by point 2")
+
+
+def test_the_verdict_names_the_cheapest_point_that_is_not_shown_to_lose() -> None:
+    said = "".join(Page(front_page(front(*POINTS))).text)
+    assert "net: of 5 plans no other beats 4, from 0.2 to 0.4 ms (estimate, L4, batch 1)" in said
+    assert "the cheapest plan that is not shown to lose anything is point 5 (all FP16) at 0.4 ms" in said
 
 
 @pytest.mark.parametrize("points", [POINTS[:1], (POINTS[4], POINTS[4]), (point("all FP16", 0.0, 0.0, 0.0),)])
 def test_a_front_of_a_single_place_is_drawn(points: tuple[Point, ...]) -> None:
-    chart = FrontChart.of(front(*points))
-    assert all(chart.left < mark.x < chart.right and chart.top < mark.y < chart.bottom for mark in chart.marks)
-    assert len(chart.columns) <= 11 and len(chart.rows) <= 11
+    figure = Page(front_page(front(*points))).figures[0]
+    low, high = figure["layout"]["yaxis"]["range"]
+    assert low < high
+
+
+def test_a_front_is_read_back_as_it_was(tmp_path: Path) -> None:
+    made = front(*POINTS)
+    (tmp_path / "front.json").write_text(json.dumps(made.as_dict()))
+    assert Front.load(tmp_path / "front.json") == made
+    (tmp_path / "front.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"cannot be used \('name': field required\); run 'trtdet tune' again"):
+        Front.load(tmp_path / "front.json")

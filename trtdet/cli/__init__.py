@@ -21,6 +21,7 @@ from trtdet.cli import (
     package_command,
     profile_command,
     record_command,
+    report_command,
     sensitivity_command,
     sweep_command,
     tune_command,
@@ -44,6 +45,7 @@ COMMANDS: tuple[Command, ...] = (
     profile_command.COMMAND,
     infer_command.COMMAND,
     record_command.COMMAND,
+    report_command.COMMAND,
     package_command.COMMAND,
     demo_command.COMMAND,
 )

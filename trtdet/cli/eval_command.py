@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,7 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtdet.cli.command import Command
-from trtdet.cli.options import add_input_check, add_nms, add_runtime, add_target, config_if_given, nms_changes
+from trtdet.cli.measured import finish
+from trtdet.cli.options import (
+    add_input_check,
+    add_nms,
+    add_output,
+    add_runtime,
+    add_target,
+    check_suffix,
+    config_if_given,
+    nms_changes,
+)
 from trtdet.errors import ConfigError, DataError
 from trtdet.progress import Console
 
@@ -63,12 +74,20 @@ def _options(parser: ArgumentParser) -> None:
         metavar="N",
         help="bootstrap resamples of the images, for --against (default: %(default)s)",
     )
+    add_output(parser, "eval.json", "write the figures into this file, which 'trtdet report' reads", required=False)
     add_input_check(parser)
     add_nms(parser)
     add_runtime(parser)
 
 
 def _run(options: Namespace, console: Console) -> dict[str, Any]:
+    check_suffix(options.output, ".json")
+    result = _measured(options, console)
+    finish(options.output, console, (), json.dumps(result, indent=1))
+    return result
+
+
+def _measured(options: Namespace, console: Console) -> dict[str, Any]:
     from trtdet.evaluation.agreement import AgreementOptions
     from trtdet.evaluation.comparison import open_pair
     from trtdet.evaluation.resampling import Bootstrap

@@ -1,4 +1,4 @@
-"""What ``bench`` and ``profile`` share: the images they run, the warnings and the file they end with."""
+"""What ``bench``, ``profile`` and ``eval`` share: the images they run, the warnings and the file they end with."""
 
 from __future__ import annotations
 

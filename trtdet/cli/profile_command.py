@@ -51,7 +51,7 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
         options.output,
         console,
         done.warnings,
-        profile_page(done, options.top) if page else json.dumps(result, indent=1),
+        profile_page(done) if page else json.dumps(result, indent=1),
     )
     return result
 

@@ -64,6 +64,7 @@ class Comparison:
             "ran_on": str(self.reference.run_info),
             "nms": self.reference.nms,
             "map": self.reference.result.map,
+            "scores": self.reference.result.as_dict(),
             "difference": self.difference,
             "low": self.low,
             "high": self.high,

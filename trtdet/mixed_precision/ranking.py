@@ -113,6 +113,7 @@ def _ranked(work: Work, found: Mapping[str, dict[str, Any]], macs: Mapping[str, 
             found[name]["map"],
             entry.format if entry else "int8",
             entry.reason if entry else "",
+            names.index(name) + 1 if name in ranks else 0,
         )
 
     any_row = found[names[0]]

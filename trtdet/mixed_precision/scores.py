@@ -34,6 +34,8 @@ class LayerScore:
         map: COCO mAP 0.50:0.95, 0..1, of the variant, where it was measured.
         format: what it was measured in; FP8 is for products of matrices.
         kind: what it is, as the plan says it; empty for a group.
+        place: among the ranked convolutions in the order of the network, from 1; 0 for a group, and in files of earlier
+            versions.
     """
 
     name: str
@@ -46,6 +48,7 @@ class LayerScore:
     map: float | None = None
     format: Format = "int8"
     kind: str = ""
+    place: int = 0
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
+from trtdet.errors import ConfigError, one_line
+from trtdet.files.documents import DocumentError, read_document
 from trtdet.pipeline.options import Objective
 from trtdet.tables import Cell, Column, Table
 
@@ -153,17 +158,14 @@ class Front:
 
     def table(self) -> str:
         """Lines of text; differences in points (hundredths)."""
-        return self._table().text()
+        return self.grid().text()
 
     def markdown(self) -> str:
         """The same as Markdown."""
-        return self._table().markdown()
+        return self.grid().markdown()
 
-    def html(self) -> str:
-        """The same as HTML."""
-        return self._table().html()
-
-    def _table(self) -> Table:
+    def grid(self) -> Table:
+        """The points, a row each."""
         shown = self._columns()
         rows = [[cell(point) for _, cell in shown] for point in self.points]
         return Table([column for column, _ in shown], rows)
@@ -201,3 +203,20 @@ class Front:
         points = [{**asdict(point), "cost": self.cost(point)} for point in self.points]
         said = {"unit": self.unit, "accuracy": "map" if self.annotated else "agreement"}
         return {"schema": 1, **plain, "folder": str(self.folder), **said, "points": points}
+
+    @staticmethod
+    def load(path: Path) -> Front:
+        """Reads ``front.json``.
+
+        Raises:
+            ConfigError: it cannot be read, or is no front.
+        """
+        try:
+            return read_document(path, _adapter())
+        except (OSError, DocumentError) as error:
+            raise ConfigError(f"'{path}' cannot be used ({one_line(error)}); run 'trtdet tune' again") from None
+
+
+@cache
+def _adapter() -> TypeAdapter[Front]:
+    return TypeAdapter(Front)

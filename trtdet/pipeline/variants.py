@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -63,20 +63,11 @@ class Sweep:
 
     def table(self) -> str:
         """Lines of text: the rows that were asked for and then the older ones; mAP in points, intervals of 90 %."""
-        return self._table().text()
+        return sweep_table([*self.rows, *self.older]).text()
 
     def markdown(self) -> str:
         """The same as Markdown."""
-        return self._table().markdown()
-
-    def _table(self) -> Table:
-        columns = (
-            *("precision", "SiLU", "calibration", "corrected", "kept in FP16", "options", "NMS"),
-            *(Column("mAP", ".2f"), Column("AP50", ".2f"), Column("against FP32", "+.2f"), "90 % interval"),
-            *("INT8 / FP16 / FP32 convs", Column("build s", ".1f"), Column("engine MB", ".1f")),
-            Column("latency ms", ".1f"),
-        )
-        return Table(columns, [_cells(row) for row in (*self.rows, *self.older)])
+        return sweep_table([*self.rows, *self.older]).markdown()
 
     @property
     def repeated(self) -> str:
@@ -92,7 +83,18 @@ class Sweep:
         return {"rows": list(self.rows), "folder": str(self.folder)}
 
 
-def _cells(row: dict[str, Any]) -> list[str | int | float | None]:
+def sweep_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Rows of a sweep, as ``sweep.json`` holds them: mAP in points, intervals of 90 %."""
+    columns = (
+        *("precision", "SiLU", "calibration", "corrected", "kept in FP16", "options", "NMS"),
+        *(Column("mAP", ".2f"), Column("AP50", ".2f"), Column("against FP32", "+.2f"), "90 % interval"),
+        *("INT8 / FP16 / FP32 convs", Column("build s", ".1f"), Column("engine MB", ".1f")),
+        Column("latency ms", ".1f"),
+    )
+    return Table(columns, [_cells(row) for row in rows])
+
+
+def _cells(row: Mapping[str, Any]) -> list[str | int | float | None]:
     nms = row["nms"]
     interval = "" if row["low"] is None else f"{100 * row['low']:+.2f} .. {100 * row['high']:+.2f}"
     return [

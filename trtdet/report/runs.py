@@ -1,0 +1,189 @@
+"""What commands of trtdet left behind, read for a report: a bundle, the folder of a tune or sweep, a file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import onnx
+
+from trtdet.audit import Audit
+from trtdet.bundle import Bundle, Manifest
+from trtdet.calibration import Collection, Ranges
+from trtdet.errors import ConfigError, DataError
+from trtdet.mixed_precision.breakdown import Breakdown
+from trtdet.mixed_precision.scores import Sensitivity
+from trtdet.pipeline import HISTOGRAMS
+from trtdet.pipeline.accuracy import ACCURACY
+from trtdet.pipeline.points import Front
+from trtdet.pipeline.stages.bundles import AUDIT
+from trtdet.pipeline.stages.planning import RANKING
+from trtdet.pipeline.tuned import FRONT
+from trtdet.pipeline.variants import RESULT
+from trtdet.pipeline.worth import WORTH
+from trtdet.quantization import PrecisionPlan
+
+Kind = Literal["bundle", "tune", "sweep", "sensitivity", "scores", "profile", "plan"]
+
+PLAN = "plan.json"
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one command left behind; what it did not measure is None.
+
+    Attributes:
+        path: as it was given.
+        kind: what it is.
+        bundle: an opened bundle.
+        front: of a tune.
+        rows: of a sweep.
+        scores: what ``trtdet eval -o eval.json`` wrote.
+        profile: what ``trtdet profile -o profile.json`` wrote.
+        lone_plan: a ``plan.json`` by itself.
+        lone_ranking: a ``sensitivity.json`` by itself.
+    """
+
+    path: Path
+    kind: Kind
+    bundle: Bundle | None = None
+    front: Front | None = None
+    rows: tuple[Mapping[str, Any], ...] | None = None
+    scores: Mapping[str, Any] | None = None
+    profile: Mapping[str, Any] | None = None
+    lone_plan: PrecisionPlan | None = None
+    lone_ranking: Sensitivity | None = None
+
+    @property
+    def name(self) -> str:
+        """What a report calls it."""
+        return self.path.name or str(self.path)
+
+    @property
+    def manifest(self) -> Manifest | None:
+        return self.bundle.manifest if self.bundle is not None else None
+
+    @cached_property
+    def plan(self) -> PrecisionPlan | None:
+        """The precision of each convolution."""
+        path = self._file(PLAN)
+        return self.lone_plan if path is None else PrecisionPlan.load(path)
+
+    @cached_property
+    def audit(self) -> Audit | None:
+        """The layers of the engine."""
+        path = self._file(AUDIT) if self.bundle is not None else None
+        return None if path is None else Audit.load(path)
+
+    @cached_property
+    def worth(self) -> Mapping[str, Any] | None:
+        """INT8 compared with FP16: the values of :meth:`trtdet.pipeline.worth.Worth.as_dict`."""
+        path = self._file(WORTH)
+        return None if path is None else _object(path)
+
+    @cached_property
+    def breakdown(self) -> Breakdown | None:
+        """Which blocks carry the error."""
+        path = self._file(ACCURACY)
+        return None if path is None else Breakdown.load(path)
+
+    @cached_property
+    def ranking(self) -> Sensitivity | None:
+        """What INT8 costs at each convolution."""
+        path = self._file(RANKING)
+        return self.lone_ranking if path is None else Sensitivity.load(path)
+
+    @cached_property
+    def collection(self) -> Collection | None:
+        """The histograms of the calibration."""
+        path = self._file(HISTOGRAMS)
+        return None if path is None else Collection.load(path)
+
+    @cached_property
+    def ranges(self) -> Ranges | None:
+        """The ranges that were written."""
+        path = self._file("ranges.json")
+        return None if path is None else Ranges.load(path)
+
+    @cached_property
+    def model(self) -> onnx.ModelProto | None:
+        """The model that the engine was built from."""
+        return None if self.bundle is None else onnx.load(self.bundle.model, load_external_data=False)
+
+    def _file(self, name: str) -> Path | None:
+        """A file of the bundle or folder, where it is there."""
+        if self.bundle is not None:
+            return self.bundle.file(name) if name in self.bundle.manifest.files else None
+        path = self.path / name
+        return path if self.path.is_dir() and path.is_file() else None
+
+
+def read_run(path: Path) -> Run:
+    """Reads what a command left behind.
+
+    Args:
+        path: a bundle; the folder of a tune or a sweep; a ``sensitivity.json``, a ``plan.json``, a ``profile.json``, or
+            an ``eval.json``.
+
+    Raises:
+        ConfigError: it is none of these.
+        TrtdetError: of the kind of its reader, where it is damaged.
+    """
+    if not path.exists():
+        raise ConfigError(f"run '{path}' does not exist; give {_ALLOWED}")
+    if not path.is_dir():
+        return _read_file(path)
+    if (path / FRONT).is_file():
+        return Run(path, "tune", front=Front.load(path / FRONT))
+    if (path / RESULT).is_file():
+        return Run(path, "sweep", rows=_rows(path / RESULT))
+    if (path / "manifest.json").is_file():
+        return Run(path, "bundle", bundle=Bundle(path))
+    raise ConfigError(f"'{path}' is the folder of no finished run; give {_ALLOWED}")
+
+
+_ALLOWED = (
+    "a bundle, the -o of 'trtdet tune' or 'trtdet sweep', a sensitivity.json, a plan.json, a profile.json, or "
+    "an eval.json"
+)
+
+
+def _read_file(path: Path) -> Run:
+    plain = _object(path)
+    if {"layers", "inferences"} <= plain.keys():
+        return Run(path, "sensitivity", lone_ranking=Sensitivity.load(path))
+    if {"entries", "schema"} <= plain.keys():
+        return Run(path, "plan", lone_plan=PrecisionPlan.load(path))
+    if {"layers", "sum_ms"} <= plain.keys():
+        return Run(path, "profile", profile=plain)
+    if {"map", "per_class", "images"} <= plain.keys():
+        return Run(path, "scores", scores=plain)
+    raise ConfigError(f"'{path}' is no result that a report reads; give {_ALLOWED}")
+
+
+def _object(path: Path) -> dict[str, Any]:
+    plain = _json(path)
+    if not hasattr(plain, "keys"):
+        raise ConfigError(f"'{path}' holds no JSON object; give {_ALLOWED}")
+    found: dict[str, Any] = plain
+    return found
+
+
+def _rows(path: Path) -> tuple[dict[str, Any], ...]:
+    plain = _json(path)
+    if hasattr(plain, "keys") or not plain or any("variant" not in row for row in plain):
+        raise DataError(f"'{path}' holds no rows of a sweep; repeat the sweep into its folder")
+    return tuple(plain)
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"'{path}' cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"'{path}' is not JSON ({error}); give {_ALLOWED}") from None
