@@ -131,14 +131,15 @@ def test_a_sweep_says_of_each_row_what_is_quantised(model: Path, config: Config,
 @pytest.mark.slow
 def test_a_front_of_products_in_fp8_says_so(model: Path, config: Config, images: Path, tmp_path: Path) -> None:
     calibration = CalibrationOptions("minmax", images=images, num_images=2, check_input=False)
-    built = BuildOptions(calibration=calibration, correct=(), backend="onnxruntime", fp8=True)
+    built = BuildOptions(calibration=calibration, correct=("round", "bias"), backend="onnxruntime", fp8=True)
     asked = TuneOptions(built, shapes.generate(tmp_path, "val", 2).images, points=2, rank_images=1)
     front = tune(model, config, tmp_path / "tune", asked)
     assert front.formats == ("--fp8",) and front.basis.endswith("; made with --fp8")
     point = next(point for point in front.points if not point.kept)
     options = tuned_options(tmp_path / "tune", point.number)
     plan = PrecisionPlan.load(build(model, config, tmp_path / "b", options).bundle.file("plan.json"))
-    assert plan.entries["/encoder/q/MatMul"].format == "fp8"
+    product = plan.entries["/encoder/q/MatMul"]
+    assert product.format == "fp8" and "round" in {step.name for step in product.corrections}
 
 
 def test_histograms_for_attention_are_of_what_its_products_read(model: Path, config: Config, images: Path) -> None:

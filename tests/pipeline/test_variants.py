@@ -77,7 +77,7 @@ def test_the_files_hold_what_was_given(done: Any) -> None:
     table = (done.folder / "sweep.md").read_text()
     assert table == done.markdown() + "\n"
     assert len(table.splitlines()) == 2 + len(done.rows)
-    assert "| INT8 | keep | minmax | bias | depthwise | 0.001 / 0.5 / 300 |" in table
+    assert "| INT8 | keep | minmax | bias | depthwise | --int8-all | 0.001 / 0.5 / 300 |" in table
 
 
 def test_more_values_on_an_axis_do_only_what_is_new(done: Any, options: SweepOptions) -> None:
@@ -102,7 +102,7 @@ def test_more_values_on_an_axis_do_only_what_is_new(done: Any, options: SweepOpt
     table = (done.folder / "sweep.md").read_text()
     assert table == wider.markdown() + "\n"
     assert len(table.splitlines()) == 2 + len(done.rows) + 1
-    assert "| INT8 | keep | minmax | bias | depthwise | 0.001 / 0.5 / 300 |" in table
+    assert "| INT8 | keep | minmax | bias | depthwise | --int8-all | 0.001 / 0.5 / 300 |" in table
     assert wider.as_dict()["rows"] == list(wider.rows)
     assert "calibrating" not in stages
     assert "scoring minmax, 0 in FP16" not in stages

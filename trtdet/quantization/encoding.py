@@ -1,4 +1,4 @@
-"""How numbers become INT8: the channel maps of activations, the integers and scales of weights.
+"""How numbers become INT8 or FP8: the channel maps of activations, the integers and scales of weights.
 
 Scales are numbers that FP16 holds, for every backend: the integers are chosen for the scale as it will be written, in
 whichever type that is.
@@ -6,17 +6,23 @@ whichever type that is.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from trtdet.errors import ModelError
+from trtdet.quantization.precision import Format
 
 QMAX = 127.0
 
 FP8_MAX = 448.0
 """The largest magnitude of FP8 in its form E4M3, which has no infinity."""
+
+MOST: Mapping[Format, float] = {"int8": QMAX, "fp8": FP8_MAX}
+"""The largest magnitude of what multiplies a scale, by format."""
 
 LARGEST = 65504.0
 """The largest magnitude of FP16 (IEEE 754 binary16)."""
@@ -43,6 +49,21 @@ def half_step(values: ArrayLike) -> NDArray[np.float32]:
     return np.where(np.isfinite(raised), raised, exact).astype(np.float32)
 
 
+def snap(values: NDArray[np.floating], format: Format = "int8") -> NDArray[np.floating]:
+    """Changes values, which are given in steps, to the nearest numbers of a format within its range, and gives them."""
+    if format == "int8":
+        np.rint(values, out=values)
+        return np.clip(values, -QMAX, QMAX, out=values)
+    np.clip(values, -FP8_MAX, FP8_MAX, out=values)
+    values[...] = values.astype(ml_dtypes.float8_e4m3fn)
+    return values
+
+
+def kept(values: NDArray[np.floating], format: Format) -> NDArray[np.number]:
+    """Numbers of a format as they are kept: int8, or float16, which has every number of E4M3."""
+    return values.astype(np.int8 if format == "int8" else np.float16)
+
+
 def by_channel(values: NDArray[np.floating], axis: int) -> NDArray[np.floating]:
     """A value a channel (C,), to be broadcast with a tensor: (N, C, H, W) for axis 1, (..., C) for axis -1."""
     return values.reshape(1, -1, 1, 1) if axis == 1 else values.reshape(-1)
@@ -50,26 +71,28 @@ def by_channel(values: NDArray[np.floating], axis: int) -> NDArray[np.floating]:
 
 @dataclass(frozen=True, eq=False)
 class ChannelMap:
-    """How a tensor is quantised: ``clip(round(127 / amax * scale * (x - shift)))``.
+    """How a tensor is quantised: ``clip(round(127 / amax * scale * (x - shift)))``; 448 in the place of 127 in FP8.
 
     The convolution's weights take the inverse: ``W x = (W / scale) (scale (x - shift)) + W shift``, exact in float.
 
     Attributes:
-        amax: the largest magnitude that INT8 represents, of what is rounded.
+        amax: the largest magnitude that is represented, of what is rounded.
         scale: float64 (C,), over 0; None for 1.
         shift: float64 (C,); None for 0.
         axis: of the channels: 1, or -1 where products read the tensor.
+        format: of the numbers; a tensor in FP8 is neither scaled nor shifted.
     """
 
     amax: float
     scale: NDArray[np.float64] | None = None
     shift: NDArray[np.float64] | None = None
     axis: int = 1
+    format: Format = "int8"
 
     @property
     def step(self) -> np.float32:
         """The scale of the Q/DQ pair, a number that FP16 holds."""
-        return np.float32(half_step(self.amax / QMAX))
+        return np.float32(half_step(self.amax / MOST[self.format]))
 
     def offset(self) -> NDArray[np.float64] | None:
         """What is added after the product with ``scale``: ``-scale * shift``, float64 (C,)."""
@@ -78,17 +101,24 @@ class ChannelMap:
         return -self.shift if self.scale is None else -self.shift * self.scale
 
 
+def fp8_map(low: float, high: float) -> ChannelMap:
+    """How a tensor from ``low`` to ``high`` is quantised to FP8: the whole range, as its steps grow with the values, so
+    that clipping gains nothing."""
+    return ChannelMap(max(abs(low), abs(high)) or FP8_MAX, format="fp8")
+
+
 @dataclass(frozen=True, eq=False)
 class Rounded:
     """The weights of a convolution or a product as they are written.
 
     Attributes:
-        integers: int8 (out, in / groups, kh, kw), or (out, in) of a product, -127..127.
-        scales: float32 (out,), over 0.
+        integers: int8 (out, in / groups, kh, kw), or (out, in) of a product, -127..127; of a product in FP8 float16,
+            numbers of E4M3, -448..448.
+        scales: float32 (out,), over 0; in FP8 all the same.
         bias: float32 (out,).
     """
 
-    integers: NDArray[np.int8]
+    integers: NDArray[np.number]
     scales: NDArray[np.float32]
     bias: NDArray[np.float32]
 
@@ -121,7 +151,31 @@ def weight_scales(weight: NDArray[np.floating], owner: str = "a convolution") ->
     return half_step(np.where(amax > 0, amax, 1.0) / QMAX)
 
 
-def nearest(rows: NDArray[np.floating], scales: NDArray[np.float32]) -> NDArray[np.int8]:
-    """Each weight to the nearest integer: rows (..., out, D), scales float32 (..., out) -> int8 (..., out, D)."""
-    integers: NDArray[np.int8] = np.rint(rows / scales[..., None]).clip(-QMAX, QMAX).astype(np.int8)
-    return integers
+def fp8_scales(weight: NDArray[np.floating], owner: str = "a product") -> NDArray[np.float32]:
+    """The one scale of a product's weights in FP8, for each output channel, float32 (out,): ``max |w| / 448`` raised to
+    the next number that FP16 holds.
+
+    Args:
+        weight: (out, in).
+        owner: what an error calls the product.
+
+    Raises:
+        ModelError: a weight is NaN or infinite.
+    """
+    weight_scales(weight, owner)
+    largest = float(np.abs(weight).max(initial=0.0))
+    return np.full(len(weight), half_step(largest / FP8_MAX if largest > 0 else 1.0), np.float32)
+
+
+def nearest(rows: NDArray[np.floating], scales: NDArray[np.float32], format: Format = "int8") -> NDArray[np.number]:
+    """Each weight to the nearest number of a format, as :func:`kept` keeps it.
+
+    Args:
+        rows: (..., out, D).
+        scales: float32 (..., out).
+        format: of the numbers.
+
+    Returns:
+        (..., out, D).
+    """
+    return kept(snap(rows / scales[..., None], format), format)

@@ -16,6 +16,7 @@ Layer-Placement Recommendations".
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import onnx
@@ -55,8 +56,16 @@ class QdqPlacement:
 
     @property
     def integers(self) -> QdqPlacement:
-        """Of these the places in INT8: what corrections are for, which choose among equal steps."""
-        others = {name: replace(self.plan.entries[name], precision="fp16") for name in self.plan.fp8}
+        """Of these the places in INT8, whose steps are equal: all but those in FP8."""
+        return self._without(self.plan.fp8)
+
+    @property
+    def floats(self) -> QdqPlacement:
+        """Of these the places in FP8."""
+        return self._without(set(self.plan.names("int8")) - self.plan.fp8)
+
+    def _without(self, names: Collection[str]) -> QdqPlacement:
+        others = {name: replace(self.plan.entries[name], precision="fp16") for name in names}
         return self.following(PrecisionPlan({**self.plan.entries, **others})) if others else self
 
     def following(self, plan: PrecisionPlan) -> QdqPlacement:

@@ -26,11 +26,20 @@ from trtdet.errors import CalibrationError
 from trtdet.passes.base import Writer
 from trtdet.passes.model import to_graph, to_model
 from trtdet.passes.provenance import Origin
-from trtdet.quantization.encoding import ChannelMap, Rounded, by_channel, half_step, nearest, weight_scales
+from trtdet.quantization.encoding import (
+    ChannelMap,
+    Rounded,
+    by_channel,
+    fp8_map,
+    fp8_scales,
+    half_step,
+    nearest,
+    weight_scales,
+)
 from trtdet.quantization.folding import fold_map
 from trtdet.quantization.placement import QdqPlacement
-from trtdet.quantization.precision import PrecisionPlan
-from trtdet.quantization.weight_forms import WeightScales, WeightWriter, fp8_pair, write_fp8_weights
+from trtdet.quantization.precision import Format, PrecisionPlan
+from trtdet.quantization.weight_forms import WeightScales, WeightWriter, fp8_pair
 from trtdet.quantization.weighted import Weighted
 from trtdet.quantization.windows import Window
 
@@ -113,7 +122,7 @@ def insert_qdq(
     for name, integers in rounded.items():
         writer.write(layers[name], integers)
     for name in fp8 & layers.keys():
-        write_fp8_weights(write, layers[name])
+        writer.write_fp8(layers[name], corrections.weights.get(name) or plain_form(layers[name], "fp8"))
     graph.cleanup()
     return to_model(graph)
 
@@ -125,14 +134,11 @@ def _quantize_to_fp8(
     readers: list[tuple[gs.Node, int]],
     plan: PrecisionPlan,
 ) -> list[tuple[gs.Node, int]]:
-    """Gives the readers in FP8 their pair; the others that a pair in INT8 is for.
-
-    The range is the whole: the steps of FP8 grow with the values, so that clipping gains nothing.
-    """
+    """Gives the readers in FP8 their pair; the others that a pair in INT8 is for."""
     fp8 = plan.fp8
     others = [(reader, position) for reader, position in readers if reader.name not in fp8]
     if len(others) < len(readers):
-        pair = fp8_pair(write, tensor, max(abs(found.low), abs(found.high)))
+        pair = fp8_pair(write, tensor, fp8_map(found.low, found.high).step)
         for reader, position in readers:
             if reader.name in fp8:
                 reader.inputs[position] = pair
@@ -140,11 +146,11 @@ def _quantize_to_fp8(
     return others if any(reader.name in plan.entries for reader, _ in others) else []
 
 
-def plain_form(layer: Weighted) -> Rounded:
-    """Weights to the nearest, and the float model's bias."""
+def plain_form(layer: Weighted, format: Format = "int8") -> Rounded:
+    """Weights to the nearest, and the float model's bias; in FP8 with one scale for all of them, as its activations."""
     weight = layer.weight.astype(np.float32)
-    scales = weight_scales(weight, f"'{layer.node.name}'")
-    integers = nearest(weight.reshape(len(weight), -1), scales).reshape(weight.shape)
+    scales = (weight_scales if format == "int8" else fp8_scales)(weight, f"'{layer.node.name}'")
+    integers = nearest(weight.reshape(len(weight), -1), scales, format).reshape(weight.shape)
     return Rounded(integers, scales, layer.bias)
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from trtdet.passes.base import Writer
 from trtdet.quantization.data_flow import WeightForm
-from trtdet.quantization.encoding import FP8_MAX, LARGEST, QMAX, Rounded, half_step
+from trtdet.quantization.encoding import LARGEST, QMAX, Rounded
 from trtdet.quantization.weighted import Weighted
 
 _ROOM = 2.0
@@ -66,10 +66,7 @@ class WeightWriter:
         node = layer.node
         if self._form == "channel":
             node.inputs[1] = self._pair(layer, rounded, rounded.scales)
-            if not layer.has_place and np.any(rounded.bias):
-                self._after(node, [("Add", rounded.bias)])
-            elif layer.has_bias or np.any(rounded.bias):
-                layer.set_bias(self._write.const(rounded.bias, np.float32))
+            self._add_bias(layer, rounded)
             return
         step = np.float64(node.inputs[0].inputs[0].inputs[1].values)
         scale = tensor_scale(rounded, float(step), self._sums.get(node.name))
@@ -78,6 +75,19 @@ class WeightWriter:
         own = layer.sum is None and np.any(rounded.bias)
         self._after(node, [("Mul", ratios), ("Add", bias)] if own else [("Mul", ratios)])
         if layer.sum is not None:
+            layer.set_bias(self._write.const(rounded.bias, np.float32))
+
+    def write_fp8(self, layer: Weighted, rounded: Rounded) -> None:
+        """Gives a product its weights in FP8, with one scale, and its bias."""
+        values = rounded.integers.astype(np.float32) * rounded.scales[0]
+        given = self._write.const(values.T if layer.turned else values, np.float32)
+        layer.node.inputs[1] = fp8_pair(self._write, given, rounded.scales[0])
+        self._add_bias(layer, rounded)
+
+    def _add_bias(self, layer: Weighted, rounded: Rounded) -> None:
+        if not layer.has_place and np.any(rounded.bias):
+            self._after(layer.node, [("Add", rounded.bias)])
+        elif layer.has_bias or np.any(rounded.bias):
             layer.set_bias(self._write.const(rounded.bias, np.float32))
 
     def _after(self, node: gs.Node, steps: Sequence[tuple[str, NDArray[np.floating]]]) -> None:
@@ -137,15 +147,7 @@ def tensor_scale(rounded: Rounded, step: float, sums: NDArray[np.float64] | None
     return np.array(2.0**exponent, np.float32)
 
 
-def fp8_pair(write: Writer, tensor: gs.Tensor, amax: float) -> gs.Variable:
-    """A tensor through FP8 (E4M3), with one scale that its largest magnitude needs."""
-    step = write.const(half_step(amax / FP8_MAX if amax > 0 else 1.0), np.float32)
-    zero = write.const(0, ml_dtypes.float8_e4m3fn)
+def fp8_pair(write: Writer, tensor: gs.Tensor, scale: np.float32) -> gs.Variable:
+    """A tensor through FP8 (E4M3), with one scale."""
+    step, zero = write.const(scale, np.float32), write.const(0, ml_dtypes.float8_e4m3fn)
     return write("DequantizeLinear", write("QuantizeLinear", tensor, step, zero), step, zero)
-
-
-def write_fp8_weights(write: Writer, layer: Weighted) -> None:
-    """Gives a product weights in FP8: to the nearest, with one scale, as its activations; the bias stays as it is."""
-    values = layer.node.inputs[1].values
-    largest = float(np.abs(values).max(initial=0.0))
-    layer.node.inputs[1] = fp8_pair(write, write.const(values, np.float32), largest)

@@ -97,7 +97,7 @@ def correct(
         raise ConfigError(f"no correction '{unknown[0]}'; allowed: auto, none, or some of {', '.join(known)}")
     enabled = tuple(correction for correction in REGISTRY if correction.name in names)
     task = Task(model, placement, candidates, enabled, *sources.split(), sources, start)
-    sites = find_sites(model, placement.integers, enabled, start.parted)
+    sites = find_sites(model, placement, enabled, start.parted)
     for batch in batches(sites):
         _measure(task, batch)
         for site in batch:
@@ -153,7 +153,7 @@ def _narrow(task: Task, sites: Sequence[Site]) -> None:
     if plain is None:
         return
     for site in sites:
-        for trial in site.rules:
+        for trial in site.rules if site.format == "int8" else ():
             trial.head = plain.noise(site.tensor, trial.map.amax)
             trial.cut = plain.cut(site.tensor, trial.map.amax)
     maps = {site.tensor: trial.map for site in sites for trial in site.mapped}

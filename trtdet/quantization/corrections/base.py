@@ -14,6 +14,10 @@ proposes is measured on held-back images like every other proposal and kept only
 - ``offset``: another bias for one convolution (``bias``).
 - ``reconstruct``: other ranges and weights for all of them at once, from the whole network as the others have corrected
   it and the images that corrections are computed from (``reconstruct``).
+
+Products in FP8 (E4M3) are corrected where that means something. Its numbers have relative errors, the same for small
+values as for large ones: what trades the steps of some values for those of others (``range``, ``smooth``, ``shift``)
+gains nothing there. What makes up for rounding (``round``, ``bias``) does, and is judged like the rest.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ from trtdet.quantization.corrections.moments import Moments
 from trtdet.quantization.corrections.sources import Sources
 from trtdet.quantization.encoding import ChannelMap
 from trtdet.quantization.placement import QdqPlacement
+from trtdet.quantization.precision import Format
 from trtdet.quantization.qdq import Corrections
 from trtdet.quantization.windows import Window
 
@@ -110,6 +115,7 @@ class Layer:
         map: of the input.
         window: geometry of the convolution.
         moments: of the input's windows, before the map.
+        format: of the weights and of the input.
     """
 
     name: str
@@ -118,6 +124,7 @@ class Layer:
     map: ChannelMap
     window: Window
     moments: Moments
+    format: Format = "int8"
 
     def covariance(self) -> NDArray[np.float64] | None:
         """Of the mapped and quantised input's windows, float64 (groups, D, D); None where only variances are kept."""
@@ -127,6 +134,8 @@ class Layer:
         if self.map.scale is not None:
             spread = self.window.spread(self.map.scale)
             found = found * spread[:, :, None] * spread[:, None, :]
+        if self.format == "fp8":  # its noise is under a thousandth of the values' power
+            return found
         noise = np.eye(found.shape[1]) * float(self.map.step) ** 2 / 12
         return found + noise
 
@@ -179,6 +188,7 @@ class Correction:
         needs_covariance: whether ``round`` wants full second moments, which take most of the time and memory.
         needs_network: whether ``reconstruct`` is to be asked.
         weight_share: what is left of the rounding noise of the weights, 0..1, as the choice of channel maps reckons.
+        equal_steps: whether it is about steps that are equal, as those of INT8 are, and so means nothing in FP8.
     """
 
     name: ClassVar[str]
@@ -186,13 +196,15 @@ class Correction:
     needs_covariance: ClassVar[bool] = False
     needs_network: ClassVar[bool] = False
     weight_share: ClassVar[float] = 1.0
+    equal_steps: ClassVar[bool] = False
 
     def propose(self, activation: Activation) -> Proposal | None:
         """A channel map for a tensor."""
         return None
 
-    def round(self, layer: Layer) -> NDArray[np.int8] | None:
-        """Integers for a convolution, int8 (groups, out / groups, D), -127..127, for the scales of the layer."""
+    def round(self, layer: Layer) -> NDArray[np.number] | None:
+        """Integers for a convolution, int8 (groups, out / groups, D), -127..127, for the scales of the layer; for a
+        product in FP8 numbers of E4M3, float16."""
         return None
 
     def offset(self, means: OutputMeans) -> NDArray[np.float64] | None:

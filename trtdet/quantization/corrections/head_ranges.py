@@ -1,4 +1,7 @@
-"""The range of each activation by what rounding and clipping it do to the detections, whatever the threshold rule."""
+"""The range of each activation by what rounding and clipping it do to the detections, whatever the threshold rule.
+
+In FP8 it means nothing: clipping makes no step smaller, so that the range is the whole.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +33,7 @@ class HeadRange(Correction):
 
     name: ClassVar[str] = "range"
     counts: ClassVar[Literal["tensors", "convs"]] = "tensors"
+    equal_steps: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, eq=False)

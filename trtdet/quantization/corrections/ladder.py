@@ -73,9 +73,10 @@ def rungs(model: onnx.ModelProto, placement: QdqPlacement, plain: Ranges, writte
 def _mapped(model: onnx.ModelProto, placement: QdqPlacement, corrections: Corrections) -> dict[str, Rounded]:
     """Weights to the nearest and the float model's biases, for the corrected convolutions and what they read."""
     nodes = {node.name: node for node in gs.import_onnx(model).nodes}
+    fp8 = placement.plan.fp8
     reads = {reader: tensor for tensor, readers in placement.readers.items() for reader, _ in readers}
     return {
-        name: _plain(layer, corrections.tensors.get(reads[name]))
+        name: plain_form(layer, "fp8") if name in fp8 else _plain(layer, corrections.tensors.get(reads[name]))
         for name in placement.plan.names("int8")
         if name in corrections.weights and (layer := Weighted.of(nodes[name])) is not None
     }

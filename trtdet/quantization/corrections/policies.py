@@ -219,7 +219,8 @@ def _put_together(task: Task, sites: Sequence[Site], policy: str) -> _Together:
     maps, weights, best = {}, {}, {}
     for site, choice in zip(sites, choices, strict=True):
         weights.update(site.rounded(choice))
-        best[site.tensor] = task.candidates[choice.rule.rule].tensors[site.tensor]
+        if choice.rule.rule:
+            best[site.tensor] = task.candidates[choice.rule.rule].tensors[site.tensor]
         if choice.trial.names:
             maps[site.tensor] = choice.trial.map
     whole = Whole(POLICIES[policy], _ranges(task, best), Corrections(maps, weights))
@@ -240,8 +241,8 @@ def _summary(task: Task, sites: Sequence[Site], way: _Together) -> tuple[str, ..
     used += [trial.offsets[pick.offset] for trial, _, pick in convs]
     used += [name for choice in way.choices for name in choice.trial.names]
     used += way.rebuilt.values()
-    total = {"tensors": len(way.choices), "convs": len(convs)}
-    pairs = zip(sites, way.choices, strict=True)
+    pairs = [(site, choice) for site, choice in zip(sites, way.choices, strict=True) if site.format == "int8"]
+    total = {"tensors": len(pairs), "convs": len(convs)}
     plain, written = task.plain.tensors, way.whole.ranges.tensors
     used += [
         HeadRange.name
@@ -252,6 +253,12 @@ def _summary(task: Task, sites: Sequence[Site], way: _Together) -> tuple[str, ..
         f"{correction.name}: {used.count(correction.name)} of {total[correction.counts]} {correction.counts}"
         for correction in task.corrections
     ]
+    floats = sum(len(site.convs) for site in sites if site.format == "fp8")
+    meaningless = [correction.name for correction in task.corrections if correction.equal_steps]
+    if floats and meaningless:
+        sentences.append(
+            f"not for the {floats} products in FP8, whose steps grow with the values: {', '.join(meaningless)}"
+        )
     left_out = sum(choice.left_out for choice in way.choices)
     if left_out:
         sentences.append(
@@ -261,6 +268,6 @@ def _summary(task: Task, sites: Sequence[Site], way: _Together) -> tuple[str, ..
     if task.start.reason:
         sentences.append(f"{HeadRange.name} not tried: {task.start.reason}")
     if way.whole.ranges.rule == "auto":
-        rules = [choice.rule.rule for choice in way.choices]
+        rules = [choice.rule.rule for _, choice in pairs]
         sentences.append("rules: " + ", ".join(f"{rule} {rules.count(rule)}" for rule in dict.fromkeys(sorted(rules))))
     return tuple(sentences)

@@ -1,4 +1,7 @@
-"""The whole network is learned anew: integers, scales and biases together, by what they do to the detections."""
+"""The whole network is learned anew: integers, scales and biases together, by what they do to the detections.
+
+What is learned of a weight is by how many equal steps it moves. Products in FP8 have none: they stay as they are.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +33,7 @@ class Reconstruct(Correction):
 
     name: ClassVar[str] = "reconstruct"
     needs_network: ClassVar[bool] = True
+    equal_steps: ClassVar[bool] = True
 
     def reconstruct(self, network: Network) -> tuple[Ranges, Corrections]:
         if not available():

@@ -1,4 +1,8 @@
-"""Weights to integers so that the convolution's output, not each weight, is as close as it can be."""
+"""Weights to integers so that the convolution's output, not each weight, is as close as it can be.
+
+The weights of a product in FP8 go to numbers of E4M3 in the same way: the error of each is what the next make up for,
+however large the step is that it comes from.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,8 @@ from numpy.typing import NDArray
 
 from trtdet.errors import TrtdetWarning
 from trtdet.quantization.corrections.base import Correction, Layer
-from trtdet.quantization.encoding import QMAX
+from trtdet.quantization.encoding import kept, snap
+from trtdet.quantization.precision import Format
 
 _DAMPING = 0.01
 _BLOCK = 64
@@ -25,12 +30,12 @@ class Round(Correction):
     needs_covariance: ClassVar[bool] = True
     weight_share: ClassVar[float] = 0.25
 
-    def round(self, layer: Layer) -> NDArray[np.int8] | None:
+    def round(self, layer: Layer) -> NDArray[np.number] | None:
         covariance = layer.covariance()
         if covariance is None:
             return None
         try:
-            return compensated(layer.rows, layer.scales, covariance)
+            return compensated(layer.rows, layer.scales, covariance, layer.format)
         except np.linalg.LinAlgError as error:
             warnings.warn(
                 f"the weights of '{layer.name}' are rounded to nearest: the covariance of its input cannot be factored "
@@ -42,8 +47,11 @@ class Round(Correction):
 
 
 def compensated(
-    rows: NDArray[np.float64], scales: NDArray[np.float32], covariance: NDArray[np.float64]
-) -> NDArray[np.int8]:
+    rows: NDArray[np.float64],
+    scales: NDArray[np.float32],
+    covariance: NDArray[np.float64],
+    format: Format = "int8",
+) -> NDArray[np.number]:
     """Column by column, each column's rounding error made up for by the columns that are still to come.
 
     This lowers ``(W - Q) covariance (W - Q)^T``, the variance of the output's error; its mean is left to the bias.
@@ -53,9 +61,10 @@ def compensated(
         rows: float64 (groups, out, D): the weights as one matrix a group.
         scales: float32 (groups, out): of each row.
         covariance: float64 (groups, D, D): of the input's windows.
+        format: of the numbers.
 
     Returns:
-        int8 (groups, out, D).
+        int8 (groups, out, D), or float16 of numbers of E4M3.
 
     Raises:
         numpy.linalg.LinAlgError: the covariance is not positive definite, even with damping.
@@ -75,11 +84,12 @@ def compensated(
         stop = min(start + _BLOCK, width)
         errors = np.empty((*left.shape[:2], stop - start))
         for column in range(start, stop):
-            chosen[..., column] = np.rint(left[..., column] / steps).clip(-QMAX, QMAX)
+            chosen[..., column] = snap(left[..., column] / steps, format)
             error = (left[..., column] - chosen[..., column] * steps) / upper[:, None, column, column]
             errors[..., column - start] = error
             left[..., column + 1 : stop] -= error[..., None] * upper[:, None, column, column + 1 : stop]
         left[..., stop:] -= errors @ upper[:, start:stop, stop:]
-    integers = np.empty(chosen.shape, np.int8)
-    np.put_along_axis(integers, np.broadcast_to(order[:, None, :], chosen.shape), chosen.astype(np.int8), axis=2)
+    numbers = kept(chosen, format)
+    integers = np.empty_like(numbers)
+    np.put_along_axis(integers, np.broadcast_to(order[:, None, :], chosen.shape), numbers, axis=2)
     return integers

@@ -2,6 +2,8 @@
 
 The shift is the middle of the channel's range. Together with a scale the range that is left decides the scale.
 Source: Wei et al. 2023, "Outlier Suppression+", arXiv:2304.09145.
+
+In FP8 it means nothing: it has a sign and no codes to fill, and its numbers are densest at 0 already.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ class Shift(Correction):
 
     name: ClassVar[str] = "shift"
     counts: ClassVar[Literal["tensors", "convs"]] = "tensors"
+    equal_steps: ClassVar[bool] = True
 
     def propose(self, activation: Activation) -> Proposal:
         middle = (activation.low + activation.high) / 2

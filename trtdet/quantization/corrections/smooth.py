@@ -3,6 +3,8 @@
 The scale is chosen for each tensor by the noise that it leaves. Sources: Nagel et al. 2019, "Data-Free Quantization
 Through Weight Equalization and Bias Correction", arXiv:1906.04721, and Xiao et al. 2022, "SmoothQuant",
 arXiv:2211.10438.
+
+In FP8 it means nothing: the error of a number with an exponent is a share of it, whatever it is scaled by.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ class Smooth(Correction):
 
     name: ClassVar[str] = "smooth"
     counts: ClassVar[Literal["tensors", "convs"]] = "tensors"
+    equal_steps: ClassVar[bool] = True
 
     def propose(self, activation: Activation) -> Proposal:
         reach = np.maximum(np.abs(activation.low), np.abs(activation.high))

@@ -14,10 +14,10 @@ from trtdet.calibration import Ranges
 from trtdet.calibration.channel_ranges import Extremes
 from trtdet.quantization.corrections.base import Activation, Correction, Layer, OutputMeans, Proposal, Reader
 from trtdet.quantization.corrections.moments import MOST_COLUMNS, Moments
-from trtdet.quantization.encoding import QMAX, ChannelMap, Rounded, nearest, weight_scales
+from trtdet.quantization.encoding import MOST, ChannelMap, Rounded, fp8_map, fp8_scales, nearest, snap, weight_scales
 from trtdet.quantization.folding import channels_left
 from trtdet.quantization.placement import QdqPlacement
-from trtdet.quantization.precision import Step
+from trtdet.quantization.precision import Format, Step
 from trtdet.quantization.weighted import Weighted
 from trtdet.quantization.windows import Window
 
@@ -43,12 +43,12 @@ class Rounding:
     Attributes:
         name: of the correction that proposed them; empty for the nearest.
         scales: float32 (groups, out / groups).
-        integers: int8 (groups, out / groups, D).
+        integers: int8 (groups, out / groups, D); of a product in FP8 numbers of E4M3, float16.
     """
 
     name: str
     scales: NDArray[np.float32]
-    integers: NDArray[np.int8]
+    integers: NDArray[np.number]
 
 
 @dataclass(eq=False)
@@ -94,8 +94,9 @@ class Trial:
             rounded = windows - window.spread(self.map.shift).astype(np.float32)[..., None]
             rounded *= factor
         if rounds:
-            np.rint(rounded, out=rounded)
-        np.clip(rounded, -QMAX, QMAX, out=rounded)
+            snap(rounded, self.map.format)
+        else:
+            np.clip(rounded, -MOST[self.map.format], MOST[self.map.format], out=rounded)
         rounded *= step
         return rounded
 
@@ -106,7 +107,7 @@ class Trial:
             for rounding in self.roundings[conv]:
                 names, offsets = zip(*site.offsets(self, conv, rounding), strict=True)
                 self.offsets = names
-                weights = rounding.integers * rounding.scales[..., None]
+                weights = rounding.integers.astype(np.float32) * rounding.scales[..., None]
                 self._written[conv].append(
                     _Written(weights, [offset.astype(np.float32)[..., None] for offset in offsets])
                 )
@@ -165,6 +166,7 @@ class Site:
             :func:`trtdet.quantization.folding.channels_left`, and all of them once more for each sum that reads the
             tensor, to scale them back.
         parted: whether a Mul would part it from the kernel that rounds it as well, or from other readers of its INT8.
+        format: of the tensor and of the weights of the layers.
         trials: the ways to quantise it.
         too_dear: a map was not even tried, since its Mul moves more bytes than FP16 convolutions would.
     """
@@ -176,6 +178,7 @@ class Site:
     corrections: tuple[Correction, ...]
     multiplied: int = 0
     parted: bool = False
+    format: Format = "int8"
     trials: list[Trial] = field(default_factory=list)
     too_dear: bool = False
     _shape: tuple[int, int] = (0, 0)
@@ -262,10 +265,14 @@ class Site:
             power = self._moments[window].through(window.rows(self.weight(name)))
             floor = max(_QUIET * float(np.median(power)), 1e-6 * float(power.mean()), 1e-30)
             self._importance[name] = 1 / np.maximum(power, floor) / power.size
-        self.trials = [
-            Trial((), ChannelMap(ranges.tensors[self.tensor].amax), rule) for rule, ranges in candidates.items()
-        ]
-        best = self._best_map()
+        if self.format == "int8":
+            self.trials = [
+                Trial((), ChannelMap(ranges.tensors[self.tensor].amax), rule) for rule, ranges in candidates.items()
+            ]
+            best = self._best_map()
+        else:  # neither a rule nor a map has anything to choose
+            whole = next(iter(candidates.values())).tensors[self.tensor]
+            self.trials, best = [Trial((), fp8_map(whole.low, whole.high))], None
         if best is not None and best.map.shift is None and self.mul_price >= 1:
             best, self.too_dear = None, True
         if best is not None:
@@ -317,10 +324,11 @@ class Site:
         rows = window.rows(self.weight(name))
         if trial.map.scale is not None:
             rows = rows / window.spread(trial.map.scale)[:, None, :]
-        scales = np.stack([weight_scales(group, f"'{name}'") for group in rows])
-        found = [Rounding("", scales, nearest(rows, scales))]
+        scales_of = weight_scales if self.format == "int8" else fp8_scales
+        scales = np.stack([scales_of(group, f"'{name}'") for group in rows])
+        found = [Rounding("", scales, nearest(rows, scales, self.format))]
         if corrected:
-            layer = Layer(name, rows, scales, trial.map, window, self._moments[window])
+            layer = Layer(name, rows, scales, trial.map, window, self._moments[window], self.format)
             for correction in self.corrections:
                 integers = correction.round(layer)
                 if integers is not None:
@@ -446,6 +454,8 @@ def find_sites(
 ) -> list[Site]:
     """The tensors whose INT8 readers are all understood: 2-D convolutions with known padding, or products with weights.
 
+    A tensor that layers in FP8 read as well is a site of its own for these.
+
     Args:
         model: in float.
         placement: of its Q/DQ pairs.
@@ -453,9 +463,25 @@ def find_sites(
         parted: see :func:`trtdet.quantization.corrections.correct`.
     """
     graph = gs.import_onnx(model)
+    found: list[Site] = []
+    for format, part in _formats(placement):
+        used = tuple(each for each in corrections if format == "int8" or not each.equal_steps)
+        found += (
+            replace(site, number=len(found) + index, corrections=used, format=format)
+            for index, site in enumerate(_sites_of(graph, part, parted))
+        )
+    return found
+
+
+def _formats(placement: QdqPlacement) -> Iterator[tuple[Format, QdqPlacement]]:
+    yield "int8", placement.integers
+    if placement.plan.fp8:
+        yield "fp8", placement.floats
+
+
+def _sites_of(graph: gs.Graph, placement: QdqPlacement, parted: Collection[str]) -> Iterator[Site]:
     nodes, tensors = {node.name: node for node in graph.nodes}, graph.tensors()
     chosen = set(placement.plan.names("int8"))
-    found: list[Site] = []
     for tensor in placement.activations:
         readers = placement.readers[tensor]
         given = {name: Weighted.of(nodes[name]) for name, _ in readers if name in chosen}
@@ -468,8 +494,7 @@ def find_sites(
             channels = window.groups * convs[name].weight.shape[1]
             left = channels_left(graph, tensors[tensor], channels, [name for name, _ in readers], chosen)
             multiplied = left + channels * (len(readers) - len(convs))
-            found.append(Site(tensor, convs, known, len(found), corrections, multiplied, tensor in parted))
-    return found
+            yield Site(tensor, convs, known, 0, (), multiplied, tensor in parted)
 
 
 def batches(sites: Sequence[Site]) -> Iterator[list[Site]]:
