@@ -10,6 +10,7 @@ import pytest
 
 from trtdet.demo import shapes
 from trtdet.demo.drawing import outline
+from trtdet.detection.masks import from_run_lengths
 from trtdet.errors import DataError, OutputError
 
 
@@ -86,6 +87,10 @@ def test_generate_writes_coco(tmp_path: Path) -> None:
         for row, (x1, y1, x2, y2) in zip(rows, boxes.tolist(), strict=True):
             assert row["bbox"] == [x1, y1, x2 - x1, y2 - y1]
             assert row["area"] == (x2 - x1) * (y2 - y1) and row["iscrowd"] == 0
+            visible = from_run_lengths(row["segmentation"])
+            assert visible.shape == image.shape[:2]
+            down, across = np.nonzero(visible)
+            assert (across.min(), down.min(), across.max() + 1, down.max() + 1) == (x1, y1, x2, y2)
     ids = [a["id"] for a in document["annotations"]]
     assert len(set(ids)) == len(ids)
 
@@ -113,14 +118,14 @@ def test_a_complete_split_is_not_written_again(tmp_path: Path) -> None:
 
 def test_a_stopped_run_leaves_no_annotations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shapes.generate(tmp_path, "val", 2)
-    whole = shapes.render
+    whole = shapes._render
 
     def stopped(seed: int, split: str, index: int) -> object:
         if index == 2:
             raise KeyboardInterrupt
         return whole(seed, split, index)
 
-    monkeypatch.setattr(shapes, "render", stopped)
+    monkeypatch.setattr(shapes, "_render", stopped)
     with pytest.raises(KeyboardInterrupt):
         shapes.generate(tmp_path, "val", 4)
     assert not (tmp_path / "annotations" / "instances_val.json").exists()

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from trtdet.data import CocoDataset
+from trtdet.detection.masks import paste, run_lengths
 from trtdet.errors import DataError
 from trtdet.evaluation.metrics import CocoMetric, CocoResult
 
@@ -127,6 +128,63 @@ def test_the_engines_agree(crowded: CocoDataset) -> None:
         else:
             assert value == pytest.approx(second.as_dict()[name], abs=1e-9), name
     assert first.map == pytest.approx(np.mean([v for v in first.per_class.values() if v >= 0]), abs=1e-9)
+
+
+@pytest.fixture
+def masked(tmp_path: Path) -> CocoDataset:
+    """Masks in each of COCO's three forms."""
+    from pycocotools import mask as coco
+
+    annotations = []
+    for number, (x, y, w, h) in enumerate(np.random.default_rng(4).integers(8, 120, (30, 4)).tolist()):
+        polygon = [[x, y, x + w, y, x + w / 2, y + h]]
+        pixels = np.zeros((300, 400), np.uint8, "F")
+        pixels[y : y + h, x : x + w] = 1
+        packed = coco.encode(pixels)
+        plain = {"size": [300, 400], "counts": [x * 300 + y, h, 400 * 300 - x * 300 - y - h]}
+        forms = (polygon, {"size": [300, 400], "counts": packed["counts"].decode()}, plain)
+        more = {"id": number + 1, "area": w * h / 2, "iscrowd": int(number % 7 == 0)}
+        annotations.append(box(number % 5, [3, 5][number % 2], x, y, w, h, segmentation=forms[number % 3], **more))
+    return make_dataset(tmp_path, annotations)
+
+
+def test_masks_score_as_pycocotools_scores_them(masked: CocoDataset) -> None:
+    assert masked.has_masks and masked.first(3).has_masks
+    results = []
+    for engine in ENGINES:
+        metric, rng = CocoMetric(masked, engine), np.random.default_rng(5)
+        for image in masked.images:
+            here = masked.truth.boxes[masked.truth.image_ids == image.id]
+            corners = np.concatenate([here[:, :2], here[:, :2] + here[:, 2:]], axis=1).astype(np.float32)
+            corners = np.concatenate([corners + rng.normal(0, 2, corners.shape), rng.uniform(0, 250, (9, 4))])
+            corners[:, 2:] = np.maximum(corners[:, 2:], corners[:, :2] + 2)
+            grids = np.where(rng.random((len(corners), 1, 1)) < 0.5, np.tri(28)[::-1], np.ones((28, 28)))
+            pasted = [
+                run_lengths(paste(*pair, 300, 400)) for pair in zip(grids.astype(np.float32), corners, strict=True)
+            ]
+            metric.update(image.id, corners, rng.random(len(corners)), rng.integers(0, 2, len(corners)), pasted)
+        results.append((metric.compute(), metric.compute_masks()))
+    (boxes, masks), (_, second) = results
+    assert masks is not None and second is not None
+    assert 0.005 < masks.map < 1 and masks.map != boxes.map and masks.images == 6
+    for name, value in masks.as_dict().items():
+        assert value == pytest.approx(second.as_dict()[name], abs=1e-9), name
+
+
+def test_masks_are_scored_where_both_sides_have_them(masked: CocoDataset, one_dog: CocoDataset) -> None:
+    whole = run_lengths(np.ones((300, 400), bool))
+    assert not one_dog.has_masks
+    assert CocoMetric(one_dog).update(0, [[0, 0, 9, 9]], [1], [1], [whole]).compute_masks() is None
+    assert CocoMetric(masked).update(0, [[0, 0, 9, 9]], [1], [1]).compute_masks() is None
+    none = CocoMetric(masked).update(0, [], [], [], []).compute_masks()
+    assert none is not None and none.map == 0
+
+
+def test_a_segmentation_that_is_none_is_an_error(tmp_path: Path) -> None:
+    dataset = make_dataset(tmp_path, [box(0, 5, 10, 20, 100, 50, id=1, segmentation={"counts": 5})])
+    whole = run_lengths(np.ones((300, 400), bool))
+    with pytest.raises(DataError, match=r"segmentations of '.*a\.json' cannot be read"):
+        CocoMetric(dataset, "pycocotools").update(0, [[0, 0, 9, 9]], [1], [1], [whole]).compute_masks()
 
 
 def test_prints_as_pycocotools_does(crowded: CocoDataset, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ import onnx_graphsurgeon as gs
 import pytest
 
 from trtdet.config import Config
+from trtdet.detection.suppression import non_max_suppression
 from trtdet.errors import ConfigError, ModelError
 from trtdet.passes import Options, load_model, rewrite
 from trtdet.passes.model import to_graph, to_model
-from trtdet.passes.two_stage import REWRITES, guards, levels, prepared, proposals, static, suppressions
+from trtdet.passes.two_stage import REWRITES, detections, guards, levels, prepared, proposals, static, suppressions
+from trtdet.passes.two_stage import masks as two_stage_masks
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "two_stage"
 MODELS = (
@@ -175,6 +178,15 @@ def test_the_whole_model_gives_the_contract_of_detections(exported: onnx.ModelPr
         np.testing.assert_allclose(got["scores"][0, :count], want["scores"][order], rtol=0, atol=0)
         ours = rows(got["boxes"][0, :count], got["classes"][0, :count])
         assert ours == rows(want["boxes"], want["labels"] - 1)
+        check_masks(got, want, order, 0.0)
+
+
+def check_masks(got: dict[str, np.ndarray], want: dict[str, np.ndarray], order: np.ndarray, off: float) -> None:
+    """As the export has them, where it has any; zeros, or anything at all, behind the last detection."""
+    assert ("masks" in got) == ("masks" in want)
+    if "masks" in want:
+        assert got["masks"].shape[0] == 1 and got["masks"].shape[2:] == (28, 28)
+        np.testing.assert_allclose(got["masks"][0, : len(order)], want["masks"][order, 0], rtol=0, atol=off)
 
 
 def rows(boxes: np.ndarray, classes: np.ndarray) -> list[tuple[float, ...]]:
@@ -200,6 +212,67 @@ def test_no_shape_depends_on_the_image_where_a_backend_has_no_nonzero(
         assert want["num_dets"] == got["num_dets"] == found
         for output in ("boxes", "scores", "classes"):
             np.testing.assert_allclose(got[output][:, :found], want[output][:, :found], rtol=0, atol=off)
+        assert list(got) == list(want)
+        if "masks" in want:
+            np.testing.assert_allclose(got["masks"][0, :found], want["masks"][0, :found], rtol=0, atol=off)
+
+
+@pytest.fixture(scope="module")
+def masked() -> onnx.ModelProto:
+    return load_model(FOLDER / "mask_dynamo.onnx")
+
+
+@pytest.mark.slow
+def test_masks_follow_whatever_suppresses(masked: onnx.ModelProto, run: Any) -> None:
+    want = run(masked, images=IMAGES[0])
+    order = np.argsort(-want["scores"], kind="stable")[:20]
+    few = config({"iou_threshold": 1.0, "score_threshold": 0.05, "max_detections": 20})
+    for mode in ("onnx", "native"):
+        check_masks(run(rewrite(masked, Options(few, nms=mode)).model, images=IMAGES[0]), want, order, 0.0)
+    raw = run(rewrite(masked, Options(few, nms="host")).model, images=IMAGES[0])
+    found = non_max_suppression(raw["boxes"], raw["scores"], few.nms, masks=raw["masks"])
+    got = {"masks": found.masks, "boxes": found.boxes}
+    check_masks(got, want, order, 0.0)
+    np.testing.assert_array_equal(found.boxes[0], want["boxes"][order])
+
+
+@pytest.mark.slow
+def test_masks_of_boxes_that_a_program_chooses_need_all_rows(masked: onnx.ModelProto) -> None:
+    done = rewrite(masked, Options(config(), nms="host", missing_ops=frozenset({"NonZero"})))
+    assert [output.name for output in done.model.graph.output] == ["boxes", "scores"]
+    assert "needs its suppression in the graph" in done.results["cut_masks"].skipped[0]
+
+
+@pytest.mark.slow
+def test_a_paste_in_the_graph_is_cut_off(masked: onnx.ModelProto, run: Any) -> None:
+    graph = to_graph(masked)
+    masks = graph.outputs[3]
+    kinds = {"number": ([], np.int64), "going": ([], np.bool_), "again": ([], np.bool_), "picture": (None, np.float32)}
+    number, going, again, picture = (gs.Variable(name, dtype, shape) for name, (shape, dtype) in kinds.items())
+    empty, sizes = gs.Variable.empty(), gs.Constant("sizes", np.array([1, 1, SIZE, SIZE]))
+    row, column, none = (gs.Variable(name) for name in ("row", "column", "none"))
+    steps = [
+        gs.Node("Gather", "row", {"axis": 0}, [masks, number], [row]),
+        gs.Node("Unsqueeze", "column", {}, [row, gs.Constant("first", np.array([0]))], [column]),
+        gs.Node("Resize", "resize", {"mode": "linear"}, [column, empty, empty, sizes], [none]),
+        gs.Node("Squeeze", "squeeze", {}, [none, gs.Constant("zero", np.array([0]))], [picture]),
+        gs.Node("Identity", "again", {}, [going], [again]),
+    ]
+    body = gs.Graph(steps, [number, going], [again, picture], name="paste", opset=graph.opset)
+    count, shape = gs.Variable("count"), gs.Variable("shape")
+    pasted = gs.Variable("pasted", np.float32, ["n", 1, SIZE, SIZE])
+    graph.nodes += [
+        gs.Node("Shape", "shape", {}, [masks], [shape]),
+        gs.Node("Gather", "count", {"axis": 0}, [shape, gs.Constant("at", np.array(0))], [count]),
+        gs.Node("Loop", "paste", {"body": body}, [count, gs.Constant("true", np.array(True))], [pasted]),
+    ]
+    graph.outputs[3] = pasted
+    inside = to_model(graph)
+    want = run(masked, images=IMAGES[0])
+    assert run(inside, images=IMAGES[0])["pasted"].shape == (100, 1, SIZE, SIZE)
+    done = rewrite(inside, Options(config(), nms="native")).model
+    assert ops(done)["Loop"] == ops(done)["Resize"] - 3 == 0
+    check_masks(run(done, images=IMAGES[0]), want, np.argsort(-want["scores"], kind="stable"), 0.0)
 
 
 @pytest.mark.slow
@@ -234,6 +307,41 @@ def test_what_does_not_fit_is_said(exported: onnx.ModelProto, changed: dict[str,
 
 
 # What is left alone, with its reason.
+
+
+@pytest.mark.slow
+def test_masks_that_are_not_read_are_left_out(masked: onnx.ModelProto) -> None:
+    graph, _ = prepared(to_graph(onnx.shape_inference.infer_shapes(masked)), Options(config()))
+    cleaned = to_model(graph)
+    for apply in REWRITES.values():
+        apply(graph)
+    merged = to_model(graph)
+
+    def cut(model: onnx.ModelProto = merged) -> tuple[gs.Graph, detections.Outputs]:
+        graph = to_graph(model)
+        return graph, detections.outputs(graph, config())
+
+    assert two_stage_masks.cut(*cut(), None, config()).count == 1
+    assert "it reads the detections at" in reason(*cut(cleaned))
+    graph, found = cut()
+    (sigmoid,) = (node for node in graph.nodes if node.op == "Sigmoid" and len(node.outputs[0].shape) == 4)
+    sigmoid.outputs[0].shape = ["n", 5, 28, 28]
+    assert "it is of 5 classes, boxes are of 11" in reason(graph, found)
+    graph, found = cut()
+    (sigmoid,) = (node for node in graph.nodes if node.op == "Sigmoid" and len(node.outputs[0].shape) == 4)
+    sigmoid.op = "HardSigmoid"
+    assert "no sigmoid of (n, classes, M, M) is behind it" in reason(graph, found)
+    graph, found = cut()
+    other = gs.Variable("other_boxes", np.float32, ["n", 4])
+    graph.nodes.append(gs.Node("Relu", "relu_boxes", {}, [found.boxes], [other]))
+    assert "its regions are not the boxes that are found" in reason(graph, replace(found, boxes=other))
+
+
+def reason(graph: gs.Graph, found: detections.Outputs) -> str:
+    result = two_stage_masks.cut(graph, found, None, config())
+    assert result.count == 0
+    assert len(graph.outputs) == 3
+    return result.skipped[0]
 
 
 @pytest.fixture(scope="module")

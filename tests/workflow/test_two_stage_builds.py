@@ -6,14 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
 import pytest
 
 from trtdet import BuildOptions, CalibrationOptions, build
-from trtdet.bundle import Bundle
+from trtdet.bundle import Bundle, MasksPart
 from trtdet.config import Config
+from trtdet.detection.masks import from_run_lengths
+from trtdet.errors import TrtdetWarning
 from trtdet.runtime.detector import Detector
+from trtdet.runtime.pictures import infer
 
-MODEL = Path(__file__).parents[1] / "fixtures" / "two_stage" / "faster_dynamo.onnx"
+FOLDER = Path(__file__).parents[1] / "fixtures" / "two_stage"
+MODEL, WITH_MASKS = FOLDER / "faster_dynamo.onnx", FOLDER / "mask_dynamo.onnx"
 
 pytestmark = pytest.mark.slow
 
@@ -47,6 +53,47 @@ def test_it_is_built_in_int8_and_detects(calibration_images: Path, tmp_path: Pat
     assert set(classes.tolist()) < set(range(10))
     assert not np.array_equal(int8_scores, scores)
     np.testing.assert_allclose(int8_scores[:10], scores[:10], atol=0.1)
+
+
+def test_masks_are_drawn_and_listed(calibration_images: Path, tmp_path: Path) -> None:
+    build(WITH_MASKS, CONFIG, tmp_path / "int8", int8(calibration_images, backend="onnxruntime"))
+    build(WITH_MASKS, CONFIG, tmp_path / "fp32", BuildOptions("fp32", backend="onnxruntime"))
+    manifest = Bundle(tmp_path / "int8").manifest
+    assert manifest.masks == MasksPart(output="masks", size=28, threshold=0.5)
+    assert manifest.outputs[-1].name == "masks" and manifest.outputs[-1].shape == (1, 300, 28, 28)
+    # As above, and the mask head's first convolution and its last; the transposed one between them stays in float.
+    assert (manifest.precision.int8, manifest.precision.fp32) == (34, 1)
+    detectors = [Detector.open(tmp_path / kind) for kind in ("int8", "fp32")]
+    (rough, exact) = (detector(IMAGE).image_masks(0) for detector in detectors)
+    assert rough is not None and exact is not None
+    assert rough.shape == exact.shape == (100, 28, 28) and not np.array_equal(rough, exact)
+    assert rough.min() >= 0 and rough.max() <= 1
+    picture = sorted(calibration_images.iterdir())[0]
+    done = infer(detectors[1], [picture], tmp_path / "out", score_threshold=0.2)
+    (row,) = done.detections
+    assert len(row["detections"]) > 10
+    for found in row["detections"]:
+        mask = from_run_lengths(found["mask"])
+        assert mask.shape == (row["height"], row["width"])
+        x1, y1, x2, y2 = found["box"]
+        rows, columns = np.nonzero(mask)
+        if len(rows):
+            side = max(x2 - x1, y2 - y1) / 28 + 2
+            assert columns.min() >= x1 - side and columns.max() <= x2 + side
+            assert rows.min() >= y1 - side and rows.max() <= y2 + side
+    assert any(from_run_lengths(found["mask"]).any() for found in row["detections"])
+
+
+def test_what_is_left_out_is_said(tmp_path: Path) -> None:
+    graph = gs.import_onnx(onnx.load(WITH_MASKS))
+    other = gs.Variable("others", np.float32, graph.outputs[3].shape)
+    graph.nodes.append(gs.Node("HardSigmoid", "others", {}, [graph.inputs[0]], [other]))
+    graph.outputs[3] = other
+    graph.cleanup()
+    onnx.save(gs.export_onnx(graph), tmp_path / "other.onnx")
+    with pytest.warns(TrtdetWarning, match="cut_masks: others: no sigmoid of"):
+        build(tmp_path / "other.onnx", CONFIG, tmp_path / "fp32", BuildOptions("fp32", backend="onnxruntime"))
+    assert Bundle(tmp_path / "fp32").manifest.masks is None
 
 
 @pytest.mark.tensorrt

@@ -138,6 +138,8 @@ def _scored(detector: Detector, dataset: CocoDataset, console: Console, cache: I
     done = evaluate(detector, dataset, _progress(console, "evaluating"), cache)
     if dataset.annotated:
         console.say(done.result)
+        if done.masks is not None:
+            console.say(f"masks:\n{done.masks}")
     console.say(
         f"{done.result.images} images, {done.result.detections} detections, {done.ms_per_image:.1f} ms an image; "
         f"{done.file} on {done.run_info}, NMS {done.nms}"

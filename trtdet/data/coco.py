@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,8 @@ class GroundTruth:
     areas: NDArray[np.float64]
     """In square pixels. COCO gives the areas of the masks; the area of the box where the file gives none."""
     crowd: NDArray[np.bool_]
+    segmentations: NDArray[np.object_] | None = None
+    """The masks as the file has them, polygons or run lengths; None where a box has none."""
 
     def __len__(self) -> int:
         return len(self.image_ids)
@@ -121,6 +123,11 @@ class CocoDataset:
         """Whether there is a box."""
         return len(self.truth) > 0
 
+    @property
+    def has_masks(self) -> bool:
+        """Whether each box has a mask."""
+        return self.annotated and self.truth.segmentations is not None
+
     def first(self, count: int) -> CocoDataset:
         """``count`` of the images, evenly spaced, with their boxes; all images where there are no more.
 
@@ -138,7 +145,8 @@ class CocoDataset:
         kept = np.isin(self.truth.image_ids, [image.id for image in images])
         if self.annotated and not kept.any():
             raise DataError(f"none of {len(images)} images of '{self.annotations}' has a box: score more of them")
-        arrays = {field.name: getattr(self.truth, field.name)[kept] for field in fields(self.truth)}
+        given = {field.name: getattr(self.truth, field.name) for field in fields(self.truth)}
+        arrays: dict[str, Any] = {name: None if array is None else array[kept] for name, array in given.items()}
         ordered = tuple(sorted(images, key=lambda image: image.id))
         return replace(self, images=ordered, truth=GroundTruth(**arrays))
 
@@ -163,6 +171,7 @@ class _Annotation:
     bbox: tuple[Coordinate, Coordinate, Coordinate, Coordinate]
     area: float | None = None
     iscrowd: int | None = 0
+    segmentation: Any = None
 
 
 @dataclass(frozen=True)
@@ -255,4 +264,14 @@ def _truth(
         boxes=boxes,
         areas=np.where(np.isfinite(areas), areas, boxes[:, 2] * boxes[:, 3]),
         crowd=np.array([bool(annotation.iscrowd) for annotation in annotations], bool),
+        segmentations=_segmentations(annotations),
     )
+
+
+def _segmentations(annotations: Sequence[_Annotation]) -> NDArray[np.object_] | None:
+    if not all(annotation.segmentation for annotation in annotations):
+        return None
+    found = np.empty(len(annotations), object)  # an array of lists would become one of numbers
+    for row, annotation in enumerate(annotations):
+        found[row] = annotation.segmentation
+    return found

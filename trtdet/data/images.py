@@ -256,7 +256,12 @@ def _tables(config: InputConfig) -> NDArray[np.float32]:
 
 
 def draw(
-    image: NDArray[np.uint8], boxes: ArrayLike, scores: ArrayLike, classes: ArrayLike, names: Sequence[str]
+    image: NDArray[np.uint8],
+    boxes: ArrayLike,
+    scores: ArrayLike,
+    classes: ArrayLike,
+    names: Sequence[str],
+    masks: Sequence[NDArray[np.bool_]] = (),
 ) -> NDArray[np.uint8]:
     """A copy of an image with its detections drawn: a box, a class name and a score in per cent.
 
@@ -266,6 +271,7 @@ def draw(
         scores: float (N,), 0..1.
         classes: int (N,), indices into ``names``.
         names: class names. A class has the same colour in every image.
+        masks: bool (H, W) of each detection, whose pixels are coloured; empty where there are none.
 
     Returns:
         uint8 (H, W, 3), RGB.
@@ -280,6 +286,8 @@ def draw(
         index = int(np.asarray(classes).reshape(-1)[i])
         name = names[index] if 0 <= index < len(names) else f"class {index}"
         red, green, blue = _colour(index)
+        if len(masks):
+            canvas[masks[i]] = canvas[masks[i]] // 2 + np.array([red, green, blue], np.uint8) // 2
         corners = np.nan_to_num(np.asarray(boxes, dtype=np.float64).reshape(-1, 4)[i])
         x1, y1, x2, y2 = (round(float(v)) for v in np.clip(corners, 0, [width - 1, height - 1] * 2))
         cv2.rectangle(canvas, (x1, y1), (x2, y2), (red, green, blue), thickness, cv2.LINE_AA)

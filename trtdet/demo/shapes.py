@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtdet.demo.drawing import Image, background, colour, degrade, outline, paint
+from trtdet.detection.masks import run_lengths
 from trtdet.errors import DataError, OutputError
 from trtdet.files import write_atomically
 
@@ -38,8 +39,8 @@ CLASSES: tuple[str, ...] = (
 
 DEFAULT_SEED = 2107
 
-_VERSION = 1
-"""Of the renderer; raising it makes ``generate`` write again the images of an older version."""
+_VERSION = 2
+"""Of the renderer; raising it makes ``generate`` write again the images of an older version. 2 has segmentations."""
 
 _SIZES = ((256, 256), (256, 256), (256, 320), (320, 256))
 """(height, width) of the images; a repeated size is so much more frequent."""
@@ -113,14 +114,15 @@ def _write_images(folder: Path, split: str, count: int, seed: int) -> dict[str, 
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
     for index in range(count):
-        image, boxes, classes = render(seed, split, index)
+        image, owner, labels = _render(seed, split, index)
+        boxes = _boxes(owner, len(labels))
         name = f"{index + 1:06d}.png"
         ok, encoded = cv2.imencode(".png", image[:, :, ::-1], [cv2.IMWRITE_PNG_COMPRESSION, 1])
         if not ok:
             raise OSError(f"image {name} cannot be encoded")
         write_atomically(folder / name, encoded.tobytes())
         images.append({"id": index + 1, "file_name": name, "width": image.shape[1], "height": image.shape[0]})
-        for (x1, y1, x2, y2), label in zip(boxes.tolist(), classes.tolist(), strict=True):
+        for number, ((x1, y1, x2, y2), label) in enumerate(zip(boxes.tolist(), labels, strict=True), 1):
             annotations.append(
                 {
                     "id": len(annotations) + 1,
@@ -128,6 +130,7 @@ def _write_images(folder: Path, split: str, count: int, seed: int) -> dict[str, 
                     "category_id": label + 1,
                     "bbox": [x1, y1, x2 - x1, y2 - y1],
                     "area": (x2 - x1) * (y2 - y1),
+                    "segmentation": run_lengths(owner == number),
                     "iscrowd": 0,
                 }
             )

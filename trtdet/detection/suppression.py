@@ -7,7 +7,7 @@ arrays are the outputs of every engine.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -56,7 +56,12 @@ class Detections:
 
 
 def non_max_suppression(
-    boxes: NDArray[Any], scores: NDArray[Any], config: NmsConfig, *, logits: bool = False
+    boxes: NDArray[Any],
+    scores: NDArray[Any],
+    config: NmsConfig,
+    *,
+    logits: bool = False,
+    masks: Float | None = None,
 ) -> Detections:
     """Greedy non-maximum suppression, exact and deterministic.
 
@@ -77,15 +82,16 @@ def non_max_suppression(
         logits: the scores have no sigmoid yet: a negative score is a probability under one half, not a missing box.
             They are compared as they are and the result holds their probabilities. The detections are those that a
             sigmoid before would give, except that logits whose probabilities are equal in float32 keep their order.
+        masks: float32 (B, N, M, M), of the boxes.
 
     Returns:
-        Detections with K = ``config.max_detections``, zeros after the last detection.
+        Detections with K = ``config.max_detections``, zeros after the last detection; masks of those that are kept.
 
     Raises:
         ModelError: the shapes are not (B, N, 4) and (B, N, C).
     """
     all_boxes, all_scores = checked(boxes, scores)
-    found = []
+    found, rows = [], []
     for image_boxes, image_scores in zip(all_boxes, all_scores, strict=True):
         box_index, class_index, score = _candidates(image_scores, config, score_bound(config.score_threshold, logits))
         candidates = image_boxes[box_index]
@@ -96,7 +102,16 @@ def non_max_suppression(
             kept = greedy(len(candidates), overlaps, config.max_detections)
         score = sigmoid(score[kept]) if logits else score[kept]
         found.append((candidates[kept], score, class_index[kept]))
-    return packed(found, config.max_detections)
+        rows.append(box_index[kept])
+    detections = packed(found, config.max_detections)
+    return detections if masks is None else replace(detections, masks=_masks(masks, rows, config.max_detections))
+
+
+def _masks(masks: Float, rows: Sequence[NDArray[np.intp]], room: int) -> Float:
+    kept = np.zeros((len(masks), room, *masks.shape[2:]), np.float32)
+    for image, index in enumerate(rows):
+        kept[image, : len(index)] = masks[image, index]
+    return kept
 
 
 def score_bound(threshold: float, logits: bool) -> np.float32:

@@ -11,7 +11,7 @@ import dataclasses
 import importlib
 import importlib.util
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,11 +19,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from trtdet.data import Batch, CocoDataset
+from trtdet.detection.masks import THRESHOLD, areas, paste, run_lengths
 from trtdet.detection.suppression import Detections
-from trtdet.errors import DataError
+from trtdet.errors import DataError, one_line
 from trtdet.evaluation.matching import ClassMatcher, ClassMatches, ImageTruth
 
 Engine = Literal["faster-coco-eval", "pycocotools"]
+
+_Kind = Literal["bbox", "segm"]
+"""What overlaps are computed of, as the evaluators call it."""
 
 Found = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]
 """The detections of an image: boxes (N, 4) x1 y1 x2 y2 in pixels of the image, scores (N,), classes (N,)."""
@@ -39,17 +43,18 @@ _MODULES: dict[Engine, str] = {"faster-coco-eval": "faster_coco_eval", "pycocoto
 
 @dataclass(frozen=True)
 class CocoResult:
-    """COCO's box scores, 0..1; -1, as in pycocotools, where there is no box of that size or class to find."""
+    """COCO's scores of boxes or of masks, 0..1; -1, as in pycocotools, where nothing of that size or class is to be
+    found."""
 
     map: float
     """Mean AP over IoU 0.50:0.05:0.95 and the classes."""
     map50: float
     map75: float
     map_small: float
-    """Of boxes whose area is below 32 * 32 pixels."""
+    """Of objects whose area is below 32 * 32 pixels."""
     map_medium: float
     map_large: float
-    """Of boxes whose area is above 96 * 96 pixels."""
+    """Of objects whose area is above 96 * 96 pixels."""
     ar1: float
     """Mean recall with only the best detection of each class in an image."""
     ar10: float
@@ -117,9 +122,17 @@ class CocoMetric:
         self._image_ids = {image.id for image in dataset.images}
         # Kept by image, so that a score over any choice of images needs no second run of the model.
         self._found: dict[int, Found] = {}
+        self._masks: dict[int, list[dict[str, Any]]] = {}
         self._matches: dict[str, ClassMatches] | None = None
 
-    def update(self, image_id: int, boxes: ArrayLike, scores: ArrayLike, classes: ArrayLike) -> CocoMetric:
+    def update(
+        self,
+        image_id: int,
+        boxes: ArrayLike,
+        scores: ArrayLike,
+        classes: ArrayLike,
+        masks: Sequence[dict[str, Any]] | None = None,
+    ) -> CocoMetric:
         """Adds the detections of one image.
 
         Args:
@@ -127,6 +140,7 @@ class CocoMetric:
             boxes: float (N, 4), x1 y1 x2 y2 in pixels of the image. N may be 0.
             scores: float (N,).
             classes: int (N,), indices into the data set's classes.
+            masks: run lengths of each detection, see :func:`trtdet.detection.masks.run_lengths`; None without masks.
 
         Raises:
             DataError: the id is unknown or was given before, the shapes do not fit, a value is not finite, or
@@ -165,21 +179,30 @@ class CocoMetric:
             )
         self._matches = None
         self._found[image_id] = (box_array.copy(), score_array.copy(), class_array.astype(np.int64))
+        if masks is not None:
+            self._masks[image_id] = list(masks)
         return self
 
-    def update_batch(self, batch: Batch, found: Detections) -> CocoMetric:
+    def update_batch(self, batch: Batch, found: Detections, mask_threshold: float = THRESHOLD) -> CocoMetric:
         """Adds the detections of a batch, mapped to pixels of the images.
 
         Args:
             batch: images by their index in the data set, and where each lies in the network's input.
-            found: the detections in pixels of the network's input.
+            found: the detections in pixels of the network's input; masks count where the data set has some.
+            mask_threshold: probability that a pixel of a mask exceeds.
 
         Raises:
             DataError: as of :meth:`update`.
         """
         for row, (index, transform) in enumerate(zip(batch.indices, batch.transforms, strict=True)):
             boxes, scores, classes = found.image(row)
-            self.update(self.dataset.images[index].id, transform.to_image(boxes), scores, classes)
+            inside, masks = transform.to_image(boxes), None
+            grids = found.image_masks(row) if self.dataset.has_masks else None
+            if grids is not None:
+                size = (transform.height, transform.width)
+                pasted = (paste(grid, box, *size, mask_threshold) for grid, box in zip(grids, inside, strict=True))
+                masks = [run_lengths(mask) for mask in pasted]
+            self.update(self.dataset.images[index].id, inside, scores, classes, masks)
         return self
 
     def compute(self) -> CocoResult:
@@ -189,8 +212,36 @@ class CocoMetric:
             DataError: no image was given.
         """
         image_ids = self._scored()
+        return self._result(self._truth(image_ids), self._detections(image_ids), "bbox")
+
+    def compute_masks(self) -> CocoResult | None:
+        """Scores the masks of the images given so far; None where the data set or the detections have none.
+
+        An annotation is small or large as its own area says, a detection as its mask is.
+
+        Raises:
+            DataError: no image was given, or the segmentations of the annotations cannot be read.
+        """
+        image_ids, segmentations = self._scored(), self.dataset.truth.segmentations
+        if segmentations is None or self._masks.keys() != self._found.keys():
+            return None
         truth, found = self._truth(image_ids), self._detections(image_ids)
-        evaluation = _evaluate(self.engine, truth, found)
+        kept = np.isin(self.dataset.truth.image_ids, image_ids)
+        for annotation, segmentation in zip(truth["annotations"], segmentations[kept], strict=True):
+            annotation["segmentation"] = segmentation
+        masks = [mask for image_id in image_ids for mask in self._masks[image_id]]
+        for detection, mask, area in zip(found["annotations"], masks, areas(masks), strict=True):
+            detection |= {"segmentation": mask, "area": area}
+        try:
+            return self._result(truth, found, "segm")
+        except Exception as error:  # whatever the evaluators raise on what is no polygon and no run lengths
+            raise DataError(
+                f"segmentations of '{self.dataset.annotations}' cannot be read: {one_line(error)}; give polygons or "
+                "run lengths in COCO's format"
+            ) from error
+
+    def _result(self, truth: dict[str, Any], found: dict[str, Any], kind: _Kind) -> CocoResult:
+        evaluation = _evaluate(self.engine, truth, found, kind)
         stats = dict(zip(_STATS, (float(value) for value in evaluation.stats[:12]), strict=True))
         # (IoU threshold, recall, class, area, limit): area "all", limit 100.
         precision = evaluation.eval["precision"][:, :, :, 0, -1]
@@ -200,7 +251,9 @@ class CocoMetric:
             values = precision[:, :, order[category]]
             values = values[values > -1]
             per_class[name] = float(values.mean()) if values.size else -1.0
-        return CocoResult(**stats, images=len(image_ids), detections=len(found["annotations"]), per_class=per_class)
+        return CocoResult(
+            **stats, images=len(truth["images"]), detections=len(found["annotations"]), per_class=per_class
+        )
 
     def matches(self) -> tuple[ClassMatches, ...]:
         """What each detection was matched to, for every class that has a box to find, in order of category ids.
@@ -315,9 +368,9 @@ def _find_engine(engine: str) -> Engine:
     raise DataError(f"mAP needs {' or '.join(names)}, not installed here; run: pip install {names[0]}")
 
 
-def _evaluate(engine: Engine, truth: dict[str, Any], found: dict[str, Any]) -> Any:
+def _evaluate(engine: Engine, truth: dict[str, Any], found: dict[str, Any], kind: _Kind) -> Any:
     """The evaluator after evaluate, accumulate and summarize; nothing reaches standard output."""
-    evaluation = _evaluator(engine, truth, found)
+    evaluation = _evaluator(engine, truth, found, kind)
     with contextlib.redirect_stdout(io.StringIO()):
         evaluation.evaluate()
         evaluation.accumulate()
@@ -325,12 +378,12 @@ def _evaluate(engine: Engine, truth: dict[str, Any], found: dict[str, Any]) -> A
     return evaluation
 
 
-def _evaluator(engine: Engine, truth: dict[str, Any], found: dict[str, Any]) -> Any:
+def _evaluator(engine: Engine, truth: dict[str, Any], found: dict[str, Any], kind: _Kind) -> Any:
     """The evaluator before its first step."""
     if engine == "faster-coco-eval":
         faster = importlib.import_module("faster_coco_eval")
         return faster.COCOeval_faster(
-            faster.COCO(truth), faster.COCO(found), iouType="bbox", print_function=lambda *_: None
+            faster.COCO(truth), faster.COCO(found), iouType=kind, print_function=lambda *_: None
         )
     plain = importlib.import_module("pycocotools.coco")
     with contextlib.redirect_stdout(io.StringIO()):
@@ -338,7 +391,7 @@ def _evaluator(engine: Engine, truth: dict[str, Any], found: dict[str, Any]) -> 
         for coco, data in ((expected, truth), (actual, found)):
             coco.dataset = data
             coco.createIndex()
-        return importlib.import_module("pycocotools.cocoeval").COCOeval(expected, actual, iouType="bbox")
+        return importlib.import_module("pycocotools.cocoeval").COCOeval(expected, actual, iouType=kind)
 
 
 def _xywh(boxes: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -27,6 +27,7 @@ class Evaluation:
         run_info: where it ran.
         nms: where the suppression ran.
         thresholds: those of the suppression.
+        masks: COCO's figures of masks; None where the detector or the annotations have none.
     """
 
     result: CocoResult
@@ -36,11 +37,13 @@ class Evaluation:
     run_info: RunInfo
     nms: str
     thresholds: NmsConfig
+    masks: CocoResult | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {
             **self.result.as_dict(),
+            **({"masks": self.masks.as_dict()} if self.masks is not None else {}),
             "ms_per_image": self.ms_per_image,
             "file": self.file,
             "ran_on": str(self.run_info),
@@ -118,7 +121,7 @@ def evaluate_each(
             started = time.perf_counter()
             found = detector.suppressed(outputs, nms)
             seconds[number] += shared + time.perf_counter() - started
-            metric.update_batch(batch, found)
+            metric.update_batch(batch, found, detector.mask_threshold)
         done += len(batch)
         progress(done, len(dataset.images))
     return [
@@ -130,6 +133,7 @@ def evaluate_each(
             detector.runner.run_info,
             detector.nms_mode,
             nms,
+            metric.compute_masks() if detector.has_masks else None,
         )
         for metric, nms, spent in zip(metrics, thresholds, seconds, strict=True)
     ]

@@ -14,6 +14,7 @@ from trtdet.passes.base import Options, PassResult, explained
 from trtdet.passes.cut_nms import EmbeddedNms, embedded_nms
 from trtdet.passes.decode import Decoded
 from trtdet.passes.loading import load_model
+from trtdet.passes.masks import MASKS
 from trtdet.passes.model import save_model, to_graph, to_model
 from trtdet.passes.nms import decoded
 
@@ -21,6 +22,7 @@ PASSES: tuple[ModuleType, ...] = (clean, batchnorm, opset, batch, silu, decode, 
 """Every rewrite, in the order they run."""
 
 __all__ = [
+    "MASKS",
     "PASSES",
     "Decoded",
     "EmbeddedNms",
@@ -38,11 +40,15 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Rewritten:
-    """A rewritten model, the result of each pass by its name, and the configuration of what an embedded NMS left."""
+    """A rewritten model, the result of each pass by its name, and the configuration of what an embedded NMS left.
+
+    ``left`` has, of a two-stage model, why parts that nearly match a rewrite stay as they are, or are left out.
+    """
 
     model: onnx.ModelProto
     config: Config
     results: dict[str, PassResult]
+    left: tuple[str, ...] = ()
 
 
 def rewrite(model: onnx.ModelProto, options: Options) -> Rewritten:
@@ -55,6 +61,7 @@ def rewrite(model: onnx.ModelProto, options: Options) -> Rewritten:
         ConfigError: the NMS asked for is beyond the backend.
     """
     graph, options, results = _cut(model, options)
+    left = tuple(f"{name}: {reason}" for name, result in results.items() for reason in result.skipped)
     for rewrite_pass in PASSES:
         name = rewrite_pass.__name__.rpartition(".")[2]
         opset_before = graph.opset
@@ -65,19 +72,21 @@ def rewrite(model: onnx.ModelProto, options: Options) -> Rewritten:
             if wrote and rewrite_pass is not PASSES[-1]:
                 graph = to_graph(to_model(graph))
     with explained(name):
-        return Rewritten(to_model(graph), options.config, results)
+        return Rewritten(to_model(graph), options.config, results, left)
 
 
 def raw_outputs(model: onnx.ModelProto, options: Options) -> tuple[onnx.ModelProto, Config]:
     """A model up to the outputs that head decoding reads, and the configuration of them.
 
-    An embedded NMS or TopK is cut off, as :func:`rewrite` does, and nothing is decoded.
+    An embedded NMS or TopK is cut off, as :func:`rewrite` does, nothing is decoded, and masks are left out.
 
     Raises:
         ModelError: the model cannot be cut there.
     """
     graph, options, _ = _cut(model, options)
     with explained("clean"):
+        if options.masks:
+            graph.outputs.pop()
         clean.apply(graph, options)
         return to_model(graph), options.config
 

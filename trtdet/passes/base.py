@@ -38,6 +38,7 @@ class Options:
         missing_ops: operators that the backend lacks, to be replaced where ONNX defines them by other operators.
         min_opset: the oldest ONNX opset that is wanted; a model that cannot be raised to it keeps its own.
             ``max_opset`` goes before it.
+        masks: the last output of the graph is that of masks, see :mod:`trtdet.passes.masks`.
     """
 
     config: Config
@@ -49,6 +50,7 @@ class Options:
     max_opset: int | None = None
     missing_ops: frozenset[str] = frozenset()
     min_opset: int | None = None
+    masks: bool = False
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,7 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
     """
     config = options.config
     _measure(graph)
+    masks = [graph.outputs.pop()] if options.masks else []
     raw = {tensor.name: tensor for tensor in graph.outputs}
     write = Writer(graph, "trtdet/decode", Origin.DECODE)
     _give_way(graph)
@@ -89,7 +90,7 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
     for tensor, name in ((boxes, BOXES), (scores, SCORES)):
         tensor.name = name
         tensor.dtype = np.float32
-    graph.outputs = [boxes, scores]
+    graph.outputs = [boxes, scores, *masks]
     graph.cleanup().toposort()
     return PassResult(1)
 

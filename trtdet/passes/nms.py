@@ -15,6 +15,7 @@ from trtdet.detection.suppression import score_bound
 from trtdet.errors import ConfigError, ModelError
 from trtdet.passes.base import PLUGIN_DOMAIN, Options, PassResult, Writer
 from trtdet.passes.decode import ALL_BOXES, ALL_SCORES, BOXES, CONTRACT, SCORES, Decoded
+from trtdet.passes.masks import follow
 from trtdet.passes.provenance import Origin
 
 EFFICIENT = "EfficientNMS_TRT"
@@ -51,6 +52,7 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
     if options.nms == "host":
         return PassResult(0)
     config = options.config
+    masks = [graph.outputs.pop()] if options.masks else []
     boxes, scores = (next(tensor for tensor in graph.outputs if tensor.name == name) for name in (BOXES, SCORES))
     boxes.name, scores.name = decoded(options.nms, config).names
     pool = _box_count(boxes, scores) * (len(config.classes) if config.nms.candidates == "all-classes" else 1)
@@ -71,6 +73,9 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
         else:
             keep = _selected(write, found, valid, config)
         graph.outputs = _best(write, found, keep, config)
+    if masks:
+        graph.outputs += masks
+        follow(graph, len(config.classes))
     graph.cleanup().toposort()
     return PassResult(1)
 

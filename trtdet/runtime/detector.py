@@ -15,9 +15,10 @@ from trtdet.backends import EngineFacts, OnnxRunner, Runner, for_scores, obstacl
 from trtdet.backends.libraries import LIBRARIES
 from trtdet.bundle import Bundle
 from trtdet.config import Config, InputConfig, NmsConfig, NmsMode
+from trtdet.detection.masks import THRESHOLD
 from trtdet.detection.suppression import Detections, non_max_suppression
 from trtdet.errors import BackendError, ConfigError
-from trtdet.passes import Options, embedded_nms, load_model, rewrite
+from trtdet.passes import MASKS, Options, embedded_nms, load_model, rewrite
 
 Runtime = Literal["auto", "engine", "onnxruntime"]
 """What of a bundle is run: its engine where that is possible and else its model, only its engine, or only its model."""
@@ -36,6 +37,7 @@ class Detector:
         logits: with ``host``, whether the model's scores still lack their sigmoid.
         classes: names by class index.
         batch: how many images it is best given at a time.
+        mask_threshold: probability that a pixel of a mask exceeds, where there are masks.
     """
 
     file: Path
@@ -46,6 +48,7 @@ class Detector:
     logits: bool
     classes: tuple[str, ...]
     batch: int = 1
+    mask_threshold: float = THRESHOLD
 
     @staticmethod
     def open(
@@ -100,6 +103,11 @@ class Detector:
         logits, batch = config.suppresses_logits, runner.batch or 1
         return Detector(file, runner, nms_mode, config.input, config.nms, logits, config.classes, batch)
 
+    @property
+    def has_masks(self) -> bool:
+        """Whether its detections have masks."""
+        return MASKS in self.runner.outputs
+
     def as_written(self) -> Detector:
         """The detector whose scores count: a model on the CPU is computed node by node, an engine runs as it is.
 
@@ -117,9 +125,10 @@ class Detector:
 
     def suppressed(self, outputs: Mapping[str, NDArray[Any]], nms: NmsConfig) -> Detections:
         """The detections in the model's outputs; ``nms`` is used with ``host`` alone, as a graph has its own."""
+        masks = outputs.get(MASKS)
         if self.nms_mode == "host":
-            return non_max_suppression(outputs["boxes"], outputs["scores"], nms, logits=self.logits)
-        return Detections(outputs["num_dets"], outputs["boxes"], outputs["scores"], outputs["classes"])
+            return non_max_suppression(outputs["boxes"], outputs["scores"], nms, logits=self.logits, masks=masks)
+        return Detections(outputs["num_dets"], outputs["boxes"], outputs["scores"], outputs["classes"], masks)
 
 
 def _open_bundle(bundle: Bundle, nms: str, runtime: Runtime) -> Detector:
@@ -140,6 +149,7 @@ def _open_bundle(bundle: Bundle, nms: str, runtime: Runtime) -> Detector:
         manifest.model.classes,
         # With a dynamic batch, an engine is fastest at the size it was optimised for; on the CPU all are alike.
         runner.batch or (manifest.input.shape.opt[0] if file == bundle.engine else 1),
+        manifest.masks.threshold if manifest.masks is not None else THRESHOLD,
     )
 
 

@@ -1,18 +1,21 @@
-"""Pictures with boxes, and the boxes as JSON."""
+"""Pictures with boxes and masks, and both as JSON."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
+from numpy.typing import NDArray
 
 from trtdet.data import ImageStream
 from trtdet.data.images import draw, read_image
+from trtdet.detection.masks import paste, run_lengths
 from trtdet.errors import ConfigError, OutputError
 from trtdet.files import write_atomically
 from trtdet.runtime.detector import Detector
@@ -38,6 +41,8 @@ def infer(
 ) -> Pictures:
     """Detects on images and writes a picture for each and one ``detections.json``.
 
+    A mask is listed in COCO's compressed form, see :func:`trtdet.detection.masks.run_lengths`.
+
     Args:
         detector: what to run.
         images: image files.
@@ -61,29 +66,25 @@ def infer(
         for row, (path, transform) in enumerate(zip(batch.paths, batch.transforms, strict=True)):
             boxes, scores, classes = found.image(row)
             keep = scores >= score_threshold
-            inside = transform.to_image(boxes[keep])
-            picture = draw(read_image(path), inside, scores[keep], classes[keep], detector.classes)
+            inside, grids = transform.to_image(boxes[keep]), found.image_masks(row)
+            pairs = zip(grids[keep], inside, strict=True) if grids is not None else ()
+            size = (transform.height, transform.width)
+            masks = [paste(grid, box, *size, detector.mask_threshold) for grid, box in pairs]
+            picture = draw(read_image(path), inside, scores[keep], classes[keep], detector.classes, masks)
             pictures.append(folder / names[len(pictures)])
             write_atomically(pictures[-1], _jpeg(picture, pictures[-1]))
-            rows.append(
-                {
-                    "image": path.name,
-                    "width": transform.width,
-                    "height": transform.height,
-                    "detections": [
-                        {
-                            "class": detector.classes[int(label)],
-                            "score": round(float(score), 5),
-                            "box": [round(float(value), 2) for value in box],
-                        }
-                        for box, score, label in zip(inside, scores[keep], classes[keep], strict=True)
-                    ],
-                }
-            )
+            named = [detector.classes[int(label)] for label in classes[keep]]
+            listed = [_listed(*one) for one in zip_longest(named, scores[keep], inside, masks)]
+            rows.append({"image": path.name, "width": size[1], "height": size[0], "detections": listed})
             progress(len(pictures), len(images))
     listing = folder / "detections.json"
     write_atomically(listing, (json.dumps(rows, indent=1) + "\n").encode())
     return Pictures(folder, listing, tuple(pictures), tuple(rows))
+
+
+def _listed(name: str, score: float, box: NDArray[Any], mask: NDArray[np.bool_] | None) -> dict[str, Any]:
+    listed = {"class": name, "score": round(float(score), 5), "box": [round(float(value), 2) for value in box]}
+    return listed if mask is None else {**listed, "mask": run_lengths(mask)}
 
 
 def _jpeg(picture: Any, path: Path) -> bytes:

@@ -4,7 +4,7 @@ An export of torchvision suppresses twice, among proposals and among detections,
 a pyramid. Either exporter of PyTorch is read: the tracing one guards each suppression with an ``If`` and joins the
 levels by ScatterElements, the newer one joins them by ScatterND. Each rewrite leaves the results as they are, bit for
 bit, unless it is asked for fewer proposals; the outputs become rows of detections, the rule ``detections`` of
-:class:`trtdet.config.HeadConfig`.
+:class:`trtdet.config.HeadConfig`, and masks of the rows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import onnx_graphsurgeon as gs
 from trtdet.passes import clean
 from trtdet.passes.base import Options, PassResult, explained
 from trtdet.passes.model import to_graph, to_model
-from trtdet.passes.two_stage import detections, guards, levels, proposals, static, suppressions
+from trtdet.passes.two_stage import detections, guards, levels, masks, proposals, static, suppressions
 
 REWRITES = {
     "nms_score_threshold": suppressions.write_thresholds,
@@ -77,13 +77,16 @@ def cut(graph: gs.Graph, options: Options) -> tuple[gs.Graph, Options, dict[str,
                 graph = to_graph(to_model(graph))
     with explained("two_stage"):
         if DATA_DEPENDENT & options.missing_ops:
-            graph, config, done = static.rewrite(graph, config, options.missing_ops)
+            graph, config, done = static.rewrite(graph, options)
         else:
             graph, done = _rewritten(graph)
-            detections.write(graph, detections.outputs(graph, config), config)
+            found = detections.outputs(graph, config)
+            done["cut_masks"] = masks.cut(graph, found, None, config)
+            detections.write(graph, found, config)
     head = {"decode": "detections", "boxes": "xyxy", "outputs": None, "units": "pixels"}
     config = config.model_copy(update={"head": config.head.model_copy(update=head)})
-    return graph, replace(options, config=config), results | done
+    has_masks = done["cut_masks"].count > 0
+    return graph, replace(options, config=config, masks=has_masks), results | done
 
 
 def _rewritten(graph: gs.Graph) -> tuple[gs.Graph, dict[str, PassResult]]:

@@ -14,6 +14,7 @@ import onnx_graphsurgeon as gs
 from trtdet.config import Config
 from trtdet.errors import ModelError
 from trtdet.passes.base import Writer
+from trtdet.passes.masks import MASKS
 from trtdet.passes.provenance import Origin
 from trtdet.passes.two_stage.levels import most_rows
 from trtdet.passes.two_stage.walk import upstream
@@ -39,7 +40,7 @@ class Outputs:
 
 
 def write(graph: gs.Graph, found: Outputs, config: Config) -> None:
-    """Gives a two-stage graph rows of detections as its only output, in place.
+    """Gives a two-stage graph rows of detections as its output, before that of masks, in place.
 
     Labels count from 1 where the classifier has a column for the background.
 
@@ -48,7 +49,7 @@ def write(graph: gs.Graph, found: Outputs, config: Config) -> None:
     """
     put = Writer(graph, "trtdet/two_stage", Origin.DECODE)
     columns = [found.boxes]
-    for tensor, first in ((found.scores, 0), (found.labels, _first_label(found.scores, config))):
+    for tensor, first in ((found.scores, 0), (found.labels, first_label(found.scores, config))):
         column = put("Cast", tensor, to=int(onnx.TensorProto.FLOAT))
         if first:
             column = put("Sub", column, put.const(first, np.float32))
@@ -59,7 +60,7 @@ def write(graph: gs.Graph, found: Outputs, config: Config) -> None:
         rows = put("Slice", padded, *(put.const([at], np.int64) for at in (0, found.most, 0)))
     detections = put("Reshape", rows, put.const([1, found.most, 6], np.int64))
     detections.dtype, detections.shape = np.dtype(np.float32), [1, found.most, 6]
-    graph.outputs = [detections]
+    graph.outputs = [detections, *(tensor for tensor in graph.outputs if tensor.name == MASKS)]
     graph.cleanup().toposort()
 
 
@@ -97,7 +98,12 @@ def outputs(graph: gs.Graph, config: Config) -> Outputs:
     return Outputs(found[0], found[1], found[2], most)
 
 
-def _first_label(scores: gs.Variable, config: Config) -> int:
+def first_label(scores: gs.Variable, config: Config) -> int:
+    """The label of the first class: 1 where the classifier has a column for the background.
+
+    Raises:
+        ModelError: the classes of the model are not those of the configuration.
+    """
     classes = len(config.classes)
     for node in upstream(scores):
         if node.op == "Softmax":

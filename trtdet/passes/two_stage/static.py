@@ -8,17 +8,19 @@ suppresses for every detector, with the thresholds that the model had.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import onnx_graphsurgeon as gs
 
 from trtdet.config import Config
 from trtdet.errors import ModelError
-from trtdet.passes.base import PassResult, Writer
+from trtdet.passes.base import Options, PassResult, Writer
 from trtdet.passes.clean import fold
 from trtdet.passes.model import to_graph, to_model
 from trtdet.passes.nms import greedy
 from trtdet.passes.provenance import Origin
-from trtdet.passes.two_stage import levels
+from trtdet.passes.two_stage import levels, masks
 from trtdet.passes.two_stage.detections import Outputs, outputs
 from trtdet.passes.two_stage.detections import write as write_rows
 from trtdet.passes.two_stage.guards import LOWEST
@@ -29,12 +31,15 @@ _REAL = "trtdet/proposals/real"
 """bool (K,), whether a proposal is one; the others are boxes that were suppressed or filtered out."""
 
 
-def rewrite(graph: gs.Graph, config: Config, missing: frozenset[str]) -> tuple[gs.Graph, Config, dict[str, PassResult]]:
+def rewrite(graph: gs.Graph, options: Options) -> tuple[gs.Graph, Config, dict[str, PassResult]]:
     """A two-stage graph, its guards inlined, with rows of all detections, and the thresholds to suppress them with.
+
+    Masks are of the detections that are kept, so that they need a suppression in the graph.
 
     Raises:
         ModelError: its patterns are not those of torchvision, or its outputs are not those of one image.
     """
+    config, missing = options.config, options.missing_ops
     found = outputs(graph, config)
     names = [tensor.name for tensor in (found.boxes, found.labels, found.scores)]
     results = {"suppress_proposals": suppress_proposals(graph, config)}
@@ -46,9 +51,24 @@ def rewrite(graph: gs.Graph, config: Config, missing: frozenset[str]) -> tuple[g
         graph = _folded(graph)
     tensors = graph.tensors()
     boxes, labels, scores = (tensors[name] for name in names)
-    everything, config = all_detections(graph, Outputs(boxes, labels, scores, 0), config)
+    found = Outputs(boxes, labels, scores, 0)
+    everything, config = all_detections(graph, found, config)
+    room = config.nms.max_detections
+    if options.nms == "host":
+        reason = "where no shape may depend on the image it needs its suppression in the graph"
+        results["cut_masks"] = masks.leave_out(graph, reason)
+    else:
+        kept = _first_rows(Writer(graph, "trtdet/mask_rows", Origin.DECODE), everything, room)
+        results["cut_masks"] = masks.cut(graph, replace(found, most=room), kept, config)
     write_rows(graph, everything, config)
     return graph, config, results
+
+
+def _first_rows(write: Writer, found: Outputs, room: int) -> tuple[gs.Variable, gs.Variable]:
+    """The first box and label for each of as many detections as are kept, which take their place."""
+    start, stop = (write.const([at], np.int64) for at in (0, 1))
+    box, label = write("Slice", found.boxes, start, stop, start), write("Slice", found.labels, start, stop, start)
+    return write("Expand", box, write.const([room, 4], np.int64)), write("Expand", label, write.const([room], np.int64))
 
 
 def _folded(graph: gs.Graph) -> gs.Graph:

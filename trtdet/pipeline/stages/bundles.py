@@ -22,6 +22,7 @@ from trtdet.bundle import (
     FloatConvPart,
     ImagesPart,
     InputPart,
+    MasksPart,
     ModelPart,
     NmsPart,
     OutputPart,
@@ -31,9 +32,11 @@ from trtdet.bundle import (
     SiluPart,
 )
 from trtdet.config import Config
+from trtdet.detection.masks import THRESHOLD
 from trtdet.errors import BackendError
 from trtdet.evaluation.plausibility import Plausibility
 from trtdet.files import sha256_file
+from trtdet.passes import MASKS
 from trtdet.pipeline.options import BuildOptions
 from trtdet.pipeline.stages.calibrating import HISTOGRAMS
 from trtdet.pipeline.stages.engines import Engine
@@ -138,6 +141,7 @@ def _manifest(engine: Engine, origin: Origin) -> dict[str, Any]:
             for value in network.model.graph.output
         ),
         "nms": _nms_part(graph),
+        "masks": _masks_part(network.model),
         "backend": BackendPart(
             name=caps.name,
             version=caps.version,
@@ -202,6 +206,13 @@ def _nms_part(graph: Graph) -> NmsPart:
         reason=graph.nms_reason,
         **config.nms.model_dump(),
     )
+
+
+def _masks_part(model: onnx.ModelProto) -> MasksPart | None:
+    for value in model.graph.output:
+        if value.name == MASKS:
+            return MasksPart(output=value.name, size=int(_dimensions(value)[-1]), threshold=THRESHOLD)
+    return None
 
 
 def _quantization_part(network: Network, options: BuildOptions) -> QuantizationPart:

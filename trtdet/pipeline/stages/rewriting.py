@@ -174,6 +174,9 @@ def build_graph(model: Path, config: Config, options: BuildOptions, backend: Bac
         _warn_of_thresholds(kept, config.nms)
     int8 = options.precision == "int8"
     graph = rewritten(source, passes, int8 and options.int8_attention, int8 and options.fp8)
+    if graph.done.left:
+        message = f"not all of the two-stage model is rewritten: {'; '.join(graph.done.left)}"
+        warnings.warn(message, TrtdetWarning, stacklevel=3)
     graph = replace(graph, int8_all=options.int8_all or options.best, nms_reason=chosen.reason, flow=_flow(graph, caps))
     _check_operators(graph.model, backend)
     return graph

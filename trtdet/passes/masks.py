@@ -1,0 +1,109 @@
+"""masks of all rows -> masks of the rows that are kept
+
+A two-stage detector computes masks from its final boxes. They follow the suppression: what reads the boxes of all rows
+reads those that are kept.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+
+from trtdet.passes.base import Writer
+from trtdet.passes.provenance import Origin
+
+MASKS = "masks"
+"""Output float32 (B, K, M, M) of a detector with masks: row i is of row i of ``boxes``."""
+
+_BOXES, _LABELS = "trtdet/masks/boxes", "trtdet/masks/labels"
+"""float32 (n, 4) and int64 (n, 1), which masks are computed from; a label is a column of the probabilities."""
+_CELLS = "trtdet/masks/cells"
+"""float32 (n, M, M), probabilities of each row's class."""
+
+
+def write(
+    write: Writer, boxes: gs.Variable, labels: gs.Variable, probabilities: gs.Variable, most: int
+) -> tuple[gs.Variable, gs.Variable]:
+    """Writes masks as an output.
+
+    Args:
+        write: of the nodes.
+        boxes: float32 (n, 4).
+        labels: int64 (n,), columns of ``probabilities``.
+        probabilities: float32 (n, C, M, M), of all classes.
+        most: n at most.
+
+    Returns:
+        The tensor that ``probabilities`` are to be computed from in the place of ``boxes``, and float32
+        (1, most, M, M), zeros past n.
+    """
+    # Nodes of their own, so that they can be found again: no rewrite takes a Reshape out.
+    chosen = write("Reshape", boxes, write.const([-1, 4], np.int64))
+    column = write("Reshape", labels, write.const([-1, 1], np.int64))
+    cells = write("GatherND", probabilities, column, batch_dims=1)
+    chosen.name, column.name, cells.name = _BOXES, _LABELS, _CELLS
+    size = int(probabilities.shape[-1])
+    return chosen, _named(_padded(write, cells, most, size), most, size)
+
+
+def follow(graph: gs.Graph, classes: int) -> None:
+    """Makes the last output, of masks, that of the detections before it: ``num_dets``, ``boxes``, ``scores`` and
+    ``classes``, in place.
+
+    Where the number of rows depends on the image, masks are computed for as many boxes as there are.
+
+    Args:
+        graph: with these outputs, of one image.
+        classes: how many the configuration has; the probabilities have a column more where there is a background.
+    """
+    count, boxes, _, labels, before = graph.outputs
+    room = int(boxes.shape[1])
+    tensors = graph.tensors()
+    cells = tensors[_CELLS]
+    probabilities = cells.inputs[0].inputs[0]
+    columns, size = int(probabilities.shape[1]), int(probabilities.shape[3])
+    put = Writer(graph, "trtdet/masks", Origin.NMS)
+    rows = put("Reshape", boxes, put.const([room, 4], np.int64))
+    column = put("Cast", put("Reshape", labels, put.const([room, 1], np.int64)), to=int(onnx.TensorProto.INT64))
+    column = put("Add", column, put.const(columns - classes, np.int64))
+    fixed = isinstance((tensors[_BOXES].shape or [None])[0], int)
+    if not fixed:
+        filled = put("Less", put.const(np.arange(room)[None], np.int32), count)
+        found = put("NonZero", put("Reshape", filled, put.const([room], np.int64)))
+        index = put("Reshape", found, put.const([-1], np.int64))
+        rows, column = put("Gather", rows, index, axis=0), put("Gather", column, index, axis=0)
+    for name, tensor in ((_BOXES, rows), (_LABELS, column)):
+        _redirect(tensors[name], tensor)
+    if fixed:
+        masks = put("Reshape", cells, put.const([1, room, size, size], np.int64))
+    else:
+        masks = _padded(put, cells, room, size)
+    before.name = f"{MASKS}/before"
+    graph.outputs[-1] = _named(masks, room, size)
+
+
+def _redirect(old: gs.Variable, new: gs.Variable) -> None:
+    """What reads a tensor reads another; what was inferred of the number of rows behind it is forgotten."""
+    line = list(old.outputs)
+    for node in line:
+        node.inputs = [new if tensor is old else tensor for tensor in node.inputs]
+    seen = {id(node) for node in line}
+    for node in line:
+        for tensor in node.outputs:
+            tensor.shape = None
+            behind = [reader for reader in tensor.outputs if id(reader) not in seen]
+            seen |= {id(reader) for reader in behind}
+            line += behind
+
+
+def _named(masks: gs.Variable, room: int, size: int) -> gs.Variable:
+    masks.name, masks.dtype, masks.shape = MASKS, np.dtype(np.float32), [1, room, size, size]
+    return masks
+
+
+def _padded(write: Writer, cells: gs.Variable, most: int, size: int) -> gs.Variable:
+    zeros = write.const(np.zeros((most, size, size)), np.float32)
+    rows = write("Concat", cells, zeros, axis=0)
+    kept = write("Slice", rows, *(write.const([at], np.int64) for at in (0, most, 0)))
+    return write("Reshape", kept, write.const([1, most, size, size], np.int64))
