@@ -101,3 +101,13 @@ def test_a_sum_reads_the_copy_as_long_as_there_is_one(model: onnx.ModelProto, x:
     both = Switch(model, placement, ranges, Corrections(), "int8").whole(("Conv_2", "Conv_6"), OUTPUTS)
     (add,) = [node for node in both.graph.node if node.op_type == "Add"]
     assert add.input[0] == "b"
+
+
+def test_integers_that_variants_read_stay_integers(net: Any, normal: Any) -> None:
+    model = net(
+        """(float[1,4,8,8] x) => (float y) {
+        a = Conv(x, w) n = NonZero(a) c = Cast<to = 1>(n) s = ReduceSum(c) y = Mul(s, s) }""",
+        w=normal(2, 4, 1, 1),
+    )
+    exposed = OnnxRunner(expose(model, ["n", "s"]))(normal(1, 4, 8, 8))
+    assert {name: value.dtype.kind for name, value in exposed.items()} == {"n": "i", "s": "f"}

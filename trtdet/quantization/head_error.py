@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
@@ -130,18 +131,38 @@ def chooses_rows(model: onnx.ModelProto, outputs: Collection[str]) -> bool:
     return False
 
 
-def _matched(
+@dataclass(frozen=True)
+class Pairing:
+    """Which rows of two models' detections detect the same; int64 indices.
+
+    Attributes:
+        ones, twos: rows of the first and of the second, pair by pair.
+        alone: rows that only the first detects.
+        added: rows that only the second detects.
+    """
+
+    ones: NDArray[np.int64]
+    twos: NDArray[np.int64]
+    alone: NDArray[np.int64]
+    added: NDArray[np.int64]
+
+
+def paired(
     reference: tuple[NDArray[np.float32], NDArray[np.float32]], other: tuple[NDArray[np.float32], NDArray[np.float32]]
-) -> tuple[tuple[NDArray[np.float32], NDArray[np.float32]], tuple[NDArray[np.float32], NDArray[np.float32]]]:
-    """Boxes and scores of both, row by row of what detects the same; zeros beside what only one detects.
+) -> Pairing:
+    """Pairs the rows of two models that choose their rows, those with a score over :data:`SEEN`.
 
     The rows are paired so that the pairs' IoU times the lower scores of each class, summed up, are most.
+
+    Args:
+        reference: boxes float32 (N, 4) and scores (N, C) of an image.
+        other: the same of the other model.
     """
-    parts = []
-    for boxes, scores in (reference, other):
-        rows = np.flatnonzero((scores > SEEN).any(axis=1))
-        parts.append((boxes[rows], np.nan_to_num(scores[rows])))
-    (boxes, scores), (moved, changed) = parts
+    seen = [np.flatnonzero((scores > SEEN).any(axis=1)) for _, scores in (reference, other)]
+    (boxes, scores), (moved, changed) = (
+        (found[rows], np.nan_to_num(values[rows]))
+        for (found, values), rows in zip((reference, other), seen, strict=True)
+    )
     first, second = (index.reshape(-1) for index in np.indices((len(boxes), len(moved))))
     shared = _iou(boxes[first], moved[second])
     gain = (shared * np.minimum(scores[first], changed[second]).sum(axis=1)).reshape(len(boxes), len(moved))
@@ -149,11 +170,20 @@ def _matched(
     real = gain[ones, twos] > 0
     ones, twos = ones[real], twos[real]
     alone, added = (np.setdiff1d(np.arange(len(all_)), some) for all_, some in ((boxes, ones), (moved, twos)))
+    return Pairing(seen[0][ones], seen[1][twos], seen[0][alone], seen[1][added])
+
+
+def _matched(
+    reference: tuple[NDArray[np.float32], NDArray[np.float32]], other: tuple[NDArray[np.float32], NDArray[np.float32]]
+) -> tuple[tuple[NDArray[np.float32], NDArray[np.float32]], tuple[NDArray[np.float32], NDArray[np.float32]]]:
+    """Boxes and scores of both, row by row of what detects the same; zeros beside what only one detects."""
+    pairs = paired(reference, other)
     there, here = [], []
-    for values, others in ((boxes, moved), (scores, changed)):
-        nothing = np.zeros((max(len(alone), len(added)), values.shape[1]), np.float32)
-        there.append(np.concatenate([values[ones], values[alone], nothing[: len(added)]]))
-        here.append(np.concatenate([others[twos], nothing[: len(alone)], others[added]]))
+    for kind in range(2):
+        values, others = (found[kind] if kind == 0 else np.nan_to_num(found[kind]) for found in (reference, other))
+        nothing = np.zeros((max(len(pairs.alone), len(pairs.added)), values.shape[1]), np.float32)
+        there.append(np.concatenate([values[pairs.ones], values[pairs.alone], nothing[: len(pairs.added)]]))
+        here.append(np.concatenate([others[pairs.twos], nothing[: len(pairs.alone)], others[pairs.added]]))
     return (there[0], there[1]), (here[0], here[1])
 
 

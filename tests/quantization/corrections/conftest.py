@@ -32,22 +32,35 @@ NET = """(float[1,3,32,32] x) => (float[1,64,4] boxes, float[1,64,2] scores) {
 @pytest.fixture
 def model(net: Any, normal: Any) -> onnx.ModelProto:
     """A detector of five convolutions; the first channel of tensor ``c`` is an outlier that one range has to cover."""
+    return net(NET, **constants(normal))
+
+
+@pytest.fixture
+def choosing(net: Any, normal: Any) -> onnx.ModelProto:
+    """The same, which gives only the half of its rows with the best scores, from the best down."""
+    top = """all = Mul(l, wide) each = Sigmoid(m) best = ReduceMax<axes = [2], keepdims = 0>(each)
+        p, q = TopK(best, half) r = Reshape(q, half) boxes = Gather<axis = 1>(all, r)
+        scores = Gather<axis = 1>(each, r) }"""
+    text = NET.replace("1,64,", "1,32,").partition("boxes = Mul")[0] + top
+    return net(text, **constants(normal), half=np.array([32], np.int64))
+
+
+def constants(normal: Any) -> dict[str, np.ndarray]:
     first = normal(8, 3, 3, 3, seed=1, scale=0.3) / 127
     first[0] *= 60
-    return net(
-        NET,
-        w1=first,
-        b1=normal(8, seed=2, scale=0.1),
-        w2=normal(8, 1, 3, 3, seed=3, scale=0.5) / np.array([60, *[1] * 7], np.float32).reshape(8, 1, 1, 1),
-        b2=normal(8, seed=4, scale=0.1),
-        w3=normal(8, 8, 1, 1, seed=5, scale=0.3),
-        w4=normal(16, 8, 3, 3, seed=6, scale=0.3)[:, :, 1:2, 1:2],
-        b4=normal(16, seed=7, scale=0.1),
-        w5=normal(6, 16, 1, 1, seed=8, scale=0.3),
-        to=np.array([1, 64, 6], np.int64),
-        sizes=np.array([4, 2], np.int64),
-        wide=np.float32(10),
-    )
+    return {
+        "w1": first,
+        "b1": normal(8, seed=2, scale=0.1),
+        "w2": normal(8, 1, 3, 3, seed=3, scale=0.5) / np.array([60, *[1] * 7], np.float32).reshape(8, 1, 1, 1),
+        "b2": normal(8, seed=4, scale=0.1),
+        "w3": normal(8, 8, 1, 1, seed=5, scale=0.3),
+        "w4": normal(16, 8, 3, 3, seed=6, scale=0.3)[:, :, 1:2, 1:2],
+        "b4": normal(16, seed=7, scale=0.1),
+        "w5": normal(6, 16, 1, 1, seed=8, scale=0.3),
+        "to": np.array([1, 64, 6], np.int64),
+        "sizes": np.array([4, 2], np.int64),
+        "wide": np.float32(10),
+    }
 
 
 @pytest.fixture
@@ -83,8 +96,8 @@ def chosen() -> Callable[..., dict[str, Ranges]]:
 def distance() -> Callable[[onnx.ModelProto, onnx.ModelProto, Sources], float]:
     """How far the detections of a model are from another's on the held-back images, measured here."""
 
-    def distance(model: onnx.ModelProto, int8: onnx.ModelProto, sources: Sources) -> float:
-        error = HeadError()
+    def distance(model: onnx.ModelProto, int8: onnx.ModelProto, sources: Sources, chosen: bool = False) -> float:
+        error = HeadError(chosen)
         _, held = sources.split()
         reference, runner = OnnxRunner(model), OnnxRunner(int8)
         for batch in ImageStream(held, sources.preprocess):

@@ -86,6 +86,21 @@ def test_learning_lowers_the_error_on_images_held_back_and_adds_no_node(network:
     assert distance(network.model, after, network.sources) < 0.7 * distance(network.model, before, network.sources)
 
 
+def test_rows_that_a_model_chooses_are_learned_beside_those_that_detect_the_same(
+    choosing: Any, sources: Any, chosen: Any, distance: Any
+) -> None:
+    given, placement = sources(16), place(choosing)
+    ranges = chosen(choosing, given, "minmax")["minmax"]
+    mapped = correct(choosing, placement, {"minmax": ranges}, ("smooth", "bias"), given).corrections
+    down = {name: rounded_down(rounded) for name, rounded in mapped.weights.items()}
+    start, (fit, _) = replace(mapped, weights=down), given.split()
+    network = Network(choosing, placement, ranges, start, (), fit, given)
+    before = insert_qdq(choosing, placement, ranges, start)
+    after = insert_qdq(choosing, placement, *Reconstruct().reconstruct(network))
+    learned, worse = (distance(choosing, model, given, chosen=True) for model in (after, before))
+    assert learned < 0.8 * worse
+
+
 def test_tensors_that_share_a_range_share_it_after(network: Network) -> None:
     first, other = network.placement.activations[1:3]
     wide = max(network.ranges.tensors[name].amax for name in (first, other))

@@ -18,8 +18,8 @@ from trtdet.quantization.gradients.network import Network  # noqa: E402
 
 SHAPE = (2, 4, 6, 8)
 
-READ = ("resize nearest", "resize linear", "pad", "steps")
-"""Nodes with a constant in float that is read as a number."""
+READ = ("resize nearest", "resize linear", "pad", "steps", "suppression", "suppression of centres")
+"""Nodes that read a number in float."""
 
 NODES = {
     "conv": "y = Conv<pads = [1,0,1,2], strides = [2,1], group = 2>(x, w)",
@@ -50,6 +50,15 @@ NODES = {
     "top": "y, b = TopK<axis = 1>(x, several)",
     "least of all": "y, b = TopK<axis = 3, largest = 0>(x, several)",
     "grid sample": "y = GridSample<align_corners = 1>(x, grid)",
+    "regions": "a = RoiAlign<output_height = 3, output_width = 2, sampling_ratio = 2>(x, corners, of) "
+    "y = Reshape(a, flat)",
+    "regions in whole pixels": "a = RoiAlign<output_height = 2, sampling_ratio = 1, spatial_scale = 0.5, "
+    'coordinate_transformation_mode = "output_half_pixel">(x, corners, of) y = Reshape(a, flat)',
+    "suppression": "a = Reshape(x, chances) b = NonMaxSuppression(each, a, several, half, half) c = Cast<to = 1>(b) "
+    "y = Reshape(c, flat)",
+    "suppression of centres": "a = Reshape(x, chances) b = NonMaxSuppression<center_point_box = 1>(each, a, several) "
+    "c = Cast<to = 1>(b) y = Reshape(c, flat)",
+    "gather nd": "y = GatherND(x, spots)",
     "einsum": 'y = Einsum<equation = "bchw,cd->bdhw">(x, mixed)',
     "sine": "a = Sin(x) b = Cos(x) y = Sub(a, b)",
     "steps": "a = Greater(x, half) y = Where(a, x, half)",
@@ -110,6 +119,10 @@ def test_an_operator_computes_what_onnxruntime_does(node: str, net: Any, normal:
         "values": normal(2, 6, 8),
         "several": np.array([2], np.int64),
         "grid": normal(2, 3, 5, 2),
+        "corners": np.array([[0.5, 1, 6, 4], [-3, -2, 3, 3], [2, 2, 2, 2], [4, 3, 12, 9]], np.float32),
+        "of": np.array([0, 1, 1, 0], np.int64),
+        "chances": np.array([2, 4, 48], np.int64),
+        "each": np.random.default_rng(1).uniform(0, 9, (2, 48, 4)).astype(np.float32),
         "mixed": normal(4, 3),
         "repeats": np.array([1, 2, 1, 1], np.int64),
         "widths": np.array([0, 0, 1, 2, 0, 0, 0, 1], np.int64),

@@ -38,8 +38,6 @@ class Reconstruct(Correction):
     def reconstruct(self, network: Network) -> tuple[Ranges, Corrections]:
         if not available():
             raise ModelError(NO_TORCH)
-        if chooses_rows(network.model, network.sources.head.names):
-            raise ModelError("the model chooses its queries by score, so that rows of two networks are not of the same")
         calm_threads()
         from trtdet.quantization.gradients.learned import Learned
         from trtdet.quantization.gradients.reconstruction import Reconstruction, Schedule, Unfinished, learn
@@ -47,7 +45,8 @@ class Reconstruct(Correction):
         schedule, head, path = Schedule(), network.sources.head, network.sources.unfinished
         start = (network.ranges, network.corrections)
         learned = Learned(network.model, network.placement, start, network.together, head.names)
-        work = Reconstruction(learned, head, schedule, len(network.images))
+        chosen = chooses_rows(network.model, head.names)
+        work = Reconstruction(learned, head, schedule, len(network.images), chosen)
         unfinished = None if path is None else Unfinished(path, _key(network, schedule))
         learn(work, lambda index: _shown(network, index, schedule.passes), unfinished)
         return learned.written()

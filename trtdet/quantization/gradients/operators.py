@@ -7,6 +7,7 @@ of the ONNX operator specification, opset 13 to 24 (https://onnx.ai/onnx/operato
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -190,6 +191,13 @@ def _gather_elements(node: gs.Node, inputs: Inputs) -> Any:
     return torch.gather(x, axis, torch.where(index < 0, index + x.shape[axis], index).to(x.device, torch.int64))
 
 
+def _gather_nd(node: gs.Node, inputs: Inputs) -> Any:
+    x, index = inputs
+    if node.attrs.get("batch_dims", 0):
+        raise NotImplementedError("GatherND with batch axes")
+    return x[tuple(part.to(x.device, torch.int64) for part in index.unbind(-1))]
+
+
 def _scatter(node: gs.Node, inputs: Inputs) -> Any:
     x, index, updates = inputs
     if node.attrs.get("reduction", "none") != "none":
@@ -218,6 +226,60 @@ def _grid_sample(node: gs.Node, inputs: Inputs) -> Any:
         raise NotImplementedError("GridSample of other than four axes")
     mode, padding = modes[node.attrs.get("mode", "linear")], node.attrs.get("padding_mode", "zeros")
     return functional.grid_sample(x, grid, mode, padding, bool(node.attrs.get("align_corners", 0)))
+
+
+def _roi_align(node: gs.Node, inputs: Inputs) -> Any:
+    """Differentiable in the features and in the regions; samples outside of the features are 0, as ONNX has it."""
+    x, regions, images = inputs
+    ratio = int(node.attrs.get("sampling_ratio", 0))
+    if ratio < 1 or node.attrs.get("mode", "avg") != "avg":
+        raise NotImplementedError("RoiAlign of a maximum or without a sampling ratio")
+    half = node.attrs.get("coordinate_transformation_mode", "half_pixel") == "half_pixel"
+    corners = regions * float(node.attrs.get("spatial_scale", 1.0)) - (0.5 if half else 0.0)
+    cells = [int(node.attrs.get(key, 1)) for key in ("output_width", "output_height")]
+    places, inside = [], []
+    for axis, count in enumerate(cells):
+        size = x.shape[3 - axis]
+        side = corners[:, 2 + axis] - corners[:, axis]
+        side = side if half else side.clamp(min=1.0)
+        steps = (torch.arange(count * ratio, device=x.device) + 0.5) / (count * ratio)
+        at = corners[:, axis, None] + side[:, None] * steps
+        inside.append((at >= -1) & (at <= size))
+        places.append(at.clamp(0, size - 1) * (2 / max(size - 1, 1)) - 1)
+    columns, rows = (count * ratio for count in cells)
+    grid = torch.stack([places[0][:, None].expand(-1, rows, -1), places[1][..., None].expand(-1, -1, columns)], -1)
+    found = x.new_zeros((len(regions), x.shape[1], rows, columns))
+    for image in images.unique().tolist():
+        mine = (images == image).nonzero().reshape(-1).to(x.device)
+        seen = functional.grid_sample(x[image][None], grid[mine].reshape(1, -1, columns, 2), align_corners=True)
+        found = found.index_copy(0, mine, seen[0].reshape(x.shape[1], -1, rows, columns).transpose(0, 1))
+    found = found * (inside[1][:, None, :, None] & inside[0][:, None, None, :])
+    return functional.avg_pool2d(found, ratio) if len(found) else found[:, :, ::ratio, ::ratio]
+
+
+def _suppression(node: gs.Node, inputs: Inputs) -> Any:
+    """The choice is that of the values as they are; int64 (M, 3): image, class and box."""
+    boxes, scores = (value.detach().cpu() for value in inputs[:2])
+    limits = (*inputs[2:], None, None, None)[:3]
+    most, overlap, lowest = (0.0 if value is None else float(value) for value in limits)
+    if node.attrs.get("center_point_box", 0):
+        boxes = torch.cat([boxes[..., :2] - boxes[..., 2:] / 2, boxes[..., :2] + boxes[..., 2:] / 2], -1)
+    low, high = torch.minimum(boxes[..., :2], boxes[..., 2:]), torch.maximum(boxes[..., :2], boxes[..., 2:])
+    areas, found = (high - low).prod(-1), []
+    for image, label in itertools.product(*map(range, scores.shape[:2])):
+        mine = scores[image, label]
+        order = torch.argsort(mine, descending=True, stable=True)
+        if limits[2] is not None:
+            order = order[mine[order] > lowest]
+        for _ in range(min(int(most), len(order))):
+            if not len(order):
+                break
+            best, order = order[0], order[1:]
+            found.append([image, label, int(best)])
+            ends = torch.minimum(high[image, order], high[image, best])
+            shared = (ends - torch.maximum(low[image, order], low[image, best])).clamp(min=0).prod(-1)
+            order = order[shared <= overlap * (areas[image, order] + areas[image, best] - shared)]
+    return torch.tensor(found, dtype=torch.int64).reshape(-1, 3)
 
 
 def _reduced(reduce: Callable[..., torch.Tensor]) -> Operator:
@@ -315,9 +377,12 @@ OPERATORS: dict[str, Operator] = {
     "Gather": _gather,
     "Shape": _shape,
     "GatherElements": _gather_elements,
+    "GatherND": _gather_nd,
     "ScatterND": _scatter,
     "TopK": _top,
     "GridSample": _grid_sample,
+    "RoiAlign": _roi_align,
+    "NonMaxSuppression": _suppression,
     "Einsum": lambda node, inputs: torch.einsum(node.attrs["equation"], *inputs),
     "Expand": _each(lambda x, shape: x + torch.zeros(_ints(shape), dtype=x.dtype, device=x.device)),
     "Tile": _each(lambda x, repeats: x.repeat(_ints(repeats))),

@@ -23,7 +23,7 @@ from trtdet.errors import TrtdetWarning
 from trtdet.files import writing_atomically
 from trtdet.passes import Decoded
 from trtdet.quantization.gradients.learned import Learned, Rates
-from trtdet.quantization.head_error import SEEN
+from trtdet.quantization.head_error import SEEN, paired
 
 _ZOOM = 1.6
 """The most that a view is enlarged or reduced by."""
@@ -55,10 +55,11 @@ class Reconstruction:
         head: where it holds its boxes and scores.
         schedule: how long and how fast.
         images: in a pass.
+        chosen: whether the network chooses its rows, see :func:`trtdet.quantization.head_error.chooses_rows`.
     """
 
-    def __init__(self, learned: Learned, head: Decoded, schedule: Schedule, images: int) -> None:
-        self._learned, self._head, self._schedule = learned, head, schedule
+    def __init__(self, learned: Learned, head: Decoded, schedule: Schedule, images: int, chosen: bool = False) -> None:
+        self._learned, self._head, self._schedule, self._chosen = learned, head, schedule, chosen
         self.passes = schedule.passes
         self._optimizer = torch.optim.Adam(learned.parameter_groups(schedule.rates), betas=(0.9, 0.99))
         self._rates = [float(group["lr"]) for group in self._optimizer.param_groups]
@@ -74,7 +75,10 @@ class Reconstruction:
             ModelError: the model cannot be differentiated.
         """
         wanted = self._read(self._learned.in_float(images))
-        sums = torch.stack([part.to(torch.float64) for part in _moved(wanted, self._read(self._learned(images)))])
+        moved = self._read(self._learned(images))
+        if self._chosen:
+            wanted, moved = _matched(wanted, moved)
+        sums = torch.stack([part.to(torch.float64) for part in _moved(wanted, moved)])
         found = sums.detach().cpu()
         self._sums += found
         # Of a step's sums only the past is known before its last image: an image counts as the usual image does.
@@ -215,11 +219,31 @@ class Views:
         return around
 
 
+def _matched(
+    reference: tuple[torch.Tensor, torch.Tensor], other: tuple[torch.Tensor, torch.Tensor]
+) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+    """Boxes (M, 4) and scores (M, C) of all images, row by row of what detects the same, with the gradients of what is
+    chosen; zeros beside what only one detects."""
+    there: list[list[torch.Tensor]] = [[], []]
+    here: list[list[torch.Tensor]] = [[], []]
+    for image in range(len(reference[0])):
+        first, second = ([part[image] for part in found] for found in (reference, other))
+        flat = [(boxes.detach().cpu().numpy(), scores.detach().cpu().numpy()) for boxes, scores in (first, second)]
+        pairs = paired(*flat)
+        for kind in range(2):
+            values, others = first[kind], second[kind]
+            nothing = [values.new_zeros((len(rows), values.shape[1])) for rows in (pairs.alone, pairs.added)]
+            there[kind] += [values[pairs.ones], values[pairs.alone], nothing[1]]
+            here[kind] += [others[pairs.twos], nothing[0], others[pairs.added]]
+    wanted, moved = ([torch.cat(parts) for parts in found] for found in (there, here))
+    return (wanted[0], wanted[1]), (moved[0], moved[1])
+
+
 def _moved(
     reference: tuple[torch.Tensor, torch.Tensor], other: tuple[torch.Tensor, torch.Tensor]
 ) -> Iterator[torch.Tensor]:
     """The sums that :class:`trtdet.quantization.head_error.HeadError` is made of: squared score errors, their weight,
-    1 - IoU, its weight; of boxes (B, N, 4) and scores (B, N, C)."""
+    1 - IoU, its weight; of boxes (..., 4) and scores (..., C)."""
     (boxes, scores), (moved, changed) = reference, other
     pairs = (scores > SEEN) | (changed.detach() > SEEN)
     weight = torch.maximum(scores, changed.detach())[pairs]
