@@ -31,6 +31,9 @@ def manifests() -> dict[str, bytes]:
             name, digest = next(iter(manifest["files"].items()))
             manifest["backend"]["plugins"] = [{"file": name, "sha256": digest}]
             found[nms] = json.dumps(manifest).encode()
+    manifest["outputs"].append({"name": "masks", "dtype": "float32", "shape": [1, 100, 28, 28]})
+    manifest["masks"] = {"output": "masks", "size": 28, "threshold": 0.5}
+    found["masks"] = json.dumps(manifest).encode()
     return found
 
 

@@ -30,11 +30,12 @@ struct ServiceOptions {
     int workers = 0;                      // threads that decode and pre-process; 0 for as many as cores may be used
     std::uint64_t max_body = 32U << 20U;  // bytes
     ImageLimits limits;
-    std::size_t max_images = 32;    // of a request
-    float score_threshold = 0;      // for requests to /v1 that name none; the bundle's where that is higher
-    int max_detections = 0;         // for those that name none; 0 for the bundle's
-    bool exif_orientation = false;  // detect on images as they are to be looked at, not as they are stored
-    int max_requests = 256;         // that are worked on at a time
+    std::size_t max_images = 32;           // of a request
+    float score_threshold = 0;             // for requests to /v1 that name none; the bundle's where that is higher
+    int max_detections = 0;                // for those that name none; 0 for the bundle's
+    bool exif_orientation = false;         // detect on images as they are to be looked at, not as they are stored
+    std::uint64_t max_masks = 64U << 20U;  // bytes of a request's masks, as they stand in the answer
+    int max_requests = 256;                // that are worked on at a time
     std::chrono::milliseconds request_timeout{10'000};
     int unhealthy_after = 20;                          // images that failed one after the other; 0 for never
     std::chrono::milliseconds engine_timeout{30'000};  // a batch that runs for longer hangs; 0 for none

@@ -1,8 +1,11 @@
 #include "detect.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <charconv>
 #include <cmath>
+#include <cstdint>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -52,11 +55,33 @@ struct Wanted {
     float score_threshold = 0;
     int max_detections = 0;
     bool partial = false;  // what was found in some images, where others failed
+    bool masks = false;
+
+    // How many of an image's detections are given. The best come first.
+    std::size_t count(const Found& found) const {
+        const auto& all = found.detections;
+        const auto most = std::min(all.size(), static_cast<std::size_t>(max_detections));
+        const auto end = std::find_if(
+            all.begin(), all.begin() + static_cast<std::ptrdiff_t>(most),
+            [this](const trtdet::Detection& one) { return !(one.score > score_threshold); });
+        return static_cast<std::size_t>(end - all.begin());
+    }
 };
 
 // Throws BadQuery.
+bool flag(const std::string& key, const std::string& value) {
+    if (value != "true" && value != "false") {
+        throw BadQuery(key + " is " + quote(value) + ", allowed is true or false");
+    }
+    return value == "true";
+}
+
+// Throws BadQuery.
 Wanted read_wanted(std::string_view query, const Manifest& manifest, const ServiceOptions& options) {
-    Wanted wanted{std::max(options.score_threshold, manifest.nms.score_threshold), manifest.nms.max_detections};
+    Wanted wanted;
+    wanted.score_threshold = std::max(options.score_threshold, manifest.nms.score_threshold);
+    wanted.max_detections = manifest.nms.max_detections;
+    wanted.masks = manifest.masks.has_value();
     if (options.max_detections > 0) {
         wanted.max_detections = std::min(options.max_detections, wanted.max_detections);
     }
@@ -78,13 +103,16 @@ Wanted read_wanted(std::string_view query, const Manifest& manifest, const Servi
             }
             wanted.max_detections = *number;
         } else if (key == "partial") {
-            if (value != "true" && value != "false") {
-                throw BadQuery("partial is " + quote(value) + ", allowed is true or false");
+            wanted.partial = flag(key, value);
+        } else if (key == "masks") {
+            wanted.masks = flag(key, value);
+            if (wanted.masks && !manifest.masks) {
+                throw BadQuery("masks is true, and the model gives boxes alone; leave it out");
             }
-            wanted.partial = value == "true";
         } else {
             throw BadQuery(
-                "the query has the key " + quote(key) + "; allowed are score_threshold, max_detections and partial");
+                "the query has the key " + quote(key) +
+                "; allowed are score_threshold, max_detections, masks and partial");
         }
     }
     return wanted;
@@ -97,6 +125,8 @@ struct Picture {
     int width = 0;
     int height = 0;
     Clock::duration decoded{};
+    std::vector<std::string> masks{};  // of the detections that are given, as text; empty where none are wanted
+    Clock::duration pasted{};
 };
 
 // Appends what the answer says of an image. Floats are written with as many digits as bring back the same float32, and
@@ -111,13 +141,10 @@ void append(
     }
     text += "\"width\":" + std::to_string(picture.width) + ",\"height\":" + std::to_string(picture.height) +
             ",\"detections\":[";
-    int count = 0;
-    for (const auto& detection : found.detections) {
-        // The best come first.
-        if (count == wanted.max_detections || !(detection.score > wanted.score_threshold)) {
-            break;
-        }
-        text += count++ == 0 ? "{\"box\":[" : ",{\"box\":[";
+    const std::size_t count = wanted.count(found);
+    for (std::size_t place = 0; place < count; ++place) {
+        const auto& detection = found.detections[place];
+        text += place == 0 ? "{\"box\":[" : ",{\"box\":[";
         number(detection.box.x1);
         text += ",";
         number(detection.box.y1);
@@ -130,12 +157,20 @@ void append(
         text += ",\"class\":" + std::to_string(detection.class_index) + ",\"name\":";
         const auto index = static_cast<std::size_t>(detection.class_index);
         text += index < classes.size() ? json_text(classes[index]) : "null";
+        if (wanted.masks) {
+            // The letters of a mask go from '0' to 'o', of which JSON writes one in another way.
+            text += ",\"mask\":{\"size\":[" + std::to_string(found.masks.height) + "," +
+                    std::to_string(found.masks.width) + "],\"counts\":\"" + picture.masks[place] + "\"}";
+        }
         text += "}";
     }
-    const Json times = {
+    Json times = {
         {"decode", milliseconds(picture.decoded)},
         {"queue", milliseconds(found.queued)},
         {"run", milliseconds(found.ran)}};
+    if (wanted.masks) {
+        times["masks"] = milliseconds(picture.pasted);
+    }
     text += "],\"batch\":" + std::to_string(found.batch) + ",\"ms\":" + times.dump() + "}";
 }
 
@@ -225,6 +260,34 @@ private:
         picture.decoded = Clock::now() - begin;
     }
 
+    bool has_more() const override { return wanted_.masks; }
+
+    // Pastes the masks that are given.
+    //
+    // Throws ImageTooLargeError: those of the request are too large. DeadlineError: nobody waits for them any more.
+    void complete(std::size_t index, const Found& found) override {
+        auto& picture = pictures_[index];
+        const auto begin = Clock::now();
+        const std::size_t count = wanted_.count(found);
+        for (std::size_t place = 0; place < count; ++place) {
+            if (!wanted()) {
+                throw DeadlineError("the time for the answer was over before the masks were pasted");
+            }
+            std::string text;
+            for (const char letter : found.mask(place).counts()) {
+                text.append(letter == '\\' ? 2 : 1, letter);
+            }
+            if ((mask_bytes_ += text.size()) > context_->options.max_masks) {
+                throw ImageTooLargeError(
+                    "the masks of the request are larger than " + std::to_string(context_->options.max_masks) +
+                    " bytes; ask for fewer with score_threshold or max_detections, leave them out with masks=false, or "
+                    "send smaller images");
+            }
+            picture.masks.push_back(std::move(text));
+        }
+        picture.pasted = Clock::now() - begin;
+    }
+
     Response answer() override {
         std::size_t failures = 0;
         for (std::size_t i = 0; i < pictures_.size(); ++i) {
@@ -255,6 +318,7 @@ private:
 
     Wanted wanted_;
     std::vector<Picture> pictures_;
+    std::atomic<std::uint64_t> mask_bytes_{0};  // of all of its images
 };
 
 std::optional<Response> refuse_detect(const Context& context, const Served& model, const Head& head) {

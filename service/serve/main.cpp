@@ -107,7 +107,7 @@ Options read_options(int count, char** arguments) {
     std::int64_t delay = options.model.detector.max_delay.count();
     double recording_time = 0, reload = 1, header = 10, body = 30, idle = 60, write = 30, request = 10, stop = 30,
            drain = 0, engine = 30;
-    std::uint64_t max_body = 32, max_bodies = 1024, max_decoded = 1024, max_queue = 1024;
+    std::uint64_t max_body = 32, max_bodies = 1024, max_decoded = 1024, max_queue = 1024, max_masks = 64;
     const auto number = [&app](const std::string& name, auto& value, auto low, auto high, const std::string& what) {
         app.add_option(name, value, what)->check(CLI::Range(low, high))->capture_default_str();
     };
@@ -156,6 +156,7 @@ Options read_options(int count, char** arguments) {
     number("--max-body-mb", max_body, 1, 4096, "Size of a request's body, in MiB");
     number("--max-bodies-mb", max_bodies, 1, 1'048'576, "Size of all bodies that are held at a time, in MiB");
     number("--max-decoded-mb", max_decoded, 1, 1'048'576, "Memory that images are decoded into at a time, in MiB");
+    number("--max-masks-mb", max_masks, 1, 4096, "Size of a request's masks in the answer, in MiB");
     number("--max-pixels", options.service.limits.max_pixels, 1, 2'000'000'000, "Pixels of an image");
     number("--max-side", options.service.limits.max_side, 1, 1'000'000, "Width and height of an image, in pixels");
     number("--max-images", options.service.max_images, 1, 4096, "Images of a request");
@@ -213,6 +214,7 @@ Options read_options(int count, char** arguments) {
     options.model.reload_interval = seconds(reload);
     options.service.max_body = max_body << 20U;
     options.service.max_decoded = max_decoded << 20U;
+    options.service.max_masks = max_masks << 20U;
     options.model.detector.queue_bytes = max_queue << 20U;
     options.service.engine_timeout = seconds(engine);
     options.http.max_bodies = max_bodies << 20U;

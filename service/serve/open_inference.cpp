@@ -43,7 +43,13 @@ struct OutputTensor {
 
 std::vector<OutputTensor> outputs_of(const Manifest& manifest) {
     const auto room = static_cast<std::size_t>(manifest.nms.max_detections);
-    return {{"num_dets", false, {1}}, {"boxes", true, {room, 4}}, {"scores", true, {room}}, {"classes", false, {room}}};
+    std::vector<OutputTensor> outputs{
+        {"num_dets", false, {1}}, {"boxes", true, {room, 4}}, {"scores", true, {room}}, {"classes", false, {room}}};
+    if (manifest.masks) {
+        const auto side = static_cast<std::size_t>(manifest.masks->size);
+        outputs.push_back({"masks", true, {room, side, side}});
+    }
+    return outputs;
 }
 
 std::vector<std::string_view> output_names(const Manifest& manifest) {
@@ -86,10 +92,18 @@ private:
 
 // The values of an output, zeros after the last detection of each image.
 template <typename Fill>
-std::string tensor(const OutputTensor& output, bool binary, std::size_t images, const Fill& found) {
+std::string tensor(const OutputTensor& output, bool binary, std::size_t images, const Fill& found_in) {
     Values values(binary);
     for (std::size_t i = 0; i < images; ++i) {
-        const std::vector<Detection>& detections = found(i);
+        const Found& found = found_in(i);
+        const auto& detections = found.detections;
+        if (output.name == "masks") {
+            const auto& masks = found.masks.probabilities;
+            for (std::size_t place = 0; place < output.values(); ++place) {
+                values.put(place < masks.size() ? masks[place] : 0.0F);
+            }
+            continue;
+        }
         const auto count = output.name == "num_dets" ? std::size_t{1} : output.shape[0];
         for (std::size_t row = 0; row < count; ++row) {
             const auto detection = row < detections.size() ? detections[row] : Detection{};
@@ -177,8 +191,7 @@ private:
             Json shape = all[index].shape;
             shape.insert(shape.begin(), wanted_.images);
             auto values = tensor(
-                all[index], binary, wanted_.images,
-                [this](std::size_t image) -> const std::vector<Detection>& { return found(image).detections; });
+                all[index], binary, wanted_.images, [this](std::size_t image) -> const Found& { return found(image); });
             json += std::string(i == 0 ? "" : ",") + "{\"name\":\"" + std::string(all[index].name) +
                     "\",\"datatype\":\"" + datatype(all[index]) + "\",\"shape\":" + shape.dump();
             if (binary) {

@@ -33,6 +33,7 @@ Response readiness(const Context& context) {
 Json model_facts(const Served& model) {
     const auto detector = model.current();
     const auto& manifest = detector->manifest();
+    const auto& masks = manifest.masks;
     return {
         {"name", manifest.model_name},
         {"served_as", model.name},
@@ -47,6 +48,8 @@ Json model_facts(const Served& model) {
         {"score_threshold", Json::parse(shortest(manifest.nms.score_threshold))},
         {"iou_threshold", Json::parse(shortest(manifest.nms.iou_threshold))},
         {"max_detections", manifest.nms.max_detections},
+        {"masks",
+         masks ? Json{{"size", masks->size}, {"threshold", Json::parse(shortest(masks->threshold))}} : Json(nullptr)},
         {"classes", manifest.classes}};
 }
 

@@ -71,7 +71,7 @@ private:
     std::vector<std::thread> threads_;
 };
 
-// Threads that do what is posted, in its order. It must not throw.
+// Threads that do what is posted, in its order, and after finish() whoever posts it. It must not throw.
 class Workers {
 public:
     // Throws Error: there are not so many threads to be had.
@@ -79,6 +79,9 @@ public:
 
     template <typename Task>
     void post(Task task) {
+        if (context_.stopped()) {
+            return task();
+        }
         boost::asio::post(context_, std::move(task));
     }
 

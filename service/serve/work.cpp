@@ -53,8 +53,30 @@ std::function<void(Outcome)> Work::settled(std::size_t index) {
     return [self = shared_from_this(), index](Outcome outcome) {
         // Here and not with the answer, which nobody may be waiting for any more.
         self->model_.health.note(outcome, Clock::now() < self->deadline());
-        self->settle(index, std::move(outcome));
+        if (outcome.error || !self->has_more()) {
+            self->settle(index, std::move(outcome));
+        } else {
+            self->complete_later(index, std::move(outcome));
+        }
     };
+}
+
+void Work::complete_later(std::size_t index, Outcome outcome) noexcept {
+    try {
+        const auto held = std::make_shared<Outcome>(std::move(outcome));
+        context_->workers->post([self = shared_from_this(), index, held] {
+            try {
+                self->complete(index, held->found);
+            } catch (const std::bad_alloc&) {
+                held->error = self->context_->no_memory;
+            } catch (...) {
+                held->error = std::current_exception();
+            }
+            self->settle(index, std::move(*held));
+        });
+    } catch (...) {
+        settle(index, {{}, context_->no_memory});
+    }
 }
 
 void Work::settle(std::size_t index, Outcome outcome) noexcept {

@@ -30,6 +30,16 @@ protected:
     // Hands an image over to the detector with settled(index); what it throws becomes the image's outcome.
     virtual void prepare(std::size_t index) = 0;
 
+    // Whether complete() is to be called.
+    virtual bool has_more() const { return false; }
+
+    // What is left to be done for an image that was detected, by the workers, as lanes have batches to run. What it
+    // throws becomes the image's outcome.
+    virtual void complete(std::size_t index, const Found& found) {
+        static_cast<void>(index);
+        static_cast<void>(found);
+    }
+
     // When all are settled. The request's place is free again by then.
     virtual Response answer() = 0;
 
@@ -71,6 +81,7 @@ protected:
 
 private:
     void run(std::size_t index) noexcept;
+    void complete_later(std::size_t index, Outcome outcome) noexcept;
     void settle(std::size_t index, Outcome outcome) noexcept;
     void finish() noexcept;
     Response finished();

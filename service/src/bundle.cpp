@@ -2,6 +2,7 @@
 
 #include <openssl/evp.h>
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <limits>
@@ -27,6 +28,9 @@ constexpr std::size_t most_manifest = std::size_t{16} << 20U;
 
 // A side of the network's input above this is no detector's; it keeps every product of sizes far from overflow.
 constexpr int largest_side = 1 << 16;
+
+// Of a mask, in values on each side; those that there are have 28 or 56.
+constexpr int largest_mask = 1024;
 
 // A place in the manifest, which knows its key path.
 class Value {
@@ -276,6 +280,30 @@ Nms nms_at(const Value& value) {
     return found;
 }
 
+// The output of masks must be what boxes are read with: a row for each detection that is left.
+MaskSpec masks_at(const Value& value, const Manifest& manifest) {
+    MaskSpec found;
+    found.output = value["output"].text();
+    found.size = value["size"].integer(1, largest_mask);
+    found.threshold = static_cast<float>(value["threshold"].number(0, 1));
+    if (manifest.nms.where == Suppression::host) {
+        value.refuse("stands beside 'nms.where', which is host: masks are those of detections, not of candidates");
+    }
+    const auto output = std::find_if(manifest.outputs.begin(), manifest.outputs.end(), [&](const OutputSpec& one) {
+        return one.name == found.output;
+    });
+    if (output == manifest.outputs.end()) {
+        value["output"].refuse("names " + in_quotes(found.output) + ", which 'outputs' does not have");
+    }
+    const auto& shape = output->shape;
+    if (output->dtype != DType::float32 || shape.size() != 4 || shape[2] != found.size || shape[3] != found.size) {
+        value["output"].refuse(
+            "names " + in_quotes(found.output) + ", which is not float32 (batch, detections, " +
+            std::to_string(found.size) + ", " + std::to_string(found.size) + ")");
+    }
+    return found;
+}
+
 BackendSpec backend_at(const Value& value, const std::map<std::string, std::string>& files) {
     BackendSpec found;
     found.name = value["name"].text();
@@ -386,6 +414,9 @@ Manifest parse_manifest(std::string_view json) {
         found.outputs.push_back(output_at(output));
     }
     found.nms = nms_at(root["nms"]);
+    if (const auto masks = root.find("masks"); masks && !masks->is_null()) {
+        found.masks = masks_at(*masks, found);
+    }
     for (const auto& [name, hash] : root["files"].texts()) {
         found.files[checked_name(root["files"], name)] = checked_hash(root["files"], hash);
     }

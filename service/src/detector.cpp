@@ -30,6 +30,7 @@ struct Layout {
     std::size_t classes = 0;  // not with host
     std::size_t rows = 0;     // boxes of an image: candidates with host, else the room for detections
     std::size_t columns = 0;  // classes of an image's scores, with host
+    std::optional<std::size_t> masks;
 };
 
 // The place of an output that is as it has to be.
@@ -68,6 +69,9 @@ Layout layout_of(const Manifest& manifest, const Engine& engine) {
     found.counts = place_of(engine, "num_dets", DType::int32, {-1, 1});
     found.scores = place_of(engine, "scores", DType::float32, {-1, rows});
     found.classes = place_of(engine, "classes", DType::int32, {-1, rows});
+    if (const auto& masks = manifest.masks) {
+        found.masks = place_of(engine, masks->output, DType::float32, {-1, rows, masks->size, masks->size});
+    }
     return found;
 }
 
@@ -321,8 +325,9 @@ private:
                 Job& job = batch[index];
                 Outcome outcome;
                 try {
-                    outcome.found = {
-                        read(lane, index, std::get_if<Resized>(&job.input)), count, start - job.arrived, ran};
+                    const auto* const resized = std::get_if<Resized>(&job.input);
+                    outcome.found = {read(lane, index, resized), count, start - job.arrived, ran, {}};
+                    outcome.found.masks = read_masks(lane, index, outcome.found.detections.size(), resized);
                 } catch (...) {
                     outcome.error = std::current_exception();
                 }
@@ -371,6 +376,21 @@ private:
         return found;
     }
 
+    Masks read_masks(const Lane& lane, std::size_t image, std::size_t count, const Resized* resized) const {
+        Masks found;
+        if (!layout_.masks) {
+            return found;
+        }
+        found.side = manifest_.masks->size;
+        found.threshold = manifest_.masks->threshold;
+        found.width = resized != nullptr ? resized->placement.width : manifest_.input.preprocess.width;
+        found.height = resized != nullptr ? resized->placement.height : manifest_.input.preprocess.height;
+        const auto values = static_cast<std::size_t>(found.side) * static_cast<std::size_t>(found.side);
+        const auto all = lane.output(*layout_.masks).as<float>().part(image * layout_.rows * values, count * values);
+        found.probabilities.assign(all.begin(), all.end());
+        return found;
+    }
+
     const Manifest manifest_;
     const std::shared_ptr<Engine> engine_;
     const DetectorOptions options_;
@@ -395,6 +415,16 @@ private:
     std::mutex joining_;
     std::vector<std::thread> threads_;
 };
+
+RunLengths Found::mask(std::size_t index) const {
+    if (masks.side < 1 || index >= detections.size()) {
+        throw EngineError(
+            masks.side < 1 ? "the bundle has no masks; build it from a model that gives them"
+                           : "there are " + std::to_string(detections.size()) + " detections and no mask of number " +
+                                 std::to_string(index) + ", from 0");
+    }
+    return paste_mask(masks[index], detections[index].box, masks.width, masks.height, masks.threshold);
+}
 
 Detector::Detector(Manifest manifest, std::shared_ptr<Engine> engine, DetectorOptions options)
     : impl_(std::make_unique<Impl>(std::move(manifest), std::move(engine), std::move(options))) {}

@@ -103,6 +103,32 @@ TEST_CASE("what a manifest cannot be is named by its key") {
     CHECK_THAT(refusal(with("/backend/sms", "86")), Contains("'backend.sms' is a string, expected a list"));
 }
 
+TEST_CASE("masks are those of detections, in an output that there is") {
+    CHECK_FALSE(parse_manifest(manifest_json().dump()).masks);
+    CHECK_FALSE(parse_manifest(with("/masks", nullptr)).masks);
+    const Json json = masks_manifest_json();
+    const Manifest manifest = parse_manifest(json.dump());
+    REQUIRE(manifest.masks);
+    CHECK(manifest.masks->output == "masks");
+    CHECK(manifest.masks->size == 2);
+    CHECK(manifest.masks->threshold == 0.5F);
+    const auto refused = [&](const std::string& pointer, const Json& value) {
+        Json changed = json;
+        changed[Json::json_pointer(pointer)] = value;
+        return refusal(changed.dump());
+    };
+    CHECK_THAT(refused("/masks", 3), Contains("'masks' is a number, expected an object"));
+    CHECK_THAT(refused("/masks", Json::object()), Contains("'masks.output' is missing"));
+    CHECK_THAT(
+        refused("/masks/output", "mask"), Contains("'masks.output' names 'mask', which 'outputs' does not have"));
+    CHECK_THAT(refused("/masks/size", 3), Contains("is not float32 (batch, detections, 3, 3)"));
+    CHECK_THAT(refused("/masks/size", 0), Contains("'masks.size' is 0, expected an integer from 1 to 1024"));
+    CHECK_THAT(refused("/masks/threshold", 1.5), Contains("'masks.threshold' is 1.5"));
+    CHECK_THAT(refused("/outputs/4/shape", {"b", 3, 2}), Contains("is not float32"));
+    CHECK_THAT(refused("/outputs/4/dtype", "float16"), Contains("is not float32"));
+    CHECK_THAT(refused("/nms/where", "host"), Contains("'masks' stands beside 'nms.where', which is host"));
+}
+
 TEST_CASE("a manifest does not reach out of its folder") {
     for (const std::string name : {"../engine", "/etc/passwd", "a/b", "..", ".", ""}) {
         INFO(name);

@@ -49,6 +49,21 @@ inline Json manifest_json() {
     })");
 }
 
+// The same of a network that suppresses by itself and gives masks of 2 x 2 values.
+inline Json masks_manifest_json() {
+    Json manifest = manifest_json();
+    manifest["nms"]["where"] = "native";
+    manifest["outputs"] = Json::parse(R"([
+        {"name": "num_dets", "dtype": "int32", "shape": ["b", 1]},
+        {"name": "boxes", "dtype": "float32", "shape": ["b", 3, 4]},
+        {"name": "scores", "dtype": "float32", "shape": ["b", 3]},
+        {"name": "classes", "dtype": "int32", "shape": ["b", 3]},
+        {"name": "masks", "dtype": "float32", "shape": ["b", 3, 2, 2]}
+    ])");
+    manifest["masks"] = {{"output", "masks"}, {"size", 2}, {"threshold", 0.5}};
+    return manifest;
+}
+
 // A folder that goes with the object.
 class Folder {
 public:

@@ -395,6 +395,54 @@ TEST_CASE("detections that the engine made are read as they are") {
     CHECK_THROWS_WITH(with(2, 2), Contains("tells of class 2, and there are 2"));
 }
 
+TEST_CASE("masks lie in the image's own pixels") {
+    const Json json = masks_manifest_json();
+    const std::vector<float> boxes{2, 2, 6, 6, -5, 2, 99, 3, 0, 0, 0, 0};
+    const std::vector<float> masks{1, 1, 1, 1, 1, 0, 1, 0, 9, 9, 9, 9};
+    const Recorded one{
+        0,
+        {bytes_of(std::vector<std::int32_t>{2}), bytes_of(boxes), bytes_of(std::vector<float>{0.9F, 0.8F, 0.7F}),
+         bytes_of(std::vector<std::int32_t>{1, 0, 0}), bytes_of(masks)}};
+    const Folder folder;
+    const Manifest read = parse_manifest(json.dump());
+    const auto engine_of = [&](const Json& what) {
+        return open_recording(folder.write("r", recording_of(what, {one})), parse_manifest(what.dump()));
+    };
+    Detector detector(read, engine_of(json));
+    // Twice as large in each direction as the network's input: the box is 4 4 12 12 in it.
+    const Found found = detector.detect(image(0, 32, 16)).get();
+    REQUIRE(found.detections.size() == 2);
+    CHECK(found.masks.side == 2);
+    CHECK(found.masks.probabilities == std::vector<float>(masks.begin(), masks.begin() + 8));
+    const RunLengths mask = found.mask(0);
+    CHECK(mask.width == 32);
+    CHECK(mask.height == 16);
+    CHECK(mask.runs == paste_mask(found.masks[0], {4, 4, 12, 12}, 32, 16).runs);
+    CHECK(mask.pixels()[8 * 32 + 8] == 1);
+    CHECK(mask.pixels()[8 * 32 + 16] == 0);
+    CHECK(found.mask(1).area() > 0);
+    CHECK_THROWS_WITH(found.mask(2), Contains("2 detections and no mask of number 2"));
+    // As the network takes it: in pixels of its input.
+    std::promise<Found> promise;
+    detector.detect_input(std::vector<float>(3 * 8 * 16), Clock::time_point::max(), [&](Outcome outcome) {
+        promise.set_value(std::move(outcome.found));
+    });
+    const Found placed = promise.get_future().get();
+    CHECK(placed.mask(0).runs == paste_mask(found.masks[0], {2, 2, 6, 6}, 16, 8).runs);
+
+    Json without = json;
+    without.erase("masks");
+    Detector boxes_alone(parse_manifest(without.dump()), engine_of(without));
+    CHECK_THROWS_WITH(boxes_alone.detect(image(0)).get().mask(0), Contains("the bundle has no masks"));
+    Json fewer = json;
+    fewer["outputs"][4]["shape"][1] = 2;
+    const Recorded short_one{
+        0, {one.outputs[0], one.outputs[1], one.outputs[2], one.outputs[3], one.outputs[4].substr(0, 32)}};
+    const Manifest of_fewer = parse_manifest(fewer.dump());
+    const auto engine = open_recording(folder.write("s", recording_of(fewer, {short_one})), of_fewer);
+    CHECK_THROWS_WITH(Detector(of_fewer, engine), Contains("'masks' has shape Bx2x2x2"));
+}
+
 TEST_CASE("outputs that are not the manifest's are refused before anything runs") {
     const auto refused = [](const std::string& pointer, const Json& value) {
         Json json = manifest_json();

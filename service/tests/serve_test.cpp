@@ -62,13 +62,28 @@ private:
                 throw EngineError("device 3 at /dev/secret is lost");
             }
         }
-        TensorView output(std::size_t index) const override { return Span<const float>(index == 0 ? boxes_ : scores_); }
+        TensorView output(std::size_t index) const override {
+            const auto& name = engine_.outputs_[index].name;
+            if (name == "num_dets" || name == "classes") {
+                return Span<const std::int32_t>(name == "classes" ? classes_ : counts_);
+            }
+            const bool suppressed = engine_.outputs_.size() > 2;
+            return Span<const float>(
+                name == "boxes"   ? boxes_
+                : name == "masks" ? masks_
+                : suppressed      ? scores_of_detections_
+                                  : scores_);
+        }
 
     private:
         FakeEngine& engine_;
         std::vector<float> input_;
         std::vector<float> boxes_{0, 0, 4, 4, 8.3F, 2, 16, 8, 0, 0, 1, 1};
         std::vector<float> scores_{0.9F, 0, 0, 0.1234567F, 0, 0};
+        std::vector<float> scores_of_detections_{0.9F, 0.1234567F, 0};
+        std::vector<std::int32_t> counts_{2};
+        std::vector<std::int32_t> classes_{0, 1, 0};
+        std::vector<float> masks_{1, 0.75F, 1, 0, 1, 1, 1, 1, 0.5F, 0.5F, 0.5F, 0.5F};
     };
 
     std::vector<OutputSpec> outputs_;
@@ -76,7 +91,8 @@ private:
 
 // A service on a fake engine.
 struct Serving {
-    explicit Serving(ServiceOptions options = {}, DetectorOptions detecting = {}) {
+    explicit Serving(ServiceOptions options = {}, DetectorOptions detecting = {}, const Json& json = manifest_json())
+        : manifest(parse_manifest(json.dump())) {
         detecting.max_delay = 0us;
         detector = std::make_shared<Detector>(manifest, engine, detecting);
         service.emplace(options, std::vector<ModelSource>{{"small", [this] { return detector; }}}, log, metrics);
@@ -115,7 +131,7 @@ struct Serving {
         return call({{method, target, "", "", {}, false}, "", {}, nullptr, nullptr});
     }
 
-    Manifest manifest = parse_manifest(manifest_json().dump());
+    Manifest manifest;
     std::shared_ptr<FakeEngine> engine = std::make_shared<FakeEngine>(manifest);
     std::shared_ptr<Detector> detector;
     Log log{Level::error, false};
@@ -268,8 +284,9 @@ TEST_CASE("a query narrows what is answered", "[service]") {
         {"?max_detections=0", "allowed is 1 to 3"},
         {"?max_detections=4", "allowed is 1 to 3"},
         {"?max_detections=1.0", "allowed is 1 to 3"},
-        {"?treshold=0.5", "the key \"treshold\"; allowed are score_threshold, max_detections and partial"},
+        {"?treshold=0.5", "the key \"treshold\"; allowed are score_threshold, max_detections, masks and partial"},
         {"?partial=1", "partial is \"1\", allowed is true or false"},
+        {"?masks=true", "masks is true, and the model gives boxes alone"},
         {"?max_detections=1&max_detections=2", "twice"},
         {"?%ff%0a=1", "the key \"\\ufffd\\n\""},
         {"?a=%", "hexadecimal"},
@@ -281,6 +298,62 @@ TEST_CASE("a query narrows what is answered", "[service]") {
         CHECK(error_type(response) == "bad-query");
         CHECK_THAT(message(response), Contains(words));
     }
+}
+
+TEST_CASE("masks are given with their detections, unless they are not wanted", "[service]") {
+    Serving serving({}, {}, masks_manifest_json());
+    const auto image = [&](const std::string& query) {
+        const auto response = serving.detect(png(80, 40, 0), query);
+        REQUIRE(response.status == 200);
+        return Json::parse(response.body)["images"][0];
+    };
+    const auto all = image("");
+    REQUIRE(all["detections"].size() == 2);
+    const std::vector<float> first{1, 0.75F, 1, 0};
+    const auto expected = paste_mask(first, {0, 0, 20, 20}, 80, 40).counts();
+    // One of its letters stands in another way in the JSON.
+    CHECK_THAT(expected, Contains("\\"));
+    CHECK(all["detections"][0]["mask"] == Json({{"size", {40, 80}}, {"counts", expected}}));
+    CHECK(all["ms"]["masks"].get<double>() >= 0);
+    CHECK(image("?max_detections=1")["detections"].size() == 1);
+    CHECK(image("?score_threshold=0.5")["detections"][0]["mask"] == all["detections"][0]["mask"]);
+    const auto without = image("?masks=false");
+    CHECK(without["detections"].size() == 2);
+    CHECK_FALSE(without["detections"][0].contains("mask"));
+    CHECK_FALSE(without["ms"].contains("masks"));
+    CHECK(Json::parse(serving.get("/v1/model").body)["masks"] == Json({{"size", 2}, {"threshold", 0.5}}));
+    CHECK(Json::parse(Serving().get("/v1/model").body)["masks"].is_null());
+
+    // As tensors, with zeros after the last detection.
+    CHECK(
+        Json::parse(serving.get("/v2/models/small").body)["outputs"][4] ==
+        Json({{"name", "masks"}, {"datatype", "FP32"}, {"shape", {-1, 3, 2, 2}}}));
+    const auto tensors = [&](const std::string& rest) {
+        const std::string numbers(2 * 3 * 8 * 16 - 1, '0');
+        std::string data = numbers;
+        for (std::size_t i = 1; i < data.size(); i += 2) {
+            data[i] = ',';
+        }
+        const auto body =
+            R"({"inputs":[{"name":"images","shape":[1,3,8,16],"datatype":"FP32","data":[)" + data + "]}]" + rest + "}";
+        return serving.call({{"POST", "/v2/models/small/infer", "", "", {}, false}, body, {}, nullptr, nullptr});
+    };
+    const auto output = Json::parse(tensors("").body)["outputs"][4];
+    CHECK(output["shape"] == Json({1, 3, 2, 2}));
+    CHECK(output["data"] == Json({1.0, 0.75, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0}));
+    CHECK(Json::parse(tensors(R"(,"outputs":[{"name":"scores"}])").body)["outputs"].size() == 1);
+}
+
+TEST_CASE("masks that would make an answer too large are refused, and say what helps", "[service]") {
+    ServiceOptions options;
+    options.max_masks = 10;
+    Serving serving(options, {}, masks_manifest_json());
+    const auto response = serving.detect(png(320, 160, 0));
+    CHECK(response.status == 413);
+    CHECK(error_type(response) == "image-too-large");
+    CHECK_THAT(message(response), Contains("larger than 10 bytes") && Contains("masks=false"));
+    CHECK(serving.detect(png(320, 160, 0), "?masks=false").status == 200);
+    CHECK(serving.get("/healthz").status == 200);
 }
 
 TEST_CASE("several images are answered in their order", "[service]") {

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -73,6 +74,13 @@ struct InputSpec {
     Preprocess preprocess;
 };
 
+// Masks of the detections, which are pasted into the image outside of the network: masks.hpp.
+struct MaskSpec {
+    std::string output;      // float32 (batch, detections, size, size), 0 to 1, rows as those of the boxes
+    int size = 0;            // of a mask, in values on each side
+    float threshold = 0.5F;  // a pixel's probability must exceed it, 0 to 1
+};
+
 // A library with TensorRT plugins.
 struct Plugin {
     std::string file;  // in the bundle
@@ -98,6 +106,7 @@ struct Manifest {
     InputSpec input;
     std::vector<OutputSpec> outputs;
     Nms nms;
+    std::optional<MaskSpec> masks;  // nothing where the network gives boxes alone
     BackendSpec backend;
     std::string portable;                      // the file that onnxruntime runs as it is; empty where there is none
     bool implicit = false;                     // INT8 is in the engine alone

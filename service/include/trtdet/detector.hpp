@@ -13,7 +13,9 @@
 #include "trtdet/bundle.hpp"
 #include "trtdet/detections.hpp"
 #include "trtdet/engine.hpp"
+#include "trtdet/export.hpp"
 #include "trtdet/image.hpp"
+#include "trtdet/masks.hpp"
 
 namespace trtdet {
 
@@ -25,6 +27,12 @@ struct Found {
     int batch = 0;                      // how many images were run together
     Clock::duration queued{};           // from submission to the start of the run
     Clock::duration ran{};              // the run of the whole batch
+    Masks masks;                        // of the detections; of side 0 where the bundle has none
+
+    // Pastes the mask of a detection into the image, by whoever asks: it is not done beforehand.
+    //
+    // Throws EngineError: the bundle has no masks, or there is no such detection. ImageError: as paste_mask().
+    TRTDET_API RunLengths mask(std::size_t index) const;
 };
 
 // Either what was found or why not: an Error of errors.hpp, or what the system threw.
