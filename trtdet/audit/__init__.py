@@ -11,6 +11,7 @@ from trtdet.audit.findings import Finding, find
 from trtdet.audit.layers import BITS, Layer, Tensor, layers_of, parse_inspector, parse_layers
 from trtdet.audit.results import Audit, Departure, load_times
 from trtdet.audit.traffic import POINTWISE, Flow
+from trtdet.audit.traps import INEXACT
 from trtdet.config import SiluForm
 from trtdet.errors import BackendError
 from trtdet.quantization import PRODUCTS, Entry, PrecisionPlan, lint
@@ -72,6 +73,7 @@ def audit(
     if unknown:
         warnings.append(f"the size of data type {', '.join(unknown)} is not known, so its bytes are not counted")
     findings = find(flow, plan, got)
+    warnings += [f"'{found.nodes[0]}': {found.cause}" for found in findings if found.kind in INEXACT]
     precisions = list(got.values())
     done = Audit(
         int8=precisions.count("int8"),

@@ -11,6 +11,7 @@ import onnx
 from trtdet.audit.float_outputs import float_outputs
 from trtdet.audit.layers import Layer, Tensor
 from trtdet.audit.traffic import ACTIVATION_FUNCTIONS, POINTWISE, TYPE_CHANGES, Convolution, Flow
+from trtdet.audit.traps import HALF_COORDINATES, HALF_SQUARES, traps, uncounted
 from trtdet.passes.plugin_ops import HARD_SWISH, SILU
 from trtdet.passes.provenance import Origin
 from trtdet.quantization import PrecisionPlan
@@ -28,6 +29,10 @@ KINDS: Mapping[str, str] = {
     "padding": "convolutions whose input is padded to more channels",
     "copy": "tensors written twice, in two types",
     "suppression": "suppression in the graph",
+    HALF_COORDINATES: "samples at coordinates in FP16",
+    HALF_SQUARES: "normalisations that are written out, in FP16",
+    "normalisation": "normalisations that are written out, in float32",
+    "attention": "attentions that are several kernels",
 }
 """What the findings of each kind are called in a report."""
 
@@ -92,6 +97,11 @@ def find(flow: Flow, plan: PrecisionPlan, got: Mapping[str, str]) -> tuple[Findi
     for finding in found:
         for name, part in finding.parts.items():
             spent[name] = spent.get(name, 0) + part
+    for trap in traps(flow):
+        parts = uncounted(flow, trap, spent)
+        if parts:
+            found.append(_finding(flow, trap.kind, trap.nodes, trap.cause, parts))
+            spent.update({name: spent.get(name, 0) + part for name, part in parts.items()})
     for index, layer in enumerate(flow.layers):
         left = layer.bytes - spent.get(layer.name, 0)
         if index in flow.runs or layer.type not in POINTWISE or left <= 0 or _suppresses(flow, layer):

@@ -118,6 +118,11 @@ class Flow:
         return found
 
     @cached_property
+    def layer_of(self) -> Mapping[str, int]:
+        """By convolution and product, those of two activations too, the layer that multiplies."""
+        return {name: index for index, names in self.workers.items() for name in names}
+
+    @cached_property
     def batch(self) -> int:
         """Images at once that the layers' dimensions are of; an open batch counts as 1."""
         taken = self.model.graph.input[0]

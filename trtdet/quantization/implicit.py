@@ -16,6 +16,7 @@ import onnx_graphsurgeon as gs
 
 from trtdet.quantization.precision import PrecisionPlan
 from trtdet.quantization.weighted import PRODUCTS
+from trtdet.quantization.written_out import normalisations
 
 _CONTROL = ("Loop", "If", "Scan")
 
@@ -73,8 +74,11 @@ def quantizable(model: onnx.ModelProto, plan: PrecisionPlan) -> Quantizable:
     inside = {id(node) for node in graph.nodes if id(node) in seen and node.op not in _ALIGNING}
     made = (output for node in graph.nodes if id(node) in inside for output in node.outputs)
     tensors = [tensor.name for tensor in (*graph.inputs, *made) if tensor.dtype == "float32"]
-    outside = [node.name for node in graph.nodes if id(node) not in inside and node.op not in _CONTROL]
-    before = [node for node in graph.nodes if id(node) in inside and node.name not in able]
+    # Written out, a normalisation has squares and sums that FP16 does not hold either.
+    written_out = {name for names in normalisations(model) for name in names}
+    exact = [node for node in graph.nodes if id(node) not in inside or node.name in written_out]
+    outside = [node.name for node in exact if node.op not in _CONTROL]
+    before = [node for node in graph.nodes if id(node) in inside and node.name not in able | written_out]
     products = any(node.op in PRODUCTS and id(node) in inside for node in graph.nodes)
     floating = tuple(node.name for node in before if node.op in _OF_PLACES) if products else ()
     return Quantizable(tuple(tensors), tuple(outside), floating)
