@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from trtdet.errors import TrtdetError, TrtdetWarning
     from trtdet.evaluation.agreement import AgreementOptions, agree
     from trtdet.evaluation.comparison import compare
+    from trtdet.evaluation.guessing import guess_config
     from trtdet.evaluation.resampling import Bootstrap
     from trtdet.evaluation.scoring import evaluate
     from trtdet.evaluation.shifted_scores import score_shift
@@ -71,6 +72,7 @@ _HOMES = {
     "compare": "evaluation.comparison",
     "evaluate": "evaluation.scoring",
     "export": "exporter",
+    "guess_config": "evaluation.guessing",
     "infer": "runtime.pictures",
     "load_config": "config",
     "package": "deploy",
@@ -111,6 +113,7 @@ __all__ = [
     "compare",
     "evaluate",
     "export",
+    "guess_config",
     "infer",
     "load_config",
     "package",

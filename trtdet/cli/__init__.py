@@ -18,6 +18,7 @@ from trtdet.cli import (
     eval_command,
     export_command,
     infer_command,
+    init_command,
     package_command,
     profile_command,
     record_command,
@@ -34,6 +35,7 @@ from trtdet.progress import Console, OutputClosed
 COMMANDS: tuple[Command, ...] = (
     doctor_command.COMMAND,
     export_command.COMMAND,
+    init_command.COMMAND,
     calibrate_command.COMMAND,
     build_command.COMMAND,
     eval_command.COMMAND,

@@ -33,7 +33,7 @@ def convert(source: str, options: ExportOptions) -> Converted:
     """
     path = Path(source)
     original = load_model(path)
-    config, note = (resized(options.config, options.size), "") if options.config else _guess(path, original, options)
+    config, note = (resized(options.config, options.size), "") if options.config else guess(path, original, options)
     passes = Options(config, batch="batch" if options.dynamic_batch else None)
     with explained("clean"):
         graph = to_graph(onnx.shape_inference.infer_shapes(original))
@@ -60,7 +60,19 @@ def convert(source: str, options: ExportOptions) -> Converted:
     return replace(done, notes=(fewer, *((note,) if note else ())))
 
 
-def _guess(path: Path, model: onnx.ModelProto, options: ExportOptions) -> tuple[Config, str]:
+def guess(path: Path, model: onnx.ModelProto, options: ExportOptions) -> tuple[Config, str]:
+    """The configuration that fits a model's input and outputs, and in words what was taken from where.
+
+    Args:
+        path: of the model, whose name becomes the configuration's.
+        model: as it was loaded.
+        options: ``size`` for an input that leaves it open, ``images`` to look at the outputs on.
+
+    Raises:
+        ConfigError: the model has not one image as its input, or the size is needed or does not fit.
+        ModelError: no head that is known fits the outputs, or the model cannot be run.
+        DataError: the images cannot be read.
+    """
     constants = {tensor.name for tensor in model.graph.initializer}
     inputs = [value for value in model.graph.input if value.name not in constants]
     dims = [dim.dim_value for dim in inputs[0].type.tensor_type.shape.dim] if len(inputs) == 1 else []

@@ -1,0 +1,97 @@
+"""A configuration for a model that nobody has described."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from once import Once
+from onnx import helper, numpy_helper
+
+from trtdet.cli import main
+from trtdet.config import load_config
+from trtdet.data import find_images
+from trtdet.demo import shapes
+from trtdet.errors import ConfigError
+from trtdet.evaluation.guessing import guess_config
+from trtdet.exporter import SHAPES_MODEL
+
+
+@pytest.fixture(scope="module")
+def images(once: Once) -> tuple[Path, ...]:
+    folder = once("guessing", lambda path: shapes.generate(path, "calibration", 16))
+    return find_images(folder / "calibration")
+
+
+def unit(path: Path) -> Path:
+    """The shipped detector, which reads 0..255, behind a node that takes 0..1."""
+    model = onnx.load(str(SHAPES_MODEL))
+    graph = model.graph
+    given = graph.input[0].name
+    for node in graph.node:
+        for index, name in enumerate(node.input):
+            if name == given:
+                node.input[index] = "bytes"
+    graph.initializer.append(numpy_helper.from_array(np.array(255, np.float32), "most"))
+    graph.node.insert(0, helper.make_node("Mul", [given, "most"], ["bytes"], "scale"))
+    onnx.save(model, str(path))
+    return path
+
+
+@pytest.mark.usefixtures("input_check")
+def test_what_the_detections_tell_replaces_what_is_usual(images: tuple[Path, ...], tmp_path: Path) -> None:
+    found = guess_config(unit(tmp_path / "odd.onnx"), images)
+    assert found.looks is not None and not found.looks.warning
+    assert found.config.input.scale == pytest.approx(1 / 255)
+    assert "times as sure on" in found.origins["input.scale"]
+    assert "no other was clearly better" in found.origins["input.resize"]
+    (tmp_path / "odd.yaml").write_text(found.text())
+    assert load_config(str(tmp_path / "odd.yaml")) == found.config
+
+
+def test_without_images_what_is_usual_stands_and_says_so(tmp_path: Path) -> None:
+    found = guess_config(SHAPES_MODEL)
+    shipped = load_config("shapes")
+    assert found.looks is None and "classes" in found.unknown
+    assert found.config.head == shipped.head and found.config.nms == shipped.nms
+    assert "not tried: give 4 images or more" in found.origins["input.color"]
+    (tmp_path / "shapes.yaml").write_text(found.text())
+    assert load_config(str(tmp_path / "shapes.yaml")) == found.config
+    assert all("#" in line for line in found.text().splitlines() if not line.endswith(":"))
+
+
+def test_names_are_as_many_as_the_models_classes() -> None:
+    shipped = load_config("shapes")
+    found = guess_config(SHAPES_MODEL, classes=shipped.classes)
+    assert found.config.classes == shipped.classes and not found.unknown
+    with pytest.raises(ConfigError, match=r"--classes names 2, and the model has 10; give a name for each"):
+        guess_config(SHAPES_MODEL, classes=("a", "b"))
+
+
+def test_the_command_writes_draws_and_refuses_to_replace(
+    images: tuple[Path, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "names.txt").write_text("\n".join(load_config("shapes").classes))
+    output = tmp_path / "own.yaml"
+    command = ["init", str(SHAPES_MODEL), "--images", str(images[0].parent), "--num-images", "4", "-o", str(output)]
+    drawn = ["--classes", str(tmp_path / "names.txt"), "--pictures", str(tmp_path / "drawn")]
+    assert main([*command, *drawn, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["unknown"] == {} and len(said["pictures"]) == 4
+    assert all(Path(picture).is_file() for picture in said["pictures"])
+    assert load_config(str(output)).classes == load_config("shapes").classes
+    before = output.read_bytes()
+    assert main(command) == 1
+    assert "exists; choose another -o, or replace it with --force" in capsys.readouterr().err
+    assert output.read_bytes() == before
+
+
+def test_the_command_without_a_terminal_asks_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", str(SHAPES_MODEL), "-o", str(tmp_path / "own.yaml")]) == 0
+    said = capsys.readouterr()
+    assert "give --images to try others" in said.out and "the model does not hold them" in said.err
+    assert main(["init", str(SHAPES_MODEL), "-o", str(tmp_path / "own.json")]) == 1
+    assert "must end in .yaml or .yml" in capsys.readouterr().err

@@ -1,0 +1,142 @@
+"""A configuration for an ONNX model that nobody has described: guessed from its shapes and values, tried on images.
+
+What shapes say and what outputs show is in :mod:`trtdet.exporter.recognition`; how the pixels are read is found by
+looking at what the detector makes of images and their mirror images (:mod:`trtdet.evaluation.plausibility`). What
+neither can tell is as usual for such heads, and each key says where it is from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trtdet.config import COCO_CLASSES, Config
+from trtdet.errors import ConfigError
+from trtdet.evaluation.plausibility import FEWEST_IMAGES, Plausibility, examine_model
+from trtdet.exporter import ExportOptions, onnx_file, recognition
+from trtdet.passes import Options, load_model
+
+_PIXELS = ("resize", "color", "scale", "mean", "std")
+"""The keys of ``input`` that detections tell apart."""
+
+_USUAL = "as usual for such heads"
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A configuration, and where each key of it is from.
+
+    Attributes:
+        config: the whole configuration.
+        origins: for each key that is written, by its path such as ``input.color``, where its value is from.
+        unknown: the keys that only the user knows, each with what is in its place.
+        looks: what the detections look like with it; None where no images were given.
+    """
+
+    config: Config
+    origins: Mapping[str, str]
+    unknown: Mapping[str, str]
+    looks: Plausibility | None
+
+    def text(self) -> str:
+        """The YAML file, with the origin of each key as a comment."""
+        content: dict[str, Any] = self.config.model_dump(mode="json", exclude_defaults=True)
+        lines = ["# Guessed by trtdet init: each key says where it is from.", *self._entry("name", content["name"])]
+        names = "coco" if self.config.classes == COCO_CLASSES else content["classes"]
+        lines += self._entry("classes", names)
+        # Pixels are written out whole: they are what is looked at first where a detector finds nothing.
+        shown = {
+            "input": self.config.input.model_dump(mode="json", exclude={"name"} - set(content["input"])),
+            "head": {"decode": self.config.head.decode, **content["head"]},
+            "nms": content.get("nms", {}),
+        }
+        for section, keys in shown.items():
+            if section == "nms" and not self.config.nms.suppresses and set(keys) == {"iou_threshold"}:
+                lines += self._entry("nms", "none")
+            elif keys:
+                lines.append(f"{section}:")
+                lines += [f"  {line}" for key, value in keys.items() for line in self._entry(key, value, section)]
+        return "\n".join(lines) + "\n"
+
+    def _entry(self, key: str, value: Any, section: str = "") -> list[str]:
+        path = f"{section}.{key}" if section else key
+        origin = self.origins.get(path, _USUAL)
+        flow = None if isinstance(value, (list, dict)) else False
+        lines = yaml.safe_dump({key: value}, allow_unicode=True, default_flow_style=flow, width=110).splitlines()
+        return [f"{lines[0]}  # {origin}"] if len(lines) == 1 else [f"# {origin}", *lines]
+
+
+def guess_config(
+    model: Path,
+    images: Sequence[Path] = (),
+    *,
+    size: tuple[int, int] | None = None,
+    classes: Sequence[str] | None = None,
+) -> Guess:
+    """Guesses a model's configuration and, where images are given, tries the usual others on them.
+
+    Args:
+        model: an ONNX file.
+        images: pictures of what the detector finds, 4 or more; they need no annotations.
+        size: height and width in pixels, for a model that leaves them open.
+        classes: names in the order of the model's classes; None for those in its metadata.
+
+    Raises:
+        ConfigError: the model has not one image as its input, its size is needed, or ``classes`` are of another number.
+        ModelError: no head that is known fits its outputs.
+        DataError: the images cannot be read.
+    """
+    loaded = load_model(model)
+    config, _ = onnx_file.guess(model, loaded, ExportOptions(size=size))
+    origins = {"name": "the file's name", "input.size": "given" if size else "the model's own"}
+    origins |= {"input.name": "the model's own"}
+    origins |= {f"head.{key}": "from the shapes and values of the outputs" for key in type(config.head).model_fields}
+    config, said, unknown = _named(config, classes, recognition.class_names(loaded) is not None)
+    origins["classes"] = said
+    if len(images) < FEWEST_IMAGES:
+        untried = f"{_USUAL}; not tried: give {FEWEST_IMAGES} images or more"
+        return Guess(config, origins | {f"input.{key}": untried for key in _PIXELS}, unknown, None)
+    looks = examine_model(loaded, Options(config), images)
+    if looks.better:
+        config = _changed(config, looks.better)
+        again = examine_model(loaded, Options(config), images)
+        found = f"{looks.gain:.3g} times as sure on {looks.images} images as what is {_USUAL[3:]}"
+        origins |= dict.fromkeys(looks.better, found)
+        looks = replace(again, better={}, better_text="", gain=1.0) if not again.obstacle else again
+    if looks.obstacle:
+        kept = f"{_USUAL}; could not be tried: {looks.obstacle}"
+    else:
+        kept = f"{_USUAL}; no other was clearly better on {looks.images} images"
+    for key in _PIXELS:
+        origins.setdefault(f"input.{key}", kept)
+    return Guess(config, origins, unknown, looks)
+
+
+def _named(config: Config, given: Sequence[str] | None, described: bool) -> tuple[Config, str, dict[str, str]]:
+    """The configuration with class names, where they are from, and what is unknown of them."""
+    count = len(config.classes)
+    if given is not None:
+        if len(given) != count:
+            raise ConfigError(
+                f"--classes names {len(given)}, and the model has {count}",
+                "give a name for each, in the model's order",
+            )
+        return Config.model_validate(config.model_dump() | {"classes": tuple(given)}), "given", {}
+    if described:
+        return config, "the model's metadata", {}
+    if config.classes == COCO_CLASSES:
+        return config, f"those of COCO, as there are {count}", {}
+    note = f"{count} names in the order of training: the model does not hold them"
+    return config, f"put here {note}", {"classes": note}
+
+
+def _changed(config: Config, changes: Mapping[str, Any]) -> Config:
+    data = config.model_dump()
+    for path, value in changes.items():
+        section, _, key = path.partition(".")
+        data[section][key] = value
+    return Config.model_validate(data)
