@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,12 +18,24 @@ from PIL import Image
 from serving import ONNXRUNTIME, Server
 
 from trtdet.bundle import Bundle, BundleWriter
-from trtdet.config import load_config
+from trtdet.config import Config, load_config
 from trtdet.data.images import preprocess, read_image
+from trtdet.demo import shapes
 from trtdet.detection.masks import from_run_lengths, paste, run_lengths
+from trtdet.pipeline import BuildOptions, build
 from trtdet.runtime.detector import Detector
 from trtdet.runtime.recordings import record
 
+TWO_STAGE = Path(__file__).parents[1] / "fixtures" / "two_stage"
+RCNN = Config.model_validate(
+    {
+        "name": "rcnn",
+        "classes": list(shapes.CLASSES),
+        "input": {"size": [128, 128], "mean": [123.675, 116.28, 103.53], "std": [58.395, 57.12, 57.375]},
+        "head": {"decode": "detections"},
+        "nms": "none",
+    }
+)
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "pasted_masks.npz"
 """Of tests/fixtures/pasted_masks.py."""
 SIDE, CELLS, ROWS = 32, 28, 3
@@ -168,14 +181,17 @@ def start(program: Callable[[str], Path], tmp_path: Path) -> Callable[..., Serve
 def check_masks(image: Mapping[str, Any], bundle: Path, pixels: NDArray[np.uint8]) -> int:
     """Compares one image of an answer with what Python makes of the network's outputs; returns the pixels inside."""
     detector = Detector.open(bundle, runtime="onnxruntime")
+    masks = Bundle(bundle).manifest.masks
+    threshold = masks.threshold if masks else 0.5
     inputs, placement = preprocess(pixels, detector.input)
     raw = detector.runner(inputs[None])
+    assert len(image["detections"]) == raw["num_dets"][0, 0]
     boxes = placement.to_image(raw["boxes"][0])
     inside = 0
     for box, mask, one in zip(boxes, raw["masks"][0], image["detections"], strict=False):
         np.testing.assert_allclose(one["box"], box, rtol=0, atol=0.01)
         assert one["mask"]["size"] == list(pixels.shape[:2])
-        want = paste(mask, np.array(one["box"], np.float32), *pixels.shape[:2])
+        want = paste(mask, np.array(one["box"], np.float32), *pixels.shape[:2], threshold)
         assert only_edges(from_run_lengths(one["mask"]), want)
         inside += int(want.sum())
     return inside
@@ -193,6 +209,26 @@ def test_the_service_gives_the_masks_that_python_gives(
         plain = server.detect(images[0].read_bytes(), "?masks=false", kind="image/png").json["images"][0]
         assert [set(one) for one in plain["detections"]] == [{"box", "score", "class", "name"}] * (ROWS - 1)
         assert server.detect(images[0].read_bytes(), "?masks=maybe", kind="image/png").error == "bad-query"
+
+
+@pytest.mark.slow
+def test_a_mask_rcnn_is_served_without_python(start: Callable[..., Server], tmp_path: Path) -> None:
+    """torchvision's own, as its newer exporter writes it: boxes and masks are those of Python."""
+    bundle, file = tmp_path / "rcnn", tmp_path / "image.png"
+    build(TWO_STAGE / "mask_dynamo.onnx", RCNN, bundle, BuildOptions("fp32", backend="onnxruntime"))
+    Image.fromarray(shapes.render(shapes.DEFAULT_SEED, "masks", 0)[0]).save(file)
+    detector = Detector.open(bundle, runtime="onnxruntime")
+    raw = detector.runner(preprocess(read_image(file), detector.input)[0][None])
+    found = int(raw["num_dets"][0, 0])
+    # Whatever the weights are, half of all probabilities are above it.
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    manifest["masks"]["threshold"] = float(np.median(raw["masks"][0, :found]))
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+    with start(bundle) as server:
+        image = server.detect(file.read_bytes(), kind="image/png").json["images"][0]
+        assert found > 0
+        assert check_masks(image, bundle, read_image(file)) > 20
+        assert "python" not in Path(f"/proc/{server.process.pid}/maps").read_text().replace(str(ONNXRUNTIME), "")
 
 
 def test_masks_are_turned_with_the_image(start: Callable[..., Server], bundle: Path, images: Sequence[Path]) -> None:
