@@ -48,6 +48,7 @@ def config(configure: Any) -> Any:
 def test_the_order_of_the_passes_is_fixed() -> None:
     assert [one.__name__.rpartition(".")[2] for one in PASSES] == [
         "clean",
+        "unstack",
         "batchnorm",
         "opset",
         "batch",
@@ -67,6 +68,7 @@ def test_all_passes_keep_the_meaning_and_do_not_change_the_model_given(
     assert detector.SerializeToString() == before
     assert {name: result.count for name, result in rewritten.results.items()} == {
         "clean": 1,
+        "unstack": 0,
         "batchnorm": 1,
         "opset": 1,
         "batch": 0,
