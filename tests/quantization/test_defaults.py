@@ -73,6 +73,8 @@ HEAD = "(float[1,32,8,8] x) => (float[N] y) { a = Conv(x, w) b = Relu(a) c = Con
         # The expectation of a softmax, as a convolution and as a product.
         "s = Softmax<axis = 1>(c) y = Conv(s, sum)",
         "t = Transpose<perm = [0, 2, 3, 1]>(c) s = Softmax<axis = 3>(t) y = MatMul(s, bins)",
+        # That of the boxes of a decoder's layer, from which the next one goes on (D-FINE).
+        "t = Transpose<perm = [0, 2, 3, 1]>(c) s = Softmax<axis = 3>(t) d = MatMul(s, bins) y = MatMul(d, wide)",
         # Centre and size to corners.
         "t = Reshape(c, rows) y = MatMul(t, corners)",
         # What is only asked for its shape is not read.
@@ -84,6 +86,7 @@ def test_the_outputs_of_a_head_stay_in_fp16(net: Any, normal: Any, rest: str) ->
         "w": normal(32, 32, 1, 1),
         "sum": np.ones((1, 32, 1, 1), np.float32),
         "bins": np.ones((32, 1), np.float32),
+        "wide": np.ones((1, 32), np.float32),
         "rows": np.array([1, -1, 4], np.int64),
         "corners": np.ones((4, 4), np.float32),
     }
@@ -97,6 +100,8 @@ def test_the_outputs_of_a_head_stay_in_fp16(net: Any, normal: Any, rest: str) ->
     "rest",
     [
         "d = Sigmoid(c) e = Mul(b, d) y = Conv(e, w)",
+        # The weights of deformable attention.
+        "d = Softmax<axis = 1>(c) e = Mul(b, d) f = Flatten(e) y = MatMul(f, dense)",
         # A transposed convolution is never in INT8, but what comes after it is.
         "d = ConvTranspose(c, w) y = Conv(d, w)",
         # A transformer's layers.

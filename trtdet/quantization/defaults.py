@@ -33,7 +33,7 @@ import onnx_graphsurgeon as gs
 from trtdet.passes.provenance import origin_of
 from trtdet.quantization.data_flow import DataFlow
 from trtdet.quantization.macs import Macs, multiply_adds
-from trtdet.quantization.placement import FEWEST_FEATURES, QdqPlacement
+from trtdet.quantization.placement import FEWEST_FEATURES, QdqPlacement, after_softmax
 from trtdet.quantization.precision import Cause, Entry, PrecisionPlan
 
 FEWEST_CHANNELS = 16
@@ -169,19 +169,23 @@ def _before_layers(graph: gs.Graph, able: set[str], written: set[str]) -> set[st
     found: set[str] = set()
     for layer in graph.nodes:
         dense = layer.op in _DENSE and layer.name not in written and _mixes_features(layer)
-        if layer.name not in able and not dense:
+        if (layer.name not in able and not dense) or _expects(layer):
             continue
-        # The expectation of a softmax decodes; attention is reached by its other inputs.
-        ends = (*_SHAPES, "Softmax") if dense else _SHAPES
         waiting = [maker for tensor in layer.inputs for maker in tensor.inputs]
         while waiting:
             node = waiting.pop()
-            if id(node) in before or node.op in ends:
+            if id(node) in before or node.op in _SHAPES or _expects(node):
                 continue
             before.add(id(node))
             found.add(node.name)
             waiting.extend(maker for tensor in node.inputs for maker in tensor.inputs)
     return found
+
+
+def _expects(node: gs.Node) -> bool:
+    """Whether it is the expectation of a softmax: it decodes boxes, from which a decoder's next layer may go on."""
+    weighted = any(isinstance(tensor, gs.Constant) for tensor in node.inputs)
+    return node.op in ("Conv", *_DENSE) and weighted and after_softmax(node.inputs[0])
 
 
 def _mixes_features(product: gs.Node) -> bool:

@@ -150,7 +150,7 @@ def _product(node: gs.Node, attention: bool) -> Entry | str:
     if not any(constants):
         return _ATTENTION if attention and node.op == "MatMul" else ""
     sizes = node.inputs[constants.index(True)].values.shape
-    if all(constants) or max(sizes, default=0) < FEWEST_FEATURES or _after_softmax(node.inputs[0]):
+    if all(constants) or max(sizes, default=0) < FEWEST_FEATURES or after_softmax(node.inputs[0]):
         return ""
     if constants[0]:
         return "product: its constant is on the left, which no layer's weights are"
@@ -167,13 +167,14 @@ def _obstacle(node: gs.Node) -> Entry | None:
         return Entry("fp32", "its weights are not constant", Cause.WEIGHTS_NOT_CONSTANT)
     if isinstance(node.inputs[0], gs.Constant):
         return Entry("fp32", "its input is constant", Cause.INPUT_CONSTANT)
-    if _after_softmax(node.inputs[0]):
+    if after_softmax(node.inputs[0]):
         reason = "expectation of a softmax (distribution focal loss): it decodes boxes, which stay in float"
         return Entry("fp32", reason, Cause.DECODES_BOXES)
     return None
 
 
-def _after_softmax(tensor: gs.Tensor) -> bool:
+def after_softmax(tensor: gs.Tensor) -> bool:
+    """Whether a tensor is a softmax, moved about at most: a sum over it with constant weights is an expectation."""
     while tensor.inputs:
         producer = tensor.inputs[0]
         if producer.op == "Softmax":
