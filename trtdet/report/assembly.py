@@ -11,12 +11,15 @@ from trtdet.audit.gpus import gpu_named
 from trtdet.audit.roofline import Estimate, estimate, flow_of
 from trtdet.errors import ConfigError
 from trtdet.pipeline.stages.costs import default_gpu
+from trtdet.quantization import PrecisionPlan
 from trtdet.report.document import Missing, Report, Section
 from trtdet.report.runs import Kind, Run, read_run
 from trtdet.report.sections.causes import blocks_section, sensitivity_section
 from trtdet.report.sections.fronts import front_section, sweep_section
+from trtdet.report.sections.graph import engine_nodes, graph_section, model_nodes
 from trtdet.report.sections.layers import audit_section, plan_section
 from trtdet.report.sections.profiles import profile_section
+from trtdet.report.sections.ranges import inputs_of, ranges_section
 from trtdet.report.sections.reproduce import reproduce_section
 from trtdet.report.sections.scores import AGAINST, scores_section, shift_section
 from trtdet.report.sections.verdicts import (
@@ -79,12 +82,17 @@ def report(paths: Sequence[Path]) -> Report:
 
 
 def _scores_of(run: Run, runs: Sequence[Run]) -> Run | None:
-    """The evaluation of a bundle among the runs; the file that it names lies in the bundle."""
+    """The evaluation of a bundle among the runs: the file that it names lies in the bundle, seen from here or from the
+    evaluation's own folder."""
     own = run.path.resolve()
-    return next(
-        (other for other in runs if other.scores is not None and Path(other.scores["file"]).parent.resolve() == own),
-        None,
-    )
+
+    def of_bundle(other: Run) -> bool:
+        if other.scores is None:
+            return False
+        file = Path(other.scores["file"])
+        return own in (file.parent.resolve(), (other.path.parent / file).parent.resolve())
+
+    return next((other for other in runs if of_bundle(other)), None)
 
 
 def _tell_bundle(run: Run, scores: Mapping[str, Any] | None) -> _Told:
@@ -109,9 +117,15 @@ def _tell_bundle(run: Run, scores: Mapping[str, Any] | None) -> _Told:
         sections.append(sensitivity_section(run.ranking, plan))
     elif int8:
         missing.append(Missing("sensitivity by layer", _RANK))
+    sections += _histograms(run, plan)
+    assert run.model is not None
     if run.audit is not None:
-        sections.append(audit_section(run.audit, plan, _estimate(run)))
+        times = _estimate(run)
+        basis = f"estimated for {times.gpu.name}, batch {times.batch}"
+        sections.append(graph_section(engine_nodes(run.audit.layers, plan, times), True, basis))
+        sections.append(audit_section(run.audit, plan, times))
     else:
+        sections.append(graph_section(model_nodes(run.model, plan), False, ""))
         sections.append(plan_section(plan))
         missing.append(Missing("the audit of an engine", "build with --backend tensorrt or tensorrt-rtx"))
     if run.worth is None and int8:
@@ -120,7 +134,15 @@ def _tell_bundle(run: Run, scores: Mapping[str, Any] | None) -> _Told:
     return _Told(bundle_verdict(run, scores), tuple(sections), tuple(missing))
 
 
-def _estimate(run: Run) -> Estimate | None:
+def _histograms(run: Run, plan: PrecisionPlan) -> list[Section]:
+    collection, ranges = run.collection, run.ranges
+    if collection is None or ranges is None or run.model is None:
+        return []
+    worst = () if run.ranking is None else tuple(layer.name for layer in run.ranking.layers)
+    return [ranges_section(ranges, collection, inputs_of(run.model, plan, collection), worst)]
+
+
+def _estimate(run: Run) -> Estimate:
     """Of the layers' times, on the GPU that the build was compared for."""
     bundle = run.bundle
     assert bundle is not None

@@ -30,12 +30,25 @@
   function draw(element, figure) {
     const copy = JSON.parse(JSON.stringify(figure));
     drawn.set(element, figure);
-    return Plotly.newPlot(element, copy.traces, themed(copy.layout), {
+    const done = Plotly.newPlot(element, copy.traces, themed(copy.layout), {
       responsive: true,
       displaylogo: false,
       scrollZoom: Boolean(copy.layout.scrollzoom),
       modeBarButtonsToRemove: ["select2d", "lasso2d"],
     });
+    if (figure.layout.scrollzoom) done.then(() => { element.removeAllListeners("plotly_relayout"); element.on("plotly_relayout", () => names(element)); });
+    return done;
+  }
+
+  // Names stand beside marks once few enough of them are in view.
+  function names(element) {
+    const [left, right] = element._fullLayout.xaxis.range;
+    const [low, high] = element._fullLayout.yaxis.range;
+    let seen = 0;
+    element.data.forEach((trace) => { if (trace.text) trace.x.forEach((x, place) => { seen += x > left && x < right && trace.y[place] > low && trace.y[place] < high; }); });
+    const mode = seen <= 30 ? "markers+text" : "markers";
+    const which = element.data.map((trace, place) => [trace, place]).filter(([trace]) => trace.text && trace.mode !== mode).map(([, place]) => place);
+    if (which.length) Plotly.restyle(element, { mode }, which);
   }
 
   // + and - zoom, arrows move, 0 shows all.

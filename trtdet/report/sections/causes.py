@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trtdet.mixed_precision.breakdown import Breakdown
@@ -10,7 +10,7 @@ from trtdet.mixed_precision.scores import LayerScore, Sensitivity
 from trtdet.quantization import PrecisionPlan
 from trtdet.report.document import Chart, Grid, Part, Section, Text
 from trtdet.report.palette import COLOURS, GREY, PRECISIONS
-from trtdet.tables import Column, Table
+from trtdet.tables import Cell, Column, Table
 
 
 def sensitivity_section(ranking: Sensitivity, plan: PrecisionPlan | None) -> Section:
@@ -32,20 +32,26 @@ def sensitivity_section(ranking: Sensitivity, plan: PrecisionPlan | None) -> Sec
         ordered = sorted(ranking.layers, key=lambda layer: layer.place)
         charts.append(_bars("In the order of the network", ordered, total, precisions))
     charts.append(_bars("The most sensitive first", ranking.layers, total, precisions))
-    rows = [
-        (
-            *(layer.rank, layer.place or None, layer.name, layer.score, layer.score / total),
-            *(layer.macs / max(ranking.macs, 1), None if layer.map is None else 100 * layer.map),
-            *("depthwise" if layer.depthwise else layer.kind, precisions.get(layer.name, "").upper()),
-        )
-        for layer in ranking.layers
-    ]
-    columns = (
-        *("rank", "place", Column("convolution", align="left"), Column("error", ".6f"), Column("share", ".1%")),
-        *(Column("multiply-adds", ".1%"), Column("mAP", ".2f"), "kind", "runs in"),
-    )
-    charts.append(Grid(Table(columns, rows), ("kind", "runs in")))
+    charts.append(Grid(_table(ranking, total, precisions), ("kind", "runs in")))
     return Section("Sensitivity by layer", tuple(charts))
+
+
+def _table(ranking: Sensitivity, total: float, precisions: Mapping[str, str]) -> Table:
+    """The ranking, of columns those that are not empty."""
+    columns: list[tuple[Column, Callable[[LayerScore], Cell]]] = [
+        (Column("rank"), lambda layer: layer.rank),
+        (Column("place"), lambda layer: layer.place or None),
+        (Column("convolution", align="left"), lambda layer: layer.name),
+        (Column("error", ".6f"), lambda layer: layer.score),
+        (Column("share", ".1%"), lambda layer: layer.score / total),
+        (Column("multiply-adds", ".1%"), lambda layer: layer.macs / max(ranking.macs, 1)),
+        (Column("mAP", ".2f"), lambda layer: None if layer.map is None else 100 * layer.map),
+        (Column("kind"), lambda layer: "depthwise" if layer.depthwise else layer.kind or None),
+        (Column("runs in"), lambda layer: precisions.get(layer.name, "").upper() or None),
+    ]
+    shown = [(column, cell) for column, cell in columns if any(cell(layer) is not None for layer in ranking.layers)]
+    rows = [[cell(layer) for _, cell in shown] for layer in ranking.layers]
+    return Table([column for column, _ in shown], rows)
 
 
 def _bars(title: str, layers: Sequence[LayerScore], total: float, precisions: Mapping[str, str]) -> Chart:
@@ -91,7 +97,7 @@ def blocks_section(found: Breakdown) -> Section:
     layout = {
         "barmode": "group",
         "xaxis": {"title": {"text": "error at the head, the block alone in INT8"}},
-        "yaxis": {"autorange": "reversed"},
+        "yaxis": {"autorange": "reversed", "tickvals": names, "ticktext": [_tail(name) for name in names]},
     }
     said = (
         f"The whole network's error at the head is {found.before:.4f} by the plain rule and {found.after:.4f} as "
@@ -107,6 +113,11 @@ def blocks_section(found: Breakdown) -> Section:
     if found.corrections:
         parts.append(Grid(_corrections(found)))
     return Section("Blocks that carry the error", tuple(parts))
+
+
+def _tail(name: str, width: int = 30) -> str:
+    """The end of a name, which tells it from others."""
+    return name if len(name) <= width else f"…{name[-width + 1 :]}"
 
 
 def _blocks(found: Breakdown) -> Table:

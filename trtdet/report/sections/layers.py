@@ -24,13 +24,13 @@ def plan_section(plan: PrecisionPlan) -> Section:
     return Section("Plan", (Text((said,)), Grid(Table(columns, rows), ("runs in", "cause"))))
 
 
-def audit_section(audit: Audit, plan: PrecisionPlan, estimate: Estimate | None) -> Section:
+def audit_section(audit: Audit, plan: PrecisionPlan, estimate: Estimate) -> Section:
     """The layers of an engine with their precision, bytes and time, and the findings.
 
     Args:
         audit: of the engine.
         plan: what was planned.
-        estimate: of the layers' times; None where there is none.
+        estimate: of the layers' times.
     """
     parts: list[Part] = [Text((f"{audit.summary[0].upper()}{audit.summary[1:]}.",))]
     if audit.departures:
@@ -52,26 +52,21 @@ def _findings(audit: Audit) -> Table:
     return Table(columns, rows, f"What gets in the way of INT8, by {audit.cost}")
 
 
-def _layers(audit: Audit, plan: PrecisionPlan, estimate: Estimate | None) -> Table:
-    times = {} if estimate is None else {layer.name: layer for layer in estimate.layers}
-    columns: list[Column | str] = [
+def _layers(audit: Audit, plan: PrecisionPlan, estimate: Estimate) -> Table:
+    times = {layer.name: layer for layer in estimate.layers}
+    columns = (
         *("#", "kernel", Column("convolutions", align="left"), "planned", "reads", "writes", Column("MB", ".3f")),
-    ]
-    if estimate is not None:
-        columns += [Column("ms", ".4f"), Column("share", ".1%"), "bound by"]
-    columns.append(Column("layer", align="left"))
-    total = estimate.ms if estimate is not None and estimate.ms else 1.0
+        *(Column("ms", ".4f"), Column("share", ".1%"), "bound by", Column("layer", align="left")),
+    )
+    total = estimate.ms or 1.0
     rows: list[list[Cell]] = []
     for place, layer in enumerate(audit.layers, 1):
-        row: list[Cell] = [place, layer.type, *_planned(layer, plan), layer.input, layer.output, layer.bytes / 1e6]
-        if estimate is not None:
-            timed = times.get(layer.name)
-            row += [timed.ms, timed.ms / total, timed.bound] if timed is not None else [None, None, ""]
-        rows.append([*row, _short(layer.name)])
-    title = "Layers in the order of the engine"
-    if estimate is not None:
-        title += f"; ms are an estimate for {estimate.gpu.name}, batch {estimate.batch}, not measured"
-    return Table(columns, rows, title)
+        timed = times.get(layer.name)
+        known: list[Cell] = [timed.ms, timed.ms / total, timed.bound] if timed is not None else [None, None, ""]
+        moved: list[Cell] = [layer.input, layer.output, layer.bytes / 1e6]
+        rows.append([place, layer.type, *_planned(layer, plan), *moved, *known, _short(layer.name)])
+    title = f"Layers in the order of the engine; ms are an estimate for {estimate.gpu.name}, batch {estimate.batch}"
+    return Table(columns, rows, f"{title}, not measured")
 
 
 def _planned(layer: Layer, plan: PrecisionPlan) -> tuple[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from trtdet.bundle import Manifest
@@ -57,7 +58,7 @@ def accuracy_said(worth: Mapping[str, Any] | None, scores: Mapping[str, Any] | N
     if scores is not None:
         against = scores.get("against") or {}
         if "difference" in against:
-            return _difference_said(scores["map"], against)
+            return _difference_said(scores["map"], against, Path(against["file"]).name)
         if scores["map"] is not None:
             return f"mAP {100 * scores['map']:.2f} on {scores['images']} images"
         agreed = against.get("agreement") or {}
@@ -67,15 +68,15 @@ def accuracy_said(worth: Mapping[str, Any] | None, scores: Mapping[str, Any] | N
                 f"{100 * agreed['high']:.2f}) on {agreed['images']} images"
             )
     compared = (worth or {}).get("comparison")
-    if compared is None:
+    if worth is None or compared is None:
         return ""
-    return _difference_said(compared["map"] + compared["difference"], compared)
+    return _difference_said(compared["map"] + compared["difference"], compared, worth["against"].upper())
 
 
-def _difference_said(score: float, against: Mapping[str, Any]) -> str:
+def _difference_said(score: float, against: Mapping[str, Any], name: str) -> str:
     difference, low, high = (100 * against[key] for key in ("difference", "low", "high"))
     return (
-        f"mAP {100 * score:.2f} against {100 * against['map']:.2f} of {against['file']}: {difference:+.2f} points "
+        f"mAP {100 * score:.2f} against {100 * against['map']:.2f} of {name}: {difference:+.2f} points "
         f"({100 * against['confidence']:g} % interval {low:+.2f} .. {high:+.2f}, {against['images']} images): "
         f"{against['verdict']}"
     )

@@ -1,0 +1,116 @@
+"""Histograms of the activations, with the thresholds of every rule and the one that was written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import onnx
+
+from trtdet.calibration import RULES, Collection, Histogram, Ranges
+from trtdet.quantization import PrecisionPlan
+from trtdet.report.document import Histogram as Drawn
+from trtdet.report.document import Histograms, Section, Text
+
+_SHOWN = 10
+_BARS = 128
+_STEPS = 20
+"""Steps of a bar's height in a factor of ten."""
+
+_BETWEEN = ("QuantizeLinear", "DequantizeLinear", "Cast", "Mul", "Add", "Sub", "Div", "Identity")
+"""What may stand between a convolution and the tensor that it reads in the float model: casts, Q/DQ pairs, channel
+maps."""
+
+
+def ranges_section(ranges: Ranges, collection: Collection, inputs: Mapping[str, str], worst: Sequence[str]) -> Section:
+    """The histograms of all tensors that convolutions read; the worst are drawn at once.
+
+    Args:
+        ranges: that were written.
+        collection: of the calibration.
+        inputs: by convolution, the tensor that it reads.
+        worst: convolutions, the most sensitive first; empty where nobody ranked them.
+    """
+    names = [name for name, tensor in inputs.items() if tensor in collection.histograms]
+    tensors = list(dict.fromkeys(inputs[name] for name in names))
+    with ThreadPoolExecutor() as pool:  # NumPy computes outside the interpreter's lock
+        drawn = dict(zip(tensors, pool.map(lambda tensor: _drawn(tensor, collection, ranges), tensors), strict=True))
+    entries = tuple(
+        Drawn(name, tensor, one.top, one.heights, one.thresholds, one.chosen, one.note)
+        for name, tensor in ((name, inputs[name]) for name in names)
+        for one in (drawn[tensor],)
+    )
+    known = [name for name in worst if name in names]
+    if known:
+        order, why = known, "the most sensitive"
+    else:
+        noises = {name: noise(collection.histograms[inputs[name]], drawn[inputs[name]].chosen or 0.0) for name in names}
+        order, why = sorted(names, key=lambda name: -noises[name]), "those with most noise for their signal"
+    places = {name: place for place, name in enumerate(names)}
+    shown = tuple(places[name] for name in order[:_SHOWN])
+    said = (
+        f"|x| on {collection.images} calibration images; a line for each rule, dotted what was written (rule "
+        f"{ranges.rule}, then corrections). What lies right of a line is cut off."
+    )
+    title = f"Inputs of {len(shown)} convolutions, {why}:"
+    return Section("Histograms and thresholds", (Text((said,)), Histograms(entries, shown, title)))
+
+
+def _drawn(tensor: str, collection: Collection, ranges: Ranges) -> Drawn:
+    histogram = collection.histograms[tensor]
+    written = ranges.tensors.get(tensor)
+    thresholds = {rule: float(f"{choose(histogram):.6g}") for rule, choose in RULES.items()} if histogram.amax else {}
+    top, heights = compact(histogram)
+    cut = ""
+    if written is not None and histogram.amax:
+        kept = histogram.counts[: round(written.amax / histogram.width)].sum() / max(histogram.total, 1)
+        cut = f"{1 - kept:.2%} of the values are cut off, the largest is {histogram.amax:.4g}"
+    return Drawn("", tensor, top, heights, thresholds, None if written is None else float(f"{written.amax:.6g}"), cut)
+
+
+def compact(histogram: Histogram) -> tuple[float, bytes]:
+    """A histogram as 128 bars up to the largest value.
+
+    Returns:
+        |x| at the upper end of the last bar, and the heights as :class:`trtdet.report.document.Histogram` has them.
+    """
+    bins = max(int(np.ceil(histogram.amax / histogram.width)), 1)
+    group = -(-bins // _BARS)
+    counts = np.zeros(group * _BARS, np.int64)
+    counts[:bins] = histogram.counts[:bins]
+    sums = counts.reshape(_BARS, group).sum(axis=1)
+    heights = np.minimum(np.rint(_STEPS * np.log10(1.0 + sums)), 255).astype(np.uint8)
+    return float(f"{group * _BARS * histogram.width:.6g}"), heights.tobytes()
+
+
+def noise(histogram: Histogram, amax: float) -> float:
+    """What rounding and cutting off do: mean square error over the mean square of the values; 0 for an amax of 0."""
+    counts, width = histogram.rebinned(2048)
+    centres = (np.arange(len(counts)) + 0.5) * width
+    power = float(counts @ np.square(centres))
+    if amax <= 0 or power <= 0:
+        return 0.0
+    step = amax / 127
+    rounded = np.minimum(np.rint(centres / step), 127) * step
+    return float(counts @ np.square(rounded - centres)) / power
+
+
+def inputs_of(model: onnx.ModelProto, plan: PrecisionPlan, collection: Collection) -> dict[str, str]:
+    """By convolution of the plan, the tensor of the collection that it reads, through what quantises it on the way.
+
+    Args:
+        model: with Q/DQ nodes and casts.
+        plan: in the order of the network.
+        collection: of the float model.
+    """
+    makers = {output: node for node in model.graph.node for output in node.output}
+    found = {}
+    for node in model.graph.node:
+        if node.name in plan.entries:
+            tensor = node.input[0]
+            while tensor not in collection.histograms and tensor in makers and makers[tensor].op_type in _BETWEEN:
+                tensor = makers[tensor].input[0]
+            if tensor in collection.histograms:
+                found[node.name] = tensor
+    return {name: found[name] for name in plan.entries if name in found}
