@@ -31,7 +31,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 FUZZ_SECONDS ?= 600
 FUZZ_TARGETS := manifest image recording multipart inference
 
-.PHONY: demo test test-all test-rest test-benchmarks test-tensorrt86 test-triton test-sanitized lint service service-tests \
+.PHONY: demo test test-all test-rest test-benchmarks test-tensorrt86 test-triton test-sanitized chromium lint service service-tests \
   docs fuzz clean
 
 demo: $(VENV)/.demo
@@ -50,9 +50,15 @@ test-all: test
 
 # All that 'make test' leaves out and that needs no other environment, to its end also where some of it fails; like
 # 'make test' it ends with pytest's summary.
-test-rest: $(VENV)/.dev
+test-rest: $(VENV)/.dev chromium
 	failed=0; $(MAKE) --no-print-directory test-sanitized || failed=1; \
 	$(PYTEST) -m "(slow or benchmark) and not tensorrt86" || failed=1; exit $$failed
+
+# Reports are looked at in it; where it may not be installed those tests say that they skip.
+chromium:
+	@command -v chromium >/dev/null 2>&1 || { sudo=; test "$$(id -u)" -eq 0 || sudo="sudo -n"; \
+	  $$sudo apt-get update -qq && $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y \
+	    --no-install-recommends chromium; } >/dev/null 2>&1 || echo "chromium is not here and was not installed" >&2
 
 test-benchmarks: $(VENV)/.dev
 	$(BIN)/python -m pytest -m benchmark

@@ -13,6 +13,7 @@ from trtdet.cli import (
     bench_command,
     build_command,
     calibrate_command,
+    compare_command,
     demo_command,
     doctor_command,
     eval_command,
@@ -48,6 +49,7 @@ COMMANDS: tuple[Command, ...] = (
     infer_command.COMMAND,
     record_command.COMMAND,
     report_command.COMMAND,
+    compare_command.COMMAND,
     package_command.COMMAND,
     demo_command.COMMAND,
 )

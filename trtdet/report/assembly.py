@@ -81,6 +81,11 @@ def report(paths: Sequence[Path]) -> Report:
     )
 
 
+def with_pictures(found: Report, pictures: Section) -> Report:
+    """A report of one bundle with a section of pictures behind its figures."""
+    return replace(found, sections=(found.sections[0], pictures, *found.sections[1:]))
+
+
 def _scores_of(run: Run, runs: Sequence[Run]) -> Run | None:
     """The evaluation of a bundle among the runs: the file that it names lies in the bundle, seen from here or from the
     evaluation's own folder."""
