@@ -3,6 +3,7 @@ whether both find the same. Needs ``trtdet-serve`` and what it runs the bundle w
 
     python benchmarks/service.py BUNDLE --images DIR --service build/service/serve/trtdet-serve [-o OUT.md]
     python benchmarks/service.py BUNDLE --images DIR --service PATH --against aiohttp
+    python benchmarks/service.py BUNDLE --images DIR --service PATH --against triton --pytriton SITE_PACKAGES
     python benchmarks/service.py BUNDLE --images DIR --service PATH --recording FILE     without an engine, see below
     python benchmarks/service.py BUNDLE --images DIR --service PATH -- OPTION ...        options of the service
 
@@ -16,6 +17,9 @@ batches, run the engine in as many lanes, suppress, and map the boxes back.
 - Python, ``--against aiohttp``: ``benchmarks/peers/aiohttp_server.py``, onnxruntime behind aiohttp in a process of its
   own, asked by the same clients as the service. It makes no batches. ``--peer-workers`` and ``--peer-intra-op``
   say how many requests it works on at a time, and with how many threads each run of the model.
+
+- Triton, ``--against triton``: the same work in Triton's Python backend, ``benchmarks/peers/triton_server.py``.
+  ``--pytriton`` names the site-packages of an environment that has nvidia-pytriton.
 
 They take turns, several rounds for each number of clients. The ratio of their throughput is taken round by round; its
 median is shown, and between which values the rounds lay. Latency is that of all rounds.
@@ -43,7 +47,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -67,10 +71,32 @@ from trtdet.runtime.detector import Detector
 BOX, SCORE = 0.01, 1e-4
 """How far detections may be from each other, in pixels and in probability."""
 
-AIOHTTP_SERVER = Path(__file__).parent / "peers" / "aiohttp_server.py"
+PEER_SERVERS = Path(__file__).parent / "peers"
 
 STARTING = 300.0
 """Seconds in which the service has to be ready."""
+
+
+@dataclass(frozen=True)
+class Wire:
+    """How a server is asked over HTTP.
+
+    Attributes:
+        detect: where an image is sent to.
+        ready: what answers with 200 once it is ready.
+        headers: of a request with an image.
+        output: whether what ``/v1/detect`` answers is a binary output of the Open Inference Protocol here.
+    """
+
+    detect: str
+    ready: str
+    headers: Mapping[str, str]
+    output: bool = False
+
+
+IMAGE = {"Content-Type": "application/octet-stream"}
+DETECT = Wire("/v1/detect", "/readyz", IMAGE)
+TRITON = Wire("/v2/models/detect/infer", "/v2/health/ready", {**IMAGE, "Inference-Header-Content-Length": "0"}, True)
 
 
 @dataclass(frozen=True)
@@ -83,6 +109,7 @@ class Settings:
         against: what the service is compared with, a key of ``PEERS``.
         peer_options: the command line of a peer in a process of its own.
         service_options: more of the service's command line.
+        pytriton: the site-packages that have nvidia-pytriton; None where Triton is not asked.
     """
 
     bundle: Path
@@ -98,6 +125,7 @@ class Settings:
     against: str
     peer_options: tuple[object, ...]
     service_options: tuple[str, ...]
+    pytriton: Path | None
 
 
 @dataclass
@@ -277,7 +305,7 @@ def serving(settings: Settings, pool: ProcessPoolExecutor) -> Iterator[Side]:
 @contextmanager
 def aiohttp_server(settings: Settings, pool: ProcessPoolExecutor) -> Iterator[Side]:
     """A server in Python, in a process of its own."""
-    command = [sys.executable, AIOHTTP_SERVER, settings.bundle, *settings.peer_options]
+    command = [sys.executable, PEER_SERVERS / "aiohttp_server.py", settings.bundle, *settings.peer_options]
     runs = f"onnxruntime {version('onnxruntime')} behind aiohttp {version('aiohttp')}"
     told = f"{runs} with {' '.join(map(str, settings.peer_options))}"
     with listening(command) as port, OverHttp(pool, port, settings, told) as side:
@@ -285,7 +313,21 @@ def aiohttp_server(settings: Settings, pool: ProcessPoolExecutor) -> Iterator[Si
 
 
 @contextmanager
-def listening(command: Sequence[object]) -> Iterator[int]:
+def triton_server(settings: Settings, pool: ProcessPoolExecutor) -> Iterator[Side]:
+    """Triton, in processes of its own."""
+    assert settings.pytriton is not None
+    command = [sys.executable, PEER_SERVERS / "triton_server.py", settings.bundle, "--pytriton", settings.pytriton]
+    runs = f"onnxruntime {version('onnxruntime')} in Triton's Python backend"
+    told = f"{runs} with {' '.join(map(str, settings.peer_options))}"
+    with (
+        listening([*command, *settings.peer_options], TRITON) as port,
+        OverHttp(pool, port, settings, told, TRITON) as side,
+    ):
+        yield side
+
+
+@contextmanager
+def listening(command: Sequence[object], wire: Wire = DETECT) -> Iterator[int]:
     """The port of a service that is ready; it runs until the end of the block.
 
     Raises:
@@ -309,7 +351,7 @@ def listening(command: Sequence[object]) -> Iterator[int]:
             listening.join()
             raise BackendError(f"the service did not start: {one_line(''.join(said[-3:]) or 'it said nothing')}")
         port = int(next(word for word in url.split() if "://" in word).rpartition(":")[2])
-        wait_until_ready(port)
+        wait_until_ready(port, wire.ready)
         yield port
     finally:
         process.terminate()
@@ -323,27 +365,28 @@ def listening(command: Sequence[object]) -> Iterator[int]:
         process.stderr.close()
 
 
-def wait_until_ready(port: int) -> None:
+def wait_until_ready(port: int, target: str) -> None:
     until = time.monotonic() + STARTING
     status = 0
     while status != 200:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=STARTING)
         try:
-            connection.request("GET", "/readyz")
+            connection.request("GET", target)
             status = connection.getresponse().status
         except OSError:
             status = 0
         finally:
             connection.close()
         if status != 200 and time.monotonic() > until:
-            raise BackendError(f"the service is not ready after {STARTING:g} s; ask it at /readyz why")
+            raise BackendError(f"the service is not ready after {STARTING:g} s; ask it at {target} why")
         time.sleep(0 if status == 200 else 0.05)
 
 
 class Connection:
     """A client of the service, which keeps its connection."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, wire: Wire = DETECT) -> None:
+        self._wire = wire
         self._http = http.client.HTTPConnection("127.0.0.1", port, timeout=STARTING)
 
     def __enter__(self) -> Connection:
@@ -355,7 +398,7 @@ class Connection:
     def post(self, body: bytes) -> bytes:
         """Raises BackendError where the answer is not a success."""
         try:
-            self._http.request("POST", "/v1/detect", body, {"Content-Type": "application/octet-stream"})
+            self._http.request("POST", self._wire.detect, body, self._wire.headers)
             answer = self._http.getresponse()
             text = answer.read()
         except (OSError, http.client.HTTPException) as error:
@@ -370,7 +413,11 @@ class Connection:
     def found(self, body: bytes) -> tuple[str | None, Found]:
         """The content hash of the bundle that was run on an image, where the answer has it, and the detections."""
         try:
-            answer = json.loads(self.post(body))
+            text = self.post(body)
+            if self._wire.output:
+                # What it is, and then one string after its length in four bytes.
+                text = text[json.JSONDecoder().raw_decode(text.decode("latin-1"))[1] + 4 :]
+            answer = json.loads(text)
             rows = answer["images"][0]["detections"]
             return answer.get("model", {}).get("content_hash"), Found(
                 np.array([row["box"] for row in rows], np.float32).reshape(-1, 4),
@@ -382,14 +429,14 @@ class Connection:
 
 
 def client_process(
-    port: int, paths: Sequence[Path], clients: Sequence[int], start: float, end: float
+    port: int, wire: Wire, paths: Sequence[Path], clients: Sequence[int], start: float, end: float
 ) -> tuple[list[float], float]:
     """Some of the clients, as threads of a process; gives milliseconds and when the last one was done."""
     bodies = [path.read_bytes() for path in paths]
 
     def ask(client: int) -> list[float]:
         ms = []
-        with Connection(port) as connection:
+        with Connection(port, wire) as connection:
             time.sleep(max(0.0, start - time.monotonic()))
             for index in itertools.count(client):
                 started = time.monotonic()
@@ -407,9 +454,11 @@ def client_process(
 class OverHttp:
     """The clients of a service; used as a context, which closes the connection of a client that asks alone."""
 
-    def __init__(self, pool: ProcessPoolExecutor, port: int, settings: Settings, runs: str) -> None:
+    def __init__(
+        self, pool: ProcessPoolExecutor, port: int, settings: Settings, runs: str, wire: Wire = DETECT
+    ) -> None:
         self._pool, self._processes, self._port, self._paths = pool, processes_of(settings), port, settings.images
-        self._runs, self._alone = runs, Connection(port)
+        self._runs, self._wire, self._alone = runs, wire, Connection(port, wire)
 
     def __enter__(self) -> OverHttp:
         return self
@@ -428,7 +477,8 @@ class OverHttp:
         start = time.monotonic() + 0.2
         parts = [range(first, clients, self._processes) for first in range(min(self._processes, clients))]
         futures = [
-            self._pool.submit(client_process, self._port, self._paths, part, start, start + seconds) for part in parts
+            self._pool.submit(client_process, self._port, self._wire, self._paths, part, start, start + seconds)
+            for part in parts
         ]
         rows = [future.result() for future in futures]
         ms = list(itertools.chain.from_iterable(row for row, _ in rows))
@@ -438,6 +488,7 @@ class OverHttp:
 PEERS: dict[str, Callable[[Settings, ProcessPoolExecutor], AbstractContextManager[Side]]] = {
     "in-process": in_process,
     "aiohttp": aiohttp_server,
+    "triton": triton_server,
 }
 """What the service is compared with."""
 
@@ -576,8 +627,9 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument(
         "--against", choices=sorted(PEERS), default="in-process", help="what the service is compared with"
     )
-    parser.add_argument("--peer-workers", type=int, default=2, help="requests at the same time, with aiohttp")
+    parser.add_argument("--peer-workers", type=int, default=2, help="requests at the same time, with aiohttp or Triton")
     parser.add_argument("--peer-intra-op", type=int, default=1, help="threads of a run, with aiohttp; 0: one per core")
+    parser.add_argument("--pytriton", type=Path, help="site-packages that have nvidia-pytriton, with Triton")
     parser.add_argument("-o", "--output", type=Path, help="a file for the Markdown that is printed")
     return parser
 
@@ -589,6 +641,8 @@ def asked(options: argparse.Namespace, service_options: Sequence[str]) -> Settin
             raise ConfigError(f"--{name.replace('_', '-')} takes numbers above 0, got {getattr(options, name)}")
     if min(options.clients) < 1:
         raise ConfigError(f"--clients takes numbers from 1 up, got {min(options.clients)}")
+    if options.against == "triton" and options.pytriton is None:
+        raise ConfigError("--against triton needs --pytriton with the site-packages that have nvidia-pytriton")
     paths = find_images(options.images)
     if not paths:
         raise DataError(f"'{options.images}' has no images; give a folder that has some")
@@ -606,6 +660,7 @@ def asked(options: argparse.Namespace, service_options: Sequence[str]) -> Settin
         options.against,
         ("--workers", options.peer_workers, "--intra-op", options.peer_intra_op),
         tuple(service_options),
+        options.pytriton,
     )
 
 

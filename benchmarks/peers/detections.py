@@ -1,0 +1,44 @@
+"""What servers in Python do with an image: OpenCV, onnxruntime and NumPy, from the file's bytes to the answer's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+
+from trtdet.data.images import decode_image, preprocess
+from trtdet.runtime.detector import Detector
+
+
+class Detections:
+    """Answers for images: the whole way of one image, in the thread that calls it."""
+
+    def __init__(self, bundle: Path, intra_op: int) -> None:
+        self._detector = Detector.open(bundle, runtime="onnxruntime")
+        options = onnxruntime.SessionOptions()
+        # As trtdet-serve runs it: Q/DQ pairs as they are written, and no thread that waits by spinning.
+        options.add_session_config_entry("session.disable_quant_qdq", "1")
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.intra_op_num_threads = intra_op
+        self._session = onnxruntime.InferenceSession(
+            self._detector.runner.model.SerializeToString(), options, ["CPUExecutionProvider"]
+        )
+        self._names = [output.name for output in self._session.get_outputs()]
+        self._input = self._session.get_inputs()[0].name
+
+    def __call__(self, body: bytes) -> bytes:
+        """The answer for the bytes of a JPEG or PNG file."""
+        pixels = decode_image(body)
+        image, placement = preprocess(pixels, self._detector.input)
+        outputs = dict(zip(self._names, self._session.run(None, {self._input: image[None]}), strict=True))
+        boxes, scores, classes = self._detector.suppressed(outputs, self._detector.nms).image(0)
+        rows: list[dict[str, Any]] = [
+            {"box": box, "score": score, "class": number, "name": self._detector.classes[number]}
+            for box, score, number in zip(
+                placement.to_image(boxes).tolist(), scores.tolist(), classes.tolist(), strict=True
+            )
+        ]
+        height, width = pixels.shape[:2]
+        return json.dumps({"images": [{"width": width, "height": height, "detections": rows}]}).encode()
