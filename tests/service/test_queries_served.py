@@ -1,0 +1,62 @@
+"""A trained RT-DETR v2, from the export of transformers to the answers of the service, by the commands."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from serving import ONNXRUNTIME, Picture, Server, check, find
+
+from trtdet.bundle import Bundle
+from trtdet.cli import main
+from trtdet.data.images import read_image
+from trtdet.demo import shapes
+from trtdet.runtime.detector import Detector
+
+MODEL = Path(__file__).parents[1] / "fixtures" / "detr.onnx"
+
+pytestmark = [pytest.mark.slow, pytest.mark.tensorrt]
+
+
+@pytest.mark.filterwarnings("ignore:INT8 is not faster than FP16:trtdet.errors.TrtdetWarning")
+def test_a_detector_without_nms_from_export_to_service(
+    program: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="pip install 'trtdet[rtx]'")
+
+    def run(*arguments: object) -> Any:
+        capsys.readouterr()
+        assert main([*map(str, arguments), "--json"]) == 0, capsys.readouterr().err
+        return json.loads(capsys.readouterr().out)
+
+    val = shapes.generate(tmp_path / "coco", "val", 24)
+    calibration = shapes.generate(tmp_path / "coco", "calibration", 16)
+    model, bundle = tmp_path / "rtdetr.onnx", tmp_path / "int8"
+    config = ("--config", MODEL.with_suffix(".yaml"))
+    run("export", MODEL, *config, "-o", model)
+    given = (*config, "--images", calibration.images)
+    run("build", model, *given, "--int8", "--correct", "none", "--backend", "tensorrt-rtx", "--sm", 89, "-o", bundle)
+    scores = run("eval", bundle, "--against", model, "--images", val.images, "--annotations", val.annotations)
+    assert scores["map"] > 0.1
+    assert scores["against"]["agreement"]["ap"] > 0.7
+    counts = run("audit", bundle)
+    assert counts["int8"] > 60
+    assert counts["fp32"] == 0
+    assert counts["int8"] + counts["fp16"] == sum(Bundle(bundle).manifest.precision.model_dump().values())
+    picture = tmp_path / "picture.png"
+    Image.fromarray(shapes.render(shapes.DEFAULT_SEED, "val", 0)[0]).save(picture)
+    run("infer", bundle, picture, "-o", tmp_path / "found")
+    assert {file.name for file in (tmp_path / "found").iterdir()} == {"detections.json", "picture.jpg"}
+    detector, content_hash = Detector.open(bundle, runtime="model"), Bundle(bundle).manifest.content_hash
+    with Server(
+        program("serve/trtdet-serve"), [bundle, "--library-folder", ONNXRUNTIME], tmp_path / "server"
+    ) as server:
+        answer = server.detect(picture.read_bytes(), kind="image/png")
+    found = find(detector, picture)
+    assert len(found.scores) > 0
+    sides = read_image(picture).shape[1::-1]
+    check(answer.json["images"][0], Picture(picture, picture.read_bytes(), *sides, {content_hash: found}), content_hash)
