@@ -187,6 +187,17 @@ def test_a_segmentation_that_is_none_is_an_error(tmp_path: Path) -> None:
         CocoMetric(dataset, "pycocotools").update(0, [[0, 0, 9, 9]], [1], [1], [whole]).compute_masks()
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_recall_is_that_of_boxes_of_any_class(crowded: CocoDataset, one_dog: CocoDataset, engine: Any) -> None:
+    perfect = CocoMetric(one_dog, engine).update(0, [[0, 0, 9, 9], [10, 20, 110, 70]], [0.9, 0.8], [0, 2])
+    assert perfect.recall(1, 2) == (0, 1)
+    few, many = noisy(CocoMetric(crowded, engine)).recall(1, 1000)
+    # As pycocotools has it, with a limit on the way that its summary wants.
+    other = noisy(CocoMetric(crowded, "pycocotools")).recall(1, 100, 1000)
+    assert (few, many) == pytest.approx((other[0], other[2]), abs=1e-12)
+    assert 0 < few < many < 1
+
+
 def test_prints_as_pycocotools_does(crowded: CocoDataset, capsys: pytest.CaptureFixture[str]) -> None:
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval

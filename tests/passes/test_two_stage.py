@@ -13,12 +13,26 @@ import onnx
 import onnx_graphsurgeon as gs
 import pytest
 
+from trtdet.backends import OnnxRunner
 from trtdet.config import Config
 from trtdet.detection.suppression import non_max_suppression
 from trtdet.errors import ConfigError, ModelError
+from trtdet.exporter import SHAPES_MODEL
 from trtdet.passes import Options, load_model, rewrite
 from trtdet.passes.model import to_graph, to_model
-from trtdet.passes.two_stage import REWRITES, detections, guards, levels, prepared, proposals, static, suppressions
+from trtdet.passes.two_stage import (
+    BOXES,
+    REAL,
+    REWRITES,
+    detections,
+    guards,
+    levels,
+    prepared,
+    proposals,
+    static,
+    suppressions,
+    up_to_proposals,
+)
 from trtdet.passes.two_stage import masks as two_stage_masks
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "two_stage"
@@ -284,6 +298,29 @@ def test_the_configuration_may_leave_out_more_than_the_model(traced_model: onnx.
     ):
         thresholds = rewrite(traced_model, Options(config(nms), nms="host", missing_ops=missing)).config.nms
         assert (thresholds.score_threshold, thresholds.max_detections) == kept
+
+
+@pytest.mark.slow
+def test_the_proposals_of_either_form_are_the_regions_of_the_second_stage(exported: onnx.ModelProto) -> None:
+    limited = config(rpn_pre_nms_topk=BEFORE, rpn_post_nms_topk=AFTER)
+    merged = rewrite(exported, Options(limited, nms="native")).model
+    fixed = rewrite(exported, Options(limited, nms="native", missing_ops=frozenset({"RoiAlign"}))).model
+    first, second = (OnnxRunner(up_to_proposals(model)) for model in (merged, fixed))
+    want, got = (runner.feed({runner.input: IMAGES[0]}) for runner in (first, second))
+    assert got[REAL].all()
+    np.testing.assert_array_equal(got[BOXES], want[BOXES])
+    assert want[BOXES].shape == (AFTER, 4)
+    # Each is aligned on one level: all of them, and nothing else, is what RoiAlign reads.
+    names = [node.input[1] for node in merged.graph.node if node.op_type == "RoiAlign"]
+    merged.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names[:4])
+    runner = OnnxRunner(merged)
+    read = runner.feed({runner.input: IMAGES[0]})
+    regions = np.concatenate([read[name] for name in names[:4]])
+    assert sorted(map(tuple, regions.tolist())) == sorted(map(tuple, want[BOXES].tolist()))
+
+
+def test_a_detector_of_one_stage_has_no_proposals() -> None:
+    assert up_to_proposals(load_model(SHAPES_MODEL)) is None
 
 
 def test_proposals_are_limited_by_the_configuration(exported: onnx.ModelProto) -> None:

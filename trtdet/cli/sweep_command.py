@@ -57,6 +57,23 @@ def _options(parser: ArgumentParser) -> None:
     )
     axes.add_argument("--silu", nargs="+", default=["auto"], choices=SILU, help="forms of SiLU (default: auto)")
     add_thresholds(axes, "+")
+    axes.add_argument(
+        "--rpn-pre-nms-topk",
+        nargs="+",
+        type=int,
+        default=[],
+        metavar="N",
+        help="of a two-stage detector: anchors of each level that are suppressed among; rows get the recall of the "
+        "proposals and the latency",
+    )
+    axes.add_argument(
+        "--rpn-post-nms-topk",
+        nargs="+",
+        type=int,
+        default=[],
+        metavar="N",
+        help="of a two-stage detector: proposals that its second stage gets",
+    )
     add_int8_all(parser)
     add_int8_attention(parser)
     add_fp8(parser)
@@ -106,6 +123,8 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
             options.int8_all,
             options.int8_attention,
             options.fp8,
+            tuple(dict.fromkeys(options.rpn_pre_nms_topk)),
+            tuple(dict.fromkeys(options.rpn_post_nms_topk)),
         ),
         console.progress,
     )

@@ -255,6 +255,24 @@ class CocoMetric:
             **stats, images=len(truth["images"]), detections=len(found["annotations"]), per_class=per_class
         )
 
+    def recall(self, *limits: int) -> tuple[float, ...]:
+        """Mean recall over IoU 0.50:0.05:0.95 of boxes of any class, 0..1, by the best so many of each image.
+
+        pycocotools' AR with ``useCats = 0``; -1 where there is no box to find.
+
+        Raises:
+            DataError: no image was given.
+        """
+        image_ids = self._scored()
+        evaluation = _evaluator(self.engine, self._truth(image_ids), self._detections(image_ids), "bbox")
+        evaluation.params.useCats, evaluation.params.maxDets = 0, list(limits)
+        with contextlib.redirect_stdout(io.StringIO()):
+            evaluation.evaluate()
+            evaluation.accumulate()
+        # (IoU threshold, class, area, limit): area "all".
+        found = evaluation.eval["recall"][:, 0, 0, :]
+        return tuple(float(values[values > -1].mean()) if (values > -1).any() else -1.0 for values in found.T)
+
     def matches(self) -> tuple[ClassMatches, ...]:
         """What each detection was matched to, for every class that has a box to find, in order of category ids.
 

@@ -16,12 +16,15 @@ from trtdet.config import Config, NmsConfig, SiluForm
 from trtdet.data import CocoDataset, content_hash
 from trtdet.files import sha256_file
 from trtdet.pipeline.options import CalibrationOptions, formats
-from trtdet.pipeline.stages.calibrating import Selection
+from trtdet.pipeline.stages.calibrating import HISTOGRAMS, Selection
 from trtdet.pipeline.stages.rewriting import FORMS
 from trtdet.quantization import DEFAULT_CORRECTIONS, Precision
 from trtdet.runtime.detector import Runtime
 
 Keep = int | Literal["depthwise"]
+
+Limits = tuple[int | None, int | None]
+"""``head.rpn_pre_nms_topk`` and ``head.rpn_post_nms_topk`` of a variant; None for what the configuration says."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,8 @@ class SweepOptions:
         int8_all: every convolution that can be is in INT8, see :class:`trtdet.BuildOptions`.
         int8_attention: products of two activations are in INT8 as well.
         fp8: products of matrices are in FP8 instead of INT8.
+        rpn_pre_nms_topk: of a two-stage detector, how many anchors of each level are suppressed among.
+        rpn_post_nms_topk: of a two-stage detector, how many proposals its second stage gets.
     """
 
     calibration: CalibrationOptions
@@ -63,6 +68,18 @@ class SweepOptions:
     int8_all: bool = False
     int8_attention: bool = False
     fp8: bool = False
+    rpn_pre_nms_topk: tuple[int, ...] = ()
+    rpn_post_nms_topk: tuple[int, ...] = ()
+
+    @property
+    def limits(self) -> tuple[Limits, ...]:
+        """Every combination of the two numbers of proposals."""
+        return tuple(itertools.product(self.rpn_pre_nms_topk or (None,), self.rpn_post_nms_topk or (None,)))
+
+    @property
+    def limited(self) -> bool:
+        """Whether a number of proposals is an axis."""
+        return self.limits != ((None, None),)
 
     @property
     def formats(self) -> tuple[str, ...]:
@@ -99,6 +116,15 @@ class Row(TypedDict):
     """The options that say what is quantised, such as ``--fp8``; none of the float model."""
     tf32: NotRequired[bool]
     """The engine has float32 convolutions, which may run in TF32."""
+    rpn_pre_nms_topk: NotRequired[int | None]
+    rpn_post_nms_topk: NotRequired[int | None]
+    """Where a number of proposals is an axis; what follows is then there too."""
+    ar100: NotRequired[Finite]
+    ar1000: NotRequired[Finite]
+    proposals: NotRequired[Finite]
+    """Mean number of an image."""
+    timed_on: NotRequired[str]
+    """What ran: a device and a library."""
     same_as: NotRequired[str]
     """The earlier variant with the same network, which was built and scored for both."""
 
@@ -111,6 +137,7 @@ class Group:
     corrections: tuple[str, ...] = ()
     silu: SiluForm = "keep"
     precision: Precision = "int8"
+    limits: Limits = (None, None)
 
 
 @dataclass(frozen=True)
@@ -125,16 +152,36 @@ class Matrix:
     dataset: CocoDataset
 
     def groups(self) -> list[Group]:
-        axes = itertools.product(FORMS, self.options.rules, self.options.corrections)
-        quantized = (Group(rule, corrections, silu) for silu, rule, corrections in axes if silu in self.options.silus)
+        axes = tuple(itertools.product(FORMS, self.options.rules, self.options.corrections))
         precisions: tuple[Precision, ...] = ("fp32", "fp16") if self.options.on == "engine" else ("fp32",)
-        return [*(Group(precision=precision) for precision in precisions), *quantized]
+        found = []
+        for limits in self.options.limits:
+            found += [Group(precision=precision, limits=limits) for precision in precisions]
+            found += [Group(rule, done, silu, limits=limits) for silu, rule, done in axes if silu in self.options.silus]
+        return found
+
+    @property
+    def most(self) -> Limits:
+        """The numbers of proposals of the variant that others are compared with: the largest."""
+        return max(self.options.limits, key=lambda limits: [2**31 if one is None else one for one in limits])
+
+    def config_of(self, limits: Limits) -> Config:
+        """The configuration with other numbers of proposals."""
+        names = ("rpn_pre_nms_topk", "rpn_post_nms_topk")
+        changed = {name: one for name, one in zip(names, limits, strict=True) if one is not None}
+        return self.config.model_copy(update={"head": self.config.head.model_copy(update=changed)})
+
+    def histograms(self, limits: Limits) -> Path:
+        """The file of the histograms: the second stage of a detector sees the proposals that it gets."""
+        numbers = "-".join("all" if one is None else str(one) for one in limits)
+        return self.folder / (f"histograms-{numbers}.npz" if self.options.limited else HISTOGRAMS)
 
     def keeps(self, group: Group) -> tuple[Keep | None, ...]:
         return (None,) if group.rule is None else self.options.keeps
 
     def name(self, group: Group, keep: Keep | None, nms: NmsConfig) -> str:
         settings = [nms.model_dump(mode="json"), self.options.backend, self.options.sms, self.options.on]
+        settings += [list(group.limits)] if self.options.limited else []
         if group.rule is None:
             return json.dumps([group.precision, *settings])
         libraries = [sha256_file(path) for path in self.options.plugins] if group.silu == "plugin" else []

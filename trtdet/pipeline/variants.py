@@ -85,13 +85,27 @@ class Sweep:
 
 def sweep_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Rows of a sweep, as ``sweep.json`` holds them: mAP in points, intervals of 90 %."""
+    limited = any("ar100" in row for row in rows)
     columns = (
+        *(_LIMITED if limited else ()),
         *("precision", "SiLU", "calibration", "corrected", "kept in FP16", "options", "NMS"),
         *(Column("mAP", ".2f"), Column("AP50", ".2f"), Column("against FP32", "+.2f"), "90 % interval"),
         *("INT8 / FP16 / FP32 convs", Column("build s", ".1f"), Column("engine MB", ".1f")),
         Column("latency ms", ".1f"),
     )
-    return Table(columns, [_cells(row) for row in rows])
+    notes = sorted({f"latency on {row['timed_on']}" for row in rows if "timed_on" in row})
+    return Table(columns, [[*(_limits(row) if limited else ()), *_cells(row)] for row in rows], notes=notes)
+
+
+_LIMITED = (
+    *("anchors a level", "proposals at most", Column("proposals", ".0f")),
+    *(Column("AR@100", ".2f"), Column("AR@1000", ".2f")),
+)
+
+
+def _limits(row: Mapping[str, Any]) -> list[str | int | float | None]:
+    recalls = [100 * row[key] if key in row else None for key in ("ar100", "ar1000")]
+    return [row.get("rpn_pre_nms_topk"), row.get("rpn_post_nms_topk"), row.get("proposals"), *recalls]
 
 
 def _cells(row: Mapping[str, Any]) -> list[str | int | float | None]:
@@ -173,6 +187,8 @@ def _validated(model: Path, config: Config, output: Path, options: SweepOptions)
     warn_of_percentile(options.calibration.percentile, *options.rules)
     graph = host_graph(model, config, attention=options.int8_attention, fp8=options.fp8)
     graph = replace(graph, int8_all=options.int8_all)
+    if options.limited:
+        _check_proposals(model, config, options)
     warn_of_nothing(graph)
     convolutions = len(graph.plan.names("int8"))
     for keep in options.keeps:
@@ -180,6 +196,23 @@ def _validated(model: Path, config: Config, output: Path, options: SweepOptions)
             check_count(keep, convolutions)
     dataset = CocoDataset.load(options.annotations, options.images, config.classes)
     return Matrix(model, config, output, options, select_images(options.calibration), dataset)
+
+
+def _check_proposals(model: Path, config: Config, options: SweepOptions) -> None:
+    """Raises ConfigError where the number of proposals of the model cannot be set."""
+    asked = {"rpn_pre_nms_topk": options.rpn_pre_nms_topk, "rpn_post_nms_topk": options.rpn_post_nms_topk}
+    for name, values in asked.items():
+        option = f"--{name.replace('_', '-')}"
+        if values and min(values) < 1:
+            raise ConfigError(f"{option} {min(values)}: allowed is 1 or more")
+        if not values:
+            continue
+        fewest = config.model_copy(update={"head": config.head.model_copy(update={name: min(values)})})
+        result = host_graph(model, fewest).done.results.get(name)
+        if result is None:
+            raise ConfigError(f"{option} is for two-stage detectors, and '{model}' aligns no regions (RoiAlign)")
+        if result.skipped:
+            raise ConfigError(f"{option} cannot be set in '{model}': {'; '.join(result.skipped)}")
 
 
 def _missing_rows(matrix: Matrix, found: frozenset[str], progress: Progress) -> Iterator[dict[str, Any]]:

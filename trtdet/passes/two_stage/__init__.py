@@ -17,6 +17,7 @@ from trtdet.passes import clean
 from trtdet.passes.base import Options, PassResult, explained
 from trtdet.passes.model import to_graph, to_model
 from trtdet.passes.two_stage import detections, guards, levels, masks, proposals, static, suppressions
+from trtdet.passes.two_stage.proposals import BOXES, REAL, up_to_proposals
 
 REWRITES = {
     "nms_score_threshold": suppressions.write_thresholds,
@@ -30,7 +31,7 @@ they are those of :mod:`trtdet.passes.two_stage.static`."""
 DATA_DEPENDENT = frozenset(("NonZero", "NonMaxSuppression", "RoiAlign"))
 """Operators of ONNX that the route with shapes that depend on the image needs."""
 
-__all__ = ["REWRITES", "cut", "is_two_stage", "prepared"]
+__all__ = ["BOXES", "REAL", "REWRITES", "cut", "is_two_stage", "prepared", "up_to_proposals"]
 
 
 def is_two_stage(graph: gs.Graph) -> bool:
@@ -76,6 +77,7 @@ def cut(graph: gs.Graph, options: Options) -> tuple[gs.Graph, Options, dict[str,
                 results[name] = limit(graph, count)
                 graph = to_graph(to_model(graph))
     with explained("two_stage"):
+        proposals.name_boxes(graph)
         if DATA_DEPENDENT & options.missing_ops:
             graph, config, done = static.rewrite(graph, options)
         else:

@@ -7,15 +7,49 @@ fewer after it make the second stage faster. Either costs recall.
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import onnx_graphsurgeon as gs
 
 from trtdet.errors import ConfigError
 from trtdet.passes.base import PassResult, Writer
+from trtdet.passes.model import to_graph, to_model
 from trtdet.passes.provenance import Origin
 from trtdet.passes.two_stage.suppressions import in_order, limit_of, minima
-from trtdet.passes.two_stage.walk import constant, upstream
+from trtdet.passes.two_stage.walk import constant, picks, upstream
 
-__all__ = ["limit_after", "limit_before"]
+__all__ = ["BOXES", "REAL", "limit_after", "limit_before", "name_boxes", "up_to_proposals"]
+
+BOXES = "trtdet/proposals/boxes"
+"""float32 (n, 4), the proposals that enter the second stage, xyxy in pixels of the input, the best first."""
+
+REAL = "trtdet/proposals/real"
+"""bool (n,), where n is fixed: whether a proposal is one; the others are boxes that were suppressed or filtered out."""
+
+
+def name_boxes(graph: gs.Graph) -> None:
+    """Gives the proposals that enter the second stage the name ``BOXES``, in place, where they are found."""
+    nodes = in_order(graph)
+    limit = limit_of(nodes[0]) if len(nodes) > 1 else ""
+    if isinstance(limit, str):
+        return
+    for node in picks(limit.kept):
+        boxes = node.inputs[0].shape
+        if boxes is not None and len(boxes) == 2 and boxes[1] == 4:
+            node.outputs[0].name = BOXES
+            return
+
+
+def up_to_proposals(model: onnx.ModelProto) -> onnx.ModelProto | None:
+    """The part of a rewritten model that gives ``BOXES``, and ``REAL`` where there is one; None where it has none."""
+    graph = to_graph(model)
+    tensors = graph.tensors()
+    if BOXES not in tensors:
+        return None
+    graph.outputs = [tensors[name] for name in (BOXES, REAL) if name in tensors]
+    for tensor, kind in zip(graph.outputs, (np.float32, np.bool_), strict=False):
+        tensor.dtype = np.dtype(kind)
+    graph.cleanup().toposort()
+    return to_model(graph)
 
 
 def limit_before(graph: gs.Graph, count: int) -> PassResult:

@@ -24,11 +24,9 @@ from trtdet.passes.two_stage import levels, masks
 from trtdet.passes.two_stage.detections import Outputs, outputs
 from trtdet.passes.two_stage.detections import write as write_rows
 from trtdet.passes.two_stage.guards import LOWEST
+from trtdet.passes.two_stage.proposals import REAL
 from trtdet.passes.two_stage.suppressions import Limit, in_order, limit_of
 from trtdet.passes.two_stage.walk import above, constant, maker, picks, redirect, unpick, upstream
-
-_REAL = "trtdet/proposals/real"
-"""bool (K,), whether a proposal is one; the others are boxes that were suppressed or filtered out."""
 
 
 def rewrite(graph: gs.Graph, options: Options) -> tuple[gs.Graph, Config, dict[str, PassResult]]:
@@ -98,7 +96,7 @@ def suppress_proposals(graph: gs.Graph, config: Config) -> PassResult:
     shape = write.const([min(limit.count, anchors)], np.int64)
     best, index = write.many("TopK", 2, ranked, shape, axis=1)
     real = write("Reshape", write("Greater", best, lowest), shape)
-    real.name = _REAL
+    real.name = REAL
     chosen = write("Reshape", index, shape)
     for tensor in {id(tensor): tensor for tensor in (limit.kept, limit.indices)}.values():
         redirect(graph, tensor, chosen)
@@ -134,7 +132,7 @@ def all_detections(graph: gs.Graph, outputs: Outputs, config: Config) -> tuple[O
             raise ModelError(f"output '{tensor.name}' of the two-stage model is not gathered behind its suppression")
         found.append(gather.inputs[0])
     boxes, labels, scores = found
-    real = next(tensor for tensor in graph.outputs if tensor.name == _REAL)
+    real = next(tensor for tensor in graph.outputs if tensor.name == REAL)
     proposals = int(real.shape[0])
     column = write("Reshape", real, write.const([proposals, 1], np.int64))
     wide = write("Expand", column, write.const([proposals, count // proposals], np.int64))

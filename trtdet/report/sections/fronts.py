@@ -102,6 +102,8 @@ def sweep_section(rows: Sequence[Mapping[str, Any]]) -> Section:
     parts: list[Chart | Grid] = []
     if cost:
         parts.append(_sweep_chart(rows, cost, unit))
+    if any("ar100" in row for row in rows):
+        parts.append(_proposals_chart([row for row in rows if "ar100" in row]))
     parts.append(Grid(sweep_table(rows), ("precision", "SiLU", "calibration", "corrected", "kept in FP16", "options")))
     return Section("Variants", tuple(parts), brief=True)
 
@@ -152,3 +154,44 @@ def _sweep_chart(rows: Sequence[Mapping[str, Any]], cost: str, unit: str) -> Cha
 
 def _kind(row: Mapping[str, Any]) -> str:
     return f"{row['precision']} {row['calibration']}" if row["calibration"] else str(row["precision"])
+
+
+_KEPT = (("map", "mAP", "solid"), ("ar100", "AR@100", "dash"), ("ar1000", "AR@1000", "dot"))
+"""What fewer proposals cost: a key of a row, its name and the dash of its line."""
+
+
+def _proposals_chart(rows: Sequence[Mapping[str, Any]]) -> Chart:
+    """What each number of proposals costs and keeps, a line for each kind of row and figure."""
+    traces = []
+    for place, kind in enumerate(dict.fromkeys(_kind(row) for row in rows)):
+        own = sorted((row for row in rows if _kind(row) == kind), key=lambda row: float(row["latency_ms"]))
+        told = [" / ".join("all" if one is None else str(one) for one in _numbers(row)) for row in own]
+        colour = COLOURS[place % len(COLOURS)]
+        for key, name, dash in _KEPT:
+            traces.append(
+                {
+                    "type": "scatter",
+                    "mode": "lines+markers+text" if key == "map" else "lines+markers",
+                    "name": f"{name}, {kind}",
+                    "x": [row["latency_ms"] for row in own],
+                    "y": [100 * row[key] for row in own],
+                    "text": told if key == "map" else None,
+                    "textposition": "bottom center",
+                    "hovertext": [f"{one}<br>{name} {100 * row[key]:.2f}" for one, row in zip(told, own, strict=True)],
+                    "hoverinfo": "text",
+                    "marker": {"size": 8, "color": colour},
+                    "line": {"color": colour, "width": 1.5, "dash": dash},
+                }
+            )
+    layout = {
+        "xaxis": {"title": {"text": "ms, median"}},
+        "yaxis": {"title": {"text": "mAP and recall, in points"}},
+        "hovermode": "closest",
+    }
+    where = ", ".join(dict.fromkeys(row["timed_on"] for row in rows))
+    note = f"At each point: anchors of a level / proposals of the second stage, at most. Times are of {where}."
+    return Chart("What fewer proposals cost and keep", traces, layout, note)
+
+
+def _numbers(row: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    return row["rpn_pre_nms_topk"], row["rpn_post_nms_topk"]
