@@ -164,19 +164,19 @@ def _proposals_chart(rows: Sequence[Mapping[str, Any]]) -> Chart:
     """What each number of proposals costs and keeps, a line for each kind of row and figure."""
     traces = []
     for place, kind in enumerate(dict.fromkeys(_kind(row) for row in rows)):
-        own = sorted((row for row in rows if _kind(row) == kind), key=lambda row: float(row["latency_ms"]))
+        own = sorted((row for row in rows if _kind(row) == kind), key=lambda row: [one or 0 for one in _numbers(row)])
         told = [" / ".join("all" if one is None else str(one) for one in _numbers(row)) for row in own]
         colour = COLOURS[place % len(COLOURS)]
         for key, name, dash in _KEPT:
             traces.append(
                 {
                     "type": "scatter",
-                    "mode": "lines+markers+text" if key == "map" else "lines+markers",
+                    "mode": "lines+markers+text" if key == "ar1000" else "lines+markers",
                     "name": f"{name}, {kind}",
                     "x": [row["latency_ms"] for row in own],
                     "y": [100 * row[key] for row in own],
-                    "text": told if key == "map" else None,
-                    "textposition": "bottom center",
+                    "text": told if key == "ar1000" else None,
+                    "textposition": "top center" if place % 2 == 0 else "bottom center",
                     "hovertext": [f"{one}<br>{name} {100 * row[key]:.2f}" for one, row in zip(told, own, strict=True)],
                     "hoverinfo": "text",
                     "marker": {"size": 8, "color": colour},
