@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from trtdet.backends import OnnxRunner
 from trtdet.bundle import Bundle
 from trtdet.cli import main
 
@@ -57,19 +59,94 @@ def test_an_open_size_is_chosen(build: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "message"),
+    ("mutate", "reason"),
     [
-        ("64x96", "is 32x32 (height x width) but key 'input.size' is 64x96; make them equal, or export the model for"),
-        ("60x96", "--size 60x96: input.size [60, 96] is not a multiple of stride 8"),
+        (lambda model: _reshaped(model, [1, 6, 16]), "Reshape"),
+        (
+            lambda model: _reshaped(model, [1, -1, 16]),
+            "output 'y' has shape (1, 16, 36), that is 36 channels",
+        ),
+        (lambda model: _added(model, "Mul", np.float32(32)), "Mul 'last' reads the constant 32, which is of the size"),
+        (lambda model: _added(model, "Add", np.zeros((1, 16, 1), np.float32)), "Add"),
+        (lambda model: _cut(model, 12), "Slice 'cut' cuts 0 to 12 out of 16, which are 96 at that size"),
     ],
 )
-def test_a_size_that_does_not_fit(
-    build: list[str], size: str, message: str, capsys: pytest.CaptureFixture[str]
+def test_a_graph_that_holds_its_size_is_refused_with_the_reason(
+    build: list[str], mutate: Any, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _open_model(Path("m.onnx"), 32, 32)
-    assert main([*build, "--size", size]) == 1
-    assert message in capsys.readouterr().err
+    model = onnx.load("m.onnx")
+    mutate(model)
+    onnx.save(model, "m.onnx")
+    assert main([*build, "--size", "64x96"]) == 1
+    said = capsys.readouterr().err
+    assert "is fixed to 32x32 (height x width) and cannot be changed to 64x96: " in said and reason in said
+    assert "export it again for that size, such as with 'trtdet export SOURCE --size 64x96'" in said
     assert not Path("b").exists()
+
+
+def test_a_graph_that_holds_nothing_of_its_size_takes_another(
+    build: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    _open_model(Path("open.onnx"), "height", "width")
+    _open_model(Path("m.onnx"), 32, 32)
+    assert main([*build, "--size", "64x96"]) == 0
+    bundle = Bundle(Path("b"))
+    assert bundle.manifest.input.shape.opt == (1, 3, 64, 96)
+    image = np.random.default_rng(1).uniform(0, 255, (1, 3, 64, 96)).astype(np.float32)
+    assert main([*build[:-1], "c", "--size", "64x96"]) == 0
+    Path("m.onnx").write_bytes(Path("open.onnx").read_bytes())
+    assert main([*build[:-1], "d", "--size", "64x96"]) == 0
+    found = [OnnxRunner(onnx.load(str(Bundle(Path(name)).model)))(image) for name in "cd"]
+    for name, expected in found[1].items():
+        np.testing.assert_array_equal(found[0][name], expected)
+    _open_model(Path("m.onnx"), 32, 32)
+    Path("e.yaml").write_text(CONFIG.replace("[32, 32]", "[64, 64]"))
+    capfd.readouterr()
+    assert main(["build", "m.onnx", "--config", "e.yaml", "--fp32", "--backend", "onnxruntime", "-o", "x"]) == 1
+    assert "make them equal" in capfd.readouterr().err  # what nobody asked for is not done
+
+
+def test_a_simplified_model_takes_another_size_too(build: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    _open_model(Path("m.onnx"), 32, 32)
+    assert main(["export", "m.onnx", "--config", "c.yaml", "--size", "64x96", "-o", "n.onnx"]) == 0
+    shape = onnx.load("n.onnx").graph.input[0].type.tensor_type.shape
+    assert [dim.dim_value for dim in shape.dim] == [1, 3, 64, 96]
+
+
+def test_a_size_that_the_strides_do_not_divide(build: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    _open_model(Path("m.onnx"), 32, 32)
+    assert main([*build, "--size", "60x96"]) == 1
+    assert "--size 60x96: input.size [60, 96] is not a multiple of stride 8" in capsys.readouterr().err
+    assert not Path("b").exists()
+
+
+def _constant(model: onnx.ModelProto, name: str, value: np.ndarray) -> None:
+    known = next((tensor for tensor in model.graph.initializer if tensor.name == name), None)
+    if known is not None:
+        model.graph.initializer.remove(known)
+    model.graph.initializer.append(numpy_helper.from_array(value, name))
+
+
+def _reshaped(model: onnx.ModelProto, shape: list[int]) -> None:
+    _constant(model, "shape", np.array(shape))
+
+
+def _added(model: onnx.ModelProto, op: str, value: Any) -> None:
+    """An operator with a constant behind the last."""
+    model.graph.node[-1].output[0] = "before"
+    _constant(model, "more", np.asarray(value))
+    model.graph.node.append(helper.make_node(op, ["before", "more"], ["y"], "last"))
+
+
+def _cut(model: onnx.ModelProto, end: int) -> None:
+    """Some rows alone, put behind themselves so that none seems to lack."""
+    model.graph.node[-1].output[0] = "before"
+    for name, value in (("from", [0]), ("to", [end]), ("axis", [1])):
+        _constant(model, name, np.array(value))
+    model.graph.node.append(helper.make_node("Slice", ["before", "from", "to", "axis"], ["part"], "cut"))
+    model.graph.node.append(helper.make_node("ReduceMax", ["part"], ["most"], axes=[1], keepdims=1))
+    model.graph.node.append(helper.make_node("Mul", ["before", "most"], ["y"], "scaled"))
 
 
 @pytest.mark.parametrize("text", ["64x", "x64", "0x64", "64x96x3", "-64", "a"])

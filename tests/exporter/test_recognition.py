@@ -11,7 +11,7 @@ from onnx import helper
 
 from trtdet.config import COCO_CLASSES, load_config
 from trtdet.demo.shapes import generate
-from trtdet.errors import ConfigError, ModelError, OutputError
+from trtdet.errors import ModelError, OutputError
 from trtdet.exporter import SHAPES_MODEL, ExportOptions, export, recognition
 
 SIZE = (128, 192)
@@ -152,7 +152,7 @@ def test_a_model_is_simplified_described_and_compared(tmp_path: Path) -> None:
 
 
 def test_a_size_that_is_not_the_models(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"is 256x256 \(height x width\); give a size that fits with --size"):
+    with pytest.raises(ModelError, match="is fixed to 256x256 .* cannot be changed to 64x64: .*Reshape"):
         export(str(SHAPES_MODEL), tmp_path / "m.onnx", ExportOptions(size=(64, 64)))
     with pytest.raises(ModelError, match="'absent.onnx' does not exist"):
         export("absent.onnx", tmp_path / "m.onnx")

@@ -58,7 +58,7 @@ def test_what_stays_out_and_what_counts_for_int8_alone() -> None:
     }
     always = {path for path, use in uses.items() if isinstance(use, Enters) and not use.int8_only and not use.fact}
     assert always == {
-        *("precision", "sms", "batch", "silu"),
+        *("precision", "sms", "batch", "silu", "resize"),
         *(f"engine.{name}" for name in ("workspace", "version_compatible", "hardware_compatible", "embed_plugins")),
         *("engine.tactic_sources", "engine.tf32"),
     }

@@ -8,12 +8,15 @@ installed version.
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import importlib.util
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from trtdet.backends.tensorrt.opsets import NEWEST, PARSERS
 from trtdet.errors import BackendError
 
 
@@ -100,6 +103,8 @@ class Library:
         triton: the backend of Triton for its files; None where there is none.
         served: by name in :data:`CONSUMERS`, what the consumer needs to run its bundles.
         not_served: the other consumers, each with the reason, as words that follow "for which".
+        parsers: the first versions, as (major, minor), whose parser reads ONNX opsets up to so many, the newest first;
+            empty where the library reads any.
     """
 
     name: str
@@ -116,6 +121,33 @@ class Library:
     triton: TritonBackend | None = None
     served: Mapping[str, str] = field(default_factory=dict)
     not_served: Mapping[str, str] = field(default_factory=dict)
+    parsers: tuple[tuple[tuple[int, int], int], ...] = ()
+
+    def newest_opset(self, version: str = "") -> int | None:
+        """The newest ONNX opset that a version reads, installed or not; None for any.
+
+        Args:
+            version: such as 8.6; empty for the installed one, which need not be named where all read the same.
+
+        Raises:
+            BackendError: no version, or no library here whose version counts.
+        """
+        numbers = [int(part) for part in re.findall(r"[0-9]+", version or self._needed_version())][:2]
+        if self.parsers and not numbers:
+            raise BackendError(f"'{version}' is no version of {self.title}; give one such as {self.name}:10.15")
+        major, minor = (*numbers, 0, 0)[:2]
+        return next((opset for first, opset in self.parsers if (major, minor) >= first), None)
+
+    def _needed_version(self) -> str:
+        if len(self.parsers) < 2:
+            return "0"
+        try:
+            return importlib.metadata.version(self.distribution)
+        except importlib.metadata.PackageNotFoundError:
+            raise BackendError(
+                f"{self.title} is not installed, and its versions read different opsets",
+                f"say which version the file is for, such as {self.name}:8.6",
+            ) from None
 
     @property
     def pip(self) -> str:
@@ -155,6 +187,7 @@ LIBRARIES = (
         times_kernels=True,
         loads_plugins=True,
         last_calibrators=10,
+        parsers=PARSERS,
         triton=TritonBackend("tensorrt", "tensorrt_plan", "model.plan"),
         served={
             "python": "the engine's version of TensorRT and a GPU of its compute capability",
@@ -172,6 +205,7 @@ LIBRARIES = (
         extra="rtx",
         backend="trtdet.backends.tensorrt.rtx:TensorRTRTX",
         engine=EngineFormat(b"vtrt", size_at=16),
+        parsers=(((0, 0), NEWEST),),
         served={
             "python": "the engine's version of TensorRT-RTX and a GPU of a compute capability it was built for",
             "libtrtdet": "built with the headers of TensorRT-RTX's SDK, its libraries, and the GPU; else onnxruntime",

@@ -65,7 +65,10 @@ def _options(parser: ArgumentParser) -> None:
     _add_engine(parser)
     add_batch_range(parser)
     parser.add_argument(
-        "--size", type=size, metavar="HxW", help="height and width of the input of a model that leaves them open"
+        "--size",
+        type=size,
+        metavar="HxW",
+        help="height and width of the input, of a model that leaves them open or whose graph does not depend on them",
     )
     parser.add_argument("--force", action="store_true", help="replace a bundle of another model in the place of -o")
     _add_verdict(parser)
@@ -362,6 +365,7 @@ def _build_options(options: Namespace) -> BuildOptions:
         fp8=options.fp8,
         accuracy_report=options.accuracy_report,
         best=options.best,
+        resize=options.size is not None,
     )
 
 

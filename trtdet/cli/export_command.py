@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtdet.cli.command import Command
 from trtdet.cli.options import add_output, config_if_given, size
+from trtdet.errors import ConfigError
 from trtdet.progress import Console
 
 if TYPE_CHECKING:
@@ -34,7 +35,14 @@ def _options(parser: ArgumentParser) -> None:
         help="of a network with two heads (YOLOv10, YOLO26), the one that needs NMS (default: the one that does not)",
     )
     parser.add_argument("--dynamic-batch", action="store_true", help="leave the batch size open")
-    parser.add_argument("--opset", type=int, default=17, metavar="N", help="ONNX opset (default: %(default)s)")
+    opset = parser.add_mutually_exclusive_group()
+    opset.add_argument("--opset", type=int, metavar="N", help="ONNX opset (default: 17, which suits every backend)")
+    opset.add_argument(
+        "--backend",
+        metavar="NAME[:VERSION]",
+        help="the newest opset that the parser of this backend reads and the exporter writes, such as tensorrt-rtx or "
+        "tensorrt:8.6; without a version, of the one installed",
+    )
     parser.add_argument(
         "--exporter",
         default="auto",
@@ -58,6 +66,7 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
     from dataclasses import asdict
 
     from trtdet.exporter import ExportOptions, export
+    from trtdet.pipeline.confirming import confirm
 
     report = export(
         options.source,
@@ -66,13 +75,14 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
             weights=options.weights,
             config=config_if_given(options),
             dynamic_batch=options.dynamic_batch,
-            opset=options.opset,
+            opset=_opset(options),
             tolerance=options.tolerance,
             size=options.size,
             one_to_many=options.one_to_many,
             exporter=options.exporter,
             images=options.images,
         ),
+        confirm,
     )
     reference = "the original" if options.source.lower().endswith(".onnx") else "torch"
     for output in report.outputs:
@@ -86,6 +96,24 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
     console.say(f"wrote {', '.join(str(path) for path in files if path)}")
     result: dict[str, Any] = json.loads(json.dumps(asdict(report), default=str))
     return result
+
+
+def _opset(options: Namespace) -> int:
+    """The opset that was asked for, by its number or by the backend that is to read the file.
+
+    Raises:
+        BackendError: no such backend, or its version is needed and not known.
+        ConfigError: the source has its own, or the backend reads none that is written.
+    """
+    from trtdet.backends import library_named
+    from trtdet.exporter import OPSETS, ExportOptions
+
+    if options.backend is None:
+        return ExportOptions.opset if options.opset is None else int(options.opset)
+    if options.source.lower().endswith(".onnx"):
+        raise ConfigError("--backend chooses an opset, and a model.onnx keeps its own; trtdet build rewrites it")
+    name, _, version = options.backend.partition(":")
+    return min(OPSETS[-1], library_named(name).newest_opset(version) or OPSETS[-1])
 
 
 def _detections(report: ExportReport, reference: str) -> str:

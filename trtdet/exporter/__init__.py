@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,10 +19,23 @@ from trtdet.exporter.parity import DetectionCheck, OutputCheck
 from trtdet.files import prepare_target, write_atomically
 
 if TYPE_CHECKING:
+    import onnx
+
     from trtdet.config import Config
     from trtdet.exporter.trials import Converted
 
-__all__ = ["SHAPES_MODEL", "SOURCES", "DetectionCheck", "ExportOptions", "ExportReport", "OutputCheck", "export"]
+__all__ = [
+    "OPSETS",
+    "SHAPES_MODEL",
+    "SOURCES",
+    "Confirm",
+    "Confirmed",
+    "DetectionCheck",
+    "ExportOptions",
+    "ExportReport",
+    "OutputCheck",
+    "export",
+]
 
 SHAPES_MODEL = Path(__file__).with_name("shapes.onnx")
 """The shapes detector: configuration ``shapes``; its recipe and its scores are in ``shapes.json``."""
@@ -34,11 +48,15 @@ PREFIXES: dict[str, str] = {"ultralytics": "FILE.pt", "yolov5": "FILE.pt", "hf":
 
 _PREFIXED = tuple(f"{prefix}:{rest}" for prefix, rest in PREFIXES.items())
 
-_OPSETS = range(11, 21)
+OPSETS = range(11, 21)
 """From the first opset whose Resize defines its sampling to the last that the tracing exporter writes."""
 
 _WRITTEN = "# Written by trtdet export"
 """How a configuration begins that may be replaced: it is not the user's own."""
+
+
+Confirm = Callable[["onnx.ModelProto", "Config", Sequence[Path]], "Confirmed"]
+"""What holds the guessed configuration of a float model to images."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +94,21 @@ class ExportOptions:
 
 
 @dataclass(frozen=True)
+class Confirmed:
+    """A guessed configuration, held to images.
+
+    Attributes:
+        config: the likeliest.
+        said: how sure that is, in words.
+        seen: the same as plain values.
+    """
+
+    config: Config
+    said: str
+    seen: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class ExportReport:
     """The files that were written, and how close the model is to torch."""
 
@@ -98,9 +131,14 @@ class ExportReport:
     """Of torch, that wrote the model: ``torchscript`` or ``dynamo``; empty where none did."""
     external_data: Path | None = None
     """The weights of a model over 2 GB."""
+    confirmed: dict[str, Any] | None = None
+    """How sure the configuration is that was guessed of an ONNX model; None where nothing was guessed, or no images
+    were given."""
 
 
-def export(source: str, output: Path, options: ExportOptions = ExportOptions()) -> ExportReport:
+def export(
+    source: str, output: Path, options: ExportOptions = ExportOptions(), confirm: Confirm | None = None
+) -> ExportReport:
     """Exports a detector to ONNX, with its configuration and a parity report.
 
     The outputs are those of the module. They are compared with torch's in onnxruntime, as they are and as final
@@ -118,6 +156,8 @@ def export(source: str, output: Path, options: ExportOptions = ExportOptions()) 
             batch first. The current directory is importable.
         output: the ONNX file.
         options: see ExportOptions.
+        confirm: gives the likeliest configuration on the images, of an ONNX model whose configuration is guessed, such
+            as :func:`trtdet.pipeline.confirming.confirm`.
 
     Raises:
         ConfigError: an option is out of range or missing.
@@ -130,7 +170,7 @@ def export(source: str, output: Path, options: ExportOptions = ExportOptions()) 
     files = _Files.beside(output, options)
     if _is_onnx(source) and output.exists() and Path(source).exists() and output.samefile(source):
         raise OutputError(f"'{output}' is the model that is read, which would be replaced", "choose another -o")
-    done = _converted(source, options)
+    done = _converted(source, options, confirm)
     opset = next(entry.version for entry in done.model.opset_import if entry.domain in ("", "ai.onnx"))
     from trtdet.exporter import storage
 
@@ -147,6 +187,7 @@ def export(source: str, output: Path, options: ExportOptions = ExportOptions()) 
         done.notes,
         done.exporter,
         weights,
+        done.confirmed,
     )
     if files.config is not None:
         write_atomically(files.config, _configuration(source, done.config).encode())
@@ -155,11 +196,11 @@ def export(source: str, output: Path, options: ExportOptions = ExportOptions()) 
     return report
 
 
-def _converted(source: str, options: ExportOptions) -> Converted:
+def _converted(source: str, options: ExportOptions, confirm: Confirm | None) -> Converted:
     if _is_onnx(source):
         from trtdet.exporter import onnx_file
 
-        return onnx_file.convert(source, options)
+        return onnx_file.convert(source, options, confirm)
     try:
         import torch  # noqa: F401
     except ImportError:
@@ -231,9 +272,9 @@ def _check(source: str, options: ExportOptions) -> None:
         )
     if options.one_to_many and prefix != "ultralytics":
         raise ConfigError(f"--one-to-many chooses a head of a checkpoint of ultralytics; leave it out for {source}")
-    if options.opset not in _OPSETS:
+    if options.opset not in OPSETS:
         raise ConfigError(
-            f"--opset is {options.opset}, allowed are {_OPSETS[0]} to {_OPSETS[-1]}; 17 suits every backend"
+            f"--opset is {options.opset}, allowed are {OPSETS[0]} to {OPSETS[-1]}; 17 suits every backend"
         )
     if not (math.isfinite(options.tolerance) and options.tolerance > 0):
         raise ConfigError(f"the export tolerance is {options.tolerance}, allowed is a finite number above 0")

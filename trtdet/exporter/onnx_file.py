@@ -10,22 +10,26 @@ import onnx
 from onnx import helper
 
 from trtdet.config import Config, InputConfig
+from trtdet.data.folders import find_images
 from trtdet.errors import ConfigError
-from trtdet.exporter import ExportOptions, recognition, trials
+from trtdet.exporter import Confirm, ExportOptions, recognition, trials
 from trtdet.exporter.trials import Converted, resized
 from trtdet.passes import Options, batch, clean, load_model
 from trtdet.passes.base import explained
+from trtdet.passes.input_size import with_input_size
 from trtdet.passes.model import to_graph, to_model
 
 
-def convert(source: str, options: ExportOptions) -> Converted:
+def convert(source: str, options: ExportOptions, confirm: Confirm | None = None) -> Converted:
     """A model that computes the same with fewer nodes, and its configuration.
 
-    Constant expressions are computed, nodes that do nothing are dropped, and open heights and widths are fixed.
+    Constant expressions are computed, nodes that do nothing are dropped, and open heights and widths are fixed; fixed
+    ones are changed where the graph does not depend on them.
 
     Args:
         source: the path of the model.
         options: ``config`` takes the place of the guess.
+        confirm: holds the guess to the images, where there are some.
 
     Raises:
         ConfigError: the size is needed, or is not the model's.
@@ -33,7 +37,19 @@ def convert(source: str, options: ExportOptions) -> Converted:
     """
     path = Path(source)
     original = load_model(path)
-    config, note = (resized(options.config, options.size), "") if options.config else guess(path, original, options)
+    if options.size is not None:
+        sized = resized(options.config, options.size) if options.config else None
+        original = with_input_size(original, options.size, sized)
+    seen = None
+    if options.config is not None:
+        config, notes = resized(options.config, options.size), []
+    else:
+        config, said = guess(path, original, options)
+        notes = [said]
+        if options.images is not None and confirm is not None:
+            found = confirm(original, config, find_images(options.images))
+            config, seen = found.config, found.seen
+            notes.append(found.said)
     passes = Options(config, batch="batch" if options.dynamic_batch else None)
     with explained("clean"):
         graph = to_graph(onnx.shape_inference.infer_shapes(original))
@@ -57,7 +73,7 @@ def convert(source: str, options: ExportOptions) -> Converted:
     after = trials.run(source, model, names, input_name, tried)
     done = trials.compared(source, model, config, list(zip(before, after, strict=True)), options, "the original")
     fewer = f"{len(original.graph.node)} nodes became {len(model.graph.node)}"
-    return replace(done, notes=(fewer, *((note,) if note else ())))
+    return replace(done, notes=(fewer, *notes), confirmed=seen)
 
 
 def guess(path: Path, model: onnx.ModelProto, options: ExportOptions) -> tuple[Config, str]:

@@ -35,6 +35,7 @@ class Converted:
         undetected: why there are no detections to compare; empty where there are.
         notes: what the user should know about how it came about.
         exporter: of torch, that wrote it; empty where none did.
+        confirmed: how sure a guessed configuration is; None where it was not held to images.
     """
 
     model: onnx.ModelProto
@@ -44,6 +45,7 @@ class Converted:
     undetected: str
     notes: tuple[str, ...] = ()
     exporter: str = ""
+    confirmed: dict[str, Any] | None = None
 
 
 def compared(

@@ -138,6 +138,8 @@ class BuildOptions:
         int8_all: quantise every convolution that can be, also those that INT8 makes no faster.
         int8_attention: quantise the products of two activations as well, see :func:`trtdet.quantization.place`.
         fp8: quantise products of matrices to FP8 instead of INT8.
+        resize: give a model of fixed height and width those of the configuration, where its graph allows it; see
+            :func:`trtdet.passes.input_size.with_input_size`. Otherwise they have to be the same.
         best: every convolution that can be in INT8 is open to the choice of a plan, which ``keep`` bounds; nothing
             stays in FP16 by default.
         tuned: the folder of a tune, of which ranges and corrections are taken as they are there; see
@@ -169,6 +171,7 @@ class BuildOptions:
     int8_all: bool = field(default=False, metadata=enters(Stage.CORRECTIONS, int8_only=True))
     int8_attention: bool = field(default=False, metadata=enters(Stage.RANGES, int8_only=True))
     fp8: bool = field(default=False, metadata=enters(Stage.CORRECTIONS, int8_only=True))
+    resize: bool = field(default=False, metadata=enters(Stage.GRAPH))
     best: bool = field(default=False, metadata=enters(Stage.CORRECTIONS, int8_only=True))
     tuned: Path | None = field(default=None, metadata=enters(Stage.CORRECTIONS, "tuned", int8_only=True))
 

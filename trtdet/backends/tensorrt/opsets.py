@@ -14,7 +14,7 @@ NEWEST = 24
 """The newest opset that is written for any parser. TensorRT 11.5 reads 25, which brought two-bit types and windows of
 Attention alone, and onnxruntime 1.31, which calibrates, knows Swish in 24 only."""
 
-_NEWEST = (((10, 15), NEWEST), ((10, 0), 20), ((9, 0), 19), ((0, 0), 17))
+PARSERS = (((10, 15), NEWEST), ((10, 0), 20), ((9, 0), 19), ((0, 0), 17))
 """The first version that reads opsets up to so many. Where a version's documentation could not be read, it is counted
 with the last before it that could: an opset too old costs nothing."""
 
@@ -44,7 +44,7 @@ _SINCE = {
 
 def newest_opset(version: tuple[int, int]) -> int:
     """The newest ONNX opset to write for the parser of a TensorRT (major, minor)."""
-    return next(opset for first, opset in _NEWEST if version >= first)
+    return next(opset for first, opset in PARSERS if version >= first)
 
 
 def missing_operators(version: tuple[int, int], vc_plugin: bool = True) -> Mapping[str, str]:

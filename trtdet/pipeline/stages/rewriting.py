@@ -14,6 +14,7 @@ from trtdet.backends import Backend, Capabilities, check_compiler
 from trtdet.config import Config, NmsConfig, NmsMode, SiluForm
 from trtdet.errors import BackendError, ModelError, TrtdetWarning
 from trtdet.passes import EmbeddedNms, Options, PassResult, Rewritten, embedded_nms, load_model, rewrite
+from trtdet.passes.input_size import with_input_size
 from trtdet.passes.opset import HALF_SCALES
 from trtdet.passes.plugin_ops import PLUGIN_ACTIVATIONS, plugin_nodes
 from trtdet.pipeline.options import BuildOptions
@@ -155,6 +156,8 @@ def build_graph(model: Path, config: Config, options: BuildOptions, backend: Bac
     """
     caps = backend.capabilities
     source = load_model(model)
+    if options.resize:
+        source = with_input_size(source, config.input.size, config)
     own = embedded_nms(source, config)
     kept = own if options.nms == "auto" else None
     nms = config.with_nms(**kept.thresholds).nms if kept is not None else config.nms

@@ -1,0 +1,186 @@
+"""input of H x W fixed at export -> the height and width asked for, where nothing else in the graph holds the size
+
+A network of convolutions computes at any size, and so does what reshapes with -1 for the places. A graph that holds
+numbers of its size in constants (grids of cells, sizes to resize to, a factor that makes pixels of shares, parts that
+are cut out) would compute something else, and is refused with the reason. What the new graph gives is looked at by
+running both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+import onnxruntime
+from numpy.typing import NDArray
+
+from trtdet.config import Config
+from trtdet.detection.heads import match_outputs
+from trtdet.errors import ModelError, one_line
+from trtdet.passes.clean import network_input
+from trtdet.passes.model import to_graph, to_model
+from trtdet.passes.plugin_ops import plain
+
+_ELEMENT_WISE = ("Add", "Sub", "Mul", "Div", "Min", "Max", "Clip", "Pow")
+_FEW = 8
+"""A constant of more values is a table: where it depends on the size, it does not fit another."""
+
+_MOST_QUERIES = 1000
+"""Outputs with more rows than this are of cells, whose number follows from the size."""
+
+_NEAR = 0.02
+"""What a number of cells may differ by, as a share, where strides do not divide the sides."""
+
+Shape = tuple[int, ...]
+
+
+def with_input_size(model: onnx.ModelProto, size: tuple[int, int], config: Config | None = None) -> onnx.ModelProto:
+    """The model with another height and width of its input; the model itself where its own fits.
+
+    Args:
+        model: float, as it was loaded; it is not changed.
+        size: (height, width) in pixels.
+        config: of that size, whose head says how many boxes are expected; None where it is not known yet.
+
+    Raises:
+        ModelError: the graph depends on the size that it was exported for.
+    """
+    graph = to_graph(model)
+    source = network_input(graph, None if config is None else config.input.name)
+    shape = list(source.shape or ())
+    fixed = len(shape) == 4 and all(isinstance(side, int) and side > 0 for side in shape[2:])
+    if not fixed or tuple(shape[2:]) == size:
+        return model
+    before: tuple[int, int] = (shape[2], shape[3])
+    slices = [node for node in graph.nodes if node.op == "Slice" and node.inputs[0].inputs]
+    read = list(dict.fromkeys(node.inputs[0].name for node in slices))
+    obstacle = next(_constants(graph, before), "")
+    changed = _resized(model, source.name, size)
+    obstacle = obstacle or _obstacle(model, changed, (before, size)) or _cuts(slices, model, changed, read)
+    obstacle = obstacle or _misfit(changed, config)
+    if obstacle:
+        raise ModelError(
+            f"the model's input is fixed to {before[0]}x{before[1]} (height x width) and cannot be changed to "
+            f"{size[0]}x{size[1]}: {obstacle}",
+            f"export it again for that size, such as with 'trtdet export SOURCE --size {size[0]}x{size[1]}'",
+        )
+    return to_model(to_graph(onnx.shape_inference.infer_shapes(changed)))
+
+
+def _resized(model: onnx.ModelProto, source: str, size: tuple[int, int]) -> onnx.ModelProto:
+    changed = onnx.ModelProto()
+    changed.CopyFrom(model)
+    # Shapes were inferred for the old size, and say so of the outputs.
+    del changed.graph.value_info[:]
+    for output in changed.graph.output:
+        output.type.tensor_type.ClearField("shape")
+    given = next(value for value in changed.graph.input if value.name == source)
+    for dim, side in zip(given.type.tensor_type.shape.dim[2:], size, strict=True):
+        dim.dim_value = side
+    return changed
+
+
+def _values(tensor: gs.Tensor) -> NDArray[Any] | None:
+    """The values of a constant."""
+    if isinstance(tensor, gs.Constant):
+        return np.asarray(tensor.values)
+    maker = tensor.inputs[0] if tensor.inputs else None
+    given = maker.attrs.get("value") if maker is not None and maker.op == "Constant" else None
+    return np.asarray(given.values) if given is not None else None
+
+
+def _constants(graph: gs.Graph, sides: tuple[int, int]) -> Iterator[str]:
+    """What holds the size in numbers that would fit another size too, and then be wrong."""
+    wanted = np.array([*sides, *(1 / side for side in sides)], np.float64)
+    for node in graph.nodes:
+        if (
+            node.op == "Resize"
+            and len(node.inputs) > 3
+            and (target := _values(node.inputs[3])) is not None
+            and len(target)
+        ):
+            yield f"Resize '{node.name}' gives the constant size {'x'.join(map(str, target[-2:]))}"
+        for tensor in node.inputs if node.op in _ELEMENT_WISE else ():
+            values = _values(tensor)
+            if values is None or values.size > _FEW or not np.issubdtype(values.dtype, np.floating):
+                continue
+            flat = values.astype(np.float64).reshape(-1, 1)
+            if np.isclose(flat, wanted, rtol=1e-6, atol=0).any():
+                yield f"{node.op} '{node.name}' reads the constant {float(flat.max()):g}, which is of the size"
+
+
+def _obstacle(model: onnx.ModelProto, changed: onnx.ModelProto, sizes: tuple[tuple[int, int], tuple[int, int]]) -> str:
+    """Why the changed model does not give what another size should give; empty where it does."""
+    try:
+        after = _shapes(changed, ())
+    except Exception as error:  # onnxruntime raises a class of its own for each status, with no common base
+        return one_line(error)
+    (height, width), (new_height, new_width) = sizes
+    ratios = (1.0, new_height * new_width / (height * width), new_height / height, new_width / width)
+    moved = False
+    for name, old in _shapes(model, ()).items():
+        new = after[name]
+        fits = len(old) == len(new) and all(
+            any(abs(given - side * ratio) <= _NEAR * side * ratio for ratio in ratios)
+            for side, given in zip(old, new, strict=True)
+        )
+        if not fits:
+            return f"output '{name}' has shape {old} at its own size and {new} at the other"
+        moved |= old != new or max(old[1:], default=0) <= _MOST_QUERIES
+    return "" if moved else "its outputs have as many rows as before, and so are of the cells of its own size"
+
+
+def _misfit(changed: onnx.ModelProto, config: Config | None) -> str:
+    """Why the outputs do not fit the head at that size; empty where they do, or are cut before the graph's end."""
+    found = _shapes(changed, ())
+    raw = all(len(shape) == 3 for shape in found.values())  # those of a suppression in the graph are not
+    if config is None or not raw or not set(config.head.outputs or ()) <= found.keys():
+        return ""
+    try:
+        match_outputs(found, config)
+    except ModelError as error:
+        return str(error)
+    return ""
+
+
+def _cuts(slices: Sequence[gs.Node], model: onnx.ModelProto, changed: onnx.ModelProto, read: Sequence[str]) -> str:
+    """Which Slice takes a part of constant length of what is another length now; empty where none does."""
+    if not read:
+        return ""
+    before, after = _shapes(model, read), _shapes(changed, read)
+    for node in slices:
+        starts, ends = _values(node.inputs[1]), _values(node.inputs[2])
+        if starts is None or ends is None:
+            continue
+        old, new = before[node.inputs[0].name], after[node.inputs[0].name]
+        given = _values(node.inputs[3]) if len(node.inputs) > 3 and not node.inputs[3].is_empty() else None
+        axes = range(len(starts)) if given is None else given.reshape(-1).tolist()
+        for axis, start, end in zip(axes, starts.reshape(-1).tolist(), ends.reshape(-1).tolist(), strict=True):
+            whole = end < 0 or end >= max(old[axis], new[axis])
+            if old[axis] != new[axis] and not (whole and -2 < start < 2):
+                return (
+                    f"Slice '{node.name}' cuts {start} to {end} out of {old[axis]}, which are {new[axis]} at that size"
+                )
+    return ""
+
+
+def _shapes(model: onnx.ModelProto, more: Sequence[str]) -> dict[str, Shape]:
+    """The shapes of a model's outputs, or of other tensors, on an empty image."""
+    given = plain(model)
+    if more:
+        exposed = onnx.ModelProto()
+        exposed.CopyFrom(given)
+        del exposed.graph.output[:]
+        exposed.graph.output.extend(onnx.ValueInfoProto(name=name) for name in more)
+        given = exposed
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # the exception has the reason
+    session = onnxruntime.InferenceSession(given.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    source = session.get_inputs()[0]
+    shape = [side if isinstance(side, int) else 1 for side in source.shape]
+    names = [output.name for output in session.get_outputs()]
+    found = session.run(names, {source.name: np.zeros(shape, np.float32)})
+    return {name: np.shape(value) for name, value in zip(names, found, strict=True)}
