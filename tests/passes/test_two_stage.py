@@ -502,3 +502,9 @@ def test_a_third_suppression_cannot_be_static(traced: gs.Graph) -> None:
     traced.nodes.append(node)
     with pytest.raises(ModelError, match="has 3 NonMaxSuppression where 2 are expected"):
         static.suppress_proposals(traced, config())
+
+
+@pytest.mark.parametrize(("batch", "words"), [(4, "a batch of 4 is asked for"), ("batch", "a batch of any size")])
+def test_a_batch_of_several_images_is_refused(batch: Any, words: str) -> None:
+    with pytest.raises(ModelError, match=f"{words}.* a two-stage model is of one image.*leave --batch out"):
+        rewrite(load_model(FOLDER / "faster_dynamo.onnx"), Options(config(), batch=batch))

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import onnx_graphsurgeon as gs
 
+from trtdet.errors import ModelError
 from trtdet.passes import clean
 from trtdet.passes.base import Options, PassResult, explained
 from trtdet.passes.model import to_graph, to_model
@@ -59,10 +60,15 @@ def cut(graph: gs.Graph, options: Options) -> tuple[gs.Graph, Options, dict[str,
     A graph of one stage is given back as it is.
 
     Raises:
-        ModelError: the outputs are not the boxes, labels and scores of one image.
+        ModelError: the outputs are not the boxes, labels and scores of one image, or another batch is asked for.
     """
     if not is_two_stage(graph):
         return graph, options, {}
+    if options.batch not in (None, 1):
+        raise ModelError(
+            f"a batch of {options.batch if isinstance(options.batch, int) else 'any size'} is asked for, and a "
+            "two-stage model is of one image: its suppressions are written for each image; leave --batch out"
+        )
     config = options.config
     results: dict[str, PassResult] = {}
     with explained("inline_nms_guard"):
