@@ -60,7 +60,12 @@ def scores(bundle: Path, difference: float = -0.01) -> dict[str, Any]:
 
 def test_a_bundle_is_told_with_what_it_was_not_measured_for(bundle: Path) -> None:
     found = report([bundle])
-    assert found.verdict == ("b: 8 convolutions in INT8, 3 in FP16, 0 in FP32 as planned, not audited.",)
+    assert found.verdict == (
+        "b: 8 convolutions in INT8, 3 in FP16, 0 in FP32 as planned, not audited.",
+        "b: not in INT8: 3 among the most sensitive that --keep-fp16 asked for.",
+        f"b: next: trtdet eval {bundle} --against MODEL --images DIR --annotations JSON, as what INT8 cost in mAP was "
+        "not measured.",
+    )
     titles = [section.title for section in found.sections]
     assert titles == [
         *("Figures", "Sensitivity by layer", "Histograms and thresholds", "Layers as drawn", "Plan", "Reproduce"),

@@ -15,7 +15,7 @@ from trtdet.report.runs import Run
 from trtdet.tables import Column, Table
 
 _ADVICE = 3
-"""Pieces of an audit's advice that a verdict names."""
+"""Pieces of an audit's advice, and causes, that a verdict names."""
 
 _CAUSES: Mapping[Cause, str] = {
     Cause.UNSPECIFIED: "the plan gives no cause",
@@ -48,7 +48,9 @@ def bundle_verdict(run: Run, scores: Mapping[str, Any] | None) -> tuple[str, ...
     """
     manifest = run.manifest
     assert manifest is not None
-    found = (accuracy_said(run.worth, scores), _shift_said(scores), _time_said(run.worth), _precision_said(manifest))
+    found = [accuracy_said(run.worth, scores), _shift_said(scores), _time_said(run.worth), _precision_said(manifest)]
+    found.append(_kept_said(run))
+    found += [f"next: {todo}, as {why}" for todo, why in list(_next(run, scores))[:1]]
     return tuple(f"{run.name}: {line}." for line in found if line)
 
 
@@ -112,6 +114,14 @@ def _precision_said(manifest: Manifest) -> str:
     if manifest.guard is not None and manifest.guard.shipped != manifest.guard.asked:
         said += f"; FP16 is shipped: {manifest.guard.reason}"
     return said
+
+
+def _kept_said(run: Run) -> str:
+    """Why convolutions are not in INT8, the most frequent causes first."""
+    entries = run.plan.entries.values() if run.plan is not None else ()
+    causes = Counter(entry.cause for entry in entries if entry.precision != "int8")
+    said = [f"{count} {_CAUSES.get(cause, cause.value)}" for cause, count in causes.most_common(_ADVICE)]
+    return f"not in INT8: {'; '.join(said)}" if said else ""
 
 
 def front_verdict(name: str, front: Front) -> tuple[str, ...]:
