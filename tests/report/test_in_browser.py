@@ -123,7 +123,6 @@ def test_charts_zoom_by_keyboard_and_any_histogram_can_be_chosen(opened: Any) ->
     opened.keyboard.press("0")
     assert chart.evaluate(wide) == pytest.approx(before, rel=0.1)
     histograms = opened.locator(".histograms")
-    histograms.scroll_into_view_if_needed()
     histograms.locator("select").select_option(index=2)
     histograms.locator(".one .main-svg").first.wait_for()
     assert histograms.locator(".one figcaption").inner_text() == histograms.locator("select option").nth(2).inner_text()

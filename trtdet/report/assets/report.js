@@ -95,7 +95,7 @@
     return { traces, layout: { bargap: 0, xaxis: { title: { text: "|x|" } }, yaxis: { type: "log", dtick: 2 }, margin: { t: 30 } } };
   }
 
-  function panel(parent, entry) {
+  function panel(parent, entry, begin = later) {
     const figure = document.createElement("figure");
     const caption = document.createElement("figcaption");
     caption.textContent = entry.name;
@@ -111,7 +111,7 @@
     figure.append(caption, chart, note);
     parent.append(figure);
     chart.addEventListener("keydown", keys);
-    later(chart, () => draw(chart, histogram(entry)));
+    begin(chart, () => draw(chart, histogram(entry)));
   }
 
   function histograms(element) {
@@ -130,7 +130,7 @@
     part.shown.forEach((place) => panel(many, part.entries[place]));
     select.addEventListener("change", () => {
       one.replaceChildren();
-      if (select.value !== "") panel(one, part.entries[select.value]);
+      if (select.value !== "") panel(one, part.entries[select.value], (element, start) => start());
     });
   }
 
