@@ -91,7 +91,7 @@ def row(
     pair = [OnnxRunner(model) for model in (before, after)]
     preprocess = InputConfig(size=(options.size, options.size))
     targets = [Target(key, run, preprocess, key, "none") for key, run in zip(("before", "after"), pair, strict=True)]
-    measured = measure(targets, BenchOptions(seconds=options.seconds))
+    measured = measure(targets, BenchOptions(seconds=options.seconds, warm_up=options.seconds / 4, min_runs=20))
     first, second = (target.points[0] for target in measured.targets)
     counts = [Counter(node.op_type for node in model.graph.node) for model in (before, after)]
     changed = [f"{op} {counts[0][op]} to {counts[1][op]}" for op in sorted(counts[0] | counts[1])]
