@@ -10,7 +10,7 @@ import onnx
 import onnx_graphsurgeon as gs
 import pytest
 
-from trtdet import BuildOptions, CalibrationOptions, build
+from trtdet import BuildOptions, CalibrationOptions, SensitivityOptions, build, sensitivity
 from trtdet.bundle import Bundle, MasksPart
 from trtdet.config import Config
 from trtdet.detection.masks import from_run_lengths
@@ -82,6 +82,16 @@ def test_masks_are_drawn_and_listed(calibration_images: Path, tmp_path: Path) ->
             assert columns.min() >= x1 - side and columns.max() <= x2 + side
             assert rows.min() >= y1 - side and rows.max() <= y2 + side
     assert any(from_run_lengths(found["mask"]).any() for found in row["detections"])
+
+
+def test_layers_that_reach_masks_alone_cost_no_detection(calibration_images: Path, tmp_path: Path) -> None:
+    calibration = CalibrationOptions(images=calibration_images, num_images=4)
+    options = SensitivityOptions(calibration, correct=(), num_images=2, int8_all=True)
+    found = sensitivity(FOLDER / "mask_trace.onnx", CONFIG, options)
+    scores = {layer.name: layer.score for layer in found.layers}
+    masks = {name for name in scores if "mask" in name}
+    assert masks and all(scores[name] == 0 for name in masks)
+    assert max(scores.values()) > 0
 
 
 def test_what_is_left_out_is_said(tmp_path: Path) -> None:

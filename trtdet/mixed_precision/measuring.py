@@ -130,9 +130,14 @@ class _Block:
         fast = method.name == "fast"
         make = switch.suffix if fast else switch.whole
         head = subject.head.names
-        self._variants = {name: OnnxRunner(make(members[name], head), alone=fast) for name in names}
+        models = {name: make(members[name], head) for name in names}
+        # What does not reach the boxes and scores, such as the head of masks, leaves nothing to run.
+        self._variants = {
+            name: OnnxRunner(model, alone=fast) if model.graph.output else None for name, model in models.items()
+        }
         self._source = subject.model.graph.input[0].name
-        read = (name for runner in self._variants.values() for name in runner.inputs if name != self._source)
+        runners = [runner for runner in self._variants.values() if runner is not None]
+        read = (name for runner in runners for name in runner.inputs if name != self._source)
         self._base = OnnxRunner(expose(switch.base, list(dict.fromkeys([*head, *read]))))
         # What the errors are against: the float model, which is the base itself where each is in INT8 alone.
         self._exact = OnnxRunner(expose(subject.model, head)) if method.base == "int8" else self._base
@@ -167,7 +172,7 @@ class _Block:
 
     def _add_variant(self, batch: Batch, tensors: Arrays, exact: Arrays, name: str) -> None:
         runner = self._variants[name]
-        made = runner.feed({tensor: tensors[tensor] for tensor in runner.inputs})
+        made = {} if runner is None else runner.feed({tensor: tensors[tensor] for tensor in runner.inputs})
         self._errors[name].update(self._work.subject, batch, exact, {**tensors, **made})
 
     def _rows(self, runs: int) -> list[dict[str, Any]]:
