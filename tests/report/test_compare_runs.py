@@ -31,7 +31,7 @@ def row(variant: str, difference: float, wide: float | None = 0.01) -> dict[str,
         "precision": "INT8",
         "silu": "keep",
         "calibration": "minmax",
-        "corrections": [],
+        "corrections": [variant],
         "nms": load_config("shapes").nms.model_dump(mode="json"),
         "map": 0.4 + difference,
         "map50": 0.6,
@@ -85,7 +85,11 @@ def test_variants_of_sweeps_differ_by_noise_or_more(tmp_path: Path) -> None:
     found = compare_runs(first, second)
     assert found.variants is not None
     said = {line["variant"]: line["so it is"] for line in found.variants.as_dicts()}
-    assert said == {"fp32": "equal", "near": "noise", "far": "more than noise"}
+    assert said == {
+        "FP32": "equal",
+        "INT8 minmax, near, SiLU keep": "noise",
+        "INT8 minmax, far, SiLU keep": "more than noise",
+    }
     assert found.verdict == ("1 of 3 variants differ by more than noise; 1 are in one sweep alone.",)
 
 

@@ -148,7 +148,10 @@ def test_tunes_sweeps_rankings_plans_and_profiles_are_read(bundle: Path, tmp_pat
         "Sensitivity by layer: sensitivity.json",
         "Plan: plan.json",
     ]
-    assert "sweep: of 1 INT8 variants minmax keeps most: mAP 35.00, -5.00 (-6.00 .. -4.00)" in found.verdict[2]
+    assert (
+        "sweep: of 1 INT8 variants 'INT8 minmax, no corrections, SiLU keep' keeps most: mAP 35.00, -5.00 ("
+        in found.verdict[2]
+    )
     text = found.markdown()
     assert text.startswith("# Report of tune, sweep, sensitivity.json, plan.json\n")
     assert "| 1 | all INT8 |" in text and "- the latency of the variants of sweep: " in text

@@ -35,6 +35,7 @@ CASES = (
         int8_all=True,
         int8_attention=True,
         fp8=True,
+        resize=True,
     ),
     BuildOptions(
         correct=("smooth", "bias"),
@@ -52,7 +53,7 @@ CASES = (
 
 def plain(options: BuildOptions) -> dict[str, object]:
     found: dict[str, object] = json.loads(json.dumps(asdict(options), default=str))
-    return found
+    return {**found, "config": {"input": {"size": [320, 640]}}}
 
 
 @pytest.mark.parametrize("options", CASES, ids=range(len(CASES)))
@@ -62,6 +63,13 @@ def test_the_command_gives_the_same_options(options: BuildOptions) -> None:
     parsed = parsers("build")[0].parse_args(words[1:])
     assert (str(parsed.model), parsed.config, str(parsed.output)) == ("MODEL", "config.yaml", "out")
     assert _build_options(parsed) == options
+    assert parsed.size == ((320, 640) if options.resize else None)
+
+
+def test_options_that_an_earlier_version_lacked_are_those_by_default() -> None:
+    older = plain(BuildOptions())
+    del older["resize"]
+    assert shlex.split(build_command(older, "out"))[5:] == ["--int8", "-o", "out"]
 
 
 def test_every_option_is_in_some_case() -> None:

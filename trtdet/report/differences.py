@@ -12,6 +12,7 @@ from trtdet.errors import ConfigError
 from trtdet.quantization import PrecisionPlan
 from trtdet.report.document import Grid, Missing, Part, Report, Section, Text
 from trtdet.report.runs import Run, read_run
+from trtdet.report.sections.fronts import variant_title
 from trtdet.tables import Column, Table, Tables
 
 _PAIRED = "'trtdet compare A B --images DIR --annotations JSON' runs both on the same images"
@@ -269,7 +270,9 @@ def _sweeps(names: tuple[str, str], runs: Sequence[Run]) -> RunDifference:
         traffic = [
             None if row["engine_mb"] is None or other["engine_mb"] is None else row["engine_mb"] for row in (one, other)
         ]
-        rows.append((name, 100 * one["map"], 100 * other["map"], 100 * apart, 100 * width, verdict, *traffic))
+        rows.append(
+            (variant_title(one), 100 * one["map"], 100 * other["map"], 100 * apart, 100 * width, verdict, *traffic)
+        )
     columns = (
         *(Column("variant", align="left"), Column(f"mAP in {names[0]}", ".2f"), Column(f"mAP in {names[1]}", ".2f")),
         *(Column("difference", "+.2f"), Column("90 %, either side", ".2f"), "so it is"),

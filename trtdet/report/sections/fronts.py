@@ -139,7 +139,7 @@ def _sweep_chart(rows: Sequence[Mapping[str, Any]], cost: str, unit: str) -> Cha
                     "color": colour,
                     "thickness": 1.2,
                 },
-                "hovertext": [f"{row['variant']}<br>mAP {100 * row['map']:.2f}" for row in own],
+                "hovertext": [f"{variant_title(row)}<br>mAP {100 * row['map']:.2f}" for row in own],
                 "hoverinfo": "text",
                 "marker": {"size": 10, "color": colour},
             }
@@ -150,6 +150,16 @@ def _sweep_chart(rows: Sequence[Mapping[str, Any]], cost: str, unit: str) -> Cha
         "hovermode": "closest",
     }
     return Chart(f"mAP against FP32, by {unit}", traces, layout, "Whiskers are 90 % intervals.")
+
+
+def variant_title(row: Mapping[str, Any]) -> str:
+    """A variant in words; the rows' own names are keys for machines."""
+    if row["calibration"] is None:
+        return str(row["precision"])
+    corrections = "+".join(row["corrections"] or ()) or "no corrections"
+    kept = f", {row['kept']} kept in FP16" if row["kept"] else ""
+    options = "".join(f", {option}" for option in row.get("options", ()))
+    return f"{row['precision']} {row['calibration']}, {corrections}{kept}, SiLU {row['silu']}{options}"
 
 
 def _kind(row: Mapping[str, Any]) -> str:

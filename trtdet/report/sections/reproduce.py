@@ -42,6 +42,7 @@ _BESIDE_A_POINT = (
 )
 """All else the tune has said."""
 
+_PARTS = ("calibration", "keep", "engine")
 _MEBIBYTE = 2**20
 
 
@@ -91,6 +92,8 @@ def build_command(options: Mapping[str, Any], output: str) -> str:
 
 def _words(options: Mapping[str, Any]) -> Iterator[str]:
     defaults = _defaults()
+    # Bundles of earlier versions lack options of later ones.
+    options = {**defaults, **options, **{part: {**defaults[part], **options[part]} for part in _PARTS}}
     values = [(key, option) for key, option in _VALUES if _at(options, key) != _at(defaults, key)]
     flags = [option for key, option in _FLAGS if _at(options, key)]
     flags += [option for key, option in _NEGATED if not _at(options, key)]
@@ -115,6 +118,8 @@ def _quantised(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> Itera
     yield f"--{options['precision']}"
     if options["correct"] != defaults["correct"]:
         yield from ("--correct", ",".join(options["correct"]) or "none")
+    if options["resize"]:
+        yield from ("--size", "x".join(map(str, options["config"]["input"]["size"])))
     match options["keep"]["keep"]:
         case None:
             pass

@@ -12,6 +12,7 @@ from trtdet.pipeline.points import Front
 from trtdet.quantization import Cause
 from trtdet.report.document import Grid, Part, Section
 from trtdet.report.runs import Run
+from trtdet.report.sections.fronts import variant_title
 from trtdet.tables import Column, Table
 
 _ADVICE = 3
@@ -152,8 +153,8 @@ def sweep_verdict(name: str, rows: tuple[Mapping[str, Any], ...]) -> tuple[str, 
     interval = f" ({100 * best['low']:+.2f} .. {100 * best['high']:+.2f})" if best["low"] is not None else ""
     worst = min(int8, key=lambda row: row["difference"])
     return (
-        f"{name}: of {len(int8)} INT8 variants {best['variant']} keeps most: mAP {100 * best['map']:.2f}, "
-        f"{100 * best['difference']:+.2f}{interval} against FP32; the least, {worst['variant']}, "
+        f"{name}: of {len(int8)} INT8 variants '{variant_title(best)}' keeps most: mAP {100 * best['map']:.2f}, "
+        f"{100 * best['difference']:+.2f}{interval} against FP32; the least, '{variant_title(worst)}', "
         f"{100 * worst['difference']:+.2f}.",
     )
 
