@@ -15,6 +15,7 @@ from trtdet.bundle import Bundle, MasksPart
 from trtdet.config import Config
 from trtdet.detection.masks import from_run_lengths
 from trtdet.errors import TrtdetWarning
+from trtdet.performance import ProfileOptions, profile
 from trtdet.runtime.detector import Detector
 from trtdet.runtime.pictures import infer
 
@@ -117,3 +118,10 @@ def test_tensorrt_rtx_builds_all_of_it_without_a_gpu(calibration_images: Path, t
     build(MODEL, CONFIG, tmp_path / "same", int8(calibration_images, backend="onnxruntime"))
     engine, model = (Detector.open(tmp_path / kind, runtime="model")(IMAGE).image(0) for kind in ("rtx", "same"))
     np.testing.assert_allclose(engine[1][:10], model[1][:10], atol=0.1)
+
+
+def test_its_profile_counts_what_runs_in_each_run() -> None:
+    found = profile(MODEL, CONFIG, ProfileOptions(runs=10, warm_up=1))
+    by_type = {share.name: share for share in found.profile.by_type}
+    assert (by_type["RoiAlign"].count, by_type["NonMaxSuppression"].count) == (4, 2)
+    assert all(share.ms > 0 and share.stddev >= 0 for share in by_type.values())
