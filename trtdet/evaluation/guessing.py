@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import onnx
 import yaml
 
 from trtdet.config import COCO_CLASSES, Config
@@ -100,13 +101,10 @@ def guess_config(
     if len(images) < FEWEST_IMAGES:
         untried = f"{_USUAL}; not tried: give {FEWEST_IMAGES} images or more"
         return Guess(config, origins | {f"input.{key}": untried for key in _PIXELS}, unknown, None)
-    looks = examine_model(loaded, Options(config), images)
-    if looks.better:
-        config = _changed(config, looks.better)
-        again = examine_model(loaded, Options(config), images)
-        found = f"{looks.gain:.3g} times as sure on {looks.images} images as what is {_USUAL[3:]}"
-        origins |= dict.fromkeys(looks.better, found)
-        looks = replace(again, better={}, better_text="", gain=1.0) if not again.obstacle else again
+    config, first, looks = settled(loaded, config, images)
+    if first.better:
+        found = f"{first.gain:.3g} times as sure on {first.images} images as what is {_USUAL[3:]}"
+        origins |= dict.fromkeys(first.better, found)
     if looks.obstacle:
         kept = f"{_USUAL}; could not be tried: {looks.obstacle}"
     else:
@@ -114,6 +112,33 @@ def guess_config(
     for key in _PIXELS:
         origins.setdefault(f"input.{key}", kept)
     return Guess(config, origins, unknown, looks)
+
+
+def settled(
+    model: onnx.ModelProto, config: Config, images: Sequence[Path]
+) -> tuple[Config, Plausibility, Plausibility]:
+    """A configuration with what is clearly better on images in the place of its keys, see
+    :mod:`trtdet.evaluation.plausibility`.
+
+    Args:
+        model: the float model.
+        config: a guess.
+        images: of what it detects; some are looked at.
+
+    Returns:
+        The configuration, what the guess looks like, and what the configuration looks like, in which nothing better is
+        looked for any more.
+    """
+    first = examine_model(model, Options(config), images)
+    if not first.better:
+        return config, first, first
+    data = config.model_dump()
+    for path, value in first.better.items():
+        section, _, key = path.partition(".")
+        data[section][key] = value
+    config = Config.model_validate(data)
+    seen = examine_model(model, Options(config), images)
+    return config, first, replace(seen, better={}, better_text="", gain=1.0)
 
 
 def _named(config: Config, given: Sequence[str] | None, described: bool) -> tuple[Config, str, dict[str, str]]:
@@ -132,11 +157,3 @@ def _named(config: Config, given: Sequence[str] | None, described: bool) -> tupl
         return config, f"those of COCO, as there are {count}", {}
     note = f"{count} names in the order of training: the model does not hold them"
     return config, f"put here {note}", {"classes": note}
-
-
-def _changed(config: Config, changes: Mapping[str, Any]) -> Config:
-    data = config.model_dump()
-    for path, value in changes.items():
-        section, _, key = path.partition(".")
-        data[section][key] = value
-    return Config.model_validate(data)

@@ -31,7 +31,7 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
     return PassResult(count, tuple(skipped))
 
 
-def _replace(graph: gs.Graph, gone: gs.Tensor, chosen: gs.Tensor | None) -> str:
+def _replace(graph: gs.Graph, gone: gs.Tensor, chosen: gs.Tensor) -> str:
     """Puts a tensor in another's place, under the other's name if that is an output; or why it cannot."""
     given = {id(tensor) for tensor in (*graph.inputs, *graph.outputs)}
     old, new = (chosen, gone) if id(gone) in given else (gone, chosen)
@@ -50,13 +50,14 @@ def _chosen(choice: gs.Node, stack: gs.Node) -> tuple[gs.Tensor | None, str]:
     index = choice.inputs[1]
     if not isinstance(index, gs.Constant) or index.values.ndim != 0:
         return None, "what it chooses is no single constant index"
-    makers = [tensor.inputs[0] if tensor.inputs else None for tensor in stack.inputs]
-    if any(maker is None or maker.op != "Unsqueeze" for maker in makers):
+    makers = [tensor.inputs[0] for tensor in stack.inputs if tensor.inputs and tensor.inputs[0].op == "Unsqueeze"]
+    if len(makers) < len(stack.inputs):
         return None, "what is joined are no tensors that were given a dimension for it"
     rank = len(stack.inputs[0].shape or ())
     axes = {_axis(stack.attrs["axis"], rank), _axis(choice.attrs.get("axis", 0), rank)}
-    axes |= {_axis(axis, rank) for maker in makers for axis in _unsqueezed(maker)}
-    if len(axes) > 1 or not rank:
+    added = [_unsqueezed(maker) for maker in makers]
+    axes |= {_axis(axis, rank) for those in added for axis in those}
+    if len(axes) > 1 or not rank or not all(added):
         return None, "it chooses along another dimension than tensors are joined along"
     position = int(index.values)
     return makers[position].inputs[0], ""
@@ -66,9 +67,9 @@ def _axis(axis: int, rank: int) -> int:
     return axis + rank if axis < 0 else axis
 
 
-def _unsqueezed(node: gs.Node) -> list[int | None]:
-    """The dimensions that an Unsqueeze adds; before opset 13 they are an attribute."""
+def _unsqueezed(node: gs.Node) -> list[int]:
+    """The dimensions that an Unsqueeze adds, none where that is not constant; an attribute before opset 13."""
     if "axes" in node.attrs:
         return list(node.attrs["axes"])
     axes = node.inputs[1]
-    return axes.values.tolist() if isinstance(axes, gs.Constant) else [None]
+    return [int(axis) for axis in axes.values] if isinstance(axes, gs.Constant) else []

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import onnx
 
 from trtdet.config import Config
-from trtdet.evaluation.plausibility import FEWEST_IMAGES, Plausibility, examine_model
+from trtdet.evaluation.guessing import settled
+from trtdet.evaluation.plausibility import FEWEST_IMAGES, Plausibility
 from trtdet.exporter import Confirmed
-from trtdet.passes import Options
 
 
 def confirm(model: onnx.ModelProto, guess: Config, images: Sequence[Path]) -> Confirmed:
@@ -25,26 +24,13 @@ def confirm(model: onnx.ModelProto, guess: Config, images: Sequence[Path]) -> Co
         guess: its configuration.
         images: of what it detects; some are looked at.
     """
-    first = seen = examine_model(model, Options(guess), images)
-    config = guess
-    if first.better:
-        config = _with(guess, first)
-        seen = examine_model(model, Options(config), images)
+    config, first, seen = settled(model, guess, images)
     plain = seen.as_dict() | {"changed": first.better, "gain": first.as_dict()["gain"]}
-    return Confirmed(config, _said(first, replace(seen, better={})), plain | {"confirmed": _is_sure(seen)})
+    return Confirmed(config, _said(first, seen), plain | {"confirmed": _is_sure(seen)})
 
 
 def _is_sure(seen: Plausibility) -> bool:
     return not (seen.obstacle or seen.symptoms or seen.images < FEWEST_IMAGES)
-
-
-def _with(config: Config, seen: Plausibility) -> Config:
-    """The configuration with the keys that are better, given by their paths."""
-    data = config.model_dump()
-    for path, value in seen.better.items():
-        section, key = path.split(".")
-        data[section][key] = value
-    return Config.model_validate(data)
 
 
 def _said(first: Plausibility, seen: Plausibility) -> str:
