@@ -77,14 +77,17 @@ def change(bundle: Path, version: str, engine: bytes) -> None:
 
 @pytest.fixture
 def refusal(trt: Any, program: Path, bundle: Path) -> Any:
-    """Runs the program with the libraries of the installed TensorRT, and gives the line in which it refuses."""
+    """Runs the program with the libraries of the installed TensorRT, and gives the line in which it refuses.
+
+    The engine alone is asked for, as else its network would be run by onnxruntime instead.
+    """
 
     def call(*folders: Path, sm: int = 89) -> str:
         libraries = [
             argument for folder in (*folders, Path(trt.__file__).parent) for argument in ("--library-folder", folder)
         ]
         done = subprocess.run(
-            [program, bundle, *libraries],
+            [program, bundle, "--backend", "tensorrt", *libraries],
             capture_output=True,
             text=True,
             timeout=300,

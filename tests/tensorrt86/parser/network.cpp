@@ -436,6 +436,33 @@ IConvolutionLayer* Network::addConvolutionNd(ITensor& input, int32_t maps, Dims 
     });
 }
 
+IDeconvolutionLayer* Network::addDeconvolutionNd(ITensor& input, int32_t maps, Dims kernel, Weights weights,
+                                                 Weights bias) noexcept {
+    auto const made = std::make_shared<Recorded<apiv::VDeconvolutionLayer>>();
+    made->nbOutputMaps = maps;
+    made->kernelSizeNd = kernel;
+    made->kernelWeights = weights;
+    made->biasWeights = bias;
+    made->nbGroups = 1;
+    return add<IDeconvolutionLayer>(LayerType::kDECONVOLUTION, {&input}, 1, made, [](Layer& layer, auto& deconv) {
+        Dims shape = layer.shape(0);
+        shape.d[1] = deconv.nbOutputMaps;
+        auto const or_else = [](Dims const& given, int32_t axis, int32_t usual) {
+            return given.nbDims > axis ? given.d[axis] : usual;
+        };
+        for (int32_t axis = 0; axis < deconv.kernelSizeNd.nbDims; ++axis) {
+            int32_t& size = shape.d[axis + 2];
+            int32_t const reach = or_else(deconv.dilationNd, axis, 1) * (deconv.kernelSizeNd.d[axis] - 1) + 1;
+            int32_t const cut = or_else(deconv.prePadding, axis, 0) + or_else(deconv.postPadding, axis, 0);
+            size = size < 0 ? -1 : (size - 1) * or_else(deconv.strideNd, axis, 1) + reach - cut;
+        }
+        if (layer.has(1)) {
+            same_types(layer, 0, 1);
+        }
+        layer.gives(shape, layer.type(0));
+    });
+}
+
 IDequantizeLayer* Network::addDequantize(ITensor& input, ITensor& scale) noexcept {
     auto const made = std::make_shared<Recorded<apiv::VDequantizeLayer>>();
     return add<IDequantizeLayer>(LayerType::kDEQUANTIZE, {&input, &scale}, 1, made, [](Layer& layer, auto&) {

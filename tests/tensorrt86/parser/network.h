@@ -172,6 +172,8 @@ public:
     IConstantLayer* addConstant(Dims dimensions, Weights weights) noexcept override;
     IConvolutionLayer* addConvolutionNd(ITensor& input, int32_t maps, Dims kernel, Weights weights,
                                         Weights bias) noexcept override;
+    IDeconvolutionLayer* addDeconvolutionNd(ITensor& input, int32_t maps, Dims kernel, Weights weights,
+                                            Weights bias) noexcept override;
     IDequantizeLayer* addDequantize(ITensor& input, ITensor& scale) noexcept override;
     IElementWiseLayer* addElementWise(ITensor& first, ITensor& second,
                                       ElementWiseOperation operation) noexcept override;
