@@ -256,7 +256,7 @@ def test_profile_of_a_bundle_against_its_model(run, model, bundle, tmp_path):
     text = page.read_text()
     assert text.startswith("<!doctype html>")
     assert text.rstrip().endswith("</html>")
-    assert "The 4 longest of" in text
+    assert "Layers in the order of execution" in text
 
 
 @pytest.mark.parametrize(

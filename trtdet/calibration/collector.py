@@ -62,7 +62,9 @@ def expose(model: onnx.ModelProto, tensors: Sequence[str]) -> onnx.ModelProto:
         graph.nodes.append(gs.Node("Identity", "trtdet/expose", inputs=[graph.inputs[0]], outputs=[copy]))
         graph.outputs = [copy]
     for tensor in graph.outputs:
-        tensor.dtype = tensor.dtype or np.float32
+        # FP16 is computed in float32 with roundings, see trtdet.backends.onnxruntime_half; integers are what they are.
+        if tensor.dtype is None or tensor.dtype == np.float16:
+            tensor.dtype = np.float32
     graph.ir_version = model.ir_version
     graph.cleanup()
     exposed: onnx.ModelProto = gs.export_onnx(graph, do_type_check=False)
