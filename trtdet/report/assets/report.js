@@ -17,6 +17,7 @@
       plot_bgcolor: "rgba(0,0,0,0)",
       font: { color: colour("--ink"), size: 12, family: "system-ui, sans-serif" },
       hoverlabel: { align: "left", namelength: -1, bgcolor: colour("--panel"), font: { color: colour("--ink") } },
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("--soft"), activecolor: colour("--ink") },
       margin: { l: 50, r: 10, t: 10, b: 40, ...(layout.margin || {}) },
       legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, ...(layout.legend || {}) },
     };

@@ -167,7 +167,17 @@ def _buttons(traces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         {"label": "by precision", "method": "restyle", "args": [by_precision, which]},
         {"label": "by time", "method": "restyle", "args": [by_time, which]},
     ]
-    return {"type": "buttons", "direction": "right", "x": 1, "xanchor": "right", "y": 1.1, "buttons": buttons}
+    # The button that is on is nearly white on either ground.
+    look = {"bgcolor": "#dfe5ec", "font": {"color": "#1c2430"}}
+    return {
+        "type": "buttons",
+        "direction": "right",
+        "x": 0.5,
+        "xanchor": "center",
+        "y": 1.1,
+        "buttons": buttons,
+        **look,
+    }
 
 
 def layout(nodes: Sequence[Node]) -> tuple[list[tuple[float, float]], list[list[tuple[float, float]]]]:
