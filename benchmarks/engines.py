@@ -746,10 +746,10 @@ class Kept(CocoMetric):
         self.ids: list[int] = []
         self._parts: list[tuple[Any, Any, Any]] = []
 
-    def update(self, image_id: int, boxes: Any, scores: Any, classes: Any) -> CocoMetric:
+    def update(self, image_id: int, boxes: Any, scores: Any, classes: Any, masks: Any = None) -> CocoMetric:
         self.ids.append(image_id)
         self._parts.append((boxes, scores, classes))
-        return super().update(image_id, boxes, scores, classes)
+        return super().update(image_id, boxes, scores, classes, masks)
 
     def save(self, path: Path) -> None:
         boxes, scores, classes = (np.concatenate(column) for column in zip(*self._parts, strict=True))
