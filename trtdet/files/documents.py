@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from trtdet.errors import one_line
+from trtdet.errors import ConfigError, one_line
 
 _T = TypeVar("_T")
 _SHOWN = 60
@@ -36,6 +36,23 @@ def read_document(path: Path, adapter: TypeAdapter[_T]) -> _T:
         DocumentError: it is not JSON, nested too deeply, or not of the type.
     """
     return parse_document(path.read_bytes(), adapter)
+
+
+def read_result(path: Path, kind: type[_T], hint: str) -> _T:
+    """Reads what a command left behind.
+
+    Args:
+        path: a JSON file.
+        kind: the class that it is of.
+        hint: what to do where it cannot be read.
+
+    Raises:
+        ConfigError: it cannot be read, or is of another kind.
+    """
+    try:
+        return read_document(path, TypeAdapter(kind))
+    except (OSError, DocumentError) as error:
+        raise ConfigError(f"'{path}' cannot be used ({one_line(error)}); {hint}") from None
 
 
 def parse_document(text: bytes, adapter: TypeAdapter[_T]) -> _T:

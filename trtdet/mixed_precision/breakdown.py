@@ -10,16 +10,12 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict, dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from trtdet.backends import OnnxRunner
 from trtdet.calibration import Ranges
-from trtdet.errors import ConfigError, one_line
-from trtdet.files.documents import DocumentError, read_document
+from trtdet.files.documents import read_result
 from trtdet.mixed_precision.blocks import Block, blocks_of
 from trtdet.mixed_precision.measuring import Work, measure_missing
 from trtdet.mixed_precision.ranking import telling
@@ -143,16 +139,7 @@ class Breakdown:
         Raises:
             ConfigError: it cannot be read, or is no accuracy report.
         """
-        try:
-            return read_document(path, _adapter())
-        except (OSError, DocumentError) as error:
-            hint = "build the bundle again with --accuracy-report"
-            raise ConfigError(f"'{path}' cannot be used ({one_line(error)}); {hint}") from None
-
-
-@cache
-def _adapter() -> TypeAdapter[Breakdown]:
-    return TypeAdapter(Breakdown)
+        return read_result(path, Breakdown, "build the bundle again with --accuracy-report")
 
 
 def break_down(subject: Subject, plain: Ranges, progress: Progress = silent) -> Breakdown:

@@ -8,7 +8,7 @@ running both.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -55,12 +55,8 @@ def with_input_size(model: onnx.ModelProto, size: tuple[int, int], config: Confi
     if not fixed or tuple(shape[2:]) == size:
         return model
     before: tuple[int, int] = (shape[2], shape[3])
-    slices = [node for node in graph.nodes if node.op == "Slice" and node.inputs[0].inputs]
-    read = list(dict.fromkeys(node.inputs[0].name for node in slices))
-    obstacle = next(_constants(graph, before), "")
     changed = _resized(model, source.name, size)
-    obstacle = obstacle or _obstacle(model, changed, (before, size)) or _cuts(slices, model, changed, read)
-    obstacle = obstacle or _misfit(changed, config)
+    obstacle = next(_constants(graph, before), "") or _obstacle(graph, model, changed, (before, size), config)
     if obstacle:
         raise ModelError(
             f"the model's input is fixed to {before[0]}x{before[1]} (height x width) and cannot be changed to "
@@ -112,7 +108,13 @@ def _constants(graph: gs.Graph, sides: tuple[int, int]) -> Iterator[str]:
                 yield f"{node.op} '{node.name}' reads the constant {float(flat.max()):g}, which is of the size"
 
 
-def _obstacle(model: onnx.ModelProto, changed: onnx.ModelProto, sizes: tuple[tuple[int, int], tuple[int, int]]) -> str:
+def _obstacle(
+    graph: gs.Graph,
+    model: onnx.ModelProto,
+    changed: onnx.ModelProto,
+    sizes: tuple[tuple[int, int], tuple[int, int]],
+    config: Config | None,
+) -> str:
     """Why the changed model does not give what another size should give; empty where it does."""
     try:
         after = _shapes(changed, ())
@@ -130,12 +132,13 @@ def _obstacle(model: onnx.ModelProto, changed: onnx.ModelProto, sizes: tuple[tup
         if not fits:
             return f"output '{name}' has shape {old} at its own size and {new} at the other"
         moved |= old != new or max(old[1:], default=0) <= _MOST_QUERIES
-    return "" if moved else "its outputs have as many rows as before, and so are of the cells of its own size"
+    if not moved:
+        return "its outputs have as many rows as before, and so are of the cells of its own size"
+    return _cuts(graph, model, changed) or _misfit(after, config)
 
 
-def _misfit(changed: onnx.ModelProto, config: Config | None) -> str:
+def _misfit(found: Mapping[str, Shape], config: Config | None) -> str:
     """Why the outputs do not fit the head at that size; empty where they do, or are cut before the graph's end."""
-    found = _shapes(changed, ())
     raw = all(len(shape) == 3 for shape in found.values())  # those of a suppression in the graph are not
     if config is None or not raw or not set(config.head.outputs or ()) <= found.keys():
         return ""
@@ -146,8 +149,10 @@ def _misfit(changed: onnx.ModelProto, config: Config | None) -> str:
     return ""
 
 
-def _cuts(slices: Sequence[gs.Node], model: onnx.ModelProto, changed: onnx.ModelProto, read: Sequence[str]) -> str:
+def _cuts(graph: gs.Graph, model: onnx.ModelProto, changed: onnx.ModelProto) -> str:
     """Which Slice takes a part of constant length of what is another length now; empty where none does."""
+    slices = [node for node in graph.nodes if node.op == "Slice" and node.inputs[0].inputs]
+    read = list(dict.fromkeys(node.inputs[0].name for node in slices))
     if not read:
         return ""
     before, after = _shapes(model, read), _shapes(changed, read)

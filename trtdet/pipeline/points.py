@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
-from trtdet.errors import ConfigError, one_line
-from trtdet.files.documents import DocumentError, read_document
+from trtdet.files.documents import read_result
 from trtdet.pipeline.options import Objective
 from trtdet.tables import Cell, Column, Table
 
@@ -211,12 +207,4 @@ class Front:
         Raises:
             ConfigError: it cannot be read, or is no front.
         """
-        try:
-            return read_document(path, _adapter())
-        except (OSError, DocumentError) as error:
-            raise ConfigError(f"'{path}' cannot be used ({one_line(error)}); run 'trtdet tune' again") from None
-
-
-@cache
-def _adapter() -> TypeAdapter[Front]:
-    return TypeAdapter(Front)
+        return read_result(path, Front, "run 'trtdet tune' again")
