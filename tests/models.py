@@ -12,14 +12,25 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from trtdet.config import load_config
+from trtdet.config import Config, load_config
 from trtdet.data.images import preprocess, read_image
-from trtdet.demo.shapes import ShapesSplit
+from trtdet.demo.shapes import CLASSES, ShapesSplit
 from trtdet.quantization import HeadError
 from trtdet.runtime.detector import Detector
 
 SMALL_MODEL = Path(__file__).resolve().parent / "fixtures" / "small.onnx"
 """What ``small_detector()`` makes: ``python tests/models.py`` writes it."""
+
+RCNN = Config.model_validate(
+    {
+        "name": "rcnn",
+        "classes": list(CLASSES),
+        "input": {"size": [128, 128], "mean": [123.675, 116.28, 103.53], "std": [58.395, 57.12, 57.375]},
+        "head": {"decode": "detections"},
+        "nms": "none",
+    }
+)
+"""The configuration of the two-stage models in fixtures/."""
 
 WIDTH = 8
 CONVOLUTIONS = 11

@@ -10,22 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from models import RCNN
 
-from trtdet.config import Config
 from trtdet.data.images import preprocess
 from trtdet.demo import shapes
 from trtdet.passes import Options, load_model, rewrite
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "shapes_rcnn"
-CONFIG = Config.model_validate(
-    {
-        "name": "rcnn",
-        "classes": list(shapes.CLASSES),
-        "input": {"size": [128, 128], "mean": [123.675, 116.28, 103.53], "std": [58.395, 57.12, 57.375]},
-        "head": {"decode": "detections"},
-        "nms": "none",
-    }
-)
 MASKS = 6
 """The masks of so many detections of an image were kept, in 65535ths."""
 
@@ -38,7 +29,7 @@ def expected() -> dict[str, np.ndarray]:
 
 def image(index: int) -> np.ndarray:
     pixels, _, _ = shapes.render(shapes.DEFAULT_SEED, "val", index)
-    return preprocess(pixels, CONFIG.input)[0][None]
+    return preprocess(pixels, RCNN.input)[0][None]
 
 
 def check(got: dict[str, np.ndarray], expected: dict[str, np.ndarray], index: int, prefix: str = "") -> int:
@@ -77,7 +68,7 @@ def test_torchvisions_own_detections_and_masks_are_found(
     name: str, images: int, expected: dict[str, np.ndarray], run: Any
 ) -> None:
     exported = load_model(FOLDER / f"{name}.onnx")
-    rewritten = rewrite(exported, Options(CONFIG, nms="native")).model
+    rewritten = rewrite(exported, Options(RCNN, nms="native")).model
     found = 0
     for index in range(images):
         found += check(run(exported, images=image(index)), expected, index)
@@ -87,8 +78,8 @@ def test_torchvisions_own_detections_and_masks_are_found(
 
 @pytest.mark.slow
 def test_fewer_proposals_are_those_of_torchvision(expected: dict[str, np.ndarray], run: Any) -> None:
-    head = CONFIG.head.model_copy(update={"rpn_pre_nms_topk": 60, "rpn_post_nms_topk": 25})
-    config = CONFIG.model_copy(update={"head": head})
+    head = RCNN.head.model_copy(update={"rpn_pre_nms_topk": 60, "rpn_post_nms_topk": 25})
+    config = RCNN.model_copy(update={"head": head})
     rewritten = rewrite(load_model(FOLDER / "mask_trace.onnx"), Options(config, nms="native")).model
     for index in range(3):
         check(contract(run(rewritten, images=image(index))), expected, index, "fewer_")

@@ -13,12 +13,13 @@ import cv2
 import numpy as np
 import onnx
 import pytest
+from models import RCNN
 from numpy.typing import NDArray
 from PIL import Image
 from serving import ONNXRUNTIME, Server
 
 from trtdet.bundle import Bundle, BundleWriter
-from trtdet.config import Config, load_config
+from trtdet.config import load_config
 from trtdet.data.images import preprocess, read_image
 from trtdet.demo import shapes
 from trtdet.detection.masks import from_run_lengths, paste, run_lengths
@@ -27,15 +28,6 @@ from trtdet.runtime.detector import Detector
 from trtdet.runtime.recordings import record
 
 TWO_STAGE = Path(__file__).parents[1] / "fixtures" / "two_stage"
-RCNN = Config.model_validate(
-    {
-        "name": "rcnn",
-        "classes": list(shapes.CLASSES),
-        "input": {"size": [128, 128], "mean": [123.675, 116.28, 103.53], "std": [58.395, 57.12, 57.375]},
-        "head": {"decode": "detections"},
-        "nms": "none",
-    }
-)
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "pasted_masks.npz"
 """Of tests/fixtures/pasted_masks.py."""
 SIDE, CELLS, ROWS = 32, 28, 3

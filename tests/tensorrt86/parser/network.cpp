@@ -418,14 +418,21 @@ IConstantLayer* Network::addConstant(Dims dimensions, Weights weights) noexcept 
     });
 }
 
-IConvolutionLayer* Network::addConvolutionNd(ITensor& input, int32_t maps, Dims kernel, Weights weights,
-                                             Weights bias) noexcept {
-    auto const made = std::make_shared<Recorded<apiv::VConvolutionLayer>>();
+/// A convolution, or one that is transposed, as it was asked for.
+template <typename Kind>
+static std::shared_ptr<Recorded<Kind>> with_kernel(int32_t maps, Dims kernel, Weights weights, Weights bias) {
+    auto made = std::make_shared<Recorded<Kind>>();
     made->nbOutputMaps = maps;
     made->kernelSizeNd = kernel;
     made->kernelWeights = weights;
     made->biasWeights = bias;
     made->nbGroups = 1;
+    return made;
+}
+
+IConvolutionLayer* Network::addConvolutionNd(ITensor& input, int32_t maps, Dims kernel, Weights weights,
+                                             Weights bias) noexcept {
+    auto const made = with_kernel<apiv::VConvolutionLayer>(maps, kernel, weights, bias);
     return add<IConvolutionLayer>(LayerType::kCONVOLUTION, {&input}, 1, made, [](Layer& layer, auto& conv) {
         Window const window{conv.kernelSizeNd, conv.strideNd,   conv.prePadding,
                             conv.postPadding,  conv.dilationNd, conv.paddingMode};
@@ -438,12 +445,7 @@ IConvolutionLayer* Network::addConvolutionNd(ITensor& input, int32_t maps, Dims 
 
 IDeconvolutionLayer* Network::addDeconvolutionNd(ITensor& input, int32_t maps, Dims kernel, Weights weights,
                                                  Weights bias) noexcept {
-    auto const made = std::make_shared<Recorded<apiv::VDeconvolutionLayer>>();
-    made->nbOutputMaps = maps;
-    made->kernelSizeNd = kernel;
-    made->kernelWeights = weights;
-    made->biasWeights = bias;
-    made->nbGroups = 1;
+    auto const made = with_kernel<apiv::VDeconvolutionLayer>(maps, kernel, weights, bias);
     return add<IDeconvolutionLayer>(LayerType::kDECONVOLUTION, {&input}, 1, made, [](Layer& layer, auto& deconv) {
         Dims shape = layer.shape(0);
         shape.d[1] = deconv.nbOutputMaps;
