@@ -1,11 +1,19 @@
 from __future__ import annotations
 
+import logging
+import os
+import pty
+import re
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, suppress
+from typing import TextIO
 
 import pytest
 from rich import progress as bars
 
-from trtdet.progress import Console
+from trtdet.progress import Console, Course, Step
 
 
 @pytest.fixture
@@ -30,33 +38,145 @@ def test_with_json_standard_output_has_the_object_alone(capsys: pytest.CaptureFi
     assert capsys.readouterr() == ('{"a": 1}\n', "result\n")
 
 
-def test_a_pipe_gets_a_line_with_an_estimate_every_five_seconds(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def two_stages(console: Console, clock: list[float]) -> None:
+    """A stage of ten steps and one of two, each step of a second."""
+    for stage, total in (("calibrating", 10), ("building", 2)):
+        for done in range(total + 1):
+            console.progress(stage, done, total)
+            clock[0] += 1
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    return now
+
+
+def test_a_pipe_gets_no_progress(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
+    with Console() as console:
+        two_stages(console, clock)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_verbose_says_how_long_each_stage_took_and_what_libraries_say(
+    capsys: pytest.CaptureFixture[str], clock: list[float]
 ) -> None:
-    clock = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: clock[0])
-    with Console() as console:
-        for done in range(11):
-            console.progress("calibrating", done, 10)
-            clock[0] += 2
+    root = logging.getLogger()
+    before = (root.level, list(root.handlers))
+    with Console(verbose=True) as console:
+        two_stages(console, clock)
+        logging.getLogger("some.library").info("read\n%d layers", 7)
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.warn("of a library", UserWarning, stacklevel=1)
     assert capsys.readouterr().err.splitlines() == [
-        "calibrating: 3 of 10, about 14 s left",
-        "calibrating: 6 of 10, about 8 s left",
-        "calibrating: 9 of 10, about 2 s left",
+        *("calibrating: 10.0 s", "building: 2.0 s", "some.library: read 7 layers", "UserWarning: of a library"),
     ]
+    assert (root.level, root.handlers) == before
 
 
-@pytest.mark.usefixtures("terminal")
-def test_a_terminal_gets_a_bar_that_is_gone_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[bars.Progress] = []
-    start = bars.Progress.start
-    monkeypatch.setattr(bars.Progress, "start", lambda self: (made.append(self), start(self))[1])
-    with Console() as console:
-        console.progress("one", 0, 2)
-        assert made[0].live.is_started
-        console.progress("two", 1, 2)
-        assert not made[0].live.is_started
-    assert [bar.live.is_started for bar in made] == [False, False]
+class Terminal:
+    """What a terminal on standard error was given."""
+
+    def __init__(self, read: int, written: TextIO) -> None:
+        self._read, self._written = read, written
+
+    def text(self) -> str:
+        self._written.flush()
+        found = b""
+        with suppress(BlockingIOError):
+            while part := os.read(self._read, 65536):
+                found += part
+        return found.decode()
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+
+@contextmanager
+def terminal_on_standard_error() -> Iterator[Terminal]:
+    read, slave = pty.openpty()
+    os.set_blocking(read, False)
+    with os.fdopen(slave, "w") as written, redirect_stderr(written):
+        yield Terminal(read, written)
+    os.close(read)
+
+
+@pytest.mark.usefixtures("environment")
+def test_a_terminal_gets_one_bar_for_all_stages_with_an_estimate(clock: list[float]) -> None:
+    with terminal_on_standard_error() as screen:
+        with Console() as console:
+            console.expect([Step("calibrating", 20), Step("building", 4)])
+            console.progress("calibrating", 0, 10)
+            console._bar.refresh()
+            two_stages(console, clock)
+            console._bar.refresh()
+        text = screen.text()
+    drawn = [re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", line) for line in re.split(r"[\r\n]+", text)]
+    assert any(re.match(r"calibrating ━+.* 0/10 0% about 0:24 left", line) for line in drawn)
+    assert any(re.match(r"building ━+ 2/2 100% about 0:00 left", line) for line in drawn)
+    assert "\x1b[38" in text or "\x1b[3" in text, "in colour"
+    assert text.rstrip().endswith(("\x1b[2K", "\x1b[?25h")), "and it is gone at the end"
+
+
+@pytest.mark.usefixtures("environment")
+def test_no_color_is_obeyed(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    with terminal_on_standard_error() as screen:
+        with Console() as console:
+            two_stages(console, clock)
+        text = screen.text()
+    assert "calibrating" in text
+    assert not re.findall(r"\x1b\[[\d;]*3\d[\d;]*m", text)
+
+
+@pytest.mark.usefixtures("environment")
+def test_results_are_not_drawn_over(capsys: pytest.CaptureFixture[str]) -> None:
+    with terminal_on_standard_error() as screen:
+        with Console() as console:
+            console.expect([Step("calibrating", 20), Step("building", 4)])
+            console.progress("calibrating", 1, 10)
+            console.say("a result")
+            assert console._bar is None
+            console.progress("calibrating", 2, 10)
+            assert console._bar is not None
+        text = screen.text()
+    assert capsys.readouterr().out == "a result\n"
+    assert text.count("\x1b[?25h") == 2, "the cursor is back after each"
+
+
+# How far a command is
+
+
+def test_steps_count_by_their_estimates_and_by_how_fast_they_went() -> None:
+    course = Course([Step("a", 10), Step("b", 30)], now=100.0)
+    assert (course.share, course.left) == (0, 40)
+    course.tell("a", 5, 10, 105.0)
+    assert (course.share, course.left) == (0.125, 35)
+    course.tell("b", 0, 1, 120.0)
+    assert course.share == 0.25
+    assert course.left == pytest.approx(30 * (20 + 4) / (10 + 4)), "twice as slow as estimated, not all of it believed"
+
+
+def test_a_stage_that_was_left_out_or_comes_unexpected_changes_no_order() -> None:
+    course = Course([Step("a", 10), Step("there already", 0), Step("b", 10), Step("a", 20)])
+    for stage, share in (("else", 0), ("b", 0.25), ("a", 0.5), ("b", 0.5)):
+        course.tell(stage, 0, 4, 1.0)
+        assert course.share == share
+    course.tell("a", 4, 4, 2.0)
+    assert (course.share, course.left) == (1, 0)
+
+
+def test_where_nothing_is_expected_a_stage_counts_by_itself() -> None:
+    course = Course(now=3.0)
+    assert course.left is None
+    course.tell("a", 1, 4, 5.0)
+    assert (course.share, course.left) == (0.25, 6)
 
 
 @pytest.mark.usefixtures("terminal")

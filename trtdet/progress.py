@@ -8,8 +8,9 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -18,8 +19,15 @@ from trtdet.errors import OutputError, TrtdetWarning, one_line
 Progress = Callable[[str, int, int], None]
 """Called with the name of a stage, the steps done and the steps in all; a total of 1 stands for an unknown length."""
 
+Expect = Callable[[Sequence["Step"]], None]
+"""Called with the stages that are to come, as far as they are known."""
+
 _MESSAGE = 4000
 """Characters that a warning or an error may have: a message that quotes a user's file stays readable."""
+
+
+_WORTH_SAYING = 0.1
+"""Seconds of a stage that are told."""
 
 
 class OutputClosed(Exception):
@@ -30,27 +38,92 @@ def silent(stage: str, done: int, total: int) -> None:
     """A ``Progress`` that shows nothing."""
 
 
+def unheard(steps: Sequence[Step]) -> None:
+    """An ``Expect`` that does nothing."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A stage that is to come.
+
+    Attributes:
+        stage: its name, as ``Progress`` is told it.
+        seconds: an estimate; 0 where its result is there already.
+    """
+
+    stage: str
+    seconds: float
+
+
+class Course:
+    """How far a command of several stages is, and how long it still takes.
+
+    The estimates of the steps say what part of the work each is; how fast they go is seen as they are done, and an
+    estimate counts as if a tenth of all had been done just so.
+
+    Args:
+        steps: in the order of the work. Stages that are not among them, such as those of a command that expects
+            nothing, count by themselves.
+        now: the clock at the start, in seconds.
+    """
+
+    def __init__(self, steps: Sequence[Step] = (), now: float = 0.0) -> None:
+        self._steps, self._all = tuple(steps), sum(step.seconds for step in steps)
+        self._place, self._begun, self._now = 0, now, now
+        self.share = 0.0
+        """The part of the command that is done, 0..1."""
+
+    def tell(self, stage: str, done: int, total: int, now: float) -> None:
+        """That ``done`` of ``total`` steps of a stage are over."""
+        self._now = now
+        part = min(1.0, done / max(total, 1))
+        if not self._all:
+            self.share = part
+            return
+        names = [step.stage for step in self._steps]
+        if stage in names[self._place :]:
+            self._place = names.index(stage, self._place)
+            before = sum(step.seconds for step in self._steps[: self._place])
+            self.share = max(self.share, (before + part * self._steps[self._place].seconds) / self._all)
+
+    @property
+    def left(self) -> float | None:
+        """Estimated seconds to the end; None where nothing is known."""
+        passed = self._now - self._begun
+        if not self._all:
+            return passed * (1 - self.share) / self.share if self.share else None
+        trust = 0.1 * self._all
+        pace = (passed + trust) / (self.share * self._all + trust)
+        return pace * (1 - self.share) * self._all
+
+
 class Console:
     """The results of a command on standard output; its progress, warnings and errors on standard error.
 
-    A terminal gets a progress bar with an estimate; a file or a pipe gets a line every five seconds of work. Used as a
-    context manager, it also shows warnings, and exceptions of threads, as single lines.
+    A terminal gets one progress bar for the command, with its stage and an estimate; a file or a pipe gets none. Used
+    as a context manager, it also shows warnings, and exceptions of threads, as single lines.
 
     Args:
         json: standard output gets one JSON object and nothing else; text goes to standard error.
+        verbose: show messages of libraries and builders, and how long each stage took.
     """
 
-    def __init__(self, json: bool = False) -> None:
-        self._json = json
+    def __init__(self, json: bool = False, verbose: bool = False) -> None:
+        self._json, self._verbose = json, verbose
         self._bar: Any = None
         self._task: Any = None
         self._stage = ""
-        self._started = self._said = time.monotonic()
+        self._expected = False
+        self._course = Course()
+        self._started = time.monotonic()
         self._terminal = sys.stderr is not None and sys.stderr.isatty()
         self._show = warnings.showwarning
         self._thread_hook = threading.excepthook
+        self._until_end = ExitStack()
 
     def __enter__(self) -> Console:
+        if self._verbose:
+            self._until_end.enter_context(_messages_to(self.line))
         warnings.showwarning = self._warning
         # A warning counts once a place by default; two skipped images are two facts.
         warnings.simplefilter("always", category=TrtdetWarning)
@@ -60,24 +133,29 @@ class Console:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._finish_stage()
         self._close()
+        self._until_end.close()
         warnings.showwarning = self._show
         threading.excepthook = self._thread_hook
+
+    def expect(self, steps: Sequence[Step]) -> None:
+        """Lets the bar be one for all of these stages."""
+        self._expected, self._course = bool(steps), Course(steps, time.monotonic())
 
     def progress(self, stage: str, done: int, total: int) -> None:
         """Shows that ``done`` of ``total`` steps of a stage are over; a total of 1 stands for an unknown length."""
         now = time.monotonic()
         if stage != self._stage:
-            self._close()
-            self._stage, self._started, self._said = stage, now, now
+            self._finish_stage()
+            self._stage, self._started = stage, now
+            if not self._expected:
+                self._course = Course((), now)
+        self._course.tell(stage, done, total, now)
         if self._terminal:
             self._draw(stage, done, total)
-        elif now - self._said > 5 and 0 < done < total:
-            left = (now - self._started) * (total - done) / done
-            self._said = now
-            self.line(f"{stage}: {done} of {total}, about {left:.0f} s left")
         if done >= total:
-            self._close()
+            self._finish_stage()
 
     def say(self, text: object) -> None:
         """Prints a result: a line, or a table.
@@ -86,6 +164,7 @@ class Console:
             OutputClosed: nobody reads standard output any more.
             OutputError: standard output cannot be written.
         """
+        self._close()  # the next report of progress draws it again, below
         if self._json:
             self.line(str(text))
         else:
@@ -122,26 +201,42 @@ class Console:
     def _draw(self, stage: str, done: int, total: int) -> None:
         from rich import console, progress
 
+        known = self._expected or total != 1
         try:
             if self._bar is None:
+                columns = ("{task.description}", "{task.fields[count]}", "{task.fields[share]}", "{task.fields[left]}")
+                texts = [progress.TextColumn(column, markup=False) for column in columns]
                 bar = progress.Progress(
-                    progress.TextColumn("{task.description}", markup=False),
-                    progress.BarColumn(),
-                    progress.MofNCompleteColumn(),
-                    progress.TimeRemainingColumn(),
-                    console=console.Console(stderr=True),
-                    transient=True,
+                    texts[0], progress.BarColumn(), *texts[1:], console=console.Console(stderr=True), transient=True
                 )
+                self._task = bar.add_task(stage, total=1.0, count="", share="", left="")
                 bar.start()
-                self._bar, self._task = bar, bar.add_task(stage, total=None if total == 1 else total)
-            self._bar.update(self._task, completed=done)
+                self._bar = bar
+            self._bar.update(
+                self._task,
+                description=stage,
+                total=1.0 if known else None,
+                completed=self._course.share,
+                count="" if total == 1 else f"{done}/{total}",
+                share=f"{self._course.share:.0%}" if self._expected else "",
+                left=_left(self._course.left),
+            )
         except (OSError, RuntimeError):
             # No thread can be started, or the terminal is gone: the work itself goes on.
             self._close()
             self._terminal = False
 
+    def _finish_stage(self) -> None:
+        """Says how long the stage took, where that is wanted; a bar that is of it alone is gone."""
+        stage, self._stage = self._stage, ""
+        seconds = time.monotonic() - self._started
+        if self._verbose and stage and seconds >= _WORTH_SAYING:
+            self.line(f"{stage}: {seconds:.1f} s")
+        if not self._expected:
+            self._close()
+
     def _close(self) -> None:
-        bar, self._bar, self._task, self._stage = self._bar, None, None, ""
+        bar, self._bar, self._task = self._bar, None, None
         if bar is not None:
             with suppress(OSError, RuntimeError):
                 bar.stop()
@@ -149,9 +244,40 @@ class Console:
     def _warning(self, message: Warning | str, category: type[Warning], *rest: Any, **named: Any) -> None:
         if issubclass(category, TrtdetWarning):
             self.warn(message)
+        elif self._verbose:
+            self.line(f"{category.__name__}: {one_line(message, _MESSAGE)}")
 
     def _thread_failed(self, failure: threading.ExceptHookArgs) -> None:
         self.warn(f"a thread failed: {failure.exc_type.__name__}: {failure.exc_value}")
+
+
+def _left(seconds: float | None) -> str:
+    """``about 1:05 left``; nothing where nothing is known."""
+    if seconds is None:
+        return ""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"about {f'{hours}:{minutes:02}' if hours else minutes}:{rest:02} left"
+
+
+@contextmanager
+def _messages_to(show: Callable[[str], None]) -> Iterator[None]:
+    """Lets ``show`` have what libraries and builders log, a line a message."""
+    import logging
+
+    class Messages(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            show(f"{record.name}: {one_line(record.getMessage(), _MESSAGE)}")
+
+    handler, root = Messages(), logging.getLogger()
+    level = root.level
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        root.setLevel(level)
+        root.removeHandler(handler)
 
 
 def _write(text: str, flush: bool = False) -> None:

@@ -321,11 +321,18 @@ def test_an_engine_that_can_be_captured_is_built_for_it(
 
 @needs_rtx
 @pytest.mark.tensorrt
-def test_tensorrt_rtx_has_the_flag_and_builds_with_it() -> None:
+def test_tensorrt_rtx_has_the_flag_and_builds_with_it(caplog: pytest.LogCaptureFixture) -> None:
     backend = choose("tensorrt-rtx")
     assert backend.capabilities.capture_flags == ("REQUIRE_USER_ALLOCATION",)
     for model in (conv(), net(LOOP)):
-        assert backend.build(BuildRequest(model, (86,))).engine
+        caplog.clear()
+        with caplog.at_level("INFO"):
+            built = backend.build(BuildRequest(model, (86,)))
+        assert built.engine
+        # What is kept in a bundle is heard while it is built, and the rest of the log is of level VERBOSE.
+        assert [record.getMessage() for record in caplog.records] == list(built.messages)
+        assert any(message.startswith("[I] Engine generation completed") for message in built.messages)
+        assert 0 < len(built.messages) < len(built.log)
 
 
 @needs_rtx

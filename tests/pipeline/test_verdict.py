@@ -179,6 +179,7 @@ def test_fp16_is_shipped_where_int8_does_not_reach_the_bound(
     manifest = Bundle(tmp_path / "b").manifest
     assert set(manifest.files) == {
         *("model.engine", "fp16.onnx", "portable.onnx", "plan.json", "audit.json", "histograms.npz", "worth.json"),
+        "build.log",
     }
     guard = manifest.guard
     assert guard is not None

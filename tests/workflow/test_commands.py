@@ -53,6 +53,7 @@ def test_build_leaves_a_bundle_with_an_int8_engine(built):
         "portable.onnx",
         "plan.json",
         "audit.json",
+        "build.log",
         "ranges.json",
         "calibration.cache",
         "histograms.npz",

@@ -187,11 +187,12 @@ class Built:
     Attributes:
         engine: the serialised engine; empty where the backend runs the model itself.
         sms: compute capabilities that it runs on.
-        log: the builder's messages, oldest first.
+        log: all of the builder's messages, oldest first, which list the layers of some libraries' engines.
         seconds: how long the build took.
         layers: the report of the engine's inspector, JSON; empty where there is none.
         timing_cache: the kernel times of this and earlier builds; empty where none are kept.
         calibration_cache: the ranges of an implicitly quantised engine, as TensorRT wrote them.
+        messages: those of the log that are above VERBOSE, each with the letter of its severity: F, E, W or I.
     """
 
     engine: bytes
@@ -201,6 +202,7 @@ class Built:
     layers: str = ""
     timing_cache: bytes = b""
     calibration_cache: str = ""
+    messages: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

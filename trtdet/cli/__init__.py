@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # A file name need not be text in the terminal's encoding.
     options = _parse(sys.argv[1:] if arguments is None else list(arguments))
-    with Console(options.json) as console:
+    with Console(options.json, options.verbose) as console:
         try:
             return _run(options, console)
         except KeyboardInterrupt:
@@ -127,6 +127,11 @@ def parsers(*names: str) -> tuple[Parser, dict[str, Parser]]:
         if command.name in names:
             command.add_options(parser)
             parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+            parser.add_argument(
+                "--verbose",
+                action="store_true",
+                help="show the messages of libraries and of the builder, and how long each stage took",
+            )
     return top, dict(group.choices)
 
 

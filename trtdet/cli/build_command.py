@@ -273,7 +273,7 @@ def _worth(result: BuildResult) -> dict[str, Any] | None:
 _BESIDE_TUNED = (
     *("model", "config", "output", "tuned", "point", "val_images", "annotations", "timing_cache", "force", "guard"),
     *("workspace", "version_compatible", "hardware_compatible", "embed_plugins", "no_tf32", "tactic_sources", "gpu"),
-    *("no_measure", "accuracy_report", "json", "run", "notes"),
+    *("no_measure", "accuracy_report", "json", "verbose", "run", "notes"),
 )
 """What may be said of a point's build; all else the tune has said."""
 

@@ -6,7 +6,8 @@ gives the same bytes every time.
 
 It reads ``request.json`` and ``model.onnx`` in the working directory and writes ``engine`` and ``log.txt`` there, or
 ``error.txt``; depending on the backend and the request also ``layers.json``, ``timing.cache`` and
-``calibration.cache``. Its progress goes to standard output, a JSON list of stage, done and total in each line.
+``calibration.cache``. Standard output has its progress, a JSON list of stage, done and total in a line, and the
+builder's messages above VERBOSE, a JSON string in a line.
 
 With the argument ``load`` it loads the engine that lies there and does nothing else.
 """
@@ -18,15 +19,20 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 Tell = Callable[[str, int, int], None]
+Say = Callable[[str], None]
 
 _ADDR_NO_RANDOMIZE = 0x0040000  # sys/personality.h
 _QUERY = 0xFFFFFFFF
+
+_LETTERS = {"INTERNAL_ERROR": "F", "ERROR": "E", "WARNING": "W"}
+"""Severities as TensorRT's own tools print them."""
 
 _LOAD = "load"
 _REFUSED = "refused.txt"
@@ -46,7 +52,7 @@ def main() -> None:
     fix_addresses()
     # A script's own folder comes first on the path, and there this package's tensorrt.py would hide the library.
     sys.path.pop(0)
-    tell = teller()
+    tell, say = channel()
     request = json.loads(Path("request.json").read_text())
     if request["plugins"] and not request["loads_plugins"]:
         # Once a creator is registered there, parsing its operator ends the process without a message.
@@ -54,7 +60,7 @@ def main() -> None:
         return
     with Path("log.txt").open("w") as log:
         trt = __import__(request["module"])
-        logger = logger_of(trt, log)
+        logger = logger_of(trt, log, say)
         made = build_or_explain(trt, request, logger, tell)
         if made.error:
             Path("error.txt").write_text(made.error)
@@ -104,17 +110,23 @@ def load() -> None:
             Path(_REFUSED).write_text(logger.first())
 
 
-def teller() -> Tell:
-    """Reports progress on the original standard output; everything else that is printed is discarded from then on."""
+def channel() -> tuple[Tell, Say]:
+    """What reports progress, and what passes messages on, both on the original standard output; everything else that is
+    printed is discarded from then on."""
     stream = os.fdopen(os.dup(1), "w", buffering=1)
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.close(null)
+    alone = threading.Lock()  # the builder's threads speak at the same time
+
+    def write(value: Any) -> None:
+        with alone:
+            stream.write(json.dumps(value) + "\n")
 
     def tell(stage: str, done: int, total: int) -> None:
-        stream.write(json.dumps([stage, done, total]) + "\n")
+        write([stage, done, total])
 
-    return tell
+    return tell, write
 
 
 def fix_addresses() -> None:
@@ -127,8 +139,9 @@ def fix_addresses() -> None:
         os.execv(sys.executable, [sys.executable, *sys.argv])
 
 
-def logger_of(trt: Any, log: Any) -> Any:
-    """A logger for the library: every message goes to a file, and errors are kept for the error message."""
+def logger_of(trt: Any, log: Any, say: Say = lambda message: None) -> Any:
+    """A logger for the library: every message goes to a file, those above VERBOSE also to ``say``, and errors are kept
+    for the error message."""
 
     class Logger(trt.ILogger):  # type: ignore[misc]  # the base is known only at run time
         def __init__(self) -> None:
@@ -138,6 +151,8 @@ def logger_of(trt: Any, log: Any) -> Any:
 
         def log(self, severity: Any, message: str) -> None:
             log.write(message + "\n")
+            if severity != trt.ILogger.Severity.VERBOSE:
+                say(f"[{_LETTERS.get(severity.name, 'I')}] {message}")
             if severity not in (trt.ILogger.Severity.INFO, trt.ILogger.Severity.VERBOSE):
                 self.messages.append(message)
             if severity in (trt.ILogger.Severity.ERROR, trt.ILogger.Severity.INTERNAL_ERROR):

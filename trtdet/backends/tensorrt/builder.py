@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -32,6 +33,8 @@ from trtdet.progress import Progress, silent
 from trtdet.quantization import DataFlow
 
 LIBRARY = library_named("tensorrt")
+
+_LOG = logging.getLogger(__name__)
 
 _BUILDER_FLAGS: dict[str, tuple[str, ...]] = {"int8": ("INT8", "FP16"), "fp16": ("FP16",), "fp32": ()}
 """By the lowest precision of an engine, what the builder of a weakly typed network may choose."""
@@ -202,16 +205,22 @@ def build_engine(
                 # Ctrl-C reaches this process alone, which then ends the building one.
                 start_new_session=True,
             )
+        messages = []
         try:
             assert process.stdout is not None
             for line in process.stdout:
-                stage, done, total = json.loads(line)
+                told = json.loads(line)
+                if isinstance(told, str):
+                    messages.append(told)
+                    _LOG.info("%s", told)
+                    continue
+                stage, done, total = told
                 progress(stage or f"building the engine with {caps.name} {caps.version}", done, total)
             process.wait()
         finally:
             process.kill()
             process.communicate()
-        return _built(folder, process.returncode, caps, sms, started)
+        return replace(_built(folder, process.returncode, caps, sms, started), messages=tuple(messages))
 
 
 def _facts(library: Library, caps: Capabilities, request: BuildRequest, sms: tuple[int, ...]) -> dict[str, Any]:

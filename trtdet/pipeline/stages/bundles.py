@@ -47,6 +47,9 @@ from trtdet.pipeline.stages.rewriting import Graph
 AUDIT = "audit.json"
 """The file of a bundle that keeps the layers of its engine and what the audit found in them."""
 
+BUILD_LOG = "build.log"
+"""The file of a bundle that keeps the builder's messages."""
+
 TRADE_OFF = "tradeoff.json"
 """The file of a bundle that keeps what was tried for a bound on the loss."""
 
@@ -111,6 +114,7 @@ def written(writer: BundleWriter, engine: Engine, origin: Origin) -> Bundle:
         PORTABLE: model_bytes(runnable) if apart else None,
         "plan.json": network.plan.to_json(),
         AUDIT: engine.audit.to_json() if engine.audit is not None else None,
+        BUILD_LOG: "\n".join((*built.messages, "")).encode("utf-8", "replace") or None,
         "calibration.cache": built.calibration_cache or network.cache or None,
         "ranges.json": prepared.ranges.to_json() if prepared is not None else None,
         HISTOGRAMS: prepared.calibrated.collection.to_bytes() if prepared is not None else None,
