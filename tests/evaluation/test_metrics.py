@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 from pathlib import Path
@@ -9,10 +10,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from trtdet.config import NmsConfig
 from trtdet.data import CocoDataset
 from trtdet.detection.masks import paste, run_lengths
 from trtdet.errors import DataError
+from trtdet.evaluation.comparison import compare
 from trtdet.evaluation.metrics import CocoMetric, CocoResult
+from trtdet.evaluation.resampling import Bootstrap, mean_average_precision
+from trtdet.evaluation.scoring import Evaluation
 
 ENGINES = ("faster-coco-eval", "pycocotools")
 CLASSES = ("cat", "dog", "bird")
@@ -148,22 +153,29 @@ def masked(tmp_path: Path) -> CocoDataset:
     return make_dataset(tmp_path, annotations)
 
 
+def masks_near(metric: CocoMetric, share: float = 0.5) -> CocoMetric:
+    """Masks near the truth and at random, a share of them triangles and the others the whole box."""
+    rng, truth = np.random.default_rng(5), metric.dataset.truth
+    for image in metric.dataset.images:
+        here = truth.boxes[truth.image_ids == image.id]
+        corners = np.concatenate([here[:, :2], here[:, :2] + here[:, 2:]], axis=1).astype(np.float32)
+        corners = np.concatenate([corners + rng.normal(0, 2, corners.shape), rng.uniform(0, 250, (9, 4))])
+        corners[:, 2:] = np.maximum(corners[:, 2:], corners[:, :2] + 2)
+        grids = np.where(rng.random((len(corners), 1, 1)) < share, np.tri(28)[::-1], np.ones((28, 28)))
+        pasted = [run_lengths(paste(*pair, 300, 400)) for pair in zip(grids.astype(np.float32), corners, strict=True)]
+        metric.update(image.id, corners, rng.random(len(corners)), rng.integers(0, 2, len(corners)), pasted)
+    return metric
+
+
 def test_masks_score_as_pycocotools_scores_them(masked: CocoDataset) -> None:
     assert masked.has_masks and masked.first(3).has_masks
     results = []
     for engine in ENGINES:
-        metric, rng = CocoMetric(masked, engine), np.random.default_rng(5)
-        for image in masked.images:
-            here = masked.truth.boxes[masked.truth.image_ids == image.id]
-            corners = np.concatenate([here[:, :2], here[:, :2] + here[:, 2:]], axis=1).astype(np.float32)
-            corners = np.concatenate([corners + rng.normal(0, 2, corners.shape), rng.uniform(0, 250, (9, 4))])
-            corners[:, 2:] = np.maximum(corners[:, 2:], corners[:, :2] + 2)
-            grids = np.where(rng.random((len(corners), 1, 1)) < 0.5, np.tri(28)[::-1], np.ones((28, 28)))
-            pasted = [
-                run_lengths(paste(*pair, 300, 400)) for pair in zip(grids.astype(np.float32), corners, strict=True)
-            ]
-            metric.update(image.id, corners, rng.random(len(corners)), rng.integers(0, 2, len(corners)), pasted)
+        metric = masks_near(CocoMetric(masked, engine))
         results.append((metric.compute(), metric.compute_masks()))
+        # What intervals are drawn from gives the evaluator's own score.
+        (again,) = mean_average_precision(metric.mask_matches(), np.ones((1, len(metric.image_ids)), np.int32))
+        assert results[-1][1] is not None and again == pytest.approx(results[-1][1].map, abs=1e-12)
     (boxes, masks), (_, second) = results
     assert masks is not None and second is not None
     assert 0.005 < masks.map < 1 and masks.map != boxes.map and masks.images == 6
@@ -171,11 +183,30 @@ def test_masks_score_as_pycocotools_scores_them(masked: CocoDataset) -> None:
         assert value == pytest.approx(second.as_dict()[name], abs=1e-9), name
 
 
+def test_detectors_are_compared_by_their_masks(masked: CocoDataset) -> None:
+    metrics = [masks_near(CocoMetric(masked), share) for share in (0.9, 0.1)]
+    pair = [
+        Evaluation(metric.compute(), metric, 1.0, "m.onnx", "CPU", "host", NmsConfig(), metric.compute_masks())
+        for metric in metrics
+    ]
+    boxes, masks = (compare(*pair, Bootstrap(100), of=kind) for kind in ("boxes", "masks"))
+    assert (boxes.difference, boxes.low, boxes.high) == (0, 0, 0), "the boxes are the same"
+    assert pair[0].masks is not None and pair[1].masks is not None
+    assert masks.difference == pair[0].masks.map - pair[1].masks.map
+    assert masks.low < masks.difference < masks.high
+    assert f"(mask mAP {100 * pair[1].masks.map:.2f}): mask mAP" in str(masks)
+    assert masks.as_dict()["map"] == pair[1].masks.map
+    with pytest.raises(DataError, match=r"'m.onnx' .* without masks"):
+        compare(pair[0], dataclasses.replace(pair[1], masks=None), of="masks")
+
+
 def test_masks_are_scored_where_both_sides_have_them(masked: CocoDataset, one_dog: CocoDataset) -> None:
     whole = run_lengths(np.ones((300, 400), bool))
     assert not one_dog.has_masks
     assert CocoMetric(one_dog).update(0, [[0, 0, 9, 9]], [1], [1], [whole]).compute_masks() is None
     assert CocoMetric(masked).update(0, [[0, 0, 9, 9]], [1], [1]).compute_masks() is None
+    with pytest.raises(DataError, match=r"has no masks, so none can be matched"):
+        CocoMetric(masked).update(0, [[0, 0, 9, 9]], [1], [1]).mask_matches()
     none = CocoMetric(masked).update(0, [], [], [], []).compute_masks()
     assert none is not None and none.map == 0
 

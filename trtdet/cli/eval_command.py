@@ -180,7 +180,7 @@ def _compared(
     if agreed.ap is None and not options.annotations:
         raise DataError(f"'{options.target}' cannot be compared without --annotations: {agreed.problem}")
     shift = score_shift(done, reference, agreement.bootstrap, _progress(console, "comparing scores"))
-    against = {"file": reference.file, "ran_on": str(reference.run_info), "nms": reference.nms}
+    against: dict[str, Any] = {"file": reference.file, "ran_on": str(reference.run_info), "nms": reference.nms}
     spread = {}
     if options.evaluator_spread:
         found = evaluator_spread(pair[0], done, agreement, _progress(console, "evaluating once more"), cache)
@@ -193,6 +193,10 @@ def _compared(
         comparison = compare(done, reference, agreement.bootstrap, _progress(console, "resampling"))
         against = comparison.as_dict()
         console.say(f"{agreed}\n{comparison}")
+        if done.masks is not None and reference.masks is not None:
+            of_masks = compare(done, reference, agreement.bootstrap, _progress(console, "resampling masks"), "masks")
+            against["masks"] = of_masks.as_dict()
+            console.say(of_masks)
     else:
         console.say(f"against {reference.file}: {agreed}")
     figures = {"agreement": agreed.as_dict(), "score_shift": shift.as_dict(), **spread}

@@ -80,6 +80,41 @@ def areas(encoded: Sequence[dict[str, Any]]) -> list[float]:
     return [float(area) for area in coco.area(plain)] if plain else []
 
 
+def overlaps(
+    found: Sequence[dict[str, Any]], wanted: Sequence[Any], crowd: Sequence[bool], height: int, width: int
+) -> NDArray[np.float64]:
+    """The IoU of masks (D, G), 0..1; over the detection's own area for a crowd.
+
+    Args:
+        found: D masks of :func:`run_lengths`.
+        wanted: G segmentations as COCO's files have them, polygons or run lengths.
+        crowd: of the G, which are groups of objects.
+        height: of the picture.
+        width: of the picture.
+    """
+    from faster_coco_eval.core import mask as coco
+
+    if not found or not wanted:
+        return np.zeros((len(found), len(wanted)))
+    ours = [{**one, "counts": one["counts"].encode()} for one in found]
+    theirs = [_run_lengths_of(one, height, width) for one in wanted]
+    return np.asarray(coco.iou(ours, theirs, [int(flag) for flag in crowd]), np.float64)
+
+
+def _run_lengths_of(segmentation: Any, height: int, width: int) -> dict[str, Any]:
+    from faster_coco_eval.core import mask as coco
+
+    found: dict[str, Any]
+    if isinstance(segmentation, list):
+        found = coco.merge(coco.frPyObjects(segmentation, height, width))
+    elif isinstance(segmentation["counts"], list):
+        found = coco.frPyObjects(segmentation, height, width)
+    else:
+        counts = segmentation["counts"]
+        found = {**segmentation, "counts": counts.encode() if isinstance(counts, str) else counts}
+    return found
+
+
 def from_run_lengths(encoded: dict[str, Any]) -> NDArray[np.bool_]:
     """The mask bool (height, width) of :func:`run_lengths`."""
     from faster_coco_eval.core import mask as coco

@@ -15,6 +15,7 @@ from trtdet.bundle import Bundle
 from trtdet.config import Config, NmsMode
 from trtdet.errors import ConfigError, DataError, TrtdetWarning
 from trtdet.evaluation.matching import ClassMatches
+from trtdet.evaluation.metrics import CocoResult
 from trtdet.evaluation.resampling import Bootstrap, draws, mean_average_precision
 from trtdet.evaluation.scoring import Evaluation
 from trtdet.runtime.detector import Detector, Runtime
@@ -30,6 +31,7 @@ class Comparison:
         low, high: the interval of the difference.
         images: how many images were drawn from.
         bootstrap: how they were drawn.
+        of: what overlaps are of.
     """
 
     reference: Evaluation
@@ -38,6 +40,7 @@ class Comparison:
     high: float
     images: int
     bootstrap: Bootstrap
+    of: Literal["boxes", "masks"] = "boxes"
 
     @property
     def verdict(self) -> str:
@@ -49,10 +52,11 @@ class Comparison:
     def __str__(self) -> str:
         """One sentence, in points of mAP (hundredths)."""
         score, difference, low, high = (
-            100 * value for value in (self.reference.result.map, self.difference, self.low, self.high)
+            100 * value for value in (_result(self.reference, self.of).map, self.difference, self.low, self.high)
         )
+        name = "mask mAP" if self.of == "masks" else "mAP"
         return (
-            f"against {self.reference.file} (mAP {score:.2f}): mAP {difference:+.2f} "
+            f"against {self.reference.file} ({name} {score:.2f}): {name} {difference:+.2f} "
             f"({100 * self.bootstrap.confidence:g} % interval {low:+.2f} .. {high:+.2f}, "
             f"paired bootstrap over {self.images} images, {self.bootstrap.resamples} resamples): {self.verdict}"
         )
@@ -63,8 +67,8 @@ class Comparison:
             "file": self.reference.file,
             "ran_on": str(self.reference.run_info),
             "nms": self.reference.nms,
-            "map": self.reference.result.map,
-            "scores": self.reference.result.as_dict(),
+            "map": _result(self.reference, self.of).map,
+            "scores": _result(self.reference, self.of).as_dict(),
             "difference": self.difference,
             "low": self.low,
             "high": self.high,
@@ -112,6 +116,7 @@ def compare(
     reference: Evaluation,
     bootstrap: Bootstrap = Bootstrap(),
     progress: Callable[[int, int], None] = lambda done, total: None,
+    of: Literal["boxes", "masks"] = "boxes",
 ) -> Comparison:
     """The difference of two scores over the same images, with an interval.
 
@@ -126,16 +131,17 @@ def compare(
         reference: the score it is compared with.
         bootstrap: how the images are drawn.
         progress: called with resamples done and in all.
+        of: what overlaps are of; masks where both evaluations have them.
 
     Raises:
         ConfigError: the classes differ.
-        DataError: the images or their boxes differ, there is nothing to find, or the installed evaluator matches
-            otherwise than pycocotools.
+        DataError: the images or their boxes differ, there is nothing to find, the installed evaluator matches
+            otherwise than pycocotools, or there are no masks.
 
     Warns:
         TrtdetWarning: the thresholds of the suppression differ, so that more than the models is compared.
     """
-    pair = _matches(evaluation, reference)
+    pair = _matches(evaluation, reference, of)
     warn_of_thresholds(evaluation, reference)
     images = len(evaluation.metric.image_ids)
     differences: list[NDArray[np.float64]] = []
@@ -148,16 +154,25 @@ def compare(
     low, high = bootstrap.interval(np.concatenate(differences))
     return Comparison(
         reference=reference,
-        difference=evaluation.result.map - reference.result.map,
+        difference=_result(evaluation, of).map - _result(reference, of).map,
         low=low,
         high=high,
         images=images,
         bootstrap=bootstrap,
+        of=of,
     )
 
 
+def _result(evaluation: Evaluation, of: Literal["boxes", "masks"]) -> CocoResult:
+    if of == "boxes":
+        return evaluation.result
+    if evaluation.masks is None:
+        raise DataError(f"'{evaluation.file}' was scored without masks")
+    return evaluation.masks
+
+
 def _matches(
-    evaluation: Evaluation, reference: Evaluation
+    evaluation: Evaluation, reference: Evaluation, of: Literal["boxes", "masks"]
 ) -> tuple[tuple[ClassMatches, ...], tuple[ClassMatches, ...]]:
     """The matches of both, which are of the same images and boxes and give the scores of both."""
     first, second = evaluation.metric, reference.metric
@@ -167,7 +182,7 @@ def _matches(
             f"'{evaluation.file}' was scored on {len(first.image_ids)} images and '{reference.file}' on others "
             f"({len(second.image_ids)}); a paired comparison needs the same images for both"
         )
-    pair = first.matches(), second.matches()
+    pair = (first.matches(), second.matches()) if of == "boxes" else (first.mask_matches(), second.mask_matches())
     if [matches.truths.tolist() for matches in pair[0]] != [matches.truths.tolist() for matches in pair[1]]:
         raise DataError(
             f"'{evaluation.file}' and '{reference.file}' were scored on different boxes of the same images; use the "
@@ -177,7 +192,7 @@ def _matches(
         raise DataError(f"'{first.dataset.annotations}' has no box to find in the images that were scored")
     whole = np.ones((1, len(first.image_ids)), np.int32)
     for scored, matches in zip((evaluation, reference), pair, strict=True):
-        check_score(scored.file, scored.metric.engine, scored.result.map, mean_average_precision(matches, whole))
+        check_score(scored.file, scored.metric.engine, _result(scored, of).map, mean_average_precision(matches, whole))
     return pair
 
 

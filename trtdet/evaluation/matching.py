@@ -96,7 +96,9 @@ class ClassMatcher:
     def __post_init__(self) -> None:
         self._truths = np.zeros(self.count, np.int64)
 
-    def add(self, image: int, boxes: Floats, scores: Floats, truth: ImageTruth | None) -> None:
+    def add(
+        self, image: int, boxes: Floats, scores: Floats, truth: ImageTruth | None, overlaps: Floats | None = None
+    ) -> None:
         """Matches the detections of one image.
 
         Args:
@@ -104,9 +106,10 @@ class ClassMatcher:
             boxes: (D, 4), x y width height in pixels.
             scores: (D,).
             truth: the boxes to find; None where there are none.
+            overlaps: (D, G), the IoU of their masks; None for that of the boxes.
         """
         best = np.argsort(-scores, kind="stable")[:_BEST]
-        hits, ignored, found = match(boxes[best], truth)
+        hits, ignored, found = match(boxes[best], truth, None if overlaps is None else overlaps[best])
         if truth is not None and len(truth.rows):
             found = np.where(found < 0, -1, truth.rows[found])
         if truth is not None:
@@ -130,7 +133,9 @@ class ClassMatcher:
         return ClassMatches(images, scores[order], boxes, hits, ignored, self._truths)
 
 
-def match(boxes: Floats, truth: ImageTruth | None) -> tuple[Flags, Flags, NDArray[np.int64]]:
+def match(
+    boxes: Floats, truth: ImageTruth | None, overlaps: Floats | None = None
+) -> tuple[Flags, Flags, NDArray[np.int64]]:
     """Matches detections of one class in one image, the best first, as pycocotools' ``evaluateImg`` does.
 
     Each detection takes the box of greatest IoU that is still free, among equals the last; a box that counts is
@@ -139,6 +144,7 @@ def match(boxes: Floats, truth: ImageTruth | None) -> tuple[Flags, Flags, NDArra
     Args:
         boxes: (D, 4), x y width height in pixels, in falling order of score.
         truth: the boxes to find; None where there are none.
+        overlaps: (D, G), 0..1, in the place of the IoU of the boxes.
 
     Returns:
         (T, D), matched to a box that counts; (T, D), neither right nor wrong; (D,), the position of the box that counts
@@ -148,19 +154,19 @@ def match(boxes: Floats, truth: ImageTruth | None) -> tuple[Flags, Flags, NDArra
     hits: Flags = np.zeros((len(IOU_THRESHOLDS), len(boxes)), bool)
     ignored: Flags = np.zeros_like(hits)
     if truth is not None and len(truth.boxes):
-        _match(boxes, truth, (hits, ignored), found)
+        _match(iou(boxes, truth.boxes, truth.crowd) if overlaps is None else overlaps, truth, (hits, ignored), found)
     areas = boxes[:, 2] * boxes[:, 3]
     ignored |= ~hits & ((areas < 0) | (areas > _LARGEST_AREA))
     return hits, ignored, found
 
 
-def _match(boxes: Floats, truth: ImageTruth, flags: tuple[Flags, Flags], found: NDArray[np.int64]) -> None:
+def _match(overlaps: Floats, truth: ImageTruth, flags: tuple[Flags, Flags], found: NDArray[np.int64]) -> None:
     hits, ignored = flags
     skipped = _ignored(truth)
     order = np.argsort(skipped, kind="stable")  # decides among equals
     skipped, crowd = skipped[order], truth.crowd[order]
     counted = np.count_nonzero(~skipped)
-    overlaps = iou(boxes, truth.boxes[order], crowd)
+    overlaps = overlaps[:, order]
     thresholds = np.minimum(IOU_THRESHOLDS, 1 - 1e-10)[:, None]
     taken = np.zeros((len(thresholds), len(crowd)), bool)
     rows = np.arange(len(thresholds))

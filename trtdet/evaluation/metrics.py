@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from trtdet.data import Batch, CocoDataset
-from trtdet.detection.masks import THRESHOLD, areas, paste, run_lengths
+from trtdet.detection.masks import THRESHOLD, areas, overlaps, paste, run_lengths
 from trtdet.detection.suppression import Detections
 from trtdet.errors import DataError, one_line
 from trtdet.evaluation.matching import ClassMatcher, ClassMatches, ImageTruth
@@ -119,7 +119,7 @@ class CocoMetric:
     def __init__(self, dataset: CocoDataset, engine: Literal["auto"] | Engine = "auto") -> None:
         self.dataset = dataset
         self.engine: Engine = _find_engine(engine)
-        self._image_ids = {image.id for image in dataset.images}
+        self._images = {image.id: image for image in dataset.images}
         # Kept by image, so that a score over any choice of images needs no second run of the model.
         self._found: dict[int, Found] = {}
         self._masks: dict[int, list[dict[str, Any]]] = {}
@@ -146,10 +146,10 @@ class CocoMetric:
             DataError: the id is unknown or was given before, the shapes do not fit, a value is not finite, or
                 a class is out of range.
         """
-        if image_id not in self._image_ids:
+        if image_id not in self._images:
             raise DataError(
-                f"image id {image_id!r} is not in '{self.dataset.annotations}'; its {len(self._image_ids)} "
-                f"ids run from {min(self._image_ids)} to {max(self._image_ids)}"
+                f"image id {image_id!r} is not in '{self.dataset.annotations}'; its {len(self._images)} "
+                f"ids run from {min(self._images)} to {max(self._images)}"
             )
         if image_id in self._found:
             raise DataError(f"image id {image_id} was given before; give each image once, with all its detections")
@@ -223,7 +223,7 @@ class CocoMetric:
             DataError: no image was given, or the segmentations of the annotations cannot be read.
         """
         image_ids, segmentations = self._scored(), self.dataset.truth.segmentations
-        if segmentations is None or self._masks.keys() != self._found.keys():
+        if segmentations is None or not self.has_masks:
             return None
         truth, found = self._truth(image_ids), self._detections(image_ids)
         kept = np.isin(self.dataset.truth.image_ids, image_ids)
@@ -281,9 +281,27 @@ class CocoMetric:
         Raises:
             DataError: no image was given.
         """
-        matches = tuple(self.class_matches().values())
+        return self._with_truths(self.class_matches())
+
+    def mask_matches(self) -> tuple[ClassMatches, ...]:
+        """As :meth:`matches`, by the overlaps of masks.
+
+        Raises:
+            DataError: no image was given, or the data set or the detections have no masks.
+        """
+        if not self.has_masks:
+            raise DataError(f"'{self.dataset.annotations}' or what was detected has no masks, so none can be matched")
+        return self._with_truths(self._matched(masks=True))
+
+    def _with_truths(self, every: Mapping[str, ClassMatches]) -> tuple[ClassMatches, ...]:
+        matches = tuple(every.values())
         order = np.argsort(self.dataset.category_ids, kind="stable")
         return tuple(matches[index] for index in order if matches[index].truths.any())
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether all boxes of the data set and all detections have a mask."""
+        return self.dataset.truth.segmentations is not None and self._masks.keys() == self._found.keys()
 
     def class_matches(self) -> dict[str, ClassMatches]:
         """What each detection was matched to, of every class by name, those with no box to find too.
@@ -295,7 +313,7 @@ class CocoMetric:
             self._matches = self._matched()
         return self._matches
 
-    def _matched(self) -> dict[str, ClassMatches]:
+    def _matched(self, *, masks: bool = False) -> dict[str, ClassMatches]:
         image_ids, truth = self._scored(), self.dataset.truth
         matchers = [ClassMatcher(len(image_ids)) for _ in self.dataset.classes]
         rows_of = _rows_by_value(truth.image_ids)
@@ -305,14 +323,22 @@ class CocoMetric:
             wanted = {index: rows[part] for index, part in _rows_by_value(truth.classes[rows]).items()}
             for index in sorted(found.keys() | wanted.keys()):
                 part = found.get(index, np.zeros(0, np.int64))
-                here = wanted.get(index)
+                here = wanted.get(index, np.zeros(0, np.int64))
                 matchers[index].add(
                     position,
                     _xywh(boxes[part]),
                     scores[part],
-                    None if here is None else ImageTruth(truth.boxes[here], truth.areas[here], truth.crowd[here], here),
+                    ImageTruth(truth.boxes[here], truth.areas[here], truth.crowd[here], here),
+                    self._mask_overlaps(image_id, part, here) if masks else None,
                 )
         return {name: matcher.matches() for name, matcher in zip(self.dataset.classes, matchers, strict=True)}
+
+    def _mask_overlaps(self, image_id: int, part: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        """The IoU of masks of some detections of an image and of some of its annotations."""
+        truth, image = self.dataset.truth, self._images[image_id]
+        assert truth.segmentations is not None
+        found = [self._masks[image_id][index] for index in part]
+        return overlaps(found, list(truth.segmentations[rows]), truth.crowd[rows].tolist(), image.height, image.width)
 
     @property
     def detections(self) -> Mapping[int, Found]:
@@ -330,7 +356,7 @@ class CocoMetric:
         return list(self.image_ids)
 
     def _header(self, image_ids: list[int]) -> dict[str, Any]:
-        sizes = {image.id: image for image in self.dataset.images}
+        sizes = self._images
         pairs = zip(self.dataset.category_ids, self.dataset.classes, strict=True)
         return {
             "info": {},
