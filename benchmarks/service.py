@@ -4,6 +4,8 @@ whether both find the same. Needs ``trtdet-serve`` and what it runs the bundle w
     python benchmarks/service.py BUNDLE --images DIR --service build/service/serve/trtdet-serve [-o OUT.md]
     python benchmarks/service.py BUNDLE --images DIR --service PATH --against aiohttp
     python benchmarks/service.py BUNDLE --images DIR --service PATH --against triton --pytriton SITE_PACKAGES
+    python benchmarks/service.py BUNDLE --images DIR --service PATH --against torchvision --peer-factory MODULE:FUNCTION
+        --peer-weights FILE.pth
     python benchmarks/service.py BUNDLE --images DIR --service PATH --recording FILE     without an engine, see below
     python benchmarks/service.py BUNDLE --images DIR --service PATH -- OPTION ...        options of the service
 
@@ -21,12 +23,15 @@ batches, run the engine in as many lanes, suppress, and map the boxes back.
 - Triton, ``--against triton``: the same work in Triton's Python backend, ``benchmarks/peers/triton_server.py``.
   ``--pytriton`` names the site-packages of an environment that has nvidia-pytriton.
 
+- torchvision, ``--against torchvision``: its own two-stage detector, run by PyTorch as it is, with the masks that it
+  pastes, ``benchmarks/peers/torchvision_server.py``. The function gives the detector that the bundle was exported from.
+
 They take turns, several rounds for each number of clients. The ratio of their throughput is taken round by round; its
 median is shown, and between which values the rounds lay. Latency is that of all rounds.
 
 Every image is first asked for once of both, alone. The detections have to be equal: as many, of the same classes in the
 same order, boxes within 0.01 pixels and scores within 1e-4. Where they are not, the report says where and the exit code
-is 1.
+is 1. Of masks, where both give some, the report says how many pixels differ.
 
 With ``--recording``, a file of ``trtdet record`` of the same images, the service replays it and Python runs the
 bundle's ONNX model on the CPU: that compares the detections and tries this script; its ratios say nothing of an engine.
@@ -63,6 +68,7 @@ from trtdet.backends import cuda
 from trtdet.bundle import Bundle
 from trtdet.data import evenly, find_images
 from trtdet.data.images import preprocess, read_image
+from trtdet.detection.masks import from_run_lengths
 from trtdet.errors import BackendError, ConfigError, DataError, TrtdetError, one_line
 from trtdet.files import write_atomically
 from trtdet.progress import Console
@@ -154,6 +160,8 @@ class Found:
     boxes: NDArray[np.float32]
     scores: NDArray[np.float32]
     classes: NDArray[np.int64]
+    masks: tuple[dict[str, Any], ...] = ()
+    """Run lengths, where they are given."""
 
 
 class Side(Protocol):
@@ -313,6 +321,16 @@ def aiohttp_server(settings: Settings, pool: ProcessPoolExecutor) -> Iterator[Si
 
 
 @contextmanager
+def torchvision_server(settings: Settings, pool: ProcessPoolExecutor) -> Iterator[Side]:
+    """torchvision's own detector, in a process of its own."""
+    command = [sys.executable, PEER_SERVERS / "torchvision_server.py", settings.bundle, *settings.peer_options]
+    runs = f"torchvision {version('torchvision')} on PyTorch {version('torch')} behind aiohttp {version('aiohttp')}"
+    told = f"{runs} with {' '.join(map(str, settings.peer_options))}"
+    with listening(command) as port, OverHttp(pool, port, settings, told) as side:
+        yield side
+
+
+@contextmanager
 def triton_server(settings: Settings, pool: ProcessPoolExecutor) -> Iterator[Side]:
     """Triton, in processes of its own."""
     assert settings.pytriton is not None
@@ -423,6 +441,7 @@ class Connection:
                 np.array([row["box"] for row in rows], np.float32).reshape(-1, 4),
                 np.array([row["score"] for row in rows], np.float32),
                 np.array([row["class"] for row in rows], np.int64),
+                tuple(row["mask"] for row in rows if "mask" in row),
             )
         except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
             raise BackendError(f"the service's answer is none of /v1/detect: {one_line(repr(error))}") from None
@@ -488,6 +507,7 @@ class OverHttp:
 PEERS: dict[str, Callable[[Settings, ProcessPoolExecutor], AbstractContextManager[Side]]] = {
     "in-process": in_process,
     "aiohttp": aiohttp_server,
+    "torchvision": torchvision_server,
     "triton": triton_server,
 }
 """What the service is compared with."""
@@ -512,10 +532,13 @@ class Compared:
     box: float
     score: float
     """The largest differences where as many were found, of the same classes."""
+    masks: int
+    pixels: int
+    """Masks that both give of the same detections, and in how many pixels they differ in all."""
 
 
 def compare(paths: Sequence[Path], first: Side, other: Side) -> Compared:
-    different, box, score, count = [], 0.0, 0.0, 0
+    different, box, score, count, masks, pixels = [], 0.0, 0.0, 0, 0, 0
     for path in paths:
         mine, theirs = first.detect(path), other.detect(path)
         count += len(mine.scores)
@@ -527,9 +550,12 @@ def compare(paths: Sequence[Path], first: Side, other: Side) -> Compared:
             boxes = float(np.abs(mine.boxes - theirs.boxes).max())
             scores = float(np.abs(mine.scores - theirs.scores).max())
             box, score = max(box, boxes), max(score, scores)
+            for pair in zip(mine.masks, theirs.masks, strict=False):
+                masks += 1
+                pixels += int(np.count_nonzero(np.logical_xor(*map(from_run_lengths, pair))))
             if boxes > BOX or scores > SCORE:
                 different.append(f"{path.name}: boxes by up to {boxes:.3g} pixels, scores by up to {scores:.3g}")
-    return Compared(len(paths), count, tuple(different), box, score)
+    return Compared(len(paths), count, tuple(different), box, score, masks, pixels)
 
 
 @dataclass(frozen=True)
@@ -558,6 +584,7 @@ def table(lines: Sequence[Line], compared: Compared, facts: Sequence[str]) -> st
         "",
         f"Detections equal for {equal} of {compared.images} images ({compared.detections} detections). Boxes differ "
         f"by up to {compared.box:.2g} pixels, scores by up to {compared.score:.2g}.",
+        *([f"Their {compared.masks} masks differ in {compared.pixels} pixels."] if compared.masks else []),
         *(f"- {line}" for line in compared.different),
         "",
         *facts,
@@ -627,8 +654,12 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument(
         "--against", choices=sorted(PEERS), default="in-process", help="what the service is compared with"
     )
-    parser.add_argument("--peer-workers", type=int, default=2, help="requests at the same time, with aiohttp or Triton")
-    parser.add_argument("--peer-intra-op", type=int, default=1, help="threads of a run, with aiohttp; 0: one per core")
+    parser.add_argument("--peer-workers", type=int, default=2, help="requests at the same time of a peer server")
+    parser.add_argument(
+        "--peer-intra-op", type=int, default=1, help="threads of a run, with aiohttp and torchvision; 0: one per core"
+    )
+    parser.add_argument("--peer-factory", help="module:function that gives the detector, with torchvision")
+    parser.add_argument("--peer-weights", type=Path, help="its state dict, with torchvision")
     parser.add_argument("--pytriton", type=Path, help="site-packages that have nvidia-pytriton, with Triton")
     parser.add_argument("-o", "--output", type=Path, help="a file for the Markdown that is printed")
     return parser
@@ -643,6 +674,8 @@ def asked(options: argparse.Namespace, service_options: Sequence[str]) -> Settin
         raise ConfigError(f"--clients takes numbers from 1 up, got {min(options.clients)}")
     if options.against == "triton" and options.pytriton is None:
         raise ConfigError("--against triton needs --pytriton with the site-packages that have nvidia-pytriton")
+    if options.against == "torchvision" and (options.peer_factory is None or options.peer_weights is None):
+        raise ConfigError("--against torchvision needs --peer-factory module:function and --peer-weights FILE.pth")
     paths = find_images(options.images)
     if not paths:
         raise DataError(f"'{options.images}' has no images; give a folder that has some")
@@ -658,10 +691,17 @@ def asked(options: argparse.Namespace, service_options: Sequence[str]) -> Settin
         options.rounds,
         options.seconds,
         options.against,
-        ("--workers", options.peer_workers, "--intra-op", options.peer_intra_op),
+        peer_options(options),
         tuple(service_options),
         options.pytriton,
     )
+
+
+def peer_options(options: argparse.Namespace) -> tuple[object, ...]:
+    common = ("--workers", options.peer_workers, "--intra-op", options.peer_intra_op)
+    if options.against != "torchvision":
+        return common
+    return ("--factory", options.peer_factory, "--weights", options.peer_weights, *common)
 
 
 def main() -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from aiohttp import web
 from detections import Detections
 
 
-def application(detect: Detections, workers: int) -> web.Application:
+def application(detect: Callable[[bytes], bytes], workers: int) -> web.Application:
     pool = ThreadPoolExecutor(workers)
 
     async def post(request: web.Request) -> web.Response:
