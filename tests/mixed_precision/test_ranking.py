@@ -110,9 +110,9 @@ def test_a_damaged_row_is_left_out_with_a_warning(tmp_path: Path, damage: dict[s
     check = row_check(Row, tmp_path / "s.jsonl")
     assert check(row)
     key = next(iter(damage))
-    with pytest.warns(TrtdetWarning, match=rf"s.jsonl': a row is damaged \(key '{key}': .*\) and is measured again"):
+    with pytest.warns(TrtdetWarning, match=rf"s.jsonl': a row is damaged \('{key}': .*\) and is measured again"):
         assert not check({**row, **damage})
-    with pytest.warns(TrtdetWarning, match=f"key '{key}': Field required"):
+    with pytest.warns(TrtdetWarning, match=f"'{key}': field required"):
         assert not check({name: value for name, value in row.items() if name != key})
 
 

@@ -253,7 +253,7 @@ def test_what_is_damaged_is_made_again(
         found = tune(small_model, CONFIG, copy, options)
     said = " ".join(str(warning.message) for warning in caught)
     assert "corrected.npz' is damaged" in said and "it is made again" in said
-    assert "a row is damaged (key 'low'" in said
+    assert "a row is damaged ('low'" in said
     assert found == replace(front, folder=copy)
 
 

@@ -125,7 +125,7 @@ def test_a_damaged_row_is_made_again(done: Any, options: SweepOptions, tmp_path:
         warnings.simplefilter("always", TrtdetWarning)
         again = sweep(SHAPES_MODEL, CONFIG, folder, few)
     said = [str(warning.message) for warning in caught if warning.category is TrtdetWarning]
-    assert [bool(re.search(r"a row is damaged \(key '(map|nms.*)': .* measured again", text)) for text in said[:2]] == [
+    assert [bool(re.search(r"a row is damaged \('(map|nms.*)': .* measured again", text)) for text in said[:2]] == [
         True,
         True,
     ]

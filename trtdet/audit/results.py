@@ -9,12 +9,13 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
 from trtdet.audit.advice import Advice
 from trtdet.audit.findings import KINDS, Finding
 from trtdet.audit.layers import Layer
-from trtdet.errors import BundleError, ConfigError, one_line
+from trtdet.errors import BundleError, ConfigError
+from trtdet.files.documents import DocumentError, parse_document
 from trtdet.tables import Column, Table, Tables
 
 _SCHEMA = 2
@@ -184,14 +185,14 @@ class Audit:
         """
         try:
             data = path.read_bytes()
-            if _adapter(_Header).validate_json(data, strict=True).schema != _SCHEMA:
+            if parse_document(data, _adapter(_Header), strict=True).schema != _SCHEMA:
                 raise BundleError(
                     f"'{path}' was written by another version of trtdet", "remove the bundle and build it again"
                 )
-            loaded: Audit = _adapter(Audit).validate_json(data, strict=True)
+            loaded: Audit = parse_document(data, _adapter(Audit), strict=True)
             return loaded
-        except (OSError, ValidationError) as error:
-            raise BundleError(f"'{path}' cannot be read ({_first(error)})", "build the bundle again") from None
+        except (OSError, DocumentError) as error:
+            raise BundleError(f"'{path}' cannot be read ({error})", "build the bundle again") from None
 
 
 def load_times(path: Path) -> dict[str, float]:
@@ -207,13 +208,13 @@ def load_times(path: Path) -> dict[str, float]:
         data = path.read_bytes()
         if data.lstrip().startswith(b"["):
             # The first entry counts the runs and has no name.
-            rows = _adapter(list[_Counted | _Timed]).validate_json(data, strict=True)
+            rows = parse_document(data, _adapter(list[_Counted | _Timed]), strict=True)
             return {row.name: row.averageMs for row in rows if isinstance(row, _Timed)}
-        times: dict[str, float] = _adapter(dict[str, Milliseconds]).validate_json(data, strict=True)
+        times: dict[str, float] = parse_document(data, _adapter(dict[str, Milliseconds]), strict=True)
         return times
-    except (OSError, ValidationError) as error:
+    except (OSError, DocumentError) as error:
         raise ConfigError(
-            f"'{path}' has no times of layers ({_first(error)})",
+            f"'{path}' has no times of layers ({error})",
             "give what 'trtexec --exportProfile' writes, or an object of milliseconds by layer name",
         ) from None
 
@@ -241,15 +242,6 @@ class _Timed:
 @cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
-
-
-def _first(error: OSError | ValidationError) -> str:
-    """What was wrong first, in one line."""
-    if isinstance(error, OSError):
-        return str(error)
-    problem = error.errors(include_url=False, include_input=False)[0]
-    place = ".".join(map(str, problem["loc"]))
-    return one_line(f"{place}: {problem['msg']}" if place else problem["msg"])
 
 
 def _short(name: str, width: int = 50) -> str:

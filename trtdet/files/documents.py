@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -55,21 +55,42 @@ def read_result(path: Path, kind: type[_T], hint: str) -> _T:
         raise ConfigError(f"'{path}' cannot be used ({one_line(error)}); {hint}") from None
 
 
-def parse_document(text: bytes, adapter: TypeAdapter[_T]) -> _T:
+def parse_document(text: bytes, adapter: TypeAdapter[_T], *, strict: bool | None = None) -> _T:
     """JSON as the adapter's type.
+
+    Args:
+        text: the JSON document.
+        adapter: the type.
+        strict: whether to refuse values that have to be converted, such as numbers in strings; None: as the type says.
 
     Raises:
         DocumentError: it is not JSON, nested too deeply, or not of the type.
     """
     try:
-        return adapter.validate_json(text)
+        return adapter.validate_json(text, strict=strict)
     except ValidationError as error:
-        problems = error.errors(include_url=False, include_context=False)
-        # Of another schema nothing else need fit.
-        first = next((problem for problem in problems if problem["loc"] == ("schema",)), problems[0])
+        raise _first(error) from None
+
+
+def check_value(value: object, adapter: TypeAdapter[Any]) -> None:
+    """Checks what was read from JSON before.
+
+    Raises:
+        DocumentError: it is not of the adapter's type.
+    """
+    try:
+        adapter.validate_python(value)
+    except ValidationError as error:
+        raise _first(error) from None
+
+
+def _first(error: ValidationError) -> DocumentError:
+    problems = error.errors(include_url=False, include_context=False)
+    # Of another schema nothing else need fit.
+    first = next((problem for problem in problems if problem["loc"] == ("schema",)), problems[0])
     place = one_line(".".join(str(key) for key in first["loc"]), _SHOWN)
     message = one_line(first["msg"])
     if place:
         given = "" if first["type"] == "missing" else f", got {one_line(repr(first['input']), _SHOWN)}"
         message = f"'{place}': {message[0].lower()}{message[1:]}{given}"
-    raise DocumentError(message, place, first["type"])
+    return DocumentError(message, place, first["type"])

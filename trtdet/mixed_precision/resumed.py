@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from trtdet.errors import TrtdetWarning
+from trtdet.files.documents import DocumentError, check_value
 
 
 def row_check(schema: Any, path: Path) -> Callable[[Mapping[str, Any]], bool]:
@@ -26,12 +27,9 @@ def row_check(schema: Any, path: Path) -> Callable[[Mapping[str, Any]], bool]:
 
     def valid(row: Mapping[str, Any]) -> bool:
         try:
-            adapter.validate_python(row)
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            key = ".".join(map(str, first["loc"]))
-            problem = f"'{path}': a row is damaged (key '{key}': {first['msg']}) and is measured again"
-            warnings.warn(problem, TrtdetWarning, stacklevel=3)
+            check_value(row, adapter)
+        except DocumentError as error:
+            warnings.warn(f"'{path}': a row is damaged ({error}) and is measured again", TrtdetWarning, stacklevel=3)
             return False
         return True
 

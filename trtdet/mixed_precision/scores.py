@@ -7,11 +7,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
 from trtdet.errors import ConfigError
 from trtdet.files import write_atomically
+from trtdet.files.documents import DocumentError, parse_document
 from trtdet.quantization import Format
 from trtdet.tables import Cell, Column, Table
 
@@ -121,21 +122,16 @@ class Sensitivity:
         """
         try:
             text = path.read_bytes()
-            schema = _HEADER.validate_json(text)["schema"]
+            schema = parse_document(text, _HEADER)["schema"]
             if schema != _SCHEMA:
                 raise ConfigError(f"ranking '{path}' has schema {schema}, not {_SCHEMA}; measure it again")
-            return _RANKING.validate_json(text)
+            return parse_document(text, _RANKING)
         except FileNotFoundError:
             raise ConfigError(f"ranking '{path}' does not exist; 'trtdet sensitivity' writes one") from None
         except OSError as error:
             raise ConfigError(f"ranking '{path}' cannot be read: {error.strerror or error}") from None
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            key = ".".join(map(str, first["loc"]))
-            where = f"key '{key}': " if key else ""
-            raise ConfigError(
-                f"'{path}' is not a ranking ({where}{first['msg']}); 'trtdet sensitivity' writes one"
-            ) from None
+        except DocumentError as error:
+            raise ConfigError(f"'{path}' is not a ranking ({error}); 'trtdet sensitivity' writes one") from None
 
 
 class _Header(TypedDict):
