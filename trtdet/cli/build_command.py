@@ -16,6 +16,7 @@ from trtdet.cli.options import (
     add_batch_range,
     add_calibration,
     add_corrections,
+    add_dry_run,
     add_fp8,
     add_gpu,
     add_int8_all,
@@ -71,6 +72,7 @@ def _options(parser: ArgumentParser) -> None:
         help="height and width of the input, of a model that leaves them open or whose graph does not depend on them",
     )
     parser.add_argument("--force", action="store_true", help="replace a bundle of another model in the place of -o")
+    add_dry_run(parser)
     _add_verdict(parser)
     parser.add_argument(
         "--accuracy-report",
@@ -221,12 +223,17 @@ def _keep(text: str) -> int | Path | tuple[str, ...]:
 
 def _run(options: Namespace, console: Console) -> dict[str, Any]:
     from trtdet.pipeline import build
+    from trtdet.pipeline.forecasts import foresee_build
     from trtdet.quantization import PrecisionPlan, left_by_default
 
     config, asked = config_of(options), _build_options(options)
     if options.size is not None:
         config = config.with_size(options.size)
-    result = build(options.model, config, options.output, asked, console.progress)
+    if options.dry_run:
+        foreseen = foresee_build(options.model, config, options.output, asked)
+        console.say(foreseen.table())
+        return {"dry_run": True, "bundle": str(options.output), **foreseen.as_dict()}
+    result = build(options.model, config, options.output, asked, console.progress, console.expect)
     manifest = result.bundle.manifest
     if result.audit is not None:
         _say_audit(console, result.audit)
@@ -273,7 +280,7 @@ def _worth(result: BuildResult) -> dict[str, Any] | None:
 _BESIDE_TUNED = (
     *("model", "config", "output", "tuned", "point", "val_images", "annotations", "timing_cache", "force", "guard"),
     *("workspace", "version_compatible", "hardware_compatible", "embed_plugins", "no_tf32", "tactic_sources", "gpu"),
-    *("no_measure", "accuracy_report", "json", "verbose", "run", "notes"),
+    *("no_measure", "accuracy_report", "json", "verbose", "dry_run", "run", "notes"),
 )
 """What may be said of a point's build; all else the tune has said."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -102,23 +102,35 @@ class Validated:
         """The key of the last stage, which is the bundle's content hash."""
         return self.keys[Stage.ENGINE]
 
+    @property
+    def up_to_date(self) -> Bundle | None:
+        """The bundle at the output's place, where it is the one that would be built."""
+        found = self.previous
+        current = found is not None and found.manifest.content_hash == self.key and not found.manifest.lacks_portable
+        return found if current else None
 
-def assemble(job: Job, progress: Progress = silent, place: Path | None = None) -> Assembled:
+
+def assemble(
+    job: Job,
+    progress: Progress = silent,
+    place: Path | None = None,
+    checked: Callable[[Validated], None] = lambda known: None,
+) -> Assembled:
     """Runs the stages of a build, unless the bundle is up to date.
 
     Args:
         job: the build.
         progress: told of every image and every stage.
         place: where a new bundle goes; None for the job's output.
+        checked: called when the build is checked, before the work.
 
     Raises:
         TrtdetError: of the kind that says where it went wrong; the previous content of the output is untouched.
     """
     known = validated(job, progress)
-    previous = known.previous
-    current = previous is not None and previous.manifest.content_hash == known.key
-    if previous is not None and current and not previous.manifest.lacks_portable:
-        return Assembled(previous, up_to_date=True)
+    checked(known)
+    if known.up_to_date is not None:
+        return Assembled(known.up_to_date, up_to_date=True)
     caps = known.backend.capabilities
     # Opened before the work is done: a place that cannot be written is found out now, not after it.
     with BundleWriter(place or job.output) as writer:

@@ -20,6 +20,7 @@ from trtdet.mixed_precision.subject import Method
 from trtdet.mixed_precision.trade_off import TradeOff
 from trtdet.pipeline.accuracy import report_accuracy
 from trtdet.pipeline.assembly import Job, assemble
+from trtdet.pipeline.forecasts import foresee
 from trtdet.pipeline.options import AUTO, BuildOptions, CalibrationOptions, SensitivityOptions
 from trtdet.pipeline.stages.bundles import AUDIT
 from trtdet.pipeline.stages.calibrating import Calibrated, calibrated, looked_at, select_images
@@ -29,7 +30,7 @@ from trtdet.pipeline.stages.within_time import Within
 from trtdet.pipeline.validation import annotated_images, check_calibration, check_sensitivity, warn_of_percentile
 from trtdet.pipeline.verdict import answered, place_of, weigh
 from trtdet.pipeline.worth import Worth
-from trtdet.progress import Progress, silent
+from trtdet.progress import Expect, Progress, silent, unheard
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ def build(
     output: Path,
     options: BuildOptions = BuildOptions(),
     progress: Progress = silent,
+    expect: Expect = unheard,
 ) -> BuildResult:
     """Builds a bundle from a float ONNX model, and compares INT8 with FP16.
 
@@ -74,13 +76,14 @@ def build(
         output: the bundle's folder.
         options: precision, calibration, backend.
         progress: told of every image and every stage.
+        expect: told of the stages to come, once the build is checked.
 
     Raises:
         TrtdetError: of the kind that says where it went wrong; the previous content of ``output`` is untouched.
     """
     job = Job(model, config, output, options)
     with place_of(job) as place:
-        done = assemble(job, progress, place)
+        done = assemble(job, progress, place, lambda checked: expect(foresee(checked).steps))
         known = done.bundle.manifest.input_check
         if done.up_to_date and known is not None and options.calibration.check_input:
             warn_of(known["warning"])

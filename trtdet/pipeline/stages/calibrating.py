@@ -139,6 +139,21 @@ def calibrated(
     return Calibrated(graph, collection, replace(ranges, inputs=inputs), paths, cache, reused)
 
 
+def lent(
+    graph: Graph, options: CalibrationOptions, selected: Selection, implicit: bool, previous: Bundle | None
+) -> bool:
+    """Whether histograms of an earlier run serve, so that no image is run for them."""
+    if options.histograms is not None:
+        return True
+    tensors = graph.quantizable.tensors if implicit else graph.placement.activations
+    return previous is not None and previous.manifest.quantization.histograms_key == _key(graph, tensors, selected)
+
+
+def _key(graph: Graph, tensors: tuple[str, ...], selected: Selection) -> str:
+    exposed = expose(graph.with_own_activations, tensors)
+    return collection_key(exposed, tensors, selected.sha256, graph.config.input.model_dump_json())
+
+
 def _collected(
     graph: Graph,
     tensors: tuple[str, ...],
@@ -148,8 +163,7 @@ def _collected(
     progress: Progress,
 ) -> tuple[bool, Collection]:
     """Whether the histograms were there already, and the histograms."""
-    exposed = expose(graph.with_own_activations, tensors)
-    key = collection_key(exposed, tensors, selected.sha256, graph.config.input.model_dump_json())
+    key = _key(graph, tensors, selected)
     if options.histograms is not None:
         return True, _given(options.histograms, tensors, key if selected.paths else None)
     if previous is not None and previous.manifest.quantization.histograms_key == key:

@@ -1,0 +1,85 @@
+"""What a build is going to do, told before it is done; what it then does is what was told."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tiny_detector import Tiny
+
+import trtdet.data.cache
+import trtdet.data.stream
+from trtdet.cli import main
+from trtdet.pipeline import BuildOptions, CalibrationOptions, KeepOptions, build
+from trtdet.pipeline.forecasts import Forecast, Part, foresee_build
+from trtdet.progress import Step
+
+
+@pytest.fixture
+def options(tiny: Tiny) -> BuildOptions:
+    return BuildOptions(calibration=CalibrationOptions(images=tiny.images), backend="onnxruntime", int8_all=True)
+
+
+def test_a_dry_run_says_the_stages_and_computes_and_writes_nothing(
+    tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decoded(*_: object) -> None:
+        raise AssertionError("an image was decoded")
+
+    monkeypatch.setattr(trtdet.data.cache, "read_image", decoded)
+    command = ["build", tiny.model, "--config", tiny.yaml, "--images", tiny.images, "--backend", "onnxruntime"]
+    command += ["--int8-all", "-o", tmp_path / "b", "--dry-run"]
+    assert main([str(word) for word in command]) == 0
+    said = capsys.readouterr().out
+    assert "calibrating" in said and "12 images" in said and "to do" in said
+    assert "memory: about" in said and said.endswith("nothing was computed\n")
+    assert main([str(word) for word in (*command, "--json")]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["dry_run"] and found["stages"][0]["stage"] == "checking the input"
+    assert found["seconds"] > 0 and found["memory_bytes"] > 1e8
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_build_goes_through_the_stages_that_were_foreseen_in_their_order(
+    tiny: Tiny, options: BuildOptions, tmp_path: Path
+) -> None:
+    told: list[str] = []
+    expected: list[Step] = []
+    asked = replace(options, keep=KeepOptions(1), correct=("smooth", "bias"))
+
+    def progress(stage: str, done: int, total: int) -> None:
+        if stage not in told[-1:]:
+            told.append(stage)
+
+    build(tiny.model, tiny.config, tmp_path / "b", asked, progress, expected.extend)
+    names = iter(told)
+    missing = [step.stage for step in expected if step.stage not in names]
+    assert missing == [], f"of {told}"
+    assert {"calibrating", "ranking", "correcting: means"} <= {step.stage for step in expected}
+
+
+def test_what_is_there_already_is_not_foreseen(tiny: Tiny, options: BuildOptions, tmp_path: Path) -> None:
+    build(tiny.model, tiny.config, tmp_path / "b", replace(options, correct=()))
+    same = foresee_build(tiny.model, tiny.config, tmp_path / "b", replace(options, correct=()))
+    assert (same.parts, same.seconds, same.table().notes) == ((), 0, ("everything is there already",))
+    other = replace(options, calibration=replace(options.calibration, rule="minmax"))
+    parts = {part.stage: part for part in foresee_build(tiny.model, tiny.config, tmp_path / "b", other).parts}
+    assert (parts["calibrating"].there, parts["calibrating"].seconds) == ("the bundle at -o", 0)
+    assert parts["correcting: means"].seconds > 0
+    fewer = replace(options, calibration=replace(options.calibration, num_images=5), correct=())
+    calibrating = foresee_build(tiny.model, tiny.config, tmp_path / "b", fewer).parts[1]
+    assert (calibrating.what, calibrating.there) == ("5 images", "")
+
+
+def test_a_forecast_is_a_table_and_steps_of_a_bar() -> None:
+    found = Forecast(
+        (Part("calibrating", "histograms", 0.0, "the bundle at -o"), Part("ranking", "2 layers", 3.0)), 10**9
+    )
+    assert found.steps == [Step("calibrating", 0.0), Step("ranking", 3.0)]
+    assert found.table().as_dicts() == [
+        {"stage": "calibrating", "of": "histograms", "state": "the bundle at -o", "about s": None},
+        {"stage": "ranking", "of": "2 layers", "state": "to do", "about s": 3.0},
+    ]
+    assert "memory: about 1.0 GB" in found.table().notes
