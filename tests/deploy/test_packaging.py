@@ -14,6 +14,7 @@ from trtdet.bundle import (
     MANIFEST,
     BackendPart,
     Bundle,
+    MasksPart,
 )
 from trtdet.cli import main
 from trtdet.deploy import MARKER
@@ -53,6 +54,14 @@ def test_options_of_triton_are_refused_elsewhere(remade: Remake, tmp_path: Path)
 def test_numbers_that_cannot_be_are_refused(given: Any) -> None:
     with pytest.raises(ConfigError, match="the delay must be at least 0, and the processes at least 1"):
         TritonOptions(**given)
+
+
+@pytest.mark.parametrize("format", ["triton", "deepstream"])
+def test_masks_that_a_package_leaves_out_are_said(remade: Remake, tmp_path: Path, format: Any) -> None:
+    bundle = remade(masks=MasksPart(output="masks", size=28, threshold=0.5))
+    done = package(bundle, tmp_path / "models", PackageOptions(format))
+    assert any(warning.startswith("masks are left out: ") for warning in done.warnings)
+    assert "masks are left out: " in (done.folder / "README.md").read_text()
 
 
 def test_an_altered_bundle_is_refused_and_what_stood_there_stays(remade: Remake, tmp_path: Path) -> None:

@@ -34,6 +34,11 @@ def engine_warnings(bundle: Bundle, table: bool) -> list[str]:
     manifest = bundle.manifest
     backend = manifest.backend
     warnings = []
+    if manifest.masks is not None:
+        warnings.append(
+            "masks are left out: the parser reads boxes, scores and classes alone; trtdet-serve and libtrtdet give the "
+            "masks of this bundle"
+        )
     if bundle.engine is None:
         warnings.append(
             "the bundle has no engine: nvinfer builds one from the ONNX file at its first start, which takes minutes, "

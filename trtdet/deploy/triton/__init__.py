@@ -55,7 +55,7 @@ def repository(bundle: Bundle, name: str, options: TritonOptions) -> tuple[dict[
     """
     manifest = bundle.manifest
     batch = Batch(manifest)
-    warnings = [*_batch_warnings(batch), *_threshold_warnings(manifest)]
+    warnings = [*_mask_warnings(manifest), *_batch_warnings(batch), *_threshold_warnings(manifest)]
     folder = f"{name}_engine"
     if bundle.engine is None:
         warnings += _check_model(bundle)
@@ -74,6 +74,15 @@ def repository(bundle: Bundle, name: str, options: TritonOptions) -> tuple[dict[
         files[f"{name}_{step}/1/{MANIFEST}"] = contract
     files["README.md"] = readme(bundle, name, batch, options, warnings).encode()
     return files, tuple(warnings)
+
+
+def _mask_warnings(manifest: Manifest) -> list[str]:
+    if manifest.masks is None:
+        return []
+    return [
+        "masks are left out: the answer has boxes, scores and classes alone; trtdet-serve and libtrtdet give the masks "
+        "of this bundle"
+    ]
 
 
 def _batch_warnings(batch: Batch) -> list[str]:
