@@ -5,16 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from attention import PRODUCTS, attention_config, attention_detector
+from onnx import numpy_helper
 
 from trtdet import BuildOptions, CalibrationOptions, KeepOptions, SweepOptions, sweep
 from trtdet.backends import Capabilities
 from trtdet.bundle import Bundle
 from trtdet.config import Config
 from trtdet.demo import shapes
-from trtdet.errors import BackendError, ConfigError
+from trtdet.errors import BackendError, ConfigError, TrtdetWarning
 from trtdet.mixed_precision.scores import Sensitivity
 from trtdet.pipeline import SensitivityOptions, TuneOptions, build, calibrate, sensitivity
 from trtdet.pipeline.stages.calibrating import Selection
@@ -181,6 +184,41 @@ def test_products_of_two_activations_are_in_int8_only_where_that_is_asked_for(
     assert fp8.entries["/encoder/values/MatMul"].format == "fp8" and fp8.entries["/down/Conv"].format == "int8"
     with pytest.raises(ConfigError, match="--fp8 belongs to --int8; leave it out with --fp16"):
         build(model, config, tmp_path / "c", replace(asked, int8_attention=False, fp8=True, precision="fp16"))
+
+
+def convolutional(mixed: str) -> onnx.ModelProto:
+    """A detector for the configuration ``attention`` whose layers with weights are one convolution."""
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 19]>
+        net (float[1,3,128,128] images) => (float[1,64,4] boxes, float[1,64,10] scores)
+        <int64[3] rows = {{1, 14, 64}}, int64[2] sizes = {{4, 10}}> {{
+            cells = Conv<strides = [16, 16]>(images, weight)
+            features = Reshape(cells, rows)
+            {mixed}
+            turned = Transpose<perm = [0, 2, 1]>(mixed)
+            boxes, scores = Split<axis = 2>(turned, sizes)
+        }}""")
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((14, 3, 16, 16), np.float32), "weight"))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("mixed", "attention", "more"),
+    [
+        ("mixed = Identity(features)", True, ""),
+        (
+            "there = Transpose<perm = [0, 2, 1]>(features) s = MatMul(features, there) mixed = MatMul(s, features)",
+            False,
+            ", and its 2 products of two activations .* with --int8-attention only",
+        ),
+    ],
+)
+def test_a_model_with_nothing_to_put_into_fp8_is_told_so(
+    mixed: str, attention: bool, more: str, config: Config, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(convolutional(mixed), path)
+    with pytest.warns(TrtdetWarning, match=f"nothing to put into FP8: .* a matrix of weights{more}; convolutions stay"):
+        host_graph(path, config, attention=attention, fp8=True)
 
 
 def test_fp8_is_for_gpus_that_have_it(caps: Capabilities) -> None:

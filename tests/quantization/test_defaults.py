@@ -79,6 +79,9 @@ HEAD = "(float[1,32,8,8] x) => (float[N] y) { a = Conv(x, w) b = Relu(a) c = Con
         "t = Reshape(c, rows) y = MatMul(t, corners)",
         # What is only asked for its shape is not read.
         "s = Shape(c) d = Expand(bins, s) y = Conv(x, w)",
+        # Scores of rows, the best of which a decoder's layer reads (RT-DETR).
+        "f = Reshape(c, flat) m = ReduceMax<axes = [1], keepdims = 0>(f) s, i = TopK<axis = 1>(m, best) "
+        "r = Reshape(b, flat) g = Gather<axis = 2>(r, i) h = Squeeze(g, first) y = MatMul(h, dense)",
     ],
 )
 def test_the_outputs_of_a_head_stay_in_fp16(net: Any, normal: Any, rest: str) -> None:
@@ -89,6 +92,10 @@ def test_the_outputs_of_a_head_stay_in_fp16(net: Any, normal: Any, rest: str) ->
         "wide": np.ones((1, 32), np.float32),
         "rows": np.array([1, -1, 4], np.int64),
         "corners": np.ones((4, 4), np.float32),
+        "flat": np.array([1, 32, 64], np.int64),
+        "best": np.array([16], np.int64),
+        "first": np.array([0], np.int64),
+        "dense": normal(16, 16),
     }
     plan = planned(net(HEAD % rest, **{name: value for name, value in weights.items() if name in HEAD % rest}))
     assert (plan.entries["Conv_2"].precision, plan.entries["Conv_2"].cause) == ("fp16", Cause.HEAD_OUTPUT)
@@ -107,10 +114,18 @@ def test_the_outputs_of_a_head_stay_in_fp16(net: Any, normal: Any, rest: str) ->
         # A transformer's layers.
         "d = Flatten(c) y = MatMul(d, dense)",
         "d = MatMul(c, c) e = Softmax<axis = 3>(d) y = Flatten(e)",
+        # The best values themselves, and not the rows they are in.
+        "f = Reshape(c, flat) s, i = TopK<axis = 2>(f, best) y = MatMul(s, wide)",
     ],
 )
 def test_what_another_layer_reads_is_no_output_of_a_head(net: Any, normal: Any, rest: str) -> None:
-    weights = {"w": normal(32, 32, 1, 1), "dense": np.ones((2048, 16), np.float32)}
+    weights = {
+        "w": normal(32, 32, 1, 1),
+        "dense": np.ones((2048, 16), np.float32),
+        "flat": np.array([1, 32, 64], np.int64),
+        "best": np.array([16], np.int64),
+        "wide": np.ones((16, 16), np.float32),
+    }
     found = causes(net(HEAD % rest, **{name: value for name, value in weights.items() if name in HEAD % rest}))
     assert found["Conv_2"] is Cause.QUANTIZABLE
 

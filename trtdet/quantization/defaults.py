@@ -6,7 +6,8 @@
 - With under 16 channels on a side, in a group, most of what an INT8 kernel computes is padding; the first convolution
   of a detector, with 3, is the usual case.
 - The outputs of a head give boxes and scores. Nothing quantises them, so that the kernel writes float anyway, and an
-  error in them is an error of the detections.
+  error in them is an error of the detections. Scores by which rows are chosen for the layers behind, such as those of
+  an RT-DETR's encoder, are outputs of a head as well: a layer reads the rows and never the scores.
 
 They are few multiply-adds and much of what INT8 costs in accuracy. What can be in INT8 can be asked for all the same.
 
@@ -171,15 +172,24 @@ def _before_layers(graph: gs.Graph, able: set[str], written: set[str]) -> set[st
         dense = layer.op in _DENSE and layer.name not in written and _mixes_features(layer)
         if (layer.name not in able and not dense) or _expects(layer):
             continue
-        waiting = [maker for tensor in layer.inputs for maker in tensor.inputs]
+        waiting = _makers(layer)
         while waiting:
             node = waiting.pop()
             if id(node) in before or node.op in _SHAPES or _expects(node):
                 continue
             before.add(id(node))
             found.add(node.name)
-            waiting.extend(maker for tensor in node.inputs for maker in tensor.inputs)
+            waiting += _makers(node)
     return found
+
+
+def _makers(node: gs.Node) -> list[gs.Node]:
+    """The nodes whose values a node reads; those that only choose rows, by index, give it none."""
+    return [maker for tensor in node.inputs for maker in tensor.inputs if not _row_numbers(maker, tensor)]
+
+
+def _row_numbers(maker: gs.Node, tensor: gs.Tensor) -> bool:
+    return bool(maker.op == "TopK" and len(maker.outputs) > 1 and maker.outputs[1] is tensor)
 
 
 def _expects(node: gs.Node) -> bool:

@@ -100,6 +100,9 @@ def rewritten(source: onnx.ModelProto, passes: Options, attention: bool = False,
         ModelError: it does not fit the configuration, cannot be rewritten, has no convolutions, or has an opset without
             FP8 where that is asked for.
         ConfigError: the NMS asked for is beyond the backend.
+
+    Warns:
+        TrtdetWarning: FP8 is asked for, and the model has no product for it.
     """
     done = rewrite(source, passes)
     placement = place(done.model, attention, fp8)
@@ -111,7 +114,20 @@ def rewritten(source: onnx.ModelProto, passes: Options, attention: bool = False,
             f"--fp8 takes opset {HALF_SCALES}, and the model has opset {opset}{f': {reasons}' * bool(reasons)}",
             "export it with that opset or a later one, or leave --fp8 out",
         )
+    if fp8 and not placement.plan.fp8:
+        _warn_of_no_fp8(done.model, attention)
     return Graph(source, passes, done, placement)
+
+
+def _warn_of_no_fp8(model: onnx.ModelProto, attention: bool) -> None:
+    others = 0 if attention else len(place(model, attention=True, fp8=True).plan.fp8)
+    more = f", and its {others} products of two activations are quantised with --int8-attention only" if others else ""
+    warnings.warn(
+        f"there is nothing to put into FP8: the model has no products with a matrix of weights{more}; "
+        "convolutions stay in INT8",
+        TrtdetWarning,
+        stacklevel=4,
+    )
 
 
 def host_graph(
