@@ -47,6 +47,7 @@ import math
 import multiprocessing
 import os
 import queue
+import signal
 import statistics
 import subprocess
 import sys
@@ -350,7 +351,8 @@ def listening(command: Sequence[object], wire: Wire = DETECT) -> Iterator[int]:
 
     Raises:
         ConfigError: there is no such program.
-        BackendError: it did not start; the message has its own words.
+        BackendError: it did not start, or ended otherwise than well once it was told to, as a program does in which a
+            sanitizer found something; the message has its own words.
     """
     try:
         process = subprocess.Popen(
@@ -381,6 +383,10 @@ def listening(command: Sequence[object], wire: Wire = DETECT) -> Iterator[int]:
         listening.join()
         process.stdout.close()
         process.stderr.close()
+    # What has no handler of the signal ends by it.
+    if process.returncode not in (0, -signal.SIGTERM):
+        words = one_line("".join(said[-3:]) or "it said nothing")
+        raise BackendError(f"the service ended with exit code {process.returncode} when it was told to stop: {words}")
 
 
 def wait_until_ready(port: int, target: str) -> None:

@@ -7,6 +7,7 @@ Its faults are set by environment variables:
 - ``SERVE_STANDIN_REFUSES``: what it says on standard error before it ends, without having started.
 - ``SERVE_STANDIN_ALTERS``: ``count``, ``class``, ``box`` or ``score``, which is another one for the first image.
 - ``SERVE_STANDIN_STATUS``: the status of every answer after the first so many, as in ``503@10``.
+- ``SERVE_STANDIN_ENDS``: its exit code when it is told to stop, as of a program in which a sanitizer found something.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import hashlib
 import itertools
 import json
 import os
+import signal
 import sys
 import tempfile
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -84,6 +86,11 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(text)
 
 
+def _end(*_: object) -> None:
+    print("SUMMARY: 1 leak", file=sys.stderr, flush=True)
+    os._exit(int(os.environ["SERVE_STANDIN_ENDS"]))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("bundle", type=Path)
@@ -93,6 +100,8 @@ def main() -> int:
     if "SERVE_STANDIN_REFUSES" in os.environ:
         print(os.environ["SERVE_STANDIN_REFUSES"], file=sys.stderr)
         return 1
+    if "SERVE_STANDIN_ENDS" in os.environ:
+        signal.signal(signal.SIGTERM, _end)
     server = Server(Detector.open(options.bundle, runtime="onnxruntime"))
     print(f"trtdet-serve: http://127.0.0.1:{server.server_address[1]}", flush=True)
     server.serve_forever()

@@ -155,6 +155,11 @@ def test_detections_that_differ_are_named_and_fail_the_run(
             "the service did not start: trtdet-serve: error: no",
         ),
         ([], {"SERVE_STANDIN_STATUS": "503@10"}, 'the service answered 503: {"error": {"type": "overloaded", '),
+        (
+            [],
+            {"SERVE_STANDIN_ENDS": "23"},
+            "the service ended with exit code 23 when it was told to stop: SUMMARY: 1 leak",
+        ),
         (["--service", "missing"], {}, "'missing' cannot be started"),
         (["--clients", "0"], {}, "--clients takes numbers from 1 up, got 0"),
         (["--rounds", "0"], {}, "--rounds takes numbers above 0, got 0"),
