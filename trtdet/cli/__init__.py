@@ -14,6 +14,7 @@ from trtdet.cli import (
     build_command,
     calibrate_command,
     compare_command,
+    completion_command,
     demo_command,
     doctor_command,
     eval_command,
@@ -52,6 +53,7 @@ COMMANDS: tuple[Command, ...] = (
     compare_command.COMMAND,
     package_command.COMMAND,
     demo_command.COMMAND,
+    completion_command.COMMAND,
 )
 """In the order of ``trtdet --help``."""
 
