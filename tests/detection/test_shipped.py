@@ -29,6 +29,8 @@ OUTPUTS: dict[str, Shapes] = {
     **dict.fromkeys(("rtdetr", "dfine"), ((1, 300, 80), (1, 300, 4))),
     "rfdetr": ((1, 300, 4), (1, 300, 91)),
     "fastestdet": ((1, 85, 22, 22),),
+    "scrfd": tuple((1, 2 * cells, columns) for columns in (1, 4, 10) for cells in grids(640, 8, 16, 32)),
+    "yunet": tuple((1, cells, columns) for columns in (1, 1, 4, 10) for cells in grids(640, 8, 16, 32)),
 }
 WITHOUT_NMS = {"yolov10", "yolo26", "rtdetr", "dfine", "rfdetr"}
 

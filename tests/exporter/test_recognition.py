@@ -36,6 +36,17 @@ def _joined(*parts: Any) -> Any:
     return np.concatenate(parts, axis=2)
 
 
+def _shares(most: int) -> Any:
+    """Probabilities of five columns, of which one has most."""
+    weights = _random(1, 50, 5, low=0.1)
+    weights[..., most] += 2
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def _shipped(family: str) -> Any:
+    return load_config(family).head.compute
+
+
 def _guessed(outputs: dict[str, Any], classes: tuple[str, ...] | None = None) -> Any:
     config, said = recognition.guessed(outputs, SIZE, "m", "x", classes)
     assert said.startswith(
@@ -83,6 +94,15 @@ def _guessed(outputs: dict[str, Any], classes: tuple[str, ...] | None = None) ->
             {"decode": "detections", "boxes": "xyxy", "units": "pixels"},
             80,
         ),
+        (
+            lambda: {"s": _shares(0), "b": _corners(50, 1)},
+            {"decode": "boxes", "background": "first", "scores": "probabilities", "units": "relative"},
+            4,
+        ),
+        (lambda: {"b": _corners(50, 1), "s": _shares(-1)}, {"decode": "boxes", "background": "last"}, 4),
+        (lambda: {"b": _corners(50, 1), "s": _shares(2)}, {"decode": "boxes", "background": "none"}, 5),
+        (lambda: {"o": _random(1, 12, 8, 12)}, {"decode": "boxes", "compute": _shipped("fastestdet")}, 7),
+        (lambda: {"o": _joined(_corners(TOTAL), _random(1, TOTAL, 80))}, {"compute": _shipped("ppyoloe")}, 80),
     ],
 )
 def test_heads_are_recognised(outputs: Callable[[], dict[str, Any]], head: dict[str, Any], classes: int) -> None:
@@ -100,10 +120,27 @@ def test_names_of_the_model_say_how_many_classes_there_are() -> None:
         recognition.guessed({"o": _random(1, TOTAL, 12)}, SIZE, "m", "x", names)
 
 
+@pytest.mark.parametrize(("family", "widths"), [("scrfd", (1, 4, 10)), ("yunet", (1, 1, 4, 10))])
+def test_a_shipped_head_brings_its_pixels_and_its_class(family: str, widths: tuple[int, ...]) -> None:
+    anchors = 2 if family == "scrfd" else 1
+    outputs = {f"{at}-{cells}": _random(1, anchors * cells, at) for at in widths for cells in CELLS}
+    if family == "yunet":
+        outputs = {f"{at}-{cells}": _random(1, cells, width) for at, width in enumerate(widths) for cells in CELLS}
+    config = _guessed(outputs)
+    known = load_config(family)
+    assert (config.classes, config.head, config.nms) == (("face",), known.head, known.nms)
+    assert config.input == known.input.model_copy(update={"size": SIZE, "name": "x"})
+
+
 @pytest.mark.parametrize("shape", [(1, TOTAL + 1, 12), (1, 84), (1, 3, 24, 24, 85)])
 def test_outputs_that_fit_nothing(shape: tuple[int, ...]) -> None:
     with pytest.raises(ModelError, match="no head that is known has the outputs 'o' .* give it with --config"):
         recognition.guessed({"o": _random(*shape)}, SIZE, "m", "x", None)
+
+
+def test_boxes_that_need_anchors_are_refused() -> None:
+    with pytest.raises(ModelError, match="no head that is known has the outputs"):
+        recognition.guessed({"o": _random(1, 3 * TOTAL, 13)}, SIZE, "m", "x", None)
 
 
 def test_scores_that_numbers_cannot_explain_are_refused() -> None:
@@ -113,20 +150,34 @@ def test_scores_that_numbers_cannot_explain_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "names"),
+    ("key", "text", "names"),
     [
-        ("{0: 'cat', 1: 'dog'}", ("cat", "dog")),
-        ("['cat', 'dog']", ("cat", "dog")),
-        ("{0: 'cat', 1: 'cat'}", None),
-        ("__import__('os')", None),
-        ("[", None),
-        ("{}", None),
+        ("names", "{0: 'cat', 1: 'dog'}", ("cat", "dog")),
+        ("names", "['cat', 'dog']", ("cat", "dog")),
+        ("character", "cat\nbig dog\n", ("cat", "big dog")),
+        ("classes", "cat, dog", ("cat", "dog")),
+        ("names", "{0: 'cat', 1: 'cat'}", None),
+        ("names", "__import__('os')", None),
+        ("names", "[", None),
+        ("names", "{}", None),
+        ("classes", "80", None),
+        ("author", "cat, dog", None),
     ],
 )
-def test_names_in_the_metadata(text: str, names: tuple[str, ...] | None) -> None:
+def test_names_in_the_metadata(key: str, text: str, names: tuple[str, ...] | None) -> None:
     model = helper.make_model(helper.make_graph([], "g", [], []))
-    helper.set_model_props(model, {"names": text})
+    helper.set_model_props(model, {key: text})
     assert recognition.class_names(model) == names
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("[320, 416]", (320, 416)), ("320", (320, 320)), ("[320]", None), ("wide", None), ("[0, 1]", None)],
+)
+def test_a_size_in_the_metadata(text: str, size: tuple[int, int] | None) -> None:
+    model = helper.make_model(helper.make_graph([], "g", [], []))
+    helper.set_model_props(model, {"imgsz": text})
+    assert recognition.input_size(model) == size
 
 
 def test_a_model_is_simplified_described_and_compared(tmp_path: Path) -> None:

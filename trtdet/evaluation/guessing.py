@@ -155,5 +155,7 @@ def _named(config: Config, given: Sequence[str] | None, described: bool) -> tupl
         return config, "the model's metadata", {}
     if config.classes == COCO_CLASSES:
         return config, f"those of COCO, as there are {count}", {}
+    if config.classes != recognition.placeholders(count):
+        return config, _USUAL, {}
     note = f"{count} names in the order of training: the model does not hold them"
     return config, f"put here {note}", {"classes": note}

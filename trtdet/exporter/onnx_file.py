@@ -37,6 +37,8 @@ def convert(source: str, options: ExportOptions, confirm: Confirm | None = None)
     """
     path = Path(source)
     original = load_model(path)
+    if options.size is None and options.config is None:
+        options = replace(options, size=_noted_size(original))
     if options.size is not None:
         sized = resized(options.config, options.size) if options.config else None
         original = with_input_size(original, options.size, sized)
@@ -98,7 +100,7 @@ def guess(path: Path, model: onnx.ModelProto, options: ExportOptions) -> tuple[C
             f"model '{path}' has the inputs {listed or 'none'}, a single image (B, 3, H, W) is needed",
             "give a configuration with --config",
         )
-    size = options.size or (dims[2], dims[3])
+    size = options.size or _noted_size(model) or (dims[2], dims[3])
     if not all(size) or any(fixed not in (0, side) for fixed, side in zip(dims[2:], size, strict=True)):
         given = f"{dims[2] or 'any'}x{dims[3] or 'any'}"
         raise ConfigError(
@@ -110,6 +112,14 @@ def guess(path: Path, model: onnx.ModelProto, options: ExportOptions) -> tuple[C
     results = trials.run(str(path), model, names, inputs[0].name, tried)
     outputs = {name: np.concatenate([result[name] for result in results]) for name in names}
     return recognition.guessed(outputs, size, path.stem, inputs[0].name, recognition.class_names(model))
+
+
+def _noted_size(model: onnx.ModelProto) -> tuple[int, int] | None:
+    """The size in the metadata, for an input that leaves its own open."""
+    constants = {tensor.name for tensor in model.graph.initializer}
+    inputs = [value for value in model.graph.input if value.name not in constants]
+    dims = inputs[0].type.tensor_type.shape.dim if len(inputs) == 1 else []
+    return recognition.input_size(model) if len(dims) == 4 and not any(dim.dim_value for dim in dims[2:]) else None
 
 
 def _with_outputs(model: onnx.ModelProto, names: tuple[str, ...]) -> onnx.ModelProto:

@@ -15,8 +15,9 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from trtdet.config import COCO_CLASSES, Config, load_config
-from trtdet.detection.heads import match_outputs
+from trtdet.config import COCO_CLASSES, Config, HeadConfig, load_config, shipped
+from trtdet.detection import expressions
+from trtdet.detection.heads import class_columns, match_outputs
 from trtdet.errors import ModelError, TrtdetError
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -26,22 +27,58 @@ _BINS = (8, 16, 17, 33)
 _MOST_ROWS = 1000
 """Of finished detections; grids of cells have more."""
 
+_SUM = 1e-3
+"""So far may the probabilities of a softmax be from 1 together."""
+
 _FEWEST_BOXES = 20
 """That are looked at to tell corners from centres."""
 
 
+_NAMES = ("names", "classes", "class_names", "labels", "character")
+"""The keys of a model's metadata that hold class names: the first is that of Ultralytics' packages, the last that of
+models that RapidAI converts from PaddleDetection."""
+
+
 def class_names(model: onnx.ModelProto) -> tuple[str, ...] | None:
-    """The names that exporters of Ultralytics' packages write into a model; None where there are none."""
+    """The names that an exporter wrote into a model's metadata: a list or dictionary in Python's notation, or text with
+    a name a line or commas between them; None where there are none."""
+    entries = {entry.key: entry.value for entry in model.metadata_props}
+    for key in _NAMES:
+        names = _listed(entries[key]) if key in entries else []
+        if names and len(set(names)) == len(names):
+            return tuple(names)
+    return None
+
+
+def _listed(text: str) -> list[str]:
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        if any(sign in text for sign in "[{("):  # a notation that is none of Python's
+            return []
+        value = text.split("\n" if "\n" in text.strip() else ",")
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [name for each in value if (name := str(each).strip())] if isinstance(value, (list, tuple)) else []
+
+
+def input_size(model: onnx.ModelProto) -> tuple[int, int] | None:
+    """Height and width in pixels that Ultralytics' exporters write into a model's metadata; None where they are not."""
     for entry in model.metadata_props:
-        if entry.key == "names":
+        if entry.key == "imgsz":
             try:
                 value = ast.literal_eval(entry.value)
             except (ValueError, SyntaxError, MemoryError, RecursionError):
                 return None
-            names = list(value.values()) if isinstance(value, dict) else value
-            if isinstance(names, (list, tuple)) and names and len({str(name) for name in names}) == len(names):
-                return tuple(str(name) for name in names)
+            sides = value if isinstance(value, (list, tuple)) else [value, value]
+            if len(sides) == 2 and all(type(side) is int and side > 0 for side in sides):
+                return sides[0], sides[1]
     return None
+
+
+def placeholders(count: int) -> tuple[str, ...]:
+    """Names in the place of those that are not known."""
+    return tuple(f"class {index}" for index in range(count))
 
 
 def guessed(
@@ -61,28 +98,26 @@ def guessed(
     """
     shapes = {key: array.shape for key, array in outputs.items()}
     for family, head, count in _heads(outputs, size, len(classes) if classes else None):
-        data = load_config(family).model_dump()
-        data |= {"name": name, "classes": classes or _names(count)}
+        known = load_config(family)
+        names = known.classes if len(known.classes) == count else placeholders(count)
+        data = known.model_dump() | {"name": name, "classes": classes or names}
         data["input"] |= {"size": size, "name": input_name}
         data["head"] |= head
-        if head["decode"] == "detections":
+        if data["head"]["decode"] == "detections":
             data["nms"] |= {"iou_threshold": 1.0}
         try:
             config = Config.model_validate(data)
-            match_outputs(shapes, config)
+            match_outputs(shapes if config.head.compute is None else expressions.shapes(shapes, config), config)
         except (TrtdetError, ValueError):
             continue
         return config, _said(config, classes is not None)
     listed = ", ".join(f"'{key}' {shape}" for key, shape in shapes.items())
-    known = f" of {len(classes)} classes" if classes else ""
+    of_classes = f" of {len(classes)} classes" if classes else ""
     raise ModelError(
-        f"no head{known} that is known has the outputs {listed} at an input of {size[0]}x{size[1]}",
-        "say what they mean in a configuration, and give it with --config",
+        f"no head{of_classes} that is known has the outputs {listed} at an input of {size[0]}x{size[1]}",
+        "write into a configuration what they mean, with head.compute if need be (docs/heads.md), and give it with "
+        "--config",
     )
-
-
-def _names(count: int) -> tuple[str, ...]:
-    return COCO_CLASSES if count == len(COCO_CLASSES) else tuple(f"class {index}" for index in range(count))
 
 
 def _said(config: Config, named: bool) -> str:
@@ -103,22 +138,47 @@ def _said(config: Config, named: bool) -> str:
 def _heads(outputs: Arrays, size: tuple[int, int], known: int | None) -> Iterator[tuple[str, dict[str, Any], int]]:
     """Heads that may fit: the nearest shipped configuration, the keys of the head, and the number of classes."""
     arrays = list(outputs.values())
-    if any(array.ndim != 3 for array in arrays):
-        return
-    if len(arrays) == 1:
-        yield from _single(arrays[0], size, known)
-    elif len(arrays) == 2:
-        yield from _pair(outputs, known)
-    for strides in _STRIDES:
-        if len(arrays) == 2 * len(strides):
-            yield from _levels(arrays, _cells(size, strides), strides, known)
+    computed = list(_computed(outputs, size, known))
+    # That a shipped head has as many classes as it was shipped with is no accident.
+    yield from (found for found in computed if found[2] == len(load_config(found[0]).classes))
+    if all(array.ndim == 3 for array in arrays):
+        if len(arrays) == 1:
+            yield from _single(arrays[0], size, known)
+        elif len(arrays) == 2:
+            yield from _pair(outputs, known)
+        for strides in _STRIDES:
+            if len(arrays) == 2 * len(strides):
+                yield from _levels(arrays, _cells(size, strides), strides, known)
+    yield from computed
+
+
+def _computed(outputs: Arrays, size: tuple[int, int], known: int | None) -> Iterator[tuple[str, dict[str, Any], int]]:
+    """The shipped heads that are written as expressions, where these make of the outputs boxes of every cell and scores
+    that can be such."""
+    for family in shipped("configs"):
+        config = load_config(family)
+        if config.head.compute is None:
+            continue
+        try:
+            found = expressions.computed(outputs, config.with_size(size))
+        except TrtdetError:
+            continue
+        boxes, scores = found["boxes"], found["scores"]
+        count = scores.shape[-1]
+        if count == 0 or known not in (None, count) or boxes.shape[1] % sum(_cells(size, config.head.strides)):
+            continue
+        if config.head.scores == "probabilities" and not (scores.min() >= 0 and scores.max() <= 1 + 1e-5):
+            continue
+        if np.isfinite(boxes).all() and np.isfinite(scores).all():
+            yield family, {}, count
 
 
 def _single(array: NDArray[Any], size: tuple[int, int], known: int | None) -> Iterator[tuple[str, dict[str, Any], int]]:
     _, rows, columns = array.shape
     for strides in _STRIDES:
         cells = sum(_cells(size, strides))
-        if rows == 3 * cells and columns > 5:
+        # Boxes in pixels: shares of cells would have to be decoded with anchors that the model does not hold.
+        if rows == 3 * cells and columns > 5 and float(np.abs(array[..., :4]).max()) > 2:
             scores = _kind(array[..., 4:])
             yield "yolov5", {"decode": "yolov5", "strides": strides, "scores": scores}, columns - 5
         if rows == cells and columns > 5 and known in (None, columns - 5) and not _is_dfl(columns, known):
@@ -152,15 +212,30 @@ def _pair(outputs: Arrays, known: int | None) -> Iterator[tuple[str, dict[str, A
         count = outputs[scores].shape[2]
         if outputs[boxes].shape[2] != 4 or outputs[boxes].shape[1] != outputs[scores].shape[1]:
             continue
-        kind = _kind(outputs[scores])
-        if (known is None and kind == "logits" and count != len(COCO_CLASSES)) or count == (known or -1) + 1:
+        kind, background = _kind(outputs[scores]), "none"
+        if kind == "probabilities" and known != count:
+            background = _background(outputs[scores])
+        if background == "none" and (
+            (known is None and kind == "logits" and count != len(COCO_CLASSES)) or count == (known or -1) + 1
+        ):
             raise ModelError(
                 f"output '{scores}' has {count} columns of {kind}, and numbers cannot say whether one is that of "
                 "no object and whether a softmax or a sigmoid belongs to them",
                 "set classes, head.scores and head.background in a configuration, and give it with --config",
             )
-        head = {"decode": "boxes", "outputs": (boxes, scores), "scores": kind, **_form(outputs[boxes], outputs[scores])}
-        yield "yolov8", head, count
+        known_head = {"decode": "boxes", "outputs": (boxes, scores), "scores": kind, "background": background}
+        columns = class_columns(HeadConfig.model_validate(known_head), count)
+        form = _form(outputs[boxes], outputs[scores][..., columns])
+        yield "yolov8", known_head | form, count - (background != "none")
+
+
+def _background(scores: NDArray[Any]) -> str:
+    """Which column of probabilities is that of no object: where each row sums to 1, the first or the last if it has
+    most of all rows together, as in a picture most places show nothing."""
+    share = scores.reshape(-1, scores.shape[-1]).mean(axis=0)
+    if len(share) < 2 or float(np.abs(scores.sum(axis=-1) - 1).max()) > _SUM:
+        return "none"
+    return {0: "first", len(share) - 1: "last"}.get(int(share.argmax()), "none")
 
 
 def _levels(
