@@ -165,7 +165,11 @@ def _computed(outputs: Arrays, size: tuple[int, int], known: int | None) -> Iter
             continue
         boxes, scores = found["boxes"], found["scores"]
         count = scores.shape[-1]
-        if count == 0 or known not in (None, count) or boxes.shape[1] % sum(_cells(size, config.head.strides)):
+        if count == 0 or known not in (None, count):
+            continue
+        # Points of cells fit the outputs of this head alone; where there are none, the number of boxes has to say it.
+        pointed = any("points(" in expression for expression in config.head.compute.values())
+        if not pointed and boxes.shape[1] != sum(_cells(size, config.head.strides)):
             continue
         if config.head.scores == "probabilities" and not (scores.min() >= 0 and scores.max() <= 1 + 1e-5):
             continue
