@@ -63,6 +63,25 @@ def test_without_images_what_is_usual_stands_and_says_so(tmp_path: Path) -> None
     assert all("#" in line for line in found.text().splitlines() if not line.endswith(":"))
 
 
+def test_expressions_are_written_in_their_order(tmp_path: Path) -> None:
+    weights = np.random.default_rng(0).normal(0, 0.01, (12, 3, 16, 16)).astype(np.float32)
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["raw"], strides=[16, 16]),
+        helper.make_node("Sigmoid", ["raw"], ["o"]),
+    ]
+    sides = [
+        helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
+        for name, shape in (("x", (1, 3, 64, 96)), ("o", (1, 12, 4, 6)))
+    ]
+    graph = helper.make_graph(nodes, "cells", sides[:1], sides[1:], [numpy_helper.from_array(weights, "w")])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), str(tmp_path / "cells.onnx"))
+    found = guess_config(tmp_path / "cells.onnx")
+    (tmp_path / "cells.yaml").write_text(found.text())
+    compute, shipped = load_config(str(tmp_path / "cells.yaml")).head.compute, load_config("fastestdet").head.compute
+    assert compute is not None and shipped is not None
+    assert list(compute.items()) == list(shipped.items()) and len(found.config.classes) == 7
+
+
 def test_names_are_as_many_as_the_models_classes() -> None:
     shipped = load_config("shapes")
     found = guess_config(SHAPES_MODEL, classes=shipped.classes)

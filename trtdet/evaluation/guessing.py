@@ -66,8 +66,9 @@ class Guess:
     def _entry(self, key: str, value: Any, section: str = "") -> list[str]:
         path = f"{section}.{key}" if section else key
         origin = self.origins.get(path, _USUAL)
-        flow = None if isinstance(value, (list, dict)) else False
-        lines = yaml.safe_dump({key: value}, allow_unicode=True, default_flow_style=flow, width=110).splitlines()
+        # Expressions, of which each may name those before it, stay in their order and stand a line each.
+        options: dict[str, Any] = {"default_flow_style": None if isinstance(value, list) else False, "width": 110}
+        lines = yaml.safe_dump({key: value}, allow_unicode=True, sort_keys=False, **options).splitlines()
         return [f"{lines[0]}  # {origin}"] if len(lines) == 1 else [f"# {origin}", *lines]
 
 
