@@ -22,7 +22,8 @@ from trtdet.cli import main
 from trtdet.config import load_config
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FIRST = ROOT / "docs" / "first-engine.md"
+PAGES = [ROOT / "README.md", FIRST, *sorted(set((ROOT / "docs").glob("*.md")) - {FIRST})]
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -45,14 +46,14 @@ def files(page: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def workplace(once: Once) -> Path:
-    """A folder in which the README's commands have been run."""
+    """A folder in which the commands of the README and of the page that goes on from it have been run."""
     pytest.importorskip("torch", reason="the README exports from torch: pip install 'trtdet[export]'")
     pytest.importorskip("tensorrt_rtx", reason="the README builds engines: pip install 'trtdet[rtx]'")
 
     def follow(folder: Path) -> None:
         shutil.copytree(ROOT / "calib", folder / "calib")
         shutil.copy(ROOT / "tests" / "fixtures" / "two_stage" / "faster_trace.onnx", folder / "rcnn.onnx")
-        for command in commands(ROOT / "README.md"):
+        for command in (*commands(ROOT / "README.md"), *commands(FIRST)):
             execute(command, folder)
 
     return once("reader", follow)
@@ -101,7 +102,7 @@ def test_every_command_of_the_readme_runs(workplace: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.tensorrt
-@pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES[2:], ids=lambda page: page.name)
 def test_every_command_of_a_page_runs(page: Path, workplace: Path) -> None:
     shown = commands(page)
     assert shown, f"{page.name} shows no command"
@@ -140,14 +141,14 @@ def test_the_figures_that_the_readme_shows_are_those_of_this_machine_or_near_the
 @pytest.mark.slow
 @pytest.mark.tensorrt
 def test_the_python_example_runs(workplace: Path) -> None:
-    (example,) = blocks(ROOT / "README.md", "python")
+    (example,) = blocks(FIRST, "python")
     done = subprocess.run([sys.executable, "-c", example], cwd=workplace, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "convolutions in INT8" in done.stdout
 
 
 def test_the_configuration_shown_is_whole_and_short(tmp_path: Path) -> None:
-    (shown,) = blocks(ROOT / "README.md", "yaml")
+    (shown,) = blocks(FIRST, "yaml")
     assert len(shown.splitlines()) < 25
     (tmp_path / "own.yaml").write_text(shown)
     assert load_config(tmp_path / "own.yaml").classes == ("helmet", "head", "person")

@@ -1,0 +1,43 @@
+"""The picture of a report in the README: the top of the page, as headless Chromium draws it.
+
+    trtdet report shapes-int8 eval.json -o report.html
+    python benchmarks/report_picture.py report.html docs/report.png
+
+The bundle and the evaluation are those of docs/report.md. Needs Chromium and the extra ``dev``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+
+from playwright.sync_api import sync_playwright
+
+from trtdet.files import write_atomically
+
+WIDTH, HEIGHT = 1100, 820
+"""Pixels."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("report", type=Path, help="a page of trtdet report")
+    parser.add_argument("picture", type=Path, help="the PNG file that is written")
+    options = parser.parse_args()
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        parser.error("no Chromium here: install Debian's package chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light")
+        page.set_default_timeout(180_000)
+        page.goto(options.report.resolve().as_uri())
+        page.wait_for_load_state("networkidle")
+        write_atomically(options.picture, page.screenshot())
+        browser.close()
+    print(f"{options.picture}: {options.picture.stat().st_size / 1000:.0f} kB")
+
+
+if __name__ == "__main__":
+    main()
