@@ -14,6 +14,7 @@ import pytest
 from rich import progress as bars
 
 from trtdet.progress import Console, Course, Step
+from trtdet.tables import Table
 
 
 @pytest.fixture
@@ -148,6 +149,29 @@ def test_results_are_not_drawn_over(capsys: pytest.CaptureFixture[str]) -> None:
         text = screen.text()
     assert capsys.readouterr().out == "a result\n"
     assert text.count("\x1b[?25h") == 2, "the cursor is back after each"
+
+
+@pytest.mark.usefixtures("environment")
+@pytest.mark.parametrize(
+    ("variable", "value", "styled"), [("A", "1", True), ("NO_COLOR", "1", False), ("TERM", "dumb", False)]
+)
+def test_a_table_has_styles_in_a_terminal_alone(
+    variable: str, value: str, styled: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = Table(("name", "mAP"), [("int8", 64.29)], "Scores", ["a note"])
+    with Console() as console:
+        console.say(table)
+    plain = capsys.readouterr().out
+    assert plain == f"{table}\n" and "\x1b" not in plain
+    monkeypatch.setenv(variable, value)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    with Console() as console:
+        console.say(table)
+    shown = capsys.readouterr().out
+    assert ("\x1b[1mScores" in shown and "\x1b[2ma note" in shown) == styled
+    lines = [re.sub(r"\x1b\[[\d;]*m", "", line).rstrip() for line in shown.splitlines()]
+    assert lines == plain.splitlines(), "the same but for the styles"
+    assert ("\x1b" in shown) == styled
 
 
 # How far a command is

@@ -158,7 +158,7 @@ class Console:
             self._finish_stage()
 
     def say(self, text: object) -> None:
-        """Prints a result: a line, or a table.
+        """Prints a result: a line, or a table, which is drawn with styles in a terminal (unless ``NO_COLOR`` is set).
 
         Raises:
             OutputClosed: nobody reads standard output any more.
@@ -168,7 +168,8 @@ class Console:
         if self._json:
             self.line(str(text))
         else:
-            _write(f"{text}\n")
+            styled = getattr(text, "styled", None) if _takes_styles() else None
+            _write(f"{text if styled is None else styled()}\n")
 
     def give(self, result: Mapping[str, Any]) -> None:
         """Prints the JSON object of a command, where JSON was asked for, and sees to it that what was printed arrives.
@@ -249,6 +250,12 @@ class Console:
 
     def _thread_failed(self, failure: threading.ExceptHookArgs) -> None:
         self.warn(f"a thread failed: {failure.exc_type.__name__}: {failure.exc_value}")
+
+
+def _takes_styles() -> bool:
+    """Whether standard output is a terminal that is to show styles (https://no-color.org)."""
+    terminal = sys.stdout is not None and sys.stdout.isatty()
+    return terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def _left(seconds: float | None) -> str:

@@ -21,6 +21,9 @@ _UNBOUNDED = 10_000
 
 _LONGEST_RULE = 100
 
+_STYLES = ("\x1b[1m", "\x1b[2m", "\x1b[0m")
+"""What turns bold and dim on, and both off (ECMA-48, SGR)."""
+
 
 @dataclass(frozen=True)
 class Column:
@@ -85,12 +88,13 @@ class Table:
     def __str__(self) -> str:
         return self.text()
 
-    def text(self, width: int | None = None) -> str:
-        """Plain text without colours.
+    def text(self, width: int | None = None, styled: bool = False) -> str:
+        """Plain text in columns.
 
         Args:
             width: the most characters in a line; longer cells are wrapped inside their columns. None takes the width
                 of the terminal, and wraps nothing where standard output is a file or a pipe.
+            styled: for a terminal: title and headings are bold, rule and notes dim.
         """
         from rich.box import Box
         from rich.console import Console
@@ -98,19 +102,31 @@ class Table:
         from rich.text import Text
 
         rule = Box("    \n    \n -- \n    \n    \n    \n    \n    \n")
-        drawn = RichTable(box=rule, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+        drawn = RichTable(
+            box=rule, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold" if styled else ""
+        )
         for column, align in zip(self._columns, self._aligned, strict=True):
             drawn.add_column(Text(_printable(column.title)), justify=align, overflow="fold")
         for row in self._cells:
             drawn.add_row(*map(Text, row))
         terminal = sys.stdout is not None and sys.stdout.isatty()
-        console = Console(width=width or (None if terminal else _UNBOUNDED), color_system=None)
+        console = Console(
+            width=width or (None if terminal else _UNBOUNDED),
+            color_system="standard" if styled else None,
+            force_terminal=styled or None,
+        )
         with console.capture() as captured:
             console.print(drawn)
         lines = [_rule_cut(line.rstrip()) for line in captured.get().splitlines()]
-        above = [_printable(self.title), ""] if self.title else []
-        below = ["", *map(_printable, self.notes)] if self.notes else []
+        bold, dim, end = _STYLES if styled else ("", "", "")
+        lines = [f"{dim}{line}{end}" if set(line) == {"-"} else line for line in lines]
+        above = [f"{bold}{_printable(self.title)}{end}", ""] if self.title else []
+        below = ["", *(f"{dim}{_printable(note)}{end}" for note in self.notes)] if self.notes else []
         return "\n".join([*above, *lines, *below])
+
+    def styled(self) -> str:
+        """The text for a terminal, see :meth:`text`."""
+        return self.text(styled=True)
 
     def markdown(self) -> str:
         """A Markdown table (GitHub's), the title a paragraph above and each note a paragraph below."""
@@ -152,9 +168,13 @@ class Tables:
     def __str__(self) -> str:
         return self.text()
 
-    def text(self, width: int | None = None) -> str:
+    def text(self, width: int | None = None, styled: bool = False) -> str:
         """The parts as ``Table.text`` gives them, an empty line between two."""
-        return "\n\n".join(part if isinstance(part, str) else part.text(width) for part in self.parts)
+        return "\n\n".join(part if isinstance(part, str) else part.text(width, styled) for part in self.parts)
+
+    def styled(self) -> str:
+        """The parts as ``Table.styled`` gives them."""
+        return self.text(styled=True)
 
     def markdown(self) -> str:
         """The parts as ``Table.markdown`` gives them; text stays as it is."""

@@ -92,7 +92,7 @@ def test_the_keys_of_the_file(found: Breakdown) -> None:
 
 
 def test_the_table_has_a_line_for_each_block_and_one_for_all(found: Breakdown) -> None:
-    lines = found.table().splitlines()
+    lines = str(found.table()).splitlines()
     rows = [line for line in lines if any(line.startswith(block.name) for block in found.blocks)]
     assert len(rows) == len(found.blocks)
     assert lines[-1].split()[-3:] == [str(CONVOLUTIONS), f"{found.before:.4f}", f"{found.after:.4f}"]

@@ -209,7 +209,7 @@ def test_map_is_measured_where_boxes_are_known(tmp_path: Path, images: Path) -> 
     assert found.images == 3
     assert all(layer.map is not None for layer in found.layers)
     assert any(layer.map != found.map for layer in found.layers)
-    assert "mAP" in found.table()
+    assert "mAP" in str(found.table())
     with pytest.raises(ConfigError, match="belong together"):
         sensitivity(SMALL_MODEL, CONFIG, replace(options, annotations=None))
 

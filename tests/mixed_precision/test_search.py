@@ -82,7 +82,7 @@ def test_the_plan_keeps_the_bound_at_the_upper_end_and_little_cheaper_would(boun
     assert least <= len(done.chosen.names) <= least + 1
     assert len(asked.measure.asked) <= EVALUATIONS - 1 + MORE and len(asked.report.asked) <= REPORTED - 1
     assert done.evaluations == len(asked.measure.asked) + len(asked.report.asked) + 2
-    assert "<- chosen" in done.table()
+    assert "<- chosen" in str(done.table())
 
 
 def test_nothing_is_ranked_where_the_cheapest_plan_keeps_the_bound() -> None:
@@ -159,7 +159,7 @@ def test_errors_that_do_not_add_up_are_corrected_and_told() -> None:
         bool(len(found.names) < 10) for found in done.candidates
     )
     assert done.additivity.highest == pytest.approx(2.2) and done.additivity.lowest < 2.2
-    assert "times the sum of those of their convolutions alone" in done.table()
+    assert "times the sum of those of their convolutions alone" in str(done.table())
     for found in done.candidates:
         left = [index for index in range(10) if f"c{index}" not in found.names]
         assert found.head == pytest.approx(sum(true[index] for index in left))

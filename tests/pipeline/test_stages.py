@@ -228,7 +228,7 @@ def test_the_smallest_set_within_a_bound_is_built(
     assert plan.names("fp16") == tuple(name for name in plan.entries if name in tight.trade_off.chosen.names)
     assert len(plan.names("fp16")) == 2
     assert {plan.entries[name].cause for name in plan.names("fp16")} == {Cause.KEPT_BOUND}
-    assert "<- chosen" in tight.trade_off.table()
+    assert "<- chosen" in str(tight.trade_off.table())
 
 
 def test_the_graph_is_placed_once(tiny: Tiny, options: BuildOptions, tmp_path: Path, monkeypatch: Any) -> None:

@@ -103,7 +103,7 @@ def test_a_convolution_says_its_plan_its_kernel_its_time_and_its_error(known: Ru
     made = by_name(annotated(known, times))
     for name, entry in plan.entries.items():
         found = notes(made[name])
-        assert (found["planned"], found["planned_because"]) == (entry.precision, entry.reason)
+        assert (found["planned"], found["reason"]) == (entry.precision, entry.reason)
         assert found["layer"].endswith(f"{name}_kernel")
         assert ("ms" in found) == (name == first)
         assert made[name].doc_string.splitlines() == [f"{key}: {value}" for key, value in found.items()]

@@ -87,27 +87,30 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
     elif options.measure:
         times = layer_means(options.bundle, console.progress)
     found = found if times is None else found.timed(times)
-    console.say(f"{found.summary}\n{found.report(options.all)}")
+    console.say(found.summary)
+    console.say(found.report(options.all))
     plain = found.as_dict()
     if gpu is not None:
         flow, batches = flow_of(bundle), options.batch or _BATCHES
         estimates = [estimate(flow, gpu, batch) for batch in batches]
-        console.say(
-            f"\n{estimate_tables(estimates, [estimate(flow, gpu, n, graph=False) for n in batches], options.all)}"
-        )
+        alone = [estimate(flow, gpu, n, graph=False) for n in batches]
+        console.say("")
+        console.say(estimate_tables(estimates, alone, options.all))
         plain["estimate"] = [one.as_dict() for one in estimates]
     if options.file:
         if bundle.engine is None:
             raise BundleError(f"'{options.bundle}' has no engine file", "build it for TensorRT or TensorRT-RTX")
         filled = parts_of(bundle.engine.read_bytes(), found.layers)
-        console.say(f"\n{filled.table()}")
+        console.say("")
+        console.say(filled.table())
         plain["engine_file"] = filled.as_dict()
     if options.onnx is not None:
         plain["onnx"] = _annotate(options, bundle, times, console)
     if not options.compare:
         return plain
     agreed = compare_layers(bundle, options.images, options.num_images, options.limit, console.progress)
-    console.say(f"{agreed.table()}\n{agreed}")
+    console.say(agreed.table())
+    console.say(agreed)
     return {**plain, "compare": agreed.as_dict()}
 
 

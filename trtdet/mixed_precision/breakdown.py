@@ -112,8 +112,8 @@ class Breakdown:
         """Plain values for JSON."""
         return {"schema": _SCHEMA, **asdict(self)}
 
-    def table(self) -> str:
-        """The blocks as lines of text."""
+    def table(self) -> Table:
+        """The blocks."""
         columns = (
             *(Column("block alone in INT8", align="left"), "convs", Column("by the rule", ".4f")),
             *(Column("as written", ".4f"), Column("share", ".1%")),
@@ -127,7 +127,7 @@ class Breakdown:
             for block in self.blocks
         ]
         rows.append(["all of them", sum(len(block.convs) for block in self.blocks), self.before, self.after, None])
-        return Table(columns, rows, title="error at the head").text()
+        return Table(columns, rows, title="error at the head")
 
     def to_json(self) -> str:
         return json.dumps(self.as_dict(), indent=1) + "\n"

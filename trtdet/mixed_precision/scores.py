@@ -84,8 +84,8 @@ class Sensitivity:
         """Plain values for JSON."""
         return asdict(self)
 
-    def table(self, count: int = 15) -> str:
-        """The first ``count`` as lines of text."""
+    def table(self, count: int = 15) -> Table:
+        """The first ``count``."""
         columns = [
             *(Column("rank", align="right"), Column("convolution", align="left"), Column("error", ".6f")),
             *(Column("share", ".1%"), Column("macs", ".1%")),
@@ -94,7 +94,7 @@ class Sensitivity:
             columns.append(Column("mAP", ".2f"))
         left = len(self.layers) - count
         rows = [self._cells(layer) for layer in (*self.layers[:count], *self.groups)]
-        return Table([*columns, ""], rows, notes=[f"{left} more convolutions"] if left > 0 else ()).text()
+        return Table([*columns, ""], rows, notes=[f"{left} more convolutions"] if left > 0 else ())
 
     def _cells(self, layer: LayerScore) -> list[Cell]:
         total = sum(max(scored.score, 0.0) for scored in self.layers) or 1.0

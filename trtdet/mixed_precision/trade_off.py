@@ -140,8 +140,8 @@ class TradeOff:
     def to_json(self) -> str:
         return json.dumps({"schema": 1, **asdict(self)}, indent=1) + "\n"
 
-    def table(self) -> str:
-        """Lines of text; scores in points."""
+    def table(self) -> Table:
+        """What was tried; scores in points."""
         column = AGREEMENT.column if self.figure == AGREEMENT.name else MAP.column
         columns = (
             *(Column("kept in FP16", align="left"), "convs", Column("multiply-adds", ".1%"), Column(self.unit, ".4g")),
@@ -158,4 +158,4 @@ class TradeOff:
             ]
             for tried in self.candidates
         ]
-        return Table(columns, rows, notes=() if self.additivity is None else [str(self.additivity)]).text()
+        return Table(columns, rows, notes=() if self.additivity is None else [str(self.additivity)])

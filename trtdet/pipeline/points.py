@@ -152,15 +152,11 @@ class Front:
                 return other.number
         return None
 
-    def table(self) -> str:
-        """Lines of text; differences in points (hundredths)."""
-        return self.grid().text()
-
     def markdown(self) -> str:
         """The same as Markdown."""
-        return self.grid().markdown()
+        return self.table().markdown()
 
-    def grid(self) -> Table:
+    def table(self) -> Table:
         """The points, a row each."""
         shown = self._columns()
         rows = [[cell(point) for _, cell in shown] for point in self.points]

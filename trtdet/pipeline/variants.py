@@ -61,13 +61,13 @@ class Sweep:
     folder: Path
     older: tuple[dict[str, Any], ...] = ()
 
-    def table(self) -> str:
-        """Lines of text: the rows that were asked for and then the older ones; mAP in points, intervals of 90 %."""
-        return sweep_table([*self.rows, *self.older]).text()
+    def table(self) -> Table:
+        """The rows that were asked for and then the older ones; mAP in points, intervals of 90 %."""
+        return sweep_table([*self.rows, *self.older])
 
     def markdown(self) -> str:
         """The same as Markdown."""
-        return sweep_table([*self.rows, *self.older]).markdown()
+        return self.table().markdown()
 
     @property
     def repeated(self) -> str:

@@ -95,9 +95,9 @@ def _of_plan(plan: PrecisionPlan) -> dict[str, dict[str, str]]:
     found = {}
     for name, entry in plan.entries.items():
         said = entry.format if entry.precision == "int8" else entry.precision
-        found[name] = {"planned": said, "planned_because": entry.reason}
+        found[name] = {"planned": said, "reason": entry.reason}
         if entry.corrections:
-            found[name]["corrections"] = "; ".join(step.name for step in entry.corrections)
+            found[name]["corrected"] = "; ".join(step.name for step in entry.corrections)
     return found
 
 
@@ -117,7 +117,7 @@ def _of_layers(layers: Sequence[Layer], times: Times | None) -> dict[str, dict[s
         }
         shared = len({node for layer in working for node in layer.onnx})
         if shared > 1:
-            found[name]["shared_with"] = f"{shared - 1} other nodes: bytes and time are of all of them together"
+            found[name]["shared"] = f"{shared - 1} other nodes: bytes and time are of all of them together"
         if times is not None and any(layer.name in times.ms for layer in working):
             ms = sum(times.ms.get(layer.name, 0.0) for layer in working)
             found[name]["ms"] = f"{ms:.4f} ({times.basis})"
@@ -141,7 +141,7 @@ def _of_ranking(ranking: Sensitivity | None) -> dict[str, dict[str, str]]:
 def _of_blocks(breakdown: Breakdown | None) -> dict[str, dict[str, str]]:
     blocks = () if breakdown is None else breakdown.blocks
     return {
-        name: {"error_of_block": f"{block.after.distance:.5f} at the head with {block.name} alone in INT8"}
+        name: {"block": f"{block.after.distance:.5f} at the head with {block.name} alone in INT8"}
         for block in blocks
         for name in block.convs
     }

@@ -20,7 +20,7 @@ def front_section(front: Front) -> Section:
         (
             Text((f"{front.basis}.",)),
             front_chart(front),
-            Grid(front.grid()),
+            Grid(front.table()),
             Text((_BY_POINT.format(folder=front.folder),), code=True),
         ),
         brief=True,
