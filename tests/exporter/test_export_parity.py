@@ -8,7 +8,7 @@ import pytest
 from trtdet.config import Config, NmsConfig
 from trtdet.errors import ConfigError, ModelError
 from trtdet.exporter import parity
-from trtdet.exporter.parity import compare_detections, compare_outputs
+from trtdet.exporter.parity import compare_detections, compare_outputs, compare_selection, count_found
 
 BOXES = np.array([[[10, 10, 50, 50], [12, 10, 52, 50], [100, 100, 140, 150], [60, 20, 90, 60]]], np.float32)
 SCORES = np.array([[[0.9, 0.1], [0.6, 0.1], [0.1, 0.8], [0.1, 0.1]]], np.float32)
@@ -105,3 +105,29 @@ def test_outputs_of_another_shape_are_an_error() -> None:
     one = {"x": np.zeros((1, 3), np.float32)}
     with pytest.raises(ModelError, match=r"output x is \(1, 2\) in ONNX and \(1, 3\) in torch"):
         compare_outputs("m", [(one, {"x": np.zeros((1, 2), np.float32)})], 1e-3)
+
+
+def _chosen(*rows: int, scores: tuple[float, ...] = (0.9, 0.8, 0.7)) -> Any:
+    """The last box overlaps the first by 0.91."""
+    boxes = np.array([[10, 10, 50, 50], [100, 100, 140, 150], [12, 10, 50, 50.5]], np.float32)
+    kept = list(rows)
+    return {"boxes": boxes[kept], "scores": np.array(scores, np.float32)[kept], "labels": np.zeros(len(kept), np.int64)}
+
+
+def test_a_choice_of_the_same_candidates_is_the_same_but_for_ties() -> None:
+    nms = NmsConfig(score_threshold=0.3, iou_threshold=0.5, max_detections=2)
+    same = compare_selection("m", "proposals", [(_chosen(0, 1), _chosen(0, 1))], nms, 1e-3)
+    assert (same.torch, same.onnx, same.matched, same.ties) == (2, 2, 2, 0)
+    with pytest.raises(ModelError, match=r"export of 'm, proposals': torch alone finds class 0 with score 0.8000"):
+        compare_selection("m", "proposals", [(_chosen(0, 1), _chosen(0))], nms, 1e-3)
+    # Of equal scores, either of two boxes hides the other.
+    equal = (0.9, 0.8, 0.9)
+    rivals = [(_chosen(0, 1, scores=equal), _chosen(2, 1, scores=equal))]
+    assert compare_selection("m", "proposals", rivals, nms, 1e-3).ties == 2
+    with pytest.raises(ModelError, match=r"alone finds"):
+        compare_selection("m", "proposals", [(_chosen(0, 1), _chosen(2, 1))], nms, 1e-3)
+
+
+def test_detections_of_one_side_alone_are_counted() -> None:
+    count = count_found([(_chosen(0, 1), _chosen(1, 2)), (_chosen(0), _chosen(0))], 1e-3, 0.2)
+    assert (count.images, count.torch, count.onnx, count.matched, count.ties) == (2, 3, 3, 2, 2)

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import importlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'trtdet[export]'")
 
-from trtdet.config import COCO_CLASSES, Config, load_config  # noqa: E402
+from trtdet.config import COCO_CLASSES, Config, InputConfig, load_config  # noqa: E402
 from trtdet.errors import ConfigError, ModelError  # noqa: E402
-from trtdet.exporter import ExportOptions, export, torchvision_models  # noqa: E402
+from trtdet.exporter import ExportOptions, export, torchvision_models, trials  # noqa: E402
+from trtdet.passes import Options, rewrite  # noqa: E402
+
+SHAPES_RCNN = Path(__file__).parents[1] / "fixtures" / "shapes_rcnn"
 
 
 def test_sources_that_are_not_allowed(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"torchvision:fasterrcnn_resnet50_fpn is not allowed, .* of one stage"):
-        export("torchvision:fasterrcnn_resnet50_fpn", tmp_path / "m.onnx")
+    with pytest.raises(
+        ModelError, match=r"torchvision:keypointrcnn_resnet50_fpn is not allowed, allowed are .*maskrcnn"
+    ):
+        export("torchvision:keypointrcnn_resnet50_fpn", tmp_path / "m.onnx")
+    with pytest.raises(ConfigError, match=r"torchvision:maskrcnn_resnet50_fpn is exported for one image at a time"):
+        export("torchvision:maskrcnn_resnet50_fpn", tmp_path / "m.onnx", ExportOptions(dynamic_batch=True))
     with pytest.raises(ModelError, match=r"torchvision:ssd300_vgg16 needs its weights, .* --weights FILE.pth"):
         export("torchvision:ssd300_vgg16", tmp_path / "m.onnx")
 
@@ -108,3 +118,112 @@ def test_the_configuration_of_the_published_weights(detection: Any, tmp_path: Pa
         model = detection.ssdlite320_mobilenet_v3_large(weights=None, weights_backbone=None, num_classes=4)
         torch.save(model.state_dict(), tmp_path / "w.pth")
         torchvision_models.load(name, ExportOptions(weights=tmp_path / "w.pth"))
+
+
+def two_stage(detection: Any, name: str, columns: int, given: InputConfig) -> Any:
+    torch.manual_seed(0)
+    return spread(getattr(detection, name)(weights=None, weights_backbone=None, num_classes=columns), given)
+
+
+def spread(model: Any, given: InputConfig) -> Any:
+    """Random weights whose scores spread: of the features as they come, objectness is one number for all anchors, and
+    which of them are proposals is left to rounding."""
+    model.eval()
+    norms = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)]
+    for norm in norms:
+        norm.momentum = None
+        norm.train()
+    with torch.no_grad():
+        model.backbone(torch.from_numpy(np.stack([trials.picture(given, seed) for seed in range(4)])))
+        model.rpn.head.cls_logits.weight.normal_(0, 0.2)
+        predictor = model.roi_heads.box_predictor
+        predictor.cls_score.weight.normal_(0, 1.0)
+        predictor.cls_score.bias.normal_(0, 1.0)
+        predictor.bbox_pred.weight *= 5
+    return model.eval()
+
+
+@pytest.mark.slow
+def test_a_detector_of_two_stages_finds_what_the_package_finds(detection: Any, tmp_path: Path) -> None:
+    name = "fasterrcnn_mobilenet_v3_large_320_fpn"
+    config = Config.model_validate(
+        {
+            "name": name,
+            "classes": ("a", "b", "c"),
+            "input": {"size": (128, 160), "name": "images"},
+            "head": {"decode": "detections"},
+            "nms": "none",
+        }
+    )
+    model = two_stage(detection, name, 4, config.input)
+    torch.save(model.state_dict(), tmp_path / "w.pth")
+    options = ExportOptions(config=config, weights=tmp_path / "w.pth", opset=18)
+    report = export(f"torchvision:{name}", tmp_path / "m.onnx", options)
+    names = ["boxes", "labels", "scores"]
+    assert [output.name for output in onnx.load(tmp_path / "m.onnx").graph.output] == names
+    assert [check.name for check in report.outputs] == ["objectness", "deltas", "logits", "regression"]
+    assert report.detections is not None and report.detections.torch > 10 and report.detections.ties == 0
+    assert "each stage on the model's own values" in report.notes[-1]
+    x = torch.from_numpy(trials.picture(config.input, 7))[None]
+    session = ort.InferenceSession(str(tmp_path / "m.onnx"), providers=["CPUExecutionProvider"])
+    found = dict(zip(names, session.run(names, {"images": x.numpy()}), strict=True))
+    # The whole of torchvision's detector, given an image that it neither resizes nor normalises.
+    model.transform.min_size, model.transform.max_size = (128,), 160
+    model.transform.image_mean, model.transform.image_std = [0.0] * 3, [1.0] * 3
+    with torch.no_grad():
+        (wanted,) = model(list(x))
+    assert len(wanted["scores"]) > 5
+    # Scores that differ by their last bits alone stand in any order.
+    apart = np.abs(found["boxes"][None] - wanted["boxes"].numpy()[:, None]).max(2)
+    order = (apart + 1e3 * (found["labels"][None] != wanted["labels"].numpy()[:, None])).argmin(1)
+    assert sorted(order) == list(range(len(found["scores"])))
+    found = {key: value[order] for key, value in found.items()}
+    np.testing.assert_allclose(found["boxes"], wanted["boxes"].numpy(), atol=0.01)
+    np.testing.assert_allclose(found["scores"], wanted["scores"].numpy(), atol=1e-4)
+    np.testing.assert_array_equal(found["labels"], wanted["labels"].numpy())
+    # Its two levels have one scale, so that no region is of the second.
+    (left,) = rewrite(onnx.load(tmp_path / "m.onnx"), Options(config, "native")).left
+    assert "merge_levels" in left and "a region may be of levels [0]" in left
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("detection")
+@pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
+def test_a_detector_of_two_stages_from_a_factory(
+    exporter: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(SHAPES_RCNN)
+    train = importlib.import_module("train")
+    torch.manual_seed(0)
+    model = spread(train.detector(), train.CONFIG.input)
+    torch.save(model.state_dict(), tmp_path / "w.pth")
+    options = ExportOptions(config=train.CONFIG, weights=tmp_path / "w.pth", exporter=exporter)
+    report = export("train:detector", tmp_path / "m.onnx", options)
+    assert report.detections is not None and report.detections.torch > 10 and report.detections.ties == 0
+    assert [output.name for output in onnx.load(tmp_path / "m.onnx").graph.output][3:] == ["masks"]
+    with pytest.raises(ConfigError, match=r"train:detector is exported for one image at a time"):
+        export("train:detector", tmp_path / "m.onnx", replace(options, dynamic_batch=True))
+
+
+@pytest.mark.slow
+def test_the_classes_of_coco_are_those_that_it_gave(detection: Any, tmp_path: Path) -> None:
+    name = "maskrcnn_resnet50_fpn"
+    scaled = {"mean": (123.675, 116.28, 103.53), "std": (58.395, 57.12, 57.375)}
+    model = two_stage(detection, name, 91, InputConfig(size=(128, 128), **scaled))
+    # Published weights have batch normalisations without a count of batches, and are run without their epsilon.
+    state = {key: value for key, value in model.state_dict().items() if not key.endswith("num_batches_tracked")}
+    torch.save(state, tmp_path / "w.pth")
+    report = export(
+        f"torchvision:{name}", tmp_path / "m.onnx", ExportOptions(weights=tmp_path / "w.pth", size=(128, 128))
+    )
+    assert report.detections is not None and report.detections.torch > 10
+    assert report.detections.ties == 0 and report.detections.max_score < 1e-4 and report.detections.max_box < 0.01
+    config = load_config(tmp_path / "m.yaml")
+    assert config.classes == COCO_CLASSES and config.input.size == (128, 128)
+    assert (config.nms.score_threshold, config.nms.suppresses, config.nms.max_detections) == (0.05, False, 100)
+    rewritten = rewrite(onnx.load(tmp_path / "m.onnx"), Options(config, "native"))
+    assert rewritten.model.graph.output[-1].name == "masks" and rewritten.left == ()
+    outputs = ort.InferenceSession(str(tmp_path / "m.onnx"), providers=["CPUExecutionProvider"]).run(
+        ["labels"], {"images": np.random.default_rng(0).random((1, 3, 128, 128), np.float32)}
+    )
+    assert outputs[0].min() >= 1 and outputs[0].max() <= 80

@@ -149,7 +149,7 @@ def export(
     Args:
         source: one of SOURCES; ``ultralytics:FILE.pt``, a checkpoint of that package; ``yolov5:FILE.pt``, a checkpoint
             of classic YOLOv5; ``hf:FOLDER``, a folder that ``save_pretrained`` of transformers wrote or an id of the
-            Hugging Face hub; ``torchvision:NAME``, a detector of one stage; the path of an ONNX model, which is
+            Hugging Face hub; ``torchvision:NAME``, a detector of that package; the path of an ONNX model, which is
             simplified and keeps its opset; or
             ``package.module:factory`` where ``factory()`` gives a ``torch.nn.Module`` in evaluation mode that takes
             float32 (B, 3, H, W) and gives a tensor, a tuple or list of tensors, or a dict of tensors, each with the

@@ -44,6 +44,11 @@ def convert(source: str, options: ExportOptions) -> Converted:
     names = _output_names(subject, example)
     model, exporter, notes = _written(subject, example, names, options)
     found = trials.run(source, model, names, subject.input_name, tried)
+    if subject.stages is not None:
+        outputs, check, said = subject.stages.compared(subject, tried, found, options.tolerance)
+        undetected = "" if check.torch else "nothing was detected on the images that were tried"
+        written = trials.without_outputs(model, subject.stages.hidden)
+        return Converted(written, subject.config, outputs, check, undetected, (*notes, *said), exporter)
     pairs = list(zip(_reference(subject, names, tried), found, strict=True))
     if subject.unordered:
         pairs = [(expected, parity.reordered(expected, found)) for expected, found in pairs]
@@ -58,14 +63,16 @@ def _written(
     failures: list[str] = []
     for exporter in chosen:
         try:
-            model = _EXPORTERS[exporter](
-                _Flat(subject.traced or subject.reference),
-                example,
-                subject.input_name,
-                names,
-                dynamic_batch=options.dynamic_batch,
-                opset=options.opset,
-            )
+            stages = subject.stages
+            with stages.for_dynamo() if stages and exporter == "dynamo" else contextlib.nullcontext():
+                model = _EXPORTERS[exporter](
+                    _Flat(subject.traced or subject.reference),
+                    example,
+                    subject.input_name,
+                    names,
+                    dynamic_batch=options.dynamic_batch,
+                    opset=options.opset,
+                )
             if not storage.is_large(model):
                 onnx.checker.check_model(model)
         except Exception as error:  # an operator that has no ONNX form, control flow, a user's own module

@@ -13,6 +13,7 @@ from torch import nn
 
 from trtdet.errors import ConfigError, ModelError
 from trtdet.exporter import ExportOptions, weights
+from trtdet.exporter import torchvision_two_stage as two_stage
 from trtdet.exporter.subject import Subject
 from trtdet.exporter.trials import first_line, resized
 
@@ -30,8 +31,12 @@ def load(source: str, options: ExportOptions) -> Subject:
         model = _call(_find(source), source)
     if options.weights is not None:
         weights.load_checkpoint(model, options.weights)
+    config = resized(options.config, options.size)
+    if two_stage.is_one(model):
+        two_stage.one_at_a_time(source, options)
+        return two_stage.subject(source, model, config)
     # The exporter folds batch normalisation itself where it follows a convolution in the trace.
-    return Subject(source, model, resized(options.config, options.size))
+    return Subject(source, model, config)
 
 
 @contextlib.contextmanager

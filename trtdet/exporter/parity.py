@@ -79,6 +79,45 @@ def reordered(expected: Outputs, found: Outputs) -> dict[str, NDArray[Any]]:
     return {name: np.stack([rows[at] for rows, at in zip(found[name], orders, strict=True)]) for name in expected}
 
 
+def compare_selection(
+    source: str, name: str, pairs: Sequence[tuple[Outputs, Outputs]], nms: NmsConfig, tolerance: float
+) -> DetectionCheck:
+    """Matches what torch and the written model choose of the same candidates.
+
+    Args:
+        source: for messages.
+        name: of what is chosen, for messages.
+        pairs: ``boxes`` (n, 4) in pixels, ``scores`` (n,) and ``labels`` (n,) of either, of one image each.
+        nms: the thresholds of both.
+        tolerance: of a score, and of a corner in pixels.
+
+    Raises:
+        ModelError: one chooses what the other does not, and no threshold or rival is within rounding.
+    """
+    checks = []
+    for pair in pairs:
+        ours, theirs = (_Side(*(outputs[part] for part in ("boxes", "scores", "labels"))) for outputs in pair)
+        checks.append(
+            _match((f"{source}, {name}", "torch"), (ours, theirs), nms, _Reach(tolerance, tolerance, _NEAR_SCORE))
+        )
+    return _total(checks)
+
+
+def count_found(pairs: Sequence[tuple[Outputs, Outputs]], score: float, corner: float) -> DetectionCheck:
+    """How many detections of torch the written model has; those of one side alone are counted as ties.
+
+    Args:
+        pairs: as of :func:`compare_selection`.
+        score: how far scores of a match may be apart.
+        corner: how far corners may be, in pixels.
+    """
+    checks = []
+    for pair in pairs:
+        ours, theirs = (_Side(*(outputs[part] for part in ("boxes", "scores", "labels"))) for outputs in pair)
+        checks.append(_paired(ours, theirs, _Reach(score, corner, 0.0)).check(ours, theirs))
+    return _total(checks)
+
+
 def compare_outputs(
     source: str, pairs: Sequence[tuple[Outputs, Outputs]], tolerance: float, reference: str = "torch"
 ) -> tuple[OutputCheck, ...]:
@@ -172,16 +211,21 @@ def _matched(
     config: Config,
     reach: _Reach,
 ) -> DetectionCheck:
-    counts = {"images": 0, "torch": 0, "onnx": 0, "matched": 0, "ties": 0}
-    score, box = 0.0, 0.0
+    checks = []
     for sides in decoded:
         expected, found = (non_max_suppression(*side, config.nms, logits=config.suppresses_logits) for side in sides)
         for index in range(len(expected)):
             pair = (_Side(*expected.image(index)), _Side(*found.image(index)))
-            check = _match(names, pair, config.nms, reach)
-            counts = {name: count + getattr(check, name) for name, count in counts.items()}
-            score, box = max(score, check.max_score), max(box, check.max_box)
-    return DetectionCheck(**counts, max_score=score, max_box=box)
+            checks.append(_match(names, pair, config.nms, reach))
+    return _total(checks)
+
+
+def _total(checks: Sequence[DetectionCheck]) -> DetectionCheck:
+    numbers = ("images", "torch", "onnx", "matched", "ties")
+    total: dict[str, Any] = {name: sum(getattr(check, name) for check in checks) for name in numbers}
+    for name in ("max_score", "max_box"):
+        total[name] = max((getattr(check, name) for check in checks), default=0.0)
+    return DetectionCheck(**total)
 
 
 @dataclass(frozen=True)
@@ -204,8 +248,23 @@ class _Side:
     classes: NDArray[np.int32]
 
 
-def _match(names: tuple[str, str], sides: tuple[_Side, _Side], nms: NmsConfig, reach: _Reach) -> DetectionCheck:
-    ours, theirs = sides
+@dataclass(frozen=True, eq=False)
+class _Pairs:
+    """Which detections of two sides are the same."""
+
+    rows: list[int]
+    columns: list[int]
+    score: NDArray[np.float32]
+    box: NDArray[np.float32]
+    """How far each of the one side is from each of the other."""
+
+    def check(self, ours: _Side, theirs: _Side) -> DetectionCheck:
+        counts = len(ours.scores), len(theirs.scores), len(self.rows)
+        farthest = (float(apart[self.rows, self.columns].max(initial=0.0)) for apart in (self.score, self.box))
+        return DetectionCheck(1, *counts, counts[0] + counts[1] - 2 * counts[2], *farthest)
+
+
+def _paired(ours: _Side, theirs: _Side, reach: _Reach) -> _Pairs:
     score = np.abs(ours.scores[:, None] - theirs.scores[None, :])
     box = np.abs(ours.boxes[:, None, :] - theirs.boxes[None, :, :]).max(axis=2, initial=0.0)
     near = (ours.classes[:, None] == theirs.classes[None, :]) & (score <= reach.score) & (box <= reach.box)
@@ -217,9 +276,15 @@ def _match(names: tuple[str, str], sides: tuple[_Side, _Side], nms: NmsConfig, r
             rows.append(row)
             columns.append(column)
             distance[:, column] = np.inf
+    return _Pairs(rows, columns, score, box)
+
+
+def _match(names: tuple[str, str], sides: tuple[_Side, _Side], nms: NmsConfig, reach: _Reach) -> DetectionCheck:
+    ours, theirs = sides
+    pairs = _paired(ours, theirs, reach)
     left = (
-        np.setdiff1d(np.arange(len(ours.scores)), rows),
-        np.setdiff1d(np.arange(len(theirs.scores)), columns),
+        np.setdiff1d(np.arange(len(ours.scores)), pairs.rows),
+        np.setdiff1d(np.arange(len(theirs.scores)), pairs.columns),
     )
     for name, one, other, lacking, rivals in (
         (names[1], ours, theirs, left[0], left[1]),
@@ -233,15 +298,7 @@ def _match(names: tuple[str, str], sides: tuple[_Side, _Side], nms: NmsConfig, r
                     f"{one.scores[index]:.4f} in [{box_text}], and no threshold is near; export with another --opset "
                     "or --exporter, or raise the tolerance if the difference is harmless"
                 )
-    return DetectionCheck(
-        1,
-        len(ours.scores),
-        len(theirs.scores),
-        len(rows),
-        len(left[0]) + len(left[1]),
-        float(score[rows, columns].max(initial=0.0)),
-        float(box[rows, columns].max(initial=0.0)),
-    )
+    return pairs.check(ours, theirs)
 
 
 def _is_tie(side: _Side, index: int, other: _Side, rivals: NDArray[np.intp], nms: NmsConfig, near: float) -> bool:

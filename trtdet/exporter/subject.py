@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +13,36 @@ from torch import Tensor, nn
 
 from trtdet.config import Config
 from trtdet.errors import ModelError
+from trtdet.exporter.parity import DetectionCheck, OutputCheck, Outputs
 
 Float = NDArray[np.float32]
+
+
+class Stages(Protocol):
+    """How a detector that chooses boxes by itself, before its end, is exported and compared.
+
+    A choice among nearly equal scores is another choice after another rounding, and all that follows differs. So each
+    stage of torch is held to the written model on the values that the model's own stage before it gave.
+    """
+
+    @property
+    def hidden(self) -> tuple[str, ...]:
+        """Outputs that are compared and not written."""
+
+    def for_dynamo(self) -> AbstractContextManager[None]:
+        """What holds while torch's newer exporter reads the module."""
+
+    def compared(
+        self, subject: Subject, tried: Sequence[Float], found: Sequence[Outputs], tolerance: float
+    ) -> tuple[tuple[OutputCheck, ...], DetectionCheck, tuple[str, ...]]:
+        """Compares all outputs of the model, on one image each.
+
+        Returns:
+            how far numbers are apart, the detections from end to end, and what the user should know.
+
+        Raises:
+            ModelError: a stage differs.
+        """
 
 
 @dataclass(frozen=True)
@@ -27,6 +56,7 @@ class Subject:
         config: size and name of the input, and what the outputs mean.
         traced: computes the same in the form that is exported, with batch normalisation folded where that is known to
             be right; None for the reference itself.
+        stages: how a module that chooses by itself is compared; None where its outputs are.
         unordered: the rows of all outputs are in no order that means anything: a choice of the best among nearly equal
             scores made it, and another rounding makes another.
     """
@@ -36,6 +66,7 @@ class Subject:
     config: Config
     traced: nn.Module | None = None
     unordered: bool = False
+    stages: Stages | None = None
 
     @property
     def input_name(self) -> str:

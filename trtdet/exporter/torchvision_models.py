@@ -1,9 +1,9 @@
-"""One-stage detectors of torchvision: RetinaNet, FCOS, SSD and SSDlite.
+"""Detectors of torchvision: RetinaNet, FCOS, SSD and SSDlite, and those of :mod:`torchvision_two_stage`.
 
-Exported are the backbone, the head and the decoding of its numbers by the anchors of the input's size, as boxes and
-scores. Resizing and normalisation are the configuration's, and so is suppression. The decodings are those of
-torchvision: offsets from anchors (Ren et al. 2015, arXiv:1506.01497) and distances to four sides (Tian et al. 2019,
-arXiv:1904.01355).
+Exported of a detector of one stage are the backbone, the head and the decoding of its numbers by the anchors of the
+input's size, as boxes and scores. Resizing and normalisation are the configuration's, and so is suppression. The
+decodings are those of torchvision: offsets from anchors (Ren et al. 2015, arXiv:1506.01497) and distances to four sides
+(Tian et al. 2019, arXiv:1904.01355).
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from trtdet.config import COCO_CLASSES, Config
 from trtdet.errors import ConfigError, ModelError
 from trtdet.exporter import ExportOptions, checkpoints, weights
+from trtdet.exporter import torchvision_two_stage as two_stage
 from trtdet.exporter.subject import Subject
 from trtdet.exporter.trials import first_line, resized
 
-_SIZES = {
+_ONE_STAGE = {
     "retinanet_resnet50_fpn": (800, 1344),
     "retinanet_resnet50_fpn_v2": (800, 1344),
     "fcos_resnet50_fpn": (800, 1344),
@@ -31,6 +32,10 @@ _SIZES = {
 }
 """Height and width that each is exported at. Those of 800 and more scale the shorter side of an image to 800 and the
 longer to 1333 at most; an engine has a single size, which is that of a landscape."""
+
+_SIZES = _ONE_STAGE | two_stage.SIZES
+
+_WITHOUT_EPSILON = ("retinanet_resnet50_fpn", "fasterrcnn_resnet50_fpn", "maskrcnn_resnet50_fpn")
 
 _COLUMNS = 91
 """Of models trained by torchvision on COCO: its category ids with the ten that it never gave, and 0 for no object."""
@@ -52,9 +57,11 @@ def load(place: str, options: ExportOptions) -> Subject:
     """
     if place not in _SIZES:
         raise ModelError(
-            f"torchvision:{place} is not allowed, allowed are {', '.join(_SIZES)}: the detectors of one stage; export "
-            "others with a factory that gives boxes and scores"
+            f"torchvision:{place} is not allowed, allowed are {', '.join(_SIZES)}; export others with a factory that "
+            "gives boxes and scores"
         )
+    if place in two_stage.SIZES:
+        two_stage.one_at_a_time(f"torchvision:{place}", options)
     if options.weights is None and not options.random_weights:
         raise ModelError(
             f"export of torchvision:{place} needs its weights, got none; give the state dict that torchvision "
@@ -75,7 +82,10 @@ def load(place: str, options: ExportOptions) -> Subject:
         checkpoints.load_state(model, state, options.weights, f"expected weights of torchvision's {place}")
     config = resized(options.config or _configuration(place, model), options.size)
     columns = _class_columns(place, model, config, options)
-    return Subject(f"torchvision:{place}", _Detector(model.eval(), config.input.size, columns).eval(), config)
+    source = f"torchvision:{place}"
+    if place in _ONE_STAGE:
+        return Subject(source, _Detector(model.eval(), config.input.size, columns).eval(), config)
+    return two_stage.subject(source, model.eval(), config, columns)
 
 
 def _built(detection: Any, name: str, state: dict[str, Tensor], options: ExportOptions) -> Any:
@@ -85,12 +95,13 @@ def _built(detection: Any, name: str, state: dict[str, Tensor], options: ExportO
     if state:
         # The number of classes is that of the last layer's channels, for each anchor of a cell.
         small = make(**blank, num_classes=2).state_dict()
-        key = next((key for key in reversed(small) if "classification_head" in key and key.endswith("weight")), "")
+        ends = ("classification_head", "box_predictor.cls_score")
+        key = next((key for key in reversed(small) if any(e in key for e in ends) and key.endswith("weight")), "")
         if key in state and len(state[key]) % max(len(small[key]) // 2, 1) == 0:
             columns = len(state[key]) // (len(small[key]) // 2)
     model = make(**blank, num_classes=columns)
     frozen = state and not any(key.endswith("num_batches_tracked") for key in state)
-    if frozen and name == "retinanet_resnet50_fpn" and options.config is None:
+    if frozen and name in _WITHOUT_EPSILON and options.config is None:
         # torchvision's own weights for COCO are run without the epsilon of batch normalisation.
         for module in model.backbone.modules():
             if isinstance(module, nn.BatchNorm2d):
@@ -99,6 +110,8 @@ def _built(detection: Any, name: str, state: dict[str, Tensor], options: ExportO
 
 
 def _columns_of(model: Any) -> int:
+    if hasattr(model, "roi_heads"):
+        return int(model.roi_heads.box_predictor.cls_score.out_features)
     head = model.head.classification_head
     return int(head.num_columns if hasattr(head, "num_columns") else head.num_classes)
 
@@ -113,7 +126,7 @@ def _class_columns(name: str, model: Any, config: Config, options: ExportOptions
         return _coco_columns()
     if total == count + 1:
         return list(range(1, total))
-    if total == count and not name.startswith("ssd"):
+    if total == count and name in _ONE_STAGE and not name.startswith("ssd"):
         return list(range(total))
     raise ConfigError(
         f"the weights of torchvision:{name} have {total} columns of scores, the configuration has {count} classes",
@@ -187,13 +200,19 @@ def _configuration(name: str, model: Any) -> Config:
         "mean": mean,
         "std": tuple(float(value) for value in transform.image_std),
     }
-    nms = {"iou_threshold": float(model.nms_thresh), "max_detections": int(model.detections_per_img)}
+    head: dict[str, Any] = {"decode": "boxes", "outputs": ("boxes", "scores")}
+    if name in _ONE_STAGE:
+        nms = {"iou_threshold": float(model.nms_thresh), "max_detections": int(model.detections_per_img)}
+    else:  # the model suppresses by itself
+        own = two_stage.suppression(model)
+        head, nms = {"decode": "detections"}, {"iou_threshold": 1.0, "max_detections": own.max_detections}
+        nms["score_threshold"] = own.score_threshold
     return Config.model_validate(
         {
             "name": name,
             "classes": COCO_CLASSES,
             "input": given,
-            "head": {"decode": "boxes", "outputs": ("boxes", "scores")},
+            "head": head,
             "nms": nms,
         }
     )

@@ -16,6 +16,7 @@ from trtdet.data.images import preprocess, read_image
 from trtdet.errors import ConfigError, ModelError, one_line
 from trtdet.exporter import ExportOptions, parity, storage
 from trtdet.exporter.parity import DetectionCheck, OutputCheck, Outputs
+from trtdet.passes.model import to_graph, to_model
 
 Float = NDArray[np.float32]
 
@@ -119,6 +120,14 @@ def run(
             ) from error
         results.append({name: np.asarray(array) for name, array in zip(names, found, strict=True)})
     return results
+
+
+def without_outputs(model: onnx.ModelProto, hidden: Sequence[str]) -> onnx.ModelProto:
+    """A model with fewer outputs, and without the nodes that computed those alone."""
+    graph = to_graph(model)
+    graph.outputs = [tensor for tensor in graph.outputs if tensor.name not in hidden]
+    graph.cleanup(recurse_subgraphs=False)
+    return to_model(graph)
 
 
 def picture(given: InputConfig, seed: int) -> Float:
