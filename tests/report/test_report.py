@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from trtdet.cli import main
 from trtdet.demo import shapes
 from trtdet.errors import ConfigError
 from trtdet.report import page, report
+from trtdet.report.sections.verdicts import _next
 
 RANKED = 3
 
@@ -80,6 +82,20 @@ def test_a_bundle_is_told_with_what_it_was_not_measured_for(bundle: Path) -> Non
     text = "".join(Page(page(found)).text)
     assert "among the most sensitive that --keep-fp16 asked for" in text
     assert all(one.how in text for one in found.missing)
+
+
+@pytest.mark.parametrize(
+    ("int8", "next_step"), [(0, "build with --fp16, or with --int8-all"), (5, "build with --guard")]
+)
+def test_a_guard_is_advised_where_there_is_something_to_guard(int8: int, next_step: str) -> None:
+    run: Any = SimpleNamespace(
+        bundle=SimpleNamespace(manifest=SimpleNamespace(input_check=None, shipped="int8")),
+        audit=SimpleNamespace(int8=int8, fp8=0, departures=(), advice=()),
+        worth={"speedup": 1.0},
+        path="b",
+    )
+    assert next_step in [step for step, _ in _next(run, None)]
+    assert ("build with --guard" in [step for step, _ in _next(run, None)]) == (int8 > 0)
 
 
 def test_bars_stand_in_the_order_of_the_network_and_sorted(bundle: Path) -> None:

@@ -265,7 +265,9 @@ def _next(run: Run, scores: Mapping[str, Any] | None) -> Iterator[tuple[str, str
         yield "build with --max-map-drop X, or with --effort thorough", "the loss of mAP is more than chance"
     if audit is not None and audit.departures:
         yield "see 'Not as planned' in the audit", f"{len(audit.departures)} convolutions run in another precision"
-    if worth is not None and worth.get("speedup") is not None and worth["speedup"] <= 1 and not worth.get("guard"):
+    if audit is not None and audit.int8 + audit.fp8 == 0 and bundle.manifest.shipped == "int8":
+        yield "build with --fp16, or with --int8-all", "no convolution runs in INT8"
+    elif worth is not None and worth.get("speedup") is not None and worth["speedup"] <= 1 and not worth.get("guard"):
         yield "build with --guard", "INT8 is not faster than FP16, and --guard ships FP16 then"
     if worth is not None and worth.get("advice"):
         yield "see --keep-fp16 in the next line", str(worth["advice"])
