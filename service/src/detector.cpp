@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <cstring>
 #include <deque>
+#include <future>
 #include <mutex>
 #include <numeric>
 #include <optional>
@@ -124,22 +125,12 @@ public:
             options_.max_batch > 0 ? std::min(options_.max_batch, most) : engine_->best_batch());
         const std::size_t most_lanes = static_cast<std::size_t>(std::max(1, options_.lanes));
         helpers_ = std::make_unique<BatchThreads>(std::min(threads_of(options_), max_batch_ - 1), most_lanes);
-        std::vector<std::unique_ptr<Lane>> lanes;
-        for (std::size_t index = 0; index < most_lanes; ++index) {
-            lanes.push_back(engine_->new_lane());
-            const int graphs = lanes.back()->warm_up(static_cast<int>(max_batch_));
-            graphs_ = index == 0 ? graphs : std::min(graphs_, graphs);
-        }
         try {
-            started_.resize(lanes.size());
-            threads_.reserve(lanes.size());
-            for (std::size_t index = 0; index < lanes.size(); ++index) {
-                // Here and not by the thread, in which nobody could be told that there is no memory.
-                auto batch = std::make_unique<std::vector<Job>>();
-                batch->reserve(max_batch_);
-                threads_.emplace_back([this, index, lane = std::move(lanes[index]), room = std::move(batch)] {
-                    serve(*lane, index, *room);
-                });
+            started_.resize(most_lanes);
+            threads_.reserve(most_lanes);
+            for (std::size_t index = 0; index < most_lanes; ++index) {
+                const int graphs = start_lane(index);
+                graphs_ = index == 0 ? graphs : std::min(graphs_, graphs);
             }
         } catch (...) {
             stop();
@@ -216,6 +207,28 @@ public:
     int graphs() const { return graphs_; }
 
 private:
+    // Starts a thread with a lane of its own and waits until that is warm. Returns as Lane::warm_up().
+    int start_lane(std::size_t index) {
+        // All memory is taken here and not by the thread, in which nobody could be told that there is none. The
+        // warm-up is the thread's: what libraries keep for each thread they take in its first run, and some abort the
+        // process where there is none.
+        auto batch = std::make_unique<std::vector<Job>>();
+        batch->reserve(max_batch_);
+        std::promise<int> warm;
+        auto warmed = warm.get_future();
+        threads_.emplace_back(
+            [this, index, lane = engine_->new_lane(), room = std::move(batch), warm = std::move(warm)]() mutable {
+                try {
+                    warm.set_value(lane->warm_up(static_cast<int>(max_batch_)));
+                } catch (...) {
+                    warm.set_exception(std::current_exception());
+                    return;
+                }
+                serve(*lane, index, *room);
+            });
+        return warmed.get();
+    }
+
     // All or none.
     void enqueue(std::vector<Job> jobs) {
         const std::size_t bytes = bytes_of(jobs.begin(), jobs.end());

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from serving import PATIENCE, Case, Server, call, check, form, post, read_answer, total, until
+from serving import ONNXRUNTIME, PATIENCE, Case, Server, call, check, form, post, read_answer, total, until
 
 Serve = Callable[..., Server]
 
@@ -216,12 +216,21 @@ def test_a_manifest_without_end_is_refused(serve: Serve, case: Case, tmp_path: P
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("networks", ["replayed", "computed"])
 @pytest.mark.parametrize("megabytes", range(300, 901, 100))
 def test_no_memory_is_no_end(
-    serve: Serve, program: Callable[[str], Path], case: Case, megabytes: int, request: pytest.FixtureRequest
+    serve: Serve,
+    program: Callable[[str], Path],
+    case: Case,
+    networks: str,
+    megabytes: int,
+    request: pytest.FixtureRequest,
 ) -> None:
     """However little there is: the service does not start, and says so, or serves on after requests that had none."""
-    server = serve("--workers", 4, "--threads", 4, "--max-decoded-mb", 4096, "--stop-timeout", 1)
+    options: list[object] = ["--workers", 4, "--threads", 4, "--max-decoded-mb", 4096, "--stop-timeout", 1]
+    server = serve(*options)
+    if networks == "computed":
+        server.arguments = [case.bundles[0], "--library-folder", ONNXRUNTIME, *options]
     if server.sanitized:
         pytest.skip("a sanitizer takes all of the address space")
     large = scans(program, 7064, 7064, 3)
