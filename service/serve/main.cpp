@@ -308,6 +308,10 @@ void bound_kept_memory() {
     constexpr int largest_of_image = 4 << 20;
     ::mallopt(M_MMAP_THRESHOLD, largest_of_image);
     ::mallopt(M_TRIM_THRESHOLD, 4 * largest_of_image);
+    rlimit space{};
+    if (::getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur != RLIM_INFINITY) {
+        ::mallopt(M_ARENA_MAX, 1);
+    }
 #endif
 }
 
