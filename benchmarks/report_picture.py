@@ -1,9 +1,10 @@
-"""The picture of a report in the README: the top of the page, as headless Chromium draws it.
+"""Pictures of reports in the README and on pages: the top of a page, or a chart of it, as headless Chromium draws it.
 
     trtdet report shapes-int8 eval.json -o report.html
     python benchmarks/report_picture.py report.html docs/report.png
+    python benchmarks/report_picture.py proposals.html docs/proposals.png --chart "What fewer proposals cost and keep"
 
-The bundle and the evaluation are those of docs/report.md. Needs Chromium and the extra ``dev``.
+The bundle and the evaluation of the first are those of docs/report.md. Needs Chromium and the extra ``dev``.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("report", type=Path, help="a page of trtdet report")
     parser.add_argument("picture", type=Path, help="the PNG file that is written")
+    parser.add_argument("--chart", help="the title of a chart, which alone is drawn")
     options = parser.parse_args()
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
@@ -34,7 +36,8 @@ def main() -> None:
         page.set_default_timeout(180_000)
         page.goto(options.report.resolve().as_uri())
         page.wait_for_load_state("networkidle")
-        write_atomically(options.picture, page.screenshot())
+        part = page if options.chart is None else page.locator("figure", has_text=options.chart).last
+        write_atomically(options.picture, part.screenshot())
         browser.close()
     print(f"{options.picture}: {options.picture.stat().st_size / 1000:.0f} kB")
 

@@ -12,7 +12,7 @@ from trtdet.config import Config
 from trtdet.demo import shapes
 from trtdet.errors import ConfigError
 from trtdet.exporter import SHAPES_MODEL
-from trtdet.report.sections.fronts import sweep_section
+from trtdet.report.sections.fronts import sweep_section, variant_title
 
 MODEL = Path(__file__).parents[1] / "fixtures" / "two_stage" / "faster_dynamo.onnx"
 CONFIG = Config.model_validate(
@@ -63,6 +63,8 @@ def test_fewer_proposals_have_their_recall_and_their_latency(options: SweepOptio
     drawn = sweep_section(done.rows).parts[1]
     assert [trace["name"] for trace in drawn.traces[:3]] == ["mAP, FP32", "AR@100, FP32", "AR@1000, FP32"]
     assert drawn.traces[2]["text"] == ["10 / all", "1000 / all", "2000 / all"]
+    assert len({variant_title(row) for row in done.rows}) == len(done.rows)
+    assert variant_title(few) == "FP32, 10 anchors a level"
     assert sweep(MODEL, CONFIG, tmp_path / "sweep", options).rows == done.rows
 
 

@@ -154,12 +154,14 @@ def _sweep_chart(rows: Sequence[Mapping[str, Any]], cost: str, unit: str) -> Cha
 
 def variant_title(row: Mapping[str, Any]) -> str:
     """A variant in words; the rows' own names are keys for machines."""
+    limits = (("rpn_pre_nms_topk", "anchors a level"), ("rpn_post_nms_topk", "proposals at most"))
+    proposals = "".join(f", {row[key]} {what}" for key, what in limits if row.get(key) is not None)
     if row["calibration"] is None:
-        return str(row["precision"])
+        return f"{row['precision']}{proposals}"
     corrections = "+".join(row["corrections"] or ()) or "no corrections"
     kept = f", {row['kept']} kept in FP16" if row["kept"] else ""
     options = "".join(f", {option}" for option in row.get("options", ()))
-    return f"{row['precision']} {row['calibration']}, {corrections}{kept}, SiLU {row['silu']}{options}"
+    return f"{row['precision']} {row['calibration']}, {corrections}{kept}, SiLU {row['silu']}{options}{proposals}"
 
 
 def _kind(row: Mapping[str, Any]) -> str:
