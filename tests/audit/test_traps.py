@@ -98,6 +98,6 @@ def test_rtx_attention_in_one_kernel_is_no_finding_and_in_several_one(tmp_path: 
     findings = [one for one in Audit.load(bundle.file("audit.json")).findings if one.kind == "attention"]
     # The encoder's is one kernel; that over feature maps, whose values stand on the left, is three.
     (split,) = [one for one in findings if "/psa/Softmax" in one.nodes]
-    assert ("leave --int8-attention out" in split.cause) == asked
+    assert ("without --int8-attention" in split.cause) == asked
     assert ("no kernel of this form" in split.cause) != asked
     assert asked or len(findings) == 1

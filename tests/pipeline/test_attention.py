@@ -106,7 +106,7 @@ def test_a_ranking_of_products_in_fp8_says_so(model: Path, config: Config, image
         "fp8",
     )
     assert (by["/psa/proj/Conv"].kind, by["/psa/proj/Conv"].format) == ("convolution", "int8")
-    table = found.table(99)
+    table = str(found.table(99))
     assert "product of two activations, FP8" in table and "product with a matrix, FP8" in table
     found.save(tmp_path / "ranking.json")
     assert Sensitivity.load(tmp_path / "ranking.json") == found
@@ -204,7 +204,7 @@ def convolutional(mixed: str) -> onnx.ModelProto:
 @pytest.mark.parametrize(
     ("mixed", "attention", "more"),
     [
-        ("mixed = Identity(features)", True, ""),
+        ("mixed = Identity(features)", False, ""),
         (
             "there = Transpose<perm = [0, 2, 1]>(features) s = MatMul(features, there) mixed = MatMul(s, features)",
             False,
@@ -219,6 +219,13 @@ def test_a_model_with_nothing_to_put_into_fp8_is_told_so(
     onnx.save(convolutional(mixed), path)
     with pytest.warns(TrtdetWarning, match=f"nothing to put into FP8: .* a matrix of weights{more}; convolutions stay"):
         host_graph(path, config, attention=attention, fp8=True)
+
+
+def test_a_model_without_attention_is_told_so(config: Config, tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(convolutional("mixed = Identity(features)"), path)
+    with pytest.warns(TrtdetWarning, match="--int8-attention changes nothing: the model has no product of two"):
+        host_graph(path, config, attention=True)
 
 
 def test_fp8_is_for_gpus_that_have_it(caps: Capabilities) -> None:

@@ -56,7 +56,8 @@ def _why(flow: Flow, attention: Attention) -> str:
     read = [flow.maker[name].op_type for node in products for name in node.input if name in flow.maker]
     if any(operator in _PAIR for operator in read):
         return (
-            ": Q/DQ pairs stand before the products, and one kernel computes them in float; leave --int8-attention out"
+            ": Q/DQ pairs stand before the products; without --int8-attention they run in FP16, in one kernel if the "
+            "builder has one of this form, which the audit of such a build says"
         )
     return ", though no Q/DQ pair stands between them: the builder has no kernel of this form"
 

@@ -102,7 +102,7 @@ def rewritten(source: onnx.ModelProto, passes: Options, attention: bool = False,
         ConfigError: the NMS asked for is beyond the backend.
 
     Warns:
-        TrtdetWarning: FP8 is asked for, and the model has no product for it.
+        TrtdetWarning: FP8 or INT8 attention is asked for, and the model has no product for it.
     """
     done = rewrite(source, passes)
     placement = place(done.model, attention, fp8)
@@ -113,6 +113,12 @@ def rewritten(source: onnx.ModelProto, passes: Options, attention: bool = False,
         raise ModelError(
             f"--fp8 takes opset {HALF_SCALES}, and the model has opset {opset}{f': {reasons}' * bool(reasons)}",
             "export it with that opset or a later one, or leave --fp8 out",
+        )
+    if attention and len(place(done.model).plan.entries) == len(placement.plan.entries):
+        warnings.warn(
+            "--int8-attention changes nothing: the model has no product of two activations that is quantised with it",
+            TrtdetWarning,
+            stacklevel=3,
         )
     if fp8 and not placement.plan.fp8:
         _warn_of_no_fp8(done.model, attention)
