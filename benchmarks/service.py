@@ -314,19 +314,24 @@ def serving(settings: Settings, pool: ProcessPoolExecutor) -> Iterator[Side]:
 @contextmanager
 def aiohttp_server(settings: Settings, pool: ProcessPoolExecutor) -> Iterator[Side]:
     """A server in Python, in a process of its own."""
-    command = [sys.executable, PEER_SERVERS / "aiohttp_server.py", settings.bundle, *settings.peer_options]
-    runs = f"onnxruntime {version('onnxruntime')} behind aiohttp {version('aiohttp')}"
-    told = f"{runs} with {' '.join(map(str, settings.peer_options))}"
-    with listening(command) as port, OverHttp(pool, port, settings, told) as side:
+    runs = f"onnxruntime {version('onnxruntime')}"
+    with behind_aiohttp("aiohttp_server.py", runs, settings, pool) as side:
         yield side
 
 
 @contextmanager
 def torchvision_server(settings: Settings, pool: ProcessPoolExecutor) -> Iterator[Side]:
     """torchvision's own detector, in a process of its own."""
-    command = [sys.executable, PEER_SERVERS / "torchvision_server.py", settings.bundle, *settings.peer_options]
-    runs = f"torchvision {version('torchvision')} on PyTorch {version('torch')} behind aiohttp {version('aiohttp')}"
-    told = f"{runs} with {' '.join(map(str, settings.peer_options))}"
+    runs = f"torchvision {version('torchvision')} on PyTorch {version('torch')}"
+    with behind_aiohttp("torchvision_server.py", runs, settings, pool) as side:
+        yield side
+
+
+@contextmanager
+def behind_aiohttp(script: str, runs: str, settings: Settings, pool: ProcessPoolExecutor) -> Iterator[Side]:
+    """A script of ``benchmarks/peers``, which serves what ``runs`` names."""
+    command = [sys.executable, PEER_SERVERS / script, settings.bundle, *settings.peer_options]
+    told = f"{runs} behind aiohttp {version('aiohttp')} with {' '.join(map(str, settings.peer_options))}"
     with listening(command) as port, OverHttp(pool, port, settings, told) as side:
         yield side
 

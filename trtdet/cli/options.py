@@ -147,15 +147,6 @@ def add_fp8(parser: ArgumentParser) -> None:
     )
 
 
-def add_dry_run(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="say what would be done, what of it is there already, and about how long and how much memory it takes; "
-        "checks all that needs no image, and computes and writes nothing",
-    )
-
-
 def add_validation(parser: ArgumentParser, purpose: str, required: bool = False) -> None:
     group = parser.add_argument_group("annotated images")
     group.add_argument("--val-images", type=Path, metavar="DIR", required=required, help=f"a folder, {purpose}")

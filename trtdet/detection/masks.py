@@ -76,7 +76,7 @@ def areas(encoded: Sequence[dict[str, Any]]) -> list[float]:
     """The pixels of each mask of :func:`run_lengths`."""
     from faster_coco_eval.core import mask as coco
 
-    plain = [{**one, "counts": one["counts"].encode()} for one in encoded]
+    plain = [_in_bytes(one) for one in encoded]
     return [float(area) for area in coco.area(plain)] if plain else []
 
 
@@ -96,7 +96,7 @@ def overlaps(
 
     if not found or not wanted:
         return np.zeros((len(found), len(wanted)))
-    ours = [{**one, "counts": one["counts"].encode()} for one in found]
+    ours = [_in_bytes(one) for one in found]
     theirs = [_run_lengths_of(one, height, width) for one in wanted]
     return np.asarray(coco.iou(ours, theirs, [int(flag) for flag in crowd]), np.float64)
 
@@ -110,14 +110,19 @@ def _run_lengths_of(segmentation: Any, height: int, width: int) -> dict[str, Any
     elif isinstance(segmentation["counts"], list):
         found = coco.frPyObjects(segmentation, height, width)
     else:
-        counts = segmentation["counts"]
-        found = {**segmentation, "counts": counts.encode() if isinstance(counts, str) else counts}
+        found = _in_bytes(segmentation)
     return found
+
+
+def _in_bytes(encoded: dict[str, Any]) -> dict[str, Any]:
+    """Run lengths as the library takes them: the text of JSON as bytes."""
+    counts = encoded["counts"]
+    return {**encoded, "counts": counts.encode() if isinstance(counts, str) else counts}
 
 
 def from_run_lengths(encoded: dict[str, Any]) -> NDArray[np.bool_]:
     """The mask bool (height, width) of :func:`run_lengths`."""
     from faster_coco_eval.core import mask as coco
 
-    found: NDArray[np.bool_] = coco.decode({**encoded, "counts": encoded["counts"].encode()}).astype(bool)
+    found: NDArray[np.bool_] = coco.decode(_in_bytes(encoded)).astype(bool)
     return found

@@ -143,8 +143,7 @@ def subject(source: str, model: Any, config: Config, columns: Sequence[int] | No
         columns: that are classes, in their order; None for all but the first, which is the background.
     """
     reference = Detector(model, config.input.size).eval()
-    every = model.roi_heads.box_predictor.cls_score.out_features if columns is not None else 0
-    if columns is None or list(columns) == list(range(1, every)):
+    if columns is None or list(columns) == list(range(1, model.roi_heads.box_predictor.cls_score.out_features)):
         return Subject(source, reference, config, stages=_TwoStages(config.input.size))
     fewer = with_columns(copy.deepcopy(model), list(columns))
     return Subject(
