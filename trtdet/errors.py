@@ -49,7 +49,15 @@ class CalibrationError(TrtdetError):
 
 
 class BackendError(TrtdetError):
-    """A backend is missing, cannot do what was asked, or failed while doing it."""
+    """A backend is missing, cannot do what was asked, or failed while doing it.
+
+    Attributes:
+        messages: what its builder said until it failed, a line each; empty where none had begun.
+    """
+
+    def __init__(self, problem: str, hint: str = "", messages: tuple[str, ...] = ()) -> None:
+        super().__init__(problem, hint)
+        self.messages = messages
 
 
 class BundleError(TrtdetError):

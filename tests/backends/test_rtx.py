@@ -117,10 +117,18 @@ def test_the_operators_called_missing_are_missing(operator: str) -> None:
 @needs_rtx
 @pytest.mark.tensorrt
 def test_a_builder_that_ends_its_process_is_an_error_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "build_process.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGABRT)\n")
+    program = """
+import json, os, signal, sys
+print(json.dumps("[W] half way"), flush=True)
+print("no memory", file=sys.stderr, flush=True)
+os.kill(os.getpid(), signal.SIGABRT)
+"""
+    (tmp_path / "build_process.py").write_text(program)
     monkeypatch.setattr(tensorrt, "__file__", str(tmp_path / "tensorrt.py"))
-    with pytest.raises(BackendError, match=f"ended while building, with signal {int(signal.SIGABRT)}"):
+    how = f"ended while building, with signal {int(signal.SIGABRT)}: no memory"
+    with pytest.raises(BackendError, match=how) as failed:
         choose("tensorrt-rtx").build(BuildRequest(conv(), (86,)))
+    assert failed.value.messages == ("[W] half way", "no memory", failed.value.problem.partition(": ")[2])
 
 
 @needs_rtx

@@ -20,10 +20,11 @@ from trtdet import BuildOptions, CalibrationOptions, KeepOptions, SweepOptions, 
 from trtdet.backends import choose
 from trtdet.bundle import Bundle
 from trtdet.cli import main
-from trtdet.errors import ConfigError, TrtdetError
+from trtdet.errors import BackendError, ConfigError, TrtdetError
 from trtdet.mixed_precision.scores import Sensitivity
 from trtdet.passes import PassResult
 from trtdet.pipeline import build, host_graph, select_images
+from trtdet.pipeline.stages.bundles import log_kept
 from trtdet.pipeline.worth import WORTH
 from trtdet.quantization import CORRECTIONS, Cause, Entry, PrecisionPlan
 from trtdet.quantization.macs import multiply_adds
@@ -286,3 +287,23 @@ def test_audits_of_builds_and_of_sweeps_know_the_forms_of_silu(
     )
     sweep(tiny.model, tiny.config, tmp_path / "s", axes)
     assert forms == [caps.silu, caps.silu]
+
+
+# a builder that fails
+
+
+def test_the_error_of_a_builder_names_the_file_of_its_messages(tmp_path: Path) -> None:
+    place = tmp_path / "b.build.log"
+    with pytest.raises(BackendError) as failed, log_kept(place):
+        raise BackendError("no engine", "free memory", ("[W] half way", "no memory"))
+    assert str(failed.value) == f"no engine; free memory; the builder's messages are in '{place}'"
+    assert place.read_text() == "[W] half way\nno memory\n"
+    with pytest.raises(BackendError, match="^not installed$"), log_kept(place):
+        raise BackendError("not installed")
+    assert place.exists()
+    with log_kept(place):
+        pass
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(BackendError, match="^no engine$"), log_kept(tmp_path / "file" / "b.build.log"):
+        raise BackendError("no engine", messages=("no memory",))

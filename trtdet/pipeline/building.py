@@ -22,7 +22,7 @@ from trtdet.pipeline.accuracy import report_accuracy
 from trtdet.pipeline.assembly import Job, assemble
 from trtdet.pipeline.forecasts import foresee
 from trtdet.pipeline.options import AUTO, BuildOptions, CalibrationOptions, SensitivityOptions
-from trtdet.pipeline.stages.bundles import AUDIT
+from trtdet.pipeline.stages.bundles import AUDIT, failed_log_of, log_kept
 from trtdet.pipeline.stages.calibrating import Calibrated, calibrated, looked_at, select_images
 from trtdet.pipeline.stages.correcting import prepared
 from trtdet.pipeline.stages.rewriting import host_graph
@@ -79,10 +79,11 @@ def build(
         expect: told of the stages to come, once the build is checked.
 
     Raises:
-        TrtdetError: of the kind that says where it went wrong; the previous content of ``output`` is untouched.
+        TrtdetError: of the kind that says where it went wrong; the previous content of ``output`` is untouched. Where a
+            builder fails, its messages are kept in a file beside ``output``, which the error names.
     """
     job = Job(model, config, output, options)
-    with place_of(job) as place:
+    with log_kept(failed_log_of(output)), place_of(job) as place:
         done = assemble(job, progress, place, lambda checked: expect(foresee(checked).steps))
         known = done.bundle.manifest.input_check
         if done.up_to_date and known is not None and options.calibration.check_input:

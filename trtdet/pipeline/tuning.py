@@ -27,6 +27,7 @@ from trtdet.pipeline.fingerprint import Stage
 from trtdet.pipeline.options import TuneOptions, formats
 from trtdet.pipeline.point_rows import Candidate, Points, Row, Tuning, reporting, row_of_plan
 from trtdet.pipeline.points import Front, Point
+from trtdet.pipeline.stages.bundles import BUILD_LOG, log_kept
 from trtdet.pipeline.stages.calibrating import looked_at
 from trtdet.pipeline.stages.engines import runs_on
 from trtdet.pipeline.stages.planning import RANKING
@@ -57,7 +58,8 @@ def tune(model: Path, config: Config, output: Path, options: TuneOptions, progre
     tuning, known, dataset, left_out = _validated(Tuning("", model, config, output, options), progress)
     with writing(output):
         output.mkdir(parents=True, exist_ok=True)
-    with Rows(output / ROWS, tuning.key, "plan", row_check(Row, output / ROWS)) as rows:
+    check = row_check(Row, output / ROWS)
+    with log_kept(output / BUILD_LOG), Rows(output / ROWS, tuning.key, "plan", check) as rows:
         save_options(output, sha256_file(model), known.keys[Stage.CORRECTIONS], options.build)
         looked_at(known.graph, options.build.calibration, known.selected, progress)
         work = Points(tuning, known, dataset, progress)

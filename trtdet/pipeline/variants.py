@@ -25,7 +25,7 @@ from trtdet.files.journal import Rows
 from trtdet.mixed_precision.planning import check_count
 from trtdet.mixed_precision.resumed import row_check
 from trtdet.pipeline.matrix import Matrix, Row, SweepOptions
-from trtdet.pipeline.stages.bundles import plugin_parts
+from trtdet.pipeline.stages.bundles import BUILD_LOG, log_kept, plugin_parts
 from trtdet.pipeline.stages.calibrating import select_images
 from trtdet.pipeline.stages.engines import runs_on
 from trtdet.pipeline.stages.rewriting import host_graph, silu_form
@@ -153,7 +153,8 @@ def sweep(
     with writing(output):
         output.mkdir(parents=True, exist_ok=True)
     names = [name for group in matrix.groups() for name in matrix.names(group)]
-    with Rows(output / ROWS, matrix.key(), "variant", row_check(Row, output / ROWS)) as rows:
+    check = row_check(Row, output / ROWS)
+    with log_kept(output / BUILD_LOG), Rows(output / ROWS, matrix.key(), "variant", check) as rows:
 
         def tell() -> None:
             progress("sweep", sum(name in rows.found for name in names), len(names))

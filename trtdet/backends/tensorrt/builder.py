@@ -183,7 +183,8 @@ def build_engine(
         sms: compute capabilities to build for ahead of time; empty for the machine's own.
 
     Raises:
-        BackendError: the parser or the builder refused, or the process ended; the message holds its own words.
+        BackendError: the parser or the builder refused, or the process ended; the message holds its own words, and
+            ``messages`` all that it said, what it printed as it ended and the reason in full included.
     """
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="trtdet-") as name:
@@ -220,7 +221,7 @@ def build_engine(
         finally:
             process.kill()
             process.communicate()
-        return replace(_built(folder, process.returncode, caps, sms, started), messages=tuple(messages))
+        return _built(folder, process.returncode, caps, sms, started, tuple(messages))
 
 
 def _facts(library: Library, caps: Capabilities, request: BuildRequest, sms: tuple[int, ...]) -> dict[str, Any]:
@@ -258,7 +259,9 @@ def _implicit_facts(implicit: Implicit) -> dict[str, Any]:
     return {**asdict(replace(implicit, preprocess=None)), "images": images, "preprocess": preprocess}
 
 
-def _built(folder: Path, code: int, caps: Capabilities, sms: tuple[int, ...], started: float) -> Built:
+def _built(
+    folder: Path, code: int, caps: Capabilities, sms: tuple[int, ...], started: float, messages: tuple[str, ...]
+) -> Built:
     """The files of the building process as its result.
 
     Raises:
@@ -269,13 +272,15 @@ def _built(folder: Path, code: int, caps: Capabilities, sms: tuple[int, ...], st
         return (folder / name).read_text(errors="replace") if (folder / name).is_file() else ""
 
     lines = tuple(text("log.txt").splitlines())
+    printed = tuple(text("stderr.txt").strip().splitlines())
     problem = text("error.txt")
     if not problem and not (folder / "engine").is_file():
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        last = text("stderr.txt").strip().splitlines()[-1:] or lines[-1:] or ("no message",)
+        last = printed[-1:] or lines[-1:] or ("no message",)
         problem = f"ended while building, with {how}: {last[0]}"
     if problem:
-        raise BackendError(f"{caps.name} {caps.version}: {advised(one_line(problem), _ADVICE, lines[-5:])}")
+        said = f"{caps.name} {caps.version}: {advised(one_line(problem), _ADVICE, lines[-5:])}"
+        raise BackendError(said, messages=(*messages, *printed, problem))
     timings = folder / "timing.cache"
     return Built(
         (folder / "engine").read_bytes(),
@@ -285,4 +290,5 @@ def _built(folder: Path, code: int, caps: Capabilities, sms: tuple[int, ...], st
         text("layers.json"),
         timings.read_bytes() if timings.is_file() else b"",
         text("calibration.cache"),
+        messages,
     )

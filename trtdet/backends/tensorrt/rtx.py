@@ -79,6 +79,8 @@ class TensorRTRTX:
         # One that was cut short would fail only when it is loaded.
         if not built.engine.startswith(LIBRARY.engine.magic) or LIBRARY.engine.missing_bytes(built.engine):
             raise BackendError(
-                f"{LIBRARY.title} {caps.version} gave an engine that is not whole", "free memory and build again"
+                f"{LIBRARY.title} {caps.version} gave an engine that is not whole",
+                "free memory and build again",
+                built.messages,
             )
         return built

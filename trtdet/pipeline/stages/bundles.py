@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -33,9 +35,9 @@ from trtdet.bundle import (
 )
 from trtdet.config import Config
 from trtdet.detection.masks import THRESHOLD
-from trtdet.errors import BackendError
+from trtdet.errors import BackendError, OutputError
 from trtdet.evaluation.plausibility import Plausibility
-from trtdet.files import sha256_file
+from trtdet.files import sha256_file, write_atomically
 from trtdet.passes import MASKS
 from trtdet.pipeline.options import BuildOptions
 from trtdet.pipeline.stages.calibrating import HISTOGRAMS
@@ -99,6 +101,41 @@ def plugin_parts(plugins: tuple[Path, ...], caps: Capabilities, embedded: bool =
     return tuple(PluginPart(file=path.name, sha256=sha256_file(path), embedded=embedded) for path in plugins)
 
 
+def failed_log_of(bundle: Path) -> Path:
+    """The file beside the bundle that keeps the messages of a builder that failed, until a build succeeds."""
+    return bundle.with_name(f"{bundle.name}.{BUILD_LOG}")
+
+
+@contextmanager
+def log_kept(place: Path) -> Iterator[None]:
+    """Writes what a builder said that fails within the block to a file, which the error then names.
+
+    Args:
+        place: of the file; one that is there is removed where the block succeeds.
+
+    Raises:
+        BackendError: the builder's, with where its messages are; as it was where there are none or no place for them.
+    """
+    try:
+        yield
+    except BackendError as error:
+        if not error.messages:
+            raise
+        try:
+            write_atomically(place, _log(error.messages))
+        except OutputError:
+            raise error from None
+        where = f"the builder's messages are in '{place}'"
+        hint = f"{error.hint}; {where}" if error.hint else where
+        raise BackendError(error.problem, hint, error.messages) from error
+    with suppress(OSError):
+        place.unlink(missing_ok=True)
+
+
+def _log(messages: tuple[str, ...]) -> bytes:
+    return "\n".join((*messages, "")).encode("utf-8", "replace")
+
+
 def written(writer: BundleWriter, engine: Engine, origin: Origin) -> Bundle:
     """Adds the files of a bundle to its writer and puts the bundle in place."""
     network, built, options = engine.network, engine.built, origin.options
@@ -114,7 +151,7 @@ def written(writer: BundleWriter, engine: Engine, origin: Origin) -> Bundle:
         PORTABLE: model_bytes(runnable) if apart else None,
         "plan.json": network.plan.to_json(),
         AUDIT: engine.audit.to_json() if engine.audit is not None else None,
-        BUILD_LOG: "\n".join((*built.messages, "")).encode("utf-8", "replace") or None,
+        BUILD_LOG: _log(built.messages) or None,
         "calibration.cache": built.calibration_cache or network.cache or None,
         "ranges.json": prepared.ranges.to_json() if prepared is not None else None,
         HISTOGRAMS: prepared.calibrated.collection.to_bytes() if prepared is not None else None,
