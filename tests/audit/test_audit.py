@@ -280,6 +280,21 @@ def test_a_product_inside_of_a_generated_kernel_runs_in_the_type_that_is_written
         assert [departure.got for departure in found.departures] == ([] if got == "fp16" else [got])
 
 
+@pytest.mark.parametrize(("type", "got"), [("float16", "fp16"), ("float", "fp32")])
+def test_a_convolution_runs_in_the_type_that_is_written_where_its_kernel_adds_a_sum(type: str, got: str) -> None:
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["" : 17]>
+        net ({type}[1,4,8,8] x) => ({type}[1,4,8,8] y) {{ y = Conv(x, w) }}"""
+    )
+    values = np.ones((4, 4, 1, 1), np.float16 if type == "float16" else np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(values, "w"))
+    model.graph.node[0].name = "conv"
+    added, read = Tensor("skip", "Float"), Tensor("x", "Half")
+    layers = [Layer("kernel", "runtime_fusion", (added, read), (), (Tensor("y", "Float"),), ("conv",))]
+    found = audit(layers, PrecisionPlan({"conv": Entry("fp16", "test")}), onnx.shape_inference.infer_shapes(model))
+    assert [departure.got for departure in found.departures] == ([] if got == "fp16" else [got])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("fp8", [False, True])
 def test_rtx_runs_products_in_the_eight_bits_that_were_planned(rtx: Backend, fp8: bool) -> None:

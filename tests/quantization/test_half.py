@@ -87,6 +87,22 @@ def test_a_residual_sum_is_taken_in(net: Any, normal: Any) -> None:
     assert sorted(casts(half)) == [("Relu", "float", "Conv"), ("input", "half", "Conv+Add")]
 
 
+@pytest.mark.parametrize("side", [4, 8])
+def test_the_width_of_a_feature_map_is_no_sign_of_coordinates(net: Any, normal: Any, side: int) -> None:
+    places = side * side
+    model = net(
+        f"""(float[1,16,{side},{side}] x) => (float[1,16,{side},{side}] y) {{
+        a = Conv(x, w1) b = Relu(a) q = Reshape(b, flat) k = Transpose<perm = [0,2,1]>(q) s = MatMul(k, q)
+        p = Softmax<axis = -1>(s) v = MatMul(q, p) m = Reshape(v, square) d = Add(b, m) e = Conv(d, w2) f = Add(d, e)
+        y = Conv(f, w3) }}""",
+        **weights(normal, w1=(16, 16, 1, 1), w2=(16, 16, 1, 1), w3=(16, 16, 1, 1)),
+        flat=np.array([1, 16, places], np.int64),
+        square=np.array([1, 16, side, side], np.int64),
+    )
+    convs = [node.name for node in model.graph.node if node.op_type == "Conv"]
+    assert casts(to_half(model, convs)) == [("input", "half", "Conv"), ("Conv", "float", "output")]
+
+
 def test_decoding_and_what_is_no_feature_map_stay_in_float(net: Any, normal: Any) -> None:
     model = net(
         """(float[1,4,8,8] x) => (float[1,64,4] y) {

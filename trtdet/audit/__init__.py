@@ -93,14 +93,19 @@ def _got(flow: Flow, name: str) -> str:
     """The precision that a layer runs in.
 
     A small product may be one of many steps of a generated kernel, whose first input is of another step. Generated
-    kernels compute in the types that the network is written in, and so do others where an input has that type.
+    kernels compute in the types that the network is written in, and so do others where an input has that type: the
+    first may be what a sum in the same kernel adds in float32.
     """
     layer = flow.layers[flow.kernels[name]]
     node = flow.nodes.get(name)
-    if node is not None and node.op_type in PRODUCTS and layer.input not in ("Int8", "FP8"):
+    if node is not None and layer.input not in ("Int8", "FP8"):
         written = _WRITTEN.get(flow.types.get(node.output[0], 0), "")
         read = {_PRECISION.get(tensor.type) for tensor in layer.inputs}
-        if written and (layer.type in POINTWISE or written in read):
+        if node.op_type in PRODUCTS:
+            known = layer.type in POINTWISE or written in read
+        else:  # a builder without strong types chooses FP16 for convolutions that are written in float32
+            known = written == "fp16" and written in read
+        if written and known:
             return written
     return _PRECISION.get(layer.input, layer.input.lower())
 

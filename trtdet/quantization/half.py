@@ -8,7 +8,8 @@ tell pixels of a large image apart. What only moves values is taken along up to 
 
 Around products with matrices the region takes in what computes features of places: attention, LayerNormalization, GELU.
 Coordinates stay outside, and so do GridSample, which reads them, and a LayerNormalization that is written out in other
-operators, whose squares and sums FP16 does not hold.
+operators, whose squares and sums FP16 does not hold. Coordinates are a last axis of 2 or 4, except in what convolutions
+make: feature maps of small images are that narrow.
 
 The casts are the form that strongly typed networks want (NVIDIA, "Working with Quantized Types", TensorRT
 documentation, section "Strong Typing").
@@ -30,7 +31,7 @@ from trtdet.passes.plugin_ops import PLUGIN_ACTIVATIONS
 from trtdet.passes.provenance import Origin, registry
 from trtdet.quantization.encoding import LARGEST
 from trtdet.quantization.placement import FEWEST_FEATURES
-from trtdet.quantization.weighted import LAYERS, PRODUCTS
+from trtdet.quantization.weighted import CONVOLUTIONS, LAYERS, PRODUCTS
 
 _BETWEEN = (Origin.QDQ, Origin.CHANNEL_MAP)
 """Origins of nodes that stand between convolutions."""
@@ -45,6 +46,7 @@ _ACTIVATION_FUNCTIONS = (
 _ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Min", "Max", "Neg")
 _POOLS = ("MaxPool", "AveragePool", "GlobalAveragePool", "Resize", "Pad", "DepthToSpace", "SpaceToDepth")
 _MOVES = ("Concat", "Split", "Slice", "Transpose", "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze")
+_REORDERING = {"Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze"}
 _JOINING = {*_ACTIVATION_FUNCTIONS, *_ARITHMETIC, *_POOLS, *_MOVES}
 _OF_PLACES = {"MatMul", "Softmax", "LayerNormalization", *_ACTIVATION_FUNCTIONS, *_ARITHMETIC}
 """Operators on features of places, on the last axis."""
@@ -175,7 +177,7 @@ def _raise_outputs(write: Writer, region: list[gs.Node]) -> None:
 def _region(graph: gs.Graph, names: set[str], left: set[str]) -> list[gs.Node]:
     """The nodes that run in FP16, in graph order."""
     region = {id(node) for node in graph.nodes if node.op in LAYERS and node.name in names}
-    places = _of_places(graph, region)
+    places = _of_places(graph, region) - _on_feature_maps(graph)
     # What decodes or suppresses is no part of the model; what stands for a node of the model, or quantises, is.
     foreign = {name for name, origin in registry(graph).items() if not (origin.replaces or origin in _BETWEEN)}
     # Pairs belong to INT8 convolutions: without any there is no FP16 between them.
@@ -226,6 +228,17 @@ def _of_places(graph: gs.Graph, region: set[int]) -> set[int]:
                     waiting.append(maker)
                     products = products or maker.op in PRODUCTS
     return found if products else set()
+
+
+def _on_feature_maps(graph: gs.Graph) -> set[int]:
+    """The nodes that make feature maps: convolutions, and what computes from these with the channels where they are."""
+    found: set[int] = set()
+    for node in graph.nodes:
+        kept = node.op in _JOINING - _REORDERING
+        makers = [maker for tensor in node.inputs for maker in tensor.inputs]
+        if node.op in CONVOLUTIONS or (kept and any(id(maker) in found for maker in makers)):
+            found.add(id(node))
+    return found
 
 
 def _may_join(node: gs.Node, paired: bool, places: set[int]) -> bool:
