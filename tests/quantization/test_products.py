@@ -82,6 +82,8 @@ def test_every_product_with_weights_is_a_layer_and_attention_is_none(model: onnx
 def test_both_inputs_of_attention_are_quantised_where_that_is_asked_for(model: onnx.ModelProto) -> None:
     placement = place(model, attention=True)
     assert placement.plan.counts()["int8"] == PRODUCTS + 5 + 4
+    assert placement.attention == placement.plan.entries.keys() - place(model).plan.entries.keys()
+    assert place(model).attention == frozenset()
     assert placement.readers["/encoder/Softmax_output"] == (("/encoder/values/MatMul", 0),)
     assert placement.readers["/encoder/v/Transpose_output"] == (("/encoder/values/MatMul", 1),)
 

@@ -64,6 +64,12 @@ class QdqPlacement:
         """Of these the places in FP8."""
         return self._without(set(self.plan.names("int8")) - self.plan.fp8)
 
+    @property
+    def attention(self) -> frozenset[str]:
+        """The products of two activations: of layers only these read a quantised copy at their second input."""
+        reading = {name for readers in self.readers.values() for name, position in readers if position == 1}
+        return frozenset(reading & self.plan.entries.keys())
+
     def _without(self, names: Collection[str]) -> QdqPlacement:
         others = {name: replace(self.plan.entries[name], precision="fp16") for name in names}
         return self.following(PrecisionPlan({**self.plan.entries, **others})) if others else self

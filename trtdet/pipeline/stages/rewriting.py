@@ -114,7 +114,7 @@ def rewritten(source: onnx.ModelProto, passes: Options, attention: bool = False,
             f"--fp8 takes opset {HALF_SCALES}, and the model has opset {opset}{f': {reasons}' * bool(reasons)}",
             "export it with that opset or a later one, or leave --fp8 out",
         )
-    if attention and len(place(done.model).plan.entries) == len(placement.plan.entries):
+    if attention and not placement.attention:
         warnings.warn(
             "--int8-attention changes nothing: the model has no product of two activations that is quantised with it",
             TrtdetWarning,
