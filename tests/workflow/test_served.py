@@ -55,6 +55,9 @@ KINDS = {
     "native": {"nms": "native", "batch": (1, 2, 4)},
     "border on all sides": {},
 }
+QUERIES = Path(__file__).parents[1] / "fixtures" / "detr.onnx"
+NMS_FREE = {"queries": {"nms": "native"}, "queries, the best of them on the host": {"nms": "host"}}
+"""A detector that needs no suppression, for Triton itself; its repository is held to a stand-in in tests/deploy."""
 NAMES = ("num_dets", "boxes", "scores", "classes")
 Answer = dict[str, NDArray[Any]]
 
@@ -69,18 +72,21 @@ def bundles(
 
     def make(kind: str) -> Bundle:
         if kind not in done:
+            more: dict[str, Any] = {**KINDS, **NMS_FREE}[kind]
             options = BuildOptions(
                 calibration=CalibrationOptions(images=calibration_images, num_images=4),
                 correct=(),
                 backend="onnxruntime",
                 int8_all=True,
-                **KINDS[kind],  # type: ignore[arg-type]
+                **more,
             )
-            given = dynamic if "batch" in KINDS[kind] and KINDS[kind]["batch"] != (4, 4, 4) else model
+            given = dynamic if more.get("batch", (4, 4, 4)) != (4, 4, 4) else model
             config = load_config("shapes")
             if kind == "border on all sides":
                 centred = config.input.model_copy(update={"resize": "letterbox-centre"})
                 config = config.model_copy(update={"input": centred})
+            if kind in NMS_FREE:
+                given, config = QUERIES, load_config(str(QUERIES.with_suffix(".yaml")))
             done[kind] = build(given, config, place / kind, options).bundle
         return done[kind]
 
@@ -348,7 +354,7 @@ def free_ports(count: int) -> tuple[int, ...]:
 
 
 @pytest.mark.triton
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *NMS_FREE])
 def test_triton_answers_what_trtdet_finds(
     bundles: Callable[[str], Bundle], pictures: list[Path], triton: Callable[..., Server], kind: str
 ) -> None:
