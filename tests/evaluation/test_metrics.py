@@ -14,7 +14,7 @@ from trtdet.config import NmsConfig
 from trtdet.data import CocoDataset
 from trtdet.detection.masks import paste, run_lengths
 from trtdet.errors import DataError
-from trtdet.evaluation.comparison import compare
+from trtdet.evaluation.comparison import compare, mask_score
 from trtdet.evaluation.metrics import CocoMetric, CocoResult
 from trtdet.evaluation.resampling import Bootstrap, mean_average_precision
 from trtdet.evaluation.scoring import Evaluation
@@ -196,6 +196,13 @@ def test_detectors_are_compared_by_their_masks(masked: CocoDataset) -> None:
     assert masks.low < masks.difference < masks.high
     assert f"(mask mAP {100 * pair[1].masks.map:.2f}): mask mAP" in str(masks)
     assert masks.as_dict()["map"] == pair[1].masks.map
+    row = {"map": pair[0].masks.map, "difference": masks.difference}
+    assert mask_score(*pair) == {
+        **row,
+        **{end: pytest.approx(getattr(masks, end), abs=0.03) for end in ("low", "high")},
+    }
+    assert mask_score(pair[1], None) == {"map": pair[1].masks.map, "difference": 0, "low": None, "high": None}
+    assert mask_score(dataclasses.replace(pair[0], masks=None), pair[1]) is None
     with pytest.raises(DataError, match=r"'m.onnx' .* without masks"):
         compare(pair[0], dataclasses.replace(pair[1], masks=None), of="masks")
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from models import RCNN
 
-from trtdet import CalibrationOptions, SweepOptions, load_config, sweep
+from trtdet import BuildOptions, CalibrationOptions, SweepOptions, TuneOptions, load_config, sweep, tune
 from trtdet.config import Config
 from trtdet.demo import shapes
-from trtdet.errors import ConfigError
+from trtdet.errors import ConfigError, TrtdetWarning
 from trtdet.exporter import SHAPES_MODEL
+from trtdet.pipeline.points import Front
 from trtdet.report.sections.fronts import sweep_section, variant_title
 
-MODEL = Path(__file__).parents[1] / "fixtures" / "two_stage" / "faster_dynamo.onnx"
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+MODEL, WITH_MASKS = FIXTURES / "two_stage" / "faster_dynamo.onnx", FIXTURES / "shapes_rcnn" / "mask_trace.onnx"
 CONFIG = Config.model_validate(
     {
         "name": "two-stage",
@@ -38,6 +42,12 @@ def options(tmp_path: Path) -> SweepOptions:
         backend="onnxruntime",
         rpn_pre_nms_topk=(10, 1000, 2000),
     )
+
+
+@pytest.fixture
+def with_masks(options: SweepOptions, tmp_path: Path) -> SweepOptions:
+    split = shapes.generate(tmp_path / "more", "val", 8)
+    return replace(options, images=split.images, annotations=split.annotations, int8_all=True, rpn_pre_nms_topk=(50,))
 
 
 @pytest.mark.slow
@@ -66,6 +76,38 @@ def test_fewer_proposals_have_their_recall_and_their_latency(options: SweepOptio
     assert len({variant_title(row) for row in done.rows}) == len(done.rows)
     assert variant_title(few) == "FP32, 10 anchors a level"
     assert sweep(MODEL, CONFIG, tmp_path / "sweep", options).rows == done.rows
+    assert not any("masks" in row for row in done.rows) and "mask mAP" not in done.markdown()
+
+
+@pytest.mark.slow
+def test_a_detector_with_masks_has_their_score_in_each_row(with_masks: SweepOptions, tmp_path: Path) -> None:
+    done = sweep(WITH_MASKS, RCNN, tmp_path / "sweep", with_masks)
+    best, rough = done.rows
+    assert best["masks"] == {"map": best["masks"]["map"], "difference": 0, "low": None, "high": None}
+    assert 0.2 < best["masks"]["map"] != best["map"]
+    assert rough["masks"]["map"] - best["masks"]["map"] == rough["masks"]["difference"] != 0
+    assert rough["masks"]["low"] <= rough["masks"]["difference"] <= rough["masks"]["high"]
+    header, _, first, *_ = done.markdown().splitlines()
+    assert "| mask mAP | masks against FP32 | masks, 90 % interval |" in header
+    assert first.split("|")[header.split("|").index(" mask mAP ")] == f" {100 * best['masks']['map']:.2f} "
+    variants, proposals = sweep_section(done.rows).parts[:2]
+    assert f", mask mAP {100 * best['masks']['map']:.2f}" in variants.traces[0]["hovertext"][0]
+    assert [trace["name"] for trace in proposals.traces].index("mask mAP, FP32") == 3
+    assert proposals.traces[3]["y"] == [100 * best["masks"]["map"]]
+    assert sweep(WITH_MASKS, RCNN, tmp_path / "sweep", with_masks).rows == done.rows
+
+
+@pytest.mark.slow
+def test_a_front_of_a_detector_with_masks_has_their_score(with_masks: SweepOptions, tmp_path: Path) -> None:
+    built = BuildOptions(calibration=with_masks.calibration, correct=(), backend="onnxruntime", int8_all=True)
+    asked = TuneOptions(built, with_masks.images, with_masks.annotations, points=2, rank_images=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TrtdetWarning)  # of the few images
+        found = tune(WITH_MASKS, RCNN, tmp_path / "tuned", asked)
+    assert all(point.masks is not None and point.masks["low"] <= point.masks["high"] for point in found.points)
+    assert any(point.masks["difference"] != point.difference for point in found.points)
+    assert Front.load(found.folder / "front.json").points == found.points
+    assert found.points[0].mask_difference in found.markdown()
 
 
 def test_a_detector_of_one_stage_is_refused(options: SweepOptions, tmp_path: Path) -> None:

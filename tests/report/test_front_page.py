@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from report_pages import Page
 
 from trtdet.errors import ConfigError
+from trtdet.evaluation.comparison import MaskScore
 from trtdet.pipeline.points import Front, Point
 from trtdet.report import front_page
 
@@ -56,6 +58,17 @@ def test_every_point_is_drawn_with_its_facts_and_the_best_are_joined() -> None:
     )
     assert "mAP against FP32 -2.00 (-2.20 .. -1.80)" in tip
     assert tip.endswith("beaten by point 2")
+    assert "mask" not in made.markdown()
+
+
+def test_the_score_of_masks_stands_beside_that_of_boxes() -> None:
+    masks: MaskScore = {"map": 0.42, "difference": -0.001, "low": -0.003, "high": 0.002}
+    made = front(replace(POINTS[0], masks=masks), POINTS[4])
+    header, _, *rows = made.markdown().splitlines()
+    assert header.index("90 % interval") < header.index("masks against FP32") < header.index("error at the head")
+    assert ["-0.10 (-0.30 .. +0.20)" in row for row in rows] == [True, False]
+    tips = [tip for trace in Page(front_page(made)).traces for tip in trace["hovertext"]]
+    assert ["<br>mask mAP 42.00, -0.10 (-0.30 .. +0.20)<br>" in tip for tip in tips] == [True, False]
 
 
 def test_the_verdict_names_the_cheapest_point_that_is_not_shown_to_lose() -> None:

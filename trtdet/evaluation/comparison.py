@@ -6,10 +6,12 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
+from typing_extensions import TypedDict
 
 from trtdet.bundle import Bundle
 from trtdet.config import Config, NmsMode
@@ -78,6 +80,42 @@ class Comparison:
             "images": self.images,
             "verdict": self.verdict,
         }
+
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class MaskScore(TypedDict):
+    """A score of masks, as a row of variants holds it; mAP and differences as fractions, 0..1.
+
+    ``low`` and ``high`` are None of what others are compared with.
+    """
+
+    map: Finite
+    difference: Finite
+    low: Finite | None
+    high: Finite | None
+
+
+def mask_score(evaluation: Evaluation, reference: Evaluation | None) -> MaskScore | None:
+    """The score of masks beside a reference's; None where the detector or the annotations have none.
+
+    Args:
+        evaluation: the score.
+        reference: of the same images, with masks too; None for the reference itself.
+
+    Raises:
+        ConfigError, DataError: as of :func:`compare`.
+    """
+    if evaluation.masks is None:
+        return None
+    found = compare(evaluation, reference, of="masks") if reference is not None else None
+    return {
+        "map": evaluation.masks.map,
+        "difference": found.difference if found else 0.0,
+        "low": found.low if found else None,
+        "high": found.high if found else None,
+    }
 
 
 def open_pair(

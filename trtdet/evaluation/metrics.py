@@ -123,7 +123,7 @@ class CocoMetric:
         # Kept by image, so that a score over any choice of images needs no second run of the model.
         self._found: dict[int, Found] = {}
         self._masks: dict[int, list[dict[str, Any]]] = {}
-        self._matches: dict[str, ClassMatches] | None = None
+        self._matches: dict[_Kind, dict[str, ClassMatches]] = {}
 
     def update(
         self,
@@ -177,7 +177,7 @@ class CocoMetric:
                 f"classes of image {image_id} run from {class_array.min()} to {class_array.max()}, allowed "
                 f"are 0 to {total - 1}: indices into the classes, not category ids"
             )
-        self._matches = None
+        self._matches.clear()
         self._found[image_id] = (box_array.copy(), score_array.copy(), class_array.astype(np.int64))
         if masks is not None:
             self._masks[image_id] = list(masks)
@@ -291,7 +291,7 @@ class CocoMetric:
         """
         if not self.has_masks:
             raise DataError(f"'{self.dataset.annotations}' or what was detected has no masks, so none can be matched")
-        return self._with_truths(self._matched(masks=True))
+        return self._with_truths(self._matched("segm"))
 
     def _with_truths(self, every: Mapping[str, ClassMatches]) -> tuple[ClassMatches, ...]:
         matches = tuple(every.values())
@@ -309,11 +309,14 @@ class CocoMetric:
         Raises:
             DataError: no image was given.
         """
-        if self._matches is None:
-            self._matches = self._matched()
-        return self._matches
+        return self._matched("bbox")
 
-    def _matched(self, *, masks: bool = False) -> dict[str, ClassMatches]:
+    def _matched(self, kind: _Kind) -> dict[str, ClassMatches]:
+        if kind not in self._matches:
+            self._matches[kind] = self._match(kind)
+        return self._matches[kind]
+
+    def _match(self, kind: _Kind) -> dict[str, ClassMatches]:
         image_ids, truth = self._scored(), self.dataset.truth
         matchers = [ClassMatcher(len(image_ids)) for _ in self.dataset.classes]
         rows_of = _rows_by_value(truth.image_ids)
@@ -329,7 +332,7 @@ class CocoMetric:
                     _xywh(boxes[part]),
                     scores[part],
                     ImageTruth(truth.boxes[here], truth.areas[here], truth.crowd[here], here),
-                    self._mask_overlaps(image_id, part, here) if masks else None,
+                    self._mask_overlaps(image_id, part, here) if kind == "segm" else None,
                 )
         return {name: matcher.matches() for name, matcher in zip(self.dataset.classes, matchers, strict=True)}
 

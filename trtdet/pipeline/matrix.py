@@ -7,13 +7,13 @@ import itertools
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
 from typing_extensions import NotRequired, TypedDict
 
 from trtdet.config import Config, NmsConfig, SiluForm
 from trtdet.data import CocoDataset, content_hash
+from trtdet.evaluation.comparison import Finite, MaskScore
 from trtdet.files import sha256_file
 from trtdet.pipeline.options import CalibrationOptions, formats
 from trtdet.pipeline.stages.calibrating import HISTOGRAMS, Selection
@@ -87,9 +87,6 @@ class SweepOptions:
         return formats(self.int8_all, self.int8_attention, self.fp8)
 
 
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-
-
 class Row(TypedDict):
     """One variant, as ``rows.jsonl`` and ``sweep.json`` hold it; mAP as fractions, 0..1."""
 
@@ -112,6 +109,8 @@ class Row(TypedDict):
     build_seconds: Finite | None
     engine_mb: Finite | None
     latency_ms: Finite | None
+    masks: NotRequired[MaskScore]
+    """Where the detector and the annotations have masks."""
     options: NotRequired[list[str]]
     """The options that say what is quantised, such as ``--fp8``; none of the float model."""
     tf32: NotRequired[bool]

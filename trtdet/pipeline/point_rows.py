@@ -8,10 +8,9 @@ import warnings
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field
-from typing_extensions import TypedDict
+from typing_extensions import NotRequired, TypedDict
 
 from trtdet.audit.neighbours import Costs
 from trtdet.backends import EngineFacts, open_engine
@@ -19,7 +18,7 @@ from trtdet.config import Config, NmsMode
 from trtdet.data import CocoDataset, evenly, find_images
 from trtdet.errors import DataError, TrtdetError, TrtdetWarning
 from trtdet.evaluation.agreement import agree
-from trtdet.evaluation.comparison import compare
+from trtdet.evaluation.comparison import Finite, MaskScore, compare, mask_score
 from trtdet.evaluation.images_apart import apart_from
 from trtdet.evaluation.scoring import Evaluation, evaluate
 from trtdet.mixed_precision.program import Problem, front
@@ -43,8 +42,6 @@ from trtdet.runtime.detector import Detector
 
 TIMINGS = "timing-cache"
 
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-
 
 class Row(TypedDict):
     """What was measured of a plan, as ``rows.jsonl`` holds it; mAP and differences as fractions, 0..1.
@@ -65,6 +62,8 @@ class Row(TypedDict):
     measured: Finite | None
     device: str | None
     seconds: Finite
+    masks: NotRequired[MaskScore]
+    """Where the detector and the annotations have masks."""
 
 
 @dataclass(frozen=True)
@@ -223,16 +222,18 @@ class Points:
     ) -> Row:
         reference = self._reference
         points: tuple[float | None, ...] = (None, None)
+        masks = None
         if self._dataset.annotated:
             found = compare(got, reference)
             points, difference = (got.result.map, reference.result.map), found.difference
             low, high = found.low, found.high
+            masks = mask_score(got, reference)
         else:
             agreed = agree(got, reference)
             if agreed.ap is None or agreed.low is None or agreed.high is None:
                 raise DataError(f"accuracy cannot be measured by agreement: {agreed.problem}")
             difference, low, high = agreed.ap - 1, agreed.low - 1, agreed.high - 1
-        return {
+        row: Row = {
             "plan": candidate.name,
             "kept": list(candidate.kept),
             "counts": counts,
@@ -246,6 +247,7 @@ class Points:
             "device": facts["device"],
             "seconds": round(time.monotonic() - started, 2),
         }
+        return row if masks is None else {**row, "masks": masks}
 
     @cached_property
     def prepared(self) -> Prepared:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from trtdet.evaluation.comparison import MaskScore
 from trtdet.files.documents import read_result
 from trtdet.pipeline.options import Objective
 from trtdet.tables import Cell, Column, Table
@@ -34,6 +35,7 @@ class Point:
         beaten_by: number of the cheapest point that is no worse in accuracy and cost and better in one, or is cheaper,
             has no larger predicted error, and is not shown to be less accurate by the interval; None where there is
             none.
+        masks: the score of masks; None where the detector or the annotations have none.
     """
 
     number: int
@@ -51,6 +53,7 @@ class Point:
     low: float
     high: float
     beaten_by: int | None = None
+    masks: MaskScore | None = None
 
     @property
     def title(self) -> str:
@@ -59,7 +62,18 @@ class Point:
     @property
     def interval(self) -> str:
         """Of the difference, in points (hundredths)."""
-        return f"{100 * self.low:+.2f} .. {100 * self.high:+.2f}"
+        return _interval(self.low, self.high)
+
+    @property
+    def mask_difference(self) -> str:
+        """Of mask mAP to the float model's and its 90 % interval, in points (hundredths); empty without masks."""
+        if self.masks is None or self.masks["low"] is None or self.masks["high"] is None:
+            return ""
+        return f"{100 * self.masks['difference']:+.2f} ({_interval(self.masks['low'], self.masks['high'])})"
+
+
+def _interval(low: float, high: float) -> str:
+    return f"{100 * low:+.2f} .. {100 * high:+.2f}"
 
 
 @dataclass(frozen=True)
@@ -181,10 +195,12 @@ class Front:
         if self.annotated:
             found.append((Column("mAP", ".2f"), lambda point: point.map and 100 * point.map))
         against = "against FP32" if self.annotated else "agreement with FP32, against 100"
+        found.append((Column(against, "+.2f"), lambda point: 100 * point.difference))
+        found.append((Column("90 % interval", align="right"), lambda point: point.interval))
+        if any(point.masks is not None for point in self.points):
+            found.append((Column("masks against FP32", align="right"), lambda point: point.mask_difference))
         return [
             *found,
-            (Column(against, "+.2f"), lambda point: 100 * point.difference),
-            (Column("90 % interval", align="right"), lambda point: point.interval),
             (Column("error at the head", ".3g"), lambda point: point.error),
             (Column(""), lambda point: f"beaten by {point.beaten_by}" if point.beaten_by else ""),
         ]

@@ -144,6 +144,7 @@ def _point(plan: Candidate, row: Row) -> Point:
         row["difference"],
         row["low"],
         row["high"],
+        masks=row.get("masks"),
     )
 
 

@@ -13,7 +13,7 @@ from trtdet.backends import Backend, Built, EngineFacts, Runner, choose, open_en
 from trtdet.backends.requests import Target
 from trtdet.config import NmsConfig, SiluForm
 from trtdet.errors import CalibrationError, TrtdetWarning
-from trtdet.evaluation.comparison import compare
+from trtdet.evaluation.comparison import compare, mask_score
 from trtdet.evaluation.proposals import proposal_recall
 from trtdet.evaluation.scoring import Evaluation, evaluate_each
 from trtdet.mixed_precision.ranking import rank
@@ -265,6 +265,7 @@ def _limited(group: Group) -> str:
 
 def _scores(nms: NmsConfig, got: Evaluation, reference: Evaluation | None) -> dict[str, Any]:
     found = compare(got, reference) if reference is not None else None
+    masks = mask_score(got, reference)
     return {
         "nms": nms.model_dump(mode="json"),
         "map": got.result.map,
@@ -272,4 +273,5 @@ def _scores(nms: NmsConfig, got: Evaluation, reference: Evaluation | None) -> di
         "difference": found.difference if found else 0.0,
         "low": found.low if found else None,
         "high": found.high if found else None,
+        **({} if masks is None else {"masks": masks}),
     }

@@ -38,7 +38,7 @@ from trtdet.pipeline.validation import (
 )
 from trtdet.pipeline.variant_rows import RowMaker, rows_of_group, save_histograms
 from trtdet.progress import Progress, silent
-from trtdet.tables import Column, Table
+from trtdet.tables import Cell, Column, Table
 
 __all__ = ["Sweep", "SweepOptions", "sweep"]
 
@@ -86,15 +86,18 @@ class Sweep:
 def sweep_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Rows of a sweep, as ``sweep.json`` holds them: mAP in points, intervals of 90 %."""
     limited = any("ar100" in row for row in rows)
+    masked = any("masks" in row for row in rows)
     columns = (
         *(_LIMITED if limited else ()),
         *("precision", "SiLU", "calibration", "corrected", "kept in FP16", "options", "NMS"),
         *(Column("mAP", ".2f"), Column("AP50", ".2f"), Column("against FP32", "+.2f"), "90 % interval"),
+        *(_MASKS if masked else ()),
         *("INT8 / FP16 / FP32 convs", Column("build s", ".1f"), Column("engine MB", ".1f")),
         Column("latency ms", ".1f"),
     )
     notes = sorted({f"latency on {row['timed_on']}" for row in rows if "timed_on" in row})
-    return Table(columns, [[*(_limits(row) if limited else ()), *_cells(row)] for row in rows], notes=notes)
+    cells = [[*(_limits(row) if limited else ()), *_cells(row, masked)] for row in rows]
+    return Table(columns, cells, notes=notes)
 
 
 _LIMITED = (
@@ -102,15 +105,16 @@ _LIMITED = (
     *(Column("AR@100", ".2f"), Column("AR@1000", ".2f")),
 )
 
+_MASKS = (Column("mask mAP", ".2f"), Column("masks against FP32", "+.2f"), "masks, 90 % interval")
 
-def _limits(row: Mapping[str, Any]) -> list[str | int | float | None]:
+
+def _limits(row: Mapping[str, Any]) -> list[Cell]:
     recalls = [100 * row[key] if key in row else None for key in ("ar100", "ar1000")]
     return [row.get("rpn_pre_nms_topk"), row.get("rpn_post_nms_topk"), row.get("proposals"), *recalls]
 
 
-def _cells(row: Mapping[str, Any]) -> list[str | int | float | None]:
+def _cells(row: Mapping[str, Any], masked: bool) -> list[Cell]:
     nms = row["nms"]
-    interval = "" if row["low"] is None else f"{100 * row['low']:+.2f} .. {100 * row['high']:+.2f}"
     return [
         *(
             row["precision"] + (" (TF32)" if row["precision"] == "FP32" and row.get("tf32") else ""),
@@ -121,10 +125,19 @@ def _cells(row: Mapping[str, Any]) -> list[str | int | float | None]:
             " ".join(row.get("options", ())),
         ),
         f"{nms['score_threshold']:g} / {nms['iou_threshold']:g} / {nms['max_detections']}",
-        *(100 * row["map"], 100 * row["map50"], 100 * row["difference"], interval),
+        *(100 * row["map"], 100 * row["map50"], 100 * row["difference"], _interval(row)),
+        *(_mask_cells(row.get("masks")) if masked else ()),
         f"{row['int8']} / {row['fp16']} / {row['fp32']}",
         *(row["build_seconds"], row["engine_mb"], row["latency_ms"]),
     ]
+
+
+def _mask_cells(masks: Mapping[str, Any] | None) -> list[Cell]:
+    return [None] * len(_MASKS) if masks is None else [100 * masks["map"], 100 * masks["difference"], _interval(masks)]
+
+
+def _interval(score: Mapping[str, Any]) -> str:
+    return "" if score["low"] is None else f"{100 * score['low']:+.2f} .. {100 * score['high']:+.2f}"
 
 
 def sweep(

@@ -88,6 +88,7 @@ def _tip(front: Front, point: Point) -> str:
         f"{front.cost(point):.4g} {front.unit}",
         f"{what} {100 * point.difference:+.2f} ({point.interval})",
         f"mAP {100 * point.map:.2f}" if point.map is not None else "",
+        f"mask mAP {100 * point.masks['map']:.2f}, {point.mask_difference}" if point.masks is not None else "",
         f"{point.weights / 1e6:.3f} MB of weights",
         f"engine {point.engine / 1e6:.2f} MB" if point.engine is not None else "",
         f"error at the head {point.error:.3g}, predicted",
@@ -139,7 +140,7 @@ def _sweep_chart(rows: Sequence[Mapping[str, Any]], cost: str, unit: str) -> Cha
                     "color": colour,
                     "thickness": 1.2,
                 },
-                "hovertext": [f"{variant_title(row)}<br>mAP {100 * row['map']:.2f}" for row in own],
+                "hovertext": [f"{variant_title(row)}<br>mAP {100 * row['map']:.2f}{_of_masks(row)}" for row in own],
                 "hoverinfo": "text",
                 "marker": {"size": 10, "color": colour},
             }
@@ -164,22 +165,28 @@ def variant_title(row: Mapping[str, Any]) -> str:
     return f"{row['precision']} {row['calibration']}, {corrections}{kept}, SiLU {row['silu']}{options}{proposals}"
 
 
+def _of_masks(row: Mapping[str, Any]) -> str:
+    return f", mask mAP {100 * row['masks']['map']:.2f}" if "masks" in row else ""
+
+
 def _kind(row: Mapping[str, Any]) -> str:
     return f"{row['precision']} {row['calibration']}" if row["calibration"] else str(row["precision"])
 
 
 _KEPT = (("map", "mAP", "solid"), ("ar100", "AR@100", "dash"), ("ar1000", "AR@1000", "dot"))
 """What fewer proposals cost: a key of a row, its name and the dash of its line."""
+_OF_MASKS = ("mask_map", "mask mAP", "dashdot")
 
 
 def _proposals_chart(rows: Sequence[Mapping[str, Any]]) -> Chart:
     """What each number of proposals costs and keeps, a line for each kind of row and figure."""
-    traces = []
+    traces, masked = [], all("masks" in row for row in rows)
+    rows = [{**row, "mask_map": row["masks"]["map"]} for row in rows] if masked else rows
     for place, kind in enumerate(dict.fromkeys(_kind(row) for row in rows)):
         own = sorted((row for row in rows if _kind(row) == kind), key=lambda row: [one or 0 for one in _numbers(row)])
         told = [" / ".join("all" if one is None else str(one) for one in _numbers(row)) for row in own]
         colour = COLOURS[place % len(COLOURS)]
-        for key, name, dash in _KEPT:
+        for key, name, dash in (*_KEPT, _OF_MASKS) if masked else _KEPT:
             traces.append(
                 {
                     "type": "scatter",
