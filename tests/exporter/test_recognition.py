@@ -7,12 +7,15 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from models import RCNN
 from onnx import helper
 
 from trtdet.config import COCO_CLASSES, load_config
 from trtdet.demo.shapes import generate
 from trtdet.errors import ModelError, OutputError
 from trtdet.exporter import SHAPES_MODEL, ExportOptions, export, recognition
+
+TWO_STAGE = Path(__file__).parents[1] / "fixtures" / "two_stage" / "faster_dynamo.onnx"
 
 SIZE = (128, 192)
 CELLS = [16 * 24, 8 * 12, 4 * 6]
@@ -207,6 +210,12 @@ def test_a_size_that_is_not_the_models(tmp_path: Path) -> None:
         export(str(SHAPES_MODEL), tmp_path / "m.onnx", ExportOptions(size=(64, 64)))
     with pytest.raises(ModelError, match="'absent.onnx' does not exist"):
         export("absent.onnx", tmp_path / "m.onnx")
+
+
+def test_a_two_stage_model_keeps_its_batch_of_one(tmp_path: Path) -> None:
+    options = ExportOptions(config=RCNN, dynamic_batch=True)
+    with pytest.raises(ModelError, match="a two-stage model is of one image: .*; leave --dynamic-batch out"):
+        export(str(TWO_STAGE), tmp_path / "m.onnx", options)
 
 
 def test_a_configuration_given_takes_the_place_of_the_guess(tmp_path: Path) -> None:

@@ -5,16 +5,23 @@ from __future__ import annotations
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from models import RCNN
 
 from trtdet import BuildOptions, CalibrationOptions, SweepOptions, TuneOptions, load_config, sweep, tune
+from trtdet.backends import choose
 from trtdet.config import Config
+from trtdet.data import CocoDataset
 from trtdet.demo import shapes
 from trtdet.errors import ConfigError, TrtdetWarning
 from trtdet.exporter import SHAPES_MODEL
+from trtdet.pipeline import variant_rows
+from trtdet.pipeline.matrix import Matrix
 from trtdet.pipeline.points import Front
+from trtdet.pipeline.stages.calibrating import select_images
+from trtdet.progress import silent
 from trtdet.report.sections.fronts import sweep_section, variant_title
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -95,6 +102,18 @@ def test_a_detector_with_masks_has_their_score_in_each_row(with_masks: SweepOpti
     assert [trace["name"] for trace in proposals.traces].index("mask mAP, FP32") == 3
     assert proposals.traces[3]["y"] == [100 * best["masks"]["map"]]
     assert sweep(WITH_MASKS, RCNN, tmp_path / "sweep", with_masks).rows == done.rows
+
+
+@pytest.mark.slow
+def test_masks_that_no_engine_of_a_sweep_can_give_are_said(
+    with_masks: SweepOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caps = replace(choose("onnxruntime").capabilities, missing_ops=("NonZero",))
+    monkeypatch.setattr(variant_rows, "choose", lambda name: SimpleNamespace(capabilities=caps))
+    dataset = CocoDataset.load(with_masks.annotations, with_masks.images, RCNN.classes)
+    matrix = Matrix(WITH_MASKS, RCNN, tmp_path, with_masks, select_images(with_masks.calibration), dataset)
+    with pytest.warns(TrtdetWarning, match="cut_masks: masks: left out: where no shape may depend on the image"):
+        variant_rows.save_histograms(matrix, silent)
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from trtdet.data.folders import find_images
 from trtdet.errors import ConfigError
 from trtdet.exporter import Confirm, ExportOptions, recognition, trials
 from trtdet.exporter.trials import Converted, resized
-from trtdet.passes import Options, batch, clean, load_model
+from trtdet.passes import Options, batch, clean, load_model, two_stage
 from trtdet.passes.base import explained
 from trtdet.passes.input_size import with_input_size
 from trtdet.passes.model import to_graph, to_model
@@ -55,6 +55,7 @@ def convert(source: str, options: ExportOptions, confirm: Confirm | None = None)
     passes = Options(config, batch="batch" if options.dynamic_batch else None)
     with explained("clean"):
         graph = to_graph(onnx.shape_inference.infer_shapes(original))
+        two_stage.check_batch(graph, passes.batch, "--dynamic-batch")
         clean.apply(graph, passes)
         graph = to_graph(to_model(graph))
     with explained("batch"):

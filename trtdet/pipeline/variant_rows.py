@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import cache, cached_property
+from pathlib import Path
 from typing import Any
 
 from trtdet.backends import Backend, Built, EngineFacts, Runner, choose, open_engine
@@ -28,7 +29,7 @@ from trtdet.pipeline.stages.correcting import Prepared, prepared, prepared_besid
 from trtdet.pipeline.stages.engines import built_engine
 from trtdet.pipeline.stages.networks import Network, explicit_networks, float_network
 from trtdet.pipeline.stages.planning import choose_plan
-from trtdet.pipeline.stages.rewriting import Graph, host_graph
+from trtdet.pipeline.stages.rewriting import Graph, host_graph, warn_of_left
 from trtdet.progress import Progress, silent
 from trtdet.runtime.detector import Detector
 
@@ -38,15 +39,20 @@ _NO_ENGINE: dict[str, Any] = {"build_seconds": None, "engine_mb": None, "latency
 
 
 def save_histograms(matrix: Matrix, progress: Progress) -> None:
-    """Runs the calibration images, unless an earlier sweep in the folder ran them through the same graph."""
+    """Runs the calibration images, unless an earlier sweep in the folder ran them through the same graph.
+
+    Warns:
+        TrtdetWarning: a part of a two-stage model, such as its masks, is left out of the engines.
+    """
     for limits in matrix.options.limits:
-        _save_histograms(matrix, limits, progress)
+        graph = limited_graph(matrix, limits)
+        if limits == matrix.most:
+            warn_of_left(graph)
+        _save_histograms(matrix, graph, matrix.histograms(limits), progress)
 
 
-def _save_histograms(matrix: Matrix, limits: Limits, progress: Progress) -> None:
-    place = matrix.histograms(limits)
+def _save_histograms(matrix: Matrix, graph: Graph, place: Path, progress: Progress) -> None:
     calibration = replace(matrix.options.calibration, rule=CalibrationOptions.rule, histograms=None)
-    graph = limited_graph(matrix, limits)
     if place.exists():
         try:
             calibrated(graph, replace(calibration, histograms=place), matrix.selected)

@@ -32,12 +32,31 @@ they are those of :mod:`trtdet.passes.two_stage.static`."""
 DATA_DEPENDENT = frozenset(("NonZero", "NonMaxSuppression", "RoiAlign"))
 """Operators of ONNX that the route with shapes that depend on the image needs."""
 
-__all__ = ["BOXES", "REAL", "REWRITES", "cut", "is_two_stage", "prepared", "up_to_proposals"]
+__all__ = ["BOXES", "REAL", "REWRITES", "check_batch", "cut", "is_two_stage", "prepared", "up_to_proposals"]
 
 
 def is_two_stage(graph: gs.Graph) -> bool:
     """Whether regions are aligned in a graph, which is how a second stage reads the features of the first."""
     return any(node.op == "RoiAlign" for node in graph.nodes)
+
+
+def check_batch(graph: gs.Graph, batch: int | str | None, option: str) -> None:
+    """Refuses any batch but one image of a two-stage model.
+
+    Args:
+        graph: of any detector.
+        batch: images at once that are asked for; a name for any number, None for what the model has.
+        option: that asks for it, as the command line has it.
+
+    Raises:
+        ModelError: another batch than 1 is asked of a two-stage model.
+    """
+    if batch in (None, 1) or not is_two_stage(graph):
+        return
+    raise ModelError(
+        f"a batch of {batch if isinstance(batch, int) else 'any size'} is asked for, and a two-stage model is of one "
+        f"image: its suppressions are written for each image; leave {option} out"
+    )
 
 
 def prepared(graph: gs.Graph, options: Options) -> tuple[gs.Graph, PassResult]:
@@ -64,11 +83,7 @@ def cut(graph: gs.Graph, options: Options) -> tuple[gs.Graph, Options, dict[str,
     """
     if not is_two_stage(graph):
         return graph, options, {}
-    if options.batch not in (None, 1):
-        raise ModelError(
-            f"a batch of {options.batch if isinstance(options.batch, int) else 'any size'} is asked for, and a "
-            "two-stage model is of one image: its suppressions are written for each image; leave --batch out"
-        )
+    check_batch(graph, options.batch, "--batch")
     config = options.config
     results: dict[str, PassResult] = {}
     with explained("inline_nms_guard"):

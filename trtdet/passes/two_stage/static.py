@@ -53,7 +53,8 @@ def rewrite(graph: gs.Graph, options: Options) -> tuple[gs.Graph, Config, dict[s
     everything, config = all_detections(graph, found, config)
     room = config.nms.max_detections
     if options.nms == "host":
-        reason = "where no shape may depend on the image it needs its suppression in the graph"
+        needed = "where no shape may depend on the image, masks need the suppression in the graph"
+        reason = f"left out: {needed}; a build has it there with any --nms but host"
         results["cut_masks"] = masks.leave_out(graph, reason)
     else:
         kept = _first_rows(Writer(graph, "trtdet/mask_rows", Origin.DECODE), everything, room)

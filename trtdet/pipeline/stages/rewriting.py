@@ -169,6 +169,17 @@ def host_graph(
     return graph if caps is None else replace(graph, flow=_flow(graph, caps))
 
 
+def warn_of_left(graph: Graph) -> None:
+    """Says what of a two-stage model is not rewritten, or left out.
+
+    Warns:
+        TrtdetWarning: there is something.
+    """
+    if graph.done.left:
+        message = f"not all of the two-stage model is rewritten: {'; '.join(graph.done.left)}"
+        warnings.warn(message, TrtdetWarning, stacklevel=3)
+
+
 def build_graph(model: Path, config: Config, options: BuildOptions, backend: Backend) -> Graph:
     """A float ONNX model as a backend is to build it.
 
@@ -199,9 +210,7 @@ def build_graph(model: Path, config: Config, options: BuildOptions, backend: Bac
         _warn_of_thresholds(kept, config.nms)
     int8 = options.precision == "int8"
     graph = rewritten(source, passes, int8 and options.int8_attention, int8 and options.fp8)
-    if graph.done.left:
-        message = f"not all of the two-stage model is rewritten: {'; '.join(graph.done.left)}"
-        warnings.warn(message, TrtdetWarning, stacklevel=3)
+    warn_of_left(graph)
     graph = replace(graph, int8_all=options.int8_all or options.best, nms_reason=chosen.reason, flow=_flow(graph, caps))
     _check_operators(graph.model, backend)
     return graph
