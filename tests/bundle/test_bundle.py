@@ -106,7 +106,7 @@ def test_the_manifest_has_every_key_of_the_contract_and_schema_comes_first(tmp_p
     assert {"mode", "calibrator", "percentile", "images", "corrections"} <= set(data["quantization"])
     assert {"count", "sha256"} <= set(data["quantization"]["images"])
     assert {"int8", "fp16", "fp32"} == set(data["precision"])
-    assert {"int8", "fp16", "fp32", "float_by_backend"} == set(data["audit"])
+    assert {"int8", "fp8", "fp16", "fp32", "float_by_backend"} == set(data["audit"])
     assert set(data["files"]) == {"model.engine", "int8.onnx"}
     assert data["input"]["preprocess"]["size"] == [416, 416]
     assert data["created"].endswith("+00:00")

@@ -15,6 +15,7 @@ from onnx import numpy_helper
 from trtdet import BuildOptions, CalibrationOptions, KeepOptions, SweepOptions, sweep
 from trtdet.backends import Capabilities
 from trtdet.bundle import Bundle
+from trtdet.cli import main
 from trtdet.config import Config
 from trtdet.demo import shapes
 from trtdet.errors import BackendError, ConfigError, TrtdetWarning
@@ -184,6 +185,23 @@ def test_products_of_two_activations_are_in_int8_only_where_that_is_asked_for(
     assert fp8.entries["/encoder/values/MatMul"].format == "fp8" and fp8.entries["/down/Conv"].format == "int8"
     with pytest.raises(ConfigError, match="--fp8 belongs to --int8; leave it out with --fp16"):
         build(model, config, tmp_path / "c", replace(asked, int8_attention=False, fp8=True, precision="fp16"))
+
+
+@pytest.mark.slow
+@pytest.mark.tensorrt
+def test_layers_in_fp8_are_told_as_built(
+    model: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install 'trtdet[rtx]'")
+    attention_config(tmp_path)
+    given = [model, "--config", tmp_path / "attention.yaml", "--images", images, "--num-images", 2]
+    asked = ["--int8", "--fp8", "--correct", "none", "--no-measure", "--backend", "tensorrt-rtx", "--sm", 89]
+    assert main(["build", *map(str, given), *map(str, asked), "-o", str(tmp_path / "b")]) == 0
+    manifest = Bundle(tmp_path / "b").manifest
+    assert manifest.audit is not None and manifest.audit.fp8 > 0
+    counted = manifest.audit.int8 + manifest.audit.fp8 + manifest.audit.fp16 + manifest.audit.fp32
+    assert counted == sum(manifest.precision.model_dump().values())
+    assert f"{manifest.audit.int8} convs INT8, {manifest.audit.fp8} FP8, " in capsys.readouterr().out
 
 
 def convolutional(mixed: str) -> onnx.ModelProto:

@@ -156,6 +156,9 @@ class FloatConvPart(_Part):
 
 
 class AuditPart(CountsPart):
+    """Layers as built; those in FP8 are counted apart, where a plan counts them with INT8, whose place they take."""
+
+    fp8: int = 0
     float_by_backend: tuple[FloatConvPart, ...] = ()
 
 

@@ -393,7 +393,8 @@ def _summary(bundle: Bundle, options: Namespace, up_to_date: bool) -> str:
     engine = bundle.engine
     known = "as built" if manifest.audit else "as planned, not audited"
     tf32 = " (TF32 where the GPU has it)" if manifest.backend.tf32 and counts.fp32 else ""
-    done = f"{counts.int8} convs INT8, {counts.fp16} FP16, {counts.fp32} FP32{tf32} {known}"
+    fp8 = f"{manifest.audit.fp8} FP8, " if manifest.audit and manifest.audit.fp8 else ""
+    done = f"{counts.int8} convs INT8, {fp8}{counts.fp16} FP16, {counts.fp32} FP32{tf32} {known}"
     made = f"engine {engine.stat().st_size / 1e6:.1f} MB" if engine else "no engine (onnxruntime runs the model itself)"
     target = f"{manifest.backend.name} {manifest.backend.version}"
     if manifest.backend.sms:

@@ -277,4 +277,4 @@ def _audit_part(found: Audit | None) -> AuditPart | None:
     if found is None:
         return None
     lost = tuple(FloatConvPart(name=conv.name, got=conv.got, reason=conv.reason) for conv in found.departures)
-    return AuditPart(int8=found.int8, fp16=found.fp16, fp32=found.fp32, float_by_backend=lost)
+    return AuditPart(int8=found.int8, fp8=found.fp8, fp16=found.fp16, fp32=found.fp32, float_by_backend=lost)

@@ -111,7 +111,8 @@ def _time_said(worth: Mapping[str, Any] | None) -> str:
 def _precision_said(manifest: Manifest) -> str:
     counts = manifest.audit or manifest.precision
     how = "as built" if manifest.audit is not None else "as planned, not audited"
-    said = f"{counts.int8} convolutions in INT8, {counts.fp16} in FP16, {counts.fp32} in FP32 {how}"
+    fp8 = f"{manifest.audit.fp8} in FP8, " if manifest.audit and manifest.audit.fp8 else ""
+    said = f"{counts.int8} convolutions in INT8, {fp8}{counts.fp16} in FP16, {counts.fp32} in FP32 {how}"
     if manifest.guard is not None and manifest.guard.shipped != manifest.guard.asked:
         said += f"; FP16 is shipped: {manifest.guard.reason}"
     return said
