@@ -34,6 +34,7 @@ from trtdet.passes.two_stage import (
     up_to_proposals,
 )
 from trtdet.passes.two_stage import masks as two_stage_masks
+from trtdet.passes.two_stage.walk import upstream
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "two_stage"
 MODELS = (
@@ -229,6 +230,45 @@ def test_no_shape_depends_on_the_image_where_a_backend_has_no_nonzero(
         assert list(got) == list(want)
         if "masks" in want:
             np.testing.assert_allclose(got["masks"][0, :found], want["masks"][0, :found], rtol=0, atol=off)
+
+
+def ordered_by_logits(model: onnx.ModelProto, threshold: float | None = None) -> onnx.ModelProto:
+    """As custom models are: the logits of objectness, all negative, choose the proposals, and none is left out for it.
+
+    Args:
+        model: an export of torchvision.
+        threshold: of the scores in the suppression of the proposals; None for no such input.
+    """
+    graph = to_graph(onnx.shape_inference.infer_shapes(model))
+    node = suppressions.in_order(graph)[0]
+    changed = Counter[str]()
+    for above in upstream(node.inputs[1]):
+        if above.op == "Sigmoid":
+            above.op = "Sub"
+            above.inputs.append(gs.Constant("shift", np.array([100], np.float32)))
+        elif above.op == "GreaterOrEqual" and float(above.inputs[1].values) == 0:
+            above.inputs[1] = gs.Constant("everything", np.array(guards.LOWEST))
+        else:
+            continue
+        changed[above.op] += 1
+    assert changed == {"Sub": 1, "GreaterOrEqual": 1}
+    if threshold is not None:
+        node.inputs.append(gs.Constant("score_threshold", np.array([threshold], np.float32)))
+    return to_model(graph)
+
+
+@pytest.mark.slow
+def test_proposals_with_negative_logits_are_kept(run: Any) -> None:
+    model = load_model(FOLDER / "faster_dynamo.onnx")
+    logits, cut = ordered_by_logits(model), ordered_by_logits(model, 0.0)
+    want, fewer = run(logits, images=IMAGES[0]), run(cut, images=IMAGES[0])
+    assert (len(want["boxes"]), len(fewer["boxes"])) == (100, 0)
+    for missing in ((), ("NonZero",)):
+        done = rewrite(logits, Options(config(), nms="native", missing_ops=frozenset(missing)))
+        got = run(done.model, images=IMAGES[0])
+        count = int(got["num_dets"].reshape(-1)[0])
+        assert count == len(want["boxes"])
+        assert rows(got["boxes"][0, :count], got["classes"][0, :count] + 1) == rows(want["boxes"], want["labels"])
 
 
 @pytest.fixture(scope="module")

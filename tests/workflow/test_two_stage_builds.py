@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -9,18 +10,23 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 import pytest
+from models import RCNN
 
 from trtdet import BuildOptions, CalibrationOptions, SensitivityOptions, build, sensitivity
 from trtdet.bundle import Bundle, MasksPart
 from trtdet.config import Config
+from trtdet.demo import shapes
 from trtdet.detection.masks import from_run_lengths
 from trtdet.errors import TrtdetWarning
 from trtdet.performance import ProfileOptions, profile
+from trtdet.quantization import PrecisionPlan
+from trtdet.report import report, written
 from trtdet.runtime.detector import Detector
 from trtdet.runtime.pictures import infer
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "two_stage"
 MODEL, WITH_MASKS = FOLDER / "faster_dynamo.onnx", FOLDER / "mask_dynamo.onnx"
+TRAINED = FOLDER.parent / "shapes_rcnn" / "mask_trace.onnx"
 
 pytestmark = pytest.mark.slow
 
@@ -54,6 +60,21 @@ def test_it_is_built_in_int8_and_detects(calibration_images: Path, tmp_path: Pat
     assert set(classes.tolist()) < set(range(10))
     assert not np.array_equal(int8_scores, scores)
     np.testing.assert_allclose(int8_scores[:10], scores[:10], atol=0.1)
+
+
+def test_layers_of_both_stages_are_corrected_and_reported(tmp_path: Path) -> None:
+    calibration = CalibrationOptions(images=shapes.generate(tmp_path, "calibration", 16).images)
+    asked = BuildOptions(calibration=calibration, correct=("round", "bias"), int8_all=True, backend="onnxruntime")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TrtdetWarning)  # of the few images
+        bundle = build(TRAINED, RCNN, tmp_path / "int8", asked).bundle
+    kinds = {node.name: node.op_type for node in onnx.load(TRAINED).graph.node}
+    entries = PrecisionPlan.load(bundle.file("plan.json")).entries
+    done = {(kinds.get(name), step.name) for name, entry in entries.items() for step in entry.corrections}
+    assert {(kind, step) for kind in ("Conv", "Gemm") for step in ("round", "bias")} <= done
+    told = written(report([tmp_path / "int8"]), "md").decode()
+    assert "65 convolutions in INT8, 0 in FP16, 1 in FP32" in told
+    assert "/roi_heads/mask_predictor/conv5_mask/ConvTranspose" in told
 
 
 def test_masks_are_drawn_and_listed(calibration_images: Path, tmp_path: Path) -> None:
