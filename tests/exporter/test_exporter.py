@@ -263,7 +263,7 @@ def test_a_model_over_the_limit_keeps_its_weights_beside(tmp_path: Path, monkeyp
 
 def test_the_second_exporter_takes_what_the_first_cannot(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*args: Any, **kwargs: Any) -> onnx.ModelProto:
-        raise RuntimeError("no ONNX form\nsecond line")
+        raise RuntimeError("general advice") from ValueError("no ONNX form\nsecond line")
 
     report = export(f"{own}:tensor", Path("m.onnx"), SMALL)
     assert report.exporter == "torchscript" and report.notes == ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import pickle
 import runpy
 import sys
@@ -106,6 +107,20 @@ def test_scores_of_a_sigmoid(transformers: Any, tmp_path: Path) -> None:
     assert config.input.scale == 1 / 255
     asked = transformers.asked
     assert (asked["trust_remote_code"], asked["weights_only"]) == (False, True)
+
+
+@pytest.mark.parametrize("own", [None, "0"])
+def test_shapes_are_not_compared_by_operators_while_the_newer_exporter_reads(
+    transformers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str | None
+) -> None:
+    name = "TRANSFORMERS_DISABLE_TORCH_CHECK"
+    monkeypatch.delenv(name, raising=False)
+    if own is not None:
+        monkeypatch.setenv(name, own)
+    subject = hugging_face.load(str(folder(tmp_path / "mine")), ExportOptions())
+    with subject.for_dynamo():
+        assert os.environ[name] == "1"
+    assert os.environ.get(name) == own
 
 
 def test_scores_of_a_softmax_with_a_column_for_no_object(transformers: Any, tmp_path: Path) -> None:

@@ -63,8 +63,7 @@ def _written(
     failures: list[str] = []
     for exporter in chosen:
         try:
-            stages = subject.stages
-            with stages.for_dynamo() if stages and exporter == "dynamo" else contextlib.nullcontext():
+            with subject.for_dynamo() if exporter == "dynamo" else contextlib.nullcontext():
                 model = _EXPORTERS[exporter](
                     _Flat(subject.traced or subject.reference),
                     example,
@@ -76,7 +75,7 @@ def _written(
             if not storage.is_large(model):
                 onnx.checker.check_model(model)
         except Exception as error:  # an operator that has no ONNX form, control flow, a user's own module
-            failures.append(f"{exporter}: {first_line(error)}")
+            failures.append(f"{exporter}: {first_line(_origin(error))}")
             cause = error
             continue
         opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
@@ -85,6 +84,13 @@ def _written(
             notes.append(f"opset {opset} in place of {options.opset}, which {exporter} does not write")
         return model, exporter, tuple(notes)
     raise ModelError(f"export of '{subject.source}' failed in torch's exporter: {'; '.join(failures)}") from cause
+
+
+def _origin(error: BaseException) -> BaseException:
+    """What an exception was raised from in the end: torch's exporters wrap it in general advice."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
 
 
 def _subject(source: str, options: ExportOptions) -> Subject:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -74,7 +75,22 @@ def load(place: str, options: ExportOptions) -> Subject:
     model = _model(place)
     config = resized(options.config or _config(place, model.config, family), options.size)
     _keep_positions(place, model, config.input)
-    return Subject(f"hf:{place}", _Queries(model), config, unordered=True)
+    return Subject(f"hf:{place}", _Queries(model), config, unordered=True, for_dynamo=_unchecked)
+
+
+@contextlib.contextmanager
+def _unchecked() -> Iterator[None]:
+    """transformers compares the shapes of its tensors by operators, which have no ONNX form, unless this is set."""
+    name = "TRANSFORMERS_DISABLE_TORCH_CHECK"
+    own = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if own is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = own
 
 
 class _Queries(nn.Module):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -28,9 +28,6 @@ class Stages(Protocol):
     @property
     def hidden(self) -> tuple[str, ...]:
         """Outputs that are compared and not written."""
-
-    def for_dynamo(self) -> AbstractContextManager[None]:
-        """What holds while torch's newer exporter reads the module."""
 
     def compared(
         self, subject: Subject, tried: Sequence[Float], found: Sequence[Outputs], tolerance: float
@@ -59,6 +56,7 @@ class Subject:
         stages: how a module that chooses by itself is compared; None where its outputs are.
         unordered: the rows of all outputs are in no order that means anything: a choice of the best among nearly equal
             scores made it, and another rounding makes another.
+        for_dynamo: what holds while torch's newer exporter reads the module.
     """
 
     source: str
@@ -67,6 +65,7 @@ class Subject:
     traced: nn.Module | None = None
     unordered: bool = False
     stages: Stages | None = None
+    for_dynamo: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @property
     def input_name(self) -> str:

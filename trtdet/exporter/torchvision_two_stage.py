@@ -12,7 +12,8 @@ import copy
 import importlib
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -142,17 +143,32 @@ def subject(source: str, model: Any, config: Config, columns: Sequence[int] | No
         config: of the input.
         columns: that are classes, in their order; None for all but the first, which is the background.
     """
-    reference = Detector(model, config.input.size).eval()
+    size = config.input.size
+    reference = Detector(model, size).eval()
+    given = Subject(source, reference, config, stages=_TwoStages(), for_dynamo=partial(_one_suppression, max(size)))
     if columns is None or list(columns) == list(range(1, model.roi_heads.box_predictor.cls_score.out_features)):
-        return Subject(source, reference, config, stages=_TwoStages(config.input.size))
+        return given
     fewer = with_columns(copy.deepcopy(model), list(columns))
-    return Subject(
-        source,
-        reference,
-        config,
-        Detector(fewer, config.input.size).eval(),
-        stages=_TwoStages(config.input.size, tuple(columns)),
+    return replace(given, traced=Detector(fewer, size).eval(), stages=_TwoStages(tuple(columns)))
+
+
+@contextlib.contextmanager
+def _one_suppression(longer: int) -> Iterator[None]:
+    """torchvision suppresses boxes of all groups at once, each moved away from the others, unless there are none or
+    many; no exported graph decides on that.
+
+    Args:
+        longer: side of the image, in pixels.
+    """
+    boxes: Any = importlib.import_module("torchvision.ops.boxes")
+    own = boxes.batched_nms
+    boxes.batched_nms = lambda corners, scores, groups, overlap: boxes.nms(
+        corners + (groups.to(corners) * (longer + 1.0))[:, None], scores, overlap
     )
+    try:
+        yield
+    finally:
+        boxes.batched_nms = own
 
 
 @dataclass(frozen=True)
@@ -163,27 +179,11 @@ class _TwoStages:
     numbers of the model, so that rounding before it plays no part.
 
     Attributes:
-        size: height and width of the image.
         columns: of torch's that the exported model has; None for all.
     """
 
-    size: tuple[int, int]
     columns: tuple[int, ...] | None = None
     hidden: tuple[str, ...] = (*_PROPOSED, *_CLASSIFIED)
-
-    @contextlib.contextmanager
-    def for_dynamo(self) -> Iterator[None]:
-        """torchvision suppresses boxes of all groups at once, each moved away from the others, unless there are none or
-        many; no exported graph decides on that."""
-        boxes: Any = importlib.import_module("torchvision.ops.boxes")
-        own = boxes.batched_nms
-        boxes.batched_nms = lambda corners, scores, groups, overlap: boxes.nms(
-            corners + (groups.to(corners) * (max(self.size) + 1.0))[:, None], scores, overlap
-        )
-        try:
-            yield
-        finally:
-            boxes.batched_nms = own
 
     def compared(
         self, subject: Subject, tried: Sequence[Float], found: Sequence[Outputs], tolerance: float
