@@ -34,10 +34,15 @@ from trtdet import (
 from trtdet.data import CocoDataset
 from trtdet.demo import shapes
 from trtdet.errors import ConfigError, DataError, TrtdetWarning
+from trtdet.mixed_precision.scores import Sensitivity
 from trtdet.pipeline import point_rows
+from trtdet.pipeline.made_with import MadeWith
 from trtdet.pipeline.points import Front, Point
 from trtdet.pipeline.stages.sizes import weight_bytes
+from trtdet.pipeline.tuned import tuned_ranges
 from trtdet.quantization import PrecisionPlan
+from trtdet.report import report
+from trtdet.report.document import Histograms
 
 CONFIG = load_config("shapes")
 
@@ -387,3 +392,31 @@ def test_a_point_of_another_model_or_configuration_is_refused(
     with pytest.raises(ConfigError, match="is not the folder of a 'trtdet tune'"):
         tuned_options(tmp_path, 1)
     assert not (tmp_path / "b").exists()
+
+
+# what a report tells of the folder
+
+
+def test_a_report_has_the_histograms_and_what_gives_the_tune_again(
+    front: Front, folder: Path, options: TuneOptions, tmp_path: Path
+) -> None:
+    found = report([folder])
+    titles = [section.title for section in found.sections]
+    assert titles == ["Pareto front", "Sensitivity by layer", "Histograms and thresholds", "Reproduce"]
+    histograms = next(part for section in found.sections for part in section.parts if isinstance(part, Histograms))
+    names = [entry.name for entry in histograms.entries]
+    plan = PrecisionPlan.load(folder / "plans" / "1.json")
+    assert names == [name for name in plan.entries if name in names] and len(names) == CONVOLUTIONS
+    ranges = tuned_ranges(folder)
+    assert all(entry.chosen == pytest.approx(ranges.tensors[entry.tensor].amax, 1e-5) for entry in histograms.entries)
+    worst = [layer.name for layer in Sensitivity.load(folder / "sensitivity.json").layers[:10]]
+    assert [names[place] for place in histograms.shown] == worst
+    text = json.dumps(found.as_dict())
+    start = "trtdet tune MODEL --config config.yaml --correct bias --calib minmax"
+    assert f"{start} --images {options.build.calibration.images} --backend onnxruntime " in text
+    assert f"--points 4 --rank-images 2 -o {folder}" in text
+    made = MadeWith.load(folder)
+    assert made is not None and made.config == CONFIG.model_dump(mode="json") and made.makings[0].trtdet in text
+    older = shutil.copytree(folder, tmp_path / "older")
+    (older / "made-with.json").unlink()
+    assert "repeat the tune into its folder" in [one.how for one in report([older]).missing]

@@ -19,6 +19,9 @@ from trtdet import CalibrationOptions, SweepOptions, load_config, sweep
 from trtdet.demo import shapes
 from trtdet.errors import ConfigError, TrtdetWarning
 from trtdet.exporter import SHAPES_MODEL
+from trtdet.pipeline.made_with import MadeWith
+from trtdet.report import report
+from trtdet.report.document import Histograms
 
 CONFIG = load_config("shapes")
 
@@ -107,6 +110,17 @@ def test_more_values_on_an_axis_do_only_what_is_new(done: Any, options: SweepOpt
     assert "calibrating" not in stages
     assert "scoring minmax, 0 in FP16" not in stages
     assert "scoring minmax, 1 in FP16" in stages
+    made = MadeWith.load(done.folder)
+    assert made is not None
+    assert [making.options["keeps"] for making in made.makings] == [[0, 2, "depthwise"], [0, 1]]
+    told = report([done.folder])
+    assert [section.title for section in told.sections] == ["Variants", "Histograms and thresholds", "Reproduce"]
+    histograms = next(part for section in told.sections for part in section.parts if isinstance(part, Histograms))
+    assert len(histograms.shown) == 10 and len(histograms.entries) == 95
+    assert all(entry.chosen is None and entry.thresholds for entry in histograms.entries)
+    first, second = (line for line in told.sections[-1].parts[1].lines)
+    assert "--keep-fp16 0 2 depthwise --correct none bias --iou-threshold 0.65 0.5 --int8-all" in first
+    assert "--keep-fp16 0 1 --correct none --int8-all" in second
 
 
 def test_a_damaged_row_is_made_again(done: Any, options: SweepOptions, tmp_path: Path) -> None:

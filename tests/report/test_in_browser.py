@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from models import SMALL_MODEL
+from models import SMALL_MODEL, own_labels
 from once import Once
 from test_front_page import POINTS, front
 
-from trtdet import BuildOptions, CalibrationOptions, KeepOptions, build, load_config
+from trtdet import BuildOptions, CalibrationOptions, KeepOptions, TuneOptions, build, load_config, tune
 from trtdet.demo import shapes
 from trtdet.report import page, report
 
@@ -38,7 +39,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def html(once: Once) -> Path:
-    """A report of a bundle and a tune."""
+    """A report of a bundle, a tune of earlier times and one of now."""
 
     def make(folder: Path) -> None:
         images = shapes.generate(folder, "calibration", 4).images
@@ -48,7 +49,11 @@ def html(once: Once) -> Path:
         build(SMALL_MODEL, load_config("shapes"), folder / "b", options)
         (folder / "tune").mkdir()
         (folder / "tune" / "front.json").write_text(json.dumps(front(*POINTS).as_dict()))
-        (folder / "report.html").write_text(page(report([folder / "b", folder / "tune"])))
+        val = shapes.generate(folder, "val", 4)
+        asked = TuneOptions(replace(options, keep=KeepOptions()), val.images, own_labels(val, folder / "labels.json"))
+        tune(SMALL_MODEL, load_config("shapes"), folder / "tuned", replace(asked, points=2, rank_images=1))
+        runs = [folder / "b", folder / "tune", folder / "tuned"]
+        (folder / "report.html").write_text(page(report(runs)))
 
     return once("looked_at", make) / "report.html"
 
@@ -109,7 +114,7 @@ def test_tables_filter_and_sort(opened: Any) -> None:
     assert first.inner_text() == "1"
 
 
-def test_charts_zoom_by_keyboard_and_any_histogram_can_be_chosen(opened: Any) -> None:
+def test_charts_zoom_by_keyboard(opened: Any) -> None:
     chart = opened.locator(".chart", has_text="").and_(opened.get_by_label("From the input, left, to the outputs"))
     chart.scroll_into_view_if_needed()
     chart.locator(".main-svg").first.wait_for()
@@ -122,7 +127,12 @@ def test_charts_zoom_by_keyboard_and_any_histogram_can_be_chosen(opened: Any) ->
     opened.keyboard.press("ArrowRight")
     opened.keyboard.press("0")
     assert chart.evaluate(wide) == pytest.approx(before, rel=0.1)
-    histograms = opened.locator(".histograms")
+
+
+@pytest.mark.parametrize("run", ["b", "tuned"])
+def test_any_histogram_can_be_chosen(opened: Any, run: str) -> None:
+    heading = opened.get_by_role("heading", name=f"Histograms and thresholds: {run}", exact=True)
+    histograms = opened.locator("section", has=heading)
     histograms.locator("select").select_option(index=2)
     histograms.locator(".one .main-svg").first.wait_for()
     assert histograms.locator(".one figcaption").inner_text() == histograms.locator("select option").nth(2).inner_text()

@@ -1,4 +1,4 @@
-"""The command that a report gives is read back as the options that the bundle was built with."""
+"""The commands that a report gives are read back as the options that bundle, tune or sweep were made with."""
 
 from __future__ import annotations
 
@@ -9,13 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from trtdet.backends import EngineOptions
+from trtdet.backends import EngineOptions, choose
 from trtdet.cli import parsers
 from trtdet.cli.build_command import _build_options
-from trtdet.pipeline import BuildOptions, CalibrationOptions, KeepOptions
-from trtdet.report.sections.reproduce import build_command
+from trtdet.cli.sweep_command import _sweep_options
+from trtdet.cli.tune_command import _tune_options
+from trtdet.config import load_config
+from trtdet.pipeline import BuildOptions, CalibrationOptions, KeepOptions, TuneOptions
+from trtdet.pipeline.made_with import making
+from trtdet.pipeline.variants import SweepOptions
+from trtdet.report.command_lines import build_command, sweep_command, tune_command
 
 HERE = Path("a folder")
+ONNXRUNTIME = choose("onnxruntime").capabilities
 
 CASES = (
     BuildOptions(),
@@ -87,3 +93,84 @@ def test_a_point_is_built_from_its_tune() -> None:
     options = BuildOptions(keep=KeepOptions(Path("t/plans/3.json")), tuned=Path("t"), int8_all=True, gpu="T4")
     words = shlex.split(build_command(plain(options), "out"))
     assert words[5:] == ["--tuned", "t", "--point", "3", "--gpu", "T4", "-o", "out"]
+
+
+TUNES = (
+    TuneOptions(BuildOptions()),
+    TuneOptions(
+        BuildOptions(
+            calibration=CalibrationOptions("mse", 99.9, HERE, Path("root"), 32, Path("h.npz"), check_input=False),
+            correct=("bias",),
+            backend="tensorrt-rtx",
+            sms=(86,),
+            batch=(1, 4, 8),
+            keep=KeepOptions(objective="throughput"),
+            silu="plugin",
+            plugins=(Path("x.so"),),
+            gpu="L4",
+            int8_attention=True,
+            fp8=True,
+        ),
+        HERE,
+        Path("a.json"),
+        9,
+        16,
+        "local",
+        "onnxruntime",
+    ),
+)
+
+CONFIG = load_config("shapes")
+
+SWEEPS = (
+    SweepOptions(CalibrationOptions(images=HERE), HERE, Path("a.json"), suppressions=(CONFIG.nms,)),
+    SweepOptions(
+        CalibrationOptions("entropy", 99.9, HERE, Path("root"), 32),
+        HERE,
+        Path("a.json"),
+        ("entropy", "minmax"),
+        ((), ("smooth", "bias")),
+        (0, 3, "depthwise"),
+        tuple(
+            CONFIG.with_nms(iou_threshold=iou, max_detections=most).nms for iou in (0.5, 0.6) for most in (10, 20, 30)
+        ),
+        "tensorrt",
+        (86, 89),
+        "local",
+        ("keep", "plugin"),
+        (Path("x.so"),),
+        "onnxruntime",
+        True,
+        True,
+        True,
+        (1000,),
+        (100, 300),
+    ),
+)
+
+
+@pytest.mark.parametrize("options", TUNES, ids=range(len(TUNES)))
+def test_the_command_gives_the_same_tune(options: TuneOptions) -> None:
+    words = shlex.split(tune_command(making(ONNXRUNTIME, (), options).options, "out"))
+    parsed = parsers("tune")[0].parse_args(words[1:])
+    assert (words[1], str(parsed.model), str(parsed.output)) == ("tune", "MODEL", "out")
+    assert _tune_options(parsed) == options
+
+
+@pytest.mark.parametrize("options", SWEEPS, ids=range(len(SWEEPS)))
+def test_the_command_gives_the_same_sweep(options: SweepOptions) -> None:
+    plain = making(ONNXRUNTIME, (), options).options
+    words = shlex.split(sweep_command(plain, CONFIG.nms.model_dump(mode="json"), "out"))
+    parsed = parsers("sweep")[0].parse_args(words[1:])
+    assert (words[1], str(parsed.model), str(parsed.output)) == ("sweep", "MODEL", "out")
+    assert _sweep_options(parsed, CONFIG) == options
+
+
+def test_every_option_of_a_tune_and_a_sweep_is_in_some_case() -> None:
+    for default, cases, kinds in (
+        (TUNES[0], TUNES, {"build"}),
+        (SWEEPS[0], SWEEPS, {"images", "annotations"}),
+    ):
+        for field in fields(default):
+            values = [getattr(case, field.name) for case in cases]
+            assert field.name in kinds or any(value != values[0] for value in values[1:]), field.name

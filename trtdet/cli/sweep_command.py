@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 from argparse import ArgumentParser, Namespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trtdet.cli.command import Command
 from trtdet.cli.options import (
@@ -28,6 +28,10 @@ from trtdet.cli.options import (
     corrections,
 )
 from trtdet.progress import Console
+
+if TYPE_CHECKING:
+    from trtdet.config import Config
+    from trtdet.pipeline.variants import SweepOptions
 
 
 def _options(parser: ArgumentParser) -> None:
@@ -89,45 +93,45 @@ def _kept(text: str) -> int | str:
     raise argparse.ArgumentTypeError(f"'{text}' must be a number of convolutions, or 'depthwise'")
 
 
-def _run(options: Namespace, console: Console) -> dict[str, Any]:
-    from trtdet.config import load_config
+def _sweep_options(options: Namespace, config: Config) -> SweepOptions:
     from trtdet.pipeline import CalibrationOptions
-    from trtdet.pipeline.variants import SweepOptions, sweep
+    from trtdet.pipeline.variants import SweepOptions
 
-    config = load_config(options.config)
     axes = {key: getattr(options, key) for key in ("score_threshold", "iou_threshold", "max_detections")}
     named = {key: values for key, values in axes.items() if values}
     suppressions = [
         config.with_nms(**dict(zip(named, values, strict=True))).nms for values in itertools.product(*named.values())
     ]
-    done = sweep(
-        options.model,
-        config,
-        options.output,
-        SweepOptions(
-            CalibrationOptions(
-                options.calib[0], options.percentile, options.images, options.images_root, options.num_images
-            ),
-            options.val_images,
-            options.annotations,
-            tuple(dict.fromkeys(options.calib)),
-            chosen_corrections(options.correct or [None], options.effort),
-            tuple(dict.fromkeys(options.keep_fp16)),
-            tuple(suppressions),
-            options.backend,
-            tuple(options.sm),
-            options.ray,
-            tuple(options.silu),
-            tuple(options.plugin_library),
-            options.runtime,
-            options.int8_all,
-            options.int8_attention,
-            options.fp8,
-            tuple(dict.fromkeys(options.rpn_pre_nms_topk)),
-            tuple(dict.fromkeys(options.rpn_post_nms_topk)),
+    return SweepOptions(
+        CalibrationOptions(
+            options.calib[0], options.percentile, options.images, options.images_root, options.num_images
         ),
-        console.progress,
+        options.val_images,
+        options.annotations,
+        tuple(dict.fromkeys(options.calib)),
+        chosen_corrections(options.correct or [None], options.effort),
+        tuple(dict.fromkeys(options.keep_fp16)),
+        tuple(suppressions),
+        options.backend,
+        tuple(options.sm),
+        options.ray,
+        tuple(options.silu),
+        tuple(options.plugin_library),
+        options.runtime,
+        options.int8_all,
+        options.int8_attention,
+        options.fp8,
+        tuple(dict.fromkeys(options.rpn_pre_nms_topk)),
+        tuple(dict.fromkeys(options.rpn_post_nms_topk)),
     )
+
+
+def _run(options: Namespace, console: Console) -> dict[str, Any]:
+    from trtdet.config import load_config
+    from trtdet.pipeline.variants import sweep
+
+    config = load_config(options.config)
+    done = sweep(options.model, config, options.output, _sweep_options(options, config), console.progress)
     console.say(done.table())
     if done.repeated:
         console.say(done.repeated)

@@ -118,6 +118,15 @@ def tuned_key(folder: Path) -> str:
     return _read_options(folder).key
 
 
+def tuned_ranges(folder: Path) -> Ranges:
+    """The ranges that every point is built with.
+
+    Raises:
+        ConfigError: the corrections of the folder are missing or damaged.
+    """
+    return _read_corrected(folder / CORRECTED)[0].ranges
+
+
 def check_tuned(folder: Path, model: str, key: str) -> None:
     """Refuses to build something else than what was tuned.
 

@@ -24,11 +24,12 @@ from trtdet.mixed_precision.ranking import check_rankable
 from trtdet.mixed_precision.resumed import row_check
 from trtdet.pipeline.assembly import Validated, validated
 from trtdet.pipeline.fingerprint import Stage
+from trtdet.pipeline.made_with import MadeWith, making
 from trtdet.pipeline.options import TuneOptions, formats
 from trtdet.pipeline.point_rows import Candidate, Points, Row, Tuning, reporting, row_of_plan
 from trtdet.pipeline.points import Front, Point
 from trtdet.pipeline.stages.bundles import BUILD_LOG, log_kept
-from trtdet.pipeline.stages.calibrating import looked_at
+from trtdet.pipeline.stages.calibrating import HISTOGRAMS, looked_at
 from trtdet.pipeline.stages.engines import runs_on
 from trtdet.pipeline.stages.planning import RANKING
 from trtdet.pipeline.tuned import FRONT, PLANS, ROWS, save_options
@@ -54,13 +55,15 @@ def tune(model: Path, config: Config, output: Path, options: TuneOptions, progre
     Raises:
         TrtdetError: of the kind that says what is wrong; what was measured stays.
     """
-    options = replace(options, build=replace(options.build, int8_all=True))
+    asked, options = options, replace(options, build=replace(options.build, int8_all=True))
     tuning, known, dataset, left_out = _validated(Tuning("", model, config, output, options), progress)
     with writing(output):
         output.mkdir(parents=True, exist_ok=True)
     check = row_check(Row, output / ROWS)
     with log_kept(output / BUILD_LOG), Rows(output / ROWS, tuning.key, "plan", check) as rows:
         save_options(output, sha256_file(model), known.keys[Stage.CORRECTIONS], options.build)
+        made = making(known.backend.capabilities, options.build.sms, asked)
+        MadeWith.by(made, model, config, known.graph, known.selected, HISTOGRAMS).save(output)
         looked_at(known.graph, options.build.calibration, known.selected, progress)
         work = Points(tuning, known, dataset, progress)
         plans = work.candidates()

@@ -24,6 +24,7 @@ from trtdet.files import cluster, write_atomically, writing
 from trtdet.files.journal import Rows
 from trtdet.mixed_precision.planning import check_count
 from trtdet.mixed_precision.resumed import row_check
+from trtdet.pipeline.made_with import MadeWith, making
 from trtdet.pipeline.matrix import Matrix, Row, SweepOptions
 from trtdet.pipeline.stages.bundles import BUILD_LOG, log_kept, plugin_parts
 from trtdet.pipeline.stages.calibrating import select_images
@@ -36,7 +37,7 @@ from trtdet.pipeline.validation import (
     warn_of_nothing,
     warn_of_percentile,
 )
-from trtdet.pipeline.variant_rows import RowMaker, rows_of_group, save_histograms
+from trtdet.pipeline.variant_rows import RowMaker, limited_graph, rows_of_group, save_histograms
 from trtdet.progress import Progress, silent
 from trtdet.tables import Cell, Column, Table
 
@@ -173,6 +174,7 @@ def sweep(
             progress("sweep", sum(name in rows.found for name in names), len(names))
 
         tell()
+        _made_with(matrix, options).after(MadeWith.load(output) if rows.found else None).save(output)
         for row in _missing_rows(matrix, frozenset(rows.found), progress):
             rows.append(row)
             tell()
@@ -210,6 +212,14 @@ def _validated(model: Path, config: Config, output: Path, options: SweepOptions)
             check_count(keep, convolutions)
     dataset = CocoDataset.load(options.annotations, options.images, config.classes)
     return Matrix(model, config, output, options, select_images(options.calibration), dataset)
+
+
+def _made_with(matrix: Matrix, asked: SweepOptions) -> MadeWith:
+    made = making(choose(asked.backend).capabilities, asked.sms, asked)
+    histograms = matrix.histograms(matrix.most).name
+    return MadeWith.by(
+        made, matrix.model, matrix.config, limited_graph(matrix, matrix.most), matrix.selected, histograms
+    )
 
 
 def _check_proposals(model: Path, config: Config, options: SweepOptions) -> None:

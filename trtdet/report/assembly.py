@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from trtdet.audit.gpus import gpu_named
 from trtdet.audit.roofline import Estimate, estimate, flow_of
@@ -20,7 +20,7 @@ from trtdet.report.sections.graph import engine_nodes, graph_section, model_node
 from trtdet.report.sections.layers import audit_section, plan_section
 from trtdet.report.sections.profiles import profile_section
 from trtdet.report.sections.ranges import inputs_of, ranges_section
-from trtdet.report.sections.reproduce import reproduce_section
+from trtdet.report.sections.reproduce import made_with_section, reproduce_section
 from trtdet.report.sections.scores import AGAINST, scores_section, shift_section
 from trtdet.report.sections.verdicts import (
     accuracy_said,
@@ -144,7 +144,27 @@ def _histograms(run: Run, plan: PrecisionPlan) -> list[Section]:
     if collection is None or ranges is None or run.model is None:
         return []
     worst = () if run.ranking is None else tuple(layer.name for layer in run.ranking.layers)
-    return [ranges_section(ranges, collection, inputs_of(run.model, plan, collection), worst)]
+    inputs = inputs_of(run.model, plan, collection)
+    return [ranges_section(ranges, collection, inputs, worst, ranges.percent)]
+
+
+def _made_with(run: Run, kind: Literal["tune", "sweep"]) -> tuple[list[Section], list[Missing]]:
+    """The histograms of the calibration of a tune or a sweep, and what gives it again."""
+    made, collection = run.made_with, run.collection
+    if made is None:
+        return [], [
+            Missing("histograms, versions, configuration and command", f"repeat the {kind} into its folder"),
+        ]
+    reproduce = made_with_section(made, kind, str(run.path))
+    if collection is None:
+        return [reproduce], [Missing("the histograms of the calibration", f"repeat the {kind} into its folder")]
+    worst = () if run.ranking is None else tuple(layer.name for layer in run.ranking.layers)
+    asked = made.makings[-1].options
+    calibration = (asked["build"] if kind == "tune" else asked)["calibration"]
+    return [
+        ranges_section(run.ranges, collection, made.inputs, worst, calibration["percentile"]),
+        reproduce,
+    ], []
 
 
 def _estimate(run: Run) -> Estimate:
@@ -158,10 +178,12 @@ def _estimate(run: Run) -> Estimate:
 
 def _tell_tune(run: Run, scores: Mapping[str, Any] | None) -> _Told:
     assert run.front is not None
-    sections, missing = [front_section(run.front)], []
+    sections = [front_section(run.front)]
     if run.ranking is not None:
         # Of the first plan only the order and the names are of use: points differ in precision.
         sections.append(sensitivity_section(run.ranking, None))
+    more, missing = _made_with(run, "tune")
+    sections += more
     if not run.front.annotated:
         missing.append(Missing("mAP of the points", "tune with --val-images and --annotations"))
     if run.front.gpu is None:
@@ -171,10 +193,10 @@ def _tell_tune(run: Run, scores: Mapping[str, Any] | None) -> _Told:
 
 def _tell_sweep(run: Run, scores: Mapping[str, Any] | None) -> _Told:
     assert run.rows is not None
-    missing = []
+    more, missing = _made_with(run, "sweep")
     if all(row["latency_ms"] is None for row in run.rows):
         missing.append(Missing("the latency of the variants", "sweep on a machine that runs the engines"))
-    return _Told(sweep_verdict(run.name, run.rows), (sweep_section(run.rows),), tuple(missing))
+    return _Told(sweep_verdict(run.name, run.rows), (sweep_section(run.rows), *more), tuple(missing))
 
 
 def _tell_ranking(run: Run, scores: Mapping[str, Any] | None) -> _Told:

@@ -19,10 +19,11 @@ from trtdet.mixed_precision.breakdown import Breakdown
 from trtdet.mixed_precision.scores import Sensitivity
 from trtdet.pipeline import HISTOGRAMS
 from trtdet.pipeline.accuracy import ACCURACY
+from trtdet.pipeline.made_with import MadeWith
 from trtdet.pipeline.points import Front
 from trtdet.pipeline.stages.bundles import AUDIT
 from trtdet.pipeline.stages.planning import RANKING
-from trtdet.pipeline.tuned import FRONT
+from trtdet.pipeline.tuned import CORRECTED, FRONT, tuned_ranges
 from trtdet.pipeline.variants import RESULT
 from trtdet.pipeline.worth import WORTH
 from trtdet.quantization import PrecisionPlan
@@ -100,14 +101,21 @@ class Run:
     @cached_property
     def collection(self) -> Collection | None:
         """The histograms of the calibration."""
-        path = self._file(HISTOGRAMS)
+        path = self._file(HISTOGRAMS if self.made_with is None else self.made_with.histograms)
         return None if path is None else Collection.load(path)
 
     @cached_property
     def ranges(self) -> Ranges | None:
         """The ranges that were written."""
+        if self.kind == "tune":
+            return None if self._file(CORRECTED) is None else tuned_ranges(self.path)
         path = self._file("ranges.json")
         return None if path is None else Ranges.load(path)
+
+    @cached_property
+    def made_with(self) -> MadeWith | None:
+        """What a tune or a sweep was made with; None of those by earlier versions, and of a bundle."""
+        return MadeWith.load(self.path) if self.kind in ("tune", "sweep") else None
 
     @cached_property
     def model(self) -> onnx.ModelProto | None:

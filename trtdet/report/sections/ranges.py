@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import onnx
 
 from trtdet.calibration import RULES, Collection, Histogram, Ranges
+from trtdet.calibration.thresholds import percentile
+from trtdet.pipeline import CalibrationOptions
 from trtdet.quantization import PrecisionPlan
 from trtdet.report.document import Histogram as Drawn
 from trtdet.report.document import Histograms, Section, Text
@@ -23,19 +26,30 @@ _BETWEEN = ("QuantizeLinear", "DequantizeLinear", "Cast", "Mul", "Add", "Sub", "
 maps."""
 
 
-def ranges_section(ranges: Ranges, collection: Collection, inputs: Mapping[str, str], worst: Sequence[str]) -> Section:
+def ranges_section(
+    ranges: Ranges | None,
+    collection: Collection,
+    inputs: Mapping[str, str],
+    worst: Sequence[str],
+    percent: float | None = None,
+) -> Section:
     """The histograms of all tensors that convolutions read; the worst are drawn at once.
 
     Args:
-        ranges: that were written.
+        ranges: that were written; None where there are several, as in a sweep.
         collection: of the calibration.
         inputs: by convolution, the tensor that it reads.
         worst: convolutions, the most sensitive first; empty where nobody ranked them.
+        percent: of the rule ``percentile``; None for its default.
     """
     names = [name for name, tensor in inputs.items() if tensor in collection.histograms]
     tensors = list(dict.fromkeys(inputs[name] for name in names))
+    rules: Mapping[str, Callable[[Histogram], float]] = RULES
+    if percent is not None:
+        rules = {**RULES, "percentile": partial(percentile, percent=percent)}
     with ThreadPoolExecutor() as pool:  # NumPy computes outside the interpreter's lock
-        drawn = dict(zip(tensors, pool.map(lambda tensor: _drawn(tensor, collection, ranges), tensors), strict=True))
+        made = pool.map(lambda tensor: _drawn(tensor, collection, ranges, rules), tensors)
+        drawn = dict(zip(tensors, made, strict=True))
     entries = tuple(
         Drawn(name, tensor, one.top, one.heights, one.thresholds, one.chosen, one.note)
         for name, tensor in ((name, inputs[name]) for name in names)
@@ -45,22 +59,30 @@ def ranges_section(ranges: Ranges, collection: Collection, inputs: Mapping[str, 
     if known:
         order, why = known, "the most sensitive"
     else:
-        noises = {name: noise(collection.histograms[inputs[name]], drawn[inputs[name]].chosen or 0.0) for name in names}
+        noises = {name: noise(collection.histograms[inputs[name]], _amax(drawn[inputs[name]])) for name in names}
         order, why = sorted(names, key=lambda name: -noises[name]), "those with most noise for their signal"
     places = {name: place for place, name in enumerate(names)}
     shown = tuple(places[name] for name in order[:_SHOWN])
+    written = "" if ranges is None else f", dotted what was written (rule {ranges.rule}, then corrections)"
     said = (
-        f"|x| on {collection.images} calibration images; a line for each rule, dotted what was written (rule "
-        f"{ranges.rule}, then corrections). What lies right of a line is cut off."
+        f"|x| on {collection.images} calibration images; a line for each rule{written}. What lies right of a line is "
+        "cut off."
     )
     title = f"Inputs of {len(shown)} convolutions, {why}:"
     return Section("Histograms and thresholds", (Text((said,)), Histograms(entries, shown, title)))
 
 
-def _drawn(tensor: str, collection: Collection, ranges: Ranges) -> Drawn:
+def _amax(one: Drawn) -> float:
+    """What was written, else the threshold of the default rule."""
+    return one.chosen or one.thresholds.get(CalibrationOptions.rule, 0.0)
+
+
+def _drawn(
+    tensor: str, collection: Collection, ranges: Ranges | None, rules: Mapping[str, Callable[[Histogram], float]]
+) -> Drawn:
     histogram = collection.histograms[tensor]
-    written = ranges.tensors.get(tensor)
-    thresholds = {rule: float(f"{choose(histogram):.6g}") for rule, choose in RULES.items()} if histogram.amax else {}
+    written = None if ranges is None else ranges.tensors.get(tensor)
+    thresholds = {rule: float(f"{choose(histogram):.6g}") for rule, choose in rules.items()} if histogram.amax else {}
     top, heights = compact(histogram)
     cut = ""
     if written is not None and histogram.amax:

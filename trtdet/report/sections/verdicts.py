@@ -26,7 +26,7 @@ _CAUSES: Mapping[Cause, str] = {
     Cause.DECODES_BOXES: "it decodes boxes, which half precision cannot tell apart",
     Cause.DEPTHWISE: "depthwise: INT8 makes it no faster",
     Cause.FEW_CHANNELS: "few channels: an INT8 kernel would mostly compute padding",
-    Cause.HEAD_OUTPUT: "an output of a head, which nothing quantises",
+    Cause.HEAD_OUTPUT: "outputs of a head, which nothing quantises",
     Cause.BOUND_BY_MEMORY: "bound by memory: quantising its input takes longer than INT8 saves",
     Cause.REQUESTED: "asked for",
     Cause.KEPT_NAMED: "named by --keep-fp16",
