@@ -293,7 +293,7 @@ def test_audits_of_builds_and_of_sweeps_know_the_forms_of_silu(
 
 
 def test_the_error_of_a_builder_names_the_file_of_its_messages(tmp_path: Path) -> None:
-    place = tmp_path / "b.build.log"
+    place = tmp_path / "b.failed-build.log"
     with pytest.raises(BackendError) as failed, log_kept(place):
         raise BackendError("no engine", "free memory", ("[W] half way", "no memory"))
     assert str(failed.value) == f"no engine; free memory; the builder's messages are in '{place}'"
@@ -305,5 +305,5 @@ def test_the_error_of_a_builder_names_the_file_of_its_messages(tmp_path: Path) -
         pass
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()
-    with pytest.raises(BackendError, match="^no engine$"), log_kept(tmp_path / "file" / "b.build.log"):
+    with pytest.raises(BackendError, match="^no engine$"), log_kept(tmp_path / "file" / "b.failed-build.log"):
         raise BackendError("no engine", messages=("no memory",))

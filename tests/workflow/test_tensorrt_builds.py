@@ -239,7 +239,7 @@ def test_a_library_without_the_plugin_is_named_with_the_parsers_words(
     assert re.search(words, done.message), done.message
     assert not (tmp_path / "b").exists()
     # What the builder said is kept until a build succeeds.
-    kept = tmp_path / "b.build.log"
+    kept = tmp_path / "b.failed-build.log"
     assert done.message.endswith(f"; the builder's messages are in '{kept}'")
     assert re.search(r"^the parser refused the model: node .*Plugin not found", kept.read_text(), re.MULTILINE)
     build(machine, model, calibration_images, tmp_path / "b", version=version)

@@ -103,7 +103,7 @@ def plugin_parts(plugins: tuple[Path, ...], caps: Capabilities, embedded: bool =
 
 def failed_log_of(bundle: Path) -> Path:
     """The file beside the bundle that keeps the messages of a builder that failed, until a build succeeds."""
-    return bundle.with_name(f"{bundle.name}.{BUILD_LOG}")
+    return bundle.with_name(f"{bundle.name}.failed-{BUILD_LOG}")
 
 
 @contextmanager
