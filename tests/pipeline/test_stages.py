@@ -275,7 +275,7 @@ def test_audits_of_builds_and_of_sweeps_know_the_forms_of_silu(
 
     def noting(*given: Any, silu: Any = None) -> Any:
         forms.append(silu)
-        return SimpleNamespace(int8=4, fp16=0, fp32=1, departures=(), warnings=(), to_json=lambda: "{}")
+        return SimpleNamespace(int8=4, fp8=0, fp16=0, fp32=1, departures=(), warnings=(), to_json=lambda: "{}")
 
     caps = replace(choose("onnxruntime").capabilities, lists_layers=True)
     monkeypatch.setattr(type(choose("onnxruntime")), "capabilities", caps)
