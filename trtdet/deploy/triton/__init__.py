@@ -91,7 +91,7 @@ def _batch_warnings(batch: Batch) -> list[str]:
     takes = f"{batch.most}" if batch.least == batch.most else f"{batch.least} to {batch.most}"
     return [
         f"the engine takes {takes} image{'s' if batch.most > 1 else ''} at once, so that requests do not share a "
-        "batch; build it with --batch 1:8:16 and Triton fills batches from several requests"
+        "batch; Triton fills batches from several requests where a detector of one stage is built with --batch 1:8:16"
     ]
 
 
