@@ -133,6 +133,12 @@ def test_a_table_without_rows_is_its_head() -> None:
     assert Table(("a", "b"), []).text().splitlines()[0] == "a  b"
 
 
+def test_columns_that_are_empty_in_every_row_are_left_out() -> None:
+    table = Table(("a", Column("b", ".1f"), "c"), [(1, None, ""), (None, 0.0, "")], "title", ["note"])
+    assert table.filled() == Table(["a", Column("b", ".1f")], [[1, None], [None, 0.0]], "title", ["note"])
+    assert [*Table(("a", "b"), []).filled().columns] == ["a", "b"]
+
+
 def test_several_tables_are_written_in_order() -> None:
     both = Tables(["before\nit", SCORES, Table(("a",), [(1,)])])
     assert both.text() == str(both) == f"before\nit\n\n{SCORES.text()}\n\n{Table(('a',), [(1,)]).text()}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from html import escape
 from typing import Literal, TypeAlias
@@ -69,6 +69,12 @@ class Table:
         for row in self.rows:
             if len(row) != len(self.columns):
                 raise ValueError(f"a row of {len(row)} cells in a table of {len(self.columns)} columns: {row}")
+
+    def filled(self) -> Table:
+        """The same without the columns that are empty in every row; all of them where there is no row."""
+        kept = [place for place in range(len(self.columns)) if not self.rows or any(row[place] for row in self._cells)]
+        rows = [[row[place] for place in kept] for row in self.rows]
+        return replace(self, columns=[self.columns[place] for place in kept], rows=rows)
 
     @cached_property
     def _columns(self) -> list[Column]:

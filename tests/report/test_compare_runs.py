@@ -68,6 +68,7 @@ def test_plans_differ_by_convolution(tmp_path: Path) -> None:
     assert found.verdict[0] == "3 of 4 convolutions run in another precision."
     assert "convolutions in INT8: 3 -> 1 (plan)." in found.verdict
     assert [one.change for one in found.figures] == [-2, 2, 0]
+    assert [one.how.split()[:2] for one in found.missing] == [["build", "each"]]
     text = found.table().text()
     assert re.search(r"y +INT8 +FP16 +fits +named", text)
     assert "3 of 4 convolutions" in "".join(Page(page(found.report())).text)
@@ -90,7 +91,20 @@ def test_variants_of_sweeps_differ_by_noise_or_more(tmp_path: Path) -> None:
         "INT8 minmax, near, SiLU keep": "noise",
         "INT8 minmax, far, SiLU keep": "more than noise",
     }
-    assert found.verdict == ("1 of 3 variants differ by more than noise; 1 are in one sweep alone.",)
+    assert found.verdict == (
+        "1 of 3 variants differ by more than noise.",
+        "In a alone: INT8 minmax, gone, SiLU keep.",
+    )
+    assert [column for column in found.variants.as_dicts()[0] if "MB" in column or "ms" in column] == []
+
+
+def test_latencies_of_sweeps_stand_beside_each_other(tmp_path: Path) -> None:
+    first = sweep(tmp_path / "a", {**row("v", -0.02), "latency_ms": 1.5})
+    second = sweep(tmp_path / "b", {**row("v", -0.02), "latency_ms": 1.25})
+    found = compare_runs(first, second)
+    assert found.variants is not None
+    (line,) = found.variants.as_dicts()
+    assert (line["latency ms in a"], line["latency ms in b"]) == (1.5, 1.25)
 
 
 def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from trtdet.report.runs import Run, read_run
 from trtdet.report.sections.fronts import variant_title
 from trtdet.tables import Column, Table, Tables
 
+_BUILT = "build each with 'trtdet build --keep-fp16 PLAN.json' and compare the bundles"
 _PAIRED = "'trtdet compare A B --images DIR --annotations JSON' runs both on the same images"
 
 
@@ -242,7 +243,8 @@ def _engine_mb(run: Run) -> float | None:
 def _scores(names: Sequence[str], runs: Sequence[Run]) -> tuple[tuple[str, ...], tuple[Missing, ...]]:
     """What the bundles keep of their scores: each against the same model without INT8."""
     kept = [(run.worth or {}).get("comparison") for run in runs]
-    missing = (Missing("whether the difference of their scores is noise", _PAIRED),)
+    how = _PAIRED if all(run.bundle is not None for run in runs) else _BUILT
+    missing = (Missing("whether the difference of their scores is noise", how),)
     told = [
         f"{name}: mAP {100 * (one['map'] + one['difference']):.2f}, {100 * one['difference']:+.2f} "
         f"({100 * one['low']:+.2f} .. {100 * one['high']:+.2f}, {one['images']} images) against "
@@ -267,21 +269,23 @@ def _sweeps(names: tuple[str, str], runs: Sequence[Run]) -> RunDifference:
         width = math.hypot(_half(one), _half(other))
         beyond += abs(apart) > width
         verdict = "more than noise" if abs(apart) > width else "noise" if apart else "equal"
-        traffic = [
-            None if row["engine_mb"] is None or other["engine_mb"] is None else row["engine_mb"] for row in (one, other)
-        ]
+        costs = [run[key] for key in ("engine_mb", "latency_ms") for run in (one, other)]
         rows.append(
-            (variant_title(one), 100 * one["map"], 100 * other["map"], 100 * apart, 100 * width, verdict, *traffic)
+            (variant_title(one), 100 * one["map"], 100 * other["map"], 100 * apart, 100 * width, verdict, *costs)
         )
-    columns = (
+    columns: tuple[Column | str, ...] = (
         *(Column("variant", align="left"), Column(f"mAP in {names[0]}", ".2f"), Column(f"mAP in {names[1]}", ".2f")),
         *(Column("difference", "+.2f"), Column("90 %, either side", ".2f"), "so it is"),
-        *(Column(f"engine MB in {names[0]}", ".1f"), Column(f"in {names[1]}", ".1f")),
+        *(Column(f"engine MB in {name}", ".1f") for name in names),
+        *(Column(f"latency ms in {name}", ".2f") for name in names),
     )
-    only = len(first) + len(second) - 2 * len(both)
     table = Table(columns, rows, f"{len(both)} variants in both; differences are of the loss against FP32")
-    said = f"{beyond} of {len(both)} variants differ by more than noise; {only} are in one sweep alone."
-    return RunDifference(*names, (), 0, (), (said,), table, ())
+    said = [f"{beyond} of {len(both)} variants differ by more than noise."]
+    for name, own, others in ((names[0], first, second), (names[1], second, first)):
+        alone = [variant_title(row) for key, row in own.items() if key not in others]
+        if alone:
+            said.append(f"In {name} alone: {'; '.join(alone)}.")
+    return RunDifference(*names, (), 0, (), tuple(said), table.filled(), ())
 
 
 def _half(row: Mapping[str, Any]) -> float:

@@ -105,7 +105,9 @@ def sweep_section(rows: Sequence[Mapping[str, Any]]) -> Section:
         parts.append(_sweep_chart(rows, cost, unit))
     if any("ar100" in row for row in rows):
         parts.append(_proposals_chart([row for row in rows if "ar100" in row]))
-    parts.append(Grid(sweep_table(rows), ("precision", "SiLU", "calibration", "corrected", "kept in FP16", "options")))
+    parts.append(
+        Grid(sweep_table(rows).filled(), ("precision", "SiLU", "calibration", "corrected", "kept in FP16", "options"))
+    )
     return Section("Variants", tuple(parts), brief=True)
 
 

@@ -97,4 +97,4 @@ def shift_section(shift: Mapping[str, Any]) -> Section:
             f"{ratio['pairs']} objects are found by both: the median score is {ratio['median']:.3f} of the "
             f"reference's ({ratio['low']:.3f} .. {ratio['high']:.3f})."
         )
-    return Section("Shift of scores", (Text(tuple(said)), Grid(Table(columns, rows))), brief=True)
+    return Section("Shift of scores", (Text(tuple(said)), Grid(Table(columns, rows).filled())), brief=True)
