@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import yaml
 
 from trtdet.backends import OnnxRunner
 from trtdet.config import Config, load_config
@@ -99,6 +100,23 @@ def test_maps_become_boxes_and_scores(batch: int | str) -> None:
     np.testing.assert_allclose(scores[1, row * 6 + column], weights**0.4 / (1 + np.exp(-cell[0])) ** 0.6, rtol=1e-4)
 
 
+def test_the_distributions_that_the_page_describes_are_those_of_the_decode_rule() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "heads.md").read_text(encoding="utf-8")
+    (block,) = (text for text in re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL) if "sum(" in text)
+    shipped = load_config("nanodet")
+    size = shipped.input.model_copy(update={"size": (64, 96)})
+    rule = shipped.model_copy(update={"input": size})
+    head = {"decode": "boxes", **yaml.safe_load(block)}
+    mine = Config.model_validate(
+        {"name": "mine", "classes": list(rule.classes), "input": {"size": [64, 96]}, "head": head}
+    )
+    raw = {"output": noise(2, len(anchor_points(rule, 0.0)[0]), 80 + 4 * 8)}
+    boxes, scores = both(raw, mine)
+    expected = decode(raw, rule)
+    np.testing.assert_allclose(boxes, expected[0], rtol=1e-5, atol=1e-4)
+    np.testing.assert_allclose(scores, expected[1], rtol=1e-5, atol=1e-6)
+
+
 CASES = {
     "slices": ("a[:, 1:-1:2, 4:8]", lambda a, b: a[:, 1:-1:2, 4:8]),
     "negative": ("a[:, -3:, -4:]", lambda a, b: a[:, -3:, -4:]),
@@ -115,12 +133,21 @@ CASES = {
             np.exp(a[..., :4] / 9), np.minimum(np.sqrt(np.abs(a[..., 4:])), np.log(2 + np.abs(a[..., :4])))
         ),
     ),
+    "sum": (
+        "reshape(sum(reshape(b, 0, 3, 5, 4)), 0, -1, 1) * [1, 1, 2, 3]",
+        lambda a, b: _rows(b.reshape(2, 3, 5, 4).sum(-1)),
+    ),
+    "sum of an axis": ("sum(reshape(b, 0, 3, 5, 4), axis=1)", lambda a, b: b.reshape(2, 3, 5, 4).sum(axis=1)),
     "quoted": ("'/model/out'[..., 1:5]", lambda a, b: a[..., 1:5] + 1),
     "grid": (
         "a[:, :1, :4] + concat(points(0.5), strides(), 0 * strides())",
         lambda a, b: a[:, :1, :4] + np.concatenate([*_points(0.5), 0 * _points(0.5)[1]], axis=-1),
     ),
 }
+
+
+def _rows(sums: np.ndarray) -> np.ndarray:
+    return sums.reshape(2, -1, 1) * np.array([1, 1, 2, 3], np.float32)
 
 
 def _points(offset: float) -> tuple[np.ndarray, np.ndarray]:

@@ -27,7 +27,8 @@ Step = Callable[[str, Sequence[T | Array], dict[str, Any]], T]
 _BINARY = {ast.Add: "Add", ast.Sub: "Sub", ast.Mult: "Mul", ast.Div: "Div", ast.Pow: "Pow"}
 _UNARY = {"sigmoid": "Sigmoid", "exp": "Exp", "log": "Log", "tanh": "Tanh", "sqrt": "Sqrt", "abs": "Abs"}
 _PAIRS = {"minimum": "Min", "maximum": "Max"}
-_SHAPED = ("softmax", "concat", "transpose", "reshape")
+_ALONG = ("softmax", "sum", "concat")
+_SHAPED = (*_ALONG, "transpose", "reshape")
 _GRIDS = ("points", "strides")
 _END = np.iinfo(np.int64).max
 
@@ -66,8 +67,9 @@ def evaluate(outputs: dict[str, T], step: Step[T], config: Config) -> dict[str, 
     Names are those of outputs, in quotes where they are no Python names, ``output0``, ``output1`` ... in order, names
     computed before, and ``input_width`` and ``input_height``. Beside numbers, lists of numbers, ``+ - * / **`` and
     slices there are ``sigmoid exp log tanh sqrt abs (x)``, ``minimum maximum (x, y)``, ``softmax(x, axis=-1)``,
-    ``concat(x, y, ..., axis=-1)``, ``transpose(x, axis, ...)``, ``reshape(x, size, ...)`` where 0 keeps a size,
-    ``points(offset)`` (1, N, 2), the points of the cells of ``head.strides`` in pixels, and ``strides()`` (1, N, 1).
+    ``sum(x, axis=-1)``, which has an axis less, ``concat(x, y, ..., axis=-1)``, ``transpose(x, axis, ...)``,
+    ``reshape(x, size, ...)`` where 0 keeps a size, ``points(offset)`` (1, N, 2), the points of the cells of
+    ``head.strides`` in pixels, and ``strides()`` (1, N, 1).
 
     Raises:
         ConfigError: an expression holds anything else, or a name that is not there.
@@ -137,8 +139,9 @@ class _Walk:
     def _call(self, node: ast.Call, function: str) -> Any:
         axis = -1
         for keyword in node.keywords:
-            if keyword.arg != "axis" or function not in ("softmax", "concat"):
-                raise self._error(node, f"has a keyword '{keyword.arg}'; axis, of softmax and concat, is the only one")
+            if keyword.arg != "axis" or function not in _ALONG:
+                known = f"axis, of {', '.join(_ALONG)}, is the only one"
+                raise self._error(node, f"has a keyword '{keyword.arg}'; {known}")
             axis = self._whole(keyword.value)
         if function in _GRIDS:
             return self._grid(node, function)
@@ -158,6 +161,8 @@ class _Walk:
             return self._do(_PAIRS[function], *tensors)
         if function == "softmax" and len(tensors) == 1:
             return self._do("Softmax", *tensors, axis=axis)
+        if function == "sum" and len(tensors) == 1:
+            return self._do("ReduceSum", *tensors, np.array([axis], np.int64), keepdims=0)
         if function == "concat" and tensors:
             return self._do("Concat", *tensors, axis=axis)
         raise self._error(node, f"gives {function} {len(given)} arguments")
@@ -241,6 +246,8 @@ def _numpy_step(op: str, tensors: Sequence[Array], attributes: dict[str, Any]) -
             return first.reshape([first.shape[at] if size == 0 else size for at, size in enumerate(others[0].tolist())])
         if op == "Gather":
             return np.take(first, others[0], axis=attributes["axis"])
+        if op == "ReduceSum":
+            return np.asarray(first.sum(axis=tuple(others[0].tolist())), np.float32)
         if op == "Squeeze":
             return np.squeeze(first, tuple(others[0].tolist()))
         slices = [slice(None)] * first.ndim
