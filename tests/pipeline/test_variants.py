@@ -7,8 +7,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import warnings
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -190,27 +192,42 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_rows(few: SweepOptions, don
     assert plain(json.loads((tmp_path / "sweep.json").read_text())) == of_few(done)
 
 
+def workers_at(function: str) -> list[int]:
+    """The processes of this process's own Ray that are at a task with this function."""
+    found, parents = [], {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                if (entry / "cmdline").read_bytes().startswith(f"ray::{function}".encode()):
+                    found.append(int(entry.name))
+    # A worker is a child of the raylet, which is a child of what has started Ray.
+    return [worker for worker in found if parents.get(parents[worker]) == os.getpid()]
+
+
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_workers")
 def test_ray_gives_the_same_rows_though_a_worker_is_killed(few: SweepOptions, done: Any, tmp_path: Path) -> None:
     killed: list[int] = []
+    over = threading.Event()
 
-    def kill_once(stage: str, finished: int, total: int) -> None:
-        if finished and not killed:
-            for entry in Path("/proc").iterdir():
-                if not entry.name.isdigit():
-                    continue
-                try:
-                    name = (entry / "cmdline").read_bytes()
-                except OSError:
-                    continue
-                if name.startswith(b"ray::rows_of_group"):
-                    killed.append(int(entry.name))
-                    os.kill(int(entry.name), signal.SIGKILL)
-                    return
+    def kill_one() -> None:
+        """The first worker that is seen at a group: one that waits for a row may find no worker left."""
+        while not killed and not over.wait(0.02):
+            for worker in workers_at("rows_of_group"):
+                with suppress(ProcessLookupError):
+                    os.kill(worker, signal.SIGKILL)
+                    killed.append(worker)
+                    break
 
-    remote = sweep(SHAPES_MODEL, CONFIG, tmp_path, replace(few, ray="local"), kill_once)
+    killing = threading.Thread(target=kill_one)
+    killing.start()
+    try:
+        remote = sweep(SHAPES_MODEL, CONFIG, tmp_path, replace(few, ray="local"))
+    finally:
+        over.set()
+        killing.join()
     assert killed
     assert plain(remote.rows) == of_few(done)
 
