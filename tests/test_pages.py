@@ -79,6 +79,7 @@ def execute(command: str, folder: Path) -> str:
             return ""
         # The service, which comes after it, is asked by a test of its own.
         (command,) = [line.removeprefix(".venv/bin/") for line in lines if line.startswith(".venv/bin/trtdet ")]
+    command, _, into = command.partition(" > ")
     program, *arguments = shlex.split(command)
     assert program == "trtdet", command
     out, err, before = io.StringIO(), io.StringIO(), Path.cwd()
@@ -89,6 +90,9 @@ def execute(command: str, folder: Path) -> str:
     finally:
         os.chdir(before)
     assert code == 0, f"{command}\n{out.getvalue()}\n{err.getvalue()}"
+    if into:
+        assert out.getvalue(), command
+        (folder / into).write_text(out.getvalue(), encoding="utf-8")
     return out.getvalue()
 
 

@@ -1,4 +1,4 @@
-"""What a build is going to do, told before it is done; what it then does is what was told."""
+"""What a command is going to do, told before it is done; what it then does is what was told."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from tiny_detector import Tiny
 import trtdet.data.cache
 import trtdet.data.stream
 from trtdet.cli import main
-from trtdet.pipeline import BuildOptions, CalibrationOptions, KeepOptions, build
+from trtdet.pipeline import BuildOptions, CalibrationOptions, KeepOptions, TuneOptions, build
 from trtdet.pipeline.forecasts import Forecast, Part, foresee_build
+from trtdet.pipeline.tuning import foresee_tune, tune
+from trtdet.pipeline.variants import SweepOptions, foresee_sweep, sweep
 from trtdet.progress import Step
 
 
@@ -83,3 +85,100 @@ def test_a_forecast_is_a_table_and_steps_of_a_bar() -> None:
         {"stage": "ranking", "of": "2 layers", "state": "to do", "about s": 3.0},
     ]
     assert "memory: about 1.0 GB" in found.table().notes
+
+
+# sweep and tune
+
+
+class Told:
+    """The stages that were told, and those that were expected."""
+
+    def __init__(self) -> None:
+        self.stages: list[str] = []
+        self.expected: list[Step] = []
+
+    def progress(self, stage: str, done: int, total: int) -> None:
+        if stage not in self.stages[-1:]:
+            self.stages.append(stage)
+
+    @property
+    def missing(self) -> list[str]:
+        """Of what was expected to be done, what did not come in its order."""
+        names = iter(self.stages)
+        return [step.stage for step in self.expected if step.seconds and step.stage not in names]
+
+
+def test_a_sweep_goes_through_the_stages_that_were_foreseen_and_then_there_is_nothing_to_do(
+    tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = SweepOptions(
+        CalibrationOptions(images=tiny.images),
+        tiny.images,
+        tiny.annotations,
+        rules=("minmax", "percentile"),
+        corrections=(("smooth", "bias"),),
+        keeps=(0, 1),
+        backend="onnxruntime",
+        int8_all=True,
+    )
+    told = Told()
+    sweep(
+        tiny.model,
+        tiny.config,
+        tmp_path / "s",
+        replace(options, rules=("minmax",)),
+        told.progress,
+        told.expected.extend,
+    )
+    assert told.missing == [], told.stages
+    assert [step.stage for step in told.expected if step.stage.startswith(("calibrating", "ranking", "scoring"))] == [
+        *("calibrating", "scoring FP32", "scoring minmax, 0 in FP16", "ranking", "scoring minmax, 1 in FP16"),
+    ]
+    # Another rule: histograms are there, and FP32 is scored for the differences.
+    more = foresee_sweep(tiny.model, tiny.config, tmp_path / "s", options)
+    assert (more.parts[0].there, more.parts[0].seconds) == (str(tmp_path / "s" / "histograms.npz"), 0)
+    again = Told()
+    sweep(tiny.model, tiny.config, tmp_path / "s", options, again.progress, again.expected.extend)
+    assert [step.stage for step in again.expected] == [part.stage for part in more.parts]
+    assert again.missing == [], again.stages
+    assert foresee_sweep(tiny.model, tiny.config, tmp_path / "s", options).parts == ()
+    command = ["sweep", tiny.model, "--config", tiny.yaml, "--images", tiny.images, "--val-images", tiny.images]
+    command += [
+        "--annotations",
+        tiny.annotations,
+        "--backend",
+        "onnxruntime",
+        "-o",
+        tmp_path / "new",
+        "--dry-run",
+        "--json",
+    ]
+    assert main([str(word) for word in command]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["dry_run"] and found["stages"][0]["stage"] == "calibrating" and found["memory_bytes"] > 1e8
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_tune_goes_through_the_stages_that_were_foreseen_and_then_measures_nothing(
+    tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build_options = BuildOptions(
+        calibration=CalibrationOptions(images=tiny.images, num_images=6), backend="onnxruntime", correct=("bias",)
+    )
+    options = TuneOptions(build_options, points=2, rank_images=2)
+    told = Told()
+    found = tune(tiny.model, tiny.config, tmp_path / "t", options, told.progress, told.expected.extend)
+    # There may be fewer plans than were foreseen.
+    plans = [f"measuring plan {number}" for number in range(len(found.points) + 1, 9)]
+    assert [stage for stage in told.missing if stage not in plans] == [], told.stages
+    assert {"calibrating", "ranking", "measuring the float model", "measuring plan 2"} <= set(told.stages)
+    after = {part.stage: part for part in foresee_tune(tiny.model, tiny.config, tmp_path / "t", options).parts}
+    assert after["calibrating"].there == after["correcting"].there == str(tmp_path / "t" / "corrected.npz")
+    assert after["ranking"].there == str(tmp_path / "t" / "ranking.jsonl")
+    assert after["measuring plans"].what == f"{len(found.points)} plans"
+    command = ["tune", tiny.model, "--config", tiny.yaml, "--images", tiny.images, "--num-images", 6]
+    command += ["--backend", "onnxruntime", "-o", tmp_path / "new", "--dry-run"]
+    assert main([str(word) for word in command]) == 0
+    said = capsys.readouterr().out
+    assert "measuring plan 1" in said and said.endswith("nothing was computed\n")
+    assert not (tmp_path / "new").exists()

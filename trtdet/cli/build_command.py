@@ -16,6 +16,7 @@ from trtdet.cli.options import (
     add_batch_range,
     add_calibration,
     add_corrections,
+    add_dry_run,
     add_fp8,
     add_gpu,
     add_int8_all,
@@ -71,12 +72,7 @@ def _options(parser: ArgumentParser) -> None:
         help="height and width of the input, of a model that leaves them open or whose graph does not depend on them",
     )
     parser.add_argument("--force", action="store_true", help="replace a bundle of another model in the place of -o")
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="say what would be done, what of it is there already, and about how long and how much memory it takes; "
-        "checks all that needs no image, and computes and writes nothing",
-    )
+    add_dry_run(parser)
     _add_verdict(parser)
     parser.add_argument(
         "--accuracy-report",

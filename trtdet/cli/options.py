@@ -166,6 +166,15 @@ def add_ranking(parser: ArgumentParser) -> None:
     add_ray(parser)
 
 
+def add_dry_run(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="say what would be done, what of it is there already, and about how long and how much memory it takes; "
+        "checks all that needs no image, and computes and writes nothing",
+    )
+
+
 def add_ray(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--ray",

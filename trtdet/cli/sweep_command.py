@@ -12,6 +12,7 @@ from trtdet.cli.options import (
     RULES,
     SILU,
     add_backend,
+    add_dry_run,
     add_effort,
     add_fp8,
     add_images,
@@ -85,6 +86,7 @@ def _options(parser: ArgumentParser) -> None:
     add_backend(parser)
     add_runtime(parser)
     add_ray(parser)
+    add_dry_run(parser)
 
 
 def _kept(text: str) -> int | str:
@@ -128,10 +130,15 @@ def _sweep_options(options: Namespace, config: Config) -> SweepOptions:
 
 def _run(options: Namespace, console: Console) -> dict[str, Any]:
     from trtdet.config import load_config
-    from trtdet.pipeline.variants import sweep
+    from trtdet.pipeline.variants import foresee_sweep, sweep
 
     config = load_config(options.config)
-    done = sweep(options.model, config, options.output, _sweep_options(options, config), console.progress)
+    asked = _sweep_options(options, config)
+    if options.dry_run:
+        foreseen = foresee_sweep(options.model, config, options.output, asked)
+        console.say(foreseen.table())
+        return {"dry_run": True, "folder": str(options.output), **foreseen.as_dict()}
+    done = sweep(options.model, config, options.output, asked, console.progress, console.expect)
     console.say(done.table())
     if done.repeated:
         console.say(done.repeated)

@@ -13,6 +13,7 @@ from trtdet.cli.options import (
     add_batch_range,
     add_calibration,
     add_corrections,
+    add_dry_run,
     add_fp8,
     add_gpu,
     add_int8_attention,
@@ -68,6 +69,7 @@ def _options(parser: ArgumentParser) -> None:
     add_backend(parser)
     add_runtime(parser)
     add_batch_range(parser)
+    add_dry_run(parser)
 
 
 def _tune_options(options: Namespace) -> TuneOptions:
@@ -103,10 +105,15 @@ def _tune_options(options: Namespace) -> TuneOptions:
 def _run(options: Namespace, console: Console) -> dict[str, Any]:
     from trtdet.config import load_config
     from trtdet.files import write_atomically
-    from trtdet.pipeline.tuning import tune
+    from trtdet.pipeline.tuning import foresee_tune, tune
     from trtdet.report import front_page
 
-    found = tune(options.model, load_config(options.config), options.output, _tune_options(options), console.progress)
+    config, asked = load_config(options.config), _tune_options(options)
+    if options.dry_run:
+        foreseen = foresee_tune(options.model, config, options.output, asked)
+        console.say(foreseen.table())
+        return {"dry_run": True, "folder": str(options.output), **foreseen.as_dict()}
+    found = tune(options.model, config, options.output, asked, console.progress, console.expect)
     page = found.folder / "front.html"
     write_atomically(page, front_page(found).encode())
     console.say(found.table())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -39,22 +39,12 @@ class Rows:
     ) -> None:
         self.path = path
         self._name = name
-        self.found: dict[str, dict[str, Any]] = {}
         prepare_target(path)
-        with writing(path):
-            lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
-        if lines and _parsed(lines[0]).get("key") != key:
-            raise ConfigError(
-                f"'{path}' holds results of another model, other images or other options; give another -o, or "
-                "remove it to begin anew"
-            )
+        self.found: dict[str, dict[str, Any]] = {}
         kept = [json.dumps({"key": key})]
-        for line in lines[1:]:
-            row = _parsed(line)  # the last line may have been cut
-            value = row.get(name)
-            if isinstance(value, str) and value not in self.found and valid(row):
-                self.found[value] = row
-                kept.append(line)
+        for line, value, row in _rows(path, key, name, valid):
+            self.found[value] = row
+            kept.append(line)
         write_atomically(path, ("\n".join(kept) + "\n").encode())
         with writing(path):
             # Without a buffer, closing after a failed write does not write again.
@@ -89,6 +79,35 @@ class Rows:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
+
+
+def names_in(path: Path, key: str, name: str, valid: Callable[[Mapping[str, Any]], bool]) -> frozenset[str]:
+    """The names of the rows that :class:`Rows` of the same would find; nothing is written.
+
+    Raises:
+        ConfigError, OutputError: as of :class:`Rows`.
+    """
+    return frozenset(value for _, value, _ in _rows(path, key, name, valid))
+
+
+def _rows(
+    path: Path, key: str, name: str, valid: Callable[[Mapping[str, Any]], bool]
+) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """The lines of an existing file that can be used, with their names and as rows."""
+    with writing(path):
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+    if lines and _parsed(lines[0]).get("key") != key:
+        raise ConfigError(
+            f"'{path}' holds results of another model, other images or other options; give another -o, or "
+            "remove it to begin anew"
+        )
+    found: set[str] = set()
+    for line in lines[1:]:
+        row = _parsed(line)  # the last line may have been cut
+        value = row.get(name)
+        if isinstance(value, str) and value not in found and valid(row):
+            found.add(value)
+            yield line, value, row
 
 
 def _parsed(line: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -190,6 +191,10 @@ class Matrix:
 
     def names(self, group: Group) -> list[str]:
         return [self.name(group, keep, nms) for keep in self.keeps(group) for nms in self.options.suppressions]
+
+    def waiting(self, found: Container[str]) -> list[Group]:
+        """The groups with a row whose name is not among ``found``."""
+        return [group for group in self.groups() if any(name not in found for name in self.names(group))]
 
     def key(self) -> str:
         """What all rows share."""

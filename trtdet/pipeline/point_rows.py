@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -33,6 +34,7 @@ from trtdet.pipeline.stages.costs import batch_of, plan_times, run_ms
 from trtdet.pipeline.stages.engines import Engine, best_engine, runs_on, target_of
 from trtdet.pipeline.stages.networks import Network, explicit_networks, float_network
 from trtdet.pipeline.stages.planning import Planned, without_overflow
+from trtdet.pipeline.stages.rewriting import Graph
 from trtdet.pipeline.stages.sizes import size_costs, weight_bytes
 from trtdet.pipeline.tuned import CORRECTED, RANKING_ROWS, load_prepared, save_prepared
 from trtdet.progress import Progress, silent
@@ -41,6 +43,14 @@ from trtdet.quantization.macs import multiply_adds
 from trtdet.runtime.detector import Detector
 
 TIMINGS = "timing-cache"
+
+MEASURING_FLOAT = "measuring the float model"
+"""A stage of a tune."""
+
+
+def measuring(number: int) -> str:
+    """The stage in which a plan is measured, by its place among those that are."""
+    return f"measuring plan {number}"
 
 
 class Row(TypedDict):
@@ -127,6 +137,28 @@ def reporting(options: TuneOptions, known: Validated) -> tuple[CocoDataset, int]
     return apart, len(given.images) - len(apart.images)
 
 
+def titled_plans(names: Sequence[str], graph: Graph) -> dict[tuple[str, ...], tuple[str, ...]]:
+    """The plans that every tune measures: their titles by the convolutions that they have in FP16.
+
+    Args:
+        names: of the convolutions that can be in INT8.
+        graph: the model.
+    """
+    macs = multiply_adds(graph.model)
+    default = default_plan(graph.model, graph.placement, graph.flow)
+    titled: dict[str, tuple[str, ...]] = {
+        "all INT8": (),
+        "default": tuple(name for name in names if default.entries[name].precision != "int8"),
+        "depthwise in FP16": tuple(name for name in names if macs[name].depthwise),
+        "all FP16": tuple(names),
+    }
+    found: dict[tuple[str, ...], tuple[str, ...]] = {}
+    for title, kept in titled.items():
+        if kept or not title.startswith("depthwise"):
+            found[kept] = (*found.get(kept, ()), title)
+    return found
+
+
 class Points:
     """The plans of a tune and their measurements.
 
@@ -157,18 +189,8 @@ class Points:
         """Every plan that is to be measured: those with a title of their own, and those of the integer program."""
         prepared = self.prepared
         names = prepared.plan.names("int8")
-        macs = multiply_adds(prepared.model)
         default = default_plan(prepared.model, prepared.placement, prepared.flow)
-        titled: dict[str, tuple[str, ...]] = {
-            "all INT8": (),
-            "default": tuple(name for name in names if default.entries[name].precision != "int8"),
-            "depthwise in FP16": tuple(name for name in names if macs[name].depthwise),
-            "all FP16": names,
-        }
-        found: dict[tuple[str, ...], tuple[str, ...]] = {}
-        for title, kept in titled.items():
-            if kept or not title.startswith("depthwise"):
-                found[kept] = (*found.get(kept, ()), title)
+        found = titled_plans(names, prepared.graph)
         asked = self.tuning.options.points
         plans = front(self._problem, asked)
         for plan in plans:
@@ -199,13 +221,18 @@ class Points:
             weight_bytes(prepared.model, plan),
         )
 
-    def row(self, candidate: Candidate) -> Row:
-        """Builds a plan where the backend makes engines, runs it, and compares it with the float model."""
+    def row(self, candidate: Candidate, number: int = 1) -> Row:
+        """Builds a plan where the backend makes engines, runs it, and compares it with the float model.
+
+        Args:
+            candidate: the plan.
+            number: its place among those that are measured, as progress is told it.
+        """
         started = time.monotonic()
         networks = explicit_networks(self.prepared, Planned(candidate.plan), self._backend.capabilities)
         network, counts = networks[0], candidate.plan.counts()
         facts: dict[str, Any] = {"engine": None, "measured": None, "device": None}
-        stage = f"measuring the plan with {len(candidate.kept)} in FP16"
+        stage = measuring(number)
         if self._backend.capabilities.makes_engine:
             engine = self._built(networks)
             network, facts["engine"] = engine.network, len(engine.built.engine)
@@ -287,7 +314,7 @@ class Points:
     @cached_property
     def _reference(self) -> Evaluation:
         """Of the float model, on what the points are run on."""
-        stage = "measuring the float model"
+        stage = MEASURING_FLOAT
         if self._on == "engine":
             return self._run(self._built((float_network(self.prepared.graph, "fp32"),)), stage)[0]
         return self._scored(Detector.running(self.prepared.model, self.prepared.config, self._mode), stage)

@@ -173,6 +173,11 @@ def save_prepared(folder: Path, key: str, prepared: Prepared) -> None:
     write_atomically(folder / CORRECTED, stream.getvalue())
 
 
+def has_corrected(folder: Path, key: str) -> bool:
+    """Whether the folder of a tune seems to hold what :func:`save_prepared` wrote for these corrections."""
+    return (folder / CORRECTED).exists() and (folder / OPTIONS).exists() and tuned_key(folder) == key
+
+
 def load_prepared(
     folder: Path, key: str, graph: Graph, options: BuildOptions, selected: Selection, progress: Progress = silent
 ) -> Prepared:

@@ -19,27 +19,36 @@ from trtdet.config import Config
 from trtdet.data import CocoDataset, content_hash
 from trtdet.errors import TrtdetWarning
 from trtdet.files import cluster, sha256_file, write_atomically, writing
-from trtdet.files.journal import Rows
+from trtdet.files.journal import Rows, names_in
 from trtdet.mixed_precision.ranking import check_rankable
 from trtdet.mixed_precision.resumed import row_check
 from trtdet.pipeline.assembly import Validated, validated
 from trtdet.pipeline.fingerprint import Stage
+from trtdet.pipeline.forecasts import Forecast
 from trtdet.pipeline.made_with import MadeWith, making
 from trtdet.pipeline.options import TuneOptions, formats
 from trtdet.pipeline.point_rows import Candidate, Points, Row, Tuning, reporting, row_of_plan
 from trtdet.pipeline.points import Front, Point
+from trtdet.pipeline.search_forecasts import foresee_points
 from trtdet.pipeline.stages.bundles import BUILD_LOG, log_kept
 from trtdet.pipeline.stages.calibrating import HISTOGRAMS, looked_at
 from trtdet.pipeline.stages.engines import runs_on
 from trtdet.pipeline.stages.planning import RANKING
 from trtdet.pipeline.tuned import FRONT, PLANS, ROWS, save_options
 from trtdet.pipeline.validation import check_tune
-from trtdet.progress import Progress, silent
+from trtdet.progress import Expect, Progress, silent, unheard
 
 TABLE = "front.md"
 
 
-def tune(model: Path, config: Config, output: Path, options: TuneOptions, progress: Progress = silent) -> Front:
+def tune(
+    model: Path,
+    config: Config,
+    output: Path,
+    options: TuneOptions,
+    progress: Progress = silent,
+    expect: Expect = unheard,
+) -> Front:
     """Finds the front of a model and measures each of its points.
 
     What is measured is appended to ``rows.jsonl`` as it is known; a tune that was stopped is resumed, and one that is
@@ -51,31 +60,25 @@ def tune(model: Path, config: Config, output: Path, options: TuneOptions, progre
         output: a folder.
         options: how points are built, and what they are measured on.
         progress: told of images, builds and points.
+        expect: told of the stages to come, once the tune is checked.
 
     Raises:
         TrtdetError: of the kind that says what is wrong; what was measured stays.
     """
-    asked, options = options, replace(options, build=replace(options.build, int8_all=True))
     tuning, known, dataset, left_out = _validated(Tuning("", model, config, output, options), progress)
+    asked, options = options, tuning.options
     with writing(output):
         output.mkdir(parents=True, exist_ok=True)
     check = row_check(Row, output / ROWS)
     with log_kept(output / BUILD_LOG), Rows(output / ROWS, tuning.key, "plan", check) as rows:
+        expect(foresee_points(tuning, known, len(dataset.images), frozenset(rows.found)).steps)
         save_options(output, sha256_file(model), known.keys[Stage.CORRECTIONS], options.build)
         made = making(known.backend.capabilities, options.build.sms, asked)
         MadeWith.by(made, model, config, known.graph, known.selected, HISTOGRAMS).save(output)
         looked_at(known.graph, options.build.calibration, known.selected, progress)
         work = Points(tuning, known, dataset, progress)
         plans = work.candidates()
-
-        def tell() -> None:
-            progress("tune", sum(plan.name in rows.found for plan in plans), len(plans))
-
-        tell()
-        for row in _missing(work, [plan for plan in plans if plan.name not in rows.found]):
-            rows.append(dict(row))
-            tell()
-        measured = [cast(Row, rows.found[plan.name]) for plan in plans]
+        measured = _measured(work, plans, rows, progress)
     work.ranking.save(output / RANKING)
     found = Front(
         model.stem,
@@ -95,8 +98,20 @@ def tune(model: Path, config: Config, output: Path, options: TuneOptions, progre
     return found
 
 
+def foresee_tune(model: Path, config: Config, output: Path, options: TuneOptions) -> Forecast:
+    """What :func:`tune` of the same would do.
+
+    Raises:
+        TrtdetError: as the tune would before it decodes an image.
+    """
+    tuning, known, dataset, _ = _validated(Tuning("", model, config, output, options), silent)
+    found = names_in(output / ROWS, tuning.key, "plan", row_check(Row, output / ROWS))
+    return foresee_points(tuning, known, len(dataset.images), found)
+
+
 def _validated(asked: Tuning, progress: Progress) -> tuple[Tuning, Validated, CocoDataset, int]:
     """With all that was left open decided, checked without decoding an image."""
+    asked = replace(asked, options=replace(asked.options, build=replace(asked.options.build, int8_all=True)))
     check_tune(asked.options)
     known = validated(asked.job, progress)
     check_rankable(known.graph.plan)
@@ -122,11 +137,25 @@ def _validated(asked: Tuning, progress: Progress) -> tuple[Tuning, Validated, Co
     return replace(asked, key=key), known, dataset, left_out
 
 
+def _measured(work: Points, plans: Sequence[Candidate], rows: Rows, progress: Progress) -> list[Row]:
+    """The rows of the plans, of which those that are not there yet are measured."""
+
+    def tell() -> None:
+        progress("tune", sum(plan.name in rows.found for plan in plans), len(plans))
+
+    tell()
+    for row in _missing(work, [plan for plan in plans if plan.name not in rows.found]):
+        rows.append(dict(row))
+        tell()
+    return [cast(Row, rows.found[plan.name]) for plan in plans]
+
+
 def _missing(work: Points, waiting: Sequence[Candidate]) -> Iterator[Row]:
     """Measures plans, here or on a cluster."""
     ray = work.tuning.options.ray
     if ray is None or not waiting:
-        yield from map(work.row, waiting)
+        for number, plan in enumerate(waiting, 1):
+            yield work.row(plan, number)
     else:
         yield from cluster.run(row_of_plan, work.tuning, waiting, ray)
 

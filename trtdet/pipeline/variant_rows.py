@@ -131,10 +131,10 @@ class RowMaker:
 
     def _float(self, group: Group) -> tuple[list[Evaluation], dict[str, Any]]:
         network = float_network(self._graph(group), group.precision)
-        stage = f"scoring {group.precision.upper()}"
+        stage = scoring(group)
         if not self._matrix.options.limited:
             return self._scored(network, stage)
-        return self._scored_once(network, f"{group.precision.upper()}{_limited(group)}", stage + _limited(group))
+        return self._scored_once(network, f"{group.precision.upper()}{_limited(group)}", stage)
 
     def _prepared(self, group: Group, rule: str) -> Prepared:
         matrix = self._matrix
@@ -169,9 +169,7 @@ class RowMaker:
             asked = KeepOptions(keep if isinstance(keep, int) else (keep,))
             planned = choose_plan(ready, asked, ranked, progress=self._progress)
             network = explicit_networks(ready, planned, self._backend.capabilities)[0]
-            evaluations, built = self._scored_once(
-                network, _title(group, keep), f"scoring {rule}, {keep} in FP16{_limited(group)}"
-            )
+            evaluations, built = self._scored_once(network, _title(group, keep), scoring(group, keep))
             made = {"options": list(options.formats)} if options.formats else {}
             facts = {"kept": keep, "kept_names": list(planned.plan.names("fp16")), **built}
             for name, nms, got, reference in zip(
@@ -254,6 +252,12 @@ class RowMaker:
             lambda done, total: self._progress(stage, done, total),
             self._matrix.selected.cache,
         )
+
+
+def scoring(group: Group, keep: Keep | None = None) -> str:
+    """The stage in which a variant is scored."""
+    what = group.precision.upper() if group.rule is None else f"{group.rule}, {keep} in FP16"
+    return f"scoring {what}{_limited(group)}"
 
 
 def _title(group: Group, keep: Keep) -> str:

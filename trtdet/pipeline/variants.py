@@ -21,11 +21,13 @@ from trtdet.config import Config
 from trtdet.data import CocoDataset
 from trtdet.errors import ConfigError
 from trtdet.files import cluster, write_atomically, writing
-from trtdet.files.journal import Rows
+from trtdet.files.journal import Rows, names_in
 from trtdet.mixed_precision.planning import check_count
 from trtdet.mixed_precision.resumed import row_check
+from trtdet.pipeline.forecasts import Forecast
 from trtdet.pipeline.made_with import MadeWith, making
-from trtdet.pipeline.matrix import Matrix, Row, SweepOptions
+from trtdet.pipeline.matrix import Group, Matrix, Row, SweepOptions
+from trtdet.pipeline.search_forecasts import foresee_matrix
 from trtdet.pipeline.stages.bundles import BUILD_LOG, log_kept, plugin_parts
 from trtdet.pipeline.stages.calibrating import select_images
 from trtdet.pipeline.stages.engines import runs_on
@@ -38,7 +40,7 @@ from trtdet.pipeline.validation import (
     warn_of_percentile,
 )
 from trtdet.pipeline.variant_rows import RowMaker, limited_graph, rows_of_group, save_histograms
-from trtdet.progress import Progress, silent
+from trtdet.progress import Expect, Progress, silent, unheard
 from trtdet.tables import Cell, Column, Table
 
 __all__ = ["Sweep", "SweepOptions", "sweep"]
@@ -147,6 +149,7 @@ def sweep(
     output: Path,
     options: SweepOptions,
     progress: Progress = silent,
+    expect: Expect = unheard,
 ) -> Sweep:
     """Builds and scores every variant.
 
@@ -159,6 +162,7 @@ def sweep(
         output: a folder.
         options: axes, images, backend.
         progress: told of images and rows.
+        expect: told of the stages to come, once the sweep is checked.
 
     Raises:
         TrtdetError: of the kind that says what is wrong; the finished rows stay.
@@ -173,9 +177,14 @@ def sweep(
         def tell() -> None:
             progress("sweep", sum(name in rows.found for name in names), len(names))
 
+        found = frozenset(rows.found)
+        expect(foresee_matrix(matrix, found).steps)
+        _made_with(matrix, options).after(MadeWith.load(output) if found else None).save(output)
+        waiting = matrix.waiting(found)
+        if waiting:
+            save_histograms(matrix, progress)
         tell()
-        _made_with(matrix, options).after(MadeWith.load(output) if rows.found else None).save(output)
-        for row in _missing_rows(matrix, frozenset(rows.found), progress):
+        for row in _missing_rows(matrix, waiting, found, progress):
             rows.append(row)
             tell()
         older = tuple(row for name, row in rows.found.items() if name not in names)
@@ -183,6 +192,16 @@ def sweep(
     write_atomically(output / TABLE, (done.markdown() + "\n").encode())
     write_atomically(output / RESULT, (json.dumps([*done.rows, *older], indent=1) + "\n").encode())
     return done
+
+
+def foresee_sweep(model: Path, config: Config, output: Path, options: SweepOptions) -> Forecast:
+    """What :func:`sweep` of the same would do.
+
+    Raises:
+        TrtdetError: as the sweep would before it decodes an image.
+    """
+    matrix = _validated(model, config, output, options)
+    return foresee_matrix(matrix, names_in(output / ROWS, matrix.key(), "variant", row_check(Row, output / ROWS)))
 
 
 def _validated(model: Path, config: Config, output: Path, options: SweepOptions) -> Matrix:
@@ -239,13 +258,11 @@ def _check_proposals(model: Path, config: Config, options: SweepOptions) -> None
             raise ConfigError(f"{option} cannot be set in '{model}': {'; '.join(result.skipped)}")
 
 
-def _missing_rows(matrix: Matrix, found: frozenset[str], progress: Progress) -> Iterator[dict[str, Any]]:
-    """Makes the rows that are not there yet, here or on a cluster."""
-    waiting = [group for group in matrix.groups() if any(name not in found for name in matrix.names(group))]
-    if not waiting:
-        return
-    save_histograms(matrix, progress)
-    if matrix.options.ray is not None:
+def _missing_rows(
+    matrix: Matrix, waiting: Sequence[Group], found: frozenset[str], progress: Progress
+) -> Iterator[dict[str, Any]]:
+    """Makes the rows of these groups that are not there yet, here or on a cluster."""
+    if matrix.options.ray is not None and waiting:
         yield from itertools.chain.from_iterable(cluster.run(rows_of_group, matrix, waiting, matrix.options.ray))
         return
     maker = RowMaker(matrix, progress)
