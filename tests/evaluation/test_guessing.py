@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from trtdet.cli import main
 from trtdet.config import load_config
 from trtdet.data import find_images
 from trtdet.demo import shapes
+from trtdet.detection.heads import decode
 from trtdet.errors import ConfigError
 from trtdet.evaluation.guessing import guess_config
 from trtdet.exporter import SHAPES_MODEL
@@ -114,3 +116,47 @@ def test_the_command_without_a_terminal_asks_nothing(tmp_path: Path, capsys: pyt
     assert "give --images to try others" in said.out and "the model does not hold them" in said.err
     assert main(["init", str(SHAPES_MODEL), "-o", str(tmp_path / "own.json")]) == 1
     assert "must end in .yaml or .yml" in capsys.readouterr().err
+
+
+def test_of_an_unknown_head_a_draft_is_written_that_works_once_it_is_finished(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Corners, three classes and the size of a face, which no shipped head has.
+    rows = helper.make_tensor_value_info("rows", onnx.TensorProto.FLOAT, [1, 40, 8])
+    image = helper.make_tensor_value_info("image", onnx.TensorProto.FLOAT, [1, 3, 16, 20])
+    nodes = [
+        helper.make_node("ReduceMean", ["image"], ["mean"], axes=[1, 2, 3], keepdims=0),
+        helper.make_node("Add", ["mean", "held"], ["rows"]),
+    ]
+    held = numpy_helper.from_array(np.random.default_rng(0).normal(0, 3, (1, 40, 8)).astype(np.float32), "held")
+    graph = helper.make_graph(nodes, "g", [image], [rows], [held])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    onnx.save(model, str(tmp_path / "odd.onnx"))
+    command = ["init", str(tmp_path / "odd.onnx"), "-o", str(tmp_path / "odd.yaml")]
+    assert main(command) == 1
+    place = tmp_path / "odd.draft.yaml"
+    said = capsys.readouterr().err
+    assert "no head that is known has the outputs 'rows' (2, 40, 8)" in said
+    assert f"all else is in the draft '{place}'" in said and not (tmp_path / "odd.yaml").exists()
+    written = place.read_text()
+    assert "# What the outputs mean: 'rows' (B, 40, 8)." in written
+    with pytest.raises(ConfigError, match="classes"):
+        load_config(str(place))
+    # What the user does: takes every # away that stands before a key, and says what the outputs mean.
+    finished = re.sub(r"^( *)# ( *\w+:)", r"\1\2", written, flags=re.MULTILINE)
+    finished = finished.replace("[a, b]", "[a, b, c]").replace("output0[..., 4:]", "sigmoid(output0[..., 4:7])")
+    place.write_text(finished)
+    config = load_config(str(place))
+    assert (config.name, config.input.name, config.input.size, config.classes) == (
+        "odd",
+        "image",
+        (16, 20),
+        ("a", "b", "c"),
+    )
+    boxes, scores = decode({"rows": np.zeros((1, 40, 8), np.float32)}, config)
+    assert (boxes.shape, scores.shape) == ((1, 40, 4), (1, 40, 3))
+    # What was written is not lost.
+    assert main(command) == 1
+    assert "finish the draft that is there" in capsys.readouterr().err and place.read_text() == finished
+    assert main([*command, "--force"]) == 1
+    assert place.read_text() == written

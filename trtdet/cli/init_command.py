@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtdet.cli.command import Command
 from trtdet.cli.options import add_output, check_suffix, size
-from trtdet.errors import ConfigError
+from trtdet.errors import ConfigError, ModelError
 from trtdet.progress import Console
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ def _options(parser: ArgumentParser) -> None:
 
 def _run(options: Namespace, console: Console) -> dict[str, Any]:
     from trtdet.data import evenly, find_images
-    from trtdet.evaluation.guessing import guess_config
+    from trtdet.evaluation.guessing import draft, guess_config
+    from trtdet.exporter.recognition import UnknownHead
     from trtdet.files import write_atomically
 
     check_suffix(options.output, ".yaml", ".yml")
@@ -58,7 +59,10 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
     images = evenly(find_images(options.images), options.num_images) if options.images else ()
     console.progress("trying what the model's numbers can mean", 0, 1)
     names = _names(options.classes) if options.classes else None
-    found = guess_config(options.model, images, size=options.size, classes=names)
+    try:
+        found = guess_config(options.model, images, size=options.size, classes=names)
+    except UnknownHead as error:
+        raise ModelError(error.problem, _drafted(options, draft(error.described, error.problem, names))) from None
     if "classes" in found.unknown and not options.json and sys.stdin.isatty() and sys.stderr.isatty():
         console.line(
             f"class names: {found.unknown['classes']}. A file, or names with commas; empty to write them later:"
@@ -85,6 +89,17 @@ def _names(given: str) -> list[str]:
     if "," not in given and path.suffix:
         raise ConfigError(f"--classes: '{given}' does not exist", "give a file with a name a line, or A,B,...")
     return [name.strip() for name in given.split(",") if name.strip()]
+
+
+def _drafted(options: Namespace, text: str) -> str:
+    """Writes a draft beside the place of the configuration, unless one is there; what to do with it."""
+    from trtdet.files import write_atomically
+
+    place = options.output.with_suffix(f".draft{options.output.suffix}")
+    if place.exists() and not options.force:
+        return f"finish the draft that is there, '{place}', as docs/heads.md tells, or replace it with --force"
+    write_atomically(place, text.encode())
+    return f"all else is in the draft '{place}': finish it as docs/heads.md tells, and give it with --config"
 
 
 def _drawn(options: Namespace, found: Guess, images: Any) -> list[str]:

@@ -15,8 +15,8 @@ from typing import Any
 import onnx
 import yaml
 
-from trtdet.config import COCO_CLASSES, Config
-from trtdet.errors import ConfigError
+from trtdet.config import COCO_CLASSES, Config, InputConfig
+from trtdet.errors import ConfigError, one_line
 from trtdet.evaluation.plausibility import FEWEST_IMAGES, Plausibility, examine_model
 from trtdet.exporter import ExportOptions, onnx_file, recognition
 from trtdet.passes import Options, load_model
@@ -89,7 +89,8 @@ def guess_config(
 
     Raises:
         ConfigError: the model has not one image as its input, its size is needed, or ``classes`` are of another number.
-        ModelError: no head that is known fits its outputs.
+        UnknownHead: no head that is known fits its outputs, see :func:`draft`.
+        ModelError: the model cannot be read or run.
         DataError: the images cannot be read.
     """
     loaded = load_model(model)
@@ -113,6 +114,47 @@ def guess_config(
     for key in _PIXELS:
         origins.setdefault(f"input.{key}", kept)
     return Guess(config, origins, unknown, looks)
+
+
+def draft(known: recognition.Described, problem: str, classes: Sequence[str] | None = None) -> str:
+    """What is known of a model whose head is not, as a YAML file that the user finishes: open keys are comments.
+
+    Args:
+        known: of the model.
+        problem: why the head is not known.
+        classes: names that were given; None for those that the model has.
+    """
+    shapes = {name: ", ".join(["B", *map(str, shape[1:])]) for name, shape in known.shapes.items()}
+    outputs = one_line(", ".join(f"'{name}' ({sizes})" for name, sizes in shapes.items()), 2000)
+    names = classes or known.classes
+    pixels = InputConfig(size=known.size, scale=1 / 255).model_dump(mode="json", include=set(_PIXELS))
+    choices = {"resize": "letterbox-centre, letterbox-topleft or stretch", "color": "rgb or bgr"}
+    formula = "a pixel becomes (x * scale - mean) / std"
+    lines = [
+        f"# A draft by trtdet init, which cannot finish it: {one_line(problem)}.",
+        "# Lines that begin with # are open: write what is right and take the # away, see docs/heads.md.",
+        _plain("name", known.name, "the file's name"),
+        _plain("classes", list(names), "given" if classes else "the model's metadata")
+        if names
+        else "# classes: [a, b]  # names in the order of training: the model does not hold them",
+        "input:",
+        "  " + _plain("name", known.input_name, "the model's own"),
+        "  " + _plain("size", list(known.size), "height and width of the network's input"),
+        *(f"  # {_plain(key, value, choices.get(key, formula))}" for key, value in pixels.items()),
+        "head:",
+        "  decode: boxes",
+        f"  # What the outputs mean: {outputs}.",
+        "  # compute:",
+        "  #   boxes: output0[..., :4]  # (B, N, 4), in the form of head.boxes and head.units",
+        "  #   scores: output0[..., 4:]  # (B, N, classes)",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _plain(key: str, value: Any, note: str) -> str:
+    flow = None if isinstance(value, list) else False
+    text = yaml.safe_dump({key: value}, allow_unicode=True, default_flow_style=flow, width=10**6).rstrip("\n")
+    return f"{text}  # {note}"
 
 
 def settled(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,37 @@ _FEWEST_BOXES = 20
 _NAMES = ("names", "classes", "class_names", "labels", "character")
 """The keys of a model's metadata that hold class names: the first is that of Ultralytics' packages, the last that of
 models that RapidAI converts from PaddleDetection."""
+
+
+@dataclass(frozen=True)
+class Described:
+    """What is known of a model whose head is not.
+
+    Attributes:
+        name: of the model.
+        input_name: of its input.
+        size: height and width of the input in pixels.
+        classes: their names, where the model has them.
+        shapes: of the outputs by name, batch first.
+    """
+
+    name: str
+    input_name: str
+    size: tuple[int, int]
+    classes: tuple[str, ...] | None
+    shapes: Mapping[str, tuple[int, ...]]
+
+
+class UnknownHead(ModelError):
+    """No head that is known fits the outputs of a model, or their values do not say what to make of it.
+
+    Attributes:
+        described: what is known all the same.
+    """
+
+    def __init__(self, problem: str, hint: str, described: Described) -> None:
+        super().__init__(problem, hint)
+        self.described = described
 
 
 def class_names(model: onnx.ModelProto) -> tuple[str, ...] | None:
@@ -94,30 +126,49 @@ def guessed(
         classes: their names, where the model has them.
 
     Raises:
-        ModelError: no head that is known fits, or the values do not say what to make of it.
+        UnknownHead: no head that is known fits, or the values do not say what to make of it.
     """
     shapes = {key: array.shape for key, array in outputs.items()}
+    described = Described(name, input_name, size, classes, shapes)
+    try:
+        config = _fitting(outputs, described)
+    except ModelError as error:
+        raise UnknownHead(error.problem, error.hint, described) from None
+    if config is not None:
+        return config, _said(config, classes is not None)
+    listed = ", ".join(f"'{key}' {shape}" for key, shape in shapes.items())
+    of_classes = f" of {len(classes)} classes" if classes else ""
+    raise UnknownHead(
+        f"no head{of_classes} that is known has the outputs {listed} at an input of {size[0]}x{size[1]}",
+        "write into a configuration what they mean, with head.compute if need be (docs/heads.md), and give it with "
+        "--config",
+        described,
+    )
+
+
+def _fitting(outputs: Arrays, known_of: Described) -> Config | None:
+    """The configuration of the first head that fits; None where none does.
+
+    Raises:
+        ModelError: the values do not say what to make of one that does.
+    """
+    classes, size = known_of.classes, known_of.size
     for family, head, count in _heads(outputs, size, len(classes) if classes else None):
         known = load_config(family)
         names = known.classes if len(known.classes) == count else placeholders(count)
-        data = known.model_dump() | {"name": name, "classes": classes or names}
-        data["input"] |= {"size": size, "name": input_name}
+        data = known.model_dump() | {"name": known_of.name, "classes": classes or names}
+        data["input"] |= {"size": size, "name": known_of.input_name}
         data["head"] |= head
         if data["head"]["decode"] == "detections":
             data["nms"] |= {"iou_threshold": 1.0}
         try:
             config = Config.model_validate(data)
+            shapes = known_of.shapes
             match_outputs(shapes if config.head.compute is None else expressions.shapes(shapes, config), config)
         except (TrtdetError, ValueError):
             continue
-        return config, _said(config, classes is not None)
-    listed = ", ".join(f"'{key}' {shape}" for key, shape in shapes.items())
-    of_classes = f" of {len(classes)} classes" if classes else ""
-    raise ModelError(
-        f"no head{of_classes} that is known has the outputs {listed} at an input of {size[0]}x{size[1]}",
-        "write into a configuration what they mean, with head.compute if need be (docs/heads.md), and give it with "
-        "--config",
-    )
+        return config
+    return None
 
 
 def _said(config: Config, named: bool) -> str:
