@@ -230,7 +230,7 @@ def test_a_finished_tune_measures_nothing_again_and_more_points_only_the_new(
     sizes = replace(options, build=replace(options.build, keep=KeepOptions(objective="size")))
     smaller, stages = again(small_model, copy, sizes)
     assert smaller.unit == "MB of weights"
-    measured = [stage for stage in dict.fromkeys(stages) if stage.startswith("measuring the plan")]
+    measured = [stage for stage in dict.fromkeys(stages) if stage.startswith("measuring plan ")]
     rows = (copy / "rows.jsonl").read_text().splitlines()
     assert len(rows) - 1 - len(front.points) >= len(measured)
     by_plan = {point.kept: point for point in front.points}
