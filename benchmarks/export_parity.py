@@ -143,8 +143,11 @@ def made_hugging_face(family: str, side: int, folder: Path) -> Made:
     from transformers import AutoConfig, AutoModelForObjectDetection
 
     changes: dict[str, Any] = {"id2label": {index: f"class {index}" for index in range(80)}}
-    if family == "lw_detr":  # the layers whose features are used have no default
-        changes["backbone_config"] = {"model_type": "lw_detr_vit", "out_indices": [2, 4, 5, 9]}
+    if family == "lw_detr":  # the layers whose features are used, and their scales, have no default
+        changes |= {
+            "backbone_config": {"model_type": "lw_detr_vit", "out_indices": [2, 4, 5, 9]},
+            "projector_scale_factors": [1.0],
+        }
     torch.manual_seed(0)
     model = AutoModelForObjectDetection.from_config(AutoConfig.for_model(family, **changes))
     with torch.no_grad():

@@ -345,6 +345,14 @@ def one_batch():
         def forward(self, x):
             return x.reshape(int(x.shape[0]), -1)
     return One().eval()
+def double():
+    class Double(nn.Module):
+        def forward(self, x):
+            places = torch.tensor([0.1, 0.2], dtype=torch.float64).expand(1, 2, 2, 2)
+            for _ in range(int(x.shape[2]) // 16):
+                places = places + x.mean().double()
+            return nn.functional.grid_sample(x, places.to(x.dtype), align_corners=False), (x.sum((2, 3)).double() / 3)
+    return Double().eval()
 def infinite():
     class Infinite(nn.Module):
         def forward(self, x):
@@ -384,6 +392,14 @@ def test_factory(own: str, factory: str, names: list[str]) -> None:
     assert [o.name for o in model.graph.output] == names
     assert "BatchNormalization" not in [n.op_type for n in model.graph.node]
     assert str(Path.cwd()) not in sys.path, "the import path is as it was"
+
+
+def test_what_is_computed_in_float64_is_exported_in_float32(own: str) -> None:
+    export(f"{own}:double", Path("m.onnx"), SMALL)
+    graph = onnx.shape_inference.infer_shapes(onnx.load("m.onnx")).graph
+    types = {value.type.tensor_type.elem_type for value in (*graph.value_info, *graph.output)}
+    assert "GridSample" in {node.op_type for node in graph.node}
+    assert onnx.TensorProto.DOUBLE not in types | {tensor.data_type for tensor in graph.initializer}
 
 
 def test_factory_takes_output_names_weights_and_a_dynamic_batch(own: str) -> None:
