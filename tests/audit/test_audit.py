@@ -256,6 +256,7 @@ def test_fp8_is_counted_by_itself_and_is_no_departure_where_it_was_planned() -> 
     planned = PrecisionPlan({name: Entry("int8", "test", format="fp8") for name in NAMES})
     found = audit(layers, planned, float_model())
     assert (found.fp8, found.int8, found.departures) == (3, 0, ())
+    assert found.counts()["int8"] == 3, "of what a plan counts as INT8"
     assert found.summary.startswith("as built: 0 convs in INT8, 3 in FP8, 0 in FP16, 0 in FP32; 0 not as planned")
     (first, *_) = audit(layers, plan("int8"), float_model()).departures
     assert (first.planned, first.got) == ("int8", "fp8")

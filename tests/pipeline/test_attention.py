@@ -201,7 +201,8 @@ def test_layers_in_fp8_are_told_as_built(
     assert manifest.audit is not None and manifest.audit.fp8 > 0
     counted = manifest.audit.int8 + manifest.audit.fp8 + manifest.audit.fp16 + manifest.audit.fp32
     assert counted == sum(manifest.precision.model_dump().values())
-    assert f"{manifest.audit.int8} convs INT8, {manifest.audit.fp8} FP8, " in capsys.readouterr().out
+    assert f"{manifest.audit.int8} convs INT8, {manifest.audit.fp8} FP8, " in (said := capsys.readouterr().out)
+    assert said.rstrip().endswith("--int8 --fp8)")
 
 
 def convolutional(mixed: str) -> onnx.ModelProto:

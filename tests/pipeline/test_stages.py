@@ -272,10 +272,11 @@ def test_audits_of_builds_and_of_sweeps_know_the_forms_of_silu(
     from trtdet.pipeline.stages import engines
 
     forms: list[Any] = []
+    counts = {"int8": 4, "fp16": 0, "fp32": 1}
 
     def noting(*given: Any, silu: Any = None) -> Any:
         forms.append(silu)
-        return SimpleNamespace(int8=4, fp8=0, fp16=0, fp32=1, departures=(), warnings=(), to_json=lambda: "{}")
+        return SimpleNamespace(counts=lambda: counts, fp8=0, **counts, departures=(), warnings=(), to_json=lambda: "{}")
 
     caps = replace(choose("onnxruntime").capabilities, lists_layers=True)
     monkeypatch.setattr(type(choose("onnxruntime")), "capabilities", caps)

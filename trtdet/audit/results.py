@@ -66,6 +66,11 @@ class Audit:
     ms: float | None = None
     fp8: int = 0
 
+    def counts(self) -> dict[str, int]:
+        """How many convolutions read each precision, as a plan counts them: those in FP8 with INT8, whose place they
+        take."""
+        return {"int8": self.int8 + self.fp8, "fp16": self.fp16, "fp32": self.fp32}
+
     @property
     def bytes(self) -> int:
         """What all layers read and write, a run; estimated from dimensions, types and formats."""

@@ -397,6 +397,7 @@ def _summary(bundle: Bundle, options: Namespace, up_to_date: bool) -> str:
         target += f" for compute capability {', '.join(str(sm / 10) for sm in manifest.backend.sms)}"
     state = "up to date" if up_to_date else "wrote"
     asked = f"asked --backend {options.backend} --nms {options.nms} --silu {options.silu} --{options.precision}"
+    asked += " --int8-attention" * options.int8_attention + " --fp8" * options.fp8
     if manifest.guard is not None:
         asked += f" --guard {manifest.guard.least:g}"
         done += f"; shipped {manifest.guard.shipped.upper()}: {manifest.guard.reason}"

@@ -237,7 +237,7 @@ class Points:
             engine = self._built(networks)
             network, facts["engine"] = engine.network, len(engine.built.engine)
             if engine.audit is not None:
-                counts = {"int8": engine.audit.int8, "fp16": engine.audit.fp16, "fp32": engine.audit.fp32}
+                counts = engine.audit.counts()
             if self._on == "engine":
                 evaluation, timed = self._run(engine, stage)
                 return self._row(candidate, counts, evaluation, {**facts, **timed}, started)

@@ -236,7 +236,7 @@ class RowMaker:
         engine = built_engine(network, self._backend, target, self._matrix.folder / TIMINGS, self._progress)
         counts = network.plan.counts()
         if engine.audit is not None:
-            counts = {"int8": engine.audit.int8, "fp16": engine.audit.fp16, "fp32": engine.audit.fp32}
+            counts = engine.audit.counts()
         built = engine.built
         facts: dict[str, Any] = {**counts, **_NO_ENGINE}
         if built.engine:
