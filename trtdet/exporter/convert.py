@@ -24,7 +24,7 @@ from trtdet.errors import ConfigError, ModelError
 from trtdet.exporter import SOURCES, ExportOptions, parity, storage, trials
 from trtdet.exporter.subject import Float, Subject, tensors
 from trtdet.exporter.trials import Converted, first_line
-from trtdet.passes.provenance import subgraphs
+from trtdet.passes.provenance import graphs
 
 _LOADERS = {
     "ultralytics": "ultralytics_models",
@@ -160,30 +160,28 @@ def to_onnx(
             dynamo=False,
         )
         result = onnx.load(str(Path(folder) / "model.onnx"))
-    _in_single(result.graph)
+    _in_single(result)
     # Readers as old as TensorRT 8.6's refuse a newer file format, and nothing here needs it.
     result.ir_version = min(result.ir_version, 10)
     return result
 
 
-def _in_single(graph: onnx.GraphProto) -> None:
-    """Makes what a graph computes in float64 float32, in place: a trace takes Python's numbers for float64, and neither
+def _in_single(model: onnx.ModelProto) -> None:
+    """Makes what a model computes in float64 float32, in place: a trace takes Python's numbers for float64, and neither
     TensorRT nor GridSample of onnxruntime computes in it."""
     double, single = onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT
-    for node in graph.node:
-        for attribute in node.attribute:
+    for graph in graphs(model.graph):
+        attributes = [attribute for node in graph.node for attribute in node.attribute]
+        for attribute in attributes:
             if attribute.name in ("to", "dtype") and attribute.i == double:
                 attribute.i = single
-        for inner in subgraphs(node):
-            _in_single(inner)
-    held = [attribute.t for node in graph.node for attribute in node.attribute if attribute.HasField("t")]
-    for tensor in (*graph.initializer, *held):
-        if tensor.data_type == double:
-            values = onnx.numpy_helper.to_array(tensor).astype(np.float32)
-            tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
-    for value in (*graph.value_info, *graph.output):
-        if value.type.tensor_type.elem_type == double:
-            value.type.tensor_type.elem_type = single
+        for tensor in (*graph.initializer, *(attribute.t for attribute in attributes if attribute.HasField("t"))):
+            if tensor.data_type == double:
+                values = onnx.numpy_helper.to_array(tensor).astype(np.float32)
+                tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
+        for value in (*graph.value_info, *graph.output):
+            if value.type.tensor_type.elem_type == double:
+                value.type.tensor_type.elem_type = single
 
 
 def by_dynamo(
@@ -220,7 +218,7 @@ def by_dynamo(
         )
     assert program is not None
     result: onnx.ModelProto = program.model_proto
-    _in_single(result.graph)
+    _in_single(result)
     result.ir_version = min(result.ir_version, 10)
     return result
 

@@ -109,6 +109,14 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
         yield from attribute.graphs
 
 
+def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """A graph and all that its nodes hold, the outer before the inner."""
+    yield graph
+    for node in graph.node:
+        for inner in subgraphs(node):
+            yield from graphs(inner)
+
+
 def _decoded(text: str) -> dict[str, Origin]:
     try:
         found = json.loads(text)

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 
 from trtdet.errors import ModelError, one_line
-from trtdet.passes.provenance import subgraphs
+from trtdet.passes.provenance import graphs, subgraphs
 
 LARGEST_TENSOR = 2**31 - 1
 """Elements that a tensor may have; TensorRT takes no more, and only a wrong size or attribute gives them."""
@@ -55,7 +55,7 @@ def clear_unusable_dims(model: onnx.ModelProto) -> None:
 
 
 def _value_infos(model: onnx.ModelProto) -> Iterator[Iterator[onnx.ValueInfoProto]]:
-    for graph in _graphs(model.graph):
+    for graph in graphs(model.graph):
         yield iter((*graph.input, *graph.output, *graph.value_info))
     for function in model.functions:
         yield iter(function.value_info)
@@ -74,14 +74,6 @@ def _clear(kind: onnx.TypeProto) -> None:
         _clear(getattr(kind, which).elem_type)
     elif which == "map_type":
         _clear(kind.map_type.value_type)
-
-
-def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """The graph and all that its nodes hold."""
-    yield graph
-    for node in graph.node:
-        for inner in subgraphs(node):
-            yield from _graphs(inner)
 
 
 def sort_nodes(graph: onnx.GraphProto) -> None:
@@ -180,15 +172,15 @@ def check(model: onnx.ModelProto) -> None:
 
 
 def _check_tensors(model: onnx.ModelProto) -> None:
-    graphs = list(_graphs(model.graph))
+    every = list(graphs(model.graph))
     readers: dict[str, set[str]] = {}
-    for graph in graphs:
+    for graph in every:
         for node in graph.node:
             for name in node.input:
                 readers.setdefault(name, set()).add(node.op_type)
         for value in graph.output:
             readers.setdefault(value.name, set()).add("Identity")
-    for graph in graphs:
+    for graph in every:
         for tensor in graph.initializer:
             _check_tensor(tensor, tensor.name, readers.get(tensor.name, set()))
         for node in graph.node:

@@ -137,15 +137,15 @@ def reporting(options: TuneOptions, known: Validated) -> tuple[CocoDataset, int]
     return apart, len(given.images) - len(apart.images)
 
 
-def titled_plans(names: Sequence[str], graph: Graph) -> dict[tuple[str, ...], tuple[str, ...]]:
+def titled_plans(names: Sequence[str], graph: Graph, default: PrecisionPlan) -> dict[tuple[str, ...], tuple[str, ...]]:
     """The plans that every tune measures: their titles by the convolutions that they have in FP16.
 
     Args:
         names: of the convolutions that can be in INT8.
         graph: the model.
+        default: its default plan.
     """
     macs = multiply_adds(graph.model)
-    default = default_plan(graph.model, graph.placement, graph.flow)
     titled: dict[str, tuple[str, ...]] = {
         "all INT8": (),
         "default": tuple(name for name in names if default.entries[name].precision != "int8"),
@@ -190,7 +190,7 @@ class Points:
         prepared = self.prepared
         names = prepared.plan.names("int8")
         default = default_plan(prepared.model, prepared.placement, prepared.flow)
-        found = titled_plans(names, prepared.graph)
+        found = titled_plans(names, prepared.graph, default)
         asked = self.tuning.options.points
         plans = front(self._problem, asked)
         for plan in plans:

@@ -30,6 +30,7 @@ from trtdet.pipeline.point_rows import MEASURING_FLOAT, Tuning, measuring, title
 from trtdet.pipeline.stages.engines import runs_on
 from trtdet.pipeline.tuned import CORRECTED, RANKING_ROWS, ROWS, has_corrected
 from trtdet.pipeline.variant_rows import limited_graph, scoring
+from trtdet.quantization import default_plan
 
 _FLOAT, _QUANTIZED = 1.5, 2.5
 """Scoring an image with the detections of it, in runs of the float model: as it is, and with Q/DQ nodes on the CPU."""
@@ -140,7 +141,9 @@ def foresee_points(tuning: Tuning, known: Validated, images: int, found: frozens
         prepared += corrected_parts(known, run)
     ranking = _ranking(known, run, options.rank_images, folder / RANKING_ROWS if there else None)
     # Plans that the integer program finds may be fewer, or be among those that have a title.
-    plans = len(titled_plans(known.graph.plan.names("int8"), known.graph)) + options.points
+    graph = known.graph
+    default = default_plan(graph.model, graph.placement, graph.flow)
+    plans = len(titled_plans(graph.plan.names("int8"), graph, default)) + options.points
     missing = max(0, plans - len(found))
     rows = []
     if found:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +14,7 @@ from trtdet.passes.clean import fold
 from trtdet.passes.model import to_graph, to_model
 from trtdet.passes.opset.nodes import replace_nodes
 from trtdet.passes.opset.scope import InexpressibleError, Scope, known
-from trtdet.passes.provenance import subgraphs
+from trtdet.passes.provenance import graphs
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,22 +96,16 @@ def _rename(graph: onnx.GraphProto, defined: onnx.NodeProto) -> None:
     """Names the nodes and tensors of a definition after the node that is defined."""
     outer = {name for name in (*defined.input, *defined.output) if name}
     prefix = next(name for name in defined.output if name)
-    inside = list(_inner_graphs(graph))
-    made = {name for part in (graph, *inside) for node in part.node for name in node.output}
+    everything = list(graphs(graph))
+    inside = everything[1:]
+    made = {name for part in everything for node in part.node for name in node.output}
     made |= {value.name for part in inside for value in part.input}
     names = {name: f"{prefix}/{defined.op_type}/{name}" for name in made - outer if name}
     numbers = itertools.count()
-    for part in (graph, *inside):
+    for part in everything:
         for node in part.node:
             node.name = f"{defined.name or prefix}/{node.op_type}_{next(numbers)}"
             for tensors in (node.input, node.output):
                 tensors[:] = [names.get(name, name) for name in tensors]
         for value in (*part.value_info, *part.input, *part.output):
             value.name = names.get(value.name, value.name)
-
-
-def _inner_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    for node in graph.node:
-        for inner in subgraphs(node):
-            yield inner
-            yield from _inner_graphs(inner)
