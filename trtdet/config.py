@@ -377,10 +377,14 @@ def _parse(content: bytes, source: str | Path) -> dict[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
+    merged_keys = 0
+
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         """Writes out ``<<``, whose aliases multiply before there is anything to count."""
+        before = len(node.value)
         super().flatten_mapping(node)
-        if len(node.value) > _MOST_VALUES:
+        self.merged_keys += len(node.value) - before
+        if self.merged_keys > _MOST_VALUES:
             raise yaml.constructor.ConstructorError(None, None, f"over {_MOST_VALUES} merged keys", node.start_mark)
 
 
