@@ -77,7 +77,7 @@ test-triton: $(VENV)-triton/.dev
 $(VENV)-triton/.dev: setup.cfg
 	$(PYTHON) -m venv $(VENV)-triton
 	$(VENV)-triton/bin/python -m pip install --quiet --disable-pip-version-check -e . nvidia-pytriton 'numpy<2' \
-	  'opencv-python-headless<4.12' pytest hypothesis
+	  'opencv-python-headless<4.12' pytest pytest-timeout hypothesis
 	touch $@
 
 # build.sh ends with 3 where packages are missing that it may not install: it has said which.
@@ -146,7 +146,7 @@ $(BIN86)/python:
 # Without what it asks for: the newest cuDNN, which it would get, is one that it cannot be loaded with.
 $(VENV86)/.dev: $(BIN86)/python setup.cfg tests/tensorrt86/stand_ins.py
 	$(BIN86)/python -m pip install --quiet --disable-pip-version-check --no-deps tensorrt==8.6.0
-	$(BIN86)/python -m pip install --quiet --disable-pip-version-check -e . pytest hypothesis polygraphy pycocotools
+	$(BIN86)/python -m pip install --quiet --disable-pip-version-check -e . pytest hypothesis polygraphy pycocotools pytest-timeout
 	$(BIN86)/python tests/tensorrt86/stand_ins.py $(VENV86)/lib/python3.10/site-packages/tensorrt $(VENV86)/stand_ins
 	touch $@
 

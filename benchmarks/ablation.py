@@ -32,22 +32,17 @@ from corrections import MODELS
 
 import trtdet
 from trtdet.backends import OnnxRunner, choose
+from trtdet.building.corrections import Prepared, prepared
+from trtdet.building.graph import host_graph
+from trtdet.building.ranges import Calibrated, calibrated, select_images
 from trtdet.data import evenly
 from trtdet.evaluation.scoring import Evaluation
 from trtdet.files import sha256_file
 from trtdet.files.journal import Rows
+from trtdet.options import CalibrationOptions
+from trtdet.options.fields import corrections_of, effort_text
 from trtdet.passes import decoded
-from trtdet.pipeline import (
-    Calibrated,
-    CalibrationOptions,
-    Prepared,
-    calibrated,
-    host_graph,
-    prepared,
-    select_images,
-)
-from trtdet.pipeline.stages.planning import without_overflow
-from trtdet.quantization import CORRECTIONS, EFFORTS, Sources
+from trtdet.quantization import Sources
 from trtdet.quantization.corrections.gate import Task, head_errors
 from trtdet.runtime.detector import Detector
 from trtdet.tables import Cell, Column, Table
@@ -92,7 +87,7 @@ def ways(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 @dataclass(frozen=True, eq=False)
-class Subject:
+class RankingSubject:
     """A calibrated model with the images that it is measured on."""
 
     ranged: Calibrated
@@ -105,7 +100,7 @@ class Subject:
         started = time.process_time()
         ready = prepared(self.ranged, self.options, names)
         seconds = time.process_time() - started
-        model = ready.explicit(without_overflow(ready, ready.plan)).model
+        model = ready.explicit(ready.without_overflow(ready.plan)).model
         print(f"{name}: {'; '.join(ready.summary)}", file=sys.stderr, flush=True)
         (error,) = head_errors(self._task(ready), [model])
         graph = ready.graph
@@ -127,7 +122,7 @@ class Subject:
         paths = [image.path for image in self.dataset.images]
         head = decoded(ready.graph.nms_mode, ready.config)
         sources = Sources(paths, ready.config.input, OnnxRunner, head)
-        return Task(ready.model, ready.placement, {}, (), (), paths, sources)
+        return Task(ready.model, ready.graph.placement, {}, (), (), paths, sources)
 
 
 def scored_images(data: Path, config: trtdet.Config, count: int | None) -> trtdet.CocoDataset:
@@ -160,8 +155,8 @@ def rows_of(model: Path, options: argparse.Namespace) -> tuple[str, list[Row]]:
     ranged = calibrated(graph, calibration, selected)
     dataset = scored_images(options.data, graph.config, options.score_images)
     reference = trtdet.evaluate(Detector.running(graph.model, graph.config, graph.nms_mode, model), dataset)
-    subject = Subject(ranged, calibration, dataset, reference)
-    corrections = tuple(options.correct or EFFORTS[options.effort])
+    subject = RankingSubject(ranged, calibration, dataset, reference)
+    corrections = corrections_of(options.effort)
     facts = [sha256_file(model), selected.sha256, len(dataset.images), options.int8_all, options.backend, corrections]
     key = hashlib.sha256(json.dumps([facts, graph.config.model_dump(mode="json")]).encode()).hexdigest()
     wanted = ways(corrections)
@@ -210,8 +205,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--num-images", type=int, default=64, help="calibration images")
     parser.add_argument("--score-images", type=int, help="images of val2017, evenly spaced; all of them by default")
-    parser.add_argument("--effort", choices=list(EFFORTS), default=list(EFFORTS)[-1], help="the corrections of which")
-    parser.add_argument("--correct", nargs="+", choices=CORRECTIONS, metavar="NAME", help="these instead")
+    parser.add_argument("--effort", type=effort_text, default="thorough", help="a level, or names of corrections")
     parser.add_argument("--int8-all", action="store_true", help="every convolution in INT8")
     parser.add_argument("--backend", help="that the network is for")
     parser.add_argument("-o", "--output", type=Path, required=True)

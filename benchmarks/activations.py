@@ -19,7 +19,10 @@ from corrections import MODELS, scored
 import trtdet
 from trtdet.audit import audit, layers_of
 from trtdet.backends import BuildRequest, choose
-from trtdet.pipeline import FORMS, CalibrationOptions, calibrated, host_graph, prepared, select_images
+from trtdet.building.corrections import prepared
+from trtdet.building.graph import FORMS, host_graph
+from trtdet.building.ranges import calibrated, select_images
+from trtdet.options import CalibrationOptions
 from trtdet.quantization import DEFAULT_CORRECTIONS
 from trtdet.runtime.detector import Detector
 

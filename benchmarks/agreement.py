@@ -83,7 +83,10 @@ def built(model: Path, config: trtdet.Config, place: Path, images: Path, int8_al
     calibration = trtdet.CalibrationOptions(images=images, num_images=64)
     if not place.exists():
         trtdet.build(
-            model, config, place, trtdet.BuildOptions(calibration=calibration, int8_all=int8_all, measure=False)
+            model,
+            config,
+            place,
+            trtdet.BuildOptions(guard="off", calibration=calibration, plan=trtdet.PlanOptions(int8_all=int8_all)),
         )
     return place
 

@@ -13,11 +13,12 @@ import argparse
 import itertools
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import trtdet
 from trtdet.audit import Audit
-from trtdet.pipeline import KeepOptions
+from trtdet.options import PlanOptions
 
 MODELS = {"yolox_nano": "yolox", "yolov5n": "yolov5", "picodet_s": "dfl"}
 PARTS = ("suppression", "activation", "padding", "quantise", "cast", "copy", "reformat")
@@ -31,26 +32,25 @@ def main() -> None:
 
     def audited(name: str, variant: str, changes: Sequence[str]) -> Audit:
         """Builds one variant by the options that the audit gives its advice in."""
-        config, keep, precision, every = trtdet.load_config(MODELS[name]), KeepOptions(), "int8", False
+        config, keep, precision, every = trtdet.load_config(MODELS[name]), PlanOptions(), "int8", False
         for option, value in itertools.zip_longest(changes, changes[1:], fillvalue=""):
             if option == "--fp16":
                 precision = "fp16"
             elif option == "--int8-all":
                 every = True
             elif option == "--keep-fp16":
-                keep = KeepOptions(tuple(value.split(",")))
-            elif option == "--pre-nms-topk":
+                keep = PlanOptions(keep_fp16=tuple(value.split(",")))
+            elif option == "--set nms.pre_nms_topk":
                 config = config.with_nms(pre_nms_topk=int(value))
         calibration = trtdet.CalibrationOptions(images=options.data / "coco" / "train2017", num_images=8)
         asked = trtdet.BuildOptions(
             precision=precision,
-            calibration=calibration,
-            correct=(),
-            keep=keep,
+            effort="none",
             backend="tensorrt-rtx",
             sms=(86,),
-            int8_all=every,
-            measure=False,
+            guard="off",
+            calibration=calibration,
+            plan=replace(keep, int8_all=every),
         )
         place = options.output / f"{name}-{variant}"
         built = trtdet.build(options.data / "models" / f"{name}.onnx", config, place, asked)

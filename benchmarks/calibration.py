@@ -128,7 +128,7 @@ def main() -> None:
         once = max(run[1] for run in runs[first])
         print(f"{first} with {2 * options.num_images} images: peak {twice:.0f} MB, {twice - once:+.0f} MB")
         histograms = f"{folder}/percentile-{options.num_images}.npz"
-        again = measure(trtdet("mse", options.num_images, "--histograms", histograms))[0]
+        again = measure(trtdet("mse", options.num_images, "--set", f"calibration.histograms={histograms}"))[0]
         print(f"a new process that chooses another rule from the same collection: {again:.2f} s")
         rules(Path(histograms))
 

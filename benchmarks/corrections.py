@@ -50,9 +50,11 @@ def main() -> None:
         reference = scored(Detector.open(model, config), coco)
         for rule in options.rules:
             place = options.output / f"{name}-{rule}"
-            calibration = trtdet.CalibrationOptions(rule, images=coco / "train2017", num_images=options.num_images)
+            calibration = trtdet.CalibrationOptions(rule=rule, images=coco / "train2017", num_images=options.num_images)
             started = time.perf_counter()
-            asked = trtdet.BuildOptions(calibration=calibration, int8_all=options.int8_all, measure=False)
+            asked = trtdet.BuildOptions(
+                guard="off", calibration=calibration, plan=trtdet.PlanOptions(int8_all=options.int8_all)
+            )
             built = trtdet.build(model, config, place, asked).bundle
             seconds = time.perf_counter() - started
             got = scored(Detector.open(place), coco)

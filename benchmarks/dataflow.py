@@ -23,6 +23,7 @@ import trtdet
 from trtdet.audit import Audit
 from trtdet.backends.tensorrt.rtx import TensorRTRTX
 from trtdet.bundle import Bundle
+from trtdet.options import changed
 from trtdet.quantization import DataFlow
 from trtdet.runtime.detector import Detector
 
@@ -30,7 +31,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "FP16": {"precision": "fp16"},
     "INT8": {},
     "INT8, `--int8-all`": {"int8_all": True},
-    "INT8, `--correct none`": {"correct": ()},
+    "INT8, `--effort none`": {"effort": "none"},
 }
 FORMS: dict[str, tuple[DataFlow, bool]] = {
     "float32 between, a scale a channel, all in INT8": (DataFlow(), True),
@@ -47,16 +48,16 @@ def built(options: argparse.Namespace, name: str, variant: str, changes: dict[st
     family, candidates = MODELS[name]
     config = trtdet.load_config(family).with_nms(candidates=candidates)
     asked = trtdet.BuildOptions(
+        backend="tensorrt-rtx",
+        nms=trtdet.NmsOptions(mode="host"),
+        guard="off",
         calibration=trtdet.CalibrationOptions(
             images=options.data / "coco" / "train2017", num_images=options.num_images
         ),
-        backend="tensorrt-rtx",
-        nms="host",
-        measure=False,
     )
     plain = "".join(letter if letter.isalnum() else "-" for letter in variant)
     place = options.output / f"{name}-{plain}"
-    done = trtdet.build(options.data / "models" / f"{name}.onnx", config, place, replace(asked, **changes))
+    done = trtdet.build(options.data / "models" / f"{name}.onnx", config, place, changed(asked, **changes))
     print(f"built {place}: {'; '.join(done.bundle.manifest.quantization.corrections)}", file=sys.stderr, flush=True)
     return done.bundle
 
@@ -113,7 +114,7 @@ def forms(options: argparse.Namespace) -> None:
         half = Audit.load(built(options, name, "FP16", {"precision": "fp16"}).file("audit.json")).bytes
         for title, (flow, every) in FORMS.items():
             TensorRTRTX.capabilities = property(lambda _, flow=flow: replace(caps, data_flow=flow))  # type: ignore
-            bundle = built(options, name, title, {"correct": (), "int8_all": every})
+            bundle = built(options, name, title, {"effort": "none", "int8_all": every})
             print(f"| {name} | {title} | {' | '.join(figures(bundle, half))} |", flush=True)
         TensorRTRTX.capabilities = property(lambda _: caps)  # type: ignore[assignment,method-assign]
 

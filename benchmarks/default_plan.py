@@ -13,8 +13,8 @@ import argparse
 from pathlib import Path
 
 from trtdet.backends import choose
+from trtdet.building.graph import host_graph
 from trtdet.config import load_config
-from trtdet.pipeline import host_graph
 from trtdet.quantization import Cause
 from trtdet.quantization.macs import multiply_adds
 

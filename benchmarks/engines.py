@@ -13,8 +13,8 @@ one without a GPU.
 Each row is one network, handed to the builder as ``trtdet build`` would hand it, with suppression on the host:
 
 - fp32, fp16: the float model. All rows are compared with fp32 in mAP and with fp16 in time; both are always there.
-- int8: explicit, with trtdet's corrections. int8-none: ``--correct none``. int8-top5: the 5 most sensitive convolutions
-  in FP16. int8-all: every convolution in INT8. int8-plugin: SiLU as trtdet's plugin, with ``--plugin-library``.
+- int8: explicit, with trtdet's corrections. int8-none: ``--effort none``. int8-top5: the 5 most sensitive convolutions
+  in FP16. int8-all: every convolution in INT8. int8-plugin: SiLU as trtdet's plugin, with the plugin library.
 - implicit: no Q/DQ nodes, trtdet's ranges (percentile) in a calibration cache. implicit-minmax, implicit-entropy and
   implicit-percentile: TensorRT's own calibrators.
 
@@ -57,16 +57,21 @@ from trtdet.backends import (
     Backend,
     Capabilities,
     EngineFacts,
-    EngineOptions,
     EngineRunner,
     Implicit,
     build_remembering,
     choose,
     cuda,
+    library_named,
     open_engine,
 )
-from trtdet.backends.requests import Target, compose
-from trtdet.backends.tensorrt.opsets import missing_operators, newest_opset
+from trtdet.backends.base import EngineTarget, compose
+from trtdet.backends.tensorrt.opsets import missing_operators
+from trtdet.building.corrections import Prepared, prepared
+from trtdet.building.engine import float_network
+from trtdet.building.graph import PlacedGraph, rewritten
+from trtdet.building.plan import choose_plan
+from trtdet.building.ranges import calibrated, select_images
 from trtdet.calibration import Ranges
 from trtdet.config import SiluForm
 from trtdet.data import ImageStream
@@ -75,22 +80,11 @@ from trtdet.evaluation.metrics import CocoMetric
 from trtdet.evaluation.scoring import Evaluation
 from trtdet.files import sha256_file, write_atomically
 from trtdet.files.journal import Rows
-from trtdet.mixed_precision.ranking import rank
+from trtdet.options import BuildOptions, CalibrationOptions, EngineOptions, PlanOptions
 from trtdet.passes import Options, load_model, save_model
 from trtdet.performance import BenchOptions, OnnxNodes, ProfileOptions, measure, profile_targets
 from trtdet.performance import Target as Timed
-from trtdet.pipeline import (
-    CalibrationOptions,
-    Graph,
-    KeepOptions,
-    Prepared,
-    calibrated,
-    choose_plan,
-    prepared,
-    rewritten,
-    select_images,
-)
-from trtdet.pipeline.stages.networks import float_network
+from trtdet.plans.ranking import rank
 from trtdet.progress import Console
 from trtdet.quantization import DEFAULT_CORRECTIONS, PrecisionPlan
 from trtdet.runtime.detector import Detector
@@ -139,7 +133,7 @@ ROWS = {
     row.name: row
     for row in (
         *FIRST,
-        Row("int8-none", "int8", "explicit", options="--int8 --correct none"),
+        Row("int8-none", "int8", "explicit", options="--int8 --effort none"),
         Row("int8-all", "int8", "explicit", DEFAULT_CORRECTIONS, int8_all=True, options="--int8 --int8-all"),
         Row("implicit", "int8", "implicit", options="--int8 --quantization implicit"),
         Row("int8-plugin", "int8", "explicit", DEFAULT_CORRECTIONS, silu="plugin", options="--int8 --silu plugin"),
@@ -150,7 +144,7 @@ ROWS = {
                 "int8",
                 "implicit",
                 calibrator=rule,
-                options=f"--int8 --quantization implicit --calibrator tensorrt --calib {rule}",
+                options=f"--int8 --quantization implicit --set calibration.calibrator=tensorrt --calib {rule}",
             )
             for rule in ("minmax", "entropy", "percentile")
         ),
@@ -380,7 +374,7 @@ class Work:
                 graph,
                 row.precision,
                 network.precisions,
-                Target(plugins=self._plugins(row), options=self.settings.engine),
+                EngineTarget(plugins=self._plugins(row), options=self.settings.engine),
                 implicit,
             ),
             timings,
@@ -532,11 +526,10 @@ class Work:
         words = ["trtdet build", str(given.file), "--config", given.config.name, row.options]
         if row.precision == "int8":
             words += ["--images", str(given.images), "--num-images", str(self.settings.num_images)]
-        words += (
-            ["--silu keep"] if row.silu == "keep" else [f"--plugin-library {path}" for path in self.settings.plugins]
-        )
+        libraries = ",".join(map(str, self.settings.plugins))
+        words += ["--silu keep"] if row.silu == "keep" else [f"--set engine.plugins={libraries}"] * bool(libraries)
         sources = self.settings.engine.tactic_sources
-        words += ["--tactic-sources", *sources] if sources is not None else []
+        words += [f"--set engine.tactic_sources={','.join(sources)}"] if sources is not None else []
         return " ".join([*words, f"--nms host --batch {batch}:{batch}:{batch} --backend tensorrt"])
 
     def _at(self, model: str, row: str, batch: int, engine: dict[str, Any]) -> dict[str, Any]:
@@ -654,7 +647,7 @@ class Networks:
     def __init__(self, model: Model, settings: Settings, version: str, console: Console) -> None:
         self._model, self._settings, self._version, self._progress = model, settings, version, console.progress
         self._prepared: dict[tuple[Any, ...], Prepared] = {}
-        self._graphs: dict[SiluForm, Graph] = {}
+        self._graphs: dict[SiluForm, PlacedGraph] = {}
 
     def make(self, row: Row, place: Path) -> dict[str, Any]:
         """Writes a row's network; what the table says of it is given back."""
@@ -670,8 +663,8 @@ class Networks:
             ranking = self._settings.output / self._model.name / "ranking.jsonl"
             plan = choose_plan(
                 ready,
-                KeepOptions(row.keep),
-                lambda: rank(ready.subject(KeepOptions().num_images), rows=ranking, progress=self._progress),
+                BuildOptions(plan=PlanOptions(keep_fp16=row.keep)),
+                lambda: rank(ready.subject(PlanOptions().rank_images), rows=ranking, progress=self._progress),
                 progress=self._progress,
             ).plan
             made = ready.model if row.quantization == "implicit" else ready.explicit(plan).model
@@ -696,10 +689,11 @@ class Networks:
     def _config(self) -> trtdet.Config:
         return self._graph("keep").config
 
-    def _graph(self, silu: SiluForm) -> Graph:
+    def _graph(self, silu: SiluForm) -> PlacedGraph:
         if silu not in self._graphs:
             major, minor = (int(part) for part in self._version.split(".")[:2])
-            opset, missing = newest_opset((major, minor)), frozenset(missing_operators((major, minor)))
+            opset = library_named("tensorrt").newest_opset(self._version)
+            missing = frozenset(missing_operators((major, minor)))
             options = Options(self._model.config, "host", "batch", silu=silu, max_opset=opset, missing_ops=missing)
             self._graphs[silu] = rewritten(load_model(self._model.file), options)
         return self._graphs[silu]

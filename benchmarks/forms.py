@@ -17,16 +17,14 @@ from tempfile import TemporaryDirectory
 from trtdet.audit.gpus import gpu_named
 from trtdet.audit.roofline import estimate
 from trtdet.audit.traffic import Flow
-from trtdet.backends import choose
+from trtdet.backends import EngineTarget, choose
+from trtdet.building.corrections import prepared
+from trtdet.building.engine import best_engine, explicit_networks
+from trtdet.building.graph import build_graph
+from trtdet.building.ranges import calibrated, select_images
 from trtdet.config import load_config
 from trtdet.errors import TrtdetWarning
-from trtdet.pipeline import BuildOptions, CalibrationOptions
-from trtdet.pipeline.stages.calibrating import calibrated, select_images
-from trtdet.pipeline.stages.correcting import prepared
-from trtdet.pipeline.stages.engines import best_engine, target_of
-from trtdet.pipeline.stages.networks import explicit_networks
-from trtdet.pipeline.stages.planning import Planned
-from trtdet.pipeline.stages.rewriting import build_graph
+from trtdet.options import BuildOptions, CalibrationOptions, NmsOptions, PlanOptions
 from trtdet.quantization import DEFAULT_CORRECTIONS
 
 CONFIGS = {"yolox_nano": "yolox", "yolov5n": "yolov5", "picodet_s": "dfl"}
@@ -61,13 +59,22 @@ def main() -> None:
 def built(path: Path, correct: tuple[str, ...], options: argparse.Namespace) -> tuple[Flow, int]:
     """The layers of an engine, and the Mul nodes of its network."""
     calibration = CalibrationOptions(images=options.images, num_images=options.num_images, check_input=False)
-    asked = BuildOptions("int8", calibration, correct, "host", options.backend, (89,), int8_all=True, measure=False)
+    asked = BuildOptions(
+        precision="int8",
+        effort=",".join(correct) or "none",
+        nms=NmsOptions(mode="host"),
+        backend=options.backend,
+        sms=(89,),
+        guard="off",
+        calibration=calibration,
+        plan=PlanOptions(int8_all=True),
+    )
     backend = choose(asked.backend)
     graph = build_graph(path, load_config(CONFIGS[path.stem]), asked, backend)
     ready = prepared(calibrated(graph, calibration, select_images(calibration)), calibration, correct)
-    networks = explicit_networks(ready, Planned(ready.plan), backend.capabilities)
+    networks = explicit_networks(ready, ready.plan, backend.capabilities)
     with TemporaryDirectory() as folder:
-        engine = best_engine(networks, backend, target_of(asked), Path(folder) / "timings")
+        engine = best_engine(networks, backend, EngineTarget.of(asked), Path(folder) / "timings")
     assert engine.audit is not None, "the backend lists its layers"
     model = engine.network.model
     return Flow(engine.audit.layers, engine.network.plan, model), sum(

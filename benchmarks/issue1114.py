@@ -87,9 +87,7 @@ def layer_by_layer(model: onnx.ModelProto, silu_only: bool) -> QdqPlacement:
             for position, tensor in enumerate(reader.inputs):
                 if tensor is output:
                     readers.setdefault(output.name, {})[reader.name, position] = None
-    return QdqPlacement(
-        placement.plan, tuple(readers), {name: tuple(found) for name, found in readers.items()}, placement.skipped
-    )
+    return QdqPlacement(placement.plan, tuple(readers), {name: tuple(found) for name, found in readers.items()})
 
 
 def with_float(placement: QdqPlacement, convs: Sequence[str]) -> QdqPlacement:
@@ -104,7 +102,7 @@ def with_float(placement: QdqPlacement, convs: Sequence[str]) -> QdqPlacement:
         for name, found in placement.readers.items()
         if any(reader in int8 for reader, _ in found)
     }
-    return QdqPlacement(plan, tuple(readers), readers, placement.skipped)
+    return QdqPlacement(plan, tuple(readers), readers)
 
 
 def alone(placement: QdqPlacement, conv: str) -> QdqPlacement:
@@ -239,7 +237,12 @@ class Job:
         place = self.output / f"{self.name}-trtdet"
         # A bundle that an older trtdet left there would be taken for up to date.
         shutil.rmtree(place, ignore_errors=True)
-        options = trtdet.BuildOptions(calibration=calibration, nms="host", backend="onnxruntime", int8_all=True)
+        options = trtdet.BuildOptions(
+            nms=trtdet.NmsOptions(mode="host"),
+            backend="onnxruntime",
+            calibration=calibration,
+            plan=trtdet.PlanOptions(int8_all=True),
+        )
         trtdet.build(self.file, self.config, place, options, progress)
         return self.evaluate(Detector.open(place))
 

@@ -15,7 +15,6 @@ import argparse
 import math
 import random
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -25,18 +24,16 @@ from trtdet.audit.gpus import GPUS, gpu_named
 from trtdet.audit.neighbours import time_costs
 from trtdet.audit.roofline import Roofline, estimate
 from trtdet.audit.traffic import Flow
-from trtdet.backends import Backend, choose
+from trtdet.backends import Backend, EngineTarget, choose
+from trtdet.building.corrections import Prepared, prepared
+from trtdet.building.engine import best_engine, explicit_networks
+from trtdet.building.graph import build_graph
+from trtdet.building.ranges import calibrated, select_images
 from trtdet.config import load_config
 from trtdet.errors import TrtdetWarning
-from trtdet.mixed_precision.planning import keeping
-from trtdet.mixed_precision.program import Choice, Problem, cheapest
-from trtdet.pipeline import BuildOptions, CalibrationOptions
-from trtdet.pipeline.stages.calibrating import calibrated, select_images
-from trtdet.pipeline.stages.correcting import Prepared, prepared
-from trtdet.pipeline.stages.engines import best_engine, target_of
-from trtdet.pipeline.stages.networks import explicit_networks
-from trtdet.pipeline.stages.planning import Planned, without_overflow
-from trtdet.pipeline.stages.rewriting import build_graph
+from trtdet.options import BuildOptions, CalibrationOptions, NmsOptions, PlanOptions, changed
+from trtdet.plans.optimiser import PrecisionChoice, Problem, cheapest
+from trtdet.plans.planning import keeping
 from trtdet.quantization import Cause
 from trtdet.quantization.macs import multiply_adds
 
@@ -58,10 +55,10 @@ def sets(ready: Prepared, default: list[str]) -> dict[str, list[str]]:
 
 
 def built(ready: Prepared, names: list[str], asked: BuildOptions, backend: Backend) -> Flow:
-    plan = without_overflow(ready, keeping(ready.plan, dict.fromkeys(names, "tried"), Cause.KEPT_NAMED))
-    networks = explicit_networks(ready, Planned(plan), backend.capabilities)
+    plan = ready.without_overflow(keeping(ready.plan, dict.fromkeys(names, "tried"), Cause.KEPT_NAMED))
+    networks = explicit_networks(ready, plan, backend.capabilities)
     with TemporaryDirectory() as folder:
-        engine = best_engine(networks, backend, target_of(asked), Path(folder) / "timings")
+        engine = best_engine(networks, backend, EngineTarget.of(asked), Path(folder) / "timings")
     assert engine.audit is not None, "TensorRT-RTX lists its layers"
     return Flow(engine.audit.layers, engine.network.plan, engine.network.model)
 
@@ -80,11 +77,20 @@ def main() -> None:
     ranks, bases = [], {}
     for path in options.models:
         calibration = CalibrationOptions(images=options.images, num_images=4, check_input=False)
-        asked = BuildOptions("int8", calibration, (), "host", "tensorrt-rtx", (89,), int8_all=True, measure=False)
+        asked = BuildOptions(
+            precision="int8",
+            effort="none",
+            nms=NmsOptions(mode="host"),
+            backend="tensorrt-rtx",
+            sms=(89,),
+            guard="off",
+            calibration=calibration,
+            plan=PlanOptions(int8_all=True),
+        )
         graph = build_graph(path, load_config(CONFIGS[path.stem]), asked, backend)
         ready = prepared(calibrated(graph, calibration, select_images(calibration)), calibration, ())
         bases[path.stem] = base = built(ready, [], asked, backend)
-        by_default = build_graph(path, load_config(CONFIGS[path.stem]), replace(asked, int8_all=False), backend).plan
+        by_default = build_graph(path, load_config(CONFIGS[path.stem]), changed(asked, int8_all=False), backend).plan
         default = [name for name in ready.plan.names("int8") if by_default.entries[name].precision == "fp16"]
         pairs = []
         for plan, names in sets(ready, default).items():
@@ -106,7 +112,7 @@ def main() -> None:
 def least(flow: Flow, roofline: Roofline) -> str:
     """The cheapest plan of all."""
     costs = time_costs(flow, roofline)
-    choices = {name: (Choice("int8", 0.0), Choice("fp16", 0.0, True)) for name in costs.convs}
+    choices = {name: (PrecisionChoice("int8", 0.0), PrecisionChoice("fp16", 0.0, True)) for name in costs.convs}
     plan = cheapest(Problem(choices, costs.joints, costs.fixed), math.inf)
     half, int8 = costs.of(costs.convs), costs.of(())
     gain = min(half, int8) / plan.cost - 1

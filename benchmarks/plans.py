@@ -19,20 +19,19 @@ from functools import cache
 from pathlib import Path
 
 from trtdet.backends import choose
+from trtdet.building.corrections import Prepared, prepared
+from trtdet.building.costs import plan_costs
+from trtdet.building.graph import build_graph
+from trtdet.building.plan import PlanScorer, cost_unit, plan_problem, search_within
+from trtdet.building.ranges import calibrated, select_images
 from trtdet.config import load_config
 from trtdet.data import CocoDataset
 from trtdet.errors import ConfigError, TrtdetWarning
-from trtdet.mixed_precision.program import Plan, most_accurate
-from trtdet.mixed_precision.ranking import rank
-from trtdet.mixed_precision.scores import Sensitivity
-from trtdet.mixed_precision.search import Search, cheapest_within
-from trtdet.mixed_precision.trade_off import MAP
-from trtdet.pipeline import BuildOptions, CalibrationOptions
-from trtdet.pipeline.stages.bounds import Images, PlanScorer, cost_unit, plan_problem, search_within
-from trtdet.pipeline.stages.calibrating import calibrated, select_images
-from trtdet.pipeline.stages.correcting import Prepared, prepared
-from trtdet.pipeline.stages.costs import plan_costs
-from trtdet.pipeline.stages.rewriting import build_graph
+from trtdet.options import BuildOptions, CalibrationOptions, EngineOptions, NmsOptions, PlanOptions
+from trtdet.plans.front import MAP, Search, cheapest_within
+from trtdet.plans.optimiser import Plan, most_accurate
+from trtdet.plans.ranking import rank
+from trtdet.plans.scores import Sensitivity
 from trtdet.progress import silent
 from trtdet.quantization import DEFAULT_CORRECTIONS
 from trtdet.quantization.macs import multiply_adds
@@ -45,14 +44,22 @@ def build_options(options: argparse.Namespace) -> BuildOptions:
     correct = () if options.correct == "none" else DEFAULT_CORRECTIONS
     sms = () if options.backend == "onnxruntime" else (89,)
     return BuildOptions(
-        "int8", calibration, correct, "host", options.backend, sms, gpu=options.gpu, int8_all=True, measure=False
+        precision="int8",
+        effort=",".join(correct) or "none",
+        nms=NmsOptions(mode="host"),
+        backend=options.backend,
+        sms=sms,
+        guard="off",
+        calibration=calibration,
+        plan=PlanOptions(int8_all=True),
+        engine=EngineOptions(gpu=options.gpu),
     )
 
 
 def prepare(options: argparse.Namespace, asked: BuildOptions) -> Prepared:
     graph = build_graph(options.model, load_config(options.config), asked, choose(asked.backend))
     found = calibrated(graph, asked.calibration, select_images(asked.calibration))
-    return prepared(found, asked.calibration, asked.correct)
+    return prepared(found, asked.calibration, asked.corrections)
 
 
 def listed(ranking: Sensitivity, search: Search, bound: float) -> tuple[str, ...]:
@@ -107,7 +114,7 @@ def main() -> None:
     costs = plan_costs(ready, choose(asked.backend), asked)
     dataset = CocoDataset.load(options.annotations, options.val_images, ready.config.classes)
     ranking = cache(lambda: rank(ready.subject(RANKED)))
-    search = search_within(ready, ranking, costs, Images(dataset, RANKED))
+    search = search_within(ready, ranking, costs, dataset)
     found = {f"chosen for {bound:g}": chosen(search, bound) for bound in options.bounds}
     plans = {label: names for label, names in found.items() if names is not None}
     plans |= rivals(ready, search, ranking(), options.bounds)

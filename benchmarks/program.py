@@ -20,7 +20,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from trtdet.audit.neighbours import Joint
-from trtdet.mixed_precision.program import Choice, Plan, Problem, cheapest
+from trtdet.plans.optimiser import Plan, PrecisionChoice, Problem, cheapest
 
 BOUNDS = (0.01, 0.1, 0.5)
 
@@ -31,9 +31,9 @@ def network(convs: int, rng: np.random.Generator) -> Problem:
     errors = np.exp(rng.normal(-8, 2, convs))
     choices = {
         name: (
-            Choice("int8", float(error)),
-            Choice("corrected", float(error) / 3, cost=float(rng.uniform(0, 0.5))),
-            Choice("fp16", 0.0, True, float(rng.uniform(0.5, 20) * rng.choice((-0.3, 1)))),
+            PrecisionChoice("int8", float(error)),
+            PrecisionChoice("corrected", float(error) / 3, cost=float(rng.uniform(0, 0.5))),
+            PrecisionChoice("fp16", 0.0, True, float(rng.uniform(0.5, 20) * rng.choice((-0.3, 1)))),
         )
         for name, error in zip(names, errors, strict=True)
     }

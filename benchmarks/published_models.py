@@ -66,7 +66,7 @@ def main() -> None:
         for rule in options.rules:
             place = options.output / f"{name}-{rule}"
             calibration = trtdet.CalibrationOptions(
-                rule,
+                rule=rule,
                 images=options.data / "coco" / "train2017",
                 num_images=options.num_images,
                 histograms=histograms,
@@ -74,7 +74,9 @@ def main() -> None:
             engines = []
             for _ in range(2):
                 shutil.rmtree(place, ignore_errors=True)
-                asked = trtdet.BuildOptions(calibration=calibration, correct=(), int8_all=True, measure=False)
+                asked = trtdet.BuildOptions(
+                    effort="none", guard="off", calibration=calibration, plan=trtdet.PlanOptions(int8_all=True)
+                )
                 built = trtdet.build(model, config, place, asked, progress)
                 engines.append(hashlib.sha256(built.bundle.file("model.engine").read_bytes()).hexdigest())
             if histograms is None:

@@ -109,11 +109,21 @@ def built(name: str, options: argparse.Namespace) -> Pair:
     correct = () if zoo or options.correct == "none" else CORRECTIONS
     flows = {}
     for precision, asked in (
-        ("fp16", trtdet.BuildOptions(precision="fp16", nms="host", backend="tensorrt-rtx", sms=(86,))),
+        (
+            "fp16",
+            trtdet.BuildOptions(
+                precision="fp16", nms=trtdet.NmsOptions(mode="host"), backend="tensorrt-rtx", sms=(86,)
+            ),
+        ),
         (
             "int8",
             trtdet.BuildOptions(
-                calibration=calibration, correct=correct, nms="host", backend="tensorrt-rtx", sms=(86,), measure=False
+                effort=",".join(correct) or "none",
+                nms=trtdet.NmsOptions(mode="host"),
+                backend="tensorrt-rtx",
+                sms=(86,),
+                guard="off",
+                calibration=calibration,
             ),
         ),
     ):

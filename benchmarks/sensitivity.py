@@ -17,10 +17,10 @@ from trtdet.backends import OnnxRunner
 from trtdet.calibration import CollectionRequest, Ranges, collect, expose
 from trtdet.config import load_config
 from trtdet.data import ImageStream, content_hash, evenly, find_images
-from trtdet.mixed_precision.ranking import rank
-from trtdet.mixed_precision.scores import Sensitivity
-from trtdet.mixed_precision.subject import Method, Subject
 from trtdet.passes import Options, decoded, load_model, rewrite
+from trtdet.plans.measuring import Method, RankingSubject
+from trtdet.plans.ranking import rank
+from trtdet.plans.scores import Sensitivity
 from trtdet.quantization import Corrections, place
 
 
@@ -47,7 +47,7 @@ def main() -> None:
     stream = ImageStream(images, config.input)
     collection = collect(runner, CollectionRequest(runner.input, placement.activations), stream)
     ranges = Ranges.choose(collection, options.calib)
-    subject = Subject(
+    subject = RankingSubject(
         model, placement, ranges, Corrections(), decoded("host", config), images, content_hash(images), config.input
     )
     results: dict[str, Sensitivity] = {}

@@ -33,8 +33,9 @@ Every image is first asked for once of both, alone. The detections have to be eq
 same order, boxes within 0.01 pixels and scores within 1e-4. Where they are not, the report says where and the exit code
 is 1. Of masks, where both give some, the report says how many pixels differ.
 
-With ``--recording``, a file of ``trtdet record`` of the same images, the service replays it and Python runs the
-bundle's ONNX model on the CPU: that compares the detections and tries this script; its ratios say nothing of an engine.
+With ``--recording``, a file of ``service/tests/record.py`` of the same images, the service replays it and Python runs
+the bundle's ONNX model on the CPU: that compares the detections and tries this script; its ratios say nothing of an
+engine.
 """
 
 from __future__ import annotations
@@ -191,7 +192,7 @@ class Lane:
     def run(self, images: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
         """The outputs for float32 (B, 3, H, W); what the next run gives is written over them."""
         runner = self._detector.runner
-        if not hasattr(runner, "usual_batch"):  # onnxruntime's has no buffers to fill
+        if not runner.on_device:  # onnxruntime's has no buffers to fill
             return runner(images)
         missing = max(0, (runner.batch or self._smallest) - len(images))
         filled = np.concatenate([images, np.repeat(images[-1:], missing, axis=0)]) if missing else images
@@ -656,7 +657,9 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument(
         "--library-folder", type=Path, action="append", default=[], help="where the service finds TensorRT"
     )
-    parser.add_argument("--recording", type=Path, help="what 'trtdet record' wrote of these images: without a GPU")
+    parser.add_argument(
+        "--recording", type=Path, help="what service/tests/record.py wrote of these images: without a GPU"
+    )
     parser.add_argument("--clients", nargs="+", type=int, default=[1, 8, 64])
     parser.add_argument("--lanes", type=int, default=2)
     parser.add_argument("--max-delay-us", type=int, default=1000)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
@@ -26,12 +25,20 @@ def pytest_configure(config: pytest.Config) -> None:
         os.sched_setaffinity(0, set(cores[int(worker.removeprefix("gw")) :: workers]) or set(cores))
 
 
-LONG = ("test_pages.py", "workflow", "service", "pipeline", "mixed_precision", "audit")
+LONG = ("test_pages.py", "workflow", "service", "building", "experiments", "plans", "audit")
 """Files and folders of which a worker has long."""
 
 
+SLOW_LIMIT = 1800
+"""Seconds that a test marked slow or benchmark may take on a busy machine; setup.cfg has the limit of the others."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files first, so that no worker begins one when the others have nothing left to do."""
+    """Long files first, so that no worker begins one when the others have nothing left to do, and a time limit each."""
+    for item in items:
+        slow = item.get_closest_marker("slow") or item.get_closest_marker("benchmark")
+        if slow and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW_LIMIT))
 
     def place(item: pytest.Item) -> int:
         parts = item.path.parts
@@ -52,7 +59,7 @@ _looks = plausibility._guarded
 
 
 @pytest.fixture(scope="session", autouse=True)
-def no_input_check() -> Iterator[None]:
+def no_input_check():
     """Nobody looks whether a model detects: most models of the tests do not, and looking takes longer than most tests.
 
     Commands that are started as processes of their own do look.
@@ -63,13 +70,13 @@ def no_input_check() -> Iterator[None]:
 
 
 @pytest.fixture
-def input_check(monkeypatch: pytest.MonkeyPatch) -> None:
+def input_check(monkeypatch):
     """In this test the input is checked as ever."""
     monkeypatch.setattr(plausibility, "_guarded", _looks)
 
 
 @pytest.fixture(scope="session")
-def shared_data() -> Path:
+def shared_data():
     """Real images, annotations and models, which lie beside a checkout and are not part of it."""
     folder = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
     if not (folder / "coco").is_dir():
@@ -78,7 +85,7 @@ def shared_data() -> Path:
 
 
 @pytest.fixture
-def ray_workers() -> Iterator[None]:
+def ray_workers():
     """Two Ray workers on this machine."""
     ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'trtdet[ray]'")
     ray.init(
@@ -93,26 +100,26 @@ def ray_workers() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def once(tmp_path_factory: pytest.TempPathFactory) -> Once:
+def once(tmp_path_factory):
     """What many tests read is made once for all workers."""
     base = tmp_path_factory.getbasetemp()
     return Once((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "once")
 
 
 @pytest.fixture(scope="session")
-def small_model() -> Path:
+def small_model():
     """A detector of ten convolutions for the configuration ``shapes``, for what does not ask how well it detects."""
     return SMALL_MODEL
 
 
 @pytest.fixture(scope="session")
-def small_dynamic(once: Once) -> Path:
+def small_dynamic(once):
     """The same with an open batch."""
     return once("small-dynamic.onnx", lambda path: onnx.save(small_detector("batch"), path))
 
 
 @pytest.fixture(scope="session")
-def machine(once: Once) -> Iterator[Machine]:
+def machine(once):
     """A machine with a GPU and TensorRT, both stand-ins."""
     if shutil.which("cc") is None:
         pytest.skip("needs a C compiler for the stand-in of the CUDA driver: apt-get install gcc")

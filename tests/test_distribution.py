@@ -16,7 +16,7 @@ OF_A_CHECKOUT = "trtdet.service"  # of which a package for DeepStream compiles a
 
 
 @pytest.fixture(scope="module")
-def settings() -> configparser.ConfigParser:
+def settings():
     parser = configparser.ConfigParser()
     parser.read(ROOT / "setup.cfg", encoding="utf-8")
     return parser
@@ -27,13 +27,13 @@ def folder_of(package: str, settings: configparser.ConfigParser) -> Path:
     return ROOT / homes.get(package, package.replace(".", "/"))
 
 
-def test_every_package_is_installed(settings: configparser.ConfigParser) -> None:
+def test_every_package_is_installed(settings):
     there = {".".join(path.parent.relative_to(ROOT).parts) for path in (ROOT / "trtdet").rglob("__init__.py")}
     listed = set(settings["options"]["packages"].split())
     assert {name for name in listed if folder_of(name, settings).is_relative_to(ROOT / "trtdet")} == there
 
 
-def test_every_file_that_the_packages_read_is_installed(settings: configparser.ConfigParser) -> None:
+def test_every_file_that_the_packages_read_is_installed(settings):
     patterns = {
         name: [pattern.strip() for pattern in value.split(",")]
         for name, value in settings["options.package_data"].items()
@@ -48,14 +48,14 @@ def test_every_file_that_the_packages_read_is_installed(settings: configparser.C
             assert any(fnmatch(relative, pattern) for pattern in patterns.get(name, ())), path
 
 
-def test_the_version_is_the_same_everywhere() -> None:
+def test_the_version_is_the_same_everywhere():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert citation["version"] == trtdet.__version__
     assert f"## {trtdet.__version__}" in (ROOT / "CHANGELOG.md").read_text()
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / ".github").rglob("*.yml")), ids=lambda path: path.name)
-def test_files_for_the_repository_are_yaml_that_its_host_reads(path: Path) -> None:
+def test_files_for_the_repository_are_yaml_that_its_host_reads(path):
     content = yaml.safe_load(path.read_text())
     if path.parent.name == "workflows":
         # YAML 1.1 reads the key "on" as true.

@@ -1,4 +1,4 @@
-"""Every command that README and docs show is run here, in their order, in one folder; so is the Python example."""
+"""Runs every command and the Python example of README and docs in one folder; checks links and quoted messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from once import Once
 
 from trtdet.cli import main
 from trtdet.config import load_config
@@ -36,51 +35,48 @@ def commands(page: Path) -> list[str]:
 
 def files(page: Path) -> dict[str, str]:
     """The files that a page shows, by the name in their first line."""
-    found = {}
-    for block in blocks(page, "yaml"):
-        first = block.splitlines()[0]
-        if re.fullmatch(r"# [\w-]+\.yaml", first):
-            found[first.removeprefix("# ")] = block
-    return found
+    texts = blocks(page, "yaml")
+    return {match[1]: text for text in texts if (match := re.match(r"# ([\w-]+\.yaml)\n", text))}
 
 
 @pytest.fixture(scope="session")
-def workplace(once: Once) -> Path:
-    """A folder in which the commands of the README and of the page that goes on from it have been run."""
+def workplace(once):
+    """A folder in which the commands of README and of the first page have been run."""
     pytest.importorskip("torch", reason="the README exports from torch: pip install 'trtdet[export]'")
     pytest.importorskip("tensorrt_rtx", reason="the README builds engines: pip install 'trtdet[rtx]'")
 
-    def follow(folder: Path) -> None:
+    def run_first_pages(folder: Path) -> None:
         shutil.copytree(ROOT / "calib", folder / "calib")
         shutil.copy(ROOT / "tests" / "fixtures" / "two_stage" / "faster_trace.onnx", folder / "rcnn.onnx")
         for command in (*commands(ROOT / "README.md"), *commands(FIRST)):
             execute(command, folder)
 
-    return once("reader", follow)
+    return once("reader", run_first_pages)
 
 
-def execute(command: str, folder: Path) -> str:
-    """Runs one command, trtdet's own in this process, and gives what it printed; what would install or run the tests
-    again is checked instead."""
+def execute(command: str, folder: Path) -> None:
+    """Runs one command, trtdet's own in this process. Installation and tests are checked instead of run."""
     if command.startswith("pip install"):
-        extras = re.findall(r"trtdet\[(\w+)\]", command)
-        assert extras
-        assert set(extras) <= set(importlib.metadata.metadata("trtdet").get_all("Provides-Extra") or ())
-        return ""
+        (extras,) = re.findall(r"trtdet\[([\w,]+)\]", command)
+        assert set(extras.split(",")) <= set(importlib.metadata.metadata("trtdet").get_all("Provides-Extra") or ())
+        return
     if command.startswith("make "):
-        # Without what an outer make hands down, which would add lines of its own.
+        # Variables of an outer make would add lines.
         clean = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS"))}
-        plan = subprocess.run(
-            ["make", "-n", *command.split()[1:]], cwd=ROOT, capture_output=True, text=True, check=True, env=clean
-        )
+        dry_run = ["make", "-n", *command.split()[1:]]
+        plan = subprocess.run(dry_run, cwd=ROOT, capture_output=True, text=True, check=True, env=clean)
         lines = plan.stdout.strip().splitlines()
         if command != "make demo":
             assert "pytest" in lines[-1]
-            return ""
-        # The service, which comes after it, is asked by a test of its own.
+            return
+        # Another test runs the service that follows.
         (command,) = [line.removeprefix(".venv/bin/") for line in lines if line.startswith(".venv/bin/trtdet ")]
-    command, _, into = command.partition(" > ")
+    command, _, output = command.partition(" > ")
     program, *arguments = shlex.split(command)
+    if program == "python":
+        script = [sys.executable, str(ROOT / arguments[0]), *arguments[1:]]
+        subprocess.run(script, cwd=folder, capture_output=True, check=True)
+        return
     assert program == "trtdet", command
     out, err, before = io.StringIO(), io.StringIO(), Path.cwd()
     os.chdir(folder)
@@ -90,15 +86,14 @@ def execute(command: str, folder: Path) -> str:
     finally:
         os.chdir(before)
     assert code == 0, f"{command}\n{out.getvalue()}\n{err.getvalue()}"
-    if into:
+    if output:
         assert out.getvalue(), command
-        (folder / into).write_text(out.getvalue(), encoding="utf-8")
-    return out.getvalue()
+        (folder / output).write_text(out.getvalue(), encoding="utf-8")
 
 
 @pytest.mark.slow
 @pytest.mark.tensorrt
-def test_every_command_of_the_readme_runs(workplace: Path) -> None:
+def test_every_command_of_the_readme_runs(workplace):
     assert (workplace / "demo" / "results.json").is_file()
     assert (workplace / "shapes-int8" / "model.engine").is_file()
     assert (workplace / "pictures" / "000001.jpg").is_file()
@@ -106,21 +101,18 @@ def test_every_command_of_the_readme_runs(workplace: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.tensorrt
-@pytest.mark.parametrize("page", PAGES[2:], ids=lambda page: page.name)
-def test_every_command_of_a_page_runs(page: Path, workplace: Path) -> None:
-    shown = commands(page)
-    assert shown, f"{page.name} shows no command"
+@pytest.mark.parametrize("page", [page for page in PAGES[2:] if commands(page)], ids=lambda page: page.name)
+def test_every_command_of_a_page_runs(page, workplace):
     for name, text in files(page).items():
         (workplace / name).write_text(text, encoding="utf-8")
-    for command in shown:
+    for command in commands(page):
         execute(command, workplace)
 
 
 @pytest.mark.slow
 @pytest.mark.tensorrt
-def test_the_figures_that_the_readme_shows_are_those_of_this_machine_or_near_them(workplace: Path) -> None:
-    """Every processor rounds in its own way, INT8 on the CPU above all, and histograms move by a bin: the figures
-    differ by some tenths, of what a rule alone leaves by more. Which variant is better than which does not change."""
+def test_the_figures_in_the_readme_are_near_those_of_this_machine(workplace):
+    """CPUs round differently: corrected variants differ by some tenths, rules alone by more, in the same order."""
     (table,) = [block for block in blocks(ROOT / "README.md", "text") if block.startswith("variant ")]
     printed = {}
     for line in table.splitlines()[2:8]:
@@ -138,27 +130,27 @@ def test_the_figures_that_the_readme_shows_are_those_of_this_machine_or_near_the
     alone = [row["map"] for variant, row in rows.items() if variant.endswith(" alone")]
     assert len(alone) == 4
     assert rows["INT8"]["map"] > max(alone)
-    (said,) = re.findall(r"\*\*mAP 0.5:0.95 of ([\d.]+)\*\*", (ROOT / "README.md").read_text(encoding="utf-8"))
-    assert rows["FP32"]["map"] == pytest.approx(float(said), abs=0.002)
+    (score,) = re.findall(r"\*\*mAP 0.5:0.95 of ([\d.]+)\*\*", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert rows["FP32"]["map"] == pytest.approx(float(score), abs=0.002)
 
 
 @pytest.mark.slow
 @pytest.mark.tensorrt
-def test_the_python_example_runs(workplace: Path) -> None:
+def test_the_python_example_runs(workplace):
     (example,) = blocks(FIRST, "python")
-    done = subprocess.run([sys.executable, "-c", example], cwd=workplace, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "convolutions in INT8" in done.stdout
+    run = subprocess.run([sys.executable, "-c", example], cwd=workplace, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert "convolutions in INT8" in run.stdout
 
 
-def test_the_configuration_shown_is_whole_and_short(tmp_path: Path) -> None:
-    (shown,) = blocks(FIRST, "yaml")
-    assert len(shown.splitlines()) < 25
-    (tmp_path / "own.yaml").write_text(shown)
+def test_the_configuration_on_the_first_page_is_complete(tmp_path):
+    (text,) = blocks(FIRST, "yaml")
+    assert len(text.splitlines()) < 25
+    (tmp_path / "own.yaml").write_text(text)
     assert load_config(tmp_path / "own.yaml").classes == ("helmet", "head", "person")
 
 
-def test_every_configuration_key_is_documented() -> None:
+def test_every_configuration_key_is_documented():
     from trtdet.config import Config, HeadConfig, InputConfig, NmsConfig
 
     text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
@@ -169,7 +161,7 @@ def test_every_configuration_key_is_documented() -> None:
             assert f"`{section}{key}`" in text or f"`{key}`" in text, f"{section}{key}"
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_exist():
     for page in [*PAGES, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs" / "results").glob("*.md"))]:
         text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
         for link in re.findall(r"\]\(([^)#:]+)\)", text):
@@ -177,12 +169,12 @@ def test_links_lead_somewhere() -> None:
 
 
 def _texts(tree: ast.AST) -> set[str]:
-    """The strings of a module; of those with values in them, the words before, between and after."""
-    whole = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-    return {" ".join(text.split()) for text in whole}
+    """The strings of a module, with the constant parts of f-strings."""
+    constants = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    return {" ".join(value.split()) for value in constants if isinstance(value, str)}
 
 
-def test_messages_that_are_explained_are_those_that_are_printed() -> None:
+def test_explained_messages_are_printed_somewhere():
     page = ROOT / "docs" / "troubleshooting.md"
     modules = (path.read_text(encoding="utf-8") for path in (ROOT / "trtdet").rglob("*.py"))
     printed = "\n".join(text for module in modules for text in _texts(ast.parse(module)))
@@ -193,13 +185,19 @@ def test_messages_that_are_explained_are_those_that_are_printed() -> None:
         assert (f'"{message}"' in answers) if status else (message in printed), message
 
 
-def test_every_page_is_on_the_site() -> None:
-    shown = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+def test_every_page_is_on_the_site():
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     for page in (*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "results").glob("*.md")):
-        assert f": {page.relative_to(ROOT / 'docs').as_posix()}\n" in shown, page.name
+        assert f": {page.relative_to(ROOT / 'docs').as_posix()}\n" in navigation, page.name
 
 
-def test_every_public_name_is_on_the_page_of_python() -> None:
+def test_every_package_is_on_the_page_of_the_architecture():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    for folder in (ROOT / "trtdet").glob("*/__init__.py"):
+        assert f"| `{folder.parent.name}/` |" in page
+
+
+def test_every_public_name_is_on_the_page_of_python():
     import trtdet
 
     page = (ROOT / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
@@ -211,11 +209,11 @@ def test_every_public_name_is_on_the_page_of_python() -> None:
 
 
 @pytest.mark.slow
-def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+def test_the_site_builds_without_warnings(tmp_path):
     pytest.importorskip("mkdocs", reason="needs mkdocs-material and mkdocstrings: pip install 'trtdet[docs]'")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr
     built = {path.relative_to(tmp_path / "site") for path in (tmp_path / "site").rglob("*.html")}
     assert len(built) > 40
     for path in built:

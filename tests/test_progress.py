@@ -13,17 +13,17 @@ from typing import TextIO
 import pytest
 from rich import progress as bars
 
-from trtdet.progress import Console, Course, Step
+from trtdet.progress import Console, Course, ExpectedStage
 from trtdet.tables import Table
 
 
 @pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def terminal(monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "dumb")
 
 
-def test_results_go_to_standard_output_and_the_rest_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_go_to_standard_output_and_the_rest_to_standard_error(capsys):
     with Console() as console:
         console.say("result")
         console.warn("look\nhere")
@@ -32,7 +32,7 @@ def test_results_go_to_standard_output_and_the_rest_to_standard_error(capsys: py
     assert capsys.readouterr() == ("result\n", "warning: look here\ntrtdet: error: no\n")
 
 
-def test_with_json_standard_output_has_the_object_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_with_json_standard_output_has_the_object_alone(capsys):
     with Console(json=True) as console:
         console.say("result")
         console.give({"a": 1})
@@ -48,21 +48,19 @@ def two_stages(console: Console, clock: list[float]) -> None:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def clock(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     return now
 
 
-def test_a_pipe_gets_no_progress(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
+def test_a_pipe_gets_no_progress(capsys, clock):
     with Console() as console:
         two_stages(console, clock)
     assert capsys.readouterr() == ("", "")
 
 
-def test_verbose_says_how_long_each_stage_took_and_what_libraries_say(
-    capsys: pytest.CaptureFixture[str], clock: list[float]
-) -> None:
+def test_verbose_says_how_long_each_stage_took_and_what_libraries_say(capsys, clock):
     root = logging.getLogger()
     before = (root.level, list(root.handlers))
     with Console(verbose=True) as console:
@@ -93,7 +91,7 @@ class Terminal:
 
 
 @pytest.fixture
-def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def environment(monkeypatch):
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -109,10 +107,10 @@ def terminal_on_standard_error() -> Iterator[Terminal]:
 
 
 @pytest.mark.usefixtures("environment")
-def test_a_terminal_gets_one_bar_for_all_stages_with_an_estimate(clock: list[float]) -> None:
+def test_a_terminal_gets_one_bar_for_all_stages_with_an_estimate(clock):
     with terminal_on_standard_error() as screen:
         with Console() as console:
-            console.expect([Step("calibrating", 20), Step("building", 4)])
+            console.expect([ExpectedStage("calibrating", 20), ExpectedStage("building", 4)])
             console.progress("calibrating", 0, 10)
             console._bar.refresh()
             two_stages(console, clock)
@@ -126,7 +124,7 @@ def test_a_terminal_gets_one_bar_for_all_stages_with_an_estimate(clock: list[flo
 
 
 @pytest.mark.usefixtures("environment")
-def test_no_color_is_obeyed(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_color_is_obeyed(clock, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     with terminal_on_standard_error() as screen:
         with Console() as console:
@@ -137,10 +135,10 @@ def test_no_color_is_obeyed(clock: list[float], monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.usefixtures("environment")
-def test_results_are_not_drawn_over(capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_are_not_drawn_over(capsys):
     with terminal_on_standard_error() as screen:
         with Console() as console:
-            console.expect([Step("calibrating", 20), Step("building", 4)])
+            console.expect([ExpectedStage("calibrating", 20), ExpectedStage("building", 4)])
             console.progress("calibrating", 1, 10)
             console.say("a result")
             assert console._bar is None
@@ -155,9 +153,7 @@ def test_results_are_not_drawn_over(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("variable", "value", "styled"), [("A", "1", True), ("NO_COLOR", "1", False), ("TERM", "dumb", False)]
 )
-def test_a_table_has_styles_in_a_terminal_alone(
-    variable: str, value: str, styled: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_table_has_styles_in_a_terminal_alone(variable, value, styled, monkeypatch, capsys):
     table = Table(("name", "mAP"), [("int8", 64.29)], "Scores", ["a note"])
     with Console() as console:
         console.say(table)
@@ -177,8 +173,8 @@ def test_a_table_has_styles_in_a_terminal_alone(
 # How far a command is
 
 
-def test_steps_count_by_their_estimates_and_by_how_fast_they_went() -> None:
-    course = Course([Step("a", 10), Step("b", 30)], now=100.0)
+def test_steps_count_by_their_estimates_and_by_how_fast_they_went():
+    course = Course([ExpectedStage("a", 10), ExpectedStage("b", 30)], now=100.0)
     assert (course.share, course.left) == (0, 40)
     course.tell("a", 5, 10, 105.0)
     assert (course.share, course.left) == (0.125, 35)
@@ -187,8 +183,10 @@ def test_steps_count_by_their_estimates_and_by_how_fast_they_went() -> None:
     assert course.left == pytest.approx(30 * (20 + 4) / (10 + 4)), "twice as slow as estimated, not all of it believed"
 
 
-def test_a_stage_that_was_left_out_or_comes_unexpected_changes_no_order() -> None:
-    course = Course([Step("a", 10), Step("there already", 0), Step("b", 10), Step("a", 20)])
+def test_a_stage_that_was_left_out_or_comes_unexpected_changes_no_order():
+    course = Course(
+        [ExpectedStage("a", 10), ExpectedStage("there already", 0), ExpectedStage("b", 10), ExpectedStage("a", 20)]
+    )
     for stage, share in (("else", 0), ("b", 0.25), ("a", 0.5), ("b", 0.5)):
         course.tell(stage, 0, 4, 1.0)
         assert course.share == share
@@ -196,7 +194,7 @@ def test_a_stage_that_was_left_out_or_comes_unexpected_changes_no_order() -> Non
     assert (course.share, course.left) == (1, 0)
 
 
-def test_where_nothing_is_expected_a_stage_counts_by_itself() -> None:
+def test_where_nothing_is_expected_a_stage_counts_by_itself():
     course = Course(now=3.0)
     assert course.left is None
     course.tell("a", 1, 4, 5.0)
@@ -204,7 +202,7 @@ def test_where_nothing_is_expected_a_stage_counts_by_itself() -> None:
 
 
 @pytest.mark.usefixtures("terminal")
-def test_work_goes_on_where_no_bar_can_be_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_goes_on_where_no_bar_can_be_drawn(monkeypatch):
     def start(self: bars.Progress) -> None:
         raise RuntimeError("can't start new thread")
 

@@ -2,8 +2,8 @@
 
 import trtdet
 config = trtdet.load_config("yolox")
-options = trtdet.BuildOptions(calibration=trtdet.CalibrationOptions(images=Path("images")))
-result = trtdet.build(Path("yolox_nano.onnx"), config, Path("bundle"), options)
+options = trtdet.BuildOptions(calibration=trtdet.CalibrationOptions(images="images"))
+result = trtdet.build("yolox_nano.onnx", config, "bundle", options)
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from trtdet.building import build, calibrate, sensitivity
+    from trtdet.building.variants import variant_options
     from trtdet.bundle import Bundle
     from trtdet.config import Config, load_config
     from trtdet.data import CocoDataset
@@ -25,64 +27,52 @@ if TYPE_CHECKING:
     from trtdet.evaluation.resampling import Bootstrap
     from trtdet.evaluation.scoring import evaluate
     from trtdet.evaluation.shifted_scores import score_shift
+    from trtdet.experiments.experiment import Experiment, Variant
+    from trtdet.experiments.grid import sweep
+    from trtdet.experiments.search import tune
     from trtdet.exporter import ExportOptions, export
-    from trtdet.performance import BenchOptions, ProfileOptions, bench, profile
-    from trtdet.pipeline import (
+    from trtdet.options import (
         BuildOptions,
         CalibrationOptions,
-        KeepOptions,
+        EngineOptions,
+        NmsOptions,
+        PlanOptions,
         SensitivityOptions,
+        SweepOptions,
         TuneOptions,
-        build,
-        calibrate,
-        sensitivity,
     )
-    from trtdet.pipeline.tuned import tuned_options
-    from trtdet.pipeline.tuning import tune
-    from trtdet.pipeline.variants import SweepOptions, sweep
+    from trtdet.performance import BenchOptions, ProfileOptions, bench, profile
     from trtdet.runtime.detector import Detector
     from trtdet.runtime.pictures import infer
-    from trtdet.runtime.recordings import record
 
 # No module may be called like one of these names: importing it would put the module in the function's place.
 _HOMES = {
-    "AgreementOptions": "evaluation.agreement",
-    "BenchOptions": "performance",
-    "Bootstrap": "evaluation.resampling",
-    "BuildOptions": "pipeline",
-    "Bundle": "bundle",
-    "CalibrationOptions": "pipeline",
-    "CocoDataset": "data",
-    "Config": "config",
-    "Detector": "runtime.detector",
-    "ExportOptions": "exporter",
-    "KeepOptions": "pipeline",
-    "PackageOptions": "deploy",
-    "ProfileOptions": "performance",
-    "SensitivityOptions": "pipeline",
-    "SweepOptions": "pipeline.variants",
-    "TritonOptions": "deploy",
-    "TrtdetError": "errors",
-    "TuneOptions": "pipeline",
-    "TrtdetWarning": "errors",
-    "agree": "evaluation.agreement",
-    "bench": "performance",
-    "build": "pipeline",
-    "calibrate": "pipeline",
-    "compare": "evaluation.comparison",
-    "evaluate": "evaluation.scoring",
-    "export": "exporter",
-    "guess_config": "evaluation.guessing",
-    "infer": "runtime.pictures",
-    "load_config": "config",
-    "package": "deploy",
-    "profile": "performance",
-    "record": "runtime.recordings",
-    "score_shift": "evaluation.shifted_scores",
-    "sensitivity": "pipeline",
-    "sweep": "pipeline.variants",
-    "tune": "pipeline.tuning",
-    "tuned_options": "pipeline.tuned",
+    name: home
+    for home, names in {
+        "building": "build calibrate sensitivity",
+        "building.variants": "variant_options",
+        "bundle": "Bundle",
+        "config": "Config load_config",
+        "data": "CocoDataset",
+        "deploy": "PackageOptions TritonOptions package",
+        "errors": "TrtdetError TrtdetWarning",
+        "evaluation.agreement": "AgreementOptions agree",
+        "evaluation.comparison": "compare",
+        "evaluation.guessing": "guess_config",
+        "evaluation.resampling": "Bootstrap",
+        "evaluation.scoring": "evaluate",
+        "evaluation.shifted_scores": "score_shift",
+        "experiments.experiment": "Experiment Variant",
+        "experiments.grid": "sweep",
+        "experiments.search": "tune",
+        "exporter": "ExportOptions export",
+        "options": "BuildOptions CalibrationOptions EngineOptions NmsOptions PlanOptions SensitivityOptions "
+        "SweepOptions TuneOptions",
+        "performance": "BenchOptions ProfileOptions bench profile",
+        "runtime.detector": "Detector",
+        "runtime.pictures": "infer",
+    }.items()
+    for name in names.split()
 }
 
 __all__ = [
@@ -95,9 +85,12 @@ __all__ = [
     "CocoDataset",
     "Config",
     "Detector",
+    "EngineOptions",
+    "Experiment",
     "ExportOptions",
-    "KeepOptions",
+    "NmsOptions",
     "PackageOptions",
+    "PlanOptions",
     "ProfileOptions",
     "SensitivityOptions",
     "SweepOptions",
@@ -105,6 +98,7 @@ __all__ = [
     "TrtdetError",
     "TrtdetWarning",
     "TuneOptions",
+    "Variant",
     "__version__",
     "agree",
     "bench",
@@ -118,12 +112,11 @@ __all__ = [
     "load_config",
     "package",
     "profile",
-    "record",
     "score_shift",
     "sensitivity",
     "sweep",
     "tune",
-    "tuned_options",
+    "variant_options",
 ]
 
 

@@ -13,7 +13,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from trtdet.errors import ConfigError, one_line
 
@@ -46,11 +55,17 @@ def _encodable(text: str) -> str:
     return text
 
 
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
 Text = Annotated[str, AfterValidator(_encodable)]
+Listed = BeforeValidator(_as_tuple)
+"""Of a tuple, which YAML and JSON write as a list."""
 Positive = Annotated[int, Field(gt=0, lt=2**31)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
-
+Colour = Annotated[tuple[Finite, Finite, Finite], Listed]
 
 _LARGEST = 1 << 20
 """Bytes of a configuration file: a file that is something else, or a device, is not read to its end."""
@@ -71,7 +86,7 @@ class InputConfig(_Section):
     ``mean`` and ``std`` are in the channel order of ``color``. The result is float32, NCHW.
     """
 
-    size: tuple[Positive, Positive]
+    size: Annotated[tuple[Positive, Positive], Listed]
     """(height, width) in pixels."""
     name: Text | None = None
     """The model's input; may be left out where the model has a single input."""
@@ -81,18 +96,13 @@ class InputConfig(_Section):
     """Grey level of the letterbox border, before scale and mean."""
     color: Literal["rgb", "bgr"] = "rgb"
     scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
-    mean: tuple[Finite, Finite, Finite] = (0.0, 0.0, 0.0)
-    std: tuple[Finite, Finite, Finite] = (1.0, 1.0, 1.0)
-
-    @field_validator("size", "mean", "std", mode="before")
-    @classmethod
-    def _sequence(cls, value: Any) -> Any:
-        return _as_tuple(value)
+    mean: Colour = (0.0, 0.0, 0.0)
+    std: Colour = (1.0, 1.0, 1.0)
 
     @field_validator("std")
     @classmethod
     def _no_zero(cls, value: tuple[float, float, float]) -> tuple[float, float, float]:
-        if any(v <= 0 for v in value):
+        if min(value) <= 0:
             raise ValueError(f"must be above 0, got {list(value)}")
         return value
 
@@ -122,7 +132,7 @@ class HeadConfig(_Section):
     """
 
     decode: Literal["yolox", "yolov5", "yolov8", "dfl", "boxes", "detections"]
-    strides: Annotated[tuple[Positive, ...], Field(min_length=1)] = (8, 16, 32)
+    strides: Annotated[tuple[Positive, ...], Field(min_length=1), Listed] = (8, 16, 32)
     bins: Annotated[int, Field(ge=2)] = 8
     cell_offset: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
     """Where in its cell a ``dfl`` anchor point lies, in strides; 0 for NanoDet-Plus."""
@@ -135,7 +145,7 @@ class HeadConfig(_Section):
     over the classes."""
     background: Literal["none", "first", "last"] = "none"
     """Where rule ``boxes`` has the score of no object, which is of none of the classes."""
-    columns: Annotated[tuple[Annotated[int, Field(ge=0, lt=2**31)], ...], Field(min_length=1)] | None = None
+    columns: Annotated[tuple[Annotated[int, Field(ge=0, lt=2**31)], ...], Field(min_length=1), Listed] | None = None
     """Where rule ``boxes`` has the score of each class, in the order of ``classes``; None for all columns but the
     background's. DETR's weights for COCO have columns for category ids that no category has."""
     compute: dict[Text, Text] | None = None
@@ -145,13 +155,8 @@ class HeadConfig(_Section):
     """How many anchors of each level a two-stage model suppresses among, at most; None for as many as exported."""
     rpn_post_nms_topk: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     """How many proposals its second stage gets, at most; None for as many as exported."""
-    outputs: Annotated[tuple[Text, ...], Field(min_length=1)] | None = None
+    outputs: Annotated[tuple[Text, ...], Field(min_length=1), Listed] | None = None
     """Names of the raw outputs, in the order the rule expects; None takes the model's own outputs in order."""
-
-    @field_validator("strides", "columns", "outputs", mode="before")
-    @classmethod
-    def _sequence(cls, value: Any) -> Any:
-        return _as_tuple(value)
 
     @field_validator("compute")
     @classmethod
@@ -169,15 +174,15 @@ class HeadConfig(_Section):
 
     @model_validator(mode="after")
     def _rules(self) -> HeadConfig:
-        if self.decode != "boxes":
-            if self.scores == "softmax":
-                raise ValueError(f"head.scores softmax belongs to head.decode boxes, not {self.decode}")
-            if self.background != "none":
-                raise ValueError(f"head.background belongs to head.decode boxes, not {self.decode}")
-            if self.columns is not None:
-                raise ValueError(f"head.columns belongs to head.decode boxes, not {self.decode}")
-            if self.compute is not None:
-                raise ValueError(f"head.compute belongs to head.decode boxes, not {self.decode}")
+        of_boxes = {
+            "scores softmax": self.scores == "softmax",
+            "background": self.background != "none",
+            "columns": self.columns is not None,
+            "compute": self.compute is not None,
+        }
+        for key, given in of_boxes.items():
+            if given and self.decode != "boxes":
+                raise ValueError(f"head.{key} belongs to head.decode boxes, not {self.decode}")
         if self.columns is not None and self.background != "none":
             raise ValueError("head.columns names the classes' columns, so the background's is not among them: drop one")
         if self.columns is not None and len(set(self.columns)) < len(self.columns):
@@ -217,10 +222,9 @@ class NmsConfig(_Section):
 
     @model_validator(mode="after")
     def _order(self) -> NmsConfig:
-        if self.max_detections > self.pre_nms_topk:
-            raise ValueError(
-                f"max_detections ({self.max_detections}) must not exceed pre_nms_topk ({self.pre_nms_topk})"
-            )
+        most = self.pre_nms_topk
+        if self.max_detections > most:
+            raise ValueError(f"max_detections ({self.max_detections}) must not exceed pre_nms_topk ({most})")
         return self
 
 
@@ -236,9 +240,7 @@ class Config(_Section):
     @field_validator("classes", mode="before")
     @classmethod
     def _classes(cls, value: Any) -> Any:
-        if value == "coco":
-            return COCO_CLASSES
-        return _as_tuple(value)
+        return COCO_CLASSES if value == "coco" else _as_tuple(value)
 
     @field_validator("nms", mode="before")
     @classmethod
@@ -256,18 +258,13 @@ class Config(_Section):
         return value
 
     @model_validator(mode="after")
-    def _columns(self) -> Config:
+    def _sizes(self) -> Config:
         columns = self.head.columns
         if columns is not None and len(columns) != len(self.classes):
             raise ValueError(f"head.columns names {len(columns)} columns, 'classes' lists {len(self.classes)}")
-        return self
-
-    @model_validator(mode="after")
-    def _grid(self) -> Config:
-        if self.head.decode in ("yolox", "dfl"):
-            for stride in self.head.strides:
-                if self.head.decode == "yolox" and (self.input.height % stride or self.input.width % stride):
-                    raise ValueError(f"input.size {list(self.input.size)} is not a multiple of stride {stride}")
+        for stride in self.head.strides if self.head.decode == "yolox" else ():
+            if self.input.height % stride or self.input.width % stride:
+                raise ValueError(f"input.size {list(self.input.size)} is not a multiple of stride {stride}")
         return self
 
     @property
@@ -300,10 +297,6 @@ class Config(_Section):
         return _validate(data, "options")
 
 
-def _as_tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
 def shipped_folder(name: str) -> Path:
     """A folder that comes with trtdet: beside the package in a checkout, inside it when installed."""
     package = Path(__file__).resolve().parent
@@ -332,33 +325,23 @@ def load_config(source: str | Path) -> Config:
 
 
 def _read(source: str | Path, folder: Path = Path(), seen: tuple[Path, ...] = ()) -> dict[str, Any]:
-    known = shipped("configs")
-    path = known[str(source)] if str(source) in known else folder / source
+    names = shipped("configs")
+    path = names[str(source)] if str(source) in names else folder / source
     try:
         place = path.resolve()
         if place in seen:
-            raise ConfigError(f"{path}: 'extends' runs in a circle; extend a shipped configuration: {', '.join(known)}")
+            raise ConfigError(f"{path}: 'extends' runs in a circle; extend a shipped configuration: {', '.join(names)}")
         with path.open("rb") as file:
             content = file.read(_LARGEST + 1)
     except FileNotFoundError:
         raise _error(
-            f"configuration '{source}' is neither a file nor a shipped name; shipped: {', '.join(known)}"
-            f"{_suggest(str(source), known)}"
+            f"configuration '{source}' is neither a file nor a shipped name; shipped: {', '.join(names)}"
+            f"{_suggest(str(source), names)}"
         ) from None
     except (OSError, ValueError, RuntimeError) as error:  # also of a name with a null character, or links in a circle
         raise _error(f"configuration '{source}' cannot be read: {error}") from None
     if len(content) > _LARGEST:
         raise _error(f"configuration '{source}' is larger than {_LARGEST} bytes; a detector takes a few dozen lines")
-    data = _parse(content, source)
-    base = data.pop("extends", None)
-    if base is None:
-        return data
-    if not isinstance(base, str):
-        raise _error(f"{source}: 'extends' must be a name or a file, got {_shown(base)}")
-    return _merge(_read(base, path.parent, (*seen, place)), data)
-
-
-def _parse(content: bytes, source: str | Path) -> dict[str, Any]:
     try:
         data = yaml.load(content.decode("utf-8"), _Loader)
     except UnicodeDecodeError as error:
@@ -373,7 +356,12 @@ def _parse(content: bytes, source: str | Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise _error(f"configuration '{source}' must be a mapping of keys, got {type(data).__name__}")
     _count(data, str(source), {})
-    return data
+    base = data.pop("extends", None)
+    if base is None:
+        return data
+    if not isinstance(base, str):
+        raise _error(f"{source}: 'extends' must be a name or a file, got {_shown(base)}")
+    return _merge(_read(base, path.parent, (*seen, place)), data)
 
 
 class _Loader(yaml.SafeLoader):
@@ -388,23 +376,20 @@ class _Loader(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(None, None, f"over {_MOST_VALUES} merged keys", node.start_mark)
 
 
-def _count(value: Any, source: str, known: dict[int, int]) -> int:
-    """The values that a document has once its aliases are written out, which a few bytes can make billions.
-
-    Args:
-        known: counts by the identity of lists and mappings; 0 for those that are being counted.
-    """
+def _count(value: Any, source: str, counts: dict[int, int]) -> int:
+    """The values that a document has once its aliases are written out, which a few bytes can make billions; ``counts``
+    are by the identity of lists and mappings, 0 for those that are being counted."""
     if not isinstance(value, (dict, list)):
         return 1
-    if id(value) in known:
-        if not known[id(value)]:
-            raise _error(f"configuration '{source}' has an alias that contains itself; write the values out")
-        return known[id(value)]
-    known[id(value)] = 0
-    total = 1 + sum(_count(part, source, known) for part in (value.values() if isinstance(value, dict) else value))
+    total = counts.get(id(value))
+    if total == 0:
+        raise _error(f"configuration '{source}' has an alias that contains itself; write the values out")
+    if total is None:
+        counts[id(value)] = 0
+        parts = value.values() if isinstance(value, dict) else value
+        total = counts[id(value)] = 1 + sum(_count(part, source, counts) for part in parts)
     if total > _MOST_VALUES:
         raise _error(f"configuration '{source}' has over {_MOST_VALUES} values by its aliases; write the values out")
-    known[id(value)] = total
     return total
 
 
@@ -430,7 +415,12 @@ def _explain(item: dict[str, Any]) -> str:
     location: tuple[str | int, ...] = item["loc"]
     path = ".".join(one_line(part, 60) for part in location) or "configuration"
     if item["type"] == "extra_forbidden":
-        allowed = sorted(_section_at(location[:-1]).model_fields)
+        section: type[BaseModel] = Config
+        for part in location[:-1]:
+            annotation = section.model_fields[str(part)].annotation
+            if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+                section = annotation
+        allowed = sorted(section.model_fields)
         return f"unknown key '{path}'{_suggest(str(location[-1]), allowed)}; allowed here: {', '.join(allowed)}"
     if item["type"] == "missing":
         return f"key '{path}' is missing"
@@ -452,15 +442,6 @@ def _shown(value: Any) -> str:
 
 def _error(message: str) -> ConfigError:
     return ConfigError(one_line(message, 2000))
-
-
-def _section_at(location: tuple[str | int, ...]) -> type[BaseModel]:
-    section: type[BaseModel] = Config
-    for part in location:
-        annotation = section.model_fields[str(part)].annotation
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            section = annotation
-    return section
 
 
 def _suggest(word: str, candidates: Any) -> str:

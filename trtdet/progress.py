@@ -11,23 +11,19 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from trtdet.errors import OutputError, TrtdetWarning, one_line
+from trtdet.tables import Table, Tables
 
 Progress = Callable[[str, int, int], None]
 """Called with the name of a stage, the steps done and the steps in all; a total of 1 stands for an unknown length."""
 
-Expect = Callable[[Sequence["Step"]], None]
+Expect = Callable[[Sequence["ExpectedStage"]], None]
 """Called with the stages that are to come, as far as they are known."""
 
 _MESSAGE = 4000
 """Characters that a warning or an error may have: a message that quotes a user's file stays readable."""
-
-
-_WORTH_SAYING = 0.1
-"""Seconds of a stage that are told."""
 
 
 class OutputClosed(Exception):
@@ -38,36 +34,29 @@ def silent(stage: str, done: int, total: int) -> None:
     """A ``Progress`` that shows nothing."""
 
 
-def unheard(steps: Sequence[Step]) -> None:
+def unheard(steps: Sequence[ExpectedStage]) -> None:
     """An ``Expect`` that does nothing."""
 
 
 @dataclass(frozen=True)
-class Step:
-    """A stage that is to come.
-
-    Attributes:
-        stage: its name, as ``Progress`` is told it.
-        seconds: an estimate; 0 where its result is there already.
-    """
+class ExpectedStage:
+    """A stage that is to come."""
 
     stage: str
+    """Its name, as ``Progress`` gets it."""
     seconds: float
+    """An estimate; 0 where its result is there already."""
 
 
 class Course:
     """How far a command of several stages is, and how long it still takes.
 
-    The estimates of the steps say what part of the work each is; how fast they go is seen as they are done, and an
-    estimate counts as if a tenth of all had been done just so.
-
-    Args:
-        steps: in the order of the work. Stages that are not among them, such as those of a command that expects
-            nothing, count by themselves.
-        now: the clock at the start, in seconds.
+    The estimates of the stages say what part of the work each is. The pace is measured, and an estimate counts as if
+    a tenth of all had been done at its pace. A stage that is not among ``steps`` counts by itself; ``now`` is the clock
+    at the start, in seconds.
     """
 
-    def __init__(self, steps: Sequence[Step] = (), now: float = 0.0) -> None:
+    def __init__(self, steps: Sequence[ExpectedStage] = (), now: float = 0.0) -> None:
         self._steps, self._all = tuple(steps), sum(step.seconds for step in steps)
         self._place, self._begun, self._now = 0, now, now
         self.share = 0.0
@@ -117,29 +106,25 @@ class Console:
         self._course = Course()
         self._started = time.monotonic()
         self._terminal = sys.stderr is not None and sys.stderr.isatty()
-        self._show = warnings.showwarning
-        self._thread_hook = threading.excepthook
         self._until_end = ExitStack()
 
     def __enter__(self) -> Console:
         if self._verbose:
             self._until_end.enter_context(_messages_to(self.line))
+        self._until_end.enter_context(warnings.catch_warnings())
         warnings.showwarning = self._warning
         # A warning counts once a place by default; two skipped images are two facts.
         warnings.simplefilter("always", category=TrtdetWarning)
+        self._until_end.callback(setattr, threading, "excepthook", threading.excepthook)
         threading.excepthook = self._thread_failed
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._finish_stage()
         self._close()
         self._until_end.close()
-        warnings.showwarning = self._show
-        threading.excepthook = self._thread_hook
 
-    def expect(self, steps: Sequence[Step]) -> None:
+    def expect(self, steps: Sequence[ExpectedStage]) -> None:
         """Lets the bar be one for all of these stages."""
         self._expected, self._course = bool(steps), Course(steps, time.monotonic())
 
@@ -168,8 +153,10 @@ class Console:
         if self._json:
             self.line(str(text))
         else:
-            styled = getattr(text, "styled", None) if _takes_styles() else None
-            _write(f"{text if styled is None else styled()}\n")
+            # A terminal that is to show styles, see https://no-color.org.
+            styles = os.environ.get("TERM", "dumb") != "dumb" and not os.environ.get("NO_COLOR")
+            styles = styles and sys.stdout is not None and sys.stdout.isatty()
+            _write(f"{text.text(styled=True) if styles and isinstance(text, (Table, Tables)) else text}\n")
 
     def give(self, result: Mapping[str, Any]) -> None:
         """Prints the JSON object of a command, where JSON was asked for, and sees to it that what was printed arrives.
@@ -202,7 +189,11 @@ class Console:
     def _draw(self, stage: str, done: int, total: int) -> None:
         from rich import console, progress
 
-        known = self._expected or total != 1
+        measurable, seconds, left = self._expected or total != 1, self._course.left, ""
+        if seconds is not None:
+            minutes, rest = divmod(round(seconds), 60)
+            hours, minutes = divmod(minutes, 60)
+            left = f"about {f'{hours}:{minutes:02}' if hours else minutes}:{rest:02} left"
         try:
             if self._bar is None:
                 columns = ("{task.description}", "{task.fields[count]}", "{task.fields[share]}", "{task.fields[left]}")
@@ -216,11 +207,11 @@ class Console:
             self._bar.update(
                 self._task,
                 description=stage,
-                total=1.0 if known else None,
+                total=1.0 if measurable else None,
                 completed=self._course.share,
                 count="" if total == 1 else f"{done}/{total}",
                 share=f"{self._course.share:.0%}" if self._expected else "",
-                left=_left(self._course.left),
+                left=left,
             )
         except (OSError, RuntimeError):
             # No thread can be started, or the terminal is gone: the work itself goes on.
@@ -228,10 +219,10 @@ class Console:
             self._terminal = False
 
     def _finish_stage(self) -> None:
-        """Says how long the stage took, where that is wanted; a bar that is of it alone is gone."""
+        """Prints how long the stage took, where that is wanted, and closes a bar of this stage alone."""
         stage, self._stage = self._stage, ""
         seconds = time.monotonic() - self._started
-        if self._verbose and stage and seconds >= _WORTH_SAYING:
+        if self._verbose and stage and seconds >= 0.1:
             self.line(f"{stage}: {seconds:.1f} s")
         if not self._expected:
             self._close()
@@ -250,21 +241,6 @@ class Console:
 
     def _thread_failed(self, failure: threading.ExceptHookArgs) -> None:
         self.warn(f"a thread failed: {failure.exc_type.__name__}: {failure.exc_value}")
-
-
-def _takes_styles() -> bool:
-    """Whether standard output is a terminal that is to show styles (https://no-color.org)."""
-    terminal = sys.stdout is not None and sys.stdout.isatty()
-    return terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
-
-
-def _left(seconds: float | None) -> str:
-    """``about 1:05 left``; nothing where nothing is known."""
-    if seconds is None:
-        return ""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"about {f'{hours}:{minutes:02}' if hours else minutes}:{rest:02} left"
 
 
 @contextmanager
@@ -293,15 +269,11 @@ def _write(text: str, flush: bool = False) -> None:
     try:
         print(text, end="", flush=flush)
     except OSError as error:
-        _discard_output()
+        with suppress(OSError, ValueError):
+            # The interpreter would try to write again, at its end and with a traceback, what the buffer holds.
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, sys.stdout.fileno())
+            os.close(nowhere)
         if isinstance(error, BrokenPipeError):
             raise OutputClosed from None
         raise OutputError(f"standard output cannot be written: {error.strerror or error}", "free some space") from None
-
-
-def _discard_output() -> None:
-    """Drops what the buffer holds, which the interpreter would try to write again at its end, with a traceback."""
-    with suppress(OSError, ValueError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)

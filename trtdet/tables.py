@@ -16,28 +16,17 @@ Align = Literal["left", "right"]
 Cell: TypeAlias = "str | int | float | None"
 
 _NUMBER = re.compile(r"[-+]?[\d ]*\d(\.\d+)?([eE][-+]?\d+)?\s?%?$")
-_UNBOUNDED = 10_000
-"""A width that nothing printed here reaches: where there is no terminal, no line is wrapped."""
-
-_LONGEST_RULE = 100
-
-_STYLES = ("\x1b[1m", "\x1b[2m", "\x1b[0m")
-"""What turns bold and dim on, and both off (ECMA-48, SGR)."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column.
-
-    Attributes:
-        title: its heading.
-        spec: how its int and float cells are written, as in ``format(value, spec)``: ``.2f``, ``+.2f``, ``.1%``.
-        align: None puts a column to the right whose every cell is a number or empty.
-    """
+    """One column."""
 
     title: str
     spec: str = ""
+    """How its int and float cells are written, as in ``format(value, spec)``: ``.2f``, ``+.2f``, ``.1%``."""
     align: Align | None = None
+    """None puts a column to the right whose every cell is a number or empty."""
 
     def write(self, cell: Cell) -> str:
         """A cell as it is printed: on one line, with nothing that a terminal would obey; empty for None."""
@@ -50,18 +39,14 @@ class Column:
 class Table:
     """Rows under headings, with a title above and notes below.
 
-    Attributes:
-        columns: ``Column``, or a heading alone.
-        rows: as many cells in each as there are columns; a cell that is text stays as it is.
-        title: one line above.
-        notes: lines below.
-
     Raises:
         ValueError: a row has more or fewer cells than there are columns.
     """
 
     columns: Sequence[Column | str]
+    """``Column``, or a heading alone."""
     rows: Sequence[Sequence[Cell]]
+    """A cell that is text stays as it is."""
     title: str = ""
     notes: Sequence[str] = ()
 
@@ -86,10 +71,11 @@ class Table:
 
     @cached_property
     def _aligned(self) -> list[Align]:
-        return [
-            column.align or _alignment([row[place] for row in self._cells])
-            for place, column in enumerate(self._columns)
-        ]
+        aligned: list[Align] = []
+        for place, column in enumerate(self._columns):
+            numbers = [bool(_NUMBER.match(row[place])) for row in self._cells if row[place]]
+            aligned.append(column.align or ("right" if numbers and all(numbers) else "left"))
+        return aligned
 
     def __str__(self) -> str:
         return self.text()
@@ -117,22 +103,19 @@ class Table:
             drawn.add_row(*map(Text, row))
         terminal = sys.stdout is not None and sys.stdout.isatty()
         console = Console(
-            width=width or (None if terminal else _UNBOUNDED),
+            width=width or (None if terminal else 10_000),  # no line is wrapped where there is no terminal
             color_system="standard" if styled else None,
             force_terminal=styled or None,
         )
         with console.capture() as captured:
             console.print(drawn)
-        lines = [_rule_cut(line.rstrip()) for line in captured.get().splitlines()]
-        bold, dim, end = _STYLES if styled else ("", "", "")
-        lines = [f"{dim}{line}{end}" if set(line) == {"-"} else line for line in lines]
+        bold, dim, end = ("\x1b[1m", "\x1b[2m", "\x1b[0m") if styled else ("", "", "")  # ECMA-48, SGR
+        lines = [line.rstrip() for line in captured.get().splitlines()]
+        # The rule under the headings need not be as long as the longest sentence in a cell.
+        lines = [f"{dim}{line[:100]}{end}" if set(line) == {"-"} else line for line in lines]
         above = [f"{bold}{_printable(self.title)}{end}", ""] if self.title else []
         below = ["", *(f"{dim}{_printable(note)}{end}" for note in self.notes)] if self.notes else []
         return "\n".join([*above, *lines, *below])
-
-    def styled(self) -> str:
-        """The text for a terminal, see :meth:`text`."""
-        return self.text(styled=True)
 
     def markdown(self) -> str:
         """A Markdown table (GitHub's), the title a paragraph above and each note a paragraph below."""
@@ -178,36 +161,13 @@ class Tables:
         """The parts as ``Table.text`` gives them, an empty line between two."""
         return "\n\n".join(part if isinstance(part, str) else part.text(width, styled) for part in self.parts)
 
-    def styled(self) -> str:
-        """The parts as ``Table.styled`` gives them."""
-        return self.text(styled=True)
-
     def markdown(self) -> str:
         """The parts as ``Table.markdown`` gives them; text stays as it is."""
         return "\n\n".join(part if isinstance(part, str) else part.markdown() for part in self.parts)
 
-    def html(self) -> str:
-        """The parts as ``Table.html`` gives them; text as paragraphs, one for each of its lines."""
-        return "\n".join(
-            "\n".join(f"<p>{escape(line)}</p>" for line in part.splitlines() if line)
-            if isinstance(part, str)
-            else part.html()
-            for part in self.parts
-        )
-
-
-def _alignment(cells: Sequence[str]) -> Align:
-    filled = [cell for cell in cells if cell]
-    return "right" if filled and all(_NUMBER.match(cell) for cell in filled) else "left"
-
 
 def _printable(text: str) -> str:
     return text if text.isprintable() else one_line(text, limit=max(len(text), 3))
-
-
-def _rule_cut(line: str) -> str:
-    """The rule under the headings need not be as long as the longest sentence in a cell."""
-    return line[:_LONGEST_RULE] if set(line) == {"-"} else line
 
 
 def _markdown_row(cells: Sequence[str]) -> str:

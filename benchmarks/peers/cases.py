@@ -148,7 +148,7 @@ def run_trtdet(arguments: Sequence[str], case: Case, images: Path, folder: Path)
     folder.mkdir(parents=True)
     place = folder / "bundle"
     command = [sys.executable, "-m", "trtdet", "build", str(case.source), "--config", case.config_name, "--int8"]
-    chosen = ["--images", str(images), "--num-images", str(IMAGES), "--no-measure"]
+    chosen = ["--images", str(images), "--num-images", str(IMAGES), "--guard", "off"]
     measured = measure([*command, *chosen, *arguments, "-o", str(place)], folder / "log.txt")
     bundle = Bundle(place)
     used = bundle.manifest.quantization.images

@@ -49,8 +49,8 @@ PEERS = {
     "nncf": ("performance", "per-tensor"),
 }
 TRTDET = {
-    "percentile, --correct none": ("--calib", "percentile", "--correct", "none", "--int8-all"),
-    "percentile, --correct auto": ("--calib", "percentile", "--correct", "auto", "--int8-all"),
+    "percentile, --effort none": ("--calib", "percentile", "--effort", "none", "--int8-all"),
+    "percentile, --effort default": ("--calib", "percentile", "--effort", "default", "--int8-all"),
 }
 
 

@@ -274,7 +274,7 @@ int main(int count, char** arguments) {
         "Latency and throughput of a bundle, of the engine alone and with everything around it.", "trtdet-bench");
     app.add_option("bundle", options.bundle, "the bundle's folder")->required();
     app.add_option("--images", options.images, "folder of JPEG and PNG files (default: noise, or what was recorded)");
-    app.add_option("--recording", options.recording, "replay what 'trtdet record' wrote, with no GPU");
+    app.add_option("--recording", options.recording, "replay what service/tests/record.py wrote, with no GPU");
     app.add_option("--recording-time", options.recording_time, "milliseconds that a replayed run takes")
         ->check(CLI::NonNegativeNumber);
     app.add_option(

@@ -15,9 +15,12 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from trtdet import BuildOptions, build, load_config
+from trtdet import build, load_config
 from trtdet.exporter import SHAPES_MODEL
-from trtdet.runtime.recordings import fingerprints
+from trtdet.options import BuildOptions, NmsOptions
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+from record import fingerprints
 
 
 def manifests() -> dict[str, bytes]:
@@ -25,7 +28,7 @@ def manifests() -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as folder:
         for nms in ("host", "native"):
             bundle = Path(folder) / nms
-            options = BuildOptions(precision="fp32", backend="onnxruntime", nms=nms)
+            options = BuildOptions(precision="fp32", backend="onnxruntime", nms=NmsOptions(mode=nms))
             build(SHAPES_MODEL, load_config("shapes"), bundle, options)
             manifest = json.loads((bundle / "manifest.json").read_text())
             name, digest = next(iter(manifest["files"].items()))

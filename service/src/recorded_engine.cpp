@@ -103,7 +103,8 @@ struct Recording {
     std::size_t pixels() const { return input.preprocess.values(); }
 
     [[noreturn]] void refuse(const std::string& what) const {
-        throw EngineError("the recording '" + printable(name) + "' " + what + "; make it again with 'trtdet record'");
+        throw EngineError(
+            "the recording '" + printable(name) + "' " + what + "; make it again with service/tests/record.py");
     }
 };
 
@@ -274,7 +275,7 @@ std::size_t nearest(const Recording& recording, const float* image) {
     if (!(least <= tolerance)) {
         throw EngineError(
             "the recording has no image within " + format_number(tolerance) +
-            " grey level of this one; record it with 'trtdet record'");
+            " grey level of this one; record it with service/tests/record.py");
     }
     return found;
 }

@@ -239,7 +239,7 @@ std::string advised(const std::string& words) {
     static const std::vector<Advice> known = {
         {{"not compatible with this version", "version tag", "library version"},
          "build it again with the TensorRT installed here"},
-        {{"plugin"}, "give the library that has the plugin with --plugin-library when building"},
+        {{"plugin"}, "give the library that has the plugin with --set engine.plugins=LIBRARY when building"},
         {{"out of memory", "outofmemory", "failed to allocate", "memory allocation"},
          "take a smaller batch, or end what else runs"},
         {{"incompatible device", "expecting compute"}, "build it again on this machine"},

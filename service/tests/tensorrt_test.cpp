@@ -385,7 +385,8 @@ TEST_CASE("what TensorRT refuses is said in its own words") {
           "installed here"},
          {dynamic("fails loading\nsays 1 The engine is for an incompatible device\n"),
           "incompatible device; build it again on this machine"},
-         {dynamic("needs Silu\n"), "give the library that has the plugin with --plugin-library when building"},
+         {dynamic("needs Silu\n"),
+          "give the library that has the plugin with --set engine.plugins=LIBRARY when building"},
          {dynamic("fails shape\n"),
           " failed at setting a batch of 4: IExecutionContext::setInputShape: Error Code 3: API Usage Error (Static "
           "dimension mismatch while setting input shape.)"},

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx.parser
 import pytest
 from models import SILUS, SMALL_MODEL
 from standin.machine import Machine
+from written_networks import parsed
 
 from trtdet.audit.agreement import agreement, compare_layers, watched_tensors, with_outputs
 from trtdet.backends import OnnxRunner, RunInfo
@@ -22,23 +22,20 @@ from trtdet.errors import BackendError, ConfigError
 pytest.importorskip("polygraphy", reason="Polygraphy is not installed: pip install 'trtdet[trt]'")
 
 
+NET = """<ir_version: 8, opset_import: ["" : 13]>
+net (float[1,3,8,8] x) => (float[1,4,8,8] y) {
+    a = Conv<pads = [1, 1, 1, 1]>(x, wa) b = Relu(a) c = Conv<pads = [1, 1, 1, 1]>(b, wb) d = Relu(c)
+    q = QuantizeLinear(d, s, z) e = DequantizeLinear(q, s, z) y = Conv<pads = [1, 1, 1, 1]>(e, wc) }"""
+LAST, SECOND = "Conv_6", "Relu_3"
+
+
 def net(scale: float = 1.0) -> onnx.ModelProto:
     """Three convolutions in a row, the second's weights scaled."""
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 13]>\nnet (float[1,3,8,8] x) => (float[1,4,8,8] y) {\n'
-        "a = Conv<pads = [1, 1, 1, 1]>(x, wa)\n b = Relu(a)\n c = Conv<pads = [1, 1, 1, 1]>(b, wb)\n d = Relu(c)\n"
-        "q = QuantizeLinear(d, s, z)\n e = DequantizeLinear(q, s, z)\n y = Conv<pads = [1, 1, 1, 1]>(e, wc)\n}"
-    )
     draw = np.random.default_rng(0)
-    weights = {"wa": (4, 3, 3, 3), "wb": (4, 4, 3, 3), "wc": (4, 4, 3, 3)}
-    values: dict[str, Any] = {name: draw.normal(size=shape).astype(np.float32) for name, shape in weights.items()}
+    shapes = {"wa": (4, 3, 3, 3), "wb": (4, 4, 3, 3), "wc": (4, 4, 3, 3)}
+    values: dict[str, Any] = {name: draw.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
     values["wb"] *= np.float32(scale)
-    values |= {"s": np.float32(0.2), "z": np.int8(0)}
-    for name, value in values.items():
-        model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(value), name))
-    for node in model.graph.node:
-        node.name = f"{node.op_type}_{node.output[0]}"
-    return onnx.shape_inference.infer_shapes(model)
+    return parsed(NET, {**values, "s": np.float32(0.2), "z": np.int8(0)})
 
 
 def images(count: int = 2) -> list[np.ndarray]:
@@ -50,7 +47,7 @@ def exposed(model: onnx.ModelProto) -> OnnxRunner:
 
 
 def test_what_convolutions_read_and_what_the_model_gives_is_watched() -> None:
-    assert watched_tensors(net()) == {"b": "Relu_b", "d": "Relu_d", "y": "Conv_y"}
+    assert watched_tensors(net()) == {"b": "Relu_1", "d": SECOND, "y": LAST}
 
 
 def test_of_a_suppression_in_the_graph_what_it_reads_is_watched() -> None:
@@ -67,7 +64,7 @@ def test_of_a_suppression_in_the_graph_what_it_reads_is_watched() -> None:
 def test_two_that_are_the_same_agree() -> None:
     found = agreement(exposed(net()), exposed(net()), watched_tensors(net()), images(), 20.0)
     assert (found.first, found.images, [one.snr for one in found.tensors]) == (None, 2, [np.inf] * 3)
-    assert str(found).startswith("no layer departs: 'Relu_b' is the farthest with inf dB (3 tensors against onnxrunt")
+    assert str(found).startswith("no layer departs: 'Relu_1' is the farthest with inf dB (3 tensors against onnxrunt")
     assert found.as_dict()["tensors"][0]["snr"] is None
     json.dumps(found.as_dict(), allow_nan=False)
 
@@ -78,11 +75,11 @@ def test_the_first_that_departs_is_named_with_its_ratio(scale: float, expected: 
     limit = expected + 1
     found = agreement(exposed(net(scale)), exposed(net()), watched_tensors(net()), images(), limit)
     assert found.first is not None
-    assert (found.first.node, found.first.tensor) == ("Relu_d", "d")
+    assert (found.first.node, found.first.tensor) == (SECOND, "d")
     assert found.first.snr == pytest.approx(expected, abs=0.01)
     assert [one.departs for one in found.tensors][:2] == [False, True]
-    assert f"'Relu_d' is the first layer that departs: 'd' has {expected:.1f} dB, under {limit:g}" in str(found)
-    assert "| Relu_d | d | " in found.table().markdown()
+    assert f"'{SECOND}' is the first layer that departs: 'd' has {expected:.1f} dB, under {limit:g}" in str(found)
+    assert f"| {SECOND} | d | " in found.table().markdown()
     assert agreement(exposed(net(scale)), exposed(net()), watched_tensors(net()), images(), expected - 1).first is None
 
 
@@ -98,7 +95,7 @@ def test_what_is_no_number_departs() -> None:
 
     found = agreement(Broken(), runner, watched_tensors(net()), images(1), 20.0)  # type: ignore[arg-type]
     assert found.first is not None
-    assert found.first.node == "Relu_d"
+    assert found.first.node == SECOND
     json.dumps(found.as_dict(), allow_nan=False)
 
 
@@ -109,7 +106,8 @@ def test_without_images_there_is_nothing_to_say() -> None:
 
 # whole commands
 
-BUILT = ["--config", "shapes", "--num-images", 4, "--correct", "none", "--silu", "keep", "--no-measure", "--int8-all"]
+BUILT = ["build", SMALL_MODEL, "--config", "shapes", "--num-images", 4, "--effort", "none", "--silu", "keep"]
+BUILT += ["--guard", "off", "--int8-all"]
 
 
 @pytest.fixture(scope="module")
@@ -124,10 +122,8 @@ def test_an_engine_with_other_weights_than_its_model_is_found_out(
     """The stand-in builds what the bundle's model says, so the model is altered behind the engine's back: it is
     onnxruntime that is given another one."""
     place = tmp_path / "b"
-    done = machine.trtdet(
-        "build", SMALL_MODEL, *BUILT, "--images", pictures, "-o", place, "--backend", "tensorrt", "--nms", "host"
-    )
-    assert done.code == 0, done.err
+    built = machine.trtdet(*BUILT, "--images", pictures, "-o", place, "--backend", "tensorrt", "--nms", "host")
+    assert built.code == 0, built.err
     agreed = machine.trtdet("audit", place, "--compare", "--images", pictures, "--num-images", 2, "--json")
     assert agreed.code == 0, agreed.err
     compare = agreed.json["compare"]
@@ -182,16 +178,11 @@ def test_options_that_do_not_go_together(tmp_path: Path, arguments: list[str], m
 def test_a_bundle_without_an_engine_or_a_device_says_so(tmp_path: Path, pictures: Path, machine: Machine) -> None:
     from trtdet.cli import main
 
-    def built(place: Path, backend: str) -> Bundle:
-        arguments = ["build", SMALL_MODEL, *BUILT, "--images", pictures, "-o", place, "--backend", backend]
-        assert main([str(one) for one in arguments]) == 0
-        return Bundle(place)
-
+    arguments = [*BUILT, "--images", pictures, "-o", tmp_path / "a", "--backend", "onnxruntime"]
+    assert main([str(argument) for argument in arguments]) == 0
     with pytest.raises(BackendError, match="has no engine to compare; build it with --backend tensorrt"):
-        compare_layers(built(tmp_path / "a", "onnxruntime"), pictures)
-    done = machine.trtdet(
-        "build", SMALL_MODEL, *BUILT, "--images", pictures, "-o", tmp_path / "b", "--backend", "tensorrt"
-    )
-    assert done.code == 0, done.err
+        compare_layers(Bundle(tmp_path / "a"), pictures)
+    built = machine.trtdet(*BUILT, "--images", pictures, "-o", tmp_path / "b", "--backend", "tensorrt")
+    assert built.code == 0, built.err
     refused = machine.trtdet("audit", tmp_path / "b", "--compare", "--images", pictures, driver=False)
     assert "cannot be compared here, as this machine has no CUDA driver" in refused.message

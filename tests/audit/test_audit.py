@@ -6,10 +6,14 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx.parser
 import pytest
+from written_networks import drawn, parsed
 
-from trtdet.audit import Advice, Audit, Departure, Finding, Layer, Tensor, audit, layers_of, parse_layers
+from trtdet.audit import Audit, Layer, Tensor, audit, layers_of
+from trtdet.audit.advice import Advice
+from trtdet.audit.findings import Finding
+from trtdet.audit.layers import parse_layers
+from trtdet.audit.results import Departure
 from trtdet.backends import Backend, BuildRequest, Built, choose
 from trtdet.calibration import Range, Ranges
 from trtdet.errors import BackendError, BundleError
@@ -23,22 +27,19 @@ NAMES = ("Conv_0", "Conv_3", "Conv_5")
 
 
 def float_model() -> onnx.ModelProto:
-    model = onnx.parser.parse_model(NET)
-    rng = np.random.default_rng(0)
     shapes = {"w1": (16, 16, 3, 3), "w2": (16, 16, 3, 3), "w3": (16, 16, 1, 1), "b1": (16,), "b2": (16,), "b3": (16,)}
-    for name, shape in shapes.items():
-        value = rng.normal(0, 0.1, shape).astype(np.float32)
-        model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
-    for index, node in enumerate(model.graph.node):
-        node.name = f"{node.op_type}_{index}"
-    return onnx.shape_inference.infer_shapes(model)
+    return parsed(NET, drawn(shapes))
+
+
+def quantised(model: onnx.ModelProto, placement: QdqPlacement) -> onnx.ModelProto:
+    tensors = {name: Range(4.0, -4.0, 4.0) for name in placement.activations}
+    return insert_qdq(model, placement, Ranges("minmax", None, tensors, "", 1, ""))
 
 
 def int8_model() -> tuple[onnx.ModelProto, QdqPlacement]:
     model = float_model()
     placement = place(model)
-    tensors = {name: Range(4.0, -4.0, 4.0) for name in placement.activations}
-    return insert_qdq(model, placement, Ranges("minmax", None, tensors, "", 1, "")), placement
+    return quantised(model, placement), placement
 
 
 def audited(built: Built, planned: PrecisionPlan, model: onnx.ModelProto | None = None) -> Audit:
@@ -80,27 +81,19 @@ def test_every_layer_of_a_built_engine_is_read_with_its_types(built_int8: Built)
 
 
 @pytest.mark.tensorrt
-def test_an_int8_engine_runs_its_convolutions_in_int8(built_int8: Built) -> None:
-    found = audited(built_int8, int8_model()[1].plan, int8_model()[0])
-    assert (found.int8, found.fp16, found.fp32) == (3, 0, 0)
-    assert found.departures == () and found.warnings == ()
-
-
-@pytest.mark.tensorrt
-def test_a_float_engine_runs_its_convolutions_in_float(built_fp32: Built) -> None:
-    found = audited(built_fp32, plan("fp32"))
-    assert (found.int8, found.fp16, found.fp32) == (0, 0, 3)
-    assert found.departures == ()
+def test_an_engine_that_keeps_its_plan_has_no_departures(built_int8: Built, built_fp32: Built) -> None:
+    int8, fp32 = audited(built_int8, int8_model()[1].plan, int8_model()[0]), audited(built_fp32, plan("fp32"))
+    assert (int8.int8, int8.fp16, int8.fp32) == (3, 0, 0)
+    assert (fp32.int8, fp32.fp16, fp32.fp32) == (0, 0, 3)
+    assert int8.departures == int8.warnings == fp32.departures == ()
 
 
 @pytest.mark.tensorrt
 def test_a_plan_that_the_engine_does_not_keep_gives_departures(built_fp32: Built) -> None:
     mixed = PrecisionPlan({**plan("int8").entries, "Conv_3": Entry("fp32", "test")})
     found = audited(built_fp32, mixed)
-    assert [(one.name, one.planned, one.got) for one in found.departures] == [
-        ("Conv_0", "int8", "fp32"),
-        ("Conv_5", "int8", "fp32"),
-    ]
+    departures = [(one.name, one.planned, one.got) for one in found.departures]
+    assert departures == [("Conv_0", "int8", "fp32"), ("Conv_5", "int8", "fp32")]
     assert all(one.reason.startswith("the builder chose a kernel of type ") for one in found.departures)
     assert all(one.reason.endswith("; the model has no Q/DQ pair on its input") for one in found.departures)
     assert found.warnings[0] == "'Conv_0' was planned as int8 and runs in fp32"
@@ -215,11 +208,7 @@ def test_an_audit_as_plain_values_has_the_keys_of_the_contract() -> None:
     data = AUDIT.as_dict()
     assert {"int8", "fp16", "fp32", "layers", "departures", "warnings", "findings", "advice"} <= set(data)
     assert {"name", "type", "input", "weights", "output", "onnx"} <= set(data["layers"][0])
-    assert (data["layers"][0]["input"], data["layers"][0]["weights"], data["layers"][0]["output"]) == (
-        "Int8",
-        "Int8",
-        "Float",
-    )
+    assert [data["layers"][0][side] for side in ("input", "weights", "output")] == ["Int8", "Int8", "Float"]
     assert json.loads(json.dumps(data))["cost"] == "estimated memory traffic"
 
 
@@ -263,57 +252,41 @@ def test_fp8_is_counted_by_itself_and_is_no_departure_where_it_was_planned() -> 
 
 
 def test_a_product_inside_of_a_generated_kernel_runs_in_the_type_that_is_written() -> None:
-    model = onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["" : 17]>
-        net (int64[1,4] i, float16[1,4] x) => (float16[1,32] y) { y = MatMul(x, w) }"""
-    )
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((4, 32), np.float16), "w"))
-    model.graph.node[0].name = "product"
-    planned = PrecisionPlan({"product": Entry("fp16", "test")})
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    net (int64[1,4] i, float16[1,4] x) => (float16[1,32] y) { y = MatMul(x, w) }"""
+    model = parsed(text, {"w": np.ones((4, 32), np.float16)})
+    planned = PrecisionPlan({"MatMul_0": Entry("fp16", "test")})
     first, second = Tensor("i", "Int64"), Tensor("x", "Half")
     for kind, inputs, got in (
         ("kgen", (first,), "fp16"),
         ("runtime_fusion", (first, second), "fp16"),
         ("gemm", (first,), "int64"),
     ):
-        layers = [Layer("kernel", kind, inputs, (), (Tensor("y", "Half"),), ("product",))]
-        found = audit(layers, planned, onnx.shape_inference.infer_shapes(model))
+        layers = [Layer("kernel", kind, inputs, (), (Tensor("y", "Half"),), ("MatMul_0",))]
+        found = audit(layers, planned, model)
         assert [departure.got for departure in found.departures] == ([] if got == "fp16" else [got])
 
 
 @pytest.mark.parametrize(("type", "got"), [("float16", "fp16"), ("float", "fp32")])
 def test_a_convolution_runs_in_the_type_that_is_written_where_its_kernel_adds_a_sum(type: str, got: str) -> None:
-    model = onnx.parser.parse_model(
-        f"""<ir_version: 8, opset_import: ["" : 17]>
-        net ({type}[1,4,8,8] x) => ({type}[1,4,8,8] y) {{ y = Conv(x, w) }}"""
-    )
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    net (TYPE[1,4,8,8] x) => (TYPE[1,4,8,8] y) { y = Conv(x, w) }"""
     values = np.ones((4, 4, 1, 1), np.float16 if type == "float16" else np.float32)
-    model.graph.initializer.append(onnx.numpy_helper.from_array(values, "w"))
-    model.graph.node[0].name = "conv"
     added, read = Tensor("skip", "Float"), Tensor("x", "Half")
-    layers = [Layer("kernel", "runtime_fusion", (added, read), (), (Tensor("y", "Float"),), ("conv",))]
-    found = audit(layers, PrecisionPlan({"conv": Entry("fp16", "test")}), onnx.shape_inference.infer_shapes(model))
+    layers = [Layer("kernel", "runtime_fusion", (added, read), (), (Tensor("y", "Float"),), ("Conv_0",))]
+    planned = PrecisionPlan({"Conv_0": Entry("fp16", "test")})
+    found = audit(layers, planned, parsed(text.replace("TYPE", type), {"w": values}))
     assert [departure.got for departure in found.departures] == ([] if got == "fp16" else [got])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fp8", [False, True])
 def test_rtx_runs_products_in_the_eight_bits_that_were_planned(rtx: Backend, fp8: bool) -> None:
-    model = onnx.parser.parse_model(
-        """<ir_version: 9, opset_import: ["" : 19]>
-        net (float[1,64,64] x) => (float[1,64,64] y) {
-            a = MatMul(x, w1) b = Add(a, b1) c = Relu(b) y = MatMul(c, w2) }"""
-    )
-    rng = np.random.default_rng(0)
-    for name, shape in {"w1": (64, 128), "b1": (128,), "w2": (128, 64)}.items():
-        value = rng.normal(0, 0.1, shape).astype(np.float32)
-        model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
-    for index, node in enumerate(model.graph.node):
-        node.name = f"{node.op_type}_{index}"
-    model = onnx.shape_inference.infer_shapes(model)
+    text = """<ir_version: 9, opset_import: ["" : 19]>
+    net (float[1,64,64] x) => (float[1,64,64] y) {
+        a = MatMul(x, w1) b = Add(a, b1) c = Relu(b) y = MatMul(c, w2) }"""
+    model = parsed(text, drawn({"w1": (64, 128), "b1": (128,), "w2": (128, 64)}))
     placement = place(model, fp8=fp8)
-    tensors = {name: Range(4.0, -4.0, 4.0) for name in placement.activations}
-    written = insert_qdq(model, placement, Ranges("minmax", None, tensors, "", 1, ""))
-    written = to_half(written, placement.plan.names("int8"))
+    written = to_half(quantised(model, placement), placement.plan.names("int8"))
     found = audit(layers_of(rtx.build(BuildRequest(written, sms=(89,)))), placement.plan, written)
     assert (found.int8, found.fp8, found.departures) == ((0, 2, ()) if fp8 else (2, 0, ()))

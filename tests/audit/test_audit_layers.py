@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from trtdet.audit import Layer, Tensor, layers_of, load_times, parse_inspector, parse_layers
+from trtdet.audit import Layer, Tensor, layers_of, load_times
+from trtdet.audit.layers import parse_inspector, parse_layers
 from trtdet.backends import Built
 from trtdet.errors import BackendError, ConfigError
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from trtdet.audit import Layer, Tensor
 from trtdet.audit.fp16 import InFp16
 from trtdet.audit.gpus import gpu_named
-from trtdet.audit.neighbours import Costs, Joint, Measured, measured_costs, taken_apart, time_costs
+from trtdet.audit.neighbours import Costs, Joint, MeasuredPart, measured_costs, taken_apart, time_costs
 from trtdet.audit.roofline import Roofline, estimate
 from trtdet.audit.traffic import Flow
 from trtdet.errors import BackendError
@@ -81,15 +81,17 @@ def test_both_engines_that_were_measured_cost_what_they_took(flow: Flow, data: s
     roofline = Roofline(flow, GPU)
     took = st.floats(0.001, 10)
     names = [f"conv{index}" for index in range(len(flow.convolutions))]
-    first = Measured((), ("image",), data.draw(took), data.draw(took))
-    parts = [Measured((name,), (f"c{i}", f"k{i}"), data.draw(took), data.draw(took)) for i, name in enumerate(names)]
+    first = MeasuredPart((), ("image",), data.draw(took), data.draw(took))
+    parts = [
+        MeasuredPart((name,), (f"c{i}", f"k{i}"), data.draw(took), data.draw(took)) for i, name in enumerate(names)
+    ]
     costs = measured_costs(flow, roofline, [first, *parts])
     assert costs.of(()) == pytest.approx(sum(part.int8 for part in (first, *parts)))
     before = time_costs(flow, roofline)
     alone = math.isclose(_first_ms(roofline, ()), _first_ms(roofline, names))
     assert costs.of(names) == pytest.approx(sum(part.fp16 for part in parts) + (first.int8 if alone else first.fp16))
     # Where every layer takes as long as estimated, the estimate is what plans cost.
-    exact = [Measured((), (layer.name,), layer.ms, layer.ms) for layer in roofline.layers(range(len(flow.layers)))]
+    exact = [MeasuredPart((), (layer.name,), layer.ms, layer.ms) for layer in roofline.layers(range(len(flow.layers)))]
     assert measured_costs(flow, roofline, exact).of(()) == pytest.approx(before.of(()))
 
 
@@ -100,8 +102,8 @@ def _first_ms(roofline: Roofline, fp16: Sequence[str]) -> float:
 def test_a_layer_is_priced_as_its_own_convolution_runs() -> None:
     flow = engine([0, 1, 2], [None] * 3)
     roofline = Roofline(flow, GPU)
-    parts = [Measured((), ("image",), 1.0, 1.0)]
-    parts += [Measured((f"conv{i}",), (f"c{i}", f"k{i}"), 1.0, 10.0) for i in range(3)]
+    parts = [MeasuredPart((), ("image",), 1.0, 1.0)]
+    parts += [MeasuredPart((f"conv{i}",), (f"c{i}", f"k{i}"), 1.0, 10.0) for i in range(3)]
     costs = measured_costs(flow, roofline, parts)
     # conv1 alone reads an FP16 copy, which the kernel before it writes beside the INT8 that nothing else reads.
     assert costs.of(("conv1",)) > costs.of(()) + 5
@@ -111,11 +113,11 @@ def test_a_layer_is_priced_as_its_own_convolution_runs() -> None:
 def test_layers_that_were_not_estimated_are_shared_out_and_strangers_refused() -> None:
     flow = engine([0], [None])
     roofline = Roofline(flow, GPU)
-    known = Measured(("conv0",), ("c0", "k0", "image"), 3.0, 2.0)
-    costs = measured_costs(flow, roofline, [known, Measured((), ("copy",), 1.0, 0.5)])
+    known = MeasuredPart(("conv0",), ("c0", "k0", "image"), 3.0, 2.0)
+    costs = measured_costs(flow, roofline, [known, MeasuredPart((), ("copy",), 1.0, 0.5)])
     assert [costs.of(names) for names in ((), ("conv0",))] == pytest.approx([4.0, 2.5])
     with pytest.raises(BackendError, match="none of those that the engine lists"):
-        measured_costs(flow, roofline, [Measured((), ("copy",), 1.0, 0.5)])
+        measured_costs(flow, roofline, [MeasuredPart((), ("copy",), 1.0, 0.5)])
 
 
 def test_what_is_built_is_the_plan_without_anything_in_fp16() -> None:

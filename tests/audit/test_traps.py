@@ -7,16 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnx.parser
 import pytest
 from attention import attention_config, attention_detector
+from written_networks import parsed
 
-from trtdet import BuildOptions, CalibrationOptions
-from trtdet.audit import Audit, Finding, Layer, Tensor, audit
+from trtdet.audit import Audit, Layer, Tensor, audit
+from trtdet.audit.findings import Finding
+from trtdet.building import build
 from trtdet.demo import shapes
 from trtdet.errors import TrtdetWarning
+from trtdet.options import BuildOptions, CalibrationOptions, PlanOptions
 from trtdet.passes.provenance import put
-from trtdet.pipeline import build
 from trtdet.quantization import place
 
 NET = """<ir_version: 8, opset_import: ["" : 17]>
@@ -33,11 +34,8 @@ def network(half: bool) -> onnx.ModelProto:
     text = (
         text.replace("Pow(d, TWO)", "Mul(d, d)").replace("TYPE", "10" if half else "1").replace(", float two = {2}", "")
     )
-    model = onnx.parser.parse_model(text)
-    kinds = {"k": np.ones((32, 32, 1, 1), np.float32), "shape": np.array([1, 32, 2, 32])}
-    kinds["w"] = np.eye(32, dtype=np.float16 if half else np.float32)
-    for name, value in kinds.items():
-        model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    constants = {"k": np.ones((32, 32, 1, 1), np.float32), "shape": np.array([1, 32, 2, 32])}
+    model = parsed(text, {**constants, "w": np.eye(32, dtype=np.float16 if half else np.float32)}, typed=False)
     for node in model.graph.node:
         node.name = f"{node.op_type}_{node.output[0]}"
     put(model, {})
@@ -83,14 +81,14 @@ def test_rtx_attention_in_one_kernel_is_no_finding_and_in_several_one(tmp_path: 
     path = tmp_path / "model.onnx"
     onnx.save(attention_detector(), path)
     images = shapes.generate(tmp_path, "calibration", 2).images
-    calibration = CalibrationOptions("minmax", images=images, check_input=False)
+    calibration = CalibrationOptions(rule="minmax", images=images, check_input=False)
     options = BuildOptions(
-        calibration=calibration,
-        correct=(),
+        effort="none",
         backend="tensorrt-rtx",
         sms=(86,),
-        measure=False,
-        int8_attention=asked,
+        guard="off",
+        calibration=calibration,
+        plan=PlanOptions(int8_attention=asked),
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TrtdetWarning)
@@ -98,6 +96,6 @@ def test_rtx_attention_in_one_kernel_is_no_finding_and_in_several_one(tmp_path: 
     findings = [one for one in Audit.load(bundle.file("audit.json")).findings if one.kind == "attention"]
     # The encoder's is one kernel; that over feature maps, whose values stand on the left, is three.
     (split,) = [one for one in findings if "/psa/Softmax" in one.nodes]
-    assert ("without --int8-attention" in split.cause) == asked
+    assert ("without plan.int8_attention" in split.cause) == asked
     assert ("no kernel of this form" in split.cause) != asked
     assert asked or len(findings) == 1

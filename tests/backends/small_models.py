@@ -1,10 +1,14 @@
-"""Models of a few nodes."""
+"""Models of a few nodes, and a machine that has a version of TensorRT."""
 
 from __future__ import annotations
 
 import numpy as np
 import onnx
 import onnx.parser
+import pytest
+
+from trtdet.backends import Backend, choose, cuda
+from trtdet.backends.libraries import Library
 
 
 def net(text: str, **weights: np.ndarray) -> onnx.ModelProto:
@@ -17,3 +21,11 @@ def net(text: str, **weights: np.ndarray) -> onnx.ModelProto:
 def conv() -> onnx.ModelProto:
     weight = np.random.default_rng(0).normal(size=(8, 3, 3, 3)).astype(np.float32)
     return net("(float[1,3,16,16] x) => (float[1,8,14,14] y) { y = Conv(x, w) }", w=weight)
+
+
+def install_tensorrt(monkeypatch: pytest.MonkeyPatch, version: str) -> Backend:
+    """The backend of a machine with this TensorRT and a GPU of compute capability 9.0."""
+    library = type("library", (), {"__version__": version})
+    monkeypatch.setattr(Library, "load", lambda row: library)
+    monkeypatch.setattr(cuda, "devices", lambda: (cuda.Device("a GPU", 90),))
+    return choose("tensorrt")

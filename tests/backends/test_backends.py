@@ -6,14 +6,14 @@ import hashlib
 from pathlib import Path
 
 import pytest
-from small_models import net
+from small_models import install_tensorrt, net
 
-from trtdet.backends import Capabilities, choose, cuda
-from trtdet.backends.libraries import Library
+from trtdet.backends import Capabilities, cuda
+from trtdet.building.graph import Suppression, silu_form, suppression
+from trtdet.building.validation import plugin_parts
 from trtdet.config import NmsConfig
 from trtdet.errors import BackendError
 from trtdet.passes import EmbeddedNms
-from trtdet.pipeline import Suppression, plugin_parts, silu_form, suppression
 
 
 @pytest.mark.parametrize(
@@ -27,13 +27,10 @@ from trtdet.pipeline import Suppression, plugin_parts, silu_form, suppression
 def test_what_each_tensorrt_may_write_silu_as(
     monkeypatch: pytest.MonkeyPatch, version: str, forms: tuple[str, ...], swish: bool
 ) -> None:
-    known = type("library", (), {"__version__": version})
-    monkeypatch.setattr(Library, "load", lambda row: known)
-    monkeypatch.setattr(cuda, "devices", lambda: (cuda.Device("a GPU", 90),))
-    backend = choose("tensorrt")
+    backend = install_tensorrt(monkeypatch, version)
     assert (backend.capabilities.silu, backend.capabilities.loads_plugins) == (forms, True)
     model = net("(float[1,3] x) => (float[1,3] y) { y = Swish(x) }")
-    assert ("Swish" not in backend.unsupported(model)) == swish
+    assert ("Swish" not in backend.capabilities.unsupported(model)) == swish
 
 
 @pytest.mark.parametrize(
@@ -57,7 +54,11 @@ def test_auto_never_needs_a_library_that_was_not_given(
 @pytest.mark.parametrize(
     ("forms", "asked", "message"),
     [
-        (("keep", "plugin"), "plugin", "--silu plugin with test needs the library.*--plugin-library PATH.*--silu keep"),
+        (
+            ("keep", "plugin"),
+            "plugin",
+            "needs the library.*engine.plugins=LIBRARY.*--silu keep",
+        ),
         (("keep", "swish"), "plugin", "test 1 cannot take --silu plugin: it ends; allowed: auto, keep, swish"),
         (("plugin", "keep"), "swish", "test 1 cannot take --silu swish; allowed: auto, plugin, keep"),
     ],
@@ -102,7 +103,7 @@ def test_plugin_libraries_are_checked_before_anything_is_done(tmp_path: Path) ->
         plugin_parts((one, other), caps)
     (part,) = plugin_parts((one,), caps)
     assert (part.file, part.sha256) == ("a.so", hashlib.sha256(b"one").hexdigest())
-    with pytest.raises(BackendError, match="test 1 loads no plugin libraries; leave --plugin-library out"):
+    with pytest.raises(BackendError, match="test 1 loads no plugin libraries; leave engine.plugins out"):
         plugin_parts((one,), Capabilities("test", "1", True, False, True))
 
 
@@ -110,10 +111,7 @@ def test_plugin_libraries_are_checked_before_anything_is_done(tmp_path: Path) ->
 def test_auto_takes_no_suppression_that_keeps_an_engine_from_being_a_cuda_graph(
     monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
-    known = type("library", (), {"__version__": version})
-    monkeypatch.setattr(Library, "load", lambda row: known)
-    monkeypatch.setattr(cuda, "devices", lambda: (cuda.Device("a GPU", 90),))
-    caps = choose("tensorrt").capabilities
+    caps = install_tensorrt(monkeypatch, version).capabilities
     assert suppression("auto", caps, None, NmsConfig()) == Suppression("efficient")
     for mode in ("onnx", "native"):
         asked = suppression(mode, caps, None, NmsConfig())
@@ -149,10 +147,7 @@ def test_without_suppression_the_best_candidates_are_taken_in_the_graph() -> Non
 def test_a_suppression_that_would_ignore_a_key_is_not_taken(
     monkeypatch: pytest.MonkeyPatch, version: str, heeds: bool
 ) -> None:
-    known = type("library", (), {"__version__": version})
-    monkeypatch.setattr(Library, "load", lambda row: known)
-    monkeypatch.setattr(cuda, "devices", lambda: (cuda.Device("a GPU", 90),))
-    caps = choose("tensorrt").capabilities
+    caps = install_tensorrt(monkeypatch, version).capabilities
     assert suppression("auto", caps, None, NmsConfig()) == suppression("efficient", caps, None, NmsConfig())
     assert suppression("auto", caps, None, NmsConfig()) == Suppression("efficient")
     if heeds:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from dataclasses import asdict
@@ -11,17 +10,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from engine_programs import needs_rtx
 from small_models import conv, net
 
-from trtdet.backends import BuildRequest, Capabilities, EngineOptions, choose
+from trtdet.backends import BuildRequest, Capabilities, choose
 from trtdet.backends.tensorrt import builder as tensorrt
 from trtdet.backends.tensorrt.builder import LIBRARY
 from trtdet.errors import BackendError
+from trtdet.options import EngineOptions
 from trtdet.progress import silent
-
-needs_rtx = pytest.mark.skipif(
-    importlib.util.find_spec("tensorrt_rtx") is None, reason="TensorRT-RTX is not installed: pip install 'trtdet[rtx]'"
-)
 
 
 class FakeLayer:
@@ -137,7 +134,7 @@ class FakeTensorRT:
             "inspect": False,
         }
         logger = SimpleNamespace(errors=[], first=lambda: "it gave no reason")
-        return build_process.build(self, {**request, **changes}, logger, lambda stage, done, total: None)
+        return build_process.build(self, {**request, **changes}, logger, lambda report: None)
 
 
 @pytest.fixture
@@ -154,7 +151,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_weakly_typed_network_is_told_layer_by_layer(elsewhere: Path, precisions: dict[str, str]) -> None:
     fake = FakeTensorRT(["Conv_0", "Conv_1", "Sigmoid_2", "Conv_3"], {"Shape_4": ["int64"], "Assertion_5": []})
     made = fake.made(network_flags=["EXPLICIT_BATCH"], builder_flags=["INT8", "FP16"], precisions=precisions)
-    assert (made.engine, made.error) == (b"engine", "")
+    assert made == {"engine": b"engine"}
     told = {layer.name: layer.precision for layer in fake.layers if layer.precision}
     assert told == ({"Conv_1": "half", "Conv_3": "float"} if precisions else {})
     # What is to be float32 is stored so as well; what a layer of FP16 gives is the builder's choice.
@@ -173,8 +170,14 @@ def test_suppression_whose_first_output_is_a_count_stays_in_float32(elsewhere: P
 
 def test_the_builder_is_told_of_every_option(elsewhere: Path) -> None:
     fake = FakeTensorRT([])
-    options = EngineOptions(1 << 20, True, True, True, ("CUBLAS_LT", "JIT_CONVOLUTIONS"))
-    assert fake.made(options=asdict(options), plugins=[]).engine == b"engine"
+    options = EngineOptions(
+        workspace=1 << 20,
+        version_compatible=True,
+        hardware_compatible=True,
+        embed_plugins=True,
+        tactic_sources=("CUBLAS_LT", "JIT_CONVOLUTIONS"),
+    )
+    assert fake.made(options=asdict(options), plugins=[])["engine"] == b"engine"
     assert fake.flags == ["VERSION"]
     assert fake.config.hardware_compatibility_level == "ampere"
     assert fake.config.plugins_to_serialize == []
@@ -189,24 +192,22 @@ def test_the_builder_is_told_of_every_option(elsewhere: Path) -> None:
 )
 def test_kernel_times_are_used_or_measured_again(elsewhere: Path, given: bytes, used: bytes) -> None:
     (elsewhere / "timings").write_bytes(given)
-    assert FakeTensorRT([]).made(keep_timings=True).timing_cache == used + b"+"
-    assert FakeTensorRT([]).made().timing_cache == b""
+    assert FakeTensorRT([]).made(keep_timings=True)["timing.cache"] == used + b"+"
+    assert FakeTensorRT([]).made() == {"engine": b"engine"}
 
 
 def test_a_builder_without_a_timing_cache_builds_all_the_same(elsewhere: Path) -> None:
     (elsewhere / "timings").write_bytes(b"known")
     fake = FakeTensorRT([])
     fake.spoilt = (b"known", b"")
-    made = fake.made(keep_timings=True)
-    assert (made.engine, made.timing_cache) == (b"engine", b"")
+    assert fake.made(keep_timings=True) == {"engine": b"engine"}
 
 
 def test_phases_within_phases_are_parts_of_a_step() -> None:
     from trtdet.backends.tensorrt import build_process
 
-    said: list[int] = []
-    library = SimpleNamespace(IProgressMonitor=object)
-    monitor = build_process.progress_monitor(library, lambda stage, done, total: said.append(done))
+    reports: list[Any] = []
+    monitor = build_process.progress_monitor(SimpleNamespace(IProgressMonitor=object), reports.append)
     monitor.phase_start("all", None, 2)
     assert monitor.step_complete("all", 0)
     monitor.phase_start("part", "all", 4)
@@ -214,15 +215,15 @@ def test_phases_within_phases_are_parts_of_a_step() -> None:
         monitor.step_complete("part", step)
     monitor.phase_finish("part")
     monitor.step_complete("all", 1)
-    assert said == [50, 62, 75, 87, 99]
+    assert reports == [["", percent, 100] for percent in (50, 62, 75, 87, 99)]
 
 
 @pytest.mark.parametrize(
     ("words", "advice"),
     [
-        ("Error Code 2: OutOfMemory (no further information)", "smaller --batch or --workspace"),
+        ("Error Code 2: OutOfMemory (no further information)", "smaller batch or workspace"),
         ("CUDA driver version is insufficient for CUDA runtime version", "update the driver"),
-        ("getPluginCreator could not find plugin: TRT_SiLU version: 1", "--plugin-library"),
+        ("getPluginCreator could not find plugin: TRT_SiLU version: 1", "engine.plugins"),
         ("something nobody has seen", None),
     ],
 )
@@ -237,12 +238,12 @@ def test_words_that_are_known_come_with_advice(
 
 
 def test_a_registry_loads_libraries_itself_and_says_when_one_is_empty() -> None:
-    from trtdet.backends.tensorrt.build_process import builder_with
+    from trtdet.backends.tensorrt.build_process import RefusedError, builder_with
 
     fake = FakeTensorRT([])
     builder_with(fake, None, ["a.so", "b.so"], True)
     assert fake.told == ["creators registered", "builder", "loaded a.so", "loaded b.so"]
-    with pytest.raises(OSError, match="'empty.so' has no plugins for TensorRT 8.6.0"):
+    with pytest.raises(RefusedError, match="cannot be loaded: 'empty.so' has no plugins for TensorRT 8.6.0"):
         builder_with(fake, None, ["empty.so"], True)
 
 
@@ -265,14 +266,15 @@ def test_plugins_without_a_library_are_compiled_into_the_engine(
     monkeypatch.setattr(silu_aot, "register", told.append)
     monkeypatch.chdir(tmp_path)
     fake = FakeTensorRT([])
-    assert fake.made(compiled_plugins=True).engine == b"engine"
+    assert fake.made(compiled_plugins=True)["engine"] == b"engine"
     assert told == [fake]
 
     def refuse(trt: object) -> None:
         raise BackendError("NVRTC is not installed")
 
     monkeypatch.setattr(silu_aot, "register", refuse)
-    assert fake.made(compiled_plugins=True).error == "NVRTC is not installed"
+    with pytest.raises(BackendError, match="NVRTC is not installed"):
+        fake.made(compiled_plugins=True)
 
     facts: dict[str, Any] = {}
 
@@ -343,4 +345,4 @@ def test_tensorrt_rtx_refuses_plugins_before_it_is_imported(tmp_path: Path) -> N
     with pytest.raises(BackendError, match="takes no plugin libraries; leave them out or use --backend tensorrt"):
         backend.build(BuildRequest(conv(), (86,), plugins=(tmp_path / "no-such-library.so",)))
     model = net("(float[1,3,4,4] x) => (float[1,3,4,4] y) { y = trt.plugins.TRT_SiLU(x) }")
-    assert "ends its process" in backend.unsupported(model)["TRT_SiLU"]
+    assert "ends its process" in backend.capabilities.unsupported(model)["TRT_SiLU"]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trtdet.backends.tensorrt.calibrators import CALIBRATORS, Images, from_cache, from_images
+from trtdet.backends.tensorrt.calibrators import CALIBRATORS, CacheCalibration, ImageCalibration, Images
 from trtdet.errors import BackendError, CalibrationError, ConfigError, DataError
 
 TEXT = "TRT-8600-EntropyCalibration2\nimages: 3c010204\n"
@@ -72,7 +72,7 @@ def fed(calibrator: Any) -> list[list[int]]:
 
 
 def test_the_cache_is_given_as_it_is_and_no_image() -> None:
-    given = from_cache(library(), TEXT)
+    given = CacheCalibration(library(), TEXT)
     assert given.calibrator.made and type(given.calibrator).__mro__[1].__name__ == "IInt8EntropyCalibrator2"
     assert given.calibrator.read_calibration_cache() == TEXT.encode()
     given.check(True, [])
@@ -80,7 +80,7 @@ def test_the_cache_is_given_as_it_is_and_no_image() -> None:
 
 
 def test_what_tensorrt_writes_back_is_kept() -> None:
-    given = from_cache(library(), TEXT)
+    given = CacheCalibration(library(), TEXT)
     assert given.written is None
     given.calibrator.write_calibration_cache(memoryview(b"TRT-8600-EntropyCalibration2\n"))
     assert given.written == "TRT-8600-EntropyCalibration2\n"
@@ -88,7 +88,7 @@ def test_what_tensorrt_writes_back_is_kept() -> None:
 
 @pytest.mark.parametrize("built", [True, False])
 def test_a_refused_cache_is_an_error_in_tensorrts_own_words(built: bool) -> None:
-    given = from_cache(library(), TEXT)
+    given = CacheCalibration(library(), TEXT)
     given.calibrator.read_calibration_cache()
     given.calibrator.get_batch(["images"])
     with pytest.raises(CalibrationError, match=f"refused the ranges .* images instead: {MISMATCH}; calibrate again"):
@@ -98,7 +98,7 @@ def test_a_refused_cache_is_an_error_in_tensorrts_own_words(built: bool) -> None
 
 
 def test_an_engine_for_which_the_cache_was_never_read_is_an_error() -> None:
-    given = from_cache(library(), TEXT)
+    given = CacheCalibration(library(), TEXT)
     words = "Calibrator won't be used in explicit precision mode. Use quantization aware training"
     with pytest.raises(CalibrationError, match="built an engine without the ranges .* explicit precision mode"):
         given.check(True, [words])
@@ -112,7 +112,7 @@ def test_an_engine_for_which_the_cache_was_never_read_is_an_error() -> None:
 @pytest.mark.parametrize(("rule", "base"), CALIBRATORS.items())
 def test_every_batch_reaches_the_calibrator_of_the_rule(trt: Any, rule: str, base: str) -> None:
     device = Device()
-    fed_by = from_images(trt, rule, device.images(batch(value=1), batch(value=5)))
+    fed_by = ImageCalibration(trt, rule, device.images(batch(value=1), batch(value=5)))
     calibrator = fed_by.calibrator
     assert type(calibrator).__mro__[1] is getattr(trt, base) and calibrator.made
     assert calibrator.get_batch_size() == 2
@@ -126,8 +126,8 @@ def test_every_batch_reaches_the_calibrator_of_the_rule(trt: Any, rule: str, bas
 
 
 def test_the_percentile_has_the_quantile_asked_for_and_never_extrapolates(trt: Any) -> None:
-    usual = from_images(trt, "percentile", Device().images(batch())).calibrator
-    other = from_images(trt, "percentile", Device().images(batch()), 0.999).calibrator
+    usual = ImageCalibration(trt, "percentile", Device().images(batch())).calibrator
+    other = ImageCalibration(trt, "percentile", Device().images(batch()), 0.999).calibrator
     assert (usual.get_quantile(), other.get_quantile()) == (0.9999, 0.999)
     assert usual.get_regression_cutoff() == 1.0
     assert usual.read_histogram_cache(0) is None
@@ -136,7 +136,7 @@ def test_the_percentile_has_the_quantile_asked_for_and_never_extrapolates(trt: A
 def test_the_last_batch_is_filled_up_with_its_own_images_in_turn(trt: Any) -> None:
     device = Device()
     images = device.images(batch(5), batch(2, value=7), shape=(5, 3, 4, 4))
-    assert len(fed(from_images(trt, "minmax", images).calibrator)) == 2
+    assert len(fed(ImageCalibration(trt, "minmax", images).calibrator)) == 2
     np.testing.assert_array_equal(device.copies[1][:, 0, 0, 0], [7, 8, 7, 8, 7])
 
 
@@ -161,22 +161,22 @@ def test_one_batch_at_a_time_is_in_memory(trt: Any) -> None:
         most = max(most, len(alive))
         return 1
 
-    made = from_images(trt, "entropy", Images("images", (2, 3, 4, 4), stream(), upload))
+    made = ImageCalibration(trt, "entropy", Images("images", (2, 3, 4, 4), stream(), upload))
     assert len(fed(made.calibrator)) == 50
     assert 1 <= most <= 2
 
 
 def test_no_images_are_an_error_before_anything_is_built(trt: Any) -> None:
     with pytest.raises(CalibrationError, match="no image to calibrate on"):
-        from_images(trt, "minmax", Device().images())
+        ImageCalibration(trt, "minmax", Device().images())
 
 
 @pytest.mark.parametrize("wrong", [batch(3), batch(2)[:, :, :3], batch(2)[0], batch(0)])
 def test_a_batch_of_another_shape_is_refused_at_once_or_when_it_comes(trt: Any, wrong: np.ndarray) -> None:
     with pytest.raises(CalibrationError, match=r"batch has the shape .*, the network takes \(2, 3, 4, 4\)"):
-        from_images(trt, "minmax", Device().images(wrong))
+        ImageCalibration(trt, "minmax", Device().images(wrong))
     device = Device()
-    later = from_images(trt, "minmax", device.images(batch(), wrong))
+    later = ImageCalibration(trt, "minmax", device.images(batch(), wrong))
     assert len(fed(later.calibrator)) == len(device.copies) == 1
     with pytest.raises(CalibrationError, match="batch has the shape"):
         later.check(True, [])
@@ -187,7 +187,7 @@ def test_what_ends_the_images_is_raised_afterwards(trt: Any) -> None:
         yield batch()
         raise DataError("2 of 3 images cannot be read")
 
-    made = from_images(trt, "minmax", Images("images", (2, 3, 4, 4), stream(), Device()))
+    made = ImageCalibration(trt, "minmax", Images("images", (2, 3, 4, 4), stream(), Device()))
     fed(made.calibrator)
     with pytest.raises(DataError, match="2 of 3 images cannot be read"):
         made.check(False, [])
@@ -197,7 +197,7 @@ def test_a_device_that_takes_no_batch_is_an_error_with_its_words(trt: Any) -> No
     def upload(array: np.ndarray) -> int:
         raise MemoryError("CUDA out of\nmemory")
 
-    made = from_images(trt, "minmax", Images("images", (2, 3, 4, 4), [batch()], upload))
+    made = ImageCalibration(trt, "minmax", Images("images", (2, 3, 4, 4), [batch()], upload))
     fed(made.calibrator)
     with pytest.raises(
         CalibrationError, match="after 0 batches .* MemoryError: CUDA out of memory; free device memory"
@@ -206,7 +206,7 @@ def test_a_device_that_takes_no_batch_is_an_error_with_its_words(trt: Any) -> No
 
 
 def test_an_engine_that_was_calibrated_on_too_little_is_an_error(trt: Any) -> None:
-    made = from_images(trt, "minmax", Device().images(batch(), batch()))
+    made = ImageCalibration(trt, "minmax", Device().images(batch(), batch()))
     made.check(False, [])
     with pytest.raises(
         CalibrationError, match="asked for 0 batches: Calibrator won't be used in explicit precision mode"
@@ -225,7 +225,7 @@ def test_an_engine_that_was_calibrated_on_too_little_is_an_error(trt: Any) -> No
 
 def test_a_rule_without_a_calibrator_lists_the_others(trt: Any) -> None:
     with pytest.raises(ConfigError, match="no calibrator for the rule 'mse'; allowed: minmax, entropy, percentile"):
-        from_images(trt, "mse", Device().images(batch()))
+        ImageCalibration(trt, "mse", Device().images(batch()))
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,10 @@ def test_a_rule_without_a_calibrator_lists_the_others(trt: Any) -> None:
 )
 def test_a_version_without_calibrators_says_what_to_use(module: str, version: str, title: str) -> None:
     gone = SimpleNamespace(__name__=module, __version__=version)
-    for make in (lambda: from_cache(gone, TEXT), lambda: from_images(gone, "minmax", Device().images(batch()))):
+    for make in (
+        lambda: CacheCalibration(gone, TEXT),
+        lambda: ImageCalibration(gone, "minmax", Device().images(batch())),
+    ):
         with pytest.raises(BackendError, match=f"is gone in {title} {version}, .*; use --quantization explicit"):
             make()
 
@@ -241,4 +244,4 @@ def test_a_version_without_calibrators_says_what_to_use(module: str, version: st
 def test_without_polygraphy_the_pip_line_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "polygraphy.backend.trt", None)
     with pytest.raises(BackendError, match=r"Polygraphy, which is not installed.*pip install 'trtdet\[trt\]'"):
-        from_images(library(), "minmax", Device().images(batch()))
+        ImageCalibration(library(), "minmax", Device().images(batch()))

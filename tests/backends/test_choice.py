@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from small_models import conv
+from small_models import conv, install_tensorrt
 
 from trtdet.backends import BuildRequest, choose, cuda
 from trtdet.backends.base import Typing
@@ -56,10 +56,7 @@ def test_tensorrt_without_a_device_points_to_what_needs_none(monkeypatch: pytest
 def test_capabilities_of_each_tensorrt(
     monkeypatch: pytest.MonkeyPatch, version: str, explicit: Typing, implicit: Typing | None, number: int
 ) -> None:
-    library = type("library", (), {"__version__": version})
-    monkeypatch.setattr(Library, "load", lambda row: library)
-    monkeypatch.setattr(cuda, "devices", lambda: (cuda.Device("a GPU", 90),))
-    caps = choose("tensorrt").capabilities
+    caps = install_tensorrt(monkeypatch, version).capabilities
     assert (caps.explicit, caps.implicit, caps.cache_version) == (explicit, implicit, number)
     with pytest.raises(BackendError, match="compute capability 90, not 86; leave --sm out"):
         choose("tensorrt").build(BuildRequest(conv(), (86,)))

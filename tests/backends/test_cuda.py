@@ -214,13 +214,13 @@ memory.free()
 def test_clocks_are_read(machine):
     done = machine.python(PRELUDE + "gpu = cuda.open_device(); print(gpu.clocks(), gpu.no_clocks() or 'none missing')")
     assert done.out == (
-        "Clocks(sm_mhz=1410, sm_max_mhz=1980, memory_mhz=2619, memory_max_mhz=2619, temperature_c=61, power_w=312.5, "
-        "throttled=('power limit', 'thermal limit of the software')) none missing\n"
+        "{'sm_mhz': 1410, 'sm_max_mhz': 1980, 'memory_mhz': 2619, 'memory_max_mhz': 2619, 'temperature_c': 61, "
+        "'power_w': 312.5, 'throttled': ('power limit', 'thermal limit of the software')} none missing\n"
     )
 
 
 def test_what_a_device_does_not_tell_is_none(machine):
-    program = PRELUDE + "clocks = cuda.open_device().clocks(); print(clocks.power_w, clocks.temperature_c)"
+    program = PRELUDE + "clocks = cuda.open_device().clocks(); print(clocks['power_w'], clocks['temperature_c'])"
     assert machine.python(program, no_power=1).out == "None 61\n"
 
 

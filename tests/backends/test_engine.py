@@ -7,33 +7,11 @@ import json
 import pytest
 from engine_programs import PRELUDE, needs_cuda_python
 
-from trtdet.backends.tensorrt.engine_layers import onnx_nodes
-
-# names
-
-
-@pytest.mark.parametrize(
-    ("name", "metadata", "nodes"),
-    [
-        ("Conv_41", "", ("Conv_41",)),
-        ("Conv_41 + Relu_42", "", ("Conv_41", "Relu_42")),
-        ("/a/Conv + PWN(PWN(/a/Sigmoid), /a/Mul)", "", ("/a/Conv", "/a/Sigmoid", "/a/Mul")),
-        ("{ForeignNode[/a/Concat.../b/TopK]}", "", ("/a/Concat", "/b/TopK")),
-        ("Reformatting CopyNode for Input Tensor 0 to Conv_41", "", ()),
-        ("__myl_ConvSilu_myl0_12", "", ()),
-        ("__myl_ConvSilu_myl0_12", "[ONNX Layer: /a/Conv]\x1e[ONNX Layer: /a/Mul]", ("/a/Conv", "/a/Mul")),
-        ("anything", "[ONNX Layer: Conv_41][ONNX Layer: Conv_41]", ("Conv_41",)),
-        ("Conv_41", "something else", ("Conv_41",)),
-    ],
-)
-def test_a_layer_is_traced_to_its_nodes(name, metadata, nodes):
-    assert onnx_nodes(name, metadata) == nodes
-
+pytestmark = needs_cuda_python
 
 # results
 
 
-@needs_cuda_python
 @pytest.mark.parametrize("version", ["8.6.0", "10.9.0", "11.1.0"])
 @pytest.mark.parametrize("graphs", [True, False])
 def test_an_engine_gives_what_its_model_does_and_leaves_nothing(machine, version, graphs):
@@ -41,7 +19,7 @@ def test_an_engine_gives_what_its_model_does_and_leaves_nothing(machine, version
 model = conv("4")
 with open_engine(built(model), facts, graphs={graphs}) as runner:
     assert (runner.input, runner.outputs) == ("x", ("y", "z"))
-    assert (runner.batch, runner.usual_batch, runner.largest_batch) == (4, 4, 4)
+    assert (runner.batch, runner.largest_batch) == (4, 4)
     for count in (4, 4, 4, 1, 3):
         given = images(count, seed=count)
         same(runner(given), computed(model, given))
@@ -60,12 +38,11 @@ print(alive())
     ]
 
 
-@needs_cuda_python
 def test_a_dynamic_batch_is_filled_to_the_smallest_and_refused_over_the_largest(machine):
     program = """
 model = conv("n")
 with open_engine(built(model, (2, 4, 6)), facts) as runner:
-    assert (runner.batch, runner.usual_batch, runner.largest_batch) == (None, 4, 6)
+    assert (runner.batch, runner.largest_batch) == (None, 6)
     for count in (4, 1, 6, 2, 5, 1):
         given = images(count, seed=count)
         same(runner(given), computed(model, given))
@@ -84,7 +61,6 @@ with open_engine(built(model, (2, 4, 6)), facts) as runner:
     ]
 
 
-@needs_cuda_python
 def test_outputs_keep_their_types(machine):
     kinds = {"float16": 10, "int8": 3, "int32": 6, "int64": 7, "bool": 9, "uint8": 2}
     outputs = ", ".join(f"{kind}[1,3,16,16] {kind}_y" for kind in kinds)
@@ -99,7 +75,6 @@ with open_engine(built(model), facts) as runner:
     assert machine.python(PRELUDE + program).out == " ".join(kinds) + "\n"
 
 
-@needs_cuda_python
 def test_a_half_input_is_given_floats(machine):
     program = """
 model = net("(float16[1,3,16,16] x) => (float16[1,3,16,16] y) { y = Neg(x) }")
@@ -109,7 +84,6 @@ with open_engine(built(model), facts) as runner:
     machine.python(PRELUDE + program)
 
 
-@needs_cuda_python
 def test_a_shape_known_only_later_is_refused(machine):
     program = """
 model = net("(float[1,3,16,16] x) => (int64[4,n] y) { y = NonZero(x) }")
@@ -125,7 +99,6 @@ print(alive())
     ]
 
 
-@needs_cuda_python
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -143,7 +116,6 @@ def test_what_takes_no_images_is_refused(machine, text, said):
 # contexts
 
 
-@needs_cuda_python
 @pytest.mark.parametrize("pycuda", [False, True])
 def test_contexts_in_threads_give_what_one_alone_does(machine, pycuda):
     program = """
@@ -167,7 +139,6 @@ print(alive())
     assert machine.python(PRELUDE + program, pycuda=pycuda).out == "[0, 0, 0, 0, 0, 0]\n"
 
 
-@needs_cuda_python
 def test_a_context_without_transfers_works_on_what_was_copied_last(machine):
     program = """
 model = conv()
@@ -186,7 +157,6 @@ with open_engine(built(model), facts) as runner:
     machine.python(PRELUDE + program)
 
 
-@needs_cuda_python
 @pytest.mark.parametrize("graphs", [True, False])
 def test_the_launch_of_a_run_is_no_part_of_its_computing_time(machine, graphs):
     """An event on an idle stream happens when it is recorded, so that what follows, the launch too, is timed."""
@@ -216,7 +186,6 @@ with open_engine(built(conv()), facts, graphs={graphs}) as runner:
     ]
 
 
-@needs_cuda_python
 def test_computing_reads_the_batch_that_was_filled_in(machine):
     program = """
 with open_engine(built(conv()), facts) as runner:
@@ -230,7 +199,6 @@ with open_engine(built(conv()), facts) as runner:
     machine.python(PRELUDE + program)
 
 
-@needs_cuda_python
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
@@ -262,7 +230,6 @@ print(alive())
     ]
 
 
-@needs_cuda_python
 def test_contexts_of_a_dynamic_engine_of_8_6_need_profile_sharing(machine):
     program = """
 alone = open_engine(built(conv("n"), (1, 2, 4)), facts)
@@ -282,7 +249,6 @@ print(alive())
     ]
 
 
-@needs_cuda_python
 def test_a_context_that_is_let_go_gives_its_memory_back(machine):
     program = """
 runner = open_engine(built(conv()), facts)
@@ -297,7 +263,6 @@ print(alive())
     assert machine.python(PRELUDE + program).out.splitlines() == ["the engine was closed", "[0, 0, 0, 0, 0, 0]"]
 
 
-@needs_cuda_python
 def test_work_under_way_is_waited_for_before_its_memory_goes(machine):
     """As after Ctrl-C: the stand-in's device writes to that memory later."""
     program = """
@@ -321,7 +286,6 @@ print(alive())
 # layers
 
 
-@needs_cuda_python
 @pytest.mark.parametrize("version", ["8.6.0", "10.9.0"])
 def test_layers_are_timed_run_by_run(machine, version):
     program = """
@@ -342,7 +306,6 @@ with open_engine(built(conv("2")), facts) as runner:
     ]
 
 
-@needs_cuda_python
 def test_an_engine_with_names_only_is_profiled_by_those(machine):
     program = """
 data = built(conv(), profiling_verbosity=trt.ProfilingVerbosity.LAYER_NAMES_ONLY)

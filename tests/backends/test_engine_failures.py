@@ -6,10 +6,11 @@ import pytest
 from engine_programs import PRELUDE, RTX, needs_cuda_python, needs_rtx
 from standin.machine import plugin_library
 
+pytestmark = needs_cuda_python
+
 # what cannot be run
 
 
-@needs_cuda_python
 @pytest.mark.parametrize(
     ("settings", "change", "said"),
     [
@@ -24,7 +25,6 @@ def test_an_engine_for_something_else_is_refused_before_it_is_touched(machine, s
     assert said in done.out
 
 
-@needs_cuda_python
 def test_what_is_missing_is_said_in_turn(machine):
     program = """
 from trtdet.backends import obstacle
@@ -40,7 +40,6 @@ print(obstacle(facts))
     assert machine.python(program, driver=False).out == "this machine has no CUDA driver\n"
 
 
-@needs_cuda_python
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
@@ -58,7 +57,6 @@ def test_an_engine_that_is_not_whole_is_refused(machine, spoil, said):
     assert out[1:] == ["[0, 0, 0, 0, 0, 0]"]
 
 
-@needs_cuda_python
 @needs_rtx
 @pytest.mark.tensorrt
 @pytest.mark.parametrize(
@@ -78,7 +76,6 @@ def test_an_engine_of_rtx_is_measured_before_the_library_sees_it(machine, engine
     assert said in done.out
 
 
-@needs_cuda_python
 def test_tensorrts_own_words_come_with_advice(machine):
     """Facts that say too much let through what TensorRT then refuses."""
     program = """
@@ -100,7 +97,6 @@ print(alive())
     assert left == "[0, 0, 0, 0, 0, 0]"
 
 
-@needs_cuda_python
 def test_compatible_engines_run_elsewhere(machine):
     program = """
 level = trt.HardwareCompatibilityLevel.AMPERE_PLUS
@@ -120,7 +116,6 @@ refused(open_engine, data, replace(both, version_compatible=False))
     )
 
 
-@needs_cuda_python
 @pytest.mark.parametrize("batch", [None, (1, 2, 4)])
 def test_an_engine_of_rtx_runs_and_is_captured(machine, batch):
     """Of a dynamic batch, only what was compiled for its shape at once may be captured."""
@@ -139,7 +134,6 @@ print(alive())
     assert done.out.splitlines() == ["TensorRT-RTX 1.7.1.116 (Stand-in GPU)", "[0, 0, 0, 0, 0, 0]"]
 
 
-@needs_cuda_python
 @pytest.mark.parametrize("pycuda", [False, True])
 @pytest.mark.parametrize("graphs", [False, True])
 def test_rtx_captures_its_graphs_itself(machine, graphs, pycuda):
@@ -165,7 +159,6 @@ with mock.patch.object(cuda.Stream, "capture", side_effect=AssertionError), \\
     )
 
 
-@needs_cuda_python
 def test_an_engine_of_rtx_that_cannot_be_captured_says_so(machine):
     program = """
 with open_engine(built(conv()), facts) as runner:
@@ -186,7 +179,6 @@ refused(open_engine, built(conv()), replace(facts, plugins=(Path(sys.executable)
 SILU = '"(float[1,3,16,16] x) => (float[1,3,16,16] y) { y = trt.plugins.TRT_SiLU<output_type = -1>(x) }"'
 
 
-@needs_cuda_python
 @pytest.mark.parametrize("version", ["8.6.0", "10.9.0"])
 def test_a_plugin_library_is_loaded_and_a_missing_one_named(machine, tmp_path, version):
     program = f"""
@@ -208,14 +200,13 @@ print(alive())
 """
     said = machine.python(PRELUDE + program, library, file, version=version).out.splitlines()
     assert "Cannot find plugin: TRT_SiLU" in said[0]
-    assert said[0].endswith("give the library that has the plugin with --plugin-library when building")
+    assert said[0].endswith("give the library that has the plugin with --set engine.plugins=LIBRARY when building")
     assert said[1].startswith("the engine needs the plugin library")
     assert said[1].endswith("no.so', which does not exist")
     assert "text.so" in said[2]
     assert said[3] == "[0, 0, 0, 0, 0, 0]"
 
 
-@needs_cuda_python
 def test_plugins_in_the_engine_are_run_only_where_the_facts_say_so(machine, tmp_path):
     program = f"""
 library = Path(sys.argv[1])
@@ -228,12 +219,12 @@ with open_engine(data, replace(facts, embedded=True)) as runner:
     assert "getEngineHostCodeAllowed()" in done.out
 
 
-@needs_cuda_python
 @pytest.mark.parametrize("embedded", [False, True])
 def test_the_layers_of_an_engine_with_plugins_are_listed(machine, tmp_path, embedded):
     """The runtime that the inspector belongs to has a registry of its own."""
     program = f"""
-from trtdet.backends import BuildRequest, EngineOptions, choose
+from trtdet.backends import BuildRequest, choose
+from trtdet.options import EngineOptions
 options = EngineOptions(embed_plugins={embedded})
 made = choose("tensorrt").build(BuildRequest(net({SILU}), plugins=(Path(sys.argv[1]),), options=options))
 print(len(json.loads(made.layers)["Layers"]))
@@ -241,12 +232,12 @@ print(len(json.loads(made.layers)["Layers"]))
     assert machine.python(PRELUDE + program, plugin_library(tmp_path, "TRT_SiLU")).out == "1\n"
 
 
-@needs_cuda_python
 @pytest.mark.parametrize("compatible", [False, True])
 def test_libraries_that_are_not_in_the_engine_are_noticed(machine, tmp_path, compatible):
     """The header of TensorRT speaks of libraries in version-compatible engines only; others may lack them."""
     program = f"""
-from trtdet.backends import BuildRequest, EngineOptions, choose
+from trtdet.backends import BuildRequest, choose
+from trtdet.options import EngineOptions
 options = EngineOptions(embed_plugins=True, version_compatible={compatible})
 request = BuildRequest(net({SILU}), plugins=(Path(sys.argv[1]),), options=options)
 refused(choose("tensorrt").build, request)
@@ -258,10 +249,9 @@ refused(choose("tensorrt").build, request)
         assert "the plugin libraries are not in the engine, which a process without them cannot load: " in said
         assert "Cannot find plugin: TRT_SiLU" in said
         assert said.strip().endswith("the libraries then lie beside the engine")
-        assert "; add --version-compatible" in said
+        assert "; set engine.version_compatible=true" in said
 
 
-@needs_cuda_python
 def test_rtx_is_never_given_a_library_of_plugins(machine, tmp_path):
     """With a creator registered it ends the process, when it parses."""
     program = "refused(open_engine, built(conv('2')), replace(facts, plugins=(Path(sys.argv[1]),)))"
@@ -272,7 +262,6 @@ def test_rtx_is_never_given_a_library_of_plugins(machine, tmp_path):
 # memory and failures
 
 
-@needs_cuda_python
 def test_full_memory_is_said_wherever_it_shows(machine):
     """At the weights, at the execution context, at the buffers; and all of it is given back each time."""
     program = """
@@ -300,7 +289,6 @@ print(*dict.fromkeys(said), sep="\\n")
     ]
 
 
-@needs_cuda_python
 def test_a_device_that_fails_is_said_and_everything_let_go(machine):
     program = """
 runner = open_engine(built(conv()), facts)
@@ -311,7 +299,6 @@ runner.close()
     assert said.startswith("the GPU failed at what it ran (cuStreamSynchronize: error 700")
 
 
-@needs_cuda_python
 def test_what_is_never_closed_ends_with_the_process(machine):
     program = (
         PRELUDE

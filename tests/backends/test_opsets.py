@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from engine_programs import needs_rtx
+from small_models import install_tensorrt
 
-from trtdet.backends import BuildRequest, choose, cuda
-from trtdet.backends.libraries import Library
-from trtdet.backends.tensorrt.opsets import NEVER, missing_operators, newest_opset
+from trtdet.backends import BuildRequest, choose
+from trtdet.backends.libraries import library_named
+from trtdet.backends.tensorrt.opsets import NEVER, missing_operators
+from trtdet.building import build
 from trtdet.config import load_config
 from trtdet.errors import BackendError
 from trtdet.exporter import SHAPES_MODEL
+from trtdet.options import BuildOptions
 from trtdet.passes import Options, load_model, rewrite
 from trtdet.passes.opset.lowering import lower
-from trtdet.pipeline import BuildOptions, build
-
-needs_rtx = pytest.mark.skipif(
-    importlib.util.find_spec("tensorrt_rtx") is None, reason="TensorRT-RTX is not installed: pip install 'trtdet[rtx]'"
-)
 
 FORMS = """(float[1,3,16,16] x) => (float[1,2,1,1] y) {
     c = Conv<pads = [1,1,1,1]>(x, w)
@@ -84,7 +82,7 @@ def forms(opset: int) -> onnx.ModelProto:
     ],
 )
 def test_the_table_by_version(version: tuple[int, int], opset: int, lacks: str, reads: str) -> None:
-    assert newest_opset(version) == opset
+    assert library_named("tensorrt").newest_opset("{}.{}".format(*version)) == opset
     missing = missing_operators(version)
     assert lacks in missing
     assert reads not in missing
@@ -101,10 +99,7 @@ def test_the_reason_names_the_version_that_has_the_operator() -> None:
 def test_the_row_of_each_tensorrt_is_that_of_the_table(
     monkeypatch: pytest.MonkeyPatch, version: str, opset: int
 ) -> None:
-    library = type("library", (), {"__version__": version})
-    monkeypatch.setattr(Library, "load", lambda row: library)
-    monkeypatch.setattr(cuda, "devices", lambda: (cuda.Device("a GPU", 90),))
-    caps = choose("tensorrt").capabilities
+    caps = install_tensorrt(monkeypatch, version).capabilities
     assert caps.max_opset == opset
     assert "ConvInteger" in caps.missing_ops
     # No wheel of any version has the library that regions want; TensorRT's archives and containers do.
@@ -157,7 +152,8 @@ def test_the_newest_forms_build_in_the_words_of_every_older_parser() -> None:
     backend = choose("tensorrt-rtx")
     model = forms(25)
     for version in ((8, 6), (9, 3), (10, 0), (10, 15)):
-        lowered, count = lower(model, newest_opset(version), missing_operators(version))
+        newest = library_named("tensorrt").newest_opset("{}.{}".format(*version))
+        lowered, count = lower(model, newest, missing_operators(version))
         assert count
         assert not {node.op_type for node in lowered.graph.node} & set(missing_operators(version))
         assert backend.build(BuildRequest(lowered, (86,))).engine[:4] == b"vtrt"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import signal
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
+from engine_programs import needs_rtx
 from small_models import conv, net
 
 from trtdet.backends import BuildRequest, choose
@@ -22,10 +22,6 @@ from trtdet.errors import BackendError
 from trtdet.exporter import SHAPES_MODEL
 from trtdet.passes import Options, load_model, rewrite
 from trtdet.passes.provenance import Origin, origin_of, put
-
-needs_rtx = pytest.mark.skipif(
-    importlib.util.find_spec("tensorrt_rtx") is None, reason="TensorRT-RTX is not installed: pip install 'trtdet[rtx]'"
-)
 
 
 @needs_rtx
@@ -109,7 +105,7 @@ def test_the_operators_called_missing_are_missing(operator: str) -> None:
         text = "(float[1,9,4] b, float[1,1,9] c) => (int64[n,3] y) { y = NonMaxSuppression(b, c, m, i, s) }"
         model = net(text, **limits)
     backend = choose("tensorrt-rtx")
-    assert operator in backend.unsupported(model)
+    assert operator in backend.capabilities.unsupported(model)
     with pytest.raises(BackendError):
         backend.build(BuildRequest(model, (86,)))
 

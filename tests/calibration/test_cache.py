@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtdet.calibration import Range, Ranges, cache
+from trtdet.calibration import Range, Ranges
 from trtdet.calibration.cache import ALGORITHMS, matched, read, version_number, write
 from trtdet.errors import CalibrationError
 
@@ -53,9 +53,8 @@ def test_the_text_of_a_known_cache() -> None:
 
 def test_ranges_are_written_for_the_version_and_the_algorithm_asked_for() -> None:
     ranges = Ranges("minmax", None, {"images": Range(127.0, 0.0, 127.0)}, "", 1, "")
-    assert (
-        ranges.to_calibration_cache(100900, "MinMaxCalibration") == "TRT-100900-MinMaxCalibration\nimages: 3f800000\n"
-    )
+    written = ranges.to_calibration_cache(100900, "MinMaxCalibration")
+    assert written == "TRT-100900-MinMaxCalibration\nimages: 3f800000\n"
 
 
 def test_a_cache_that_tensorrt_wrote_is_read_at_the_last_colon() -> None:
@@ -76,44 +75,43 @@ def test_tensors_that_tensorrt_found_no_range_for_are_refused_or_left_out() -> N
     assert list(read(OWN_10, skip_unusable=True)) == ["/Constant_3_output_0_output", "last_hidden_state"]
 
 
-def test_leading_zeros_may_be_left_out_as_tensorrt_does() -> None:
-    assert read(text("x: 1000001"))["x"] == np.array([0x01000001], np.uint32).view(np.float32)[0]
-
-
-def test_a_cache_may_have_no_tensor_and_no_last_line_break() -> None:
-    assert read("TRT-8600-EntropyCalibration2") == {}
-    assert read("TRT-8600-EntropyCalibration2\nx: 3f800000") == {"x": 1.0}
+@pytest.mark.parametrize(
+    ("lines", "scales"),
+    [
+        ("", {}),
+        ("\nx: 3f800000", {"x": 1.0}),
+        ("\nx: 1000001\n", {"x": np.array([0x01000001], np.uint32).view(np.float32)[0]}),
+    ],
+)
+def test_tensors_leading_zeros_and_the_last_line_break_may_be_left_out(lines: str, scales: dict[str, float]) -> None:
+    assert read(f"TRT-8600-EntropyCalibration2{lines}") == scales
 
 
 # the heading
 
 
 @pytest.mark.parametrize(
-    "heading", ["", "8600", "TRT-8600", "TRT-x-EntropyCalibration2", " TRT-8600-EntropyCalibration2"]
+    "heading", ["", "8600", "TRT-8600", "TRT-x-EntropyCalibration2", " TRT-8600-EntropyCalibration2", "x" * 10_000]
 )
 def test_what_is_no_cache_says_what_its_first_line_is(heading: str) -> None:
-    with pytest.raises(
-        CalibrationError, match="'c.cache' is no calibration cache of TensorRT: its first line is '.*'TRT-"
-    ):
+    message = "'c.cache' is no calibration cache of TensorRT: its first line is '.*'TRT-"
+    with pytest.raises(CalibrationError, match=message) as caught:
         read(heading + "\nx: 3f800000\n", "'c.cache'")
-
-
-def test_a_long_first_line_is_cut() -> None:
-    with pytest.raises(CalibrationError) as caught:
-        read("x" * 10000)
     assert len(str(caught.value)) < 300
 
 
-def test_another_version_is_refused_and_both_are_named() -> None:
-    with pytest.raises(CalibrationError, match="is of TensorRT 8600, and 100900 is what will read it.*calibrate again"):
-        read(text("x: 3f800000"), version=100900)
-
-
-def test_another_algorithm_is_refused_and_both_are_named() -> None:
-    with pytest.raises(
-        CalibrationError, match="algorithm EntropyCalibration2, and MinMaxCalibration is what will read"
-    ):
-        read(text("x: 3f800000"), version=8600, algorithm="MinMaxCalibration")
+@pytest.mark.parametrize(
+    ("version", "algorithm", "message"),
+    [
+        (100900, None, "is of TensorRT 8600, and 100900 is what will read it.*calibrate again"),
+        (8600, "MinMaxCalibration", "algorithm EntropyCalibration2, and MinMaxCalibration is what will read"),
+    ],
+)
+def test_another_version_or_algorithm_is_refused_and_both_are_named(
+    version: int, algorithm: str | None, message: str
+) -> None:
+    with pytest.raises(CalibrationError, match=message):
+        read(text("x: 3f800000"), version=version, algorithm=algorithm)
 
 
 @pytest.mark.parametrize(
@@ -197,22 +195,16 @@ def test_scales_come_in_the_order_of_the_network() -> None:
     assert list(matched({"b": 1.0, "a": 2.0}, ["a", "other", "b"], ["b"]).items()) == [("a", 2.0), ("b", 1.0)]
 
 
-def test_needed_tensors_without_a_scale_are_counted_and_the_first_is_named() -> None:
-    with pytest.raises(
-        CalibrationError, match="'r' is of another model: 2 of the 3 tensors that need .* none, first 'b'; cal"
-    ):
-        matched({"a": 1.0}, ["a", "b", "c"], ["a", "b", "c"], "'r'")
-
-
-def test_unknown_tensors_are_counted_and_the_first_is_named() -> None:
-    with pytest.raises(
-        CalibrationError, match="another model: 2 of its 3 tensors are not in the network, first 'x'; cal"
-    ):
-        matched({"a": 1.0, "x": 1.0, "y": 1.0}, ["a"], ["a"])
-
-
-def test_the_cache_of_another_model_says_both() -> None:
-    with pytest.raises(
-        CalibrationError, match="1 of the 1 tensors .* 'a'; 1 of its 1 tensors .* 'x'; calibrate the model"
-    ):
-        matched(cache.read(text("x: 3f800000")), ["a"], ["a"])
+@pytest.mark.parametrize(
+    ("scales", "network", "message"),
+    [
+        (["a"], ["a", "b", "c"], "'r' is of another model: 2 of the 3 tensors that need .* none, first 'b'; cal"),
+        (["a", "x", "y"], ["a"], "another model: 2 of its 3 tensors are not in the network, first 'x'; cal"),
+        (["x"], ["a"], "1 of the 1 tensors .* 'a'; 1 of its 1 tensors .* 'x'; calibrate the model"),
+    ],
+)
+def test_tensors_without_a_scale_and_unknown_ones_are_counted(
+    scales: list[str], network: list[str], message: str
+) -> None:
+    with pytest.raises(CalibrationError, match=message):
+        matched(dict.fromkeys(scales, 1.0), network, network, "'r'")

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from trtdet import CalibrationOptions, calibrate, load_config
+from trtdet import calibrate, load_config
 from trtdet.calibration import Ranges
 from trtdet.config import shipped
 from trtdet.demo import shapes
 from trtdet.demo.walkthrough import CALIBRATION_IMAGES
 from trtdet.exporter import SHAPES_MODEL
+from trtdet.options import CalibrationOptions
 
 
 @pytest.mark.slow

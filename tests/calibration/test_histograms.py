@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -69,16 +70,11 @@ def test_a_value_on_an_edge_belongs_to_the_bin_above(value: float) -> None:
     assert histogram.amax == value
 
 
-def test_nothing_but_zeros_has_amax_zero() -> None:
-    histogram = Histogram.of(np.zeros(7, np.float32))
-    assert (histogram.amax, histogram.total, int(histogram.counts[0])) == (0.0, 7, 7)
-
-
-def test_the_smallest_and_the_largest_float32_are_counted() -> None:
-    for value in (np.finfo(np.float32).smallest_subnormal, np.finfo(np.float32).max):
-        histogram = Histogram.of(np.array([value, -value, 0], np.float32))
-        assert histogram.total == 3
-        assert histogram.amax == float(value)
+@pytest.mark.parametrize("value", [0, np.finfo(np.float32).smallest_subnormal, np.finfo(np.float32).max])
+def test_zeros_and_the_smallest_and_the_largest_float32_are_counted(value: float) -> None:
+    histogram = Histogram.of(np.array([value, -value, 0], np.float32))
+    assert (histogram.amax, histogram.total) == (float(value), 3)
+    assert histogram.counts[0] == (1 if value > 1 else 3)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -104,18 +100,13 @@ def sum_of(parts: list[np.ndarray]) -> Histogram:
     return total
 
 
-@pytest.mark.parametrize("by", [0, 1, 3, 14, 20])
-def test_widening_is_the_histogram_of_the_wider_range(by: int) -> None:
+@pytest.mark.parametrize("by", [-5, 0, 1, 3, 14, 20])
+def test_widening_is_the_histogram_of_the_wider_range_and_never_narrows(by: int) -> None:
     values = np.random.default_rng(1).normal(0, 3, 5000).astype(np.float32)
     narrow = Histogram.of(values)
     before = narrow.counts.copy()
     assert same(narrow.widened(narrow.exponent + by), Histogram.of(values, narrow.exponent + by))
     np.testing.assert_array_equal(narrow.counts, before)
-
-
-def test_widening_never_narrows() -> None:
-    histogram = Histogram.of(np.float32([3.0]))
-    assert same(histogram.widened(histogram.exponent - 5), histogram)
 
 
 def test_large_tensors_are_counted_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,11 +176,6 @@ def test_a_collection_cannot_be_written_under_a_file(collection: Collection, tmp
         collection.save(tmp_path / "file" / "h.npz")
 
 
-def test_a_missing_collection_says_how_to_make_one(tmp_path: Path) -> None:
-    with pytest.raises(CalibrationError, match="does not exist; make it with 'trtdet calibrate'"):
-        Collection.load(tmp_path / "absent.npz")
-
-
 def test_a_collection_that_is_cut_or_damaged_is_an_error(collection: Collection, tmp_path: Path) -> None:
     data = collection.to_bytes()
     path = tmp_path / "h.npz"
@@ -212,6 +198,8 @@ def test_a_collection_that_is_cut_or_damaged_is_an_error(collection: Collection,
 
 
 def test_other_files_are_no_collections(tmp_path: Path) -> None:
+    with pytest.raises(CalibrationError, match="does not exist; make it with 'trtdet calibrate'"):
+        Collection.load(tmp_path / "absent.npz")
     path = tmp_path / "h.npz"
     np.save(tmp_path / "array.npy", np.zeros(3))
     np.savez(tmp_path / "other.npz", x=np.zeros(3))
@@ -226,67 +214,40 @@ def test_other_files_are_no_collections(tmp_path: Path) -> None:
             Collection.load(tmp_path / name)
 
 
-@pytest.mark.parametrize("change", [{"schema": 2}, {"bins": 100}])
-def test_a_collection_of_another_version_is_an_error(
-    collection: Collection, tmp_path: Path, change: dict[str, int]
-) -> None:
-    collection.save(tmp_path / "h.npz")
-    with np.load(tmp_path / "h.npz") as data:
-        parts = {name: data[name] for name in data.files}
-    meta = json.loads(parts["meta"].tobytes())
-    meta["schema"] = change.get("schema", 1)
-    parts["meta"] = np.frombuffer(json.dumps(meta).encode(), np.uint8)
-    parts["counts"] = parts["counts"][:, : change.get("bins", BINS)]
-    np.savez(tmp_path / "other.npz", **parts)
-    with pytest.raises(CalibrationError, match="was written by another version of trtdet; collect again"):
-        Collection.load(tmp_path / "other.npz")
+def _in_second(value: Any) -> Callable[[np.ndarray], np.ndarray]:
+    def changed(array: np.ndarray) -> np.ndarray:
+        array[1] = value
+        return array
+
+    return changed
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"counts": np.zeros(BINS)},
-            "the counts of 'a/b:0' are 0 to 0, 0 in all; each must be at least 0",
-        ),
-        ({"counts": np.eye(1, BINS) * -1}, "the counts of 'a/b:0' are -1 to 0"),
-        ({"counts": np.full(BINS, 2**62)}, "the counts of 'a/b:0' are 46116860.* to"),
-        ({"exponents": 129}, "the exponent of 'a/b:0' is 129; allowed: -60 to 128"),
-        ({"exponents": -61}, "the exponent of 'a/b:0' is -61"),
-        ({"extremes": [np.nan, 1]}, "the extremes of 'a/b:0' are nan and 1"),
-        ({"extremes": [0, np.inf]}, "the extremes of 'a/b:0' are 0 and inf"),
-        ({"extremes": [1, 0]}, "the extremes of 'a/b:0' are 1 and 0"),
-        ({"extremes": [-1e6, 0]}, "the extremes of 'a/b:0' are -1e[+]06 and 0, its range ends at 2\\^"),
-    ],
-)
-def test_histograms_that_no_values_could_make_are_refused(
-    collection: Collection, tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
-    collection.save(tmp_path / "h.npz")
-    with np.load(tmp_path / "h.npz") as data:
-        arrays = {name: data[name] for name in data.files}
-    for name, value in changes.items():
-        arrays[name][1] = value
-    np.savez(tmp_path / "other.npz", **arrays)
-    with pytest.raises(CalibrationError, match=f"is not a collection of histograms: {message}.*; collect again"):
-        Collection.load(tmp_path / "other.npz")
+def _in_meta(old: bytes, new: bytes) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda meta: np.frombuffer(meta.tobytes().replace(old, new), np.uint8)
 
 
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
+        ("counts", _in_second(np.zeros(BINS)), "the counts of 'a/b:0' are 0 to 0, 0 in all; each must be at least 0"),
+        ("counts", _in_second(np.eye(1, BINS) * -1), "the counts of 'a/b:0' are -1 to 0"),
+        ("counts", _in_second(np.full(BINS, 2**62)), "the counts of 'a/b:0' are 46116860.* to"),
+        ("exponents", _in_second(129), "the exponent of 'a/b:0' is 129; allowed: -60 to 128"),
+        ("exponents", _in_second(-61), "the exponent of 'a/b:0' is -61"),
+        ("extremes", _in_second([np.nan, 1]), "the extremes of 'a/b:0' are nan and 1"),
+        ("extremes", _in_second([0, np.inf]), "the extremes of 'a/b:0' are 0 and inf"),
+        ("extremes", _in_second([1, 0]), "the extremes of 'a/b:0' are 1 and 0"),
+        ("extremes", _in_second([-1e6, 0]), "the extremes of 'a/b:0' are -1e[+]06 and 0, its range ends at 2\\^"),
         ("counts", lambda a: a.astype(np.float64), "arrays of types float64, int32 and float64"),
         ("exponents", lambda a: a[:2], "3 tensors with arrays of shapes"),
         ("extremes", lambda a: a[:, :1], "3 tensors with arrays of shapes"),
         ("meta", lambda a: np.frombuffer(b'{"a":' * 100_000, np.uint8), "Invalid JSON: recursion limit exceeded"),
-        (
-            "meta",
-            lambda a: np.frombuffer(a.tobytes().replace(b'"images": 3', b'"images": 0'), np.uint8),
-            "'images': .*0",
-        ),
+        ("meta", _in_meta(b'"images": 3', b'"images": 0'), "'images': .*0"),
+        ("meta", _in_meta(b'"schema": 1', b'"schema": 2'), "was written by another version of trtdet"),
+        ("counts", lambda a: a[:, :100], "was written by another version of trtdet"),
     ],
 )
-def test_arrays_that_do_not_belong_together_are_refused(
+def test_arrays_that_no_collection_has_are_refused(
     collection: Collection, tmp_path: Path, name: str, change: Any, message: str
 ) -> None:
     collection.save(tmp_path / "h.npz")
@@ -294,5 +255,6 @@ def test_arrays_that_do_not_belong_together_are_refused(
         arrays = {key: data[key] for key in data.files}
     arrays[name] = change(arrays[name])
     np.savez(tmp_path / "other.npz", **arrays)
-    with pytest.raises(CalibrationError, match=f"is not a collection of histograms: {message}.*; collect again"):
+    prefix = "" if "version" in message else "is not a collection of histograms: "
+    with pytest.raises(CalibrationError, match=f"{prefix}{message}.*; collect again"):
         Collection.load(tmp_path / "other.npz")

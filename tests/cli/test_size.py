@@ -42,15 +42,15 @@ def _open_model(path: Path, height: int | str, width: int | str) -> None:
 
 
 @pytest.fixture
-def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def build(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("c.yaml").write_text(CONFIG)
     return ["build", "m.onnx", "--config", "c.yaml", "--fp32", "--backend", "onnxruntime", "-o", "b"]
 
 
-def test_an_open_size_is_chosen(build: list[str]) -> None:
+def test_an_open_size_is_chosen(build):
     _open_model(Path("m.onnx"), "height", "width")
-    assert main([*build, "--size", "64x96"]) == 0
+    assert main([*build, "--set", "input.size=64x96"]) == 0
     bundle = Bundle(Path("b"))
     assert bundle.manifest.input.shape.opt == (1, 3, 64, 96)
     assert bundle.manifest.input.preprocess.size == (64, 96)
@@ -62,42 +62,33 @@ def test_an_open_size_is_chosen(build: list[str]) -> None:
     ("mutate", "reason"),
     [
         (lambda model: _reshaped(model, [1, 6, 16]), "Reshape"),
-        (
-            lambda model: _reshaped(model, [1, -1, 16]),
-            "output 'y' has shape (1, 16, 36), that is 36 channels",
-        ),
+        (lambda model: _reshaped(model, [1, -1, 16]), "output 'y' has shape (1, 16, 36), that is 36 channels"),
         (lambda model: _added(model, "Mul", np.float32(32)), "Mul 'last' reads the constant 32, which is of the size"),
         (lambda model: _added(model, "Add", np.zeros((1, 16, 1), np.float32)), "Add"),
         (lambda model: _cut(model, 12), "Slice 'cut' cuts 0 to 12 out of 16, which are 96 at that size"),
     ],
 )
-def test_a_graph_that_holds_its_size_is_refused_with_the_reason(
-    build: list[str], mutate: Any, reason: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_graph_that_holds_its_size_is_refused_with_the_reason(build, mutate, reason, capsys):
     _open_model(Path("m.onnx"), 32, 32)
     model = onnx.load("m.onnx")
     mutate(model)
     onnx.save(model, "m.onnx")
-    assert main([*build, "--size", "64x96"]) == 1
+    assert main([*build, "--set", "input.size=64x96"]) == 1
     said = capsys.readouterr().err
     assert "is fixed to 32x32 (height x width) and cannot be changed to 64x96: " in said and reason in said
     assert "export it again for that size, such as with 'trtdet export SOURCE --size 64x96'" in said
     assert not Path("b").exists()
 
 
-def test_a_graph_that_holds_nothing_of_its_size_takes_another(
-    build: list[str], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_graph_that_holds_nothing_of_its_size_takes_another(build, capfd):
     _open_model(Path("open.onnx"), "height", "width")
     _open_model(Path("m.onnx"), 32, 32)
-    assert main([*build, "--size", "64x96"]) == 0
-    bundle = Bundle(Path("b"))
-    assert bundle.manifest.input.shape.opt == (1, 3, 64, 96)
+    assert main([*build, "--set", "input.size=64x96"]) == 0
+    assert Bundle(Path("b")).manifest.input.shape.opt == (1, 3, 64, 96)
     image = np.random.default_rng(1).uniform(0, 255, (1, 3, 64, 96)).astype(np.float32)
-    assert main([*build[:-1], "c", "--size", "64x96"]) == 0
     Path("m.onnx").write_bytes(Path("open.onnx").read_bytes())
-    assert main([*build[:-1], "d", "--size", "64x96"]) == 0
-    found = [OnnxRunner(onnx.load(str(Bundle(Path(name)).model)))(image) for name in "cd"]
+    assert main([*build[:-1], "d", "--set", "input.size=64x96"]) == 0
+    found = [OnnxRunner(onnx.load(str(Bundle(Path(name)).model)))(image) for name in "bd"]
     for name, expected in found[1].items():
         np.testing.assert_array_equal(found[0][name], expected)
     _open_model(Path("m.onnx"), 32, 32)
@@ -105,25 +96,21 @@ def test_a_graph_that_holds_nothing_of_its_size_takes_another(
     capfd.readouterr()
     assert main(["build", "m.onnx", "--config", "e.yaml", "--fp32", "--backend", "onnxruntime", "-o", "x"]) == 1
     assert "make them equal" in capfd.readouterr().err  # what nobody asked for is not done
-
-
-def test_a_simplified_model_takes_another_size_too(build: list[str], capfd: pytest.CaptureFixture[str]) -> None:
-    _open_model(Path("m.onnx"), 32, 32)
+    # A model that is simplified takes another size too.
     assert main(["export", "m.onnx", "--config", "c.yaml", "--size", "64x96", "-o", "n.onnx"]) == 0
     shape = onnx.load("n.onnx").graph.input[0].type.tensor_type.shape
     assert [dim.dim_value for dim in shape.dim] == [1, 3, 64, 96]
 
 
-def test_a_size_that_the_strides_do_not_divide(build: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_size_that_the_strides_do_not_divide(build, capsys):
     _open_model(Path("m.onnx"), 32, 32)
-    assert main([*build, "--size", "60x96"]) == 1
+    assert main([*build, "--set", "input.size=60x96"]) == 1
     assert "--size 60x96: input.size [60, 96] is not a multiple of stride 8" in capsys.readouterr().err
     assert not Path("b").exists()
 
 
 def _constant(model: onnx.ModelProto, name: str, value: np.ndarray) -> None:
-    known = next((tensor for tensor in model.graph.initializer if tensor.name == name), None)
-    if known is not None:
+    for known in [tensor for tensor in model.graph.initializer if tensor.name == name]:
         model.graph.initializer.remove(known)
     model.graph.initializer.append(numpy_helper.from_array(value, name))
 
@@ -150,7 +137,7 @@ def _cut(model: onnx.ModelProto, end: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["64x", "x64", "0x64", "64x96x3", "-64", "a"])
-def test_a_size_that_is_none(build: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_size_that_is_none(build, text, capsys):
     with pytest.raises(SystemExit) as caught:
-        main([*build, f"--size={text}"])
+        main([*build, "--set", f"input.size={text}"])
     assert caught.value.code == 2 and "must be HEIGHTxWIDTH in pixels, such as 480x640" in capsys.readouterr().err

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import trtdet.data.cache
+import trtdet.data.stream
 from trtdet.config import InputConfig
-from trtdet.data import Batch, ImageCache, ImageStream
-from trtdet.data.cache import available_memory
+from trtdet.data import ImageBatch, ImageCache, ImageStream
 from trtdet.data.images import read_image
+from trtdet.data.stream import available_memory
 from trtdet.errors import DataError, TrtdetWarning
 
 CONFIG = InputConfig(size=(32, 24), mean=(1.0, 2.0, 3.0), std=(57.0, 58.0, 59.0), color="bgr")
@@ -40,11 +40,11 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         counts[path.name] += 1
         return read_image(path)
 
-    monkeypatch.setattr(trtdet.data.cache, "read_image", counted)
+    monkeypatch.setattr(trtdet.data.stream, "read_image", counted)
     return counts
 
 
-def equal(first: list[Batch], second: list[Batch]) -> bool:
+def equal(first: list[ImageBatch], second: list[ImageBatch]) -> bool:
     return all(
         np.array_equal(a.images, b.images) and (a.transforms, a.paths, a.indices) == (b.transforms, b.paths, b.indices)
         for a, b in zip(first, second, strict=True)
@@ -136,7 +136,7 @@ def test_an_image_that_two_threads_decode_at_once_counts_once(
         both.wait(timeout=60)
         return read_image(path)
 
-    monkeypatch.setattr(trtdet.data.cache, "read_image", together)
+    monkeypatch.setattr(trtdet.data.stream, "read_image", together)
     cache = ImageCache()
     list(ImageStream([images[0], images[0]], CONFIG, workers=2, cache=cache))
     assert (len(cache), cache.bytes) == (1, PIXELS)
@@ -159,7 +159,7 @@ def test_what_is_kept_cannot_be_altered(images: tuple[Path, ...]) -> None:
 def test_the_default_budget_is_a_quarter_of_the_memory_available(
     images: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch, available: int, kept: int
 ) -> None:
-    monkeypatch.setattr(trtdet.data.cache, "available_memory", lambda: available)
+    monkeypatch.setattr(trtdet.data.stream, "available_memory", lambda: available)
     cache = ImageCache()
     list(ImageStream(images, CONFIG, cache=cache))
     assert len(cache) == kept

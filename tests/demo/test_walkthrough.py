@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from trtdet.demo.walkthrough import Demo, Row
+from trtdet.demo.walkthrough import Demo, DemoRow
 from trtdet.runtime.pictures import Pictures
 
 README = Path(__file__).parents[2] / "README.md"
@@ -25,10 +25,11 @@ def test_the_table_of_the_demo_is_printed_as_readme_shows_it() -> None:
         variant, figures = line[: line.index("  ")], line[line.index("  ") :].split()
         loss = -float(figures.pop(2)) / 100 if variant != "FP32" else 0.0
         score, score50, int8, others, size = map(float, figures)
-        rows.append(Row(variant, score / 100, score50 / 100, loss, int(int8), int(others), size, ""))
+        counts = {"int8_convs": int(int8), "float_convs": int(others), "engine_mb": size}
+        rows.append(DemoRow(variant, map=score / 100, map50=score50 / 100, loss=loss, bundle="", **counts))
     (backend,) = re.findall(r"for calibration, (.*)", shown())
-    pictures = Pictures(Path("demo/pictures"), Path("demo/pictures/detections.json"), (), ())
-    assert Demo(tuple(rows), Path("demo"), backend, pictures).table().text() == shown()
+    pictures = Pictures(Path("demo/pictures"), json=Path("demo/pictures/detections.json"), pictures=(), detections=())
+    assert Demo(tuple(rows), folder=Path("demo"), backend=backend, pictures=pictures).table().text() == shown()
 
 
 def test_the_differences_that_readme_shows_are_those_of_its_scores() -> None:

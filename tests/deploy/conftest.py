@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 
-from trtdet import BuildOptions, build, load_config
+from trtdet import build, load_config
 from trtdet.bundle import BackendPart, Bundle, BundleWriter, ShapePart
 from trtdet.exporter import SHAPES_MODEL
+from trtdet.options import BuildOptions, NmsOptions
 
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """A bundle for onnxruntime that leaves suppression to its reader."""
-    options = BuildOptions("fp32", nms="host", backend="onnxruntime")
+    options = BuildOptions(precision="fp32", nms=NmsOptions(mode="host"), backend="onnxruntime")
     return build(SHAPES_MODEL, load_config("shapes"), tmp_path_factory.mktemp("made") / "b", options).bundle
 
 

@@ -9,11 +9,7 @@ from typing import Any
 import pytest
 
 from trtdet import PackageOptions, TritonOptions, package
-from trtdet.bundle import (
-    BackendPart,
-    Bundle,
-    QuantizationPart,
-)
+from trtdet.bundle import BackendPart, Bundle, QuantizationPart
 from trtdet.calibration import cache
 from trtdet.config import InputConfig
 from trtdet.errors import BundleError

@@ -8,49 +8,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from packages import INT8, TABLE, TENSORRT, Remake, pixels, refusal
 
 from trtdet import PackageOptions, package
-from trtdet.bundle import (
-    Bundle,
-    ModelPart,
-    PluginPart,
-)
+from trtdet.bundle import Bundle, ModelPart, PluginPart
 from trtdet.calibration import cache
 from trtdet.data.images import preprocess
 from trtdet.errors import ConfigError
 
-pytest.importorskip(
-    "tritonclient.grpc", reason="Triton's configuration is read by tritonclient: pip install 'trtdet[dev]'"
+# Gst-nvinfer, "Gst-nvinfer File Configuration Specifications", as far as a detector in primary mode goes
+KEYS = (
+    "gpu-id gie-unique-id process-mode network-type model-engine-file onnx-file int8-calib-file labelfile-path "
+    "batch-size network-mode infer-dims net-scale-factor offsets model-color-format maintain-aspect-ratio "
+    "symmetric-padding scaling-filter interval num-detected-classes cluster-mode output-blob-names "
+    "parse-bbox-func-name custom-lib-path"
 )
-
-from packages import INT8, TABLE, TENSORRT, Remake, pixels, refusal
-
-KEYS = {
-    # Gst-nvinfer, "Gst-nvinfer File Configuration Specifications", as far as a detector in primary mode goes
-    "gpu-id",
-    "gie-unique-id",
-    "process-mode",
-    "network-type",
-    "model-engine-file",
-    "onnx-file",
-    "int8-calib-file",
-    "labelfile-path",
-    "batch-size",
-    "network-mode",
-    "infer-dims",
-    "net-scale-factor",
-    "offsets",
-    "model-color-format",
-    "maintain-aspect-ratio",
-    "symmetric-padding",
-    "scaling-filter",
-    "interval",
-    "num-detected-classes",
-    "cluster-mode",
-    "output-blob-names",
-    "parse-bbox-func-name",
-    "custom-lib-path",
-}
 
 
 def nvinfer(bundle: Path, tmp_path: Path) -> tuple[configparser.ConfigParser, tuple[str, ...], Path]:
@@ -58,7 +30,7 @@ def nvinfer(bundle: Path, tmp_path: Path) -> tuple[configparser.ConfigParser, tu
     parser = configparser.ConfigParser()
     parser.read(done.folder / "config_infer_primary.txt")
     assert set(parser.sections()) == {"property", "class-attrs-all"}
-    assert set(parser["property"]) <= KEYS
+    assert set(parser["property"]) <= set(KEYS.split())
     assert set(parser["class-attrs-all"]) == {"pre-cluster-threshold", "topk"}
     for key in ("model-engine-file", "onnx-file", "int8-calib-file", "labelfile-path"):
         name = parser["property"].get(key)

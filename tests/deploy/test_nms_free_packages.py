@@ -15,11 +15,12 @@ from attention import attention_detector
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
-from trtdet import BuildOptions, PackageOptions, build, load_config, package
+from trtdet import PackageOptions, build, load_config, package
 from trtdet.backends import OnnxRunner
 from trtdet.bundle import Bundle
 from trtdet.config import Config
 from trtdet.detection.suppression import Detections, non_max_suppression
+from trtdet.options import BuildOptions, NmsOptions
 
 pytest.importorskip(
     "tritonclient.grpc", reason="Triton's configuration is read by tritonclient: pip install 'trtdet[dev]'"
@@ -43,14 +44,9 @@ HEADS = {
 def one_to_one() -> onnx.ModelProto:
     """64 rows of x1 y1 x2 y2 score class, as YOLOv10 and YOLO26 give them, from a convolution that learnt nothing."""
     rng = np.random.default_rng(3)
-    constants = {
-        "w": rng.normal(0, 4e-4, (6, 3, 16, 16)).astype(np.float32),
-        "rows": np.array([0, 6, 64]),
-        "sizes": np.array([2, 2, 1, 1]),
-        "most": np.float32(90),
-        "half": np.float32(30),
-        "ten": np.float32(9.99),
-    }
+    constants = {"w": rng.normal(0, 4e-4, (6, 3, 16, 16)).astype(np.float32), "rows": np.array([0, 6, 64])}
+    constants |= {"sizes": np.array([2, 2, 1, 1]), "most": np.float32(90), "half": np.float32(30)}
+    constants |= {"ten": np.float32(9.99)}
     nodes = [
         ("Conv", ["images", "w"], ["map"], {"strides": [16, 16]}),
         ("Reshape", ["map", "rows"], ["flat"], {}),
@@ -81,7 +77,7 @@ def bundle(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     (folder / "c.yaml").write_text(CONFIG.replace("NAME", head).replace("HEAD", HEADS[head]))
     onnx.save(one_to_one() if head == "rows" else attention_detector(), folder / "m.onnx")
     config: Config = load_config(str(folder / "c.yaml")).with_nms(score_threshold=0.02, max_detections=40)
-    options = BuildOptions("fp32", nms=nms, backend="onnxruntime")
+    options = BuildOptions(precision="fp32", nms=NmsOptions(mode=nms), backend="onnxruntime")
     return build(folder / "m.onnx", config, folder / "b", options).bundle
 
 

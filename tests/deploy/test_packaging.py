@@ -8,24 +8,14 @@ from typing import Any
 
 import onnx
 import pytest
+from packages import Remake, refusal, repository, shape
+from standin.triton.server import read_config
 
 from trtdet import PackageOptions, TritonOptions, package
-from trtdet.bundle import (
-    MANIFEST,
-    BackendPart,
-    Bundle,
-    MasksPart,
-)
+from trtdet.bundle import MANIFEST, BackendPart, Bundle, MasksPart
 from trtdet.cli import main
 from trtdet.deploy import MARKER
 from trtdet.errors import BundleError, ConfigError, OutputError
-
-pytest.importorskip(
-    "tritonclient.grpc", reason="Triton's configuration is read by tritonclient: pip install 'trtdet[dev]'"
-)
-
-from packages import Remake, refusal, repository, shape
-from standin.triton.server import read_config
 
 # what is refused
 
@@ -114,8 +104,8 @@ def test_the_command_says_what_it_wrote(remade: Remake, tmp_path: Path, capsys: 
     assert main([*arguments, "--input", "pixels", "--queue-delay", "100", "--cpu-instances", "1"]) == 0
     captured = capsys.readouterr()
     found = json.loads(captured.out)
-    assert set(found) == {"package", "format", "files", "warnings"}
     assert (found["package"], found["format"]) == (str(folder), "triton")
+    assert set(found) == {"package", "format", "files", "warnings"}
     assert all((folder / name).is_file() for name in found["files"])
     assert all(f"warning: {warning}" in captured.err for warning in found["warnings"])
     street = read_config(folder / "street")

@@ -7,27 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from trtdet import PackageOptions, package
-from trtdet.bundle import (
-    Bundle,
-    ModelPart,
-    PluginPart,
-)
-from trtdet.deploy import MARKER
-
-pytest.importorskip(
-    "tritonclient.grpc", reason="Triton's configuration is read by tritonclient: pip install 'trtdet[dev]'"
-)
-
 from packages import INT8, TENSORRT, Remake, configs, nms, repository, shape
 from tritonclient.grpc import model_config_pb2
 
-BATCHES = [(1, 1, 1), (4, 4, 4), (1, 4, 8), (2, 3, 4)]
+from trtdet import PackageOptions, package
+from trtdet.bundle import Bundle, ModelPart, PluginPart
+from trtdet.deploy import MARKER
 
 
 @pytest.mark.parametrize("kind", ["encoded", "pixels"])
-@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("batch", [(1, 1, 1), (4, 4, 4), (1, 4, 8), (2, 3, 4)])
 def test_the_steps_of_the_ensemble_fit_together(remade: Remake, tmp_path: Path, batch: Any, kind: Any) -> None:
     found = configs(repository(remade(batch), tmp_path, input=kind))
     assert set(found) == {"shapes", "shapes_preprocess", "shapes_engine", "shapes_postprocess"}
@@ -35,20 +24,23 @@ def test_the_steps_of_the_ensemble_fit_together(remade: Remake, tmp_path: Path, 
     assert len({config.max_batch_size for config in found.values()}) == 1
     ensemble = found["shapes"]
     assert ensemble.platform == "ensemble"
-    known = {one.name: shape(one)[1:] for one in ensemble.input}
+
+    def forms(tensors: Any) -> dict[str, Any]:
+        return {tensor.name: shape(tensor)[1:] for tensor in tensors}
+
+    known = forms(ensemble.input)
     for step in ensemble.ensemble_scheduling.step:
         model = found[step.model_name]
         assert step.model_version == -1
-        assert {key: known[value] for key, value in step.input_map.items()} == {
-            one.name: shape(one)[1:] for one in model.input
-        }
-        given = {one.name: shape(one)[1:] for one in model.output}
+        assert {key: known[value] for key, value in step.input_map.items()} == forms(model.input)
+        given = forms(model.output)
         assert set(step.output_map) == set(given)
         known |= {value: given[key] for key, value in step.output_map.items()}
-    assert {one.name: known[one.name] for one in ensemble.output} == {
-        one.name: shape(one)[1:] for one in ensemble.output
-    }
+    assert {one.name: known[one.name] for one in ensemble.output} == forms(ensemble.output)
     assert [one.name for one in ensemble.output] == ["num_dets", "boxes", "scores", "classes"]
+    rows = [] if batch == (1, 4, 8) else [-1]
+    image = ("TYPE_STRING", [*rows, 1]) if kind == "encoded" else ("TYPE_UINT8", [*rows, -1, -1, 3])
+    assert forms(ensemble.input) == {"image": image}
 
 
 def test_a_batch_that_starts_at_one_is_filled_by_tritons_batcher(remade: Remake, tmp_path: Path) -> None:
@@ -58,19 +50,14 @@ def test_a_batch_that_starts_at_one_is_filled_by_tritons_batcher(remade: Remake,
     assert list(engine.dynamic_batching.preferred_batch_size) == [4, 8]
     assert engine.dynamic_batching.max_queue_delay_microseconds == 200
     assert [shape(one) for one in engine.input] == [("images", "TYPE_FP32", [3, 256, 256])]
-    assert [shape(one) for one in engine.output] == [
-        ("boxes", "TYPE_FP32", [1344, 4]),
-        ("scores", "TYPE_FP32", [1344, 10]),
-    ]
-    assert [(one.batch_size, list(one.inputs["images"].dims)) for one in engine.model_warmup] == [
-        (4, [3, 256, 256]),
-        (8, [3, 256, 256]),
-    ]
+    outputs = [("boxes", "TYPE_FP32", [1344, 4]), ("scores", "TYPE_FP32", [1344, 10])]
+    assert [shape(one) for one in engine.output] == outputs
+    warmups = [(one.batch_size, list(one.inputs["images"].dims)) for one in engine.model_warmup]
+    assert warmups == [(4, [3, 256, 256]), (8, [3, 256, 256])]
     assert all(one.inputs["images"].zero_data for one in engine.model_warmup)
     assert engine.version_policy.latest.num_versions == 1
-    assert [(group.count, group.kind) for group in engine.instance_group] == [
-        (1, model_config_pb2.ModelInstanceGroup.KIND_GPU)
-    ]
+    (group,) = engine.instance_group
+    assert (group.count, group.kind) == (1, model_config_pb2.ModelInstanceGroup.KIND_GPU)
     for step in ("preprocess", "postprocess"):
         (group,) = found[f"shapes_{step}"].instance_group
         assert (group.count, group.kind) == (3, model_config_pb2.ModelInstanceGroup.KIND_CPU)
@@ -92,14 +79,8 @@ def test_any_other_batch_is_served_whole(remade: Remake, tmp_path: Path, batch: 
     (warm,) = engine.model_warmup
     assert (warm.batch_size, list(warm.inputs["images"].dims)) == (1, [batch[2], 3, 256, 256])
     # A client sees the shapes that it would see otherwise.
-    assert [shape(one) for one in found["shapes"].input] == [("image", "TYPE_STRING", [-1, 1])]
     assert shape(found["shapes"].output[1]) == ("boxes", "TYPE_FP32", [-1, 300, 4])
     assert any(f"takes {said}at once" in warning and "--batch" in warning for warning in done.warnings)
-
-
-def test_pixels_in_place_of_files(remade: Remake, tmp_path: Path) -> None:
-    found = configs(repository(remade((1, 4, 8)), tmp_path, input="pixels"))
-    assert [shape(one) for one in found["shapes"].input] == [("image", "TYPE_UINT8", [-1, -1, 3])]
 
 
 @pytest.mark.parametrize(("mode", "graphs"), [("host", True), ("efficient", True), ("native", False), ("onnx", False)])
@@ -160,7 +141,7 @@ def test_labels_one_a_line_and_every_file_by_its_hash(made: Bundle, remade: Rema
     assert {path.name for path in done.folder.iterdir() if path.is_dir()} == set(configs(done.folder))
 
 
-def test_a_bundle_without_engine_is_run_by_onnxruntime(made: Bundle, tmp_path: Path) -> None:
+def test_a_bundle_without_engine_is_run_by_onnxruntime(made: Bundle, remade: Remake, tmp_path: Path) -> None:
     done = package(made.path, tmp_path / "models", PackageOptions("triton", name="cpu"))
     engine = configs(done.folder)["cpu_engine"]
     assert (engine.platform, engine.backend) == ("onnxruntime_onnx", "onnxruntime")
@@ -170,12 +151,8 @@ def test_a_bundle_without_engine_is_run_by_onnxruntime(made: Bundle, tmp_path: P
     assert not engine.HasField("optimization")
     assert any("no engine" in warning and "opset 17" in warning for warning in done.warnings)
     assert "--gpus" not in (done.folder / "README.md").read_text()
-
-
-def test_quantised_without_engine_it_is_computed_as_written(made: Bundle, remade: Remake, tmp_path: Path) -> None:
-    bundle = remade(backend=made.manifest.backend, quantization=INT8, files={"model.engine": b""})
-    engine = configs(repository(bundle, tmp_path))["shapes_engine"]
-    assert engine.optimization.graph.level == -1
+    quantised = remade(backend=made.manifest.backend, quantization=INT8, files={"model.engine": b""})
+    assert configs(repository(quantised, tmp_path))["shapes_engine"].optimization.graph.level == -1
 
 
 def test_low_thresholds_are_told(made: Bundle, remade: Remake, tmp_path: Path) -> None:

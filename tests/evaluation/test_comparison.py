@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scored import collected, evaluation, near_truth
 
 from trtdet.config import NmsConfig
 from trtdet.data import CocoDataset, CocoImage, GroundTruth
@@ -44,24 +45,11 @@ def detect(dataset: CocoDataset, seed: int, noise: float = 4.0, stray: int = 20,
     rng, truth = np.random.default_rng(seed), dataset.truth
     found = {}
     for image in dataset.images:
-        here = truth.image_ids == image.id
-        near = np.concatenate([truth.boxes[here, :2], truth.boxes[here, :2] + truth.boxes[here, 2:]], axis=1)
-        boxes = np.concatenate([near + rng.normal(0, noise, near.shape), rng.uniform(0, 200, (stray, 4))])
-        boxes[:, 2:] = np.maximum(boxes[:, 2:], boxes[:, :2] + 1)
-        classes = np.concatenate([truth.classes[here], rng.integers(0, len(dataset.classes), stray)])
+        boxes = near_truth(dataset, image.id, rng, noise, stray)
+        annotated = truth.classes[truth.image_ids == image.id]
+        classes = np.concatenate([annotated, rng.integers(0, len(dataset.classes), stray)])
         found[image.id] = boxes, rng.uniform(0, 1, len(boxes)).round(digits), classes
     return found
-
-
-def score(dataset: CocoDataset, found: Found, engine: Any = "auto") -> CocoMetric:
-    metric = CocoMetric(dataset, engine)
-    for image_id, detections in found.items():
-        metric.update(image_id, *detections)
-    return metric
-
-
-def evaluation(metric: CocoMetric, file: str = "model.onnx", thresholds: NmsConfig = NmsConfig()) -> Evaluation:
-    return Evaluation(metric.compute(), metric, 1.0, file, "onnxruntime (CPU)", "host", thresholds)
 
 
 def repeated(dataset: CocoDataset, found: Found, weights: np.ndarray) -> CocoMetric:
@@ -79,23 +67,18 @@ def repeated(dataset: CocoDataset, found: Found, weights: np.ndarray) -> CocoMet
     drawn = GroundTruth(
         np.concatenate(ids), truth.classes[rows], truth.boxes[rows], truth.areas[rows], truth.crowd[rows]
     )
-    return score(dataclasses.replace(dataset, images=tuple(images), truth=drawn), copies)
+    return collected(dataclasses.replace(dataset, images=tuple(images), truth=drawn), copies)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@given(
-    seed=st.integers(0, 10_000),
-    images=st.integers(1, 6),
-    boxes=st.integers(1, 40),
-    stray=st.integers(0, 40),
-    noise=st.sampled_from([0.0, 3.0, 20.0]),
-)
+@given(st.integers(0, 10_000), st.integers(1, 6), st.integers(1, 40), st.data())
 @settings(max_examples=40, deadline=None)
 def test_weights_of_one_give_what_the_evaluator_computes(
-    engine: Any, seed: int, images: int, boxes: int, stray: int, noise: float
+    engine: Any, seed: int, images: int, boxes: int, data: st.DataObject
 ) -> None:
     dataset = make_dataset(seed, images, boxes)
-    metric = score(dataset, detect(dataset, seed, noise, stray), engine)
+    noise, stray = data.draw(st.sampled_from([0.0, 3.0, 20.0])), data.draw(st.integers(0, 40))
+    metric = collected(dataset, detect(dataset, seed, noise, stray), engine)
     (got,) = mean_average_precision(metric.matches(), np.ones((1, images), np.int32))
     expected = metric.compute().map
     assert (np.isnan(got) and expected == -1) or got == pytest.approx(expected, abs=1e-12)
@@ -104,7 +87,7 @@ def test_weights_of_one_give_what_the_evaluator_computes(
 @pytest.mark.parametrize("engine", ENGINES)
 def test_no_more_than_100_detections_of_a_class_and_image_count(engine: Any) -> None:
     dataset = make_dataset(1, images=2, boxes=12, classes=("cat",))
-    metric = score(dataset, detect(dataset, 1, stray=250), engine)
+    metric = collected(dataset, detect(dataset, 1, stray=250), engine)
     matches = metric.matches()
     assert matches[0].hits.shape == (10, 200)
     (got,) = mean_average_precision(matches, np.ones((1, 2), np.int32))
@@ -118,7 +101,7 @@ def test_an_image_that_is_drawn_twice_counts_as_two(seed: int, images: int, data
     # Scores that differ: where an image's own are equal, its copies may be sorted otherwise than its weight is.
     found = detect(dataset, seed, digits=12)
     weights = np.array(data.draw(st.lists(st.integers(0, 3), min_size=images, max_size=images)), np.int32)
-    (got,) = mean_average_precision(score(dataset, found).matches(), weights[None])
+    (got,) = mean_average_precision(collected(dataset, found).matches(), weights[None])
     expected = repeated(dataset, found, weights).compute().map if weights.any() else -1
     assert (np.isnan(got) and expected == -1) or got == pytest.approx(expected, abs=1e-12)
 
@@ -130,20 +113,20 @@ def test_images_without_detections_and_classes_without_boxes(engine: Any) -> Non
     empty = np.zeros((0, 4)), np.zeros(0), np.zeros(0, np.int64)
     for image_id in (0, 3):
         found[image_id] = empty
-    metric = score(dataset, found, engine)
+    metric = collected(dataset, found, engine)
     assert len(metric.matches()) == 2, "nothing of the third class is there to find"
     ones = np.ones((1, 6), np.int32)
     assert mean_average_precision(metric.matches(), ones)[0] == pytest.approx(metric.compute().map, abs=1e-12)
     # The last image has no box at all, so a draw of it alone has no score.
     assert np.isnan(mean_average_precision(metric.matches(), np.eye(6, dtype=np.int32)[5:])).all()
-    nothing = score(dataset, dict.fromkeys(found, empty), engine)
+    nothing = collected(dataset, dict.fromkeys(found, empty), engine)
     assert mean_average_precision(nothing.matches(), ones)[0] == nothing.compute().map == 0
 
 
 def pair(noise: float = 12.0) -> tuple[Evaluation, Evaluation]:
     """A worse and a better detector."""
     dataset = make_dataset(5, images=30, boxes=200)
-    worse, better = (score(dataset, detect(dataset, 5, level)) for level in (noise, 2.0))
+    worse, better = (collected(dataset, detect(dataset, 5, level)) for level in (noise, 2.0))
     return evaluation(worse, "int8.onnx"), evaluation(better, "fp32.onnx")
 
 
@@ -157,18 +140,12 @@ def test_a_loss_and_seen_from_the_other_side_a_gain() -> None:
     assert (gain.low, gain.high) == pytest.approx((-loss.high, -loss.low))
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "verdict"),
-    [
-        (-2.0, -1.0, "a loss"),
-        (-2.0, 0.0, "no loss shown"),
-        (-1.0, 1.0, "no loss shown"),
-        (0.0, 2.0, "no loss shown"),
-        (1.0, 2.0, "a gain"),
-    ],
-)
-def test_only_an_interval_without_zero_shows_a_loss_or_a_gain(low: float, high: float, verdict: str) -> None:
-    assert Comparison(pair()[0], (low + high) / 2, low, high, 30, Bootstrap()).verdict == verdict
+def test_only_an_interval_without_zero_shows_a_loss_or_a_gain() -> None:
+    verdicts = {(-2.0, -1.0): "a loss", (1.0, 2.0): "a gain"}
+    verdicts |= dict.fromkeys([(-2.0, 0.0), (-1.0, 1.0), (0.0, 2.0)], "no loss shown")
+    reference = pair()[0]
+    for (low, high), verdict in verdicts.items():
+        assert Comparison(reference, (low + high) / 2, low, high, 30, Bootstrap()).verdict == verdict
 
 
 def test_a_detector_against_itself() -> None:
@@ -181,7 +158,7 @@ def test_the_interval_is_that_of_the_same_draws_for_both() -> None:
     dataset = make_dataset(6, images=8)
     found = [detect(dataset, 6, noise, digits=12) for noise in (8.0, 3.0)]
     bootstrap = Bootstrap(resamples=100, confidence=0.8, seed=4)
-    got = compare(*(evaluation(score(dataset, detections)) for detections in found), bootstrap)
+    got = compare(*(evaluation(collected(dataset, detections)) for detections in found), bootstrap)
     draws = np.random.default_rng(4).multinomial(8, np.full(8, 1 / 8), size=100)
     differences = []
     for weights in draws:
@@ -234,19 +211,17 @@ def test_what_cannot_be_compared() -> None:
     worse, better = pair()
     dataset = better.metric.dataset
     found = detect(dataset, 1)
-    renamed = score(dataclasses.replace(dataset, classes=("cat", "dog", "fish")), found)
+    renamed = collected(dataclasses.replace(dataset, classes=("cat", "dog", "fish")), found)
     with pytest.raises(ConfigError, match="'int8.onnx' has 1 that the other lacks .bird.; 'm' has 1 .* .fish."):
         compare(worse, evaluation(renamed, "m"))
-    part = score(dataset, {key: value for key, value in found.items() if key < 30})
-    with pytest.raises(
-        DataError, match="scored on 30 images and 'm' on others .10.; a paired comparison needs the same"
-    ):
+    part = collected(dataset, {key: value for key, value in found.items() if key < 30})
+    with pytest.raises(DataError, match="ran on 30 images and 'm' on others .10.; a paired comparison needs the same"):
         compare(worse, evaluation(part, "m"))
-    moved = score(make_dataset(6, images=30, boxes=200), found)
+    moved = collected(make_dataset(6, images=30, boxes=200), found)
     with pytest.raises(DataError, match="different boxes of the same images"):
         compare(worse, evaluation(moved, "m"))
     crowd = dataclasses.replace(dataset.truth, crowd=np.ones(len(dataset.truth), bool))
-    lost = evaluation(score(dataclasses.replace(dataset, truth=crowd), found))
+    lost = evaluation(collected(dataclasses.replace(dataset, truth=crowd), found))
     with pytest.raises(DataError, match="no box to find"):
         compare(lost, lost)
 
@@ -261,7 +236,7 @@ def test_classes_in_another_order_are_the_same_classes() -> None:
         truth=dataclasses.replace(dataset.truth, classes=2 - dataset.truth.classes),
     )
     found = {key: (boxes, scores, 2 - classes) for key, (boxes, scores, classes) in detect(dataset, 5, 2.0).items()}
-    other = compare(worse, evaluation(score(turned, found)))
+    other = compare(worse, evaluation(collected(turned, found)))
     expected = compare(worse, better)
     assert (other.difference, other.low, other.high) == pytest.approx(
         (expected.difference, expected.low, expected.high), abs=1e-12
@@ -271,9 +246,7 @@ def test_classes_in_another_order_are_the_same_classes() -> None:
 def test_matches_that_do_not_give_the_score_are_refused() -> None:
     worse, better = pair()
     wrong = dataclasses.replace(better, result=dataclasses.replace(better.result, map=better.result.map + 0.01))
-    with pytest.raises(
-        DataError, match="the matches of 'fp32.onnx' give mAP .* faster-coco-eval computes .* cannot be used"
-    ):
+    with pytest.raises(DataError, match="of 'fp32.onnx' give mAP .* faster-coco-eval computes .* cannot be used"):
         compare(worse, wrong)
 
 

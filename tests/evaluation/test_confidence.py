@@ -1,7 +1,8 @@
-"""Which images choose and which report, and how many would show a bound."""
+"""Which images choose and which report, told apart by their bytes, and how many would show a bound."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trtdet.config import load_config
 from trtdet.data import CocoDataset, CocoImage, GroundTruth
+from trtdet.demo import shapes
 from trtdet.errors import ConfigError, DataError
-from trtdet.evaluation.confidence import halves, images_needed
+from trtdet.evaluation.confidence import apart_from, halves, images_needed, same_files
 
 
 def dataset(numbers: list[int], boxes: list[int]) -> CocoDataset:
@@ -63,3 +66,42 @@ def test_how_many_images_would_do() -> None:
     assert images_needed(-0.1, 0.5, 94, 0.3) == 212
     assert images_needed(0.3, 0.5, 100, 0.3) is None
     assert images_needed(0.4, 0.5, 100, 0.3) is None
+
+
+CLASSES = load_config("shapes").classes
+
+
+@pytest.fixture(scope="module")
+def shapes_images(tmp_path_factory: pytest.TempPathFactory) -> CocoDataset:
+    split = shapes.generate(tmp_path_factory.mktemp("apart"), "val", 4)
+    return CocoDataset.load(split.annotations, split.images, CLASSES)
+
+
+def test_what_nobody_chose_with_stays_as_it_is(shapes_images: CocoDataset, tmp_path: Path) -> None:
+    assert apart_from(shapes_images, []) is shapes_images
+    other = tmp_path / shapes_images.images[0].path.name
+    other.write_bytes(shapes_images.images[0].path.read_bytes()[:-1] + b"?")
+    assert apart_from(shapes_images, [other]) is shapes_images, "a name is no content"
+
+
+@pytest.mark.parametrize("annotated", [True, False])
+def test_the_same_bytes_under_another_name_are_left_out_with_their_boxes(
+    shapes_images: CocoDataset, tmp_path: Path, annotated: bool
+) -> None:
+    given = shapes_images if annotated else CocoDataset.unannotated(shapes_images.images[0].path.parent, CLASSES)
+    first = given.images[0]
+    shutil.copy(first.path, tmp_path / "renamed.jpg")
+    left = apart_from(given, [tmp_path / "renamed.jpg"])
+    assert left.images == given.images[1:]
+    assert first.id not in left.truth.image_ids
+    assert left.annotated is annotated
+
+
+def test_where_none_is_left_it_is_an_error(shapes_images: CocoDataset) -> None:
+    with pytest.raises(DataError, match="all 4 images of .* are calibration images too"):
+        apart_from(shapes_images, [image.path for image in shapes_images.images])
+
+
+def test_a_file_that_cannot_be_read_is_named(shapes_images: CocoDataset, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="gone.jpg' cannot be read: No such file"):
+        same_files([image.path for image in shapes_images.images], [tmp_path / "gone.jpg"])

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from scored import collected, evaluation
 
-from trtdet.backends import OnnxRunner, RunInfo
+from trtdet.backends import OnnxRunner
 from trtdet.config import NmsConfig, load_config
 from trtdet.data import CocoDataset, CocoImage, GroundTruth
 from trtdet.errors import ConfigError, DataError, TrtdetWarning
-from trtdet.evaluation.agreement import AgreementOptions, agree, agreement_of
+from trtdet.evaluation.agreement import AgreementOptions, agree, agreement_of, check_spread, evaluator_spread
 from trtdet.evaluation.metrics import CocoMetric, Found
 from trtdet.evaluation.resampling import Bootstrap
-from trtdet.evaluation.scoring import Evaluation, evaluate
-from trtdet.evaluation.spread import check_spread, evaluator_spread
+from trtdet.evaluation.scoring import evaluate
 from trtdet.runtime.detector import Detector
 
 CLASSES = ("cat", "dog", "bird")
@@ -51,17 +51,6 @@ def moved(found: dict[int, Found], noise: float, seed: int = 1) -> dict[int, Fou
         others = np.clip(scores + rng.normal(0, noise / 100, len(scores)), 0, 1)
         changed[image] = boxes + rng.normal(0, noise, boxes.shape), others, classes
     return changed
-
-
-def collected(dataset: CocoDataset, found: dict[int, Found]) -> CocoMetric:
-    metric = CocoMetric(dataset)
-    for image, detections in found.items():
-        metric.update(image, *detections)
-    return metric
-
-
-def evaluation(metric: CocoMetric, file: str = "model.onnx", thresholds: NmsConfig = NmsConfig()) -> Evaluation:
-    return Evaluation(metric.compute(), metric, 1.0, file, RunInfo("CPU", "onnxruntime"), "host", thresholds)
 
 
 def test_a_detector_agrees_with_itself_whatever_its_scores() -> None:
@@ -187,7 +176,7 @@ def test_what_cannot_be_compared() -> None:
     with pytest.raises(ConfigError, match="'model.onnx' has 1 that the other lacks .bird.; 'm' has 1 .* .fish."):
         agree(ours, evaluation(collected(renamed, found), "m"), FEW)
     part = {image: detections for image, detections in found.items() if image < 10}
-    with pytest.raises(DataError, match="ran on 20 images and the reference on others .3."):
+    with pytest.raises(DataError, match="ran on 20 images and 'the reference' on others .3."):
         agree(ours, evaluation(collected(dataset, part)), FEW)
     with pytest.raises(DataError, match="no image was given"):
         agreement_of(CocoMetric(dataset), CocoMetric(dataset), FEW)

@@ -88,7 +88,7 @@ def test_a_mistake_is_named(drawn_images: tuple[Path, ...], wrong: Config, right
     assert found.better == right
     assert found.gain > 20
     assert all(f"{key}: " in found.warning for key in right)
-    assert "far more sure" in found.warning and "--no-input-check" in found.warning
+    assert "far more sure" in found.warning and "--set", "calibration.check_input=false" in found.warning
     assert "\n" not in found.warning
     with pytest.warns(ImplausibleDetections, match=next(iter(right))):
         warn_of(found.warning)
@@ -98,14 +98,14 @@ def test_no_image_is_looked_at_twice_in_the_same_way(
     drawn_images: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: Counter[tuple[str, bytes]] = Counter()
-    found = plausibility._Raw.found
+    found = plausibility._Subject.found
 
     def counted(self: Any, outputs: Any, config: Config) -> Any:
         raw = b"".join(outputs[name].tobytes() for name in sorted(outputs))
         looked[config.model_dump_json(), raw] += 1
         return found(self, outputs, config)
 
-    monkeypatch.setattr(plausibility._Raw, "found", counted)
+    monkeypatch.setattr(plausibility._Subject, "found", counted)
     wrong = changed(SHAPES, "input", scale=UNIT)
     assert seen(wrong, drawn_images).better == {"input.scale": 1.0}
     # Two contests, of which the second is of the better configuration against what the first had too.

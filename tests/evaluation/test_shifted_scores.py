@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scored
 
-from trtdet.backends import RunInfo
 from trtdet.config import NmsConfig
 from trtdet.data import CocoDataset, CocoImage, GroundTruth
 from trtdet.errors import ConfigError, DataError
 from trtdet.evaluation import shifted_scores
-from trtdet.evaluation.metrics import CocoMetric, Found
+from trtdet.evaluation.metrics import Found
 from trtdet.evaluation.resampling import Bootstrap
 from trtdet.evaluation.scoring import Evaluation
 from trtdet.evaluation.shifted_scores import ScoreShift, score_shift
@@ -54,11 +54,7 @@ def scene(annotated: bool, images: int = 30, seed: int = 0) -> tuple[CocoDataset
 
 
 def evaluation(dataset: CocoDataset, found: dict[int, Found], lowest: float = 0.001) -> Evaluation:
-    metric = CocoMetric(dataset)
-    for image, detections in found.items():
-        metric.update(image, *detections)
-    thresholds = NmsConfig(score_threshold=lowest)
-    return Evaluation(metric.compute(), metric, 1.0, "model.onnx", RunInfo("CPU", "onnxruntime"), "host", thresholds)
+    return scored.evaluation(scored.collected(dataset, found), thresholds=NmsConfig(score_threshold=lowest))
 
 
 def scaled(found: dict[int, Found], *factors: float) -> dict[int, Found]:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import functools
+import os
 import pickle
 import sys
 import types
@@ -15,7 +16,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'trtdet[export]'")
 
 from trtdet.errors import ModelError  # noqa: E402
-from trtdet.exporter.checkpoints import Record, read, trained_size  # noqa: E402
+from trtdet.exporter.checkpoints import Record, read, read_state, trained_size  # noqa: E402
 
 RAN: list[str] = []
 """What code of a checkpoint was run."""
@@ -111,43 +112,33 @@ def test_a_function_of_a_known_package_is_not_called(package: Any, tmp_path: Pat
     assert RAN == []
 
 
-def _touch(marker: Path) -> Any:
-    return Hostile(Path.touch, marker)
-
-
-def _evaluated(marker: Path) -> Any:
-    return Hostile(eval, f"__import__('pathlib').Path({str(marker)!r}).touch()")
-
-
-def _imported(marker: Path) -> Any:
-    return Hostile(__import__, "os")
-
-
-def _by_the_system(marker: Path) -> Any:
-    import os
-
-    return Hostile(os.system, f"touch {marker}")
-
-
 @pytest.mark.parametrize(
-    ("hostile", "named"),
+    ("call", "argument", "named"),
     [
-        (_touch, r"pathlib.*touch|builtins.getattr"),
-        (_evaluated, "builtins.eval"),
-        (_imported, "builtins.__import__"),
-        (_by_the_system, "posix.system"),
+        (Path.touch, Path("ran"), r"pathlib.*touch|builtins.getattr"),
+        (eval, "__import__('pathlib').Path('ran').touch()", "builtins.eval"),
+        (__import__, "os", "builtins.__import__"),
+        (os.system, "touch ran", "posix.system"),
     ],
 )
-def test_hostile_checkpoints_are_refused_and_not_run(package: Any, tmp_path: Path, hostile: Any, named: str) -> None:
-    marker = tmp_path / "ran"
-    path = _saved(tmp_path / "c.pt", {"model": torch.nn.Sequential(Layer()), "extra": [hostile(marker)]})
+def test_hostile_checkpoints_are_refused_and_not_run(
+    package: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Any, argument: Any, named: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    hostile = Hostile(call, argument)
+    path = _saved(tmp_path / "c.pt", {"model": torch.nn.Sequential(Layer()), "extra": [hostile]})
     with pytest.raises(ModelError, match=rf"is refused: it names .*({named})") as caught:
         read(path, ("somenet",), "x:")
     assert "\n" not in str(caught.value)
-    (tmp_path / "plain.pt").write_bytes(pickle.dumps(hostile(marker)))
+    (tmp_path / "plain.pt").write_bytes(pickle.dumps(hostile))
     with pytest.raises(ModelError, match="cannot be read as weights only"):
         read(tmp_path / "plain.pt", ("somenet",), "x:")
-    assert not marker.exists() and RAN == []
+    torch.save({"model": {"w": torch.zeros(1)}, "extra": hostile}, tmp_path / "state.pt")
+    for name in ("state.pt", "plain.pt"):
+        with pytest.raises(ModelError, match="cannot be read as weights only") as caught:
+            read_state(tmp_path / name)
+        assert "\n" not in str(caught.value)
+    assert not Path("ran").exists() and RAN == []
 
 
 def test_a_class_of_another_package_is_refused(package: Any, tmp_path: Path) -> None:

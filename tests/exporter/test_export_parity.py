@@ -8,10 +8,12 @@ import pytest
 from trtdet.config import Config, NmsConfig
 from trtdet.errors import ConfigError, ModelError
 from trtdet.exporter import parity
-from trtdet.exporter.parity import compare_detections, compare_outputs, compare_selection, count_found
+from trtdet.exporter.parity import compare_detections, compare_outputs, compare_selection
 
 BOXES = np.array([[[10, 10, 50, 50], [12, 10, 52, 50], [100, 100, 140, 150], [60, 20, 90, 60]]], np.float32)
 SCORES = np.array([[[0.9, 0.1], [0.6, 0.1], [0.1, 0.8], [0.1, 0.1]]], np.float32)
+
+SELECTION = NmsConfig(score_threshold=0.3, iou_threshold=0.5, max_detections=2)
 
 
 def _config(**nms: Any) -> Config:
@@ -26,9 +28,9 @@ def _config(**nms: Any) -> Config:
     )
 
 
-def _compare(boxes: Any, scores: Any, tolerance: float = 1e-3, **nms: Any) -> Any:
-    pairs = [({"boxes": BOXES, "scores": SCORES}, {"boxes": boxes, "scores": scores})]
-    return compare_detections("m", pairs, _config(**nms), tolerance)
+def _compare(boxes: Any, scores: Any, of: Any = (BOXES, SCORES), **nms: Any) -> Any:
+    pairs = [({"boxes": of[0], "scores": of[1]}, {"boxes": boxes, "scores": scores})]
+    return compare_detections("m", pairs, _config(**nms), 1e-3)
 
 
 def _changed(array: Any, place: tuple[int, ...], value: float) -> Any:
@@ -57,8 +59,7 @@ def test_a_detection_at_the_score_threshold_is_a_tie(threshold: float) -> None:
     place = (0, 0, 0) if threshold == 0.9 else (0, 2, 1)
     lower, upper = _changed(SCORES, place, -2e-7), _changed(SCORES, place, 2e-7)
     for first, second in ((lower, upper), (upper, lower)):
-        pairs = [({"boxes": BOXES, "scores": first}, {"boxes": BOXES, "scores": second})]
-        check = compare_detections("m", pairs, _config(score_threshold=threshold), 1e-3)
+        check = _compare(BOXES, second, of=(BOXES, first), score_threshold=threshold)
         assert check.ties == 1 and check.matched == min(check.torch, check.onnx)
 
 
@@ -81,8 +82,7 @@ def test_rivals_that_change_places_are_ties() -> None:
     first[0, :2, 0] = 0.9, np.nextafter(np.float32(0.9), np.float32(0))
     second[0, :2, 0] = np.nextafter(np.float32(0.9), np.float32(0)), 0.9
     boxes = _changed(BOXES, (0, 1, 0), 2.0)  # the two are farther apart than the tolerance
-    pairs = [({"boxes": boxes, "scores": first}, {"boxes": boxes, "scores": second})]
-    check = compare_detections("m", pairs, _config(), 1e-3)
+    check = _compare(boxes, second, of=(boxes, first))
     assert (check.torch, check.onnx, check.matched, check.ties) == (2, 2, 1, 2)
 
 
@@ -91,17 +91,13 @@ def test_room_that_is_full_is_a_tie() -> None:
     scores[0, :, 0] = 0.9, 0.0, 0.0, np.nextafter(np.float32(0.8), np.float32(0))
     other = scores.copy()
     other[0, 2, 1], other[0, 3, 0] = scores[0, 3, 0], scores[0, 2, 1]
-    pairs = [({"boxes": BOXES, "scores": scores}, {"boxes": BOXES, "scores": other})]
-    check = compare_detections("m", pairs, _config(max_detections=2), 1e-3)
+    check = _compare(BOXES, other, of=(BOXES, scores), max_detections=2)
     assert (check.matched, check.ties) == (1, 2)
 
 
-def test_outputs_that_do_not_fit_are_a_configuration_error() -> None:
+def test_outputs_of_another_shape_are_an_error() -> None:
     with pytest.raises(ConfigError, match="decode rule 'boxes' takes boxes"):
         _compare(BOXES[..., :3], SCORES[:, :2])
-
-
-def test_outputs_of_another_shape_are_an_error() -> None:
     one = {"x": np.zeros((1, 3), np.float32)}
     with pytest.raises(ModelError, match=r"output x is \(1, 2\) in ONNX and \(1, 3\) in torch"):
         compare_outputs("m", [(one, {"x": np.zeros((1, 2), np.float32)})], 1e-3)
@@ -114,20 +110,22 @@ def _chosen(*rows: int, scores: tuple[float, ...] = (0.9, 0.8, 0.7)) -> Any:
     return {"boxes": boxes[kept], "scores": np.array(scores, np.float32)[kept], "labels": np.zeros(len(kept), np.int64)}
 
 
+def _compare_selection(*pairs: Any, nms: NmsConfig | None = SELECTION, corner: float = 1e-3) -> Any:
+    return compare_selection("m, proposals", pairs, nms, score=1e-3, corner=corner)
+
+
 def test_a_choice_of_the_same_candidates_is_the_same_but_for_ties() -> None:
-    nms = NmsConfig(score_threshold=0.3, iou_threshold=0.5, max_detections=2)
-    same = compare_selection("m", "proposals", [(_chosen(0, 1), _chosen(0, 1))], nms, 1e-3)
+    same = _compare_selection((_chosen(0, 1), _chosen(0, 1)))
     assert (same.torch, same.onnx, same.matched, same.ties) == (2, 2, 2, 0)
     with pytest.raises(ModelError, match=r"export of 'm, proposals': torch alone finds class 0 with score 0.8000"):
-        compare_selection("m", "proposals", [(_chosen(0, 1), _chosen(0))], nms, 1e-3)
+        _compare_selection((_chosen(0, 1), _chosen(0)))
     # Of equal scores, either of two boxes hides the other.
     equal = (0.9, 0.8, 0.9)
-    rivals = [(_chosen(0, 1, scores=equal), _chosen(2, 1, scores=equal))]
-    assert compare_selection("m", "proposals", rivals, nms, 1e-3).ties == 2
+    assert _compare_selection((_chosen(0, 1, scores=equal), _chosen(2, 1, scores=equal))).ties == 2
     with pytest.raises(ModelError, match=r"alone finds"):
-        compare_selection("m", "proposals", [(_chosen(0, 1), _chosen(2, 1))], nms, 1e-3)
+        _compare_selection((_chosen(0, 1), _chosen(2, 1)))
 
 
 def test_detections_of_one_side_alone_are_counted() -> None:
-    count = count_found([(_chosen(0, 1), _chosen(1, 2)), (_chosen(0), _chosen(0))], 1e-3, 0.2)
+    count = _compare_selection((_chosen(0, 1), _chosen(1, 2)), (_chosen(0), _chosen(0)), nms=None, corner=0.2)
     assert (count.images, count.torch, count.onnx, count.matched, count.ties) == (2, 3, 3, 2, 2)

@@ -26,7 +26,6 @@ from trtdet.exporter import (  # noqa: E402
     SHAPES_MODEL,
     convert,
     parity,
-    storage,
     trials,
     yolox,
 )
@@ -127,18 +126,15 @@ def test_yolox_with_a_checkpoint_and_a_configuration(tmp_path: Path) -> None:
     assert "BatchNormalization" not in ops
 
 
-def test_yolox_without_weights(tmp_path: Path) -> None:
+def test_yolox_without_weights_or_with_those_of_another_number_of_classes(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"export of yolox-nano needs its weights.*--weights yolox_nano.pth"):
         export("yolox-nano", tmp_path / "m.onnx")
-    report = export("yolox-nano", tmp_path / "m.onnx", ExportOptions(random_weights=True))
-    assert report.outputs[0].shape == (1, 3549, 85)
-
-
-def test_a_checkpoint_of_another_number_of_classes(tmp_path: Path) -> None:
     torch.save(yolox.build("nano", 3).state_dict(), tmp_path / "c.pth")
     with pytest.raises(ModelError, match=r"head.cls_preds.0.weight \(3, 64, 1, 1\) for \(80, 64, 1, 1\)"):
         export("yolox-nano", tmp_path / "m.onnx", ExportOptions(weights=tmp_path / "c.pth"))
     assert not (tmp_path / "m.onnx").exists()
+    report = export("yolox-nano", tmp_path / "m.onnx", ExportOptions(random_weights=True))
+    assert report.outputs[0].shape == (1, 3549, 85)
 
 
 def test_over_tolerance_nothing_is_written(tmp_path: Path) -> None:
@@ -177,55 +173,37 @@ def test_outputs_that_the_configuration_does_not_fit_are_exported_and_it_is_said
     assert report.detections is None and report.undetected.startswith("output 'output' has shape (1, 8, 1024)")
 
 
-def test_a_wrong_graph_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("factor", "difference"), [(1.05, r"\d"), (np.nan, "nan")])
+def test_a_wrong_graph_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factor: float, difference: str
+) -> None:
     whole = convert.to_onnx
 
     def damaged(*args: Any, **kwargs: Any) -> onnx.ModelProto:
         model = whole(*args, **kwargs)
         weight = next(t for t in model.graph.initializer if len(t.dims) == 4)
-        weight.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(weight) * 1.05, weight.name))
+        values = onnx.numpy_helper.to_array(weight) * np.float32(factor)
+        weight.CopyFrom(onnx.numpy_helper.from_array(values, weight.name))
         return model
 
     monkeypatch.setitem(convert._EXPORTERS, "torchscript", damaged)
-    with pytest.raises(ModelError, match="output output differs from torch"):
+    with pytest.raises(ModelError, match=f"output output differs from torch by {difference}"):
         export("shapes", tmp_path / "m.onnx")
     assert not list(tmp_path.iterdir())
 
 
-def test_nan_in_the_exported_model_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = convert.to_onnx
-
-    def damaged(*args: Any, **kwargs: Any) -> onnx.ModelProto:
-        model = whole(*args, **kwargs)
-        bias = next(t for t in model.graph.initializer if len(t.dims) == 1)
-        bias.CopyFrom(onnx.numpy_helper.from_array(np.full(bias.dims, np.nan, np.float32), bias.name))
-        return model
-
-    monkeypatch.setitem(convert._EXPORTERS, "torchscript", damaged)
-    with pytest.raises(ModelError, match="output output differs from torch by nan"):
-        export("shapes", tmp_path / "m.onnx")
-    assert not list(tmp_path.iterdir())
-
-
-def test_images_have_the_range_that_the_network_sees(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_have_the_range_that_the_network_sees() -> None:
     """Scale 1 / 255 and standard deviation 0.5: black is 0 and white is 2."""
-    seen: list[Any] = []
-    compute = trials.run
-    monkeypatch.setattr(trials, "run", lambda *args: seen.append(args[4]) or compute(*args))
-    export(f"{own}:tensor", Path("m.onnx"), SMALL)
-    for batch in seen[0]:
+    assert SMALL.config is not None
+    for batch in trials.batches(SMALL.config.input, SMALL):
         assert (batch.min(), batch.max()) == (0, 2)
 
 
-def test_the_largest_error_of_all_batches_is_reported(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    errors = iter([(1.0, 0.5), (3.0, 0.1), (2.0, 0.9)])
-    monkeypatch.setattr(
-        parity, "_measure", lambda source, name, want, *rest: parity.OutputCheck(name, want.shape, *next(errors))
-    )
-    options = ExportOptions(config=SMALL.config, dynamic_batch=True)
-    (check,) = export(f"{own}:tensor", Path("m.onnx"), options).outputs
-    assert check == parity.OutputCheck("output", (1, 8, 1024), 3.0, 0.1)
-    assert next(errors, None) is None
+def test_the_largest_error_of_all_batches_is_reported() -> None:
+    zero = np.zeros((1, 2), np.float32)
+    errors = ([0.5, 0], [0.75, 0.25], [0.5, 0.5])
+    pairs = [({"o": zero}, {"o": zero + np.array(error, np.float32)}) for error in errors]
+    assert parity.compare_outputs("s", pairs, 1.0) == (parity.OutputCheck("o", (1, 2), 0.75, 0.5),)
 
 
 def test_an_output_that_cannot_be_written(tmp_path: Path) -> None:
@@ -248,7 +226,7 @@ def test_options_out_of_range(tmp_path: Path) -> None:
 
 
 def test_a_model_over_the_limit_keeps_its_weights_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage, "LARGEST", 1000)
+    monkeypatch.setattr(trials, "LARGEST", 1000)
     report = export("shapes", tmp_path / "m.onnx", ExportOptions(size=(64, 64)))
     assert report.external_data == tmp_path / "m.onnx.data"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m.onnx", "m.onnx.data", "m.parity.json", "m.yaml"]
@@ -315,31 +293,19 @@ class Net(nn.Module):
         y = self.bn(self.conv(x)).relu().flatten(2)
         return {
             "tensor": y,
-            "tuple": (y, y.mean(dim=1)),
-            "list": [y],
-            "dict": {"scores": y, "mean": y.mean(dim=1)},
+            "pair": (y, y.mean(dim=1)),
+            "listed": [y],
+            "mapping": {"scores": y, "mean": y.mean(dim=1)},
             "nested": {"a": [y]},
             "number": 1.0,
             "empty": (),
         }[self.kind]
 
-def tensor(): return Net("tensor").eval()
-def pair(): return Net("tuple").eval()
-def listed(): return Net("list").eval()
-def mapping(): return Net("dict").eval()
-def nested(): return Net("nested").eval()
-def number(): return Net("number").eval()
-def empty(): return Net("empty").eval()
+for kind in ("tensor", "pair", "listed", "mapping", "nested", "number", "empty"):
+    globals()[kind] = lambda kind=kind: Net(kind).eval()
 def training(): return Net("tensor")
 def nothing(): return None
 def raising(): raise RuntimeError("no such file\\nsecond line")
-def branching():
-    class Branch(nn.Module):
-        def forward(self, x):
-            return x * 2 if float(x.mean()) > float(self.limit) else x * 3
-    module = Branch().eval()
-    module.limit = 0.0
-    return module
 def one_batch():
     class One(nn.Module):
         def forward(self, x):
@@ -454,3 +420,20 @@ def test_a_trace_that_froze_the_batch_is_found(own: str) -> None:
     with pytest.raises(ModelError, match=r"batch of 2|differs from torch|is .* in ONNX and .* in torch"):
         export(f"{own}:one_batch", Path("m.onnx"), dynamic)
     assert not Path("m.onnx").exists()
+
+
+@pytest.mark.parametrize("source", ["best.pt", "folder/yolov5s.PT"])
+def test_a_checkpoint_without_a_prefix_suggests_each(source: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=rf"ultralytics:{source} .*yolov5:{source} of classic YOLOv5"):
+        export(source, tmp_path / "m.onnx")
+
+
+def test_what_a_checkpoint_says_is_printed_without_escapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise RuntimeError("\x1b[31mred\x07")
+
+    torch.save({}, tmp_path / "w.pth")
+    monkeypatch.setattr(torch, "load", refuse)
+    with pytest.raises(ModelError, match="cannot be read as weights only") as caught:
+        export("yolox-nano", str(tmp_path / "m.onnx"), ExportOptions(weights=str(tmp_path / "w.pth")))
+    assert str(caught.value).isprintable()

@@ -11,7 +11,7 @@ import runpy
 import sys
 import types
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'trtdet[export]'")
 
 from trtdet.backends import OnnxRunner  # noqa: E402
-from trtdet.config import Config, load_config  # noqa: E402
+from trtdet.config import Config, InputConfig, load_config  # noqa: E402
 from trtdet.detection.heads import decode  # noqa: E402
 from trtdet.detection.suppression import non_max_suppression  # noqa: E402
 from trtdet.errors import ConfigError, ModelError  # noqa: E402
@@ -198,17 +198,22 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 
 def test_position_embeddings_are_resized_once() -> None:
-    calls = []
+    class Resizing(torch.nn.Module):
+        calls: ClassVar[list[tuple[int, int]]] = []
 
-    def resize(embeddings: Any, height: int, width: int) -> Any:
-        calls.append((height, width))
-        return embeddings + height
+        def interpolate_pos_encoding(self, embeddings: Any, height: int, width: int) -> Any:
+            self.calls.append((height, width))
+            return embeddings + height
 
-    kept = hugging_face._Kept(resize)
-    first = kept(torch.zeros(2, requires_grad=True), 3, 4)
-    assert first is kept(torch.ones(2), 3, 4)
+        def forward(self, pixel_values: Any) -> Any:
+            return self.interpolate_pos_encoding(torch.zeros(2, requires_grad=True), *pixel_values.shape[2:])
+
+    model = Resizing()
+    hugging_face._keep_positions("s", model, InputConfig(size=(32, 64)))
+    first = model(torch.zeros(1, 3, 32, 64))
+    assert first is model(torch.ones(1, 3, 32, 64))
     assert not first.requires_grad
-    assert calls == [(3, 4)]
+    assert Resizing.calls == [(32, 64)]
 
 
 def test_rows_are_compared_in_the_order_in_which_they_are_nearest() -> None:

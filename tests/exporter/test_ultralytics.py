@@ -6,11 +6,13 @@ from __future__ import annotations
 import copy
 import importlib.util
 import sys
+import time
 import types
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 
@@ -53,7 +55,7 @@ def _described(**changes: Any) -> dict[str, Any]:
 
 def test_a_description_of_modules_is_accepted(tasks: Any) -> None:
     for changes in ({}, {"activation": "nn.SiLU()"}, {"activation": "torch.nn.LeakyReLU(0.1, inplace=True)"}):
-        ultralytics_models._check_description(Path("c.pt"), _described(**changes), tasks)
+        ultralytics_models._check_description(Path("c.pt"), _described(**changes), tasks, package="ultralytics 8")
 
 
 @pytest.mark.parametrize(
@@ -77,7 +79,7 @@ def test_a_description_of_modules_is_accepted(tasks: Any) -> None:
 )
 def test_a_description_that_could_do_more_is_refused(tasks: Any, description: Any, message: str) -> None:
     with pytest.raises(ModelError, match=message):
-        ultralytics_models._check_description(Path("c.pt"), _described(**description), tasks)
+        ultralytics_models._check_description(Path("c.pt"), _described(**description), tasks, package="ultralytics 8")
 
 
 def _checkpoint(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,13 +153,7 @@ def test_a_network_of_the_package_is_exported(name: str, tmp_path: Path) -> None
     if one_to_one:
         found = [np.concatenate(found, axis=2)]
     np.testing.assert_allclose(found[0], expected, atol=2e-3)
-    assert "BatchNormalization" not in {node.op_type for node in _nodes(tmp_path / "m.onnx")}
-
-
-def _nodes(path: Path) -> Any:
-    import onnx
-
-    return onnx.load(str(path)).graph.node
+    assert "BatchNormalization" not in {node.op_type for node in onnx.load(str(tmp_path / "m.onnx")).graph.node}
 
 
 @needs_the_package
@@ -190,3 +186,11 @@ def test_a_network_that_the_package_builds_otherwise_is_refused(tmp_path: Path) 
     torch.save({"model": model}, tmp_path / "c.pt")
     with pytest.raises(ModelError, match=r"model.0.conv.padding is \(1, 1\), in the file \(0, 0\)"):
         export(f"ultralytics:{tmp_path / 'c.pt'}", tmp_path / "m.onnx")
+
+
+def test_a_hostile_activation_is_refused_at_once() -> None:
+    started = time.monotonic()
+    assert ultralytics_models._ACTIVATION.fullmatch("nn.SiLU(" + "a" * 4000) is None
+    assert time.monotonic() - started < 1
+    for text in ("nn.SiLU()", "torch.nn.LeakyReLU(0.1, inplace=True)", "nn.Softplus(beta = 1.0,threshold=20,)"):
+        assert ultralytics_models._ACTIVATION.fullmatch(text)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,8 @@ from trtdet.errors import ConfigError, ModelError
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'trtdet[export]'")
 
-from trtdet.demo import train_shapes  # noqa: E402
-from trtdet.exporter import SHAPES_MODEL, convert, weights, yolox  # noqa: E402
+from benchmarks import train_shapes  # noqa: E402
+from trtdet.exporter import SHAPES_MODEL, checkpoints, convert, yolox  # noqa: E402
 
 torch.set_num_threads(1)  # the networks are small, and spinning threads are slow where cores are shared
 ZOO = SHAPES_MODEL.parent
@@ -108,43 +107,38 @@ def _with_statistics(model: Any) -> Any:
 @pytest.mark.parametrize("variant", ["shapes", "nano"])
 def test_folding_keeps_the_output(variant: str) -> None:
     model = _with_statistics(yolox.build(variant, 10))
+    with pytest.raises(ModelError, match=r"only be folded in evaluation mode; call model.eval"):
+        checkpoints.fuse_batch_norm(model.train())
+    model.eval()
     x = torch.rand(1, 3, 128, 128)
     with torch.no_grad():
         before = model(x)
-        weights.fuse_batch_norm(model)
+        checkpoints.fuse_batch_norm(model)
         assert not any(isinstance(m, torch.nn.BatchNorm2d) for m in model.modules())
         np.testing.assert_allclose(model(x), before, atol=2e-5, rtol=1e-4)
         again = model(x)
-        weights.fuse_batch_norm(model)
+        checkpoints.fuse_batch_norm(model)
         assert torch.equal(model(x), again)
 
 
-def test_folding_refuses_training_mode() -> None:
-    with pytest.raises(ModelError, match=r"only be folded in evaluation mode; call model.eval"):
-        weights.fuse_batch_norm(yolox.build("shapes", 10).train())
+def _load(model: Any, path: Path) -> None:
+    checkpoints.load_state(model, checkpoints.read_state(path), path)
 
 
 def test_a_checkpoint_with_numpy_numbers_loads(tmp_path: Path) -> None:
-    state = yolox.build("shapes", 10).state_dict()
+    state = _with_statistics(yolox.build("shapes", 10)).state_dict()
     torch.save({"model": state, "best_ap": np.float64(0.4), "curr_ap": np.float32(0.3)}, tmp_path / "new.pth")
-    weights.load_checkpoint(yolox.build("shapes", 10), tmp_path / "new.pth")
+    _load(yolox.build("shapes", 10), tmp_path / "new.pth")
     # As NumPy 1 wrote it, in the format that holds one pickle and no archive checksums.
     torch.save({"model": state, "best_ap": np.float64(0.4)}, tmp_path / "old.pth", _use_new_zipfile_serialization=False)
     old = (tmp_path / "old.pth").read_bytes().replace(b"numpy._core.multiarray", b"numpy.core.multiarray")
     assert b"numpy.core.multiarray" in old
     (tmp_path / "old.pth").write_bytes(old)
-    weights.load_checkpoint(yolox.build("shapes", 10), tmp_path / "old.pth")
-
-
-@pytest.mark.parametrize("wrapped", [True, False])
-def test_checkpoints_load_bare_and_under_model(tmp_path: Path, wrapped: bool) -> None:
-    trained = _with_statistics(yolox.build("shapes", 10))
-    state = trained.state_dict()
-    torch.save({"model": state, "start_epoch": 300} if wrapped else state, tmp_path / "c.pth")
+    _load(yolox.build("shapes", 10), tmp_path / "old.pth")
+    torch.save(state, tmp_path / "bare.pth")
     model = yolox.build("shapes", 10)
-    weights.load_checkpoint(model, tmp_path / "c.pth")
-    for key, value in model.state_dict().items():
-        assert torch.equal(value, state[key]), key
+    _load(model, tmp_path / "bare.pth")
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
 
 
 def test_checkpoint_errors_name_the_keys(tmp_path: Path) -> None:
@@ -155,7 +149,7 @@ def test_checkpoint_errors_name_the_keys(tmp_path: Path) -> None:
     torch.save(state, path)
     before = yolox.build("shapes", 7)
     with pytest.raises(ModelError) as caught:
-        weights.load_checkpoint(before, path)
+        _load(before, path)
     message = str(caught.value)
     assert "1 missing (head.obj_preds.0.bias)" in message
     assert "1 unexpected (head.extra.weight)" in message
@@ -164,31 +158,7 @@ def test_checkpoint_errors_name_the_keys(tmp_path: Path) -> None:
 
     torch.save({"model": [1, 2]}, path)
     with pytest.raises(ModelError, match="holds no state dict"):
-        weights.load_checkpoint(before, path)
-    path.write_bytes(b"not a checkpoint")
-    with pytest.raises(ModelError, match="cannot be read as weights only"):
-        weights.load_checkpoint(before, path)
-    with pytest.raises(ModelError, match="does not exist; check the path"):
-        weights.load_checkpoint(before, tmp_path / "absent.pth")
-
-
-class _Runs:
-    def __init__(self, target: str) -> None:
-        self.target = target
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (Path(self.target),)
-
-
-def test_a_checkpoint_with_code_is_refused_and_not_run(tmp_path: Path) -> None:
-    marker = tmp_path / "ran"
-    torch.save({"model": {"w": torch.zeros(1)}, "extra": _Runs(str(marker))}, tmp_path / "torch.pth")
-    (tmp_path / "plain.pth").write_bytes(pickle.dumps(_Runs(str(marker))))
-    for name in ("torch.pth", "plain.pth"):
-        with pytest.raises(ModelError, match="cannot be read as weights only") as caught:
-            weights.load_checkpoint(yolox.build("shapes", 10), tmp_path / name)
-        assert "\n" not in str(caught.value)
-    assert not marker.exists()
+        _load(before, path)
 
 
 def test_nano_with_published_weights_is_the_published_model(shared_data: Path) -> None:
@@ -197,10 +167,10 @@ def test_nano_with_published_weights_is_the_published_model(shared_data: Path) -
     if not path.is_file():
         pytest.skip("needs ../shared/data/models/yolox_nano.onnx, which is absent here")
     model = yolox.build("nano")
-    weights.fuse_batch_norm(model)
-    weights.load_by_position(model, path)
+    checkpoints.fuse_batch_norm(model)
+    yolox.load_by_position(model, path)
     example = torch.zeros(1, 3, 416, 416)
-    exported = convert.to_onnx(model, example, "images", ("output",), dynamic_batch=False, opset=17)
+    exported = convert.to_onnx(model, example, ("images", "output"))
     published = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     own = ort.InferenceSession(exported.SerializeToString(), providers=["CPUExecutionProvider"])
     size = InputConfig(size=(416, 416), resize="letterbox-topleft", color="bgr")
@@ -219,45 +189,11 @@ def test_nano_with_published_weights_is_the_published_model(shared_data: Path) -
         assert np.abs(direct - expected).mean() < 1e-6
 
 
-def test_load_by_position_refuses_what_does_not_fit(tmp_path: Path) -> None:
-    shipped = SHAPES_MODEL
-    other_classes, other_family, unfolded = yolox.build("shapes", 4), yolox.build("s", 10), yolox.build("shapes", 10)
-    weights.fuse_batch_norm(other_classes)
-    before = other_classes.head.stems[0].conv.weight.clone()
-    with pytest.raises(ModelError, match=r"has weights \(10, 32, 1, 1\), expected \(4, 32, 1, 1\) for head.cls_preds"):
-        weights.load_by_position(other_classes, shipped)
-    assert torch.equal(other_classes.head.stems[0].conv.weight, before), "nothing was loaded"
-    weights.fuse_batch_norm(other_family)
-    with pytest.raises(ModelError, match="the model has 83; choose its variant"):
-        weights.load_by_position(other_family, shipped)
-    with pytest.raises(ModelError, match="call fuse_batch_norm before"):
-        weights.load_by_position(unfolded, shipped)
-    (tmp_path / "m.onnx").write_bytes(b"nothing")
-    with pytest.raises(ModelError, match="cannot be read"):
-        weights.load_by_position(other_classes, tmp_path / "m.onnx")
-
-
-def test_shipped_shapes_model_is_as_described() -> None:
-    path = SHAPES_MODEL
-    assert path.stat().st_size <= 2_500_000
-    model = onnx.load(str(path))
-    assert model.ir_version <= 10 and model.opset_import[0].version == 17
-    ops = [node.op_type for node in model.graph.node]
-    assert "BatchNormalization" not in ops and ops.count("Sigmoid") > 50
-    assert any(a.name == "group" and a.i > 1 for n in model.graph.node for a in n.attribute), "depthwise as well"
-    given, made = model.graph.input[0], model.graph.output[0]
-    assert (given.name, [d.dim_value for d in given.type.tensor_type.shape.dim]) == ("images", [1, 3, 256, 256])
-    assert (made.name, [d.dim_value for d in made.type.tensor_type.shape.dim]) == ("output", [1, 1344, 15])
-    card = json.loads((ZOO / "shapes.json").read_text())
-    assert card["parameters"] == sum(p.numel() for p in yolox.build("shapes", 10).parameters()) <= 500_000
-    assert card["validation"]["images"] == 200
-
-
 @pytest.mark.slow
 def test_shipped_shapes_model_scores_what_its_card_says(tmp_path: Path) -> None:
     model = yolox.build("shapes", 10)
-    weights.fuse_batch_norm(model)
-    weights.load_by_position(model, SHAPES_MODEL)
+    checkpoints.fuse_batch_norm(model)
+    yolox.load_by_position(model, SHAPES_MODEL)
     result = train_shapes.evaluate(model, shapes.generate(tmp_path, "val", 200))
     card = json.loads((ZOO / "shapes.json").read_text())["validation"]
     for name in ("map", "map50", "map_small", "map_medium", "map_large"):
@@ -287,14 +223,6 @@ def test_assignment_gives_cells_to_the_right_objects() -> None:
     assert (iou[0][owner[0] == 1] > 0.99).all()
 
 
-def test_encode_is_the_inverse_of_decode() -> None:
-    anchors = train_shapes.Anchors()
-    index = torch.arange(1344)
-    corner = torch.rand(1344, 2) * 100
-    boxes = torch.cat((corner, corner + 5 + torch.rand(1344, 2) * 100), dim=1)
-    np.testing.assert_allclose(anchors.decode(anchors.encode(boxes, index)), boxes, atol=1e-3)
-
-
 def test_training_resumes_and_exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train_shapes, "_VALIDATION_IMAGES", 3)
     given = ["--out", str(tmp_path), "--images", "8", "--batch", "4", "--seed", "3", "--threads", "1"]
@@ -306,7 +234,7 @@ def test_training_resumes_and_exports(tmp_path: Path, monkeypatch: pytest.Monkey
     assert state["epoch"] == 2 and json.loads((tmp_path / "shapes.json").read_text())["epochs_done"] == 2
     second = (tmp_path / "shapes.onnx").read_bytes()
     assert second != first
-    weights.load_checkpoint(yolox.build("shapes", 10), tmp_path / "checkpoint.pth")
+    _load(yolox.build("shapes", 10), tmp_path / "checkpoint.pth")
     (tmp_path / "shapes.onnx").unlink()
     assert train_shapes.main([*given, "--epochs", "2"]) == 0
     assert (tmp_path / "shapes.onnx").read_bytes() == second, "a finished run is exported again"

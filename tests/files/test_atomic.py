@@ -10,8 +10,8 @@ import pytest
 
 from trtdet.errors import OutputError
 from trtdet.files import FolderWriter, prepare_target, write_atomically, writing_atomically
+from trtdet.files.atomic import SUFFIX
 from trtdet.files.journal import Rows
-from trtdet.files.temporaries import SUFFIX
 
 
 def names(folder: Path) -> list[str]:

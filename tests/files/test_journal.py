@@ -12,8 +12,12 @@ from trtdet.errors import ConfigError, OutputError
 from trtdet.files.journal import Rows
 
 
-def test_rows_are_on_disk_at_once_and_found_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("empty", [False, True])
+def test_rows_are_on_disk_at_once_and_found_again(tmp_path: Path, empty: bool) -> None:
     path = tmp_path / "deep" / "rows.jsonl"
+    if empty:
+        path.parent.mkdir()
+        path.touch()
     with Rows(path, "key") as rows:
         rows.append({"name": "a", "score": 1})
         assert json.loads(path.read_text().splitlines()[-1]) == {"name": "a", "score": 1}
@@ -50,15 +54,6 @@ def test_rows_of_something_else_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "no.jsonl").write_text("something\n")
     with pytest.raises(ConfigError, match="holds results of another model"):
         Rows(tmp_path / "no.jsonl", "key")
-
-
-def test_an_empty_file_is_started(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.touch()
-    with Rows(path, "key") as rows:
-        rows.append({"name": "a"})
-    with Rows(path, "key") as rows:
-        assert list(rows.found) == ["a"]
 
 
 def test_a_disk_that_fills_up_is_told_and_the_rows_before_it_stay(tmp_path: Path) -> None:

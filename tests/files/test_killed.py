@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import errno
+import inspect
 import json
 import os
 import signal
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 
 from trtdet.errors import OutputError
-from trtdet.files import FolderWriter, folders, temporaries, write_atomically
-
-MARKER = "manifest.json"
+from trtdet.files import FolderWriter, atomic, write_atomically
 
 WRITE = """
+from __future__ import annotations
 import json, os, shutil, signal, sys, errno
 from pathlib import Path
-from trtdet.files import FolderWriter, folders, temporaries, write_atomically
+from trtdet.files import FolderWriter, atomic, write_atomically
 
 place, moment, exchanges, content = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "exchange", sys.argv[4]
 
@@ -42,15 +41,15 @@ def killed_at(owner, name, when, after=False):
 if not exchanges:
     def unable(first, second):
         raise OSError(errno.EINVAL, "Invalid argument")
-    folders.exchange = unable
+    atomic.exchange = unable
 moments = {
-    "created": (temporaries, "_lock", 1),
-    "locked": (temporaries, "_lock", 1, True),
-    "first file": (folders, "_write_flushed", 1, True),
-    "marker": (folders, "_write_flushed", 3),
-    "whole": (folders, "_write_flushed", 3, True),
-    "before": (folders, "exchange", 1),
-    "exchanged": (folders, "exchange", 1, True),
+    "created": (atomic, "_lock", 1),
+    "locked": (atomic, "_lock", 1, True),
+    "first file": (atomic, "_write_flushed", 1, True),
+    "marker": (atomic, "_write_flushed", 3),
+    "whole": (atomic, "_write_flushed", 3, True),
+    "before": (atomic, "exchange", 1),
+    "exchanged": (atomic, "exchange", 1, True),
     "moved aside": (Path, "rename", 1, True),
     "in place": (Path, "rename", 2, True),
     "removing": (shutil, "rmtree", 1),
@@ -61,34 +60,29 @@ if moment != "never":
     killed_at(*moments[moment])
 """
 
-FOLDER = """
-with FolderWriter(place, "manifest.json", "a bundle") as writer:
-    writer.add("a", content.encode() * 1000)
-    writer.add("deep/b", content.encode())
-    writer.put(json.dumps({"a": content}).encode())
-"""
-
 FILE = "write_atomically(place, content.encode())"
 
 
-def run(body: str, place: Path, moment: str, exchanges: bool = True, content: str = "new") -> int:
-    program = textwrap.dedent(WRITE) + body
-    arguments = [str(place), moment, "exchange" if exchanges else "renames", content]
-    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=60)
-    assert done.returncode in (0, -signal.SIGKILL), done.stderr
-    return done.returncode
-
-
 def write(place: Path, content: str) -> None:
-    with FolderWriter(place, MARKER, "a bundle") as writer:
+    with FolderWriter(place, "manifest.json", "a bundle") as writer:
         writer.add("a", content.encode() * 1000)
         writer.add("deep/b", content.encode())
         writer.put(json.dumps({"a": content}).encode())
 
 
+FOLDER = f"{inspect.getsource(write)}\nwrite(place, content)\n"
+
+
+def run(body: str, place: Path, moment: str, exchanges: bool = True) -> int:
+    arguments = [str(place), moment, "exchange" if exchanges else "renames", "new"]
+    done = subprocess.run([sys.executable, "-c", WRITE + body, *arguments], capture_output=True, text=True, timeout=60)
+    assert done.returncode in (0, -signal.SIGKILL), done.stderr
+    return done.returncode
+
+
 def content(place: Path) -> str:
     """What a folder was written with; it is whole."""
-    written = str(json.loads((place / MARKER).read_text())["a"])
+    written = str(json.loads((place / "manifest.json").read_text())["a"])
     assert (place / "a").read_bytes() == written.encode() * 1000
     assert (place / "deep" / "b").read_text() == written
     return written
@@ -123,7 +117,7 @@ def test_killed_between_two_renames_the_next_writer_puts_the_old_folder_back(tmp
     write(place, "old")
     assert run(FOLDER, place, moment, exchanges=False) == -signal.SIGKILL
     assert place.exists() == (moment != "moved aside")
-    with pytest.raises(KeyboardInterrupt), FolderWriter(place, MARKER, "a bundle"):
+    with pytest.raises(KeyboardInterrupt), FolderWriter(place, "manifest.json", "a bundle"):
         raise KeyboardInterrupt
     assert content(place) == ("new" if moment == "in place" else "old")
     assert names(tmp_path) == ["b"]
@@ -153,7 +147,7 @@ def test_killed_at_any_moment_a_file_is_the_old_or_the_new_one(tmp_path: Path, m
 
 def test_the_temporary_of_a_live_writer_is_left_alone(tmp_path: Path) -> None:
     place, file = tmp_path / "b", tmp_path / "b.json"
-    with FolderWriter(place, MARKER, "a bundle") as slow:
+    with FolderWriter(place, "manifest.json", "a bundle") as slow:
         slow.add("a", b"slow" * 1000)
         slow.add("deep/b", b"slow")
         write(place, "fast")
@@ -172,11 +166,11 @@ def test_a_folder_that_a_live_writer_moved_aside_is_left_to_it(tmp_path: Path, m
     def watched(source: Path, target: Path) -> Path:
         moved = rename(source, target)
         if source == place:
-            temporaries.remove_stale(place)
+            atomic.remove_stale(place)
             between.append((place.exists(), content(target)))
         return moved
 
-    monkeypatch.setattr(folders, "exchange", unable)
+    monkeypatch.setattr(atomic, "exchange", unable)
     monkeypatch.setattr(Path, "rename", watched)
     write(place, "new")
     assert between == [(False, "old")]
@@ -199,7 +193,7 @@ def test_where_files_cannot_be_locked_nothing_is_taken_for_stale(
         raise OSError(errno.ENOLCK, "No locks available")
 
     (tmp_path / ".b.abcdefgh.trtdet").write_text("of a writer that may live")
-    monkeypatch.setattr(temporaries.fcntl, "flock", unsupported)
+    monkeypatch.setattr(atomic.fcntl, "flock", unsupported)
     write(tmp_path / "b", "new")
     assert content(tmp_path / "b") == "new" and names(tmp_path) == [".b.abcdefgh.trtdet", "b"]
 
@@ -207,7 +201,7 @@ def test_where_files_cannot_be_locked_nothing_is_taken_for_stale(
 def test_a_temporary_that_is_taken_before_it_is_locked_is_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lock, calls = temporaries._lock, []
+    lock, calls = atomic._lock, []
 
     def taken(descriptor: int) -> bool | None:
         calls.append(descriptor)
@@ -215,10 +209,10 @@ def test_a_temporary_that_is_taken_before_it_is_locked_is_made_anew(
             return False
         if len(calls) == 2:
             (stale,) = tmp_path.glob(".b.*")
-            temporaries.remove(stale)
+            atomic.remove(stale)
         return lock(descriptor)
 
-    monkeypatch.setattr(temporaries, "_lock", taken)
+    monkeypatch.setattr(atomic, "_lock", taken)
     write(tmp_path / "b", "new")
     assert len(calls) == 3 and content(tmp_path / "b") == "new" and names(tmp_path) == ["b"]
 
@@ -230,7 +224,7 @@ def test_a_temporary_that_is_taken_before_it_is_locked_is_made_anew(
 def test_several_writers_leave_the_folder_of_one_and_nothing_else(tmp_path: Path, exchanges: str) -> None:
     place = tmp_path / "b"
     write(place, "old")
-    loop = textwrap.dedent(WRITE) + "for _ in range(30):\n" + textwrap.indent(FOLDER, "    ")
+    loop = f"{WRITE}{inspect.getsource(write)}\nfor _ in range(30):\n    write(place, content)\n"
     writers = [
         subprocess.Popen(
             [sys.executable, "-c", loop, str(place), "never", exchanges, name], stderr=subprocess.PIPE, text=True
@@ -255,19 +249,17 @@ def test_a_stop_around_either_step_leaves_one_whole_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchanges: bool, when: int, after: bool, error: BaseException
 ) -> None:
     write(tmp_path / "b", "old")
-    original = folders.exchange if exchanges else Path.rename
+    original = atomic.exchange if exchanges else Path.rename
     calls: list[Path] = []
 
     def failing(source: Path, target: Path) -> None:
         calls.append(source)
-        if len(calls) != when:
+        if len(calls) != when or after:
             original(source, target)
-            return
-        if after:
-            original(source, target)
-        raise error
+        if len(calls) == when:
+            raise error
 
-    monkeypatch.setattr(folders, "exchange", failing if exchanges else unable)
+    monkeypatch.setattr(atomic, "exchange", failing if exchanges else unable)
     if not exchanges:
         monkeypatch.setattr(Path, "rename", failing)
     if exchanges and when == 2:
@@ -281,7 +273,7 @@ def test_a_stop_around_either_step_leaves_one_whole_folder(
 
 def test_a_folder_of_another_kind_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
     place = tmp_path / "b"
-    with FolderWriter(place, MARKER, "a bundle") as writer:
+    with FolderWriter(place, "manifest.json", "a bundle") as writer:
         place.mkdir()
         (place / "notes.txt").write_text("the user's")
         with pytest.raises(OutputError, match="exists and is not a bundle"):
@@ -293,7 +285,7 @@ def test_a_stop_while_the_old_folder_is_removed_leaves_the_new_one_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path / "b", "old")
-    rmtree, calls = temporaries.shutil.rmtree, []
+    rmtree, calls = atomic.shutil.rmtree, []
 
     def stopped(path: Path, **options: object) -> None:
         calls.append(path)
@@ -301,7 +293,7 @@ def test_a_stop_while_the_old_folder_is_removed_leaves_the_new_one_alone(
             raise KeyboardInterrupt
         rmtree(path, ignore_errors=True)
 
-    monkeypatch.setattr(temporaries.shutil, "rmtree", stopped)
+    monkeypatch.setattr(atomic.shutil, "rmtree", stopped)
     with pytest.raises(KeyboardInterrupt):
         write(tmp_path / "b", "new")
     assert names(tmp_path) == ["b"] and content(tmp_path / "b") == "new"
@@ -319,8 +311,8 @@ def test_this_system_exchanges_names(tmp_path: Path) -> None:
     """Else every test above would have taken the other way."""
     (tmp_path / "a").mkdir()
     (tmp_path / "b").touch()
-    folders.exchange(tmp_path / "a", tmp_path / "b")
+    atomic.exchange(tmp_path / "a", tmp_path / "b")
     assert (tmp_path / "a").is_file() and (tmp_path / "b").is_dir()
     with pytest.raises(FileNotFoundError):
-        folders.exchange(tmp_path / "a", tmp_path / "c")
+        atomic.exchange(tmp_path / "a", tmp_path / "c")
     assert os.path.lexists(tmp_path / "a")

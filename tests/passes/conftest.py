@@ -10,6 +10,9 @@ import onnxruntime
 import pytest
 
 from trtdet.config import Config
+from trtdet.passes import Options
+from trtdet.passes.base import PassResult
+from trtdet.passes.model import to_graph, to_model
 
 Net = Callable[..., onnx.ModelProto]
 
@@ -68,3 +71,35 @@ def normal() -> Callable[..., np.ndarray]:
         return np.random.default_rng(seed).normal(0, scale, shape).astype(np.float32)
 
     return normal
+
+
+@pytest.fixture
+def applied(configure: Any) -> Callable[..., tuple[onnx.ModelProto, PassResult]]:
+    """A model after a pass, and the result of the pass."""
+
+    def applied(
+        rewriting: Any, model: onnx.ModelProto, config: Config | None = None, **options: Any
+    ) -> tuple[onnx.ModelProto, PassResult]:
+        graph = to_graph(onnx.shape_inference.infer_shapes(model))
+        result = rewriting.apply(graph, Options(config or configure(), **options))
+        return to_model(graph), result
+
+    return applied
+
+
+@pytest.fixture
+def same(run: Any, normal: Any) -> Callable[..., None]:
+    """Checks that a model gives, for random inputs, what another gives."""
+
+    def same(after: onnx.ModelProto, before: onnx.ModelProto, rtol: float = 0, atol: float = 0) -> None:
+        weights = {weight.name for weight in before.graph.initializer}
+        shapes = {value.name: value.type.tensor_type.shape.dim for value in before.graph.input}
+        feeds = {
+            name: normal(*(dim.dim_value or 2 for dim in dims)) for name, dims in shapes.items() if name not in weights
+        }
+        expected, outputs = run(before, **feeds), run(after, **feeds)
+        assert outputs.keys() == expected.keys()
+        for name, value in outputs.items():
+            np.testing.assert_allclose(value, expected[name], rtol=rtol, atol=atol)
+
+    return same

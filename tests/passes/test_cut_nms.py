@@ -10,12 +10,13 @@ import pytest
 from onnx import TensorProto, helper
 from PIL import Image
 
-from trtdet import BuildOptions, CalibrationOptions, build
+from trtdet import build
 from trtdet.backends import OnnxRunner
 from trtdet.config import Config
 from trtdet.detection.plugin_nms import EfficientNms, efficient_nms
 from trtdet.detection.suppression import non_max_suppression, sigmoid
 from trtdet.errors import BackendError, ConfigError, ModelError, TrtdetWarning
+from trtdet.options import BuildOptions, CalibrationOptions, NmsOptions, PlanOptions
 from trtdet.passes import Options, embedded_nms, load_model, rewrite
 from trtdet.runtime.detector import Detector
 
@@ -213,7 +214,13 @@ def test_int8_bundles_of_logits_give_the_same_detections_whatever_suppresses(sav
     calibration = CalibrationOptions(images=tmp_path / "images")
     found = {}
     for where in ("host", "native", "onnx", "efficient"):
-        options = BuildOptions("int8", calibration, nms=where, backend="onnxruntime", int8_all=True)  # type: ignore[arg-type]
+        options = BuildOptions(
+            precision="int8",
+            nms=NmsOptions(mode=where),
+            backend="onnxruntime",
+            calibration=calibration,
+            plan=PlanOptions(int8_all=True),
+        )  # type: ignore[arg-type]
         bundle = build(path, configuration(), tmp_path / where, options).bundle
         assert bundle.manifest.nms.scores == ("logits" if where == "host" else "probabilities")
         found[where] = Detector.open(bundle.path)(IMAGES[:1])
@@ -221,10 +228,12 @@ def test_int8_bundles_of_logits_give_the_same_detections_whatever_suppresses(sav
         np.testing.assert_array_equal(found[where].num_dets, found["host"].num_dets)
         np.testing.assert_allclose(found[where].image(0)[1], found["host"].image(0)[1], atol=1e-6)
     with pytest.warns(TrtdetWarning, match="embedded NMS 'nms' is left as it is: score_threshold 0.3.*not 0.001"):
-        options = BuildOptions("int8", calibration, backend="onnxruntime", int8_all=True)
+        options = BuildOptions(
+            precision="int8", backend="onnxruntime", calibration=calibration, plan=PlanOptions(int8_all=True)
+        )
         manifest = build(path, configuration(), tmp_path / "own", options).bundle.manifest
     assert (manifest.nms.mode, manifest.nms.embedded, manifest.nms.max_detections) == ("efficient", True, 7)
     if importlib.util.find_spec("tensorrt_rtx") is None:
         pytest.skip("TensorRT-RTX is not installed: that it refuses EfficientNMS was not seen")
     with pytest.raises(BackendError, match="cannot take the model's embedded NMS 'nms'; allowed: --nms native or"):
-        build(path, configuration(), tmp_path / "rtx", BuildOptions("fp32", backend="tensorrt-rtx"))
+        build(path, configuration(), tmp_path / "rtx", BuildOptions(precision="fp32", backend="tensorrt-rtx"))

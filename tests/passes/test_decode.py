@@ -56,31 +56,22 @@ def refusal(outputs: dict[str, tuple[int | str | None, ...]], config: Config) ->
     return str(caught.value)
 
 
-def test_the_arrow_stands_in_the_docstring() -> None:
-    assert "->" in (decode.__doc__ or "").splitlines()[0]
-
-
 @pytest.mark.parametrize("scores", ["probabilities", "logits"])
-@pytest.mark.parametrize("batch", [1, 2])
-def test_yolox(run: Any, configure: Any, normal: Any, scores: str, batch: int) -> None:
-    check(run, {"output": normal(batch, TOTAL, 8)}, configure("yolox", SIZE, scores=scores))
-
-
-@pytest.mark.parametrize("scores", ["probabilities", "logits"])
-def test_yolov5(run: Any, configure: Any, normal: Any, scores: str) -> None:
-    check(run, {"output": normal(2, 77, 8, scale=20)}, configure("yolov5", SIZE, scores=scores))
-
-
-@pytest.mark.parametrize("scores", ["probabilities", "logits"])
-def test_yolov8(run: Any, configure: Any, normal: Any, scores: str) -> None:
-    check(run, {"output0": normal(2, 7, 55, scale=20)}, configure("yolov8", SIZE, scores=scores))
-
-
-@pytest.mark.parametrize("scores", ["probabilities", "logits"])
-@pytest.mark.parametrize("offset", [0.0, 0.5])
-def test_dfl_as_one_output(run: Any, configure: Any, normal: Any, scores: str, offset: float) -> None:
-    config = configure("dfl", SIZE, scores=scores, cell_offset=offset, bins=5)
-    check(run, {"output": normal(2, TOTAL, 3 + 20, scale=3)}, config)
+@pytest.mark.parametrize(
+    ("rule", "shape", "scale", "head"),
+    [
+        ("yolox", (1, TOTAL, 8), 1, {}),
+        ("yolox", (2, TOTAL, 8), 1, {}),
+        ("yolov5", (2, 77, 8), 20, {}),
+        ("yolov8", (2, 7, 55), 20, {}),
+        ("dfl", (2, TOTAL, 3 + 20), 3, {"bins": 5, "cell_offset": 0.0}),
+        ("dfl", (2, TOTAL, 3 + 20), 3, {"bins": 5, "cell_offset": 0.5}),
+    ],
+)
+def test_rules_of_one_output(
+    run: Any, configure: Any, normal: Any, scores: str, rule: str, shape: tuple[int, ...], scale: float, head: Any
+) -> None:
+    check(run, {"output0": normal(*shape, scale=scale)}, configure(rule, SIZE, scores=scores, **head))
 
 
 @pytest.mark.parametrize("scores", ["probabilities", "logits"])
@@ -211,53 +202,61 @@ def test_an_output_in_float64_is_brought_to_float32(net: Any, run: Any, configur
 # What does not fit
 
 
-def test_a_named_output_that_is_missing_lists_the_outputs(configure: Any) -> None:
-    text = refusal({"a": (7, 10), "b": (7, 10)}, configure("yolov8", outputs=["c"]))
-    assert text == "head.outputs names 'c', which the model does not give; its outputs are 'a', 'b'"
-
-
-@pytest.mark.parametrize("rule", ["yolox", "yolov5", "yolov8"])
-def test_two_outputs_where_one_is_decoded(configure: Any, rule: str) -> None:
-    text = refusal({"a": (7, 10), "b": (7, 10)}, configure(rule, SIZE))
-    assert text.startswith(f"decode rule '{rule}' reads one output, the model gives 2: 'a' (?, 7, 10), 'b' (?, 7, 10)")
-    assert "name the one to read with head.outputs" in text
-
-
-@pytest.mark.parametrize("rule", ["yolox", "yolov8", "dfl"])
-def test_an_output_of_another_rank(configure: Any, rule: str) -> None:
-    text = refusal({"a": (3, 8, 8)}, configure(rule, SIZE))
-    assert f"output 'a' has shape (?, 3, 8, 8), decode rule '{rule}' expects three dimensions" in text
-    assert "head.outputs or another head.decode" in text
+TWO = {"a": (7, 10), "b": (7, 10)}
 
 
 @pytest.mark.parametrize(
-    ("rule", "shape", "got", "wanted"),
+    ("rules", "outputs", "head", "words"),
     [
-        ("yolox", (TOTAL, 9), 9, "(B, N, 8), 5 + 3 classes"),
-        ("yolov5", (10, 7), 7, "(B, N, 8), 5 + 3 classes"),
-        ("yolov8", (8, 10), 8, "(B, 7, N), 4 + 3 classes"),
-        ("dfl", (TOTAL, 8), 8, "(B, N, 35), 4 * 8 head.bins + 3 classes"),
+        (["yolov8"], TWO, {"outputs": ["c"]}, "head.outputs names 'c', which the model does not give; its outputs are"),
+        (
+            ["yolox", "yolov5", "yolov8"],
+            TWO,
+            {},
+            "decode rule 'RULE' reads one output, the model gives 2: 'a' (?, 7, 10), 'b' (?, 7, 10); name the one to "
+            "read with head.outputs",
+        ),
+        (
+            ["yolox", "yolov8", "dfl"],
+            {"a": (3, 8, 8)},
+            {},
+            "output 'a' has shape (?, 3, 8, 8), decode rule 'RULE' expects three dimensions with the batch first; "
+            "choose the raw outputs with head.outputs or another head.decode",
+        ),
+        (["yolox"], {"a": (TOTAL, 9)}, {}, "is 9 channels; decode rule 'yolox' expects (B, N, 8), 5 + 3 classes"),
+        (["yolov5"], {"a": (10, 7)}, {}, "is 7 channels; decode rule 'yolov5' expects (B, N, 8), 5 + 3 classes"),
+        (["yolov8"], {"a": (8, 10)}, {}, "is 8 channels; decode rule 'yolov8' expects (B, 7, N), 4 + 3 classes"),
+        (
+            ["dfl"],
+            {"a": (TOTAL, 8)},
+            {},
+            "output 'a' has shape (?, 126, 8), that is 8 channels; decode rule 'dfl' expects (B, N, 35), 4 * 8 "
+            "head.bins + 3 classes",
+        ),
+        *(
+            (
+                [rule],
+                {"a": (100, channels)},
+                {},
+                "that is 100 cells; input.size [64, 96] with head.strides [8, 16, 32] gives 126; set input.size to "
+                "the size the model was exported for, or head.strides to its strides",
+            )
+            for rule, channels in (("yolox", 8), ("dfl", 35))
+        ),
+        (
+            ["dfl"],
+            {"a": (96, 3), "b": (96, 32)},
+            {},
+            "takes one output or a class map and a distance map for each of head.strides [8, 16, 32], got 2 outputs: "
+            "'a' (?, 96, 3), 'b' (?, 96, 32); set head.strides, or head.outputs",
+        ),
     ],
 )
-def test_an_output_with_other_channels(
-    configure: Any, rule: str, shape: tuple[int, int], got: int, wanted: str
+def test_outputs_that_do_not_fit_the_rule(
+    configure: Any, rules: list[str], outputs: dict[str, Any], head: dict[str, Any], words: str
 ) -> None:
-    text = refusal({"a": shape}, configure(rule, SIZE))
-    assert f"output 'a' has shape (?, {shape[0]}, {shape[1]}), that is {got} channels" in text
-    assert f"decode rule '{rule}' expects {wanted}" in text
-
-
-@pytest.mark.parametrize(("rule", "channels"), [("yolox", 8), ("dfl", 35)])
-def test_an_output_with_other_cells(configure: Any, rule: str, channels: int) -> None:
-    text = refusal({"a": (100, channels)}, configure(rule, SIZE))
-    assert "that is 100 cells; input.size [64, 96] with head.strides [8, 16, 32] gives 126" in text
-    assert "set input.size to the size the model was exported for, or head.strides to its strides" in text
-
-
-def test_dfl_with_a_wrong_number_of_outputs(configure: Any) -> None:
-    text = refusal({"a": (96, 3), "b": (96, 32)}, configure("dfl", SIZE))
-    assert "takes one output or a class map and a distance map for each of head.strides [8, 16, 32]" in text
-    assert "got 2 outputs: 'a' (?, 96, 3), 'b' (?, 96, 32); set head.strides, or head.outputs" in text
+    for rule in rules:
+        assert words.replace("RULE", rule) in refusal(outputs, configure(rule, SIZE, **head))
 
 
 def test_dfl_with_wrong_channels(configure: Any, normal: Any) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from trtdet.errors import ModelError
-from trtdet.exporter import SHAPES_MODEL
+from trtdet.exporter import SHAPES_MODEL, ExportOptions
 from trtdet.passes import plugin_ops
 from trtdet.passes.base import PLUGIN_DOMAIN
 from trtdet.passes.opset.forms import FORMS
@@ -608,7 +608,7 @@ def test_exports_of_torch_in_any_opset_are_lowered(opset: int) -> None:
             return torch.cat([rows, rows.topk(8, dim=2)[0]], dim=2)
 
     torch.manual_seed(0)
-    model = to_onnx(Net().eval(), torch.zeros(1, 3, 20, 20), "images", ["output"], dynamic_batch=False, opset=opset)
+    model = to_onnx(Net().eval(), torch.zeros(1, 3, 20, 20), ("images", "output"), ExportOptions(opset=opset))
     for index, node in enumerate(model.graph.node):
         node.name = node.name or f"{node.op_type}_{index}"
     x = noise(1, 3, 20, 20, scale=1)

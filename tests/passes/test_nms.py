@@ -18,12 +18,7 @@ from other_nms import nms_layer, torchvision_nms
 from trtdet.backends import OnnxRunner
 from trtdet.config import Config, NmsConfig, NmsMode
 from trtdet.detection.plugin_nms import EfficientNms, efficient_nms
-from trtdet.detection.suppression import (
-    Detections,
-    non_max_suppression,
-    score_bound,
-    sigmoid,
-)
+from trtdet.detection.suppression import Detections, non_max_suppression, score_bound, sigmoid
 from trtdet.errors import ConfigError
 from trtdet.passes import Options, nms
 from trtdet.passes.base import PassResult
@@ -140,10 +135,6 @@ def clustered(rng: np.random.Generator, batch: int, count: int, classes: int, ti
     # Images of a batch differ in how many candidates they have.
     scores[0] *= rng.integers(0, 2, (count, 1))
     return np.concatenate([corner, corner + size], axis=2), scores
-
-
-def test_the_arrow_stands_in_the_docstring() -> None:
-    assert (nms.__doc__ or "").splitlines()[0] == "boxes, scores -> num_dets, boxes, scores, classes"
 
 
 LIMITS = ((1, 1), (5, 5), (5, 40), (40, 40), (3, 1000), (300, 3000))
@@ -445,6 +436,8 @@ def test_efficient_leaves_out_a_background_class_and_reads_centres_and_boxes_by_
     one = efficient_nms(centres, scores, EfficientNms(0.15, 0.5, 4, box_coding=1))
     np.testing.assert_array_equal(one.boxes, efficient_nms(corners, scores, EfficientNms(0.15, 0.5, 4)).boxes)
     assert efficient_nms(corners, scores, EfficientNms(0.15, 0.5, 4, background_class=0)).classes[0, :1] == [1]
+    inverted = np.array([[[10, 10, 0, 0], [0, 0, 10, 9]]], np.float32)  # turned round before overlaps are computed
+    assert efficient_nms(inverted, scores[..., :1] * 4, EfficientNms(0.1, 0.5, 4)).num_dets[0, 0] == 1
     by_class = np.stack([corners, corners + 100], axis=2)
     np.testing.assert_array_equal(
         efficient_nms(by_class, scores, EfficientNms(0.15, 0.5, 4)).boxes[0, :2],
@@ -462,18 +455,10 @@ def test_efficient_takes_no_more_than_4096_candidates() -> None:
     model = suppressing("efficient", 1, 5000, config)
     assert "TopK" not in [node.op_type for node in model.graph.node]
     assert efficient_check(boxes, scores, config).num_dets[0, 0] == 4096
-    with pytest.raises(ConfigError, match=r"EfficientNMS takes at most 4096 candidates; lower it with --pre-nms-topk"):
+    with pytest.raises(ConfigError, match="takes at most 4096 candidates; lower it with --set nms.pre_nms_topk="):
         suppressing("efficient", 1, 5000, configuration(1, pre_nms_topk=4500))
     with pytest.raises(ConfigError, match="this backend's TopK takes at most 3840"):
         suppressing("efficient", 1, 5000, configuration(1, pre_nms_topk=4000), max_topk=3840)
-
-
-def test_efficient_turns_inverted_boxes_round_before_their_overlap_is_computed() -> None:
-    boxes = np.array([[[10, 10, 0, 0], [0, 0, 10, 9]]], np.float32)
-    scores = np.array([[[0.9], [0.8]]], np.float32)
-    assert efficient_nms(boxes, scores, EfficientNms(0.1, 0.5, 4)).num_dets[0, 0] == 1
-    config = configuration(1, iou_threshold=0.5)
-    assert check(boxes, scores, config).num_dets[0, 0] == 2
 
 
 @pytest.mark.parametrize("length", [11, 40, 120])
@@ -486,11 +471,43 @@ def test_a_chain_of_suppressions_of_any_length_is_settled(length: int) -> None:
     assert found.num_dets[0, 0] == (length + 1) // 2
 
 
-def test_images_of_one_batch_keep_different_counts() -> None:
-    boxes = np.tile(np.array([[0, 0, 10, 10], [0, 0, 10, 11], [50, 50, 60, 60]], np.float32), (3, 1, 1))
-    scores = np.array([[0.9, 0.8, 0.7], [0.9, 0.8, 0.0], [0.0, 0.0, 0.0]], np.float32)[:, :, None]
-    found = check(boxes, scores, configuration(1))
-    assert found.num_dets.ravel().tolist() == [2, 1, 0]
+HALF = [[0, 0, 10, 10], [0, 0, 10, 5]]
+"""Their IoU is exactly 0.5."""
+
+
+@pytest.mark.parametrize(
+    ("boxes", "scores", "keys", "counts"),
+    [
+        ([[[0, 0, 1, 1], [5, 5, 6, 6]]], [[0.25, 0.250001]], {"score_threshold": 0.25}, [1]),
+        ([HALF], [[0.9, 0.8]], {"iou_threshold": 0.5}, [2]),
+        ([HALF], [[0.9, 0.8]], {"iou_threshold": 0.499}, [1]),
+        # Boxes without area, or inverted ones, neither suppress nor are suppressed.
+        (
+            [[[5, 5, 5, 5]] * 3 + [[5, 5, 5, 9]] * 2 + [[0, 0, 10, 10]] + [[9, 9, 1, 1]] * 2],
+            [np.linspace(0.9, 0.2, 8)],
+            {},
+            [8],
+        ),
+        ([[[10, 10, 0, 0], [0, 0, 10, 9]]], [[0.9, 0.8]], {"iou_threshold": 0.5}, [2]),
+        # Coordinates that are not finite.
+        (
+            [[[0, 0, 10, 10], [0, 0, 10, np.nan], [0, 0, np.inf, np.inf], [20, 20, 30, 30]]],
+            [[0.9, 0.8, 0.7, 0.6]],
+            {},
+            [4],
+        ),
+        # The images of a batch have different counts.
+        (
+            [[*HALF, [50, 50, 60, 60]]] * 4,
+            [[0.9, 0.8, 0.7], [0.9, 0.8, 0.0], [0.9, 0.0, 0.0], [0.0] * 3],
+            {"iou_threshold": 0.4},
+            [2, 1, 1, 0],
+        ),
+    ],
+)
+def test_how_many_boxes_are_kept(boxes: Any, scores: Any, keys: dict[str, float], counts: list[int]) -> None:
+    detections = check(np.array(boxes, np.float32), np.array(scores)[..., None], configuration(1, **keys))
+    assert detections.num_dets.ravel().tolist() == counts
 
 
 def test_no_candidate_at_all_gives_zero_detections() -> None:
@@ -499,33 +516,10 @@ def test_no_candidate_at_all_gives_zero_detections() -> None:
     assert not got.scores.any()
 
 
-def test_a_score_must_exceed_the_threshold() -> None:
-    boxes = np.array([[[0, 0, 1, 1], [5, 5, 6, 6]]])
-    assert check(boxes, np.array([[[0.25], [0.250001]]]), configuration(1, score_threshold=0.25)).num_dets[0, 0] == 1
-
-
-def test_an_overlap_must_exceed_the_threshold() -> None:
-    boxes = np.array([[[0, 0, 10, 10], [0, 0, 10, 5]]])  # their IoU is exactly 0.5
-    scores = np.array([[[0.9], [0.8]]])
-    assert check(boxes, scores, configuration(1, iou_threshold=0.5)).num_dets[0, 0] == 2
-    assert check(boxes, scores, configuration(1, iou_threshold=0.499)).num_dets[0, 0] == 1
-
-
-def test_boxes_without_area_neither_suppress_nor_are_suppressed() -> None:
-    boxes = np.array([[[5, 5, 5, 5]] * 3 + [[5, 5, 5, 9]] * 2 + [[0, 0, 10, 10]] + [[9, 9, 1, 1]] * 2])
-    found = check(boxes, np.linspace(0.9, 0.2, 8)[None, :, None], configuration(1))
-    assert found.num_dets[0, 0] == 8
-
-
 def test_equal_boxes_with_equal_scores_keep_the_first() -> None:
     boxes = np.tile(np.array([0.0, 0, 10, 10]), (1, 50, 1))
     found = check(boxes, np.full((1, 50, 4), 0.5), configuration(4))
     assert found.image(0)[2].tolist() == [0, 1, 2, 3]
-
-
-def test_scores_that_are_nan_and_boxes_that_are_not_finite_are_no_reason_to_fail() -> None:
-    boxes = np.array([[[0, 0, 10, 10], [0, 0, 10, np.nan], [0, 0, np.inf, np.inf], [20, 20, 30, 30]]])
-    assert check(boxes, np.array([[[0.9], [0.8], [0.7], [0.6]]]), configuration(1)).num_dets[0, 0] == 4
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 30])
@@ -553,17 +547,14 @@ def test_the_pool_may_be_smaller_or_larger_than_the_number_of_candidates(topk: i
 
 
 def test_no_constant_grows_with_the_pool() -> None:
-    config = configuration(80)
-    large = native(1, 8400, config)
-    assert large.ByteSize() < 30_000
+    assert native(1, 8400, configuration(80)).ByteSize() < 30_000
 
 
 def test_a_pool_beyond_the_backends_topk_is_an_error_that_says_what_to_do() -> None:
     config = configuration(80, pre_nms_topk=5000)
-    with pytest.raises(ConfigError) as caught:
+    words = "'nms.pre_nms_topk' is 5000 but this backend's TopK takes at most 3840; lower it with --set "
+    with pytest.raises(ConfigError, match=words + "nms.pre_nms_topk=3840 or choose --nms host"):
         native(1, 8400, config, max_topk=3840)
-    assert "'nms.pre_nms_topk' is 5000 but this backend's TopK takes at most 3840" in str(caught.value)
-    assert "--pre-nms-topk 3840 or choose --nms host" in str(caught.value)
     native(1, 8400, config, max_topk=None)
     native(1, 40, config, max_topk=3840)  # there are only 3200 candidates
 

@@ -45,17 +45,13 @@ def config(configure: Any) -> Any:
     return configure("yolox", (64, 64), strides=[8], scores="logits", nms={"max_detections": 20})
 
 
-def test_the_order_of_the_passes_is_fixed() -> None:
-    assert [one.__name__.rpartition(".")[2] for one in PASSES] == [
-        "clean",
-        "unstack",
-        "batchnorm",
-        "opset",
-        "batch",
-        "silu",
-        "decode",
-        "nms",
-    ]
+COUNTS = {"clean": 1, "unstack": 0, "batchnorm": 1, "opset": 1, "batch": 0, "silu": 0, "decode": 1, "nms": 1}
+"""Of the detector, in the order of the passes."""
+
+
+def test_the_order_of_the_passes_is_fixed_and_each_says_its_arrow() -> None:
+    assert [one.__name__.rpartition(".")[2] for one in PASSES] == list(COUNTS)
+    assert all("->" in (one.__doc__ or "").splitlines()[0] for one in PASSES)
 
 
 @pytest.mark.parametrize("where", ["native", "host"])
@@ -66,16 +62,8 @@ def test_all_passes_keep_the_meaning_and_do_not_change_the_model_given(
     before = detector.SerializeToString()
     rewritten = rewrite(detector, Options(config, where, batch))
     assert detector.SerializeToString() == before
-    assert {name: result.count for name, result in rewritten.results.items()} == {
-        "clean": 1,
-        "unstack": 0,
-        "batchnorm": 1,
-        "opset": 1,
-        "batch": 0,
-        "silu": 0,
-        "decode": 1,
-        "nms": int(where == "native"),
-    }
+    counts = {name: result.count for name, result in rewritten.results.items()}
+    assert counts == COUNTS | {"nms": int(where == "native")}
     names = [node.name for node in rewritten.model.graph.node]
     assert all(names) and len(set(names)) == len(names)
     x = normal(2, 3, 64, 64)
@@ -145,21 +133,16 @@ def test_native_takes_the_number_of_boxes_from_the_grid_where_the_model_leaves_i
     assert [dim.dim_value for dim in rewritten.graph.output[1].type.tensor_type.shape.dim] == [1, 20, 4]
 
 
-def test_the_real_models_mean_the_same_before_and_after(shared_data: Path, run: Any) -> None:
-    image = np.random.default_rng(0).uniform(0, 255, (1, 3, 416, 416)).astype(np.float32)
-    path, config = shared_data / "models" / "yolox_nano.onnx", load_config("yolox")
-    model = load_model(path)
-    got = run(rewrite(model, Options(config)).model, images=image)
-    boxes, scores = heads.decode(run(model, images=image), config)
-    np.testing.assert_allclose(got["boxes"], boxes, rtol=1e-3, atol=1e-2)
-    np.testing.assert_allclose(got["scores"], scores, rtol=1e-3, atol=1e-5)
-
-
-def test_the_real_dfl_model_means_the_same_before_and_after(shared_data: Path, run: Any) -> None:
-    image = np.random.default_rng(0).normal(0, 1, (1, 3, 416, 416)).astype(np.float32)
-    model, config = load_model(shared_data / "models" / "picodet_s.onnx"), load_config("dfl")
-    name = model.graph.input[0].name
-    got = run(rewrite(model, Options(config, batch=1)).model, **{name: image})
-    boxes, scores = heads.decode(run(model, **{name: image}), config)
+@pytest.mark.parametrize(
+    ("name", "decode", "options", "top"), [("yolox_nano", "yolox", {}, 255), ("picodet_s", "dfl", {"batch": 1}, 1)]
+)
+def test_the_real_models_mean_the_same_before_and_after(
+    shared_data: Path, run: Any, name: str, decode: str, options: dict[str, Any], top: float
+) -> None:
+    image = np.random.default_rng(0).uniform(0, top, (1, 3, 416, 416)).astype(np.float32)
+    model, config = load_model(shared_data / "models" / f"{name}.onnx"), load_config(decode)
+    feeds = {model.graph.input[0].name: image}
+    got = run(rewrite(model, Options(config, **options)).model, **feeds)
+    boxes, scores = heads.decode(run(model, **feeds), config)
     np.testing.assert_allclose(got["boxes"], boxes, rtol=1e-3, atol=1e-2)
     np.testing.assert_allclose(got["scores"], scores, rtol=1e-3, atol=1e-5)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from trtdet.backends import OnnxRunner
 from trtdet.backends.base import LayerTime, RunInfo
 from trtdet.backends.onnxruntime_trace import layer_times
+from trtdet.backends.tensorrt.engine_layers import onnx_nodes
 from trtdet.config import load_config
 from trtdet.errors import BackendError, ConfigError
 from trtdet.exporter import SHAPES_MODEL
@@ -142,6 +143,27 @@ def test_profiles_of_one_target_are_joined() -> None:
         joined("net", [first, (layer("b", "Conv", [3.0]),)])
     with pytest.raises(BackendError, match="other layers"):
         joined("net", [first, (*second, *second)])
+
+
+# layers of TensorRT
+
+
+@pytest.mark.parametrize(
+    ("name", "metadata", "nodes"),
+    [
+        ("Conv_41", "", ("Conv_41",)),
+        ("Conv_41 + Relu_42", "", ("Conv_41", "Relu_42")),
+        ("/a/Conv + PWN(PWN(/a/Sigmoid), /a/Mul)", "", ("/a/Conv", "/a/Sigmoid", "/a/Mul")),
+        ("{ForeignNode[/a/Concat.../b/TopK]}", "", ("/a/Concat", "/b/TopK")),
+        ("Reformatting CopyNode for Input Tensor 0 to Conv_41", "", ()),
+        ("__myl_ConvSilu_myl0_12", "", ()),
+        ("__myl_ConvSilu_myl0_12", "[ONNX Layer: /a/Conv]\x1e[ONNX Layer: /a/Mul]", ("/a/Conv", "/a/Mul")),
+        ("anything", "[ONNX Layer: Conv_41][ONNX Layer: Conv_41]", ("Conv_41",)),
+        ("Conv_41", "something else", ("Conv_41",)),
+    ],
+)
+def test_a_layer_of_an_engine_is_traced_to_its_nodes(name: str, metadata: str, nodes: tuple[str, ...]) -> None:
+    assert onnx_nodes(name, metadata) == nodes
 
 
 # two profiles

@@ -9,7 +9,7 @@ import onnx.parser
 import pytest
 
 from trtdet.backends import OnnxRunner
-from trtdet.calibration import Range, Ranges
+from trtdet.calibration import Range, Ranges, expose
 from trtdet.quantization import QdqPlacement, place
 
 
@@ -42,15 +42,7 @@ def measured() -> Callable[..., tuple[QdqPlacement, Ranges]]:
 
     def measured(model: onnx.ModelProto, x: np.ndarray) -> tuple[QdqPlacement, Ranges]:
         placement = place(model)
-        probe = onnx.ModelProto()
-        probe.CopyFrom(model)
-        del probe.graph.output[:]
-        source = model.graph.input[0].name
-        for name in placement.activations:
-            if name != source:
-                probe.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
-        found = OnnxRunner(probe)(x) if len(probe.graph.output) else {}
-        found[source] = x
+        found = {**OnnxRunner(expose(model, placement.activations))(x), model.graph.input[0].name: x}
         tensors = {
             name: Range(float(np.abs(found[name]).max()), float(found[name].min()), float(found[name].max()))
             for name in placement.activations

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from trtdet.building.graph import host_graph
 from trtdet.config import NmsMode, load_config
 from trtdet.passes import Options, load_model, rewrite
-from trtdet.pipeline import host_graph
 from trtdet.quantization import Cause, PrecisionPlan, default_plan, place
 
 

@@ -4,15 +4,7 @@ import numpy as np
 import pytest
 
 from trtdet.errors import ModelError
-from trtdet.quantization.encoding import ChannelMap, half_step, weight_scales
-
-
-def test_the_offset_is_what_comes_after_the_scale() -> None:
-    shift, scale = np.array([1.0, -2.0]), np.array([4.0, 0.5])
-    x = np.array([3.0, 5.0])
-    offset = ChannelMap(1.0, scale, shift).offset()
-    np.testing.assert_allclose(scale * x + offset, scale * (x - shift))
-    assert ChannelMap(1.0, scale).offset() is None
+from trtdet.quantization.encoding import half_step, weight_scales
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

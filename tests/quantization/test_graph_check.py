@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
-from trtdet.quantization import GraphProblem, lint
+from trtdet.quantization import lint
 
 # A correct quantised convolution; each test breaks one thing of it.
 GOOD = """(float[1,4,8,8] x) => (float[1,4,8,8] y) {
@@ -46,10 +46,6 @@ def test_a_correct_graph_has_no_findings(build: Any) -> None:
 def test_a_float_graph_has_no_findings(net: Any, normal: Any) -> None:
     model = net("(float[1,4,8,8] x) => (float[1,4,8,8] y) {y = Conv(x, w)}", w=normal(4, 4, 1, 1))
     assert lint(model) == ()
-
-
-def test_a_finding_prints_its_node_and_its_problem() -> None:
-    assert str(GraphProblem("Conv_1", "it would run in float")) == "Conv_1: it would run in float"
 
 
 def test_only_the_activation_quantised(build: Any) -> None:

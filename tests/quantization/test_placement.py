@@ -29,7 +29,6 @@ def test_the_input_of_every_convolution_is_quantised(net: Any, normal: Any) -> N
         "Conv_0": Entry("int8", "convolution", Cause.QUANTIZABLE),
         "Conv_2": Entry("int8", "convolution", Cause.QUANTIZABLE),
     }
-    assert placement.skipped == ()
 
 
 def test_a_tensor_that_several_convolutions_read_is_quantised_once(net: Any, normal: Any) -> None:
@@ -61,15 +60,12 @@ def test_of_two_quantised_inputs_of_a_sum_the_one_that_more_nodes_read_is_the_sk
     assert readers["c"] == (("Conv_5", 0),)
 
 
-def test_a_residual_sum_of_which_nothing_is_quantised_is_left_with_the_reason(net: Any, normal: Any) -> None:
+def test_a_residual_sum_of_which_nothing_is_quantised_is_left(net: Any, normal: Any) -> None:
     model = net(
         "(float[1,4,8,8] x) => (float[1,4,8,8] y) {a = Conv(x, w1) b = Conv(x, w2) y = Add(a, b)}",
         **weights(normal, "w1", "w2"),
     )
     placement = place(model)
-    assert placement.skipped == (
-        "Add_2: residual sum: neither input is quantised for a convolution, so both are read in float",
-    )
     assert placement.readers == {"x": (("Conv_0", 0), ("Conv_1", 0))}
 
 
@@ -83,7 +79,6 @@ def test_sums_that_are_not_residual_are_no_near_matches(net: Any, normal: Any) -
     )
     placement = place(model)
     assert placement.readers == {"x": (("Conv_0", 0),)}
-    assert [text.partition(":")[0] for text in placement.skipped] == ["Add_4"]
 
 
 def test_a_dynamic_batch_changes_nothing(net: Any, normal: Any) -> None:

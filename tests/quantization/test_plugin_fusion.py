@@ -12,12 +12,13 @@ import onnx
 import pytest
 
 from trtdet.backends import OnnxRunner
-from trtdet.calibration import ChannelRange
+from trtdet.calibration import ChannelRange, expose
 from trtdet.config import InputConfig
+from trtdet.passes import Decoded
 from trtdet.passes.base import PLUGIN_DOMAIN
 from trtdet.passes.model import to_graph, to_model
 from trtdet.passes.plugin_ops import attributes
-from trtdet.quantization import Corrections, insert_qdq, lint, reach, requantize, to_half
+from trtdet.quantization import Corrections, Sources, insert_qdq, lint, reach, requantize, to_half
 from trtdet.quantization.encoding import ChannelMap, Rounded, half_step, nearest, weight_scales
 from trtdet.quantization.placement import QdqPlacement
 from trtdet.quantization.precision import Entry, PrecisionPlan
@@ -47,10 +48,7 @@ def model(net: Any, normal: Any) -> onnx.ModelProto:
 
 @pytest.fixture
 def inputs(model: onnx.ModelProto, normal: Any) -> dict[str, ChannelRange]:
-    probe = onnx.ModelProto()
-    probe.CopyFrom(model)
-    probe.graph.output.extend(onnx.helper.make_tensor_value_info(name, 1, None) for name in "ac")
-    found = OnnxRunner(probe)(normal(1, 3, 8, 8))
+    found = OnnxRunner(expose(model, "ac"))(normal(1, 3, 8, 8))
     return {name: ChannelRange(tuple(np.abs(found[name]).max(axis=(0, 2, 3)).astype(float)), 0.0) for name in "ac"}
 
 
@@ -83,6 +81,15 @@ def quantized(weight: np.ndarray) -> np.ndarray:
     scales = weight_scales(weight)
     shape = (-1, *[1] * (weight.ndim - 1))
     return nearest(weight.reshape(len(weight), -1), scales).reshape(weight.shape) * scales.reshape(shape)
+
+
+def undone(weight: np.ndarray, channels: ChannelMap, bias: np.ndarray) -> Rounded:
+    """Weights for an input that is mapped."""
+    scale = np.ones(weight.shape[1]) if channels.scale is None else channels.scale
+    mapped = (weight / scale.reshape(1, -1, 1, 1)).astype(F)
+    scales = weight_scales(mapped)
+    integers = nearest(mapped.reshape(len(mapped), -1), scales).reshape(mapped.shape)
+    return Rounded(integers, scales, bias.astype(F))
 
 
 def weights(model: onnx.ModelProto) -> dict[str, np.ndarray]:
@@ -154,40 +161,25 @@ def test_the_convolution_before_keeps_its_integers(
         np.testing.assert_allclose(offset, bias / share, rtol=1e-6)
 
 
-def test_a_channel_map_goes_into_the_activation_and_its_padding_before_it(
+def test_a_channel_map_goes_into_the_activation_before_it(
     model: onnx.ModelProto, inputs: dict[str, ChannelRange], measured: Any, normal: Any
 ) -> None:
     x = normal(1, 3, 8, 8)
     placement, ranges = measured(model, x)
-    maps = {
-        "p": ChannelMap(2.0, np.array([0.5, 1.0, 1.5, 2.0]), np.array([0.4, 0.3, 0.2, 0.1])),
-        "q": ChannelMap(1.5, None, np.full(6, 0.3)),
-    }
+    maps = {"p": ChannelMap(2.0, np.array([0.5, 1.0, 1.5, 2.0])), "q": ChannelMap(1.5)}
     found = weights(model)
-    changed = {}
-    for conv, tensor, weight, bias in (("Conv_2", "p", "w2", found["b2"]), ("Conv_4", "q", "w3", np.zeros(5))):
-        scale = maps[tensor].scale if maps[tensor].scale is not None else np.ones(6)
-        mapped = (found[weight] / scale.reshape(1, -1, 1, 1)).astype(F)
-        scales = weight_scales(mapped)
-        integers = nearest(mapped.reshape(len(mapped), -1), scales).reshape(mapped.shape)
-        restored = bias + np.einsum("ocij,c->o", found[weight], maps[tensor].shift)
-        changed[conv] = Rounded(integers, scales, restored.astype(F))
+    changed = {
+        "Conv_2": undone(found["w2"], maps["p"], found["b2"]),
+        "Conv_4": undone(found["w3"], maps["q"], np.zeros(5)),
+    }
     explicit = insert_qdq(model, placement, ranges, Corrections(maps, changed))
-    assert "Pad" in [node.op_type for node in explicit.graph.node]
     kept, taken = requantize(explicit, {}), requantize(explicit, inputs)
     assert (kept.read, kept.written, taken.read, taken.written) == (0, 2, 2, 2)
     # With float inputs nothing but the order of two float32 operations is another one.
     agree(OnnxRunner(kept.model)(x)["y"], OnnxRunner(explicit)(x)["y"])
     first, second = nodes(taken.model)
     np.testing.assert_allclose(first.attrs["factor"], maps["p"].scale / maps["p"].step, rtol=1e-6)
-    np.testing.assert_allclose(first.attrs["offset"], -maps["p"].scale * maps["p"].shift / maps["p"].step, rtol=1e-5)
-    np.testing.assert_allclose(second.attrs["offset"], np.full(6, -0.3 / maps["q"].step), rtol=1e-6)
-    # The Pad moves real values: between a pair of one step, which gives the integers back.
-    after = first.inputs[0].inputs[0]
-    pad = after.inputs[0].inputs[0]
-    before = pad.inputs[0].inputs[0]
-    assert (before.op, pad.op, after.op) == ("DequantizeLinear", "Pad", "QuantizeLinear")
-    assert before.inputs[1] is after.inputs[1] is before.inputs[0].inputs[0].inputs[1]
+    np.testing.assert_allclose(second.attrs["factor"], [1 / maps["q"].step], rtol=1e-6)
     assert integer_readers(taken.model) <= {"DequantizeLinear", "TRT_SiLU"}
     assert lint(taken.model) == ()
     got, expected = OnnxRunner(taken.model)(x)["y"], OnnxRunner(explicit)(x)["y"]
@@ -238,13 +230,8 @@ def test_a_join_of_channels_joins_int8(net: Any, normal: Any, measured: Any, map
     placement, ranges = measured(model, x)
     maps, changed = {}, {}
     if mapped:
-        maps["j"] = ChannelMap(3.0, np.linspace(0.5, 1.5, 9), np.linspace(-0.2, 0.2, 9))
-        weight = weights(model)["w3"] / maps["j"].scale.reshape(1, -1, 1, 1).astype(F)
-        scales = weight_scales(weight)
-        integers = nearest(weight.reshape(4, -1), scales).reshape(weight.shape)
-        changed["Conv_5"] = Rounded(
-            integers, scales, (weights(model)["w3"][:, :, 0, 0] @ maps["j"].shift * 1.0).astype(F)
-        )
+        maps["j"] = ChannelMap(3.0, np.linspace(0.5, 1.5, 9))
+        changed["Conv_5"] = undone(weights(model)["w3"], maps["j"], np.zeros(4))
     explicit = insert_qdq(model, placement, ranges, Corrections(maps, changed))
     done = requantize(explicit, {"a": ChannelRange((3.0, 4.0, 5.0, 6.0), 0.0)})
     assert (done.read, done.written, done.skipped) == (1, 1, ())
@@ -259,22 +246,6 @@ def test_a_join_of_channels_joins_int8(net: Any, normal: Any, measured: Any, map
     assert lint(done.model) == ()
     kept = requantize(explicit, {})
     agree(OnnxRunner(kept.model)(x)["y"], OnnxRunner(explicit)(x)["y"])
-
-
-def test_lint_names_what_reads_integers_that_parsers_do_not_list(
-    model: onnx.ModelProto, inputs: dict[str, ChannelRange], measured: Any, normal: Any
-) -> None:
-    graph = to_graph(requantize(insert_qdq(model, *measured(model, normal(1, 3, 8, 8))), inputs).model)
-    first = next(node for node in graph.nodes if node.op == "TRT_SiLU")
-    quantizer = first.inputs[0].inputs[0]
-    copied = quantizer.outputs[0].copy()
-    copied.name = "copied"
-    graph.nodes.append(first.__class__("Identity", "copy", inputs=[quantizer.outputs[0]], outputs=[copied]))
-    first.inputs = [copied]
-    allowed = "only TRT_SiLU, TRT_HardSwish, DequantizeLinear may"
-    assert [str(one) for one in lint(to_model(graph))] == [
-        f"{quantizer.name}: Identity 'copy' reads its INT8 output: {allowed}"
-    ]
 
 
 @pytest.mark.parametrize("axis", [2, -1])
@@ -339,24 +310,27 @@ def test_ranges_reach_over_what_was_seen_but_not_where_the_activation_is_0(
     told: list[int] = []
     progress: Callable[[str, int, int], None] = lambda stage, done, total: told.append(done)  # noqa: E731
     paths = sorted(tmp_path.glob("*.png"))
-    found = reach(model, paths, config, OnnxRunner, progress)["a"]
+    sources = Sources(paths, config, OnnxRunner, Decoded("y", "y"), progress)
+    found = reach(model, sources)["a"]
     assert told == [1, 2, 3, 4]
     # Pixels of 10..190: the first channel reaches over 19, the second is far below 0, the third always 0.
     assert 19 < found.amax[0] < 60
     assert found.amax[1] == floor
     assert 0 < found.amax[2] < 0.01
     assert 0 < found.noise < 0.01
-    assert (
-        reach(net("(float[1,3,8,8] x) => (float[1,3,8,8] y) { y = Relu(x) }"), paths, config, OnnxRunner, progress)
-        == {}
-    )
+    assert reach(net("(float[1,3,8,8] x) => (float[1,3,8,8] y) { y = Relu(x) }"), sources) == {}
 
 
-def test_lint_names_what_reads_an_int8_activation_and_steps_that_cannot_be(
+def test_lint_names_what_reads_integers_and_steps_that_cannot_be(
     model: onnx.ModelProto, inputs: dict[str, ChannelRange], measured: Any, normal: Any
 ) -> None:
     graph = to_graph(requantize(insert_qdq(model, *measured(model, normal(1, 3, 8, 8))), inputs).model)
     first, second = (node for node in graph.nodes if node.op == "TRT_SiLU")
+    quantizer = first.inputs[0].inputs[0]
+    copied = quantizer.outputs[0].copy()
+    copied.name = "copied"
+    graph.nodes.append(first.__class__("Identity", "copy", inputs=[quantizer.outputs[0]], outputs=[copied]))
+    first.inputs = [copied]
     first.attrs["input_scale"] = [0.0, 1.0, 1.0, 1.0]
     second.attrs["factor"] = [float("inf")]
     made = graph.nodes[-1].outputs[0].copy()
@@ -364,8 +338,12 @@ def test_lint_names_what_reads_an_int8_activation_and_steps_that_cannot_be(
     graph.nodes.append(first.__class__("Identity", "stranger", inputs=[first.outputs[0]], outputs=[made]))
     graph.outputs.append(made)
     made.dtype = np.int8
-    assert [str(one) for one in lint(to_model(graph))] == [
-        f"{first.name}: Identity 'stranger' reads its INT8 output: only DequantizeLinear may",
-        f"{first.name}: its input_scale must be over 0 and finite in every channel",
-        f"{second.name}: its factor and offset must be finite in every channel",
-    ]
+    allowed = "only TRT_SiLU, TRT_HardSwish, DequantizeLinear may"
+    assert sorted(str(problem) for problem in lint(to_model(graph))) == sorted(
+        [
+            f"{quantizer.name}: Identity 'copy' reads its INT8 output: {allowed}",
+            f"{first.name}: Identity 'stranger' reads its INT8 output: only DequantizeLinear may",
+            f"{first.name}: its input_scale must be over 0 and finite in every channel",
+            f"{second.name}: its factor and offset must be finite in every channel",
+        ]
+    )

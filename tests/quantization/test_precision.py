@@ -108,9 +108,6 @@ def test_what_is_not_a_plan_is_an_error(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"is not a precision plan .*; start from a bundle's plan\.json"):
         PrecisionPlan.load(path)
-
-
-def test_a_folder_is_not_a_plan(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not a precision plan"):
         PrecisionPlan.load(tmp_path)
 

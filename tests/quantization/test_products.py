@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,9 @@ from trtdet.backends import OnnxRunner
 from trtdet.passes.model import to_graph
 from trtdet.quantization import (
     Corrections,
+    Entry,
+    PrecisionPlan,
     Switch,
-    Weighted,
     WeightScales,
     default_plan,
     insert_qdq,
@@ -28,6 +30,7 @@ from trtdet.quantization import (
 from trtdet.quantization.encoding import ChannelMap, Rounded
 from trtdet.quantization.macs import multiply_adds
 from trtdet.quantization.qdq import plain_form
+from trtdet.quantization.weighted import Weighted
 
 NORMALISED = "/encoder/norm0_output"
 
@@ -49,6 +52,19 @@ def two(net: Any, normal: Any) -> onnx.ModelProto:
     weights = {"w1": normal(32, 64, seed=1, scale=0.2), "w2": normal(64, 32, seed=2, scale=0.2)}
     model: onnx.ModelProto = net(TWO, **weights, bias=normal(64, seed=3))
     return model
+
+
+def layer_of(model: onnx.ModelProto, name: str) -> Weighted:
+    layer = Weighted.of(next(node for node in to_graph(model).nodes if node.name == name))
+    assert layer is not None
+    return layer
+
+
+def mapped_weights(layer: Weighted, scale: np.ndarray) -> Rounded:
+    """For an input that is multiplied by the scale."""
+    weight = layer.weight / scale
+    steps = (np.abs(weight).max(axis=1) / 127).astype(np.float32)
+    return Rounded(np.rint(weight / steps[:, None]).astype(np.int8), steps, layer.bias)
 
 
 def constants(model: onnx.ModelProto) -> dict[str, np.ndarray]:
@@ -93,7 +109,6 @@ def test_what_turns_coordinates_or_has_its_constant_on_the_left_is_no_layer(net:
         y = MatMul(x, corners) v = MatMul(left, z) }"""
     placement = place(net(text, corners=normal(4, 4), left=normal(32, 32)))
     assert placement.plan.entries == {}
-    assert placement.skipped == ("MatMul_1: product: its constant is on the left, which no layer's weights are",)
 
 
 def test_heads_stay_in_fp16_and_few_inputs_as_well(model: onnx.ModelProto) -> None:
@@ -128,15 +143,11 @@ def test_what_is_written_computes_what_the_integers_say(net: Any, normal: Any, m
     model, x = two(net, normal), normal(1, 4, 32, seed=5)
     placement, ranges = measured(model, x)
     bias = normal(32, seed=9)  # the second product has no place for it
-    layer = Weighted.of(next(node for node in to_graph(model).nodes if node.name == "MatMul_3"))
-    assert layer is not None
-    weights = {"MatMul_3": Rounded(plain_form(layer).integers, plain_form(layer).scales, bias)}
+    weights = {"MatMul_3": replace(plain_form(layer_of(model, "MatMul_3")), bias=bias)}
     written = insert_qdq(model, placement, ranges, Corrections({}, weights), weights=WeightScales(form))
     assert lint(written) == ()
-    first = Weighted.of(next(node for node in to_graph(model).nodes if node.name == "MatMul_0"))
-    assert first is not None
     value = x
-    for name, form_ in (("x", plain_form(first)), ("c", weights["MatMul_3"])):
+    for name, form_ in (("x", plain_form(layer_of(model, "MatMul_0"))), ("c", weights["MatMul_3"])):
         step = np.float32(np.float16(ranges.tensors[name].scale))
         step = step if step >= ranges.tensors[name].scale else np.float32(np.nextafter(np.float16(step), np.float16(1)))
         read = np.clip(np.rint(value / step), -127, 127) * step
@@ -151,16 +162,8 @@ def test_a_channel_map_goes_into_the_layer_normalization(
     placement, ranges = measured(model, images)
     scale = np.exp(0.2 * normal(32).astype(np.float64))
     maps = {NORMALISED: ChannelMap(ranges.tensors[NORMALISED].amax * float(scale.max()), scale, axis=-1)}
-    nodes = {node.name: node for node in to_graph(model).nodes}
-    weights = {}
-    for part in "qkv":
-        layer = Weighted.of(nodes[f"/encoder/{part}/MatMul"])
-        assert layer is not None
-        weight = layer.weight / scale
-        steps = (np.abs(weight).max(axis=1) / 127).astype(np.float32)
-        weights[f"/encoder/{part}/MatMul"] = Rounded(
-            np.rint(weight / steps[:, None]).astype(np.int8), steps, layer.bias
-        )
+    names = [f"/encoder/{part}/MatMul" for part in "qkv"]
+    weights = {name: mapped_weights(layer_of(model, name), scale) for name in names}
     written = insert_qdq(model, placement, ranges, Corrections(maps, weights))
     assert not [node for node in written.graph.node if node.op_type == "Mul" and node.name.startswith("trtdet")]
     norm = next(node for node in written.graph.node if node.name == "/encoder/norm0")
@@ -174,11 +177,7 @@ def test_a_channel_map_goes_into_the_layer_normalization(
 def mapped(model: onnx.ModelProto, measured: Any, x: np.ndarray, scale: np.ndarray) -> onnx.ModelProto:
     """The net of two products with a channel map between them."""
     placement, ranges = measured(model, x)
-    layer = Weighted.of(next(node for node in to_graph(model).nodes if node.name == "MatMul_3"))
-    assert layer is not None
-    weight = layer.weight / scale
-    steps = (np.abs(weight).max(axis=1) / 127).astype(np.float32)
-    rounded = Rounded(np.rint(weight / steps[:, None]).astype(np.int8), steps, layer.bias)
+    rounded = mapped_weights(layer_of(model, "MatMul_3"), scale)
     maps = {"c": ChannelMap(ranges.tensors["c"].amax * float(scale.max()), scale, axis=-1)}
     return insert_qdq(model, placement, ranges, Corrections(maps, {"MatMul_3": rounded}))
 
@@ -207,21 +206,14 @@ def test_a_channel_map_behind_gelu_is_a_product_along_the_last_axis(net: Any, no
 def test_a_product_is_switched_with_its_bias(net: Any, normal: Any, measured: Any, base: Any) -> None:
     model, x = two(net, normal), normal(1, 4, 32, seed=5)
     placement, ranges = measured(model, x)
-    layers = {node.name: Weighted.of(node) for node in to_graph(model).nodes if node.op == "MatMul"}
-    forms = {name: plain_form(layer) for name, layer in layers.items() if layer is not None}
-    shifted = {name: Rounded(form.integers, form.scales, form.bias + 3) for name, form in forms.items()}
+    forms = {name: plain_form(layer_of(model, name)) for name in placement.plan.entries}
+    shifted = {name: replace(form, bias=form.bias + 3) for name, form in forms.items()}
     switch = Switch(model, placement, ranges, Corrections({}, shifted), base)
     for name in shifted:
         others = [other for other in shifted if (other == name) == (base == "fp32")]
         kept = Corrections({}, {other: form for other, form in shifted.items() if other == name})
-        alone = placement.following(
-            type(placement.plan)(
-                {
-                    other: entry if other == name else type(entry)("fp32", "kept")
-                    for other, entry in placement.plan.entries.items()
-                }
-            )
-        )
+        entries = {other: Entry("int8" if other == name else "fp32", "") for other in shifted}
+        alone = placement.following(PrecisionPlan(entries))
         expected = OnnxRunner(insert_qdq(model, alone, ranges, kept))(x)["y"]
         found = switch.whole(others, ["y"])
         np.testing.assert_allclose(OnnxRunner(found)(x)["y"], expected, atol=1e-5)

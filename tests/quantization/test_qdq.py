@@ -9,7 +9,7 @@ import pytest
 from trtdet.backends import OnnxRunner
 from trtdet.calibration import Range, Ranges
 from trtdet.errors import CalibrationError
-from trtdet.quantization import insert_qdq, lint, place
+from trtdet.quantization import QdqPlacement, insert_qdq, lint, place
 from trtdet.quantization.encoding import half_step
 
 NET = """(float[N,3,16,16] x) => (float[N,4,16,16] y) {
@@ -51,9 +51,14 @@ def test_int8_is_close_to_float(model: onnx.ModelProto, measured: Any, normal: A
     onnx.checker.check_model(int8, full_check=True)
 
 
-def test_the_form_is_the_one_that_tensorrt_accepts(model: onnx.ModelProto, measured: Any, normal: Any) -> None:
+@pytest.fixture
+def written(model: onnx.ModelProto, measured: Any, normal: Any) -> tuple[QdqPlacement, Ranges, onnx.ModelProto]:
     placement, ranges = measured(model, normal(1, 3, 16, 16))
-    int8 = insert_qdq(model, placement, ranges)
+    return placement, ranges, insert_qdq(model, placement, ranges)
+
+
+def test_the_form_is_the_one_that_tensorrt_accepts(written: Any) -> None:
+    placement, _, int8 = written
     values, made_by = constants(int8), producers(int8)
     quantizers = [node for node in int8.graph.node if node.op_type == "QuantizeLinear"]
     dequantizers = [node for node in int8.graph.node if node.op_type == "DequantizeLinear"]
@@ -76,18 +81,16 @@ def test_the_form_is_the_one_that_tensorrt_accepts(model: onnx.ModelProto, measu
             assert values[node.input[2]].dtype == np.float32
 
 
-def test_activation_scales_are_those_of_the_ranges(model: onnx.ModelProto, measured: Any, normal: Any) -> None:
-    placement, ranges = measured(model, normal(1, 3, 16, 16))
-    int8 = insert_qdq(model, placement, ranges)
+def test_activation_scales_are_those_of_the_ranges(written: Any) -> None:
+    placement, ranges, int8 = written
     values = constants(int8)
     scales = {node.input[0]: values[node.input[1]] for node in int8.graph.node if node.op_type == "QuantizeLinear"}
     for name in placement.activations:
         assert scales[name] == half_step(ranges.tensors[name].amax / 127)
 
 
-def test_a_tensor_read_by_several_nodes_has_one_pair(model: onnx.ModelProto, measured: Any, normal: Any) -> None:
-    placement, ranges = measured(model, normal(1, 3, 16, 16))
-    int8 = insert_qdq(model, placement, ranges)
+def test_a_tensor_read_by_several_nodes_has_one_pair(written: Any) -> None:
+    _, _, int8 = written
     assert sum(node.input[0] == "c" for node in int8.graph.node if node.op_type == "QuantizeLinear") == 1
     pair = next(node.input[0] for node in int8.graph.node if node.name == "Conv_3")
     assert next(node.input[0] for node in int8.graph.node if node.name == "Add_6") == pair
@@ -145,7 +148,7 @@ def test_ranges_of_another_model_are_an_error_that_counts_and_names(model: onnx.
     assert "made from another model; calibrate this model" in str(caught.value)
 
 
-def test_quantising_twice_gives_the_same_bytes(model: onnx.ModelProto, measured: Any, normal: Any) -> None:
-    found = measured(model, normal(1, 3, 16, 16))
-    first, second = (insert_qdq(model, *found).SerializeToString(deterministic=True) for _ in range(2))
-    assert first == second
+def test_quantising_twice_gives_the_same_bytes(model: onnx.ModelProto, written: Any) -> None:
+    placement, ranges, int8 = written
+    again = insert_qdq(model, placement, ranges)
+    assert again.SerializeToString(deterministic=True) == int8.SerializeToString(deterministic=True)

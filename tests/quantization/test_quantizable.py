@@ -10,25 +10,28 @@ import pytest
 from trtdet.quantization import Entry, PrecisionPlan, place, quantizable
 
 
-@pytest.fixture
-def model() -> onnx.ModelProto:
-    """Two convolutions with an activation between them, then the arithmetic of a head; a shape on the side."""
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 13]>\nnet (float[1,3,8,8] x) => (float[1,4,64] y) {\n'
-        "a = Conv<pads = [1, 1, 1, 1]>(x, wa)\n s = Sigmoid(a)\n m = Mul(a, s)\n k = Shape(m)\n r = Reshape(m, k)\n"
-        "b = Conv<pads = [1, 1, 1, 1]>(r, wb)\n f = Reshape(b, flat)\n e = Exp(f)\n y = Mul(e, two)\n}"
-    )
-    values = {
-        "wa": np.ones((4, 3, 3, 3), np.float32),
-        "wb": np.ones((4, 4, 3, 3), np.float32),
-        "flat": np.array([1, 4, 64]),
-        "two": np.float32(2),
-    }
+def parsed(signature: str, **values: np.ndarray) -> onnx.ModelProto:
+    """A model whose nodes are named after what they make."""
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 16]>\nnet (float[1,3,8,8] x) => {signature}')
     for name, value in values.items():
         model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(value), name))
     for node in model.graph.node:
         node.name = f"{node.op_type}_{node.output[0]}"
     return model
+
+
+@pytest.fixture
+def model() -> onnx.ModelProto:
+    """Two convolutions with an activation between them, then the arithmetic of a head; a shape on the side."""
+    return parsed(
+        """(float[1,4,64] y) {
+        a = Conv<pads = [1, 1, 1, 1]>(x, wa) s = Sigmoid(a) m = Mul(a, s) k = Shape(m) r = Reshape(m, k)
+        b = Conv<pads = [1, 1, 1, 1]>(r, wb) f = Reshape(b, flat) e = Exp(f) y = Mul(e, two) }""",
+        wa=np.ones((4, 3, 3, 3), np.float32),
+        wb=np.ones((4, 4, 3, 3), np.float32),
+        flat=np.array([1, 4, 64]),
+        two=np.float32(2),
+    )
 
 
 def test_all_that_lies_before_a_convolution_needs_a_range(model: onnx.ModelProto) -> None:
@@ -59,27 +62,20 @@ def test_a_convolution_that_cannot_be_quantised_ends_the_part(model: onnx.ModelP
 
 def test_where_regions_lie_stays_in_float_though_a_layer_reads_what_is_there() -> None:
     """A second stage: its products read features at boxes that the first stage computes."""
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 16]>\nnet (float[1,3,8,8] x) => (float[4,64] y) {\n'
-        "a = Conv<pads = [1, 1, 1, 1]>(x, wa)\n d = Reshape(a, flat)\n w = Mul(d, two)\n"
-        "o = Slice(w, zero, four, zero)\n"
-        "r = RoiAlign<output_height = 1, output_width = 1>(a, o, zeros)\n g = Gather(r, order)\n"
-        "f = Flatten(g)\n y = MatMul(f, wb)\n}"
+    model = parsed(
+        """(float[4,64] y) {
+        a = Conv<pads = [1, 1, 1, 1]>(x, wa) d = Reshape(a, flat) w = Mul(d, two) o = Slice(w, zero, four, zero)
+        r = RoiAlign<output_height = 1, output_width = 1>(a, o, zeros) g = Gather(r, order)
+        f = Flatten(g) y = MatMul(f, wb) }""",
+        wa=np.ones((64, 3, 3, 3), np.float32),
+        wb=np.ones((64, 64), np.float32),
+        flat=np.array([1024, 4]),
+        two=np.float32(2),
+        zero=np.array([0]),
+        four=np.array([4]),
+        zeros=np.zeros(4, np.int64),
+        order=np.arange(4),
     )
-    values = {
-        "wa": np.ones((64, 3, 3, 3), np.float32),
-        "wb": np.ones((64, 64), np.float32),
-        "flat": np.array([1024, 4]),
-        "two": np.float32(2),
-        "zero": np.array([0]),
-        "four": np.array([4]),
-        "zeros": np.zeros(4, np.int64),
-        "order": np.arange(4),
-    }
-    for name, value in values.items():
-        model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(value), name))
-    for node in model.graph.node:
-        node.name = f"{node.op_type}_{node.output[0]}"
     plan = place(model).plan
     assert plan.names("int8") == ("Conv_a", "MatMul_y")
     found = quantizable(model, plan)

@@ -29,7 +29,7 @@ def chain(*before: tuple[int, ...]) -> list[Node]:
         chain((), (), (0, 1)),
     ],
 )
-def test_edges_lead_to_the_right_and_no_two_places_of_a_column_are_near(nodes: list[Node]) -> None:
+def test_edges_lead_to_the_right_and_no_two_places_of_a_column_are_near(nodes):
     places, edges = layout(nodes)
     assert len(edges) == sum(len(node.before) for node in nodes)
     for edge in edges:
@@ -46,7 +46,7 @@ def test_edges_lead_to_the_right_and_no_two_places_of_a_column_are_near(nodes: l
         assert all(second - first > 0.99 for first, second in pairwise(rows))
 
 
-def test_views_and_constants_of_an_engine_are_passed_through() -> None:
+def test_views_and_constants_of_an_engine_are_passed_through():
     def tensor(name: str, kind: str = "Half") -> Tensor:
         return Tensor(name, kind, (1, 8, 4, 4))
 
@@ -59,7 +59,7 @@ def test_views_and_constants_of_an_engine_are_passed_through() -> None:
     assert [(node.label, node.precision, node.before) for node in nodes] == [("a", "int8", ()), ("b", "fp16", (0,))]
 
 
-def test_what_only_changes_the_type_is_passed_through_in_a_model() -> None:
+def test_what_only_changes_the_type_is_passed_through_in_a_model():
     nodes = [
         helper.make_node("QuantizeLinear", ["in", "s"], ["q"], "q"),
         helper.make_node("DequantizeLinear", ["q", "s"], ["d"], "d"),
@@ -76,7 +76,7 @@ def test_what_only_changes_the_type_is_passed_through_in_a_model() -> None:
     ]
 
 
-def test_marks_grow_with_the_time_and_can_be_coloured_by_it() -> None:
+def test_marks_grow_with_the_time_and_can_be_coloured_by_it():
     nodes = [Node("a", "a", "int8", (), 4.0), Node("b", "b", "fp16", (0,), 1.0), Node("c", "c", "int8", (1,), 0.0)]
     (_, chart) = graph_section(nodes, True, "estimated for L4, batch 1").parts
     lines, fp16, int8 = chart.traces

@@ -17,7 +17,7 @@ def collection(**tensors: Histogram) -> Collection:
     return Collection(tensors, "key", 4, "sha", "images", ())
 
 
-def test_bars_hold_every_value_up_to_the_largest() -> None:
+def test_bars_hold_every_value_up_to_the_largest():
     histogram = Histogram.of(VALUES)
     top, heights = compact(histogram)
     assert len(heights) == 128
@@ -26,14 +26,11 @@ def test_bars_hold_every_value_up_to_the_largest() -> None:
     # A twentieth of a factor of ten is 12 %.
     assert sum(counts) == pytest.approx(len(VALUES), rel=0.06)
     assert heights[0] > max(heights) - 5 and heights[-1] < 30
-
-
-def test_a_tensor_of_zeros_is_drawn() -> None:
     top, heights = compact(Histogram.of(np.zeros(10, np.float32)))
-    assert top > 0 and heights[0] == round(20 * np.log10(11))
+    assert top > 0 and heights[0] == round(20 * np.log10(11)), "a tensor of zeros"
 
 
-def test_noise_is_least_where_little_is_cut_off_and_steps_are_small() -> None:
+def test_noise_is_least_where_little_is_cut_off_and_steps_are_small():
     histogram = Histogram.of(VALUES)
     found = {amax: noise(histogram, amax) for amax in (0.5, 4.0, 30.0)}
     assert found[4.0] == min(found.values()) < 2e-4
@@ -41,7 +38,7 @@ def test_noise_is_least_where_little_is_cut_off_and_steps_are_small() -> None:
     assert noise(histogram, 0.0) == 0.0
 
 
-def test_the_worst_are_drawn_and_all_can_be_chosen() -> None:
+def test_the_worst_are_drawn_and_all_can_be_chosen():
     histograms = {f"t{place}": Histogram.of(VALUES * (place + 1)) for place in range(12)}
     found = collection(**histograms)
     ranges = Ranges.choose(found, "minmax")
@@ -56,7 +53,7 @@ def test_the_worst_are_drawn_and_all_can_be_chosen() -> None:
     assert len(unranked.shown) == 10
 
 
-def test_what_a_convolution_reads_is_found_through_what_quantises_it() -> None:
+def test_what_a_convolution_reads_is_found_through_what_quantises_it():
     nodes = [
         helper.make_node("Cast", ["t"], ["half"], "cast", to=TensorProto.FLOAT16),
         helper.make_node("QuantizeLinear", ["half", "s"], ["q"], "q"),

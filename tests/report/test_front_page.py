@@ -1,4 +1,4 @@
-"""The page of a front: whole, loading nothing, every point drawn with its facts under the pointer."""
+"""The page of an experiment: whole, loading nothing, every variant drawn with its facts under the pointer."""
 
 from __future__ import annotations
 
@@ -11,83 +11,99 @@ from report_pages import Page
 
 from trtdet.errors import ConfigError
 from trtdet.evaluation.comparison import MaskScore
-from trtdet.pipeline.points import Front, Point
-from trtdet.report import front_page
+from trtdet.experiments.experiment import Experiment, Variant
+from trtdet.report import experiment_page
 
 
-def point(title: str, ms: float, difference: float, wide: float = 0.002) -> Point:
-    counts = {"int8": 3, "fp16": 1, "fp32": 0}
-    score = (0.3 + difference, difference, difference - wide, difference + wide)
-    return Point(0, (title,), ("a",), counts, 0.01, ms, None, 5.0, 2_000_000, 3_000_000, *score)
+def point(title: str, ms: float, difference: float, wide: float = 0.002, name: str = "") -> Variant:
+    return Variant(
+        name,
+        titles=(title,),
+        kept=("a",),
+        counts={"int8": 3, "fp16": 1, "fp32": 0},
+        weights=2_000_000,
+        multiply_adds=5.0,
+        map=0.3 + difference,
+        reference=0.3,
+        difference=difference,
+        low=difference - wide,
+        high=difference + wide,
+        engine=3_000_000,
+        error=0.01,
+        estimated=ms,
+    )
 
 
-def front(*points: Point, name: str = "net") -> Front:
-    return Front(name, Path("tuned"), points, "latency", "L4", 1, None, 0.3, 64, 188).numbered()
+def front(*points: Variant, name: str = "net") -> Experiment:
+    gpu = {"gpu": "L4", "batch": 1, "device": None}
+    images = {"reference": 0.3, "calibration": 64, "reported": 188}
+    return Experiment("tune", name, Path("tuned"), points, "latency", **gpu, **images).numbered()
+
+
+def swept(*rows: Variant, name: str = "net") -> Experiment:
+    """Where nothing was timed."""
+    return replace(front(*rows, name=name), kind="sweep", gpu=None).numbered()
 
 
 POINTS = (
     point("all INT8", 0.2, -0.2, 0.05),
-    point("program", 0.25, -0.01),
-    point("program", 0.3, -0.003),
+    point("optimiser", 0.25, -0.01),
+    point("optimiser", 0.3, -0.003),
     point("default", 0.35, -0.02),
     point("all FP16", 0.4, 0.0),
 )
 
 
-def test_the_page_is_whole_loads_nothing_and_escapes_names() -> None:
-    text = front_page(front(*POINTS, name="<b>&net"))
+def test_the_page_is_whole_loads_nothing_and_escapes_names():
+    text = experiment_page(front(*POINTS, name="<b>&net"))
     found = Page(text)
     assert not [tag for tag, _ in found.seen if tag in ("link", "img", "iframe", "b")]
     assert found.loaded == []
     assert "default-src 'none'" in text
     assert "prefers-color-scheme:dark" in text
-    assert "The front of <b>&net" in "".join(found.text)
+    text = "".join(found.text)
+    assert "Accuracy and speed of <b>&net" in text
+    assert "<b>&net: 4 of 5 variants are Pareto-optimal, from 0.2 to 0.4 ms (estimate, L4, batch 1)" in text
+    assert "the cheapest INT8 variant without a significant loss is 5 (all FP16) at 0.4 ms" in text
 
 
-def test_every_point_is_drawn_with_its_facts_and_the_best_are_joined() -> None:
+def test_every_point_is_drawn_with_its_facts_and_the_best_are_joined():
     made = front(*POINTS)
-    best, beaten = Page(front_page(made)).traces
-    assert best["mode"] == "lines+markers+text" and beaten["mode"] == "markers+text"
+    best, dominated = Page(experiment_page(made)).traces
+    assert best["mode"] == "lines+markers+text" and dominated["mode"] == "markers+text"
     assert best["x"] == [0.2, 0.25, 0.3, 0.4]
-    assert beaten["x"] == [0.35]
-    assert beaten["y"] == pytest.approx([-2.0])
-    assert beaten["error_y"]["array"] == pytest.approx([0.2]) == beaten["error_y"]["arrayminus"]
-    (tip,) = beaten["hovertext"]
-    assert tip.startswith(
-        "point 4: default<br>3 convolutions INT8, 1 FP16, 0 FP32<br>0.35 ms (estimate, L4, batch 1)<br>"
-    )
+    assert dominated["x"] == [0.35]
+    assert dominated["y"] == pytest.approx([-2.0])
+    assert dominated["error_y"]["array"] == pytest.approx([0.2]) == dominated["error_y"]["arrayminus"]
+    (tip,) = dominated["hovertext"]
+    facts = "3 convolutions INT8, 1 FP16, 0 FP32<br>0.35 ms (estimate, L4, batch 1)<br>"
+    assert tip.startswith(f"variant 4: default<br>{facts}")
     assert "mAP against FP32 -2.00 (-2.20 .. -1.80)" in tip
-    assert tip.endswith("beaten by point 2")
+    assert tip.endswith("dominated by variant 2")
     assert "mask" not in made.markdown()
 
 
-def test_the_score_of_masks_stands_beside_that_of_boxes() -> None:
+def test_the_score_of_masks_stands_beside_that_of_boxes():
     masks: MaskScore = {"map": 0.42, "difference": -0.001, "low": -0.003, "high": 0.002}
     made = front(replace(POINTS[0], masks=masks), POINTS[4])
     header, _, *rows = made.markdown().splitlines()
-    assert header.index("90 % interval") < header.index("masks against FP32") < header.index("error at the head")
+    assert header.index("90 % interval") < header.index("masks against FP32") < header.index("predicted error")
     assert ["-0.10 (-0.30 .. +0.20)" in row for row in rows] == [True, False]
-    tips = [tip for trace in Page(front_page(made)).traces for tip in trace["hovertext"]]
+    tips = [tip for trace in Page(experiment_page(made)).traces for tip in trace["hovertext"]]
     assert ["<br>mask mAP 42.00, -0.10 (-0.30 .. +0.20)<br>" in tip for tip in tips] == [True, False]
 
 
-def test_the_verdict_names_the_cheapest_point_that_is_not_shown_to_lose() -> None:
-    said = "".join(Page(front_page(front(*POINTS))).text)
-    assert "net: of 5 plans no other beats 4, from 0.2 to 0.4 ms (estimate, L4, batch 1)" in said
-    assert "the cheapest plan that is not shown to lose anything is point 5 (all FP16) at 0.4 ms" in said
-
-
 @pytest.mark.parametrize("points", [POINTS[:1], (POINTS[4], POINTS[4]), (point("all FP16", 0.0, 0.0, 0.0),)])
-def test_a_front_of_a_single_place_is_drawn(points: tuple[Point, ...]) -> None:
-    figure = Page(front_page(front(*points))).figures[0]
+def test_a_front_of_a_single_place_is_drawn(points):
+    figure = Page(experiment_page(front(*points))).figures[0]
     low, high = figure["layout"]["yaxis"]["range"]
     assert low < high
 
 
-def test_a_front_is_read_back_as_it_was(tmp_path: Path) -> None:
+def test_a_front_is_read_back_as_it_was(tmp_path):
     made = front(*POINTS)
-    (tmp_path / "front.json").write_text(json.dumps(made.as_dict()))
-    assert Front.load(tmp_path / "front.json") == made
-    (tmp_path / "front.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"cannot be used \('name': field required\); run 'trtdet tune' again"):
-        Front.load(tmp_path / "front.json")
+    (tmp_path / "experiment.json").write_text(json.dumps(made.as_dict()))
+    assert Experiment.load(tmp_path / "experiment.json") == made
+    (tmp_path / "experiment.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"cannot be used \('kind': field required\); repeat the"):
+        Experiment.load(tmp_path / "experiment.json")

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from models import SMALL_MODEL, own_labels
-from once import Once
 from test_front_page import POINTS, front
 
-from trtdet import BuildOptions, CalibrationOptions, KeepOptions, TuneOptions, build, load_config, tune
+from trtdet import build, load_config, tune
 from trtdet.demo import shapes
+from trtdet.options import BuildOptions, CalibrationOptions, TuneOptions, changed
 from trtdet.report import page, report
 
 pytestmark = pytest.mark.slow
@@ -25,7 +22,7 @@ PATIENCE = 30_000
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def browser():
     """Chromium, which the Makefile installs where it may."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="drives Chromium: pip install 'trtdet[dev]'")
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -38,20 +35,21 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def html(once: Once) -> Path:
+def html(once):
     """A report of a bundle, a tune of earlier times and one of now."""
 
     def make(folder: Path) -> None:
         images = shapes.generate(folder, "calibration", 4).images
-        calibration = CalibrationOptions("minmax", images=images)
-        keep = KeepOptions(3, num_images=1)
-        options = BuildOptions(calibration=calibration, correct=(), backend="onnxruntime", keep=keep, int8_all=True)
-        build(SMALL_MODEL, load_config("shapes"), folder / "b", options)
+        calibration = CalibrationOptions(rule="minmax", images=images)
+        options = BuildOptions(effort="none", backend="onnxruntime", calibration=calibration)
+        ranked = changed(options, keep_fp16=3, rank_images=1, int8_all=True)
+        build(SMALL_MODEL, load_config("shapes"), folder / "b", ranked)
         (folder / "tune").mkdir()
-        (folder / "tune" / "front.json").write_text(json.dumps(front(*POINTS).as_dict()))
+        (folder / "tune" / "experiment.json").write_text(json.dumps(front(*POINTS).as_dict()))
         val = shapes.generate(folder, "val", 4)
-        asked = TuneOptions(replace(options, keep=KeepOptions()), val.images, own_labels(val, folder / "labels.json"))
-        tune(SMALL_MODEL, load_config("shapes"), folder / "tuned", replace(asked, points=2, rank_images=1))
+        scored = changed(options, val_images=val.images, annotations=own_labels(val, folder / "labels.json"))
+        settings = changed(TuneOptions(build=scored), rank_images=1, points=2)
+        tune(SMALL_MODEL, load_config("shapes"), folder / "tuned", settings)
         runs = [folder / "b", folder / "tune", folder / "tuned"]
         (folder / "report.html").write_text(page(report(runs)))
 
@@ -59,28 +57,24 @@ def html(once: Once) -> Path:
 
 
 @pytest.fixture(params=["desktop", "phone", "dark"])
-def opened(browser: Any, html: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
+def opened(browser, html, request):
     """The page, whose errors and requests end the test."""
     width, height = (390, 844) if request.param == "phone" else (1280, 900)
-    context = browser.new_context(
-        viewport={"width": width, "height": height}, color_scheme="dark" if request.param == "dark" else "light"
-    )
+    scheme = "dark" if request.param == "dark" else "light"
+    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
     context.set_default_timeout(PATIENCE)
     found = context.new_page()
     problems: list[str] = []
     found.on("console", lambda said: problems.append(f"{said.type}: {said.text}"))
     found.on("pageerror", lambda error: problems.append(str(error)))
-    found.on(
-        "request", lambda asked: problems.append(asked.url) if not asked.url.startswith(("data:", "blob:")) else None
-    )
+    found.on("request", lambda request: problems.append(request.url))
     found.goto(html.as_uri())
-    assert problems.pop(0) == html.as_uri()
     yield found
-    assert problems == []
+    assert [line for line in problems if not line.startswith(("data:", "blob:"))] == [html.as_uri()]
     context.close()
 
 
-def test_every_chart_is_drawn_inside_the_window(opened: Any) -> None:
+def test_every_chart_is_drawn_inside_the_window(opened):
     charts = opened.locator(".chart")
     count = charts.count()
     assert count > 5
@@ -93,7 +87,7 @@ def test_every_chart_is_drawn_inside_the_window(opened: Any) -> None:
     assert ground == ("rgb(20, 24, 30)" if dark else "rgb(255, 255, 255)")
 
 
-def test_tables_filter_and_sort(opened: Any) -> None:
+def test_tables_filter_and_sort(opened):
     section = opened.locator("section", has=opened.get_by_role("heading", name="Plan: b"))
     rows = section.locator("tbody tr:visible")
     assert rows.count() == 11
@@ -114,7 +108,7 @@ def test_tables_filter_and_sort(opened: Any) -> None:
     assert first.inner_text() == "1"
 
 
-def test_charts_zoom_by_keyboard(opened: Any) -> None:
+def test_charts_zoom_by_keyboard(opened):
     chart = opened.locator(".chart", has_text="").and_(opened.get_by_label("From the input, left, to the outputs"))
     chart.scroll_into_view_if_needed()
     chart.locator(".main-svg").first.wait_for()
@@ -130,7 +124,7 @@ def test_charts_zoom_by_keyboard(opened: Any) -> None:
 
 
 @pytest.mark.parametrize("run", ["b", "tuned"])
-def test_any_histogram_can_be_chosen(opened: Any, run: str) -> None:
+def test_any_histogram_can_be_chosen(opened, run):
     heading = opened.get_by_role("heading", name=f"Histograms and thresholds: {run}", exact=True)
     histograms = opened.locator("section", has=heading)
     histograms.locator("select").select_option(index=2)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import cv2
 import numpy as np
 import pytest
 
-from trtdet import BuildOptions, build, load_config
+from trtdet import build, load_config
 from trtdet.demo import shapes
 from trtdet.exporter import SHAPES_MODEL
+from trtdet.options import BuildOptions
 from trtdet.report.sections.pictures import Found, difference, pictures_section
 
 
@@ -35,18 +34,16 @@ A, B = (0, 0, 10, 10), (20, 20, 40, 40)
         (found((*A, 0.5, 0), (*A, 0.9, 0)), found((*A, 0.9, 0)), 0.5),
     ],
 )
-def test_the_difference_is_what_only_one_finds_and_the_scores_of_what_both_find(
-    first: Found, second: Found, expected: float
-) -> None:
+def test_the_difference_is_what_only_one_finds_and_the_scores_of_what_both_find(first, second, expected):
     assert difference(first, second) == pytest.approx(expected)
 
 
 @pytest.mark.slow
-def test_two_detectors_are_drawn_side_by_side(tmp_path: Path) -> None:
+def test_two_detectors_are_drawn_side_by_side(tmp_path):
     images = shapes.generate(tmp_path, "val", 4).images
     strict = load_config("shapes").with_nms(score_threshold=0.8)
     for name, config in (("all", load_config("shapes")), ("few", strict)):
-        build(SHAPES_MODEL, config, tmp_path / name, BuildOptions("fp32", backend="onnxruntime"))
+        build(SHAPES_MODEL, config, tmp_path / name, BuildOptions(precision="fp32", backend="onnxruntime"))
     text, *pictures = pictures_section(tmp_path / "few", tmp_path / "all", images).parts
     assert "4 images by 'all' (left) and 'few' (right)" in text.lines[0]
     assert 0 < len(pictures) <= 4

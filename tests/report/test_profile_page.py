@@ -8,9 +8,9 @@ from report_pages import Page
 from trtdet.backends import RunInfo
 from trtdet.backends.base import LayerTime
 from trtdet.performance import OnnxNodes, Profile, Profiling
-from trtdet.performance.machine import Machine
+from trtdet.performance.targets import Machine
 from trtdet.report import profile_page
-from trtdet.report.palette import COLOURS, GREY
+from trtdet.report.charts import COLOURS, GREY
 
 MACHINE = Machine("a <CPU>", 2, 4, (0.0, 0.0, 0.0), None)
 
@@ -27,7 +27,7 @@ def page(first: Profile, second: Profile | None = None, *warnings: str) -> Page:
     return Page(profile_page(Profiling(first, second, "from 'a<b'", MACHINE, MACHINE, warnings)))
 
 
-def test_the_page_is_whole_loads_nothing_and_escapes_names() -> None:
+def test_the_page_is_whole_loads_nothing_and_escapes_names():
     name = "<b>&first|"
     first = made(layer(name, name, 2.0, "a", name), name=name)
     found = page(first, made(layer("a", "Conv", 1.0, "a"), name="second"))
@@ -37,7 +37,7 @@ def test_the_page_is_whole_loads_nothing_and_escapes_names() -> None:
     assert len(found.figures) == 4
 
 
-def test_two_profiles_are_compared_and_the_circumstances_and_warnings_come_last() -> None:
+def test_two_profiles_are_compared_and_the_circumstances_and_warnings_come_last():
     slow, fast = made(layer("a", "Conv", 3.0, "a"), name="first"), made(layer("a", "Conv", 1.0, "a"), name="second")
     said = [text.strip() for text in page(slow, fast, "the machine was busy").text if text.strip()]
     compared = len(said) - said[::-1].index("First against second")
@@ -49,12 +49,12 @@ def test_two_profiles_are_compared_and_the_circumstances_and_warnings_come_last(
     assert "First against second" not in page(slow).text
 
 
-def test_parts_have_bars_of_their_own_where_names_tell_them() -> None:
+def test_parts_have_bars_of_their_own_where_names_tell_them():
     assert len(page(made(layer("a", "Conv", 1.0, "/neck/a/Conv"))).figures) == 3
     assert len(page(made(layer("a", "Conv", 1.0, "a"))).figures) == 2
 
 
-def test_bars_after_the_sixteenth_are_one_and_colours_after_the_eighth_are_grey() -> None:
+def test_bars_after_the_sixteenth_are_one_and_colours_after_the_eighth_are_grey():
     found = page(made(*(layer(f"l{index}", f"Op{index:02}", 20.0 - index) for index in range(18))))
     bars, *columns = found.traces
     assert bars["y"][:2] == ["Op00", "Op01"]
@@ -65,7 +65,7 @@ def test_bars_after_the_sixteenth_are_one_and_colours_after_the_eighth_are_grey(
     assert [column["marker"]["color"] for column in columns] == [*COLOURS, *[GREY] * 10]
 
 
-def test_columns_stand_at_their_place_in_the_run() -> None:
+def test_columns_stand_at_their_place_in_the_run():
     found = page(made(layer("a", "Conv", 8.0), layer("b", "Add", 2.0), layer("c", "Conv", 1.0)))
     convs, adds = found.traces[1:]
     assert (convs["name"], convs["x"], convs["y"]) == ("Conv", [1, 3], [8.0, 1.0])

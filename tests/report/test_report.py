@@ -4,38 +4,23 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from models import SMALL_MODEL
-from once import Once
 from report_pages import Page
-from test_front_page import POINTS, front
+from test_front_page import POINTS, front, point, swept
 
-from trtdet import BuildOptions, CalibrationOptions, KeepOptions, build, load_config
 from trtdet.cli import main
-from trtdet.demo import shapes
 from trtdet.errors import ConfigError
+from trtdet.plans.scores import Sensitivity
+from trtdet.quantization import PrecisionPlan
 from trtdet.report import page, report
-from trtdet.report.sections.verdicts import _next
-
-RANKED = 3
-
-
-@pytest.fixture(scope="module")
-def bundle(once: Once) -> Path:
-    """A bundle with a ranking, for onnxruntime."""
-
-    def make(folder: Path) -> None:
-        images = shapes.generate(folder, "calibration", 4).images
-        calibration = CalibrationOptions("minmax", images=images)
-        keep = KeepOptions(RANKED, num_images=1)
-        options = BuildOptions(calibration=calibration, correct=(), backend="onnxruntime", keep=keep, int8_all=True)
-        build(SMALL_MODEL, load_config("shapes"), folder / "b", options)
-
-    return once("reported", make) / "b"
+from trtdet.report.document import Chart
+from trtdet.report.sections.ranking import sensitivity_section
+from trtdet.report.sections.verdicts import _next_steps
 
 
 def scores(bundle: Path, difference: float = -0.01) -> dict[str, Any]:
@@ -44,76 +29,66 @@ def scores(bundle: Path, difference: float = -0.01) -> dict[str, Any]:
     own |= {"images": 20, "per_class": {"circle": 0.3, "square": 0.5, "star": None}}
     threshold = {"reference": 0.25, "threshold": 0.22, "low": 0.2, "high": 0.24, "problem": None}
     ratio = {"median": 0.98, "low": 0.97, "high": 0.99, "pairs": 31}
-    against = {
-        "file": "model.onnx",
-        "ran_on": "a CPU",
-        "map": 0.4,
-        "difference": difference,
-        "low": difference - 0.005,
-        "high": difference + 0.005,
-        "confidence": 0.9,
-        "images": 20,
-        "verdict": "a loss",
-        "scores": {**own, "map": 0.4, "per_class": {"circle": 0.35, "square": 0.45, "star": None}},
-        "score_shift": {"basis": "precision", "overall": [threshold], "score_ratio": ratio},
-    }
+    against = {"file": "model.onnx", "ran_on": "a CPU", "map": 0.4, "images": 20, "verdict": "a loss"}
+    against |= {"difference": difference, "low": difference - 0.005, "high": difference + 0.005, "confidence": 0.9}
+    against["scores"] = {**own, "map": 0.4, "per_class": {"circle": 0.35, "square": 0.45, "star": None}}
+    against["score_shift"] = {"basis": "precision", "overall": [threshold], "score_ratio": ratio}
     return {**own, "file": str(bundle / "int8.onnx"), "ran_on": "a CPU", "nms": "host", "against": against}
 
 
-def test_a_bundle_is_told_with_what_it_was_not_measured_for(bundle: Path) -> None:
+def test_a_bundle_is_told_with_what_it_was_not_measured_for(bundle):
     found = report([bundle])
     assert found.verdict == (
-        "b: 8 convolutions in INT8, 3 in FP16, 0 in FP32 as planned, not audited.",
-        "b: not in INT8: 3 among the most sensitive that --keep-fp16 asked for.",
         f"b: next: trtdet eval {bundle} --against MODEL --images DIR --annotations JSON, as what INT8 cost in mAP was "
         "not measured.",
     )
-    titles = [section.title for section in found.sections]
-    assert titles == [
-        *("Figures", "Sensitivity by layer", "Histograms and thresholds", "Layers as drawn", "Plan", "Reproduce"),
-    ]
-    whats = [one.what for one in found.missing]
-    assert whats == [
+    titles = ["Figures", "Sensitivity by layer", "Histograms and thresholds", "Layers as drawn", "Plan", "Reproduce"]
+    assert [section.title for section in found.sections] == titles
+    assert [one.what for one in found.missing] == [
         "mAP, its differences by class and size, and the shift of scores",
-        "which blocks carry the error",
         "the audit of an engine",
         "the time against FP16",
     ]
     text = "".join(Page(page(found)).text)
-    assert "among the most sensitive that --keep-fp16 asked for" in text
-    assert all(one.how in text for one in found.missing)
+    for said in ("8 INT8, 3 FP16, 0 FP32", "as planned, not audited", *(one.how for one in found.missing)):
+        assert said in text
+    assert "| FP16 | 3 | among the most sensitive that --keep-fp16 asked for | " in found.markdown()
 
 
 @pytest.mark.parametrize(
     ("int8", "next_step"), [(0, "build with --fp16, or with --int8-all"), (5, "build with --guard")]
 )
-def test_a_guard_is_advised_where_there_is_something_to_guard(int8: int, next_step: str) -> None:
+def test_a_guard_is_advised_where_there_is_something_to_guard(int8, next_step):
     run: Any = SimpleNamespace(
         bundle=SimpleNamespace(manifest=SimpleNamespace(input_check=None, shipped="int8")),
         audit=SimpleNamespace(int8=int8, fp8=0, departures=(), advice=()),
         worth={"speedup": 1.0},
         path="b",
     )
-    assert next_step in [step for step, _ in _next(run, None)]
-    assert ("build with --guard" in [step for step, _ in _next(run, None)]) == (int8 > 0)
+    steps = [step for step, _ in _next_steps(run, None)]
+    assert next_step in steps
+    assert ("build with --guard" in steps) == (int8 > 0)
 
 
-def test_bars_stand_in_the_order_of_the_network_and_sorted(bundle: Path) -> None:
-    traces = Page(page(report([bundle]))).traces[:4]
-    ranking = json.loads((bundle / "sensitivity.json").read_text())["layers"]
-    plan = json.loads((bundle / "plan.json").read_text())["entries"]
-    ordered, ranked = traces[:2], traces[2:]
-    for part, names in ((ordered, [*plan]), (ranked, [layer["name"] for layer in ranking])):
-        placed = {place: tip for trace in part for place, tip in zip(trace["x"], trace["hovertext"], strict=True)}
+def test_bars_stand_in_the_order_of_the_network_or_sorted_where_none_is_known(bundle):
+    plan = PrecisionPlan.load(bundle / "plan.json")
+    ranking = Sensitivity.load(bundle / "sensitivity.json")
+    unplaced = replace(ranking, layers=tuple(replace(layer, place=0) for layer in ranking.layers))
+    for scores, names in ((ranking, [*plan.entries]), (unplaced, [layer.name for layer in ranking.layers])):
+        _, bars, _ = sensitivity_section(scores, plan).parts
+        assert isinstance(bars, Chart)
+        placed = {place: tip for bar in bars.traces for place, tip in zip(bar["x"], bar["hovertext"], strict=True)}
         assert [placed[place].partition("<br>")[0] for place in sorted(placed)] == names
-    assert {trace["name"]: len(trace["x"]) for trace in ranked} == {"FP16": RANKED, "INT8": len(plan) - RANKED}
+        kinds = {trace["name"]: len(trace["x"]) for trace in bars.traces}
+        assert kinds == {"FP16": 3, "INT8": len(names) - 3}
 
 
-def test_an_evaluation_is_told_with_its_bundle(bundle: Path, tmp_path: Path) -> None:
+def test_an_evaluation_is_told_with_its_bundle(bundle, tmp_path):
     (tmp_path / "eval.json").write_text(json.dumps(scores(bundle)))
     found = report([bundle, tmp_path / "eval.json"])
     assert found.verdict[0] == (
-        "b: mAP 39.00 against 40.00 of model.onnx: -1.00 points (90 % interval -1.50 .. -0.50, 20 images): a loss."
+        "b: mAP 39.00 against 40.00 of model.onnx: -1.00 points (90 % interval -1.50 .. -0.50, paired bootstrap over "
+        "20 images, a CPU): a loss."
     )
     assert found.verdict[1] == "b: shift of scores: a threshold of 0.220 serves as 0.25 did."
     sections = {section.title: section for section in found.sections}
@@ -122,76 +97,46 @@ def test_an_evaluation_is_told_with_its_bundle(bundle: Path, tmp_path: Path) -> 
     (classes,) = (trace for trace in Page(page(found)).traces if "circle" in trace["x"])
     assert classes["x"] == ["circle", "square"] and classes["y"] == pytest.approx([-5.0, 5.0])
     assert "the loss of mAP is more than chance" in found.markdown()
-
-
-def test_an_evaluation_of_something_else_is_told_by_itself(bundle: Path, tmp_path: Path) -> None:
+    # An evaluation of something else is told by itself.
     (tmp_path / "eval.json").write_text(json.dumps(scores(tmp_path / "other")))
     found = report([bundle, tmp_path / "eval.json"])
     assert {section.about for section in found.sections} == {"b", "eval.json"}
     assert found.verdict[-1].startswith("eval.json: mAP 39.00")
 
 
-def test_tunes_sweeps_rankings_plans_and_profiles_are_read(bundle: Path, tmp_path: Path) -> None:
+def test_tunes_sweeps_rankings_plans_and_profiles_are_read(bundle, tmp_path):
     (tmp_path / "tune").mkdir()
-    (tmp_path / "tune" / "front.json").write_text(json.dumps(front(*POINTS).as_dict()))
+    (tmp_path / "tune" / "experiment.json").write_text(json.dumps(front(*POINTS).as_dict()))
     (tmp_path / "sweep").mkdir()
-    start = {"precision": "FP32", "silu": "keep", "calibration": None, "corrections": None, "kept": None}
-    row = {
-        "variant": "fp32",
-        **start,
-        "nms": load_config("shapes").nms.model_dump(mode="json"),
-        "map": 0.4,
-        "map50": 0.6,
-        "difference": 0.0,
-        "low": None,
-        "high": None,
-        "int8": 0,
-        "fp16": 0,
-        "fp32": 11,
-        "build_seconds": None,
-        "engine_mb": None,
-        "latency_ms": None,
-        "kept_names": [],
-    }
-    int8 = {**row, "variant": "minmax", "precision": "INT8", "calibration": "minmax", "corrections": [], "kept": 0}
-    rows = [row, {**int8, "map": 0.35, "difference": -0.05, "low": -0.06, "high": -0.04, "int8": 11, "fp32": 0}]
-    (tmp_path / "sweep" / "sweep.json").write_text(json.dumps(rows))
+    rows = (point("FP32", 0.0, 0.0), point("INT8 minmax", 0.0, -0.05))
+    replace(swept(*rows), folder=tmp_path / "sweep").save()
     found = report([tmp_path / "tune", tmp_path / "sweep", bundle / "sensitivity.json", bundle / "plan.json"])
     titles = [section.heading for section in found.sections]
     assert titles == [
-        "Pareto front: tune",
-        "Variants: sweep",
+        "Accuracy-speed trade-offs: tune",
+        "Accuracy-speed trade-offs: sweep",
         "Sensitivity by layer: sensitivity.json",
         "Plan: plan.json",
     ]
-    assert (
-        "sweep: of 1 INT8 variants 'INT8 minmax, no corrections, SiLU keep' keeps most: mAP 35.00, -5.00 ("
-        in found.verdict[2]
-    )
+    assert "sweep: 1 of 2 variants are Pareto-optimal" in found.verdict[2]
     text = found.markdown()
     assert text.startswith("# Report of tune, sweep, sensitivity.json, plan.json\n")
     assert "| 1 | all INT8 |" in text and "- the latency of the variants of sweep: " in text
     assert "Sensitivity" not in text  # a pull request has no room for it
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (None, "'{path}' does not exist; give a bundle"),
-        ("[]", "'{path}' holds no JSON object; give a bundle"),
-        ("{}", "'{path}' is no result that a report reads; give a bundle"),
-        ("{", "'{path}' is not JSON"),
-    ],
-)
-def test_what_is_no_run_is_refused(tmp_path: Path, content: str | None, said: str) -> None:
+def test_what_is_no_run_and_a_run_given_twice_are_refused(bundle, tmp_path):
     path = tmp_path / "run.json"
-    if content is not None:
-        path.write_text(content)
-    with pytest.raises(ConfigError, match=re.escape(said.format(path=path))):
-        report([path])
-
-
-def test_a_folder_that_is_no_run_and_a_run_given_twice_are_refused(bundle: Path, tmp_path: Path) -> None:
+    for content, words in (
+        (None, "does not exist; give a bundle"),
+        ("[]", "holds no JSON object; give a bundle"),
+        ("{}", "is no result that a report reads; give a bundle"),
+        ("{", "is not JSON"),
+    ):
+        if content is not None:
+            path.write_text(content)
+        with pytest.raises(ConfigError, match=re.escape(f"'{path}' {words}")):
+            report([path])
     with pytest.raises(ConfigError, match="is the folder of no finished run"):
         report([tmp_path])
     with pytest.raises(ConfigError, match="a run is given twice"):
@@ -199,9 +144,7 @@ def test_a_folder_that_is_no_run_and_a_run_given_twice_are_refused(bundle: Path,
 
 
 @pytest.mark.parametrize("name", ["r.html", "r.md", "r.json"])
-def test_the_command_writes_what_the_name_says(
-    bundle: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_writes_what_the_name_says(bundle, tmp_path, name, capsys):
     assert main(["report", str(bundle), "-o", str(tmp_path / name)]) == 0
     text = (tmp_path / name).read_text()
     assert f"wrote {tmp_path / name} (" in capsys.readouterr().out

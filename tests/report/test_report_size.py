@@ -7,16 +7,17 @@ import time
 import numpy as np
 import pytest
 from test_compare_runs import row
+from test_front_page import swept
 
 from trtdet.calibration import Collection, Histogram, Ranges
-from trtdet.mixed_precision.scores import LayerScore, Sensitivity
+from trtdet.plans.scores import LayerScore, Sensitivity
 from trtdet.quantization import Entry, PrecisionPlan
 from trtdet.report import Report, page
-from trtdet.report.sections.causes import sensitivity_section
-from trtdet.report.sections.fronts import sweep_section
+from trtdet.report.sections.fronts import experiment_section
 from trtdet.report.sections.graph import Node, graph_section
 from trtdet.report.sections.layers import plan_section
 from trtdet.report.sections.ranges import ranges_section
+from trtdet.report.sections.ranking import sensitivity_section
 
 
 def large(convolutions: int, variants: int) -> str:
@@ -46,7 +47,7 @@ def large(convolutions: int, variants: int) -> str:
         for place in range(2 * convolutions)
     ]
     sections = (
-        sweep_section([row(f"variant {place}", -0.001 * place) for place in range(variants)]),
+        experiment_section(swept(*(row(f"variant {place}", -0.001 * place) for place in range(variants)))),
         sensitivity_section(ranking, plan),
         ranges_section(Ranges.choose(collection, "percentile"), collection, inputs, [layer.name for layer in layers]),
         graph_section(nodes, True, "estimated for L4, batch 1"),
@@ -57,7 +58,7 @@ def large(convolutions: int, variants: int) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("convolutions", "variants", "seconds"), [(113, 12, 10), (400, 40, 30)])
-def test_a_large_report_is_made_in_time_and_small(convolutions: int, variants: int, seconds: float) -> None:
+def test_a_large_report_is_made_in_time_and_small(convolutions, variants, seconds):
     started = time.process_time()
     text = large(convolutions, variants)
     assert time.process_time() - started < seconds

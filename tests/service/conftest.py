@@ -9,17 +9,18 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from serving import Case, Found, Picture, Server, find
+from serving import ONNXRUNTIME, Case, Found, Picture, Server, find
 
+from service.tests.record import record
+from trtdet.building import build
+from trtdet.building.bundle import BUILD_LOG
 from trtdet.bundle import Bundle
 from trtdet.config import load_config
 from trtdet.data.images import read_image
 from trtdet.demo import shapes
 from trtdet.exporter import SHAPES_MODEL
-from trtdet.pipeline import BuildOptions, build
-from trtdet.pipeline.stages.bundles import BUILD_LOG
+from trtdet.options import BuildOptions, NmsOptions
 from trtdet.runtime.detector import Detector
-from trtdet.runtime.recordings import record
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -61,7 +62,12 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     for nms, threshold in (("host", 0.1), ("native", 0.3)):
         bundle = folder / nms
         own = config.model_copy(update={"nms": config.nms.model_copy(update={"score_threshold": threshold})})
-        build(model, own, bundle, BuildOptions("fp32", backend="onnxruntime", nms=nms, batch=(1, 4, 8)))
+        build(
+            model,
+            own,
+            bundle,
+            BuildOptions(precision="fp32", backend="onnxruntime", nms=NmsOptions(mode=nms), batch=(1, 4, 8)),
+        )
         # The builder's log, as a bundle with an engine has it: the service checks it as every other file.
         Bundle(bundle).add(BUILD_LOG, b"[I] Engine generation completed in 0.6 seconds.\n")
         content_hash = Bundle(bundle).manifest.content_hash
@@ -72,6 +78,13 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
         bundles.append(bundle)
     pictures = [Picture(file, file.read_bytes(), *read_image(file).shape[1::-1], found[file]) for file in files]
     return Case((bundles[0], bundles[1]), recordings, pictures)
+
+
+@pytest.fixture
+def start(program: Callable[[str], Path], tmp_path: Path) -> Callable[..., Server]:
+    """Makes a service on a bundle, with onnxruntime from its wheel and more options."""
+    path = program("serve/trtdet-serve")
+    return lambda *arguments: Server(path, [*arguments, "--library-folder", ONNXRUNTIME], tmp_path / "server")
 
 
 @pytest.fixture

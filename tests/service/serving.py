@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import signal
 import socket
+import struct
 import subprocess
 import time
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 from numpy.typing import NDArray
 
-from trtdet.bundle import Bundle
+from trtdet.bundle import Bundle, BundleWriter
+from trtdet.config import load_config
 from trtdet.data.images import preprocess, read_image
 from trtdet.runtime.detector import Detector
 
@@ -52,6 +57,15 @@ def find(detector: Detector, file: Path) -> Found:
     batch = detector(inputs[None])
     count = int(batch.num_dets[0, 0])
     return Found(placement.to_image(batch.boxes[0, :count]), batch.scores[0, :count], batch.classes[0, :count])
+
+
+def pictured(bundle: Path, files: Sequence[Path]) -> list[Picture]:
+    """Image files and what Python finds in them with onnxruntime."""
+    content_hash, detector = Bundle(bundle).manifest.content_hash, Detector.open(bundle, runtime="onnxruntime")
+    return [
+        Picture(file, file.read_bytes(), *read_image(file).shape[1::-1], {content_hash: find(detector, file)})
+        for file in files
+    ]
 
 
 def check(image: Mapping[str, Any], picture: Picture, content_hash: str) -> None:
@@ -180,6 +194,28 @@ class Server:
     def detect(self, data: bytes, query: str = "", kind: str = "image/jpeg") -> Answer:
         return self.call("POST", f"/v1/detect{query}", data, {"Content-Type": kind})
 
+    def send(self, data: bytes) -> Answer:
+        """The answer to bytes on a connection of their own."""
+        with self.raw() as stream:
+            stream.sendall(data)
+            return read_answer(stream)
+
+    def burst(self, data: bytes, count: int) -> list[Answer]:
+        """The answers to requests that are all sent before one answer is read."""
+        with contextlib.ExitStack() as stack:
+            streams = [stack.enter_context(self.raw()) for _ in range(count)]
+            for stream in streams:
+                stream.sendall(data)
+            return [read_answer(stream) for stream in streams]
+
+    def unready(self, target: str = "/healthz") -> Answer:
+        """The answer of a probe as soon as it says that the service cannot serve."""
+        answer: Answer = until(lambda: (found := self.call("GET", target)).status == 503 and found)
+        return answer
+
+    def log_lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.log.read_text().splitlines()]
+
     def metrics(self) -> dict[str, float]:
         """All samples by name with labels, as they are written."""
         return parse_metrics(self.call("GET", "/metrics").body.decode())
@@ -195,6 +231,15 @@ def call(
     connection.request(method, target, body, dict(headers))
     response = connection.getresponse()
     return Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, response.read())
+
+
+def failed_start(program: Path, *arguments: object) -> str:
+    """The one line of a start that fails with exit code 1."""
+    command = [program, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1), done.stderr
+    assert done.stderr.startswith("trtdet-serve: error: ")
+    return done.stderr
 
 
 def read_answer(stream: socket.socket, method: str = "GET") -> Answer:
@@ -248,6 +293,16 @@ def form(files: Sequence[tuple[str, bytes]], boundary: str = "limit") -> tuple[b
     return b"".join(parts) + f"--{boundary}--\r\n".encode(), f'multipart/form-data; boundary="{boundary}"'
 
 
+def png(size: tuple[int, int], bits: int, colour: int, rows: bytes) -> bytes:
+    """A PNG file that claims a size (width, height), and holds these rows."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", *size, bits, colour, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
 def parse_metrics(text: str) -> dict[str, float]:
     """Reads Prometheus' text format, strictly.
 
@@ -287,6 +342,46 @@ def parse_metrics(text: str) -> dict[str, float]:
             assert buckets[-1] == samples[f"{name}_count"]
             assert f'{name}_bucket{{le="+Inf"}}' in samples
     return samples
+
+
+def handmade(path: Path, model: onnx.ModelProto, where: str, **fields: Any) -> Path:
+    """A bundle with one network of a square input, made by hand, so that the contract is tested and not the build."""
+    name = model.graph.name
+    shape = [dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim]
+    placed = {"size": shape[2:], "resize": "stretch", "scale": 1.0, "mean": [0, 0, 0], "std": [1, 1, 1]}
+    outputs = [
+        {
+            "name": output.name,
+            "dtype": {onnx.TensorProto.FLOAT: "float32"}.get(output.type.tensor_type.elem_type, "int32"),
+            "shape": [dim.dim_value for dim in output.type.tensor_type.shape.dim],
+        }
+        for output in model.graph.output
+    ]
+    with BundleWriter(path) as writer:
+        writer.add("fp32.onnx", model.SerializeToString())
+        writer.commit(
+            {
+                "trtdet_version": "0.1.0",
+                "model": {"sha256": "0" * 64, "name": name, "classes": fields.pop("classes")},
+                "input": {
+                    "name": "images",
+                    "dtype": "float32",
+                    "shape": dict.fromkeys(("min", "opt", "max"), shape),
+                    "preprocess": placed | fields.pop("placed", {}),
+                },
+                "outputs": outputs,
+                "nms": {"where": where, **load_config("shapes").nms.model_dump(), **fields.pop("nms", {})},
+                "backend": {"name": "onnxruntime", "version": "1", "sms": []},
+                "quantization": {"mode": "none"},
+                "precision": {"int8": 0, "fp16": 0, "fp32": 0},
+                "audit": None,
+                "command": {"precision": "fp32"},
+                "portable": "fp32.onnx",
+                "content_hash": "0" * 64,
+                **fields,
+            }
+        )
+    return path
 
 
 def total(metrics: Mapping[str, float], name: str, *labels: str) -> float:

@@ -15,14 +15,18 @@ from trtdet.bundle import Bundle
 
 
 @pytest.fixture
-def bench(program: Callable[[str], Path], case: Case) -> Callable[..., subprocess.CompletedProcess[str]]:
+def bench(program: Callable[[str], Path], case: Case) -> Callable[..., str]:
     path = program("bench/trtdet-bench")
     bundle = case.bundles[0]
     recording = case.recordings / f"{Bundle(bundle).manifest.content_hash}.recording"
     first = [path, bundle, "--recording", recording, "--seconds", 0.5, "--warm-up", 0.1]
 
-    def call(*options: object) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([str(one) for one in (*first, *options)], capture_output=True, text=True, check=False)
+    def call(*options: object, code: int = 0) -> str:
+        command = [str(one) for one in (*first, *options)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == code, done.stderr
+        assert code != 1 or done.stderr.count("\n") == 1
+        return done.stderr if code else done.stdout
 
     return call
 
@@ -36,12 +40,9 @@ def pictures(case: Case, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_it_measures_the_engine_and_clients(
-    bench: Callable[..., subprocess.CompletedProcess[str]], pictures: Path, case: Case
-) -> None:
-    done = bench("--images", pictures, "--recording-time", 5, "--clients", 1, 8, "--max-batch", 4, "--json")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+def test_it_measures_the_engine_and_clients(bench: Callable[..., str], pictures: Path, case: Case) -> None:
+    given = ("--images", pictures, "--recording-time", 5)
+    found = json.loads(bench(*given, "--clients", 1, 8, "--max-batch", 4, "--json"))
     assert found["ran_on"] == f"a recording of {len(case.pictures)} images"
     assert found["images"] == f"{len(case.pictures)} files, decoded each time"
     assert [row["batch"] for row in found["engine"]] == [1, 4, 8]
@@ -57,35 +58,26 @@ def test_it_measures_the_engine_and_clients(
     assert 1 < found["clients"][1]["mean_batch"] <= 4
 
 
-def test_it_prints_a_table(bench: Callable[..., subprocess.CompletedProcess[str]], pictures: Path) -> None:
-    done = bench("--images", pictures, "--clients", 2)
-    assert done.returncode == 0, done.stderr
-    assert "engine alone, copies included" in done.stdout
-    assert "p99 ms" in done.stdout
+def test_it_prints_a_table(bench: Callable[..., str], pictures: Path) -> None:
+    table = bench("--images", pictures, "--clients", 2)
+    assert "engine alone, copies included" in table
+    assert "p99 ms" in table
 
 
-def test_a_recording_is_enough(bench: Callable[..., subprocess.CompletedProcess[str]], case: Case) -> None:
-    done = bench("--clients", 2, "--json")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+def test_a_recording_is_enough(bench: Callable[..., str], case: Case) -> None:
+    found = json.loads(bench("--clients", 2, "--json"))
     assert found["images"] == f"{len(case.pictures)} images of the recording, which need no decoding"
     assert [row["clients"] for row in found["clients"]] == [2]
 
 
 def test_what_it_cannot_do_is_one_line(
-    bench: Callable[..., subprocess.CompletedProcess[str]], program: Callable[[str], Path], tmp_path: Path
+    bench: Callable[..., str], program: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    done = bench("--images", tmp_path)
-    assert done.returncode == 1
-    assert "has no .jpg, .jpeg or .png files" in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert "has no .jpg, .jpeg or .png files" in bench("--images", tmp_path, code=1)
     # A grey image was not recorded.
     Image.new("RGB", (64, 64), (1, 2, 3)).save(tmp_path / "grey.png")
-    done = bench("--images", tmp_path)
-    assert done.returncode == 1
-    assert done.stderr.startswith("trtdet-bench: the recording has no image")
-    assert done.stderr.count("\n") == 1
-    assert bench("--clients", 0).returncode == 2
+    assert bench("--images", tmp_path, code=1).startswith("trtdet-bench: the recording has no image")
+    bench("--clients", 0, code=2)
     done = subprocess.run([program("bench/trtdet-bench"), tmp_path], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "is not a bundle" in done.stderr

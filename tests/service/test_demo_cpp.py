@@ -13,10 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from trtdet.building import build
 from trtdet.config import load_config
 from trtdet.demo import shapes
 from trtdet.exporter import SHAPES_MODEL
-from trtdet.pipeline import BuildOptions, build
+from trtdet.options import BuildOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -26,7 +27,7 @@ def test_the_demo_ends_with_the_answer_of_the_readme(program: Callable[[str], Pa
     """With the demo's model in float32, whose detections are near those of INT8."""
     shapes.generate(tmp_path / "demo" / "data", "val", 1)
     bundle = Path("demo", "bundles", "int8")
-    build(SHAPES_MODEL, load_config("shapes"), tmp_path / bundle, BuildOptions("fp32", backend="onnxruntime"))
+    build(SHAPES_MODEL, load_config("shapes"), tmp_path / bundle, BuildOptions(precision="fp32", backend="onnxruntime"))
     image = Path("demo", "data", "val", "000001.png")
     done = subprocess.run(
         [ROOT / "service" / "demo.sh", program("serve/trtdet-serve"), sys.executable, bundle, image],

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 from serving import find
 
-from trtdet import BuildOptions, Detector, build, load_config
+from service.tests.record import record
+from trtdet import Detector, build, load_config
 from trtdet.data import find_images
 from trtdet.demo import shapes
 from trtdet.exporter import SHAPES_MODEL
-from trtdet.runtime.recordings import record
+from trtdet.options import BuildOptions, NmsOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVICE = ROOT / "service"
@@ -130,7 +131,7 @@ def test_a_static_library_brings_its_users_what_it_needs(tmp_path: Path) -> None
 @pytest.mark.slow
 def test_the_example_finds_what_python_finds(prefix: Path, tmp_path: Path) -> None:
     example = build_example(prefix, tmp_path / "example")
-    options = BuildOptions(precision="fp32", backend="onnxruntime", nms="host")
+    options = BuildOptions(precision="fp32", backend="onnxruntime", nms=NmsOptions(mode="host"))
     bundle = build(SHAPES_MODEL, load_config("shapes"), tmp_path / "bundle", options).bundle.path
     images = find_images(shapes.generate(tmp_path, "val", 3).images)
     record(bundle, images, tmp_path / "recording")

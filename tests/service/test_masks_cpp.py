@@ -11,21 +11,21 @@ from typing import Any
 
 import cv2
 import numpy as np
-import onnx
+import onnx.parser
 import pytest
 from models import RCNN
 from numpy.typing import NDArray
 from PIL import Image
-from serving import ONNXRUNTIME, Server
+from serving import ONNXRUNTIME, Server, handmade
 
-from trtdet.bundle import Bundle, BundleWriter
-from trtdet.config import load_config
+from service.tests.record import record
+from trtdet.building import build
+from trtdet.bundle import Bundle
 from trtdet.data.images import preprocess, read_image
 from trtdet.demo import shapes
 from trtdet.detection.masks import from_run_lengths, paste, run_lengths
-from trtdet.pipeline import BuildOptions, build
+from trtdet.options import BuildOptions
 from trtdet.runtime.detector import Detector
-from trtdet.runtime.recordings import record
 
 TWO_STAGE = Path(__file__).parents[1] / "fixtures" / "two_stage"
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "pasted_masks.npz"
@@ -67,90 +67,48 @@ def test_masks_are_pasted_as_in_torchvision_and_python(program: Callable[[str], 
 def pixels_as_masks() -> onnx.ModelProto:
     """A network whose masks, boxes and scores are an image's own pixels."""
     cells = ROWS * CELLS * CELLS
-    constants = {
-        "flat": np.array([1, 3 * SIDE * SIDE]),
-        "begin": np.array([0]),
-        "masks_end": np.array([cells]),
-        "boxes_end": np.array([cells + 2 * ROWS]),
-        "scores_end": np.array([cells + 3 * ROWS]),
-        "axis": np.array([1]),
-        "masks_shape": np.array([1, ROWS, CELLS, CELLS]),
-        "corners_shape": np.array([1, ROWS, 2]),
-        "unit": np.array(1 / 255, np.float32),
-        "side": np.array(SIDE / 255, np.float32),
-        "extent": np.array([13.3, 9.1], np.float32),
-        "count": np.array([[ROWS - 1]], np.int32),
-        "names": np.arange(ROWS, dtype=np.int32)[None],
-    }
-    node = onnx.helper.make_node
-    nodes = [
-        node("Reshape", ["images", "flat"], ["pixels"]),
-        node("Slice", ["pixels", "begin", "masks_end", "axis"], ["mask_pixels"]),
-        node("Slice", ["pixels", "masks_end", "boxes_end", "axis"], ["box_pixels"]),
-        node("Slice", ["pixels", "boxes_end", "scores_end", "axis"], ["score_pixels"]),
-        node("Reshape", ["mask_pixels", "masks_shape"], ["mask_levels"]),
-        node("Mul", ["mask_levels", "unit"], ["masks"]),
-        node("Reshape", ["box_pixels", "corners_shape"], ["corner_levels"]),
-        node("Mul", ["corner_levels", "side"], ["corners"]),
-        node("Add", ["corners", "extent"], ["others"]),
-        node("Concat", ["corners", "others"], ["boxes"], axis=2),
-        node("Mul", ["score_pixels", "unit"], ["raw_scores"]),
-        node("Add", ["raw_scores", "unit"], ["scores"]),
-        node("Identity", ["count"], ["num_dets"]),
-        node("Identity", ["names"], ["classes"]),
-    ]
-    float32, int32 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT32
-    value = onnx.helper.make_tensor_value_info
-    graph = onnx.helper.make_graph(
-        nodes,
-        "masks",
-        [value("images", float32, [1, 3, SIDE, SIDE])],
-        [value(name, int32 if kind == "int32" else float32, shape) for name, kind, shape in OUTPUTS],
-        [onnx.numpy_helper.from_array(array, name) for name, array in constants.items()],
-    )
-    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
-
-
-OUTPUTS = (
-    ("num_dets", "int32", [1, 1]),
-    ("boxes", "float32", [1, ROWS, 4]),
-    ("scores", "float32", [1, ROWS]),
-    ("classes", "int32", [1, ROWS]),
-    ("masks", "float32", [1, ROWS, CELLS, CELLS]),
-)
+    return onnx.parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["" : 17]>
+        masks (float[1, 3, {SIDE}, {SIDE}] images) => (
+            int32[1, 1] num_dets, float[1, {ROWS}, 4] boxes, float[1, {ROWS}] scores, int32[1, {ROWS}] classes,
+            float[1, {ROWS}, {CELLS}, {CELLS}] masks
+        ) <
+            int64[2] flat = {{1, {3 * SIDE * SIDE}}}, int64[1] begin = {{0}}, int64[1] axis = {{1}},
+            int64[1] masks_end = {{{cells}}}, int64[1] boxes_end = {{{cells + 2 * ROWS}}},
+            int64[1] scores_end = {{{cells + 3 * ROWS}}},
+            int64[4] masks_shape = {{1, {ROWS}, {CELLS}, {CELLS}}}, int64[3] corners_shape = {{1, {ROWS}, 2}},
+            float unit = {{{1 / 255}}}, float side = {{{SIDE / 255}}}, float[2] extent = {{13.3, 9.1}},
+            int32[1, 1] count = {{{ROWS - 1}}}, int32[1, {ROWS}] names = {{{", ".join(map(str, range(ROWS)))}}}
+        > {{
+            pixels = Reshape (images, flat)
+            mask_pixels = Slice (pixels, begin, masks_end, axis)
+            box_pixels = Slice (pixels, masks_end, boxes_end, axis)
+            score_pixels = Slice (pixels, boxes_end, scores_end, axis)
+            mask_levels = Reshape (mask_pixels, masks_shape)
+            masks = Mul (mask_levels, unit)
+            corner_levels = Reshape (box_pixels, corners_shape)
+            corners = Mul (corner_levels, side)
+            others = Add (corners, extent)
+            boxes = Concat <axis = 2> (corners, others)
+            raw_scores = Mul (score_pixels, unit)
+            scores = Add (raw_scores, unit)
+            num_dets = Identity (count)
+            classes = Identity (names)
+        }}
+    """)
 
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Made by hand, so that the contract is tested and not the build."""
-    path, shape = tmp_path_factory.mktemp("masks") / "bundle", [1, 3, SIDE, SIDE]
-    placed = {"size": [SIDE, SIDE], "resize": "letterbox-centre", "scale": 1.0, "mean": [0, 0, 0], "std": [1, 1, 1]}
-    nms = {**load_config("shapes").nms.model_dump(), "max_detections": ROWS, "score_threshold": 0.0}
-    with BundleWriter(path) as writer:
-        writer.add("fp32.onnx", pixels_as_masks().SerializeToString())
-        writer.commit(
-            {
-                "trtdet_version": "0.1.0",
-                "model": {"sha256": "0" * 64, "name": "masks", "classes": list("abc")},
-                "input": {
-                    "name": "images",
-                    "dtype": "float32",
-                    "shape": dict.fromkeys(("min", "opt", "max"), shape),
-                    "preprocess": placed,
-                },
-                "outputs": [{"name": name, "dtype": kind, "shape": size} for name, kind, size in OUTPUTS],
-                "nms": {"where": "native", **nms},
-                "masks": {"output": "masks", "size": CELLS, "threshold": 0.5},
-                "backend": {"name": "onnxruntime", "version": "1", "sms": []},
-                "quantization": {"mode": "none"},
-                "precision": {"int8": 0, "fp16": 0, "fp32": 0},
-                "audit": None,
-                "command": {"precision": "fp32"},
-                "portable": "fp32.onnx",
-                "content_hash": "0" * 64,
-            }
-        )
-    return path
+    return handmade(
+        tmp_path_factory.mktemp("masks") / "bundle",
+        pixels_as_masks(),
+        "native",
+        classes=list("abc"),
+        placed={"resize": "letterbox-centre"},
+        nms={"max_detections": ROWS, "score_threshold": 0.0},
+        masks={"output": "masks", "size": CELLS, "threshold": 0.5},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -162,12 +120,6 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Sequence[Path]:
         made.append(folder / f"{seed}.png")
         Image.fromarray(cv2.resize(small, (width, height), interpolation=cv2.INTER_CUBIC)).save(made[-1])
     return made
-
-
-@pytest.fixture
-def start(program: Callable[[str], Path], tmp_path: Path) -> Callable[..., Server]:
-    path = program("serve/trtdet-serve")
-    return lambda *options: Server(path, [*options, "--library-folder", ONNXRUNTIME], tmp_path / "server")
 
 
 def check_masks(image: Mapping[str, Any], bundle: Path, pixels: NDArray[np.uint8]) -> int:
@@ -189,10 +141,14 @@ def check_masks(image: Mapping[str, Any], bundle: Path, pixels: NDArray[np.uint8
     return inside
 
 
+@pytest.mark.parametrize("recorded", [False, True])
 def test_the_service_gives_the_masks_that_python_gives(
-    start: Callable[..., Server], bundle: Path, images: Sequence[Path]
+    start: Callable[..., Server], bundle: Path, images: Sequence[Path], tmp_path: Path, recorded: bool
 ) -> None:
-    with start(bundle) as server:
+    recording = tmp_path / "masks.recording"
+    if recorded:
+        record(bundle, images, recording, runtime="onnxruntime")
+    with start(bundle, *(("--recording", recording) if recorded else ())) as server:
         for file in images:
             image = server.detect(file.read_bytes(), kind="image/png").json["images"][0]
             assert len(image["detections"]) == ROWS - 1
@@ -207,7 +163,7 @@ def test_the_service_gives_the_masks_that_python_gives(
 def test_a_mask_rcnn_is_served_without_python(start: Callable[..., Server], tmp_path: Path) -> None:
     """torchvision's own, as its newer exporter writes it: boxes and masks are those of Python."""
     bundle, file = tmp_path / "rcnn", tmp_path / "image.png"
-    build(TWO_STAGE / "mask_dynamo.onnx", RCNN, bundle, BuildOptions("fp32", backend="onnxruntime"))
+    build(TWO_STAGE / "mask_dynamo.onnx", RCNN, bundle, BuildOptions(precision="fp32", backend="onnxruntime"))
     Image.fromarray(shapes.render(shapes.DEFAULT_SEED, "masks", 0)[0]).save(file)
     detector = Detector.open(bundle, runtime="onnxruntime")
     raw = detector.runner(preprocess(read_image(file), detector.input)[0][None])
@@ -232,16 +188,6 @@ def test_masks_are_turned_with_the_image(start: Callable[..., Server], bundle: P
         answer = server.detect(lying.getvalue(), kind="image/png").json["images"][0]
         assert (answer["width"], answer["height"]) == (200, 150)
         assert check_masks(answer, bundle, read_image(images[1])) > 20
-
-
-def test_a_recording_has_masks(
-    start: Callable[..., Server], bundle: Path, images: Sequence[Path], tmp_path: Path
-) -> None:
-    record(bundle, images, tmp_path / "masks.recording", runtime="onnxruntime")
-    with start(bundle, "--recording", tmp_path / "masks.recording") as server:
-        for file in images:
-            image = server.detect(file.read_bytes(), kind="image/png").json["images"][0]
-            assert check_masks(image, bundle, read_image(file)) > 20
 
 
 def test_tensors_have_masks_as_the_network_gives_them(

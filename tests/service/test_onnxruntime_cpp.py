@@ -9,20 +9,19 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import onnx
+import onnx.parser
 import onnxruntime
 import pytest
 from PIL import Image
-from serving import ONNXRUNTIME, PATIENCE, Picture, Server, check, find
+from serving import PATIENCE, Server, check, handmade, pictured
 
-from trtdet.bundle import Bundle, BundleWriter
+from trtdet.building import build
+from trtdet.bundle import Bundle
 from trtdet.config import load_config
-from trtdet.data.images import read_image
 from trtdet.demo import shapes
 from trtdet.exporter import SHAPES_MODEL
+from trtdet.options import BuildOptions, CalibrationOptions, NmsOptions
 from trtdet.passes.base import PLUGIN_DOMAIN
-from trtdet.pipeline import BuildOptions, CalibrationOptions, build
-from trtdet.runtime.detector import Detector
 
 
 @pytest.fixture(scope="module")
@@ -32,24 +31,6 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Sequence[Path]:
     for index, file in enumerate(files):
         Image.fromarray(shapes.render(shapes.DEFAULT_SEED, "onnxruntime", index)[0]).save(file)
     return files
-
-
-@pytest.fixture
-def start(program: Callable[[str], Path], tmp_path: Path) -> Callable[..., Server]:
-    """Makes a service on a bundle, with onnxruntime from its wheel and more options."""
-    path = program("serve/trtdet-serve")
-    return lambda bundle, *options: Server(
-        path, [bundle, "--library-folder", ONNXRUNTIME, *options], tmp_path / "server"
-    )
-
-
-def pictures(bundle: Path, files: Sequence[Path]) -> list[Picture]:
-    """The images and what Python finds in them."""
-    content_hash, detector = Bundle(bundle).manifest.content_hash, Detector.open(bundle, runtime="onnxruntime")
-    return [
-        Picture(file, file.read_bytes(), *read_image(file).shape[1::-1], {content_hash: find(detector, file)})
-        for file in files
-    ]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +56,14 @@ def test_the_service_finds_what_python_finds(
         SHAPES_MODEL,
         load_config("shapes"),
         bundle,
-        BuildOptions(precision, backend="onnxruntime", nms=nms, batch=(1, 2, 4), correct=(), calibration=calibration),
+        BuildOptions(
+            precision=precision,
+            backend="onnxruntime",
+            nms=NmsOptions(mode=nms),
+            batch=(1, 2, 4),
+            effort="none",
+            calibration=calibration,
+        ),
     )
     manifest = Bundle(bundle).manifest
     with start(bundle, *options) as server:
@@ -84,7 +72,7 @@ def test_the_service_finds_what_python_finds(
         assert server.call("GET", "/v1/model").json["runs_on"] == runs_on
         assert server.call("GET", "/readyz").json["runs_on"] == {"bundle": runs_on}
         found = 0
-        for picture in pictures(bundle, images):
+        for picture in pictured(bundle, images):
             answer = server.detect(picture.data, kind="image/png").json
             check(answer["images"][0], picture, manifest.content_hash)
             found += len(answer["images"][0]["detections"])
@@ -94,7 +82,12 @@ def test_the_service_finds_what_python_finds(
 def test_every_size_of_a_batch_is_run_before_the_first_request(start: Callable[..., Server], tmp_path: Path) -> None:
     """A network that fails with three images alone does not begin to serve where there may be so many."""
     bundle = tmp_path / "bundle"
-    build(SHAPES_MODEL, load_config("shapes"), bundle, BuildOptions("fp32", backend="onnxruntime", batch=(1, 2, 4)))
+    build(
+        SHAPES_MODEL,
+        load_config("shapes"),
+        bundle,
+        BuildOptions(precision="fp32", backend="onnxruntime", batch=(1, 2, 4)),
+    )
     manifest = json.loads((bundle / "manifest.json").read_text())
     model = onnx.load(bundle / manifest["portable"])
     node, graph = onnx.helper.make_node, model.graph
@@ -141,53 +134,31 @@ def crowd(**attributes: float) -> onnx.ModelProto:
     per_class = attributes.pop("per_class", 0)
     logits = bool(attributes.get("score_activation", 0))
     shape = np.array([1, BOXES, CLASSES if per_class else 1, 4])
-    constants = {
-        "flat": np.array([1, 3 * SIDE * SIDE]),
-        "zero": np.array([0]),
-        "boxes_end": np.array([shape.prod()]),
-        "scores_end": np.array([shape.prod() + BOXES * CLASSES]),
-        "axis": np.array([1]),
-        "boxes_shape": shape,
-        "scores_shape": np.array([1, BOXES, CLASSES]),
-        "box_unit": np.array(SIDE / 255, np.float32),
-        "score_unit": np.array(1 / 32 if logits else 1 / 255, np.float32),
-        "score_start": np.array(-4 if logits else 0, np.float32),
-    }
-    node = onnx.helper.make_node
-    nodes = [
-        node("Reshape", ["images", "flat"], ["pixels"]),
-        node("Slice", ["pixels", "zero", "boxes_end", "axis"], ["box_pixels"]),
-        node("Slice", ["pixels", "boxes_end", "scores_end", "axis"], ["score_pixels"]),
-        node("Mul", ["box_pixels", "box_unit"], ["box_values"]),
-        node("Mul", ["score_pixels", "score_unit"], ["score_scaled"]),
-        node("Add", ["score_scaled", "score_start"], ["score_values"]),
-        node("Reshape", ["box_values", "boxes_shape"], ["all_boxes"]),
-        node("Reshape", ["score_values", "scores_shape"], ["all_scores"]),
-        node(
-            "EfficientNMS_TRT",
-            ["all_boxes", "all_scores"],
-            ["num_dets", "boxes", "scores", "classes"],
-            domain=PLUGIN_DOMAIN,
-            plugin_version="1",
-            **{**PLAIN, **attributes},
-        ),
-    ]
-    float32, int32 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT32
-    value = onnx.helper.make_tensor_value_info
-    graph = onnx.helper.make_graph(
-        nodes,
-        "crowd",
-        [value("images", float32, [1, 3, SIDE, SIDE])],
-        [
-            value("num_dets", int32, [1, 1]),
-            value("boxes", float32, [1, 50, 4]),
-            value("scores", float32, [1, 50]),
-            value("classes", int32, [1, 50]),
-        ],
-        [onnx.numpy_helper.from_array(array, name) for name, array in constants.items()],
-    )
-    imports = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid(PLUGIN_DOMAIN, 1)]
-    return onnx.helper.make_model(graph, opset_imports=imports, ir_version=8)
+    boxes_end = shape.prod()
+    values = ", ".join(f"{name} = {value}" for name, value in {**PLAIN, **attributes}.items())
+    return onnx.parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["" : 17, "{PLUGIN_DOMAIN}" : 1]>
+        crowd (float[1, 3, {SIDE}, {SIDE}] images) => (
+            int32[1, 1] num_dets, float[1, 50, 4] boxes, float[1, 50] scores, int32[1, 50] classes
+        ) <
+            int64[2] flat = {{1, {3 * SIDE * SIDE}}}, int64[1] zero = {{0}}, int64[1] axis = {{1}},
+            int64[1] boxes_end = {{{boxes_end}}}, int64[1] scores_end = {{{boxes_end + BOXES * CLASSES}}},
+            int64[4] boxes_shape = {{{", ".join(map(str, shape))}}}, int64[3] scores_shape = {{1, {BOXES}, {CLASSES}}},
+            float box_unit = {{{SIDE / 255}}}, float score_unit = {{{1 / 32 if logits else 1 / 255}}},
+            float score_start = {{{-4.0 if logits else 0.0}}}
+        > {{
+            pixels = Reshape (images, flat)
+            box_pixels = Slice (pixels, zero, boxes_end, axis)
+            score_pixels = Slice (pixels, boxes_end, scores_end, axis)
+            box_values = Mul (box_pixels, box_unit)
+            score_scaled = Mul (score_pixels, score_unit)
+            score_values = Add (score_scaled, score_start)
+            all_boxes = Reshape (box_values, boxes_shape)
+            all_scores = Reshape (score_values, scores_shape)
+            num_dets, boxes, scores, classes =
+                {PLUGIN_DOMAIN}.EfficientNMS_TRT <plugin_version = "1", {values}> (all_boxes, all_scores)
+        }}
+    """)
 
 
 @pytest.mark.parametrize(
@@ -203,46 +174,13 @@ def crowd(**attributes: float) -> onnx.ModelProto:
 def test_efficient_nms_is_that_of_python(
     start: Callable[..., Server], tmp_path: Path, attributes: Mapping[str, float]
 ) -> None:
-    model = crowd(**attributes).SerializeToString()
-    output = [
-        {"name": "num_dets", "dtype": "int32", "shape": [1, 1]},
-        {"name": "boxes", "dtype": "float32", "shape": [1, 50, 4]},
-        {"name": "scores", "dtype": "float32", "shape": [1, 50]},
-        {"name": "classes", "dtype": "int32", "shape": [1, 50]},
-    ]
-    shape = [1, 3, SIDE, SIDE]
-    placed = {"size": [SIDE, SIDE], "resize": "stretch", "scale": 1.0, "mean": [0, 0, 0], "std": [1, 1, 1]}
-    nothing = {"int8": 0, "fp16": 0, "fp32": 0}
-    bundle = tmp_path / "crowd"
-    with BundleWriter(bundle) as writer:
-        writer.add("fp32.onnx", model)
-        writer.commit(
-            {
-                "trtdet_version": "0.1.0",
-                "model": {"sha256": "0" * 64, "name": "crowd", "classes": list("abcde")},
-                "input": {
-                    "name": "images",
-                    "dtype": "float32",
-                    "shape": {"min": shape, "opt": shape, "max": shape},
-                    "preprocess": placed,
-                },
-                "outputs": output,
-                "nms": {"where": "efficient", **load_config("shapes").nms.model_dump()},
-                "backend": {"name": "onnxruntime", "version": "1", "sms": []},
-                "quantization": {"mode": "none"},
-                "precision": nothing,
-                "audit": None,
-                "command": {"precision": "fp32"},
-                "portable": "fp32.onnx",
-                "content_hash": "0" * 64,
-            }
-        )
+    bundle = handmade(tmp_path / "crowd", crowd(**attributes), "efficient", classes=list("abcde"))
     files = [tmp_path / f"{seed}.png" for seed in range(3)]
     for seed, file in enumerate(files):
         noise = np.random.default_rng(seed).integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
         Image.fromarray(noise).save(file)
     with start(bundle) as server:
-        for picture in pictures(bundle, files):
+        for picture in pictured(bundle, files):
             answer = server.detect(picture.data, kind="image/png").json
             check(answer["images"][0], picture, "0" * 64)
             assert answer["images"][0]["detections"]

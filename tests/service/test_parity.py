@@ -6,7 +6,7 @@ They are computed by the service itself with onnxruntime, and replayed from a re
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +15,16 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
-from serving import ONNXRUNTIME, Picture, Server, check, find
+from serving import ONNXRUNTIME, Server, check, pictured
 
+from service.tests.record import record
+from trtdet.building import build
 from trtdet.bundle import Bundle
 from trtdet.config import load_config
 from trtdet.data import CocoDataset, evenly
-from trtdet.data.images import read_image
 from trtdet.evaluation.metrics import CocoMetric
-from trtdet.pipeline import BuildOptions, CalibrationOptions, build
+from trtdet.options import BuildOptions, CalibrationOptions, NmsOptions, changed
 from trtdet.quantization import Precision
-from trtdet.runtime.detector import Detector
-from trtdet.runtime.recordings import record
 
 IMAGES = 40
 
@@ -95,12 +94,6 @@ class Family:
     head: tuple[tuple[str, Any], ...] = ()
 
 
-def pictured(file: Path, detector: Detector, content_hash: str) -> Picture:
-    """A file and what Python finds in it."""
-    found = find(detector, file)
-    return Picture(file, file.read_bytes(), *read_image(file).shape[1::-1], {content_hash: found})
-
-
 FAMILIES = {
     "yolox": Family("yolox_nano", "yolox", "host"),
     "yolox-native": Family("yolox_nano", "yolox", "native"),
@@ -129,17 +122,16 @@ def test_the_service_finds_what_python_finds(
     config = load_config(family.config)
     config = config.model_copy(update={"head": config.head.model_copy(update=dict(family.head))})
     bundle = tmp_path / "bundle"
-    build(model, config, bundle, BuildOptions("fp32", backend="onnxruntime", nms=family.nms))
+    build(model, config, bundle, BuildOptions(precision="fp32", backend="onnxruntime", nms=NmsOptions(mode=family.nms)))
     files = evenly(sorted((shared_data / "coco" / "val2017").glob("*.jpg")), IMAGES)
     record(bundle, files, tmp_path / "recording")
-    detector, content_hash, total = Detector.open(bundle), Bundle(bundle).manifest.content_hash, 0
+    content_hash, total = Bundle(bundle).manifest.content_hash, 0
     path = program("serve/trtdet-serve")
     with (
         Server(path, [bundle, "--recording", tmp_path / "recording"], tmp_path / "replaying") as replaying,
         Server(path, [bundle, "--library-folder", ONNXRUNTIME], tmp_path / "computing") as computing,
     ):
-        for file in files:
-            picture = pictured(file, detector, content_hash)
+        for picture in pictured(bundle, files):
             for server in (replaying, computing):
                 answer = server.detect(picture.data)
                 assert answer.status == 200, answer.body
@@ -159,22 +151,22 @@ def test_the_service_scores_what_python_scores(
     family, bundle = FAMILIES[name], tmp_path / "bundle"
     config = load_config(family.config)
     calibration = CalibrationOptions(images=shared_data / "coco" / "train2017", num_images=32, check_input=False)
-    options = BuildOptions(precision, backend="onnxruntime")
+    options = BuildOptions(precision=precision, backend="onnxruntime")
     if precision == "int8":
-        options = replace(options, calibration=calibration, correct=(), measure=False)
+        options = changed(options, calibration=calibration, effort="none", guard="off")
     build(shared_data / "models" / f"{family.model}.onnx", config, bundle, options)
     dataset = CocoDataset.load(
         shared_data / "coco" / "annotations" / "instances_val2017.json",
         shared_data / "coco" / "val2017",
         config.classes,
     )
-    detector, content_hash = Detector.open(bundle), Bundle(bundle).manifest.content_hash
+    content_hash = Bundle(bundle).manifest.content_hash
     ours, service = CocoMetric(dataset), CocoMetric(dataset)
     with Server(
         program("serve/trtdet-serve"), [bundle, "--library-folder", ONNXRUNTIME], tmp_path / "server"
     ) as server:
-        for image in dataset.images:
-            picture = pictured(image.path, detector, content_hash)
+        pictures = pictured(bundle, [image.path for image in dataset.images])
+        for image, picture in zip(dataset.images, pictures, strict=True):
             found = picture.found[content_hash]
             answer = server.detect(picture.data).json["images"][0]
             check(answer, picture, content_hash)

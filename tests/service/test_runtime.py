@@ -15,13 +15,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
+from serving import png
 
+from trtdet.building import build
 from trtdet.config import Config, InputConfig, NmsConfig, load_config
 from trtdet.data.images import preprocess, read_image
 from trtdet.detection.suppression import non_max_suppression
 from trtdet.errors import DataError
 from trtdet.exporter import SHAPES_MODEL
-from trtdet.pipeline import BuildOptions, build
+from trtdet.options import BuildOptions, NmsOptions
 
 Program = Callable[[str], Path]
 
@@ -39,8 +41,8 @@ def probe(program: Program) -> Callable[..., subprocess.CompletedProcess[bytes]]
 Probe = Callable[..., "subprocess.CompletedProcess[bytes]"]
 
 
-def decoded(probe: Probe, path: Path) -> NDArray[np.uint8]:
-    done = probe("decode", path)
+def decoded(probe: Probe, path: Path, how: str = "decode") -> NDArray[np.uint8]:
+    done = probe(how, path)
     assert done.returncode == 0, done.stderr.decode()
     line, _, pixels = done.stdout.partition(b"\n")
     width, height = map(int, line.split())
@@ -81,16 +83,9 @@ def test_png_files_of_16_bits(probe: Probe, tmp_path: Path, shape: tuple[int, ..
 
 @pytest.mark.parametrize("bits", [2, 4])
 def test_grey_png_files_of_few_bits(probe: Probe, tmp_path: Path, bits: int) -> None:
-    import struct
-    import zlib
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 8, 2, bits, 0, 0, 0, 0))
     rows = b"".join(b"\0" + bytes(range(17, 17 + bits)) for _ in range(2))
     file = tmp_path / "a.png"
-    file.write_bytes(b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b""))
+    file.write_bytes(png((8, 2), bits, 0, rows))
     np.testing.assert_array_equal(decoded(probe, file), read_image(file))
 
 
@@ -125,14 +120,6 @@ def test_an_animation_is_refused(probe: Probe, tmp_path: Path) -> None:
     assert b"the WebP file is an animation" in done.stderr
 
 
-def turned(probe: Probe, file: Path) -> NDArray[np.uint8]:
-    done = probe("upright", file)
-    assert done.returncode == 0, done.stderr.decode()
-    size, _, pixels = done.stdout.partition(b"\n")
-    width, height = (int(number) for number in size.split())
-    return np.frombuffer(pixels, np.uint8).reshape(height, width, 3)
-
-
 @pytest.mark.parametrize("kind", ["jpg", "png", "webp"])
 def test_images_are_turned_as_by_pillow(probe: Probe, tmp_path: Path, kind: str) -> None:
     file = tmp_path / f"a.{kind}"
@@ -145,7 +132,7 @@ def test_images_are_turned_as_by_pillow(probe: Probe, tmp_path: Path, kind: str)
             expected = np.asarray(
                 ImageOps.exif_transpose(image.convert("RGB") if kind == "png" else image).convert("RGB")
             )
-        np.testing.assert_array_equal(turned(probe, file), expected)
+        np.testing.assert_array_equal(decoded(probe, file, "upright"), expected)
 
 
 def write(data: bytes, file: Path) -> Path:
@@ -161,7 +148,7 @@ def test_damaged_exif_data_are_as_good_as_none(probe: Probe, tmp_path: Path) -> 
     whole, file = stream.getvalue(), tmp_path / "a.jpg"
     at = whole.index(b"Exif\0\0") + 6
     straight = read_image(write(whole, file))
-    assert turned(probe, file).shape == (straight.shape[1], straight.shape[0], 3)
+    assert decoded(probe, file, "upright").shape == (straight.shape[1], straight.shape[0], 3)
     for position, value in (
         (at, b"XX"),
         (at + 2, b"\0\0"),
@@ -170,10 +157,13 @@ def test_damaged_exif_data_are_as_good_as_none(probe: Probe, tmp_path: Path) -> 
         (at + 10, b"\0\0"),
     ):
         damaged = whole[:position] + value + whole[position + len(value) :]
-        assert turned(probe, write(damaged, file)).shape in (straight.shape, (straight.shape[1], straight.shape[0], 3))
+        assert decoded(probe, write(damaged, file), "upright").shape in (
+            straight.shape,
+            (straight.shape[1], straight.shape[0], 3),
+        )
     both = whole.replace(b"MM\0*", b"II*\0") if b"MM\0*" in whole else whole.replace(b"II*\0", b"MM\0*")
     assert both != whole
-    np.testing.assert_array_equal(turned(probe, write(both, file)), straight)
+    np.testing.assert_array_equal(decoded(probe, write(both, file), "upright"), straight)
 
 
 @pytest.mark.parametrize("kind", ["jpg", "png", "webp"])
@@ -234,7 +224,7 @@ Manifests = Callable[[InputConfig], Path]
 def write_manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifests:
     """Writes the manifest of a bundle of the shipped detector, with another pre-processing."""
     folder = tmp_path_factory.mktemp("manifests")
-    options = BuildOptions(precision="fp32", backend="onnxruntime", nms="host")
+    options = BuildOptions(precision="fp32", backend="onnxruntime", nms=NmsOptions(mode="host"))
     bundle = build(SHAPES_MODEL, load_config("shapes"), folder / "bundle", options).bundle
     manifest = json.loads((bundle.path / "manifest.json").read_text())
 
@@ -359,6 +349,11 @@ def test_manifests_that_python_writes_are_read(probe: Probe, tmp_path: Path) -> 
     config: Config = load_config("shapes")
     for nms in ("host", "native"):
         bundle = tmp_path / nms
-        build(SHAPES_MODEL, config, bundle, BuildOptions(precision="fp32", backend="onnxruntime", nms=nms))
+        build(
+            SHAPES_MODEL,
+            config,
+            bundle,
+            BuildOptions(precision="fp32", backend="onnxruntime", nms=NmsOptions(mode=nms)),
+        )
         done = probe("manifest", bundle / "manifest.json")
         assert (done.returncode, done.stderr) == (0, b"")

@@ -10,32 +10,42 @@ import socket
 import struct
 import subprocess
 import time
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import quote
 
+import cv2
+import numpy as np
 import pytest
 from PIL import Image
-from serving import PATIENCE, Answer, Case, Server, call, check, form, parse_metrics, post, read_answer, total, until
+from serving import (
+    PATIENCE,
+    Answer,
+    Case,
+    Server,
+    call,
+    check,
+    failed_start,
+    form,
+    parse_metrics,
+    png,
+    post,
+    read_answer,
+    total,
+    until,
+)
 
 Serve = Callable[..., Server]
+
+
+UNKNOWN = cv2.imencode(".png", np.full((1, 1, 3), (30, 200, 10), np.uint8))[1].tobytes()
+"""An image of one pixel, which no recording has."""
 
 
 @pytest.fixture
 def server(serve: Serve) -> Iterator[Server]:
     with serve("--log-level", "debug") as running:
         yield running
-
-
-def png_header(width: int, height: int) -> bytes:
-    """A PNG that claims a size and holds no pixel of it."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
 
 
 def test_an_image_is_answered_as_by_python(server: Server, case: Case) -> None:
@@ -87,9 +97,7 @@ def test_wrong_paths_and_methods(server: Server) -> None:
         ("BREW", "/healthz", 405, "method-not-allowed"),
         ("GET", "/%ff%00\x7f", 404, "not-found"),
     ):
-        with server.raw() as stream:
-            stream.sendall(f"{method} {target} HTTP/1.1\r\nHost: x\r\n\r\n".encode("latin-1"))
-            answer = read_answer(stream)
+        answer = server.send(f"{method} {target} HTTP/1.1\r\nHost: x\r\n\r\n".encode("latin-1"))
         # A byte that no target may have is the parser's to refuse.
         assert (answer.status, answer.error) in ((status, kind), (400, "malformed-http"))
         assert "\x7f" in target or answer.status == status
@@ -100,7 +108,7 @@ def test_wrong_paths_and_methods(server: Server) -> None:
 
 def test_what_is_no_image_is_refused(server: Server, case: Case) -> None:
     jpeg = case.pictures[0].data
-    for data in (b"x", b"\xff\xd8\xff", jpeg[: len(jpeg) // 2], jpeg[:200], png_header(10, 10), b"GIF89a" + jpeg):
+    for data in (b"x", b"\xff\xd8\xff", jpeg[: len(jpeg) // 2], jpeg[:200], png((10, 10), 8, 2, b""), b"GIF89a" + jpeg):
         answer = server.detect(data)
         assert (answer.status, answer.error) == (400, "bad-image")
     assert server.detect(b"").error == "empty-body"
@@ -134,24 +142,21 @@ def test_images_are_turned_where_that_is_wanted(serve: Serve, case: Case) -> Non
         )  # the recording has no such image
 
 
-def test_webp_is_taken(serve: Serve, case: Case) -> None:
+def test_webp_is_taken(server: Server, case: Case) -> None:
     picture = case.pictures[0]
     stream = io.BytesIO()
     with Image.open(io.BytesIO(picture.data)) as image:
         image.convert("RGB").save(stream, "WEBP", lossless=True)
-    with serve() as server:
-        for kind in ("image/webp", ""):
-            check(server.detect(stream.getvalue(), kind=kind).json["images"][0], picture, case.hashes[0])
+    for kind in ("image/webp", ""):
+        check(server.detect(stream.getvalue(), kind=kind).json["images"][0], picture, case.hashes[0])
 
 
 def test_one_pixel_is_an_image(serve: Serve, case: Case) -> None:
     """It is decoded, placed and run: the recording does not know it, which is the engine's error and nobody else's."""
-    stream = io.BytesIO()
-    Image.new("RGB", (1, 1), (10, 200, 30)).save(stream, "PNG")
     with serve("--unhealthy-after", 2) as server:
         assert server.call("GET", "/healthz").status == 200
         for _ in range(2):
-            answer = server.detect(stream.getvalue(), kind="image/png")
+            answer = server.detect(UNKNOWN, kind="image/png")
             assert (answer.status, answer.error) == (500, "engine-failed")
         assert server.call("GET", "/healthz").status == 503
         assert server.call("GET", "/readyz").status == 503
@@ -162,9 +167,9 @@ def test_one_pixel_is_an_image(serve: Serve, case: Case) -> None:
 
 def test_a_decompression_bomb_is_refused_by_its_header(server: Server) -> None:
     before = server.peak_memory()
-    answer = server.detect(png_header(40000, 40000), kind="image/png")
+    answer = server.detect(png((40000, 40000), 8, 2, b""), kind="image/png")
     assert (answer.status, answer.error) == (413, "image-too-large")
-    assert server.detect(png_header(32769, 1), kind="image/png").error == "image-too-large"
+    assert server.detect(png((32769, 1), 8, 2, b""), kind="image/png").error == "image-too-large"
     assert server.peak_memory() - before < 50_000_000
 
 
@@ -172,12 +177,10 @@ def test_a_decompression_bomb_is_refused_by_its_header(server: Server) -> None:
 def test_a_body_of_100_mb_is_refused_early(server: Server) -> None:
     before = server.peak_memory()
     size = 100 << 20
-    with server.raw() as stream:
-        stream.sendall(post(b"", **{"Content-Length": str(size)}))
-        # Before a byte of the body was sent.
-        answer = read_answer(stream)
-        assert (answer.status, answer.error) == (413, "body-too-large")
-        assert answer.headers["connection"] == "close"
+    # Before a byte of the body was sent.
+    answer = server.send(post(b"", **{"Content-Length": str(size)}))
+    assert (answer.status, answer.error) == (413, "body-too-large")
+    assert answer.headers["connection"] == "close"
     # A client that sends all of it before it looks still gets the answer.
     answer = server.detect(bytes(size))
     assert (answer.status, answer.error) == (413, "body-too-large")
@@ -263,9 +266,7 @@ def test_leave_to_send_is_given_to_those_who_may(server: Server, case: Case) -> 
         (head.replace(b"/v1/detect", b"/v1/detect?x=1"), 400),
         (head.replace(b"100-continue", b"a-miracle"), 417),
     ):
-        with server.raw() as stream:
-            stream.sendall(wrong)
-            assert read_answer(stream).status == status
+        assert server.send(wrong).status == status
 
 
 def test_malformed_http_is_refused(server: Server) -> None:
@@ -288,13 +289,11 @@ def test_malformed_http_is_refused(server: Server) -> None:
         ("GET / HTTP/1.1" + host + "A: " + "b" * 20000 + "\r\n\r\n", 431),
         ("GET / HTTP/1.1" + host + "A: b\r\n" * 5000 + "\r\n", 431),
     ):
-        with server.raw() as stream:
-            stream.sendall(request.encode("latin-1"))
-            answer = read_answer(stream)
-            assert answer.status == status, request[:60]
-            assert answer.error
-            # Where the next request would begin is known only where the header could be read.
-            assert answer.headers["connection"] == ("keep-alive" if status == 411 else "close")
+        answer = server.send(request.encode("latin-1"))
+        assert answer.status == status, request[:60]
+        assert answer.error
+        # Where the next request would begin is known only where the header could be read.
+        assert answer.headers["connection"] == ("keep-alive" if status == 411 else "close")
     assert server.call("GET", "/healthz").status == 200
 
 
@@ -441,11 +440,9 @@ def test_several_models_are_served_by_their_names(serve: Serve, case: Case) -> N
 
 def test_a_failing_model_is_named(serve: Serve, case: Case) -> None:
     """Although the other one works."""
-    stream = io.BytesIO()
-    Image.new("RGB", (1, 1), (10, 200, 30)).save(stream, "PNG")
     with serve(f"other={case.bundles[1]}", "--unhealthy-after", 1) as server:
         headers = {"Content-Type": "image/png"}
-        assert server.call("POST", "/v1/models/other/detect", stream.getvalue(), headers).status == 500
+        assert server.call("POST", "/v1/models/other/detect", UNKNOWN, headers).status == 500
         assert server.detect(case.pictures[0].data).status == 200
         health = server.call("GET", "/healthz")
         assert health.status == 503
@@ -490,29 +487,11 @@ def test_waiting_for_others_makes_batches(serve: Serve, case: Case) -> None:
         assert server.metrics()['trtdet_batch_images_bucket{le="4"}'] == 2
 
 
-def test_the_log_is_json_where_wanted(serve: Serve) -> None:
-    with serve("--log-json", "--log-level", "debug") as server:
-        with server.raw() as stream:
-            stream.sendall(b'GET /"{}\\ HTTP/1.1\r\nHost: x\r\n\r\n')
-            assert read_answer(stream).status == 404
-        until(lambda: "answered" in server.log.read_text())
-    lines = [json.loads(line) for line in server.log.read_text().splitlines()]
-    assert all({"time", "level", "message"} <= line.keys() for line in lines)
-    (access,) = [line for line in lines if line["message"] == "answered"]
-    assert access["target"] == '/"{}\\'
-    assert access["status"] == 404
-    assert access["ms"] >= 0
-    assert re.fullmatch(r"127\.0\.0\.1:\d+", access["peer"])
-    assert re.fullmatch(r"[0-9a-f]{16}", access["request_id"])
-
-
-def test_requests_can_be_followed_through_the_log(serve: Serve, case: Case) -> None:
-    stream = io.BytesIO()
-    Image.new("RGB", (1, 1), (10, 200, 30)).save(stream, "PNG")
+def test_requests_can_be_followed_through_the_log_in_json(serve: Serve, case: Case) -> None:
     trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
     with serve("--log-json", "--log-level", "debug") as server:
         own = {"Content-Type": "image/png", "X-Request-Id": "a/b:1", "traceparent": trace}
-        answer = server.call("POST", "/v1/detect", stream.getvalue(), own)
+        answer = server.call("POST", "/v1/detect", UNKNOWN, own)
         assert (answer.status, answer.headers["x-request-id"]) == (500, "a/b:1")
         # What is no id of the allowed kind is replaced, so that it can forge nothing.
         made = [
@@ -521,9 +500,16 @@ def test_requests_can_be_followed_through_the_log(serve: Serve, case: Case) -> N
         ids = {answer.headers["x-request-id"] for answer in made}
         assert len(ids) == 2
         until(lambda: server.log.read_text().count("answered") == 3)
-    lines = [json.loads(line) for line in server.log.read_text().splitlines()]
+        assert server.send(b'GET /"{}\\ HTTP/1.1\r\nHost: x\r\n\r\n').status == 404
+        until(lambda: server.log.read_text().count("answered") == 4)
+    lines = server.log_lines()
+    assert all({"time", "level", "message"} <= line.keys() for line in lines)
     (failure,) = [line for line in lines if line["message"] == "the engine failed"]
-    access = [line for line in lines if line["message"] == "answered"]
+    *access, last = [line for line in lines if line["message"] == "answered"]
+    assert (last["target"], last["status"]) == ('/"{}\\', 404)
+    assert last["ms"] >= 0
+    assert re.fullmatch(r"127\.0\.0\.1:\d+", last["peer"])
+    assert re.fullmatch(r"[0-9a-f]{16}", last["request_id"])
     assert failure["request_id"] == access[0]["request_id"] == "a/b:1"
     assert access[0]["traceparent"] == trace
     assert {line["request_id"] for line in access[1:]} == ids
@@ -562,7 +548,7 @@ def test_options_can_come_from_the_environment(
         assert other.detect(case.pictures[0].data).json["model"]["content_hash"] == case.hashes[1]
         body, kind = form([(picture.file.name, picture.data) for picture in case.pictures[:2]])
         assert other.detect(body, kind=kind).status == 200  # the command line comes first
-    assert all(json.loads(line) for line in other.log.read_text().splitlines())
+    assert all(other.log_lines())
     monkeypatch.setenv("TRTDET_OPTION_LANES", "many")
     done = subprocess.run([server.program], capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert done.returncode == 2
@@ -602,27 +588,16 @@ def test_lanes_and_the_process_are_measured(serve: Serve, case: Case) -> None:
             stream.close()
 
 
-def failed(program: Path, *arguments: object) -> str:
-    """The one line of a start that fails with exit code 1."""
-    line = [program, *map(str, arguments)]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE, check=False)
-    assert done.returncode == 1, done.stderr
-    assert done.stdout == ""
-    assert done.stderr.startswith("trtdet-serve: error: ")
-    assert done.stderr.count("\n") == 1
-    return done.stderr
-
-
 def test_a_start_that_fails_says_why(server: Server, case: Case, tmp_path: Path) -> None:
     path, bundle = server.program, case.bundles[0]
     recording = ("--recording", case.recordings)
-    taken = failed(path, bundle, *recording, "--port", server.port)
+    taken = failed_start(path, bundle, *recording, "--port", server.port)
     assert f"port {server.port}: Address already in use" in taken
-    assert "cannot listen on" in failed(path, bundle, *recording, "--host", "256.0.0.1")
-    assert "manifest.json" in failed(path, tmp_path / "none", *recording)
-    assert failed(path, bundle)  # made for onnxruntime, which has no engine
+    assert "cannot listen on" in failed_start(path, bundle, *recording, "--host", "256.0.0.1")
+    assert "manifest.json" in failed_start(path, tmp_path / "none", *recording)
+    assert failed_start(path, bundle)  # made for onnxruntime, which has no engine
     other = next(file for file in case.recordings.iterdir() if file.stem == case.hashes[1])
-    assert "made from another bundle" in failed(path, bundle, "--recording", other)
+    assert "made from another bundle" in failed_start(path, bundle, "--recording", other)
     twice = subprocess.run([path, bundle, bundle], capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert twice.returncode == 2
     assert f"two bundles are called '{bundle.name}'" in twice.stderr

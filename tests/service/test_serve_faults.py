@@ -13,7 +13,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from serving import ONNXRUNTIME, PATIENCE, Case, Server, call, check, form, post, read_answer, total, until
+from serving import (
+    ONNXRUNTIME,
+    PATIENCE,
+    Case,
+    Server,
+    call,
+    check,
+    failed_start,
+    form,
+    post,
+    read_answer,
+    total,
+    until,
+)
 
 Serve = Callable[..., Server]
 
@@ -136,12 +149,7 @@ def test_decoding_ends_with_the_time_for_the_answer(serve: Serve, program: Calla
     """Files that each take longer than a request may, and would keep the only worker from all others for long."""
     data = scans(program, 7064, 7064, 20)
     with serve("--request-timeout", 0.2, "--workers", 1) as server:
-        streams = [server.raw() for _ in range(8)]
-        for stream in streams:
-            stream.sendall(post(data))
-        for stream in streams:
-            assert read_answer(stream).status == 504
-            stream.close()
+        assert [answer.status for answer in server.burst(post(data), 8)] == [504] * 8
         until(lambda: server.metrics()["trtdet_requests_in_flight"] == 0)
         until(lambda: server.detect(case.pictures[0].data).status == 200)
         assert server.call("GET", "/healthz").status == 200
@@ -152,13 +160,8 @@ def test_images_wait_for_the_memory_to_be_decoded_in(serve: Serve, program: Call
     data = scans(program, 4500, 4500, 3)
     with serve("--max-decoded-mb", 120, "--workers", 4, "--request-timeout", PATIENCE) as server:
         before = server.peak_memory()
-        streams = [server.raw() for _ in range(6)]
-        for stream in streams:
-            stream.sendall(post(data))
         # The recording does not know them: they were decoded.
-        assert [read_answer(stream).error for stream in streams] == ["engine-failed"] * 6
-        for stream in streams:
-            stream.close()
+        assert [answer.error for answer in server.burst(post(data), 6)] == ["engine-failed"] * 6
         if not server.sanitized:
             assert server.peak_memory() - before < 180_000_000
 
@@ -168,7 +171,7 @@ def test_an_engine_that_hangs_is_unhealthy(serve: Serve, case: Case) -> None:
     server = serve("--recording-time", 60_000, *timeouts)
     with server:
         assert server.detect(case.pictures[0].data).status == 504
-        answer = until(lambda: (found := server.call("GET", "/healthz")).status == 503 and found)
+        answer = server.unready()
         assert answer.error == "engine-failed"
         assert "running a batch for longer than --engine-timeout" in answer.json["error"]["message"]
         assert server.call("GET", "/readyz").status == 503
@@ -183,8 +186,7 @@ def test_an_engine_that_is_always_too_late_is_unhealthy(serve: Serve, case: Case
     with serve(*options) as server:
         for _ in range(3):
             assert server.detect(case.pictures[0].data).status == 504
-        answer = until(lambda: (found := server.call("GET", "/healthz")).status == 503 and found)
-        assert "or was too late with them" in answer.json["error"]["message"]
+        assert "or was too late with them" in server.unready().json["error"]["message"]
 
 
 def test_too_many_open_files_change_no_bundle(serve: Serve, case: Case) -> None:
@@ -208,11 +210,7 @@ def test_a_manifest_without_end_is_refused(serve: Serve, case: Case, tmp_path: P
     with (bundle / "manifest.json").open("r+") as manifest:
         manifest.truncate(1 << 40)  # takes no room on the disk
     server = serve(bundle=bundle)
-    start = [server.program, *map(str, server.arguments)]
-    done = subprocess.run(start, capture_output=True, text=True, timeout=PATIENCE, check=False)
-    assert done.returncode == 1
-    assert "manifest.json has more than 16777216 bytes" in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert "manifest.json has more than 16777216 bytes" in failed_start(server.program, *server.arguments)
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from serving import PATIENCE, Answer, Case, Server, call, check, form, post, read_answer, total, until
+from serving import PATIENCE, Case, Server, call, check, failed_start, form, post, read_answer, total, until
 
 from trtdet.bundle import MANIFEST, Bundle, BundleWriter
 
@@ -160,8 +160,7 @@ def test_requests_that_have_begun_are_finished(serve: Serve, case: Case) -> None
 def test_a_stop_waits_for_load_balancers(serve: Serve, case: Case) -> None:
     with serve("--drain-delay", 2) as server:
         server.signal()
-        answer = until(lambda: (found := server.call("GET", "/readyz")).status == 503 and found)
-        assert answer.error == "stopping"
+        assert server.unready("/readyz").error == "stopping"
         assert server.call("GET", "/healthz").status == 200
         # Until then requests are served as ever.
         check(server.detect(case.pictures[0].data).json["images"][0], case.pictures[0], case.hashes[0])
@@ -192,6 +191,10 @@ def test_a_second_signal_ends_at_once(serve: Serve) -> None:
         server.process.returncode = 0  # as expected
 
 
+def reloads(server: Server, result: str) -> float:
+    return total(server.metrics(), "trtdet_reloads_total", f'result="{result}"')
+
+
 def replace(bundle: Path, other: Path) -> None:
     """Puts the files of another bundle in a bundle's place, as 'trtdet build' does."""
     source = Bundle(other)
@@ -216,7 +219,7 @@ def test_a_bundle_is_replaced_under_load(serve: Serve, case: Case, place: Path) 
             until(lambda before=before: clients.answered() > before + 20, server.alive)
             replace(place, case.bundles[other])
             until(
-                lambda loaded=loaded: total(server.metrics(), "trtdet_reloads_total", 'result="loaded"') >= loaded,
+                lambda loaded=loaded: reloads(server, "loaded") >= loaded,
                 server.alive,
             )
             assert server.call("GET", "/v1/model").json["content_hash"] == case.hashes[other]
@@ -259,37 +262,26 @@ def flip(file: Path, at: int = -1) -> None:
     change(file, bytes(data))
 
 
-def test_a_bundle_altered_by_one_byte_is_refused(
-    serve: Serve, case: Case, place: Path, program: Callable[[str], Path]
-) -> None:
+def test_a_bundle_altered_by_one_byte_is_refused(serve: Serve, case: Case, place: Path) -> None:
     names = sorted(Bundle(place).manifest.files)
     with serve("--reload-interval", 0.05, bundle=place) as server:
         for refused, name in enumerate(names, start=1):
             flip(place / name)
-            until(
-                lambda refused=refused: total(server.metrics(), "trtdet_reloads_total", 'result="refused"') == refused
-            )
+            until(lambda refused=refused: reloads(server, "refused") == refused)
             # The one before serves on.
             check(server.detect(case.pictures[0].data).json["images"][0], case.pictures[0], case.hashes[0])
-            start = subprocess.run(
-                [program("serve/trtdet-serve"), place, "--recording", case.recordings, "--port", "0"],
-                capture_output=True,
-                text=True,
-                timeout=PATIENCE,
-                check=False,
-            )
-            assert (start.returncode, start.stdout, start.stderr.count("\n")) == (1, "", 1)
-            assert f"'{name}' was altered" in start.stderr
+            start = failed_start(server.program, place, "--recording", case.recordings, "--port", 0)
+            assert f"'{name}' was altered" in start
             change(place / name, (case.bundles[0] / name).read_bytes())
-            until(lambda refused=refused: total(server.metrics(), "trtdet_reloads_total", 'result="loaded"') == refused)
+            until(lambda refused=refused: reloads(server, "loaded") == refused)
         # Left as it is, it is not tried again and again.
         flip(place / names[0])
-        until(lambda: total(server.metrics(), "trtdet_reloads_total", 'result="refused"') == len(names) + 1)
+        until(lambda: reloads(server, "refused") == len(names) + 1)
         time.sleep(0.5)
-        assert total(server.metrics(), "trtdet_reloads_total", 'result="refused"') == len(names) + 1
+        assert reloads(server, "refused") == len(names) + 1
         # Unless somebody asks for it.
         server.signal(signal.SIGHUP)
-        until(lambda: total(server.metrics(), "trtdet_reloads_total", 'result="refused"') == len(names) + 2)
+        until(lambda: reloads(server, "refused") == len(names) + 2)
         assert "was altered" in server.log.read_text()
 
 
@@ -305,21 +297,21 @@ def test_half_a_bundle_is_refused_until_it_is_whole(serve: Serve, case: Case, pl
         place.rename(place.with_name("away"))
         time.sleep(0.2)
         check(server.detect(case.pictures[0].data).json["images"][0], case.pictures[0], case.hashes[1])
-        refused = total(server.metrics(), "trtdet_reloads_total", 'result="refused"')
+        refused = reloads(server, "refused")
         place.with_name("away").rename(place)
         time.sleep(0.2)
-        assert total(server.metrics(), "trtdet_reloads_total", 'result="refused"') == refused
+        assert reloads(server, "refused") == refused
 
 
 def test_a_single_recording_follows_its_bundle(serve: Serve, case: Case, place: Path, tmp_path: Path) -> None:
     recording = Path(shutil.copy(case.recordings / f"{case.hashes[0]}.recording", tmp_path / "the.recording"))
     with serve("--reload-interval", 0.05, bundle=place, recording=recording) as server:
         replace(place, case.bundles[1])
-        until(lambda: total(server.metrics(), "trtdet_reloads_total", 'result="refused"') == 1)
+        until(lambda: reloads(server, "refused") == 1)
         check(server.detect(case.pictures[0].data).json["images"][0], case.pictures[0], case.hashes[0])
         shutil.copy(case.recordings / f"{case.hashes[1]}.recording", tmp_path / "next")
         (tmp_path / "next").rename(recording)
-        until(lambda: total(server.metrics(), "trtdet_reloads_total", 'result="loaded"') == 1)
+        until(lambda: reloads(server, "loaded") == 1)
         check(server.detect(case.pictures[0].data).json["images"][0], case.pictures[0], case.hashes[1])
 
 
@@ -332,17 +324,6 @@ def test_a_signal_reloads_where_nothing_looks(serve: Serve, case: Case, place: P
         until(lambda: server.call("GET", "/v1/model").json["content_hash"] == case.hashes[1])
 
 
-def burst(server: Server, data: bytes, count: int) -> list[Answer]:
-    """The answers to requests that are all sent before one answer is read."""
-    streams = [server.raw() for _ in range(count)]
-    for stream in streams:
-        stream.sendall(post(data))
-    answers = [read_answer(stream) for stream in streams]
-    for stream in streams:
-        stream.close()
-    return answers
-
-
 @pytest.mark.parametrize(
     "options",
     [("--queue", 2, "--lanes", 1, "--max-batch", 1), ("--max-requests", 3)],
@@ -352,7 +333,7 @@ def test_too_much_is_refused_at_once(serve: Serve, case: Case, options: Sequence
     picture = case.pictures[0]
     with serve("--recording-time", 300, "--max-delay-us", 0, *options) as server:
         begin = time.monotonic()
-        answers = burst(server, picture.data, 24)
+        answers = server.burst(post(picture.data), 24)
         assert time.monotonic() - begin < PATIENCE
         statuses = Counter(answer.status for answer in answers)
         assert set(statuses) == {200, 503}

@@ -38,7 +38,7 @@ PRELOADED = (
     "faster_coco_eval",
     "rich.progress",
     "PIL.Image",
-    "trtdet.pipeline",
+    "trtdet.building",
     "trtdet.cli",
 )
 """Nothing of TensorRT or the driver, which are stand-ins that differ from one command to the next."""

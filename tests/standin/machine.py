@@ -40,6 +40,16 @@ class Finished:
         assert len(lines) == 1, self.err
         return lines[0].removeprefix("trtdet: error: ")
 
+    @property
+    def ok(self) -> Finished:
+        """This, checked to have succeeded."""
+        assert self.code == 0, self.err
+        return self
+
+    def refused(self, *words: str) -> None:
+        """Checks that it failed with a message that has these words."""
+        assert (self.code, [word for word in words if word not in self.message]) == (1, []), self.err
+
 
 @dataclass(frozen=True)
 class Machine:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trtdet.backends.tensorrt.calibrators import Images, from_cache, from_images
+from trtdet.backends.tensorrt.calibrators import CacheCalibration, ImageCalibration, Images
 from trtdet.calibration.cache import read, version_number, write
 from trtdet.errors import CalibrationError
 
@@ -74,7 +74,7 @@ class Asked:
 
 def test_the_builder_reads_the_ranges_that_are_given(trt: Any) -> None:
     text = write(SCALES, version_number(trt.__version__))
-    given = from_cache(trt, text)
+    given = CacheCalibration(trt, text)
     assert isinstance(given.calibrator, trt.IInt8EntropyCalibrator2)
     asked = Asked(given.calibrator)
     assert asked.algorithm() == int(trt.CalibrationAlgoType.ENTROPY_CALIBRATION_2)
@@ -87,7 +87,7 @@ def test_the_builder_reads_the_ranges_that_are_given(trt: Any) -> None:
 
 
 def test_a_builder_that_asks_for_images_gets_none_and_is_found_out(trt: Any) -> None:
-    given = from_cache(trt, write(SCALES, 8500))
+    given = CacheCalibration(trt, write(SCALES, 8500))
     assert Asked(given.calibrator).batch("images") is None
     with pytest.raises(CalibrationError, match="refused the ranges"):
         given.check(False, [])
@@ -103,7 +103,7 @@ def test_the_builder_gets_every_batch_and_its_cache_is_kept(trt: Any, rule: str)
         return 0x7F0000000000 + len(copies)
 
     batches = (np.full((count, 3, 4, 4), count, np.float32) for count in (2, 2, 1))
-    made = from_images(trt, rule, Images("images", (2, 3, 4, 4), batches, upload))
+    made = ImageCalibration(trt, rule, Images("images", (2, 3, 4, 4), batches, upload))
     assert isinstance(made.calibrator, getattr(trt, base))
     asked = Asked(made.calibrator)
     assert asked.algorithm() == int(getattr(trt.CalibrationAlgoType, algorithm))
@@ -119,7 +119,7 @@ def test_the_builder_gets_every_batch_and_its_cache_is_kept(trt: Any, rule: str)
 
 def test_the_percentile_calibrator_says_its_quantile_and_keeps_no_histograms(trt: Any) -> None:
     images = Images("images", (1, 3, 4, 4), [np.zeros((1, 3, 4, 4), np.float32)], lambda batch: 1)
-    asked = Asked(from_images(trt, "percentile", images).calibrator)
+    asked = Asked(ImageCalibration(trt, "percentile", images).calibrator)
     assert (asked.quantile(), asked.regression_cutoff()) == (0.9999, 1.0)
     asked.write_histograms(b"abc")
     assert asked.histograms() is None
@@ -130,7 +130,7 @@ def test_the_bindings_take_an_error_for_the_end_of_the_images_and_it_is_raised_a
         raise MemoryError("out of memory")
 
     images = Images("images", (1, 3, 4, 4), [np.zeros((1, 3, 4, 4), np.float32)], upload)
-    made = from_images(trt, "minmax", images)
+    made = ImageCalibration(trt, "minmax", images)
     assert Asked(made.calibrator).batch("images") is None
     with pytest.raises(CalibrationError, match="MemoryError: out of memory"):
         made.check(True, [])
@@ -140,7 +140,7 @@ def test_a_network_with_another_input_ends_the_images_and_is_found_out(
     trt: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     images = Images("images", (1, 3, 4, 4), [np.zeros((1, 3, 4, 4), np.float32)], lambda batch: 1)
-    made = from_images(trt, "minmax", images)
+    made = ImageCalibration(trt, "minmax", images)
     assert Asked(made.calibrator).batch("images", "scale") is None
     assert "Exception caught in get_batch()" in capfd.readouterr().err
     with pytest.raises(CalibrationError, match="without calibrating it on all images"):

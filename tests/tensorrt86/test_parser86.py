@@ -21,14 +21,16 @@ from trtdet.backends import BuildRequest, Capabilities, cuda
 from trtdet.backends.tensorrt import build_process, messages
 from trtdet.backends.tensorrt import builder as tensorrt
 from trtdet.backends.tensorrt.builder import TensorRT
+from trtdet.backends.tensorrt.opsets import missing_operators
+from trtdet.building import build
 from trtdet.calibration import cache as calibration_cache
 from trtdet.config import Config, load_config
 from trtdet.demo import shapes
 from trtdet.errors import BackendError
 from trtdet.exporter import SHAPES_MODEL
+from trtdet.options import BuildOptions, CalibrationOptions, NmsOptions, PlanOptions, changed
 from trtdet.passes import plugin_ops
 from trtdet.passes.opset.lowering import lower
-from trtdet.pipeline import BuildOptions, CalibrationOptions, KeepOptions, build
 from trtdet.progress import Progress, silent
 from trtdet.quantization import DataFlow
 
@@ -39,18 +41,25 @@ CONFIGS = {"shapes": "shapes", "yolox_nano": "yolox", "yolov5n": "yolov5", "pico
 
 NAMES = [pytest.param(name, marks=() if name == "shapes" else pytest.mark.slow) for name in CONFIGS]
 
-HOST = BuildOptions("int8", correct=(), nms="host", silu="keep", backend="tensorrt", int8_all=True)
-DYNAMIC = replace(HOST, batch=(1, 4, 8))
+HOST = BuildOptions(
+    precision="int8",
+    effort="none",
+    nms=NmsOptions(mode="host"),
+    silu="keep",
+    backend="tensorrt",
+    plan=PlanOptions(int8_all=True),
+)
+DYNAMIC = changed(HOST, batch=(1, 4, 8))
 VARIANTS = {
-    **{nms: replace(HOST, nms=nms) for nms in ("host", "efficient", "native", "onnx")},
-    **{f"dynamic-{nms}": replace(DYNAMIC, nms=nms) for nms in ("host", "efficient", "native", "onnx")},
-    "default": replace(HOST, int8_all=False),
-    "depthwise": replace(HOST, keep=KeepOptions(("depthwise",))),
-    "implicit": replace(HOST, quantization="implicit"),
-    "implicit-default": replace(HOST, quantization="implicit", int8_all=False),
-    "implicit-depthwise": replace(HOST, quantization="implicit", keep=KeepOptions(("depthwise",))),
-    "fp16": replace(HOST, precision="fp16", int8_all=False),
-    "fp32": replace(HOST, precision="fp32", int8_all=False),
+    **{nms: changed(HOST, mode=nms) for nms in ("host", "efficient", "native", "onnx")},
+    **{f"dynamic-{nms}": changed(DYNAMIC, mode=nms) for nms in ("host", "efficient", "native", "onnx")},
+    "default": changed(HOST, int8_all=False),
+    "depthwise": changed(HOST, keep_fp16=("depthwise",)),
+    "implicit": changed(HOST, quantization="implicit"),
+    "implicit-default": changed(HOST, quantization="implicit", int8_all=False),
+    "implicit-depthwise": changed(HOST, quantization="implicit", keep_fp16=("depthwise",)),
+    "fp16": changed(HOST, precision="fp16", int8_all=False),
+    "fp32": changed(HOST, precision="fp32", int8_all=False),
 }
 """What is built, by name."""
 
@@ -197,7 +206,7 @@ def test_the_parser_reads_a_weight_scale_a_tensor(
     parser: Parser, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, path: Path
 ) -> None:
     """The form for other versions, in operators that 8.6 has too."""
-    monkeypatch.setattr(tensorrt, "_data_flow", lambda major: DataFlow(weights=("tensor",)))
+    monkeypatch.setattr(tensorrt, "DataFlow", lambda **flow: DataFlow(weights=("tensor",)))
     model = handed_over(path, load_config(CONFIGS[name]), images, tmp_path, HOST).request.model
     weights = [node for node in model.graph.node if node.op_type == "DequantizeLinear" and not node.attribute]
     assert len(weights) == sum(node.op_type == "DequantizeLinear" for node in model.graph.node)
@@ -254,7 +263,7 @@ TYPES = {plugin_ops.SAME: "FLOAT", 0: "FLOAT", plugin_ops.INT8: "INT8"}
 def test_the_parser_makes_the_plugins_of_what_their_nodes_say(
     trt: Any, parser: Parser, library: Path, handed: Any, name: str, path: Path
 ) -> None:
-    given = handed(name, path, replace(HOST, silu="plugin", plugins=(library,)))
+    given = handed(name, path, changed(HOST, silu="plugin", plugins=(library,)))
     nodes = {node.name: node for node in plugin_ops.plugin_nodes(given.request.model.graph)}
     parsed = parser(given.request.model, library)
     check(given.request.model, parsed)
@@ -280,12 +289,12 @@ def test_the_parser_makes_the_plugins_of_what_their_nodes_say(
 def test_without_the_library_the_parser_refuses_in_words_that_have_advice(
     parser: Parser, library: Path, handed: Any
 ) -> None:
-    given = handed("shapes", SHAPES_MODEL, replace(HOST, silu="plugin", plugins=(library,)))
+    given = handed("shapes", SHAPES_MODEL, changed(HOST, silu="plugin", plugins=(library,)))
     parsed = parser(given.request.model)
     assert not parsed.ok and PLUGIN_MISSING in parsed.errors[0]["words"]
     node = given.request.model.graph.node[parsed.errors[0]["node"]]
     assert node.op_type == plugin_ops.SILU
-    assert "--plugin-library" in messages.advised(parsed.errors[0]["words"], tensorrt._ADVICE)
+    assert "engine.plugins" in messages.advised(parsed.errors[0]["words"], tensorrt._ADVICE)
 
 
 # Two-stage detectors
@@ -342,7 +351,7 @@ def test_the_parser_reads_both_routes_of_a_two_stage_model(
     assert layers_of(static, "GRID_SAMPLE") and not layers_of(static, "PLUGIN_V2")
     assert not any(-1 in one.shape for layer in static.layers for one in layer.outputs)
 
-    monkeypatch.setattr(tensorrt, "_opens", lambda library: library == regions.name)
+    monkeypatch.setattr(tensorrt, "missing_operators", lambda version, vc_plugin: missing_operators(version))
     parsed = parser(model := hand_over("regions"), regions)
     check(model, parsed)
     assert {layer.type for layer in parsed.layers} >= DATA_DEPENDENT
@@ -430,8 +439,9 @@ def test_the_building_process_passes_the_reason_on(
     onnx.save(model, "model.onnx")
     request = {"plugins": [], "loads_plugins": True, "compiled_plugins": False, "network_flags": []}
     logger = SimpleNamespace(errors=[], first=lambda: logger.errors[0])
-    made = build_process.build(library, request, logger, lambda stage, done, total: None)
-    assert words in made.error and model.graph.node[0].name in made.error
+    with pytest.raises(build_process.RefusedError) as refused:
+        build_process.build(library, request, logger, lambda report: None)
+    assert words in str(refused.value) and model.graph.node[0].name in str(refused.value)
 
 
 def test_a_convolution_in_int8_must_say_its_kernel_which_trtdet_makes_it_do(
@@ -469,7 +479,7 @@ def test_the_package_lacks_the_library_for_roi_align(parser: Parser) -> None:
 
 def test_trtdet_refuses_swish_before_the_parser_does(images: Path, tmp_path: Path) -> None:
     with pytest.raises(BackendError, match="cannot take --silu swish: its parser knows the operator from TensorRT 11"):
-        handed_over(SHAPES_MODEL, load_config("shapes"), images, tmp_path, replace(HOST, silu="swish"))
+        handed_over(SHAPES_MODEL, load_config("shapes"), images, tmp_path, changed(HOST, silu="swish"))
 
 
 def test_what_the_stand_in_has_not_is_named(parser: Parser) -> None:

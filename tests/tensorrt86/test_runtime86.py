@@ -18,9 +18,10 @@ from onnx_parser import TENSORRT_HEADERS
 from standin.machine import FOLDER, compile_library
 
 from trtdet.backends import cuda
+from trtdet.building import build
 from trtdet.config import load_config
 from trtdet.exporter import SHAPES_MODEL
-from trtdet.pipeline import BuildOptions, build
+from trtdet.options import BuildOptions, NmsOptions
 
 SERVICE = Path(__file__).resolve().parents[2] / "service"
 
@@ -61,7 +62,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
     """A bundle for TensorRT 8.6.0 and compute capability 8.9, with words for an engine."""
-    options = BuildOptions(precision="fp32", backend="onnxruntime", nms="host")
+    options = BuildOptions(precision="fp32", backend="onnxruntime", nms=NmsOptions(mode="host"))
     build(SHAPES_MODEL, load_config("shapes"), tmp_path / "bundle", options)
     change(tmp_path / "bundle", version="8.6.0", engine=b"not an engine")
     return tmp_path / "bundle"

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from trtdet.demo.shapes import ShapesSplit
 from trtdet.quantization import EFFORTS
 
 pytestmark = pytest.mark.benchmark
@@ -19,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def data(validation: ShapesSplit, calibration_images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(validation, calibration_images, tmp_path_factory):
     """The small detector's images, laid out as COCO's are."""
     folder = tmp_path_factory.mktemp("data")
     coco = folder / "coco"
@@ -45,7 +44,7 @@ def run(model: Path, data: Path, output: Path, *arguments: object) -> list[list[
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
 
 
-def test_every_correction_is_on_alone_and_off_alone(model: Path, data: Path, tmp_path: Path) -> None:
+def test_every_correction_is_on_alone_and_off_alone(model, data, tmp_path):
     pytest.importorskip("torch", reason="needs torch: pip install 'trtdet[correct]'")
     rows = run(model, data, tmp_path, "--effort", "default")
     names = [f"`{name}`" for name in EFFORTS["default"]]
@@ -62,12 +61,12 @@ def test_every_correction_is_on_alone_and_off_alone(model: Path, data: Path, tmp
     assert int(found["`round` alone"][4]) == int(found["`bias` alone"][4]) == 0
 
 
-def test_a_further_run_goes_on_where_it_was(model: Path, data: Path, tmp_path: Path) -> None:
-    first = run(model, data, tmp_path, "--correct", "bias")
+def test_a_further_run_goes_on_where_it_was(model, data, tmp_path):
+    first = run(model, data, tmp_path, "--effort", "bias")
     assert [row[0] for row in first] == ["none", "`bias` alone"]
     kept = tmp_path / f"{model.stem}.jsonl"
     header, _, bias = kept.read_text().splitlines()
     kept.write_text(f"{header}\n{json.dumps({**json.loads(bias), 'error': 7.0})}\n")
-    again = run(model, data, tmp_path, "--correct", "bias")
+    again = run(model, data, tmp_path, "--effort", "bias")
     assert again[0][:-1] == first[0][:-1]
     assert again[1][1] == "7.0000"

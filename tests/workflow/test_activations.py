@@ -14,15 +14,13 @@ from models import CONVOLUTIONS, SILUS
 from trtdet.backends import Built, Capabilities, OnnxRunner
 from trtdet.bundle import Bundle
 from trtdet.calibration import Ranges
-from trtdet.cli import main
 from trtdet.errors import BundleError
 
-QUICK = ["--config", "shapes", "--num-images", 4, "--correct", "none", "--int8-all"]
+QUICK = ["--config", "shapes", "--num-images", 4, "--effort", "none", "--int8-all"]
 
 
 def built(run: Any, model: Path, images: Path, place: Path, *arguments: object) -> dict[str, Any]:
-    done = run("build", model, *QUICK, "--images", images, "-o", place, "--json", *arguments)
-    assert done.code == 0, done.err
+    done = run("build", model, *QUICK, "--images", images, "-o", place, "--json", *arguments).ok
     found: dict[str, Any] = done.json["manifest"]
     return found
 
@@ -31,15 +29,14 @@ def operators(place: Path) -> list[str]:
     return [node.op_type for node in onnx.load(str(Bundle(place).model)).graph.node]
 
 
-def test_every_form_is_built_says_so_and_detects_the_same(run, trained, calibration_images, drawn, tmp_path):
+def test_every_form_is_built_says_so_and_detects_the_same(run, trained, calibration_images, scored, tmp_path):
     found, hashes = {}, set()
     for form in ("keep", "swish", "plugin"):
         place = tmp_path / form
         manifest = built(run, trained, calibration_images, place, "--silu", form, "--backend", "onnxruntime")
         assert (manifest["silu"]["asked"], manifest["silu"]["done"]) == (form, form)
         hashes.add(manifest["content_hash"])
-        data = ["--images", drawn.images, "--annotations", drawn.annotations, "--json"]
-        found[form] = manifest["silu"], operators(place), run("eval", place, *data).json["map"]
+        found[form] = manifest["silu"], operators(place), run("eval", place, *scored, "--json").json["map"]
     assert len(hashes) == 3
     (keep, had, score), (swish, wrote, other), (plugin, placed, third) = found.values()
     count = had.count("Sigmoid") - wrote.count("Sigmoid")
@@ -55,12 +52,13 @@ def test_every_form_is_built_says_so_and_detects_the_same(run, trained, calibrat
     ranges = Ranges.load(tmp_path / "plugin" / "ranges.json")
     assert len(ranges.inputs) == count
     assert not Ranges.load(tmp_path / "keep" / "ranges.json").inputs
+    check_steps(tmp_path / "plugin", plugin["read_int8"])
 
 
-def test_the_steps_in_the_model_are_those_of_ranges_json(run, trained, calibration_images, tmp_path):
-    found = built(run, trained, calibration_images, tmp_path / "b", "--silu", "plugin", "--backend", "onnxruntime")
-    ranges = json.loads((tmp_path / "b" / "ranges.json").read_text())
-    graph = onnx.load(str(tmp_path / "b" / "int8.onnx")).graph
+def check_steps(bundle: Path, reading: int) -> None:
+    """The quantisation steps in the model are those of ranges.json."""
+    ranges = json.loads((bundle / "ranges.json").read_text())
+    graph = onnx.load(str(bundle / "int8.onnx")).graph
     makers = {output: node for node in graph.node for output in node.output}
     values = {one.name: onnx.numpy_helper.to_array(one) for one in graph.initializer}
     checked = 0
@@ -73,27 +71,14 @@ def test_the_steps_in_the_model_are_those_of_ranges_json(run, trained, calibrati
         np.testing.assert_allclose(given["input_scale"], amax / 127, rtol=1e-6)
         np.testing.assert_allclose(values[quantizer.input[1]], amax.max() / 127, rtol=1e-6)
         checked += 1
-    assert checked == found["silu"]["read_int8"] > 0
+    assert checked == reading > 0
 
 
 def test_histograms_serve_every_form(run, model, calibration_images, tmp_path):
     place = tmp_path / "b"
     first = built(run, model, calibration_images, place, "--silu", "keep", "--backend", "onnxruntime")
-    done = run(
-        "build",
-        model,
-        *QUICK,
-        "--images",
-        calibration_images,
-        "-o",
-        place,
-        "--silu",
-        "swish",
-        "--backend",
-        "onnxruntime",
-    )
-    assert done.code == 0
-    assert "calibrating" not in done.err
+    command = ["build", model, *QUICK, "--images", calibration_images, "-o", place, "--backend", "onnxruntime"]
+    assert "calibrating" not in run(*command, "--silu", "swish").ok.err
     second = Bundle(place).manifest
     assert second.quantization.histograms_key == first["quantization"]["histograms_key"]
 
@@ -101,10 +86,8 @@ def test_histograms_serve_every_form(run, model, calibration_images, tmp_path):
 def test_float_engines_take_every_form_too(run, model, tmp_path):
     for form, operator in (("swish", "Swish"), ("plugin", "TRT_SiLU")):
         place = tmp_path / form
-        done = run(
-            "build", model, "--config", "shapes", "--fp16", "--silu", form, "--backend", "onnxruntime", "-o", place
-        )
-        assert done.code == 0, done.err
+        options = ["--config", "shapes", "--fp16", "--silu", form, "--backend", "onnxruntime"]
+        done = run("build", model, *options, "-o", place).ok
         assert f"SiLU {form} (" in done.out.splitlines()[-1]
         assert operators(place).count(operator) == SILUS
         OnnxRunner(Bundle(place).model.read_bytes())
@@ -113,25 +96,14 @@ def test_float_engines_take_every_form_too(run, model, tmp_path):
 @pytest.mark.tensorrt
 def test_tensorrt_rtx_builds_swish_with_every_convolution_in_int8(run, model, calibration_images, tmp_path):
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: pip install 'trtdet[rtx]'")
-    manifest = built(
-        run,
-        model,
-        calibration_images,
-        tmp_path / "b",
-        "--silu",
-        "swish",
-        "--backend",
-        "tensorrt-rtx",
-        "--sm",
-        86,
-        "--no-measure",
-    )
+    rtx = ["--backend", "tensorrt-rtx", "--sm", 86, "--guard", "off"]
+    manifest = built(run, model, calibration_images, tmp_path / "b", "--silu", "swish", *rtx)
     assert manifest["audit"]["int8"] == manifest["precision"]["int8"] == CONVOLUTIONS
     assert manifest["audit"]["float_by_backend"] == []
-    refused = run("build", model, *QUICK, "--images", calibration_images, "--silu", "plugin", "-o", tmp_path / "no",
-                  "--backend", "tensorrt-rtx")  # fmt: skip
-    assert refused.code == 1
-    assert "cannot take --silu plugin: parsing an operator of a plugin ends its process" in refused.message
+    command = ["build", model, *QUICK, "--images", calibration_images, "-o", tmp_path / "no"]
+    run(*command, "--silu", "plugin", *rtx).refused(
+        "cannot take --silu plugin: parsing an operator of a plugin ends its process"
+    )
 
 
 class Fake:
@@ -141,9 +113,6 @@ class Fake:
         "tensorrt", "10.9", True, False, True, silu=("keep", "plugin"), loads_plugins=True, max_topk=3840
     )
 
-    def unsupported(self, model: onnx.ModelProto) -> dict[str, str]:
-        return {}
-
     def build(self, request: Any, progress: Any) -> Built:
         assert [path.name for path in request.plugins] == ["libtrtdet_plugins.so"]
         assert "TRT_SiLU" in [node.op_type for node in request.model.graph.node]
@@ -151,43 +120,36 @@ class Fake:
 
 
 def test_a_plugin_library_goes_into_the_bundle_and_is_verified(run, model, calibration_images, tmp_path, monkeypatch):
-    monkeypatch.setattr("trtdet.pipeline.assembly.choose", lambda name: Fake())
+    monkeypatch.setattr("trtdet.building.job.choose", lambda name: Fake())
     library = tmp_path / "libtrtdet_plugins.so"
     asked = ["build", model, *QUICK, "--images", calibration_images, "--silu", "plugin", "-o", tmp_path / "b"]
-    assert "give it with --plugin-library PATH" in run(*asked).message
-    assert "does not exist" in run(*asked, "--plugin-library", library).message
+    assert "give it with --set engine.plugins=LIBRARY" in run(*asked).message
+    assert "does not exist" in run(*asked, "--set", f"engine.plugins={library}").message
     assert not (tmp_path / "b").exists()
     library.write_bytes(b"a library")
-    assert run(*asked, "--plugin-library", library).code == 0
+    assert run(*asked, "--set", f"engine.plugins={library}").code == 0
     bundle = Bundle(tmp_path / "b")
     (part,) = bundle.manifest.backend.plugins
     assert bundle.file(part.file).read_bytes() == b"a library"
     assert bundle.manifest.files[part.file] == part.sha256
-    assert "up to date" in run(*asked, "--plugin-library", library).out
+    assert "up to date" in run(*asked, "--set", f"engine.plugins={library}").out
     library.write_bytes(b"another library")
-    assert "up to date" not in run(*asked, "--plugin-library", library).out
+    assert "up to date" not in run(*asked, "--set", f"engine.plugins={library}").out
     (tmp_path / "b" / part.file).write_bytes(b"altered")
     with pytest.raises(BundleError, match=r"'libtrtdet_plugins.so' was altered"):
         Bundle(tmp_path / "b")
 
 
 def test_a_sweep_has_a_row_for_each_form(run, model, calibration_images, validation, tmp_path):
-    arguments = ["--val-images", validation.images, "--annotations", validation.annotations, "--correct", "none"]
-    arguments += ["--num-images", 4, "--backend", "onnxruntime", "-o", tmp_path / "s", "--config", "shapes", "--json"]
-    arguments += ["--int8-all"]
-    done = run("sweep", model, "--images", calibration_images, *arguments, "--silu", "plugin", "keep")
-    assert done.code == 0, done.err
-    rows = done.json["rows"]
-    assert [(row["precision"], row["silu"]) for row in rows] == [("FP32", "keep"), ("INT8", "keep"), ("INT8", "plugin")]
-    assert len({row["variant"] for row in rows}) == 3
-    assert "| INT8 | plugin | percentile |" in (tmp_path / "s" / "sweep.md").read_text()
+    command = ["sweep", model, *QUICK, "--images", calibration_images, "--val-images", validation.images]
+    command += ["--annotations", validation.annotations, "--backend", "onnxruntime", "-o", tmp_path / "s", "--json"]
+    done = run(*command, "--silu", "plugin", "keep").ok
+    variants = done.json["variants"]
+    forms = [(variant["axes"]["precision"], variant["axes"]["SiLU"]) for variant in variants]
+    assert forms == [("FP32", "keep"), ("INT8", "keep"), ("INT8", "plugin")]
+    assert len({variant["name"] for variant in variants}) == 3
+    assert "| INT8 | plugin | percentile |" in (tmp_path / "s" / "experiment.md").read_text()
     # What is done already is not done again.
-    more = run("sweep", model, "--images", calibration_images, *arguments, "--silu", "auto", "swish")
-    assert [row["silu"] for row in more.json["rows"]] == ["keep", "keep", "swish"]
+    more = run(*command, "--silu", "auto", "swish")
+    assert [variant["axes"]["SiLU"] for variant in more.json["variants"]] == ["keep", "keep", "swish", "plugin"]
     assert len((tmp_path / "s" / "rows.jsonl").read_text().splitlines()) == 1 + 4
-
-
-def test_the_choices_are_those_of_the_program(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["build", "--help"])
-    assert "{auto,keep,swish,plugin}" in capsys.readouterr().out

@@ -11,7 +11,8 @@ import onnx
 import pytest
 from models import CONVOLUTIONS, small_detector
 
-from trtdet import BuildOptions, CalibrationOptions, build, load_config
+from trtdet import build, load_config
+from trtdet.options import BuildOptions, changed
 
 PEERS = Path(__file__).parents[2] / "benchmarks" / "peers"
 
@@ -61,9 +62,9 @@ def test_the_mean_of_a_distribution_is_of_the_decode(detectors):
 
 def test_convolutions_are_counted_as_written(detectors, small_model, calibration_images, tmp_path):
     assert detectors.quantized_convolutions(onnx.load(small_model)) == (0, CONVOLUTIONS)
-    images = CalibrationOptions(images=calibration_images, num_images=2)
-    asked = BuildOptions(calibration=images, correct=(), backend="onnxruntime", int8_all=True, nms="host")
-    bundle = build(small_model, load_config("shapes"), tmp_path / "bundle", asked).bundle
+    quick = BuildOptions(effort="none", backend="onnxruntime")
+    options = changed(quick, mode="host", images=calibration_images, num_images=2, int8_all=True)
+    bundle = build(small_model, load_config("shapes"), tmp_path / "bundle", options).bundle
     assert detectors.quantized_convolutions(onnx.load(bundle.model)) == (CONVOLUTIONS, CONVOLUTIONS)
 
 
@@ -92,7 +93,7 @@ def test_a_row_that_is_there_is_not_measured_again(
     (models / "small.yaml").write_text("extends: shapes\nname: small\nnms: {score_threshold: 0.0001}\n")
     for split in ("train", "val"):
         shutil.copytree(calibration_images, models / "small" / split)
-    monkeypatch.setitem(detectors.METHODS, "trtdet", {"plain": ("--correct", "none", "--backend", "onnxruntime")})
+    monkeypatch.setitem(detectors.METHODS, "trtdet", {"plain": ("--effort", "none", "--backend", "onnxruntime")})
     command = ["detectors.py", "--models", models, "--data", tmp_path, "--work", tmp_path / "work"]
     monkeypatch.setattr(sys, "argv", [*map(str, command), "--quantizers", "trtdet", "-o", str(tmp_path / "out")])
     detectors.main()

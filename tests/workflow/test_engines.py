@@ -20,57 +20,72 @@ pytestmark = pytest.mark.skipif(
 CPU = "onnxruntime (CPU)"
 
 
-def build(machine, model, images, place, *more, **settings):
-    """An INT8 bundle with an engine."""
-    command = ["build", model, "--config", "shapes", "--backend", "tensorrt", "--images", images, "--num-images", 4]
-    command += ["--int8-all"]
-    done = machine.trtdet(*command, "--correct", "none", "--no-measure", "-o", place, *more, **settings)
-    assert done.code == 0, done.err
-    return place
+@pytest.fixture(scope="module")
+def make(machine, model, calibration_images, tmp_path_factory):
+    """Makes an INT8 bundle with an engine, of TensorRT 10.9 unless said otherwise."""
+
+    def call(*arguments: object, detector: Path = model, **settings: object) -> Path:
+        place = tmp_path_factory.mktemp("engine") / "bundle"
+        command = ["build", detector, "--config", "shapes", "--backend", "tensorrt", "--images", calibration_images]
+        command += ["--num-images", 4, "--int8-all", "--effort", "none", "--guard", "off", "-o", place]
+        assert machine.trtdet(*command, *arguments, **settings).ok
+        return place
+
+    return call
 
 
 @pytest.fixture(scope="module")
-def bundle(machine, model, calibration_images, tmp_path_factory):
-    """Of TensorRT 10.9."""
-    return build(machine, model, calibration_images, tmp_path_factory.mktemp("engine") / "bundle")
+def evaluate(machine, labelled):
+    """What ``eval --json`` says of a bundle or a model."""
+
+    def call(target: Path, *arguments: object, data: object = labelled, **settings: object):
+        done = machine.trtdet("eval", target, *data, "--json", *arguments, **settings)
+        assert done.code in (0, 1), done.err
+        return done.json
+
+    return call
 
 
 @pytest.fixture(scope="module")
-def on_cpu(machine, bundle, validation):
+def bundle(make):
+    return make()
+
+
+@pytest.fixture(scope="module")
+def on_cpu(evaluate, bundle):
     """The evaluation of the bundle's model."""
-    return evaluated(machine, bundle, validation, "--runtime", "onnxruntime")
+    return evaluate(bundle, "--runtime", "onnxruntime")
 
 
-def evaluated(machine, target, validation, *more, **settings):
-    """What ``eval --json`` says."""
-    given = ["--images", validation.images, "--annotations", validation.annotations]
-    done = machine.trtdet("eval", target, *given, "--json", *more, **settings)
-    assert done.code in (0, 1), done.err
-    return done.json
-
-
-def score(found):
+def score(result):
     """All of it but where and how fast it ran."""
-    assert "error" not in found, found
-    return {key: value for key, value in found.items() if key not in ("ms_per_image", "file", "ran_on")}
+    assert "error" not in result, result
+    return {key: value for key, value in result.items() if key not in ("ms_per_image", "file", "ran_on")}
 
 
-def test_an_engine_scores_what_its_model_does(machine, trained, calibration_images, drawn, tmp_path):
+def test_an_engine_scores_what_its_model_does(make, evaluate, trained, scored):
     """The stand-in runs the model that it was given: what is seen here is the way there and back, not a GPU."""
-    place = build(machine, trained, calibration_images, tmp_path / "bundle")
-    found, on_cpu = (evaluated(machine, place, drawn, *more) for more in ((), ("--runtime", "onnxruntime")))
-    assert score(found) == score(on_cpu)
-    assert found["map"] > 0.3
-    assert (found["ran_on"], on_cpu["ran_on"]) == ("TensorRT 10.9.0 (Stand-in GPU)", CPU)
-    assert (Path(found["file"]).name, Path(on_cpu["file"]).name) == ("model.engine", "int8.onnx")
+    place = make(detector=trained)
+    engine, model = (evaluate(place, *more, data=scored) for more in ((), ("--runtime", "onnxruntime")))
+    assert score(engine) == score(model)
+    assert engine["map"] > 0.3
+    assert (engine["ran_on"], model["ran_on"]) == ("TensorRT 10.9.0 (Stand-in GPU)", CPU)
+    assert (Path(engine["file"]).name, Path(model["file"]).name) == ("model.engine", "int8.onnx")
 
 
-@pytest.mark.parametrize("version", ["8.6.0", "11.1.0"])
-def test_engines_of_other_versions_score_the_same(machine, model, calibration_images, validation, tmp_path, version):
-    place = build(machine, model, calibration_images, tmp_path / "bundle", version=version)
-    found = evaluated(machine, place, validation, "--runtime", "engine", version=version)
-    assert found["ran_on"] == f"TensorRT {version} (Stand-in GPU)"
-    assert score(found) == score(evaluated(machine, place, validation, "--runtime", "onnxruntime", version=version))
+@pytest.mark.parametrize(("version", "nms"), [("8.6.0", "efficient"), ("10.9.0", "native"), ("11.1.0", None)])
+def test_engines_of_other_versions_and_with_plugins_score_the_same(make, evaluate, tmp_path, version, nms):
+    """An engine finds its plugins in its bundle."""
+    arguments = []
+    if nms is not None:
+        library = plugin_library(tmp_path, "TRT_SiLU", "TRT_HardSwish")
+        arguments = ["--silu", "plugin", "--set", f"engine.plugins={library}", "--nms", nms]
+    place = make(*arguments, version=version)
+    if nms is not None:
+        library.unlink()
+    engine = evaluate(place, "--runtime", "engine", version=version)
+    assert engine["ran_on"] == f"TensorRT {version} (Stand-in GPU)"
+    assert score(engine) == score(evaluate(place, "--runtime", "onnxruntime", version=version))
 
 
 @pytest.mark.parametrize(
@@ -90,70 +105,48 @@ def test_engines_of_other_versions_score_the_same(machine, model, calibration_im
         ),
     ],
 )
-def test_the_model_runs_where_the_engine_cannot_and_the_reason_is_said(
-    machine, bundle, validation, on_cpu, settings, reason
-):
-    found = evaluated(machine, bundle, validation, **settings)
-    assert found["ran_on"] == f"{CPU}, as {reason}"
-    assert Path(found["file"]).name == "int8.onnx"
-    assert score(found) == score(on_cpu)
-    refused = evaluated(machine, bundle, validation, "--runtime", "engine", **settings)
+def test_the_model_runs_where_the_engine_cannot_and_the_reason_is_said(evaluate, bundle, on_cpu, settings, reason):
+    result = evaluate(bundle, **settings)
+    assert result["ran_on"] == f"{CPU}, as {reason}"
+    assert Path(result["file"]).name == "int8.onnx"
+    assert score(result) == score(on_cpu)
+    refused = evaluate(bundle, "--runtime", "engine", **settings)
     assert refused["error"]["message"] == f"the engine of bundle '{bundle}' cannot be run here, as {reason}"
 
 
-def test_what_has_no_engine_is_refused_as_one(machine, model, calibration_images, validation, tmp_path):
-    place = build(machine, model, calibration_images, tmp_path / "bundle", "--backend", "onnxruntime")
-    found = evaluated(machine, place, validation, "--runtime", "engine")
-    assert found["error"]["message"].startswith(f"bundle '{place}' has no engine; build it with --backend")
-    assert evaluated(machine, place, validation)["ran_on"] == CPU
-    found = evaluated(machine, model, validation, "--config", "shapes", "--runtime", "engine")
-    assert (
-        found["error"]["message"] == f"'{model}' is a model, which has no engine; give a bundle, or leave --runtime out"
-    )
+def test_what_has_no_engine_is_refused_as_one(make, evaluate, model):
+    place = make("--backend", "onnxruntime")
+    message = evaluate(place, "--runtime", "engine")["error"]["message"]
+    assert message.startswith(f"bundle '{place}' has no engine; build it with --backend")
+    assert evaluate(place)["ran_on"] == CPU
+    message = evaluate(model, "--config", "shapes", "--runtime", "engine")["error"]["message"]
+    assert message == f"'{model}' is a model, which has no engine; give a bundle, or leave --runtime out"
 
 
-def test_an_engine_is_compared_with_a_model(machine, bundle, model, validation):
-    found = evaluated(machine, bundle, validation, "--against", model)
-    assert found["ran_on"].startswith("TensorRT")
-    assert found["against"]["ran_on"] == CPU
-    assert found["against"]["difference"] < 0
-
-
-def test_two_engines_are_compared_on_one_device(machine, bundle, validation):
-    found = evaluated(machine, bundle, validation, "--against", bundle)
-    assert found["ran_on"].startswith("TensorRT")
-    assert found["against"]["difference"] == 0.0
+def test_an_engine_is_compared_with_a_model_and_with_an_engine(evaluate, bundle, model):
+    with_model, with_engine = (evaluate(bundle, "--against", other) for other in (model, bundle))
+    assert with_model["ran_on"].startswith("TensorRT") and with_engine["ran_on"].startswith("TensorRT")
+    assert with_model["against"]["ran_on"] == CPU
+    assert with_model["against"]["difference"] < 0
+    assert with_engine["against"]["difference"] == 0.0
 
 
 def test_infer_draws_what_the_engine_finds(machine, bundle, calibration_images, tmp_path):
     pictures = sorted(calibration_images.iterdir())[:3]
-    found = {}
-    for on in ("engine", "onnxruntime"):
-        done = machine.trtdet("infer", bundle, *pictures, "-o", tmp_path / on, "--runtime", on)
-        assert done.code == 0, done.err
-        found[on] = json.loads((tmp_path / on / "detections.json").read_text())
-        assert ("on TensorRT 10.9.0 (Stand-in GPU);" if on == "engine" else f"on {CPU};") in done.out
-    assert found["engine"] == found["onnxruntime"]
-    assert any(row["detections"] for row in found["engine"])
+    detections = {}
+    for runtime, where in (("engine", "TensorRT 10.9.0 (Stand-in GPU)"), ("onnxruntime", CPU)):
+        done = machine.trtdet("infer", bundle, *pictures, "-o", tmp_path / runtime, "--runtime", runtime).ok
+        detections[runtime] = json.loads((tmp_path / runtime / "detections.json").read_text())
+        assert f"on {where};" in done.out
+    assert detections["engine"] == detections["onnxruntime"]
+    assert any(row["detections"] for row in detections["engine"])
 
 
-def test_a_dynamic_batch_is_evaluated_at_its_best_size(machine, dynamic, calibration_images, validation, tmp_path):
-    place = build(machine, dynamic, calibration_images, tmp_path / "bundle", "--batch", "2:3:4")
-    # 16 images in batches of 3 leave one, which the engine takes only with another.
-    engine = evaluated(machine, place, validation, "--runtime", "engine")
-    assert score(engine) == score(evaluated(machine, place, validation, "--runtime", "onnxruntime"))
-
-
-@pytest.mark.parametrize(("version", "nms"), [("8.6.0", "efficient"), ("10.9.0", "native")])
-def test_an_engine_with_plugins_finds_them_in_its_bundle(
-    machine, model, calibration_images, validation, tmp_path, version, nms
-):
-    library = plugin_library(tmp_path, "TRT_SiLU", "TRT_HardSwish")
-    more = ["--silu", "plugin", "--plugin-library", library, "--nms", nms]
-    place = build(machine, model, calibration_images, tmp_path / "bundle", *more, version=version)
-    library.unlink()
-    engine = evaluated(machine, place, validation, "--runtime", "engine", version=version)
-    assert score(engine) == score(evaluated(machine, place, validation, "--runtime", "onnxruntime", version=version))
+def test_a_dynamic_batch_is_evaluated_at_its_best_size(make, evaluate, dynamic):
+    """16 images in batches of 3 leave one, which the engine takes only with another."""
+    place = make("--batch", "2:3:4", detector=dynamic)
+    engine, model = (evaluate(place, "--runtime", runtime) for runtime in ("engine", "onnxruntime"))
+    assert score(engine) == score(model)
 
 
 # what goes wrong once an engine could be run is an error, never the model instead
@@ -172,11 +165,10 @@ def spoilt(bundle: Path, place: Path, data: bytes, *, sealed: bool) -> Path:
 
 @pytest.mark.parametrize("sealed", [False, True])
 @pytest.mark.parametrize("cut", [True, False])
-def test_an_engine_that_was_altered_is_refused(machine, bundle, validation, tmp_path, sealed, cut):
+def test_an_engine_that_was_altered_is_refused(evaluate, bundle, tmp_path, sealed, cut):
     engine = Bundle(bundle).engine.read_bytes()
     data = engine[:-1000] if cut else engine[:-1] + bytes([engine[-1] ^ 1])
-    found = evaluated(machine, spoilt(bundle, tmp_path / "bundle", data, sealed=sealed), validation)
-    message = found["error"]["message"]
+    message = evaluate(spoilt(bundle, tmp_path / "bundle", data, sealed=sealed))["error"]["message"]
     if sealed:
         assert message.startswith("TensorRT 10.9.0 failed at loading the engine: [stdArchiveReader.cpp")
         assert message.endswith("; it was altered or cut short; build it again")
@@ -184,31 +176,25 @@ def test_an_engine_that_was_altered_is_refused(machine, bundle, validation, tmp_
         assert "'model.engine' was altered" in message
 
 
-def test_full_memory_is_an_error(machine, bundle, validation):
-    found = evaluated(machine, bundle, validation, memory=1 << 20)
-    assert found["error"]["type"] == "BackendError"
-    assert "OutOfMemory" in found["error"]["message"]
-    assert found["error"]["message"].endswith("; take a smaller batch, or end what else runs")
+def test_a_device_that_fails_or_is_full_is_an_error(evaluate, bundle):
+    error = evaluate(bundle, memory=1 << 20)["error"]
+    assert error["type"] == "BackendError"
+    assert "OutOfMemory" in error["message"]
+    assert error["message"].endswith("; take a smaller batch, or end what else runs")
+    assert evaluate(bundle, fault=700)["error"]["message"].startswith("the GPU failed at what it ran")
 
 
-def test_a_device_that_fails_is_an_error(machine, bundle, validation):
-    found = evaluated(machine, bundle, validation, fault=700)
-    assert found["error"]["message"].startswith("the GPU failed at what it ran")
-
-
-def test_a_plugin_that_is_not_there_is_named(machine, model, calibration_images, validation, tmp_path):
-    library = plugin_library(tmp_path, "TRT_SiLU")
-    more = ["--silu", "plugin", "--plugin-library", library]
-    place = build(machine, model, calibration_images, tmp_path / "bundle", *more)
+def test_a_plugin_that_is_not_there_is_named(make, evaluate, tmp_path):
+    place = make("--silu", "plugin", "--set", f"engine.plugins={plugin_library(tmp_path, 'TRT_SiLU')}")
     manifest = json.loads((place / "manifest.json").read_text())
     manifest["backend"]["plugins"] = []
     (place / "manifest.json").write_text(json.dumps(manifest))
-    message = evaluated(machine, place, validation)["error"]["message"]
+    message = evaluate(place)["error"]["message"]
     assert "Cannot find plugin: TRT_SiLU" in message
-    assert message.endswith("; give the library that has the plugin with --plugin-library when building")
+    assert message.endswith("; give the library that has the plugin with --set engine.plugins=LIBRARY when building")
 
 
-def test_pycuda_runs_it_without_graphs_and_says_so(machine, bundle, validation, on_cpu):
-    found = evaluated(machine, bundle, validation, pycuda=True)
-    assert found["ran_on"].startswith("TensorRT 10.9.0 (Stand-in GPU), without CUDA graphs, as pycuda ")
-    assert score(found) == score(on_cpu)
+def test_pycuda_runs_it_without_graphs_and_says_so(evaluate, bundle, on_cpu):
+    result = evaluate(bundle, pycuda=True)
+    assert result["ran_on"].startswith("TensorRT 10.9.0 (Stand-in GPU), without CUDA graphs, as pycuda ")
+    assert score(result) == score(on_cpu)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import pytest
 
-from trtdet import BuildOptions, CalibrationOptions, CocoDataset, Config, build, compare, evaluate, load_config
+from trtdet import CocoDataset, Config, build, compare, evaluate, load_config
 from trtdet.config import NmsMode
 from trtdet.evaluation.resampling import mean_average_precision
 from trtdet.evaluation.scoring import evaluate_each
+from trtdet.options import BuildOptions, CalibrationOptions, NmsOptions, PlanOptions, changed
 from trtdet.runtime.detector import Detector
 
 MODELS = {"yolox_nano": "yolox", "yolov5n": "yolov5", "picodet_s": "dfl"}
@@ -45,7 +44,7 @@ def dataset(shared_data: Path, config: Config) -> CocoDataset:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KNOWN)
-def test_fp32_scores_are_reproduced(shared_data: Path, name: str) -> None:
+def test_fp32_scores_are_reproduced(shared_data, name):
     config = load_config(MODELS[name])
     detector = Detector.open(shared_data / "models" / f"{name}.onnx", config)
     conventions = [config.with_nms(candidates=candidates).nms for candidates in KNOWN[name]]
@@ -57,7 +56,7 @@ def test_fp32_scores_are_reproduced(shared_data: Path, name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KNOWN)
-def test_every_way_to_suppress_scores_the_same(shared_data: Path, name: str) -> None:
+def test_every_way_to_suppress_scores_the_same(shared_data, name):
     config = load_config(MODELS[name])
     some = dataset(shared_data, config).first(24)
     path = shared_data / "models" / f"{name}.onnx"
@@ -69,7 +68,7 @@ def test_every_way_to_suppress_scores_the_same(shared_data: Path, name: str) -> 
 
 
 @pytest.mark.slow
-def test_two_models_are_compared_image_by_image(shared_data: Path) -> None:
+def test_two_models_are_compared_image_by_image(shared_data):
     evaluations = []
     for name in ("yolox_nano", "picodet_s"):
         config = load_config(MODELS[name]).with_nms(candidates="best-class")
@@ -86,12 +85,10 @@ def test_two_models_are_compared_image_by_image(shared_data: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "images", "gain", "least"), INT8)
-def test_corrections_keep_the_score_in_int8(
-    shared_data: Path, tmp_path: Path, name: str, images: int, gain: float, least: float
-) -> None:
+def test_corrections_keep_the_score_in_int8(shared_data, tmp_path, name, images, gain, least):
     config = load_config(MODELS[name]).with_nms(candidates="best-class")
     calibration = CalibrationOptions(images=shared_data / "coco" / "train2017", num_images=images)
-    options = BuildOptions(calibration=calibration, backend="onnxruntime", int8_all=True)
+    options = BuildOptions(backend="onnxruntime", calibration=calibration, plan=PlanOptions(int8_all=True))
     bundle = build(shared_data / "models" / f"{name}.onnx", config, tmp_path / "bundle", options).bundle
     said = bundle.manifest.quantization.corrections[-1].removeprefix("error at the head ")
     before, after = (float(part.split()[0]) for part in said.split(" -> "))
@@ -103,42 +100,32 @@ def test_corrections_keep_the_score_in_int8(
 @pytest.mark.slow
 @pytest.mark.tensorrt
 @pytest.mark.parametrize("name", MODELS)
-def test_every_convolution_of_a_published_model_runs_in_int8(shared_data: Path, tmp_path: Path, name: str) -> None:
+def test_every_convolution_of_a_published_model_runs_in_int8(shared_data, tmp_path, name):
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: pip install 'trtdet[rtx]'")
     calibration = CalibrationOptions(images=shared_data / "coco" / "train2017", num_images=8)
-    done = build(
-        shared_data / "models" / f"{name}.onnx",
-        load_config(MODELS[name]),
-        tmp_path / "bundle",
-        BuildOptions(calibration=calibration, sms=(86,), int8_all=True, measure=False),
-    )
+    plan = PlanOptions(int8_all=True)
+    options = BuildOptions(sms=(86,), guard="off", effort="none", calibration=calibration, plan=plan)
+    model = shared_data / "models" / f"{name}.onnx"
+    done = build(model, load_config(MODELS[name]), tmp_path / "bundle", options)
     assert done.audit is not None
     assert done.audit.departures == ()
-    assert (
-        done.audit.int8
-        == done.bundle.manifest.precision.int8
-        == {"yolov5n": 60, "yolox_nano": 113, "picodet_s": 133}[name]
-    )
+    convolutions = {"yolov5n": 60, "yolox_nano": 113, "picodet_s": 133}[name]
+    assert done.audit.int8 == done.bundle.manifest.precision.int8 == convolutions
 
 
 @pytest.mark.slow
 @pytest.mark.tensorrt
 @pytest.mark.parametrize(("name", "candidates", "most", "least"), DEFAULT)
 def test_by_default_int8_moves_hardly_more_than_fp16_and_keeps_the_score(
-    shared_data: Path,
-    tmp_path: Path,
-    name: str,
-    candidates: Literal["best-class", "all-classes"],
-    most: float,
-    least: float,
-) -> None:
+    shared_data, tmp_path, name, candidates, most, least
+):
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: pip install 'trtdet[rtx]'")
     config = load_config(MODELS[name]).with_nms(candidates=candidates)
     calibration = CalibrationOptions(images=shared_data / "coco" / "train2017", num_images=64)
-    options = BuildOptions(calibration=calibration, backend="tensorrt-rtx", nms="host", measure=False)
+    options = BuildOptions(backend="tensorrt-rtx", nms=NmsOptions(mode="host"), guard="off", calibration=calibration)
     model = shared_data / "models" / f"{name}.onnx"
     int8 = build(model, config, tmp_path / "int8", options)
-    fp16 = build(model, config, tmp_path / "fp16", replace(options, precision="fp16", calibration=CalibrationOptions()))
+    fp16 = build(model, config, tmp_path / "fp16", changed(options, precision="fp16", calibration=CalibrationOptions()))
     assert int8.audit is not None and fp16.audit is not None
     assert int8.audit.departures == ()
     assert [finding for finding in int8.audit.findings if finding.kind == "float-output"] == []
@@ -146,7 +133,7 @@ def test_by_default_int8_moves_hardly_more_than_fp16_and_keeps_the_score(
     assert evaluate(Detector.open(int8.bundle.path), dataset(shared_data, config)).result.map >= least
 
 
-def test_the_pinned_list_names_the_calibration_images(shared_data: Path) -> None:
+def test_the_pinned_list_names_the_calibration_images(shared_data):
     from trtdet.config import shipped
     from trtdet.data import find_images
 

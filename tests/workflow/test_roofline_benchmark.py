@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from trtdet import BuildOptions, CalibrationOptions, build, load_config
+from trtdet import build, load_config
 from trtdet.audit.gpus import gpu_named
 from trtdet.audit.roofline import flow_of
+from trtdet.options import BuildOptions, NmsOptions, changed
 
 pytestmark = pytest.mark.tensorrt
 
@@ -29,12 +30,12 @@ def roofline(monkeypatch):
 @pytest.fixture(scope="module")
 def flows(model, calibration_images, tmp_path_factory):
     pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install 'trtdet[rtx]'")
-    calibration, place = CalibrationOptions(images=calibration_images, num_images=4), tmp_path_factory.mktemp("pair")
-    int8 = BuildOptions(calibration=calibration, correct=(), nms="host", sms=(86,), measure=False, int8_all=True)
-    asked = {"int8": int8, "fp16": BuildOptions("fp16", nms="host", sms=(86,))}
+    host = BuildOptions(nms=NmsOptions(mode="host"), sms=(86,))
+    int8 = changed(host, effort="none", guard="off", images=calibration_images, num_images=4, int8_all=True)
+    place = tmp_path_factory.mktemp("pair")
     return {
         name: flow_of(build(model, load_config("shapes"), place / name, options).bundle)
-        for name, options in asked.items()
+        for name, options in {"int8": int8, "fp16": changed(host, precision="fp16")}.items()
     }
 
 

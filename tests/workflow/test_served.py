@@ -20,7 +20,6 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,14 +29,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
-from standin.machine import FOLDER, Machine
+from standin.machine import FOLDER
 
-from trtdet import BuildOptions, CalibrationOptions, PackageOptions, TritonOptions, build, load_config, package
+from trtdet import PackageOptions, TritonOptions, build, load_config, package
 from trtdet.backends import OnnxRunner
 from trtdet.bundle import Bundle
 from trtdet.config import load_config as load
 from trtdet.data.images import preprocess, read_image
-from trtdet.demo.shapes import ShapesSplit
+from trtdet.options import BuildOptions, changed
 from trtdet.runtime.detector import Detector
 
 pytest.importorskip(
@@ -51,21 +50,19 @@ KINDS = {
     "static batch": {"batch": (4, 4, 4)},
     "one": {},
     "at least two": {"batch": (2, 3, 4)},
-    "host": {"nms": "host", "batch": (1, 2, 4)},
-    "native": {"nms": "native", "batch": (1, 2, 4)},
+    "host": {"mode": "host", "batch": (1, 2, 4)},
+    "native": {"mode": "native", "batch": (1, 2, 4)},
     "border on all sides": {},
 }
 QUERIES = Path(__file__).parents[1] / "fixtures" / "detr.onnx"
-NMS_FREE = {"queries": {"nms": "native"}, "queries, the best of them on the host": {"nms": "host"}}
+NMS_FREE = {"queries": {"mode": "native"}, "queries, the best of them on the host": {"mode": "host"}}
 """A detector that needs no suppression, for Triton itself; its repository is held to a stand-in in tests/deploy."""
 NAMES = ("num_dets", "boxes", "scores", "classes")
 Answer = dict[str, NDArray[Any]]
 
 
 @pytest.fixture(scope="module")
-def bundles(
-    model: Path, dynamic: Path, calibration_images: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], Bundle]:
+def bundles(model, dynamic, calibration_images, tmp_path_factory):
     """INT8 bundles for onnxruntime, each made once."""
     place = tmp_path_factory.mktemp("bundles")
     done: dict[str, Bundle] = {}
@@ -73,13 +70,8 @@ def bundles(
     def make(kind: str) -> Bundle:
         if kind not in done:
             more: dict[str, Any] = {**KINDS, **NMS_FREE}[kind]
-            options = BuildOptions(
-                calibration=CalibrationOptions(images=calibration_images, num_images=4),
-                correct=(),
-                backend="onnxruntime",
-                int8_all=True,
-                **more,
-            )
+            shared: dict[str, Any] = {"effort": "none", "backend": "onnxruntime", "int8_all": True, "num_images": 4}
+            options = changed(BuildOptions(), images=calibration_images, **shared, **more)
             given = dynamic if more.get("batch", (4, 4, 4)) != (4, 4, 4) else model
             config = load_config("shapes")
             if kind == "border on all sides":
@@ -94,7 +86,7 @@ def bundles(
 
 
 @pytest.fixture(scope="module")
-def pictures(validation: ShapesSplit, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def pictures(validation, tmp_path_factory):
     """Files of several kinds and sizes; the second is wider than high, the third higher than wide."""
     folder = tmp_path_factory.mktemp("pictures")
     sources = sorted(validation.images.iterdir())[:5]
@@ -138,9 +130,7 @@ def standing_in(bundle: Bundle, folder: Path, **options: Any) -> Ensemble:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_packaged_models_find_what_trtdet_finds(
-    bundles: Callable[[str], Bundle], pictures: list[Path], tmp_path: Path, kind: str
-) -> None:
+def test_the_packaged_models_find_what_trtdet_finds(bundles, pictures, tmp_path, kind):
     bundle = bundles(kind)
     detector = Detector.open(bundle.path)
     ensemble = standing_in(bundle, tmp_path / "models")
@@ -153,7 +143,7 @@ def test_the_packaged_models_find_what_trtdet_finds(
     assert total > 20
 
 
-def test_pixels_are_taken_as_they_are(bundles: Callable[[str], Bundle], pictures: list[Path], tmp_path: Path) -> None:
+def test_pixels_are_taken_as_they_are(bundles, pictures, tmp_path):
     bundle = bundles("dynamic")
     ensemble = standing_in(bundle, tmp_path / "models", input="pixels")
     detector = Detector.open(bundle.path)
@@ -162,12 +152,10 @@ def test_pixels_are_taken_as_they_are(bundles: Callable[[str], Bundle], pictures
         assert hold(answer, 0, detector, path) == hold(answer, 1, detector, path)
 
 
-def test_of_a_tensorrt_engine_only_the_run_is_another(
-    machine: Machine, model: Path, calibration_images: Path, pictures: list[Path], tmp_path: Path
-) -> None:
+def test_of_a_tensorrt_engine_only_the_run_is_another(machine, model, calibration_images, pictures, tmp_path):
     command = ["build", model, "--config", "shapes", "--backend", "tensorrt", "--images", calibration_images]
     done = machine.trtdet(
-        *command, "--num-images", 4, "--correct", "none", "--int8-all", "--no-measure", "-o", tmp_path / "b"
+        *command, "--num-images", 4, "--effort", "none", "--int8-all", "--guard", "off", "-o", tmp_path / "b"
     )
     assert done.code == 0, done.err
     packaged = machine.trtdet("package", tmp_path / "b", "--format", "triton", "-o", tmp_path / "models", "--json")
@@ -181,9 +169,7 @@ def test_of_a_tensorrt_engine_only_the_run_is_another(
     assert sum(hold(ensemble(image=encoded(path.read_bytes())), 0, detector, path) for path in pictures) > 20
 
 
-def test_what_tensorrts_plugin_counts_without_having_found_it_is_left_out(
-    bundles: Callable[[str], Bundle], pictures: list[Path], tmp_path: Path
-) -> None:
+def test_what_tensorrts_plugin_counts_without_having_found_it_is_left_out(bundles, pictures, tmp_path):
     bundle = bundles("native")
     runner = OnnxRunner(bundle.model.read_bytes())
 
@@ -214,9 +200,7 @@ def test_what_tensorrts_plugin_counts_without_having_found_it_is_left_out(
         ([], "the request has 0 images, allowed are 1 to 4; send them in several"),
     ],
 )
-def test_what_is_no_image_is_refused_in_one_sentence(
-    bundles: Callable[[str], Bundle], pictures: list[Path], tmp_path: Path, files: list[Any], said: str
-) -> None:
+def test_what_is_no_image_is_refused_in_one_sentence(bundles, pictures, tmp_path, files, said):
     data = pictures[1].read_bytes()
     known = {"whole": data, "half": data[: len(data) // 2]}
     ensemble = standing_in(bundles("static batch"), tmp_path / "models")
@@ -226,7 +210,7 @@ def test_what_is_no_image_is_refused_in_one_sentence(
     assert "\n" not in str(raised.value)
 
 
-def test_the_served_models_load_neither_onnx_nor_a_runtime(bundles: Callable[[str], Bundle], tmp_path: Path) -> None:
+def test_the_served_models_load_neither_onnx_nor_a_runtime(bundles, tmp_path):
     package(bundles("host").path, tmp_path / "models", PackageOptions("triton"))
     program = (
         "import importlib.util, sys\n"
@@ -279,7 +263,7 @@ class Server:
 
 
 @pytest.fixture
-def triton(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+def triton(tmp_path):
     """Starts Triton on a bundle's repository."""
     if importlib.util.find_spec("pytriton") is None:
         pytest.skip("Triton is not installed; the head of this file says how")
@@ -355,9 +339,7 @@ def free_ports(count: int) -> tuple[int, ...]:
 
 @pytest.mark.triton
 @pytest.mark.parametrize("kind", [*KINDS, *NMS_FREE])
-def test_triton_answers_what_trtdet_finds(
-    bundles: Callable[[str], Bundle], pictures: list[Path], triton: Callable[..., Server], kind: str
-) -> None:
+def test_triton_answers_what_trtdet_finds(bundles, pictures, triton, kind):
     bundle = bundles(kind)
     detector = Detector.open(bundle.path)
     server = triton(bundle)
@@ -373,9 +355,7 @@ def test_triton_answers_what_trtdet_finds(
 
 
 @pytest.mark.triton
-def test_requests_with_images_of_different_sizes_share_a_batch(
-    bundles: Callable[[str], Bundle], pictures: list[Path], triton: Callable[..., Server]
-) -> None:
+def test_requests_with_images_of_different_sizes_share_a_batch(bundles, pictures, triton):
     server = triton(bundles("dynamic"), queue_delay_us=200_000)
     before = len(server.together)
     with ThreadPoolExecutor(10) as pool:
@@ -384,9 +364,7 @@ def test_requests_with_images_of_different_sizes_share_a_batch(
 
 
 @pytest.mark.triton
-def test_triton_says_which_image_is_wrong_and_goes_on(
-    bundles: Callable[[str], Bundle], pictures: list[Path], triton: Callable[..., Server]
-) -> None:
+def test_triton_says_which_image_is_wrong_and_goes_on(bundles, pictures, triton):
     from tritonclient.utils import InferenceServerException
 
     server = triton(bundles("dynamic"))
@@ -402,9 +380,7 @@ def test_triton_says_which_image_is_wrong_and_goes_on(
 
 
 @pytest.mark.triton
-def test_triton_takes_pixels(
-    bundles: Callable[[str], Bundle], pictures: list[Path], triton: Callable[..., Server]
-) -> None:
+def test_triton_takes_pixels(bundles, pictures, triton):
     server = triton(bundles("dynamic"), input="pixels")
     detector = Detector.open(bundles("dynamic").path)
     for path in pictures:
@@ -412,9 +388,7 @@ def test_triton_takes_pixels(
 
 
 @pytest.mark.triton
-def test_the_client_that_the_readme_shows_runs(
-    bundles: Callable[[str], Bundle], pictures: list[Path], triton: Callable[..., Server], tmp_path: Path
-) -> None:
+def test_the_client_that_the_readme_shows_runs(bundles, pictures, triton, tmp_path):
     server = triton(bundles("dynamic"))
     (shown,) = re.findall(r"^```python\n(.*?)^```", (tmp_path / "models" / "README.md").read_text(), re.M | re.S)
     shutil.copy(pictures[1], tmp_path / "street.jpg")
@@ -430,13 +404,13 @@ def real_model(shared_data: Path, place: Path, **options: Any) -> tuple[Bundle, 
         shared_data / "models" / "yolox_nano.onnx",
         load("yolox"),
         place,
-        BuildOptions("fp32", backend="onnxruntime", **options),
+        changed(BuildOptions(), **options, precision="fp32", backend="onnxruntime"),
     ).bundle
     return bundle, sorted((shared_data / "coco" / "val2017").glob("*.jpg"))
 
 
-def test_a_published_model_on_photographs(shared_data: Path, tmp_path: Path) -> None:
-    bundle, photographs = real_model(shared_data, tmp_path / "b", nms="host", batch=(1, 4, 8))
+def test_a_published_model_on_photographs(shared_data, tmp_path):
+    bundle, photographs = real_model(shared_data, tmp_path / "b", mode="host", batch=(1, 4, 8))
     ensemble, detector = standing_in(bundle, tmp_path / "models"), Detector.open(tmp_path / "b")
     answer = ensemble(image=encoded(*(path.read_bytes() for path in photographs[:6])))
     assert sum(hold(answer, row, detector, path) for row, path in enumerate(photographs[:6])) > 50
@@ -444,10 +418,8 @@ def test_a_published_model_on_photographs(shared_data: Path, tmp_path: Path) -> 
 
 @pytest.mark.triton
 @pytest.mark.slow
-def test_triton_with_a_published_model_on_photographs(
-    shared_data: Path, tmp_path: Path, triton: Callable[..., Server]
-) -> None:
-    bundle, photographs = real_model(shared_data, tmp_path / "b", nms="host", batch=(1, 4, 8))
+def test_triton_with_a_published_model_on_photographs(shared_data, tmp_path, triton):
+    bundle, photographs = real_model(shared_data, tmp_path / "b", mode="host", batch=(1, 4, 8))
     server, detector = triton(bundle), Detector.open(tmp_path / "b")
     with ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(lambda path: server(encoded(path.read_bytes())), photographs[:40]))

@@ -19,18 +19,27 @@ from trtdet.bundle import Bundle
 from trtdet.calibration import cache
 from trtdet.config import load_config
 from trtdet.data import ImageStream, evenly, find_images
-from trtdet.demo.shapes import ShapesSplit
 
-QUICK = ["--config", "shapes", "--num-images", 6, "--correct", "none", "--silu", "keep", "--backend", "tensorrt"]
+QUICK = ["--config", "shapes", "--num-images", 6, "--effort", "none", "--silu", "keep", "--backend", "tensorrt"]
 OLD = "8.6.0"
 
 
 def build(machine: Machine, model: Path, images: Path, place: Path, *arguments: object, **settings: Any) -> Bundle:
     every = [] if {"--fp16", "--fp32"} & set(arguments) else ["--int8-all"]
-    command = ["build", model, *QUICK, *every, "--images", images, "-o", place, "--no-measure"]
+    command = ["build", model, *QUICK, *every, "--images", images, "-o", place, "--guard", "off"]
     done = machine.trtdet(*command, *arguments, **settings)
     assert done.code == 0, done.err
     return Bundle(place)
+
+
+@pytest.fixture
+def make(machine, model, calibration_images, tmp_path):
+    """Builds a bundle of that name."""
+
+    def call(name: str, *arguments: object, **settings: Any) -> Bundle:
+        return build(machine, model, calibration_images, tmp_path / name, *arguments, **settings)
+
+    return call
 
 
 def told(bundle: Bundle) -> dict[str, Any]:
@@ -46,14 +55,14 @@ def told(bundle: Bundle) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def implicit(machine: Machine, model: Path, calibration_images: Path, tmp_path_factory: Any) -> Bundle:
+def implicit(machine, model, calibration_images, tmp_path_factory):
     """Quantised by TensorRT 8.6, with trtdet's ranges."""
     place = tmp_path_factory.mktemp("implicit") / "b"
     arguments = ["--quantization", "implicit", "--calib", "percentile"]
     return build(machine, model, calibration_images, place, *arguments, version=OLD)
 
 
-def test_an_implicit_bundle_holds_a_float_model_and_ranges_beside_it(implicit: Bundle) -> None:
+def test_an_implicit_bundle_holds_a_float_model_and_ranges_beside_it(implicit):
     manifest = implicit.manifest
     assert (manifest.quantization.mode, manifest.quantization.source) == ("implicit", "trtdet")
     assert manifest.quantization.calibrator == "percentile"
@@ -66,7 +75,7 @@ def test_an_implicit_bundle_holds_a_float_model_and_ranges_beside_it(implicit: B
     assert {"INT8", "FP16", "OBEY_PRECISION_CONSTRAINTS"} <= set(facts["flags"])
 
 
-def test_every_tensor_before_a_convolution_has_a_range_and_the_rest_stays_in_float(implicit: Bundle) -> None:
+def test_every_tensor_before_a_convolution_has_a_range_and_the_rest_stays_in_float(implicit):
     text = implicit.file("calibration.cache").read_text()
     scales = cache.read(text, version=8600, algorithm=cache.OURS)
     graph = onnx.load(str(implicit.model)).graph
@@ -91,30 +100,25 @@ def test_every_tensor_before_a_convolution_has_a_range_and_the_rest_stays_in_flo
     assert not {name for name in precisions if name in plan and plan[name]["precision"] == "int8"}
 
 
-def test_what_is_implicit_can_be_scored_on_its_engine_alone(
-    implicit: Bundle, machine: Machine, validation: ShapesSplit
-) -> None:
-    data = ["--images", validation.images, "--annotations", validation.annotations]
-    refused = machine.trtdet("eval", implicit.path, *data, driver=False)
-    assert refused.code == 1
-    assert "INT8 is in its engine alone, which cannot be run here, as" in refused.message
-    assert "no CUDA driver" in refused.message
-    assert "--runtime onnxruntime leaves out" in machine.trtdet(
-        "eval", implicit.path, *data, "--runtime", "onnxruntime", version=OLD
-    ).message.replace("is what ", "")
-    scored = machine.trtdet("eval", implicit.path, *data, "--json", version=OLD)
-    assert scored.code == 0, scored.err
+def test_what_is_implicit_can_be_scored_on_its_engine_alone(implicit, machine, labelled):
+    command = ["eval", implicit.path, *labelled]
+    machine.trtdet(*command, driver=False).refused(
+        "INT8 is in its engine alone, which cannot be run here, as", "no CUDA driver"
+    )
+    refused = machine.trtdet(*command, "--runtime", "onnxruntime", version=OLD)
+    assert "--runtime onnxruntime leaves out" in refused.message.replace("is what ", "")
+    scored = machine.trtdet(*command, "--json", version=OLD).ok
     assert scored.json["ran_on"].startswith("TensorRT 8.6.0 (")
 
 
 def test_a_calibration_cache_is_taken_and_that_of_another_model_or_version_refused(
-    implicit: Bundle, machine: Machine, model: Path, calibration_images: Path, tmp_path: Path
-) -> None:
+    implicit, machine, model, make, tmp_path
+):
     text = implicit.file("calibration.cache").read_text()
     given = tmp_path / "given.cache"
     given.write_text(text)
-    arguments = ["--quantization", "implicit", "--calibration-cache", given]
-    made = build(machine, model, calibration_images, tmp_path / "b", *arguments, version=OLD)
+    arguments = ["--quantization", "implicit", "--set", f"calibration.cache={given}"]
+    made = make("b", *arguments, version=OLD)
     assert made.manifest.quantization.source == "cache"
     assert made.file("calibration.cache").read_text() == text
     assert "ranges.json" not in made.manifest.files
@@ -143,20 +147,12 @@ def test_a_calibration_cache_is_taken_and_that_of_another_model_or_version_refus
         ("percentile", "1:4:4", 4, [0, 1, 2, 3, 4, 5, 4, 5]),
     ],
 )
-def test_tensorrts_own_calibrators_see_every_image_once(
-    machine: Machine,
-    model: Path,
-    calibration_images: Path,
-    tmp_path: Path,
-    rule: str,
-    batch: str,
-    size: int | None,
-    order: list[int],
-) -> None:
+def test_tensorrts_own_calibrators_see_every_image_once(model, calibration_images, make, rule, batch, size, order):
     """The last batch is filled up with its own images. A dynamic network is calibrated at the batch of the images."""
     pytest.importorskip("polygraphy", reason="Polygraphy is not installed: pip install 'trtdet[trt]'")
-    arguments = ["--quantization", "implicit", "--calibrator", "tensorrt", "--calib", rule, "--batch", batch]
-    made = build(machine, model, calibration_images, tmp_path / "b", *arguments, version=OLD)
+    arguments = ["--quantization", "implicit", "--set", "calibration.calibrator=tensorrt", "--calib", rule]
+    arguments += ["--batch", batch]
+    made = make("b", *arguments, version=OLD)
     assert (made.manifest.quantization.source, made.manifest.quantization.calibrator) == ("tensorrt", rule)
     paths = evenly(find_images(calibration_images), 6)
     images = [batch.images[0] for batch in ImageStream(paths, load_config("shapes").input, batch_size=1)]
@@ -173,43 +169,36 @@ def test_tensorrts_own_calibrators_see_every_image_once(
 @pytest.mark.parametrize(
     ("arguments", "version", "message"),
     [
-        (["--quantization", "implicit"], "11.0.0", "has no calibrators, so it cannot quantise implicitly; use --quant"),
-        (["--quantization", "implicit", "--calib", "auto"], OLD, "--calib auto compares rules in the Q/DQ model"),
+        ("--quantization implicit", "11.0.0", "has no calibrators, so it cannot quantize implicitly; use --quant"),
         (
-            ["--quantization", "implicit", "--calibrator", "tensorrt", "--calib", "mse"],
+            "--quantization implicit --set calibration.calibrator=tensorrt --calib mse",
             OLD,
-            "no calibrator for --calib mse; allowed with --calibrator tensorrt: minmax, entropy, percentile",
+            "for --calib mse; allowed with --set calibration.calibrator=tensorrt: minmax, entropy, percentile",
         ),
-        (["--quantization", "implicit", "--fp16"], OLD, "--quantization implicit is about INT8"),
-        (["--calibrator", "tensorrt"], OLD, "--calibrator belongs to --quantization implicit"),
-        (["--quantization", "implicit", "--correct", "bias"], OLD, "corrections are made in the Q/DQ model"),
-        (["--workspace", "0"], OLD, "--workspace must be over 0 MiB"),
-        (["--embed-plugins"], OLD, "--embed-plugins needs the libraries"),
-        (["--tactic-sources", "CUDDN"], OLD, "has no tactic source 'CUDDN'; allowed: EDGE_MASK_CONV"),
+        ("--quantization implicit --fp16", OLD, "--quantization implicit is about INT8"),
+        ("--set calibration.calibrator=tensorrt", OLD, "calibration.calibrator belongs to --quantization implicit"),
+        ("--quantization implicit --effort bias", OLD, "corrections are made in the Q/DQ model"),
+        ("--set engine.embed_plugins=true", OLD, "engine.embed_plugins needs the libraries"),
+        ("--set engine.tactic_sources=CUDDN", OLD, "has no tactic source 'CUDDN'; allowed: EDGE_MASK_CONV"),
     ],
 )
 def test_what_does_not_go_together_is_said_before_anything_is_done(
-    machine: Machine, model: Path, calibration_images: Path, tmp_path: Path, arguments: Any, version: str, message: str
-) -> None:
-    place = tmp_path / "b"
-    done = machine.trtdet(
-        "build", model, *QUICK, "--images", calibration_images, "-o", place, *arguments, version=version
-    )
-    assert done.code == 1
-    assert re.search(message, done.message), done.message
-    assert not place.exists()
+    machine, model, calibration_images, tmp_path, arguments, version, message
+):
+    command = ["build", model, *QUICK, "--images", calibration_images, "-o", tmp_path / "b", *arguments.split()]
+    machine.trtdet(*command, version=version).refused(message)
+    assert not (tmp_path / "b").exists()
 
 
 # what else a builder is told
 
 
-def test_a_builder_is_told_of_limits_and_compatibility(
-    machine: Machine, model: Path, calibration_images: Path, tmp_path: Path
-) -> None:
+def test_a_builder_is_told_of_limits_and_compatibility(machine, calibration_images, make, tmp_path):
     library = plugin_library(tmp_path, "TRT_SiLU", "TRT_HardSwish")
-    arguments = ["--workspace", 64, "--version-compatible", "--hardware-compatible", "--tactic-sources"]
-    arguments += ["JIT_CONVOLUTIONS", "--plugin-library", library, "--embed-plugins", "--silu", "plugin"]
-    made = build(machine, model, calibration_images, tmp_path / "b", *arguments, version="10.9.0", sm=86)
+    arguments = ["--silu", "plugin", "--set", "engine.workspace=64", "engine.version_compatible=true"]
+    arguments += ["engine.hardware_compatible=true", "engine.tactic_sources=JIT_CONVOLUTIONS"]
+    arguments += [f"engine.plugins={library}", "engine.embed_plugins=true"]
+    made = make("b", *arguments, version="10.9.0", sm=86)
     facts = told(made)
     assert facts["pools"]["WORKSPACE"] == 64 << 20
     assert facts["hardware"] == "AMPERE_PLUS"
@@ -221,17 +210,17 @@ def test_a_builder_is_told_of_limits_and_compatibility(
     assert part.embedded
     # A service on a later GPU, with a later library and without the plugin's file, runs it.
     assert made.manifest.files[part.file] == part.sha256
-    run = machine.trtdet("infer", made.path, find_images(calibration_images)[0], "-o", tmp_path / "seen", sm=120)
-    assert run.code == 0, run.err
+    run = machine.trtdet("infer", made.path, find_images(calibration_images)[0], "-o", tmp_path / "seen", sm=120).ok
     assert "TensorRT 10.9.0" in run.out
 
 
 @pytest.mark.parametrize("version", [OLD, "10.9.0"])
 def test_a_library_without_the_plugin_is_named_with_the_parsers_words(
-    machine: Machine, model: Path, calibration_images: Path, tmp_path: Path, version: str
-) -> None:
+    machine, model, calibration_images, make, tmp_path, version
+):
     library = plugin_library(tmp_path, "TRT_Other")
-    arguments = ["--images", calibration_images, "-o", tmp_path / "b", "--silu", "plugin", "--plugin-library", library]
+    arguments = ["--images", calibration_images, "-o", tmp_path / "b", "--silu", "plugin"]
+    arguments += ["--set", f"engine.plugins={library}"]
     done = machine.trtdet("build", model, *QUICK, *arguments, version=version)
     assert done.code == 1
     where = r"node '.*' \(TRT_SiLU\): "
@@ -242,58 +231,20 @@ def test_a_library_without_the_plugin_is_named_with_the_parsers_words(
     kept = tmp_path / "b.failed-build.log"
     assert done.message.endswith(f"; the builder's messages are in '{kept}'")
     assert re.search(r"^the parser refused the model: node .*Plugin not found", kept.read_text(), re.MULTILINE)
-    build(machine, model, calibration_images, tmp_path / "b", version=version)
+    make("b", version=version)
     assert not kept.exists()
 
 
-@pytest.mark.parametrize(("version", "flags"), [(OLD, {"FP16"}), ("10.9.0", set())])
-def test_a_float_engine_is_allowed_no_lower_precision(
-    machine: Machine, model: Path, calibration_images: Path, tmp_path: Path, version: str, flags: set[str]
-) -> None:
-    half = build(machine, model, calibration_images, tmp_path / "half", "--fp16", version=version)
-    full = build(machine, model, calibration_images, tmp_path / "full", "--fp32", version=version)
+@pytest.mark.parametrize(("version", "flags"), [(OLD, {"FP16"}), ("10.9.0", set()), ("11.1.0", set())])
+def test_a_float_engine_has_the_precisions_it_may_run_in(
+    machine, model, calibration_images, make, tmp_path, version, flags
+):
+    """FP16 is no flag of the later versions. Float32 may run in TF32, which is said."""
+    half = make("half", "--fp16", version=version)
+    usual = make("usual", "--fp32", version=version)
+    exact = make("exact", "--fp32", "--set", "engine.tf32=false", version=version)
     assert {"INT8", "FP16"} & set(told(half)["flags"]) == flags
-    assert not {"INT8", "FP16"} & set(told(full)["flags"])
-
-
-def test_suppression_that_costs_the_cuda_graph_is_told_of(
-    machine: Machine, model: Path, calibration_images: Path, tmp_path: Path
-) -> None:
-    reason = "the data decide when its Loop ends; --nms efficient or host lets the engine be launched as a CUDA graph"
-    for nms, said in (("native", reason), ("auto", "")):
-        arguments = [*QUICK, "--images", calibration_images, "--fp32", "-o", tmp_path / "b", "--nms", nms]
-        done = machine.trtdet("build", model, *arguments, version="10.12.0")
-        assert done.code == 0, done.err
-        assert [line for line in done.out.splitlines() if line.startswith("NMS ")] == (
-            [f"NMS {nms}: {said}"] if said else []
-        )
-        found = Bundle(tmp_path / "b").manifest.nms
-        assert (found.mode, found.reason) == (nms if said else "efficient", said)
-
-
-def test_without_suppression_the_engine_ends_in_a_topk_and_is_captured(
-    machine: Machine, model: Path, calibration_images: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "free.yaml").write_text("extends: shapes\nname: free\nnms: none\n")
-    free = ["--config", tmp_path / "free.yaml", "--max-detections", 20]
-    bundle = build(machine, model, calibration_images, tmp_path / "b", *free, "--score-threshold", 0.3, "--fp16")
-    nms = bundle.manifest.nms
-    assert (nms.mode, nms.reason, nms.thresholds.suppresses) == ("native", "", False)
-    found = machine.trtdet("infer", bundle.path, calibration_images, "-o", tmp_path / "seen", "--json")
-    assert found.code == 0, found.err
-    suppressed = build(machine, model, calibration_images, tmp_path / "n", "--score-threshold", 0.3, "--fp16")
-    fewer = machine.trtdet("infer", suppressed.path, calibration_images, "-o", tmp_path / "seen", "--json")
-    counts = [[len(image["detections"]) for image in done.json["images"]] for done in (found, fewer)]
-    assert all(free >= kept for free, kept in zip(*counts, strict=True)) and sum(counts[0]) > 1.2 * sum(counts[1])
-    assert max(counts[0]) <= 20
-
-
-@pytest.mark.parametrize("version", [OLD, "11.1.0"])
-def test_float32_may_run_in_tf32_and_that_is_said(
-    machine: Machine, model: Path, calibration_images: Path, tmp_path: Path, version: str
-) -> None:
-    usual = build(machine, model, calibration_images, tmp_path / "usual", "--fp32", version=version)
-    exact = build(machine, model, calibration_images, tmp_path / "exact", "--fp32", "--no-tf32", version=version)
+    assert not {"INT8", "FP16"} & set(told(usual)["flags"])
     assert ("TF32" in told(usual)["flags"], usual.manifest.backend.tf32) == (True, True)
     assert ("TF32" in told(exact)["flags"], exact.manifest.backend.tf32) == (False, False)
     arguments = [*QUICK, "--images", calibration_images, "--fp32", "-o", usual.path]
@@ -301,50 +252,66 @@ def test_float32_may_run_in_tf32_and_that_is_said(
     assert "up to date" in again.out
     assert "FP32 (TF32 where the GPU has it) as built" in again.out
     quick = ["--seconds", 0.02, "--warm-up", 0, "--min-runs", 20]
-    timed = machine.trtdet("bench", usual.path, exact.path, *quick, version=version)
-    assert timed.code == 0, timed.err
-    (said,) = [line for line in timed.out.splitlines() if "TF32" in line]
-    assert said.startswith(f"{usual.path}: ")
-    assert said.endswith("; its float32 convolutions may run in TF32 (--no-tf32)")
+    timed = machine.trtdet("bench", usual.path, exact.path, *quick, version=version).ok
+    (line,) = [line for line in timed.out.splitlines() if "TF32" in line]
+    assert line.startswith(f"{usual.path}: ")
+    assert line.endswith("; its float32 convolutions may run in TF32 (engine.tf32=false avoids it)")
 
 
-def test_what_is_learnt_of_kernels_is_kept_beside_the_bundle(
-    machine: Machine, model: Path, calibration_images: Path, tmp_path: Path
-) -> None:
+def test_suppression_that_costs_the_cuda_graph_is_told_of(machine, model, calibration_images, tmp_path):
+    reason = "the data decide when its Loop ends; --nms efficient or host lets the engine be launched as a CUDA graph"
+    for nms, lines, expected in (
+        ("native", [f"NMS native: {reason}"], ("native", reason)),
+        ("auto", [], ("efficient", "")),
+    ):
+        arguments = [*QUICK, "--images", calibration_images, "--fp32", "-o", tmp_path / "b", "--nms", nms]
+        done = machine.trtdet("build", model, *arguments, version="10.12.0").ok
+        assert [line for line in done.out.splitlines() if line.startswith("NMS ")] == lines
+        manifest = Bundle(tmp_path / "b").manifest
+        assert (manifest.nms.mode, manifest.nms.reason) == expected
+
+
+def test_without_suppression_the_engine_ends_in_a_topk_and_is_captured(machine, calibration_images, make, tmp_path):
+    (tmp_path / "free.yaml").write_text("extends: shapes\nname: free\nnms: none\n")
+    common = ["--fp16", "--set", "nms.score_threshold=0.3"]
+    free = make("free", "--config", tmp_path / "free.yaml", *common, "--set", "nms.max_detections=20")
+    nms = free.manifest.nms
+    assert (nms.mode, nms.reason, nms.thresholds.suppresses) == ("native", "", False)
+    counts = []
+    for bundle in (free, make("suppressed", *common)):
+        done = machine.trtdet("infer", bundle.path, calibration_images, "-o", tmp_path / "seen", "--json").ok
+        counts.append([len(image["detections"]) for image in done.json["images"]])
+    assert all(free >= kept for free, kept in zip(*counts, strict=True)) and sum(counts[0]) > 1.2 * sum(counts[1])
+    assert max(counts[0]) <= 20
+
+
+def test_what_is_learnt_of_kernels_is_kept_beside_the_bundle(make, tmp_path):
     kept = tmp_path / "b.timing-cache"
-    build(machine, model, calibration_images, tmp_path / "b", "--fp32")
+    make("b", "--fp32")
     first = kept.read_bytes()
     assert first.startswith(b"timings of 10.9.0")
-    build(machine, model, calibration_images, tmp_path / "b", "--fp16")
+    make("b", "--fp16")
     assert kept.read_bytes().startswith(b"timings of 10.9.0")
     kept.write_bytes(b"spoilt")
-    build(machine, model, calibration_images, tmp_path / "b", "--fp32")
+    make("b", "--fp32")
     assert kept.read_bytes() == first
     other = tmp_path / "elsewhere"
-    build(machine, model, calibration_images, tmp_path / "c", "--fp32", "--timing-cache", other)
+    make("c", "--fp32", "--set", f"engine.timing_cache={other}")
     assert other.read_bytes() == first
     assert not (tmp_path / "c.timing-cache").exists()
 
 
-def test_a_dynamic_batch_shares_its_profile_among_lanes_in_every_version(
-    machine: Machine, model: Path, calibration_images: Path, tmp_path: Path
-) -> None:
-    for version in (OLD, "10.9.0"):
+def test_a_dynamic_batch_shares_its_profile_among_lanes_in_every_version(machine, make):
+    for version in ("10.9.0", OLD):
         # The reference of EfficientNMS_TRT, which the stand-in runs, takes longer than all the rest.
-        arguments = ["--fp32", "--batch", "1:2:3", "--nms", "host"]
-        made = build(machine, model, calibration_images, tmp_path / version, *arguments, version=version)
-        assert told(made)["sharing"]
-        shape = made.manifest.input.shape
+        bundle = make(version, "--fp32", "--batch", "1:2:3", "--nms", "host", version=version)
+        assert told(bundle)["sharing"]
+        shape = bundle.manifest.input.shape
         assert (shape.min[0], shape.opt[0], shape.max[0]) == (1, 2, 3)
-        if version != OLD:
-            continue
-        done = machine.trtdet(
-            "bench", made.path, "--batch", 1, 3, "--streams", 2, "--seconds", 0.01, "--warm-up", 0, "--min-runs", 2,
-            "--json", version=version,
-        )  # fmt: skip
-        assert done.code == 0, done.err
-        assert [point["batch"] for point in done.json["targets"][0]["points"]] == [1, 3]
-        assert done.json["machine"]["before"]["clocks"]["sm_mhz"] > 0
+    quick = ["--seconds", 0.01, "--warm-up", 0, "--min-runs", 2, "--json"]
+    done = machine.trtdet("bench", bundle.path, "--batch", 1, 3, "--streams", 2, *quick, version=OLD).ok
+    assert [point["batch"] for point in done.json["targets"][0]["points"]] == [1, 3]
+    assert done.json["machine"]["before"]["clocks"]["sm_mhz"] > 0
 
 
 # was it worth it
@@ -356,42 +323,38 @@ from dataclasses import replace
 from pathlib import Path
 import trtdet
 from trtdet.performance import BenchOptions
-from trtdet.pipeline import BuildOptions, CalibrationOptions, KeepOptions, build
+from trtdet.building import build
+from trtdet.options import BuildOptions, changed
 from trtdet.performance import ProfileOptions
-from trtdet.pipeline.assembly import Job
-from trtdet.pipeline.verdict import Measuring, weigh
+from trtdet.building.job import Job
+from trtdet.building.comparison import compare_with_fp16
 
 model, images, val, annotations, place, backend = map(Path, sys.argv[1:7])
 quantization, guard = sys.argv[7:]
 config = trtdet.load_config("shapes")
-keep = KeepOptions(images=val, annotations=annotations)
-calibration = CalibrationOptions(images=images, num_images=6, check_input=False)
-options = BuildOptions(
-    calibration=calibration, correct=(), backend=str(backend), keep=keep, silu="keep", nms="host", measure=False,
-    quantization=quantization,
-    int8_all=True,
+options = changed(
+    BuildOptions(), images=images, num_images=6, check_input=False, effort="none", backend=str(backend), val_images=val,
+    annotations=annotations, silu="keep", mode="host", guard="off", quantization=quantization, int8_all=True,
 )
 bundle = build(model, config, place, options).bundle
-options = replace(options, measure=True, guard=float(guard) or None)
+options = changed(options, guard=float(guard) or "warn")
 timing = BenchOptions(seconds=0.05, warm_up=0, min_runs=20)
-found = weigh(Job(model, config, place, options), bundle, Measuring(timing, ProfileOptions(runs=10, warm_up=1)))
+found = compare_with_fp16(Job(model, config, place, options), bundle, timing, ProfileOptions(runs=10, warm_up=1))
 print(json.dumps({**found.as_dict(), "words": str(found)}))
 """
 
 
 @pytest.fixture
-def weighed(machine: Machine, model: Path, calibration_images: Path, validation: ShapesSplit, tmp_path: Path) -> Any:
-    def call(
-        backend: str, quantization: str = "explicit", guard: float = 0, **settings: Any
-    ) -> tuple[dict[str, Any], Bundle]:
+def weighed(machine, model, calibration_images, validation, tmp_path):
+    def call(backend: str, quantization: str = "explicit", guard: float = 0, **settings: Any):
         arguments = [model, calibration_images, validation.images, validation.annotations, tmp_path / "b", backend]
-        arguments += [quantization, guard]
-        return machine.python(WEIGH, *arguments, **settings).json, Bundle(tmp_path / "b")
+        result = machine.python(WEIGH, *arguments, quantization, guard, **settings).json
+        return result, Bundle(tmp_path / "b")
 
     return call
 
 
-def test_an_int8_engine_is_weighed_against_fp16(weighed: Any) -> None:
+def test_an_int8_engine_is_weighed_against_fp16(weighed):
     found, bundle = weighed("tensorrt")
     assert found["against"] == "fp16"
     assert found["ran_on"] == "TensorRT 10.9.0 (Stand-in GPU)"
@@ -408,7 +371,7 @@ def test_an_int8_engine_is_weighed_against_fp16(weighed: Any) -> None:
     assert [path.name for path in bundle.path.parent.iterdir() if path.name.startswith(".")] == []
 
 
-def test_an_implicit_engine_that_does_not_reach_the_bound_gives_way_to_fp16(weighed: Any) -> None:
+def test_an_implicit_engine_that_does_not_reach_the_bound_gives_way_to_fp16(weighed):
     found, bundle = weighed("tensorrt", "implicit", 1e6)
     manifest = bundle.manifest
     assert found["guard"] == manifest.guard.model_dump()
@@ -418,7 +381,7 @@ def test_an_implicit_engine_that_does_not_reach_the_bound_gives_way_to_fp16(weig
     assert found["comparison"]["images"] == 16
 
 
-def test_without_a_gpu_the_models_are_weighed_by_map_alone(weighed: Any) -> None:
+def test_without_a_gpu_the_models_are_weighed_by_map_alone(weighed):
     found, bundle = weighed("onnxruntime", driver=False)
     assert (found["against"], found["latency"]) == ("fp32", None)
     assert "latency not measured, as the bundle has no engine" in found["words"]
@@ -430,32 +393,19 @@ def test_without_a_gpu_the_models_are_weighed_by_map_alone(weighed: Any) -> None
 
 
 @pytest.mark.slow
-def test_a_sweep_scores_and_times_engines(
-    machine: Machine, model: Path, calibration_images: Path, validation: ShapesSplit, tmp_path: Path
-) -> None:
-    arguments = ["sweep", model, "--config", "shapes", "--images", calibration_images, "--num-images", 6, "--int8-all"]
-    arguments += [
-        "--correct",
-        "none",
-        "--val-images",
-        validation.images,
-        "--annotations",
-        validation.annotations,
-        "--silu",
-        "keep",
-    ]
-    done = machine.trtdet(*arguments, "--backend", "tensorrt", "-o", tmp_path / "s", "--json")
-    assert done.code == 0, done.err
-    rows = done.json["rows"]
-    assert [row["precision"] for row in rows] == ["FP32", "FP16", "INT8"]
-    assert all(row["latency_ms"] > 0 and row["build_seconds"] > 0 for row in rows)
-    assert (rows[1]["fp16"], rows[2]["int8"]) == (rows[0]["fp32"], rows[0]["fp32"])
-    cpu = machine.trtdet(
-        *arguments, "--backend", "tensorrt", "-o", tmp_path / "c", "--json", "--runtime", "onnxruntime"
-    )
-    assert cpu.code == 0, cpu.err
-    assert [row["precision"] for row in cpu.json["rows"]] == ["FP32", "INT8"]
-    assert [row["latency_ms"] for row in cpu.json["rows"]] == [None, None]
-    assert [row["map"] for row in cpu.json["rows"]] == pytest.approx([rows[0]["map"], rows[2]["map"]], abs=1e-9)
-    refused = machine.trtdet(*arguments, "--backend", "onnxruntime", "-o", tmp_path / "n", "--runtime", "engine")
+def test_a_sweep_scores_and_times_engines(machine, model, calibration_images, validation, tmp_path):
+    command = ["sweep", model, "--config", "shapes", "--images", calibration_images, "--num-images", 6, "--int8-all"]
+    command += ["--effort", "none", "--val-images", validation.images, "--annotations", validation.annotations]
+    command += ["--silu", "keep", "--json"]
+    done = machine.trtdet(*command, "--backend", "tensorrt", "-o", tmp_path / "s").ok
+    rows = done.json["variants"]
+    assert [row["axes"]["precision"] for row in rows] == ["FP32", "FP16", "INT8"]
+    assert all(row["latency_ms"] > 0 and row["seconds"] > 0 for row in rows)
+    assert rows[1]["counts"]["fp16"] == rows[2]["counts"]["int8"] == rows[0]["counts"]["fp32"]
+    cpu = machine.trtdet(*command, "--backend", "tensorrt", "-o", tmp_path / "c", "--runtime", "onnxruntime").ok
+    on_cpu = cpu.json["variants"]
+    assert [row["axes"]["precision"] for row in on_cpu] == ["FP32", "INT8"]
+    assert [row["latency_ms"] for row in on_cpu] == [None, None]
+    assert [row["map"] for row in on_cpu] == pytest.approx([rows[0]["map"], rows[2]["map"]], abs=1e-9)
+    refused = machine.trtdet(*command, "--backend", "onnxruntime", "-o", tmp_path / "n", "--runtime", "engine")
     assert "engines cannot be run here, as onnxruntime" in refused.message

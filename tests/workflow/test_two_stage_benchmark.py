@@ -19,7 +19,7 @@ LEAVE_THE_RESULTS = (
 )
 
 
-def test_every_rewrite_has_its_operators_its_times_and_its_difference(tmp_path: Path) -> None:
+def test_every_rewrite_has_its_operators_its_times_and_its_difference(tmp_path):
     command = [sys.executable, ROOT / "benchmarks" / "two_stage.py", MODEL, "--size", 128, "--seconds", 0.1]
     done = subprocess.run(
         [*map(str, command), "-o", str(tmp_path / "table.md")],

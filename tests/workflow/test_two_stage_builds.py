@@ -12,12 +12,13 @@ import onnx_graphsurgeon as gs
 import pytest
 from models import RCNN
 
-from trtdet import BuildOptions, CalibrationOptions, SensitivityOptions, build, sensitivity
+from trtdet import build, sensitivity
 from trtdet.bundle import Bundle, MasksPart
 from trtdet.config import Config
 from trtdet.demo import shapes
 from trtdet.detection.masks import from_run_lengths
 from trtdet.errors import TrtdetWarning
+from trtdet.options import BuildOptions, CalibrationOptions, PlanOptions, SensitivityOptions
 from trtdet.performance import ProfileOptions, profile
 from trtdet.quantization import PrecisionPlan
 from trtdet.report import report, written
@@ -45,12 +46,12 @@ IMAGE = np.random.default_rng(5).normal(size=(1, 3, 128, 128)).astype(np.float32
 
 def int8(images: Path, **options: Any) -> BuildOptions:
     calibration = CalibrationOptions(images=images, num_images=4)
-    return BuildOptions(calibration=calibration, correct=(), int8_all=True, **options)
+    return BuildOptions(**options, effort="none", calibration=calibration, plan=PlanOptions(int8_all=True))
 
 
-def test_it_is_built_in_int8_and_detects(calibration_images: Path, tmp_path: Path) -> None:
+def test_it_is_built_in_int8_and_detects(calibration_images, tmp_path):
     build(MODEL, CONFIG, tmp_path / "int8", int8(calibration_images, backend="onnxruntime"))
-    build(MODEL, CONFIG, tmp_path / "fp32", BuildOptions("fp32", backend="onnxruntime"))
+    build(MODEL, CONFIG, tmp_path / "fp32", BuildOptions(precision="fp32", backend="onnxruntime"))
     counts = Bundle(tmp_path / "int8").manifest.precision
     # Backbone 5, pyramid 8, the RPN head of 3 on each of 5 levels, box head 4.
     assert (counts.int8, counts.fp16, counts.fp32) == (32, 0, 0)
@@ -62,9 +63,11 @@ def test_it_is_built_in_int8_and_detects(calibration_images: Path, tmp_path: Pat
     np.testing.assert_allclose(int8_scores[:10], scores[:10], atol=0.1)
 
 
-def test_layers_of_both_stages_are_corrected_and_reported(tmp_path: Path) -> None:
+def test_layers_of_both_stages_are_corrected_and_reported(tmp_path):
     calibration = CalibrationOptions(images=shapes.generate(tmp_path, "calibration", 16).images)
-    asked = BuildOptions(calibration=calibration, correct=("round", "bias"), int8_all=True, backend="onnxruntime")
+    asked = BuildOptions(
+        effort="round,bias", backend="onnxruntime", calibration=calibration, plan=PlanOptions(int8_all=True)
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TrtdetWarning)  # of the few images
         bundle = build(TRAINED, RCNN, tmp_path / "int8", asked).bundle
@@ -73,13 +76,13 @@ def test_layers_of_both_stages_are_corrected_and_reported(tmp_path: Path) -> Non
     done = {(kinds.get(name), step.name) for name, entry in entries.items() for step in entry.corrections}
     assert {(kind, step) for kind in ("Conv", "Gemm") for step in ("round", "bias")} <= done
     told = written(report([tmp_path / "int8"]), "md").decode()
-    assert "65 convolutions in INT8, 0 in FP16, 1 in FP32" in told
+    assert "65 INT8, 0 FP16, 1 FP32" in told
     assert "/roi_heads/mask_predictor/conv5_mask/ConvTranspose" in told
 
 
-def test_masks_are_drawn_and_listed(calibration_images: Path, tmp_path: Path) -> None:
+def test_masks_are_drawn_and_listed(calibration_images, tmp_path):
     build(WITH_MASKS, CONFIG, tmp_path / "int8", int8(calibration_images, backend="onnxruntime"))
-    build(WITH_MASKS, CONFIG, tmp_path / "fp32", BuildOptions("fp32", backend="onnxruntime"))
+    build(WITH_MASKS, CONFIG, tmp_path / "fp32", BuildOptions(precision="fp32", backend="onnxruntime"))
     manifest = Bundle(tmp_path / "int8").manifest
     assert manifest.masks == MasksPart(output="masks", size=28, threshold=0.5)
     assert manifest.outputs[-1].name == "masks" and manifest.outputs[-1].shape == (1, 300, 28, 28)
@@ -106,9 +109,9 @@ def test_masks_are_drawn_and_listed(calibration_images: Path, tmp_path: Path) ->
     assert any(from_run_lengths(found["mask"]).any() for found in row["detections"])
 
 
-def test_layers_that_reach_masks_alone_cost_no_detection(calibration_images: Path, tmp_path: Path) -> None:
+def test_layers_that_reach_masks_alone_cost_no_detection(calibration_images, tmp_path):
     calibration = CalibrationOptions(images=calibration_images, num_images=4)
-    options = SensitivityOptions(calibration, correct=(), num_images=2, int8_all=True)
+    options = SensitivityOptions(calibration=calibration, effort="none", plan=PlanOptions(rank_images=2, int8_all=True))
     found = sensitivity(FOLDER / "mask_trace.onnx", CONFIG, options)
     scores = {layer.name: layer.score for layer in found.layers}
     masks = {name for name in scores if "mask" in name}
@@ -116,7 +119,7 @@ def test_layers_that_reach_masks_alone_cost_no_detection(calibration_images: Pat
     assert max(scores.values()) > 0
 
 
-def test_what_is_left_out_is_said(tmp_path: Path) -> None:
+def test_what_is_left_out_is_said(tmp_path):
     graph = gs.import_onnx(onnx.load(WITH_MASKS))
     other = gs.Variable("others", np.float32, graph.outputs[3].shape)
     graph.nodes.append(gs.Node("HardSigmoid", "others", {}, [graph.inputs[0]], [other]))
@@ -124,13 +127,13 @@ def test_what_is_left_out_is_said(tmp_path: Path) -> None:
     graph.cleanup()
     onnx.save(gs.export_onnx(graph), tmp_path / "other.onnx")
     with pytest.warns(TrtdetWarning, match="cut_masks: others: no sigmoid of"):
-        build(tmp_path / "other.onnx", CONFIG, tmp_path / "fp32", BuildOptions("fp32", backend="onnxruntime"))
+        build(tmp_path / "other.onnx", CONFIG, tmp_path / "fp32", BuildOptions(precision="fp32", backend="onnxruntime"))
     assert Bundle(tmp_path / "fp32").manifest.masks is None
 
 
 @pytest.mark.tensorrt
 @pytest.mark.filterwarnings("ignore:INT8 is not faster than FP16:trtdet.errors.TrtdetWarning")
-def test_tensorrt_rtx_builds_all_of_it_without_a_gpu(calibration_images: Path, tmp_path: Path) -> None:
+def test_tensorrt_rtx_builds_all_of_it_without_a_gpu(calibration_images, tmp_path):
     pytest.importorskip("tensorrt_rtx", reason="pip install 'trtdet[rtx]'")
     built = build(MODEL, CONFIG, tmp_path / "rtx", int8(calibration_images, backend="tensorrt-rtx", sms=(89,)))
     assert built.bundle.engine is not None
@@ -141,7 +144,7 @@ def test_tensorrt_rtx_builds_all_of_it_without_a_gpu(calibration_images: Path, t
     np.testing.assert_allclose(engine[1][:10], model[1][:10], atol=0.1)
 
 
-def test_its_profile_counts_what_runs_in_each_run() -> None:
+def test_its_profile_counts_what_runs_in_each_run():
     found = profile(MODEL, CONFIG, ProfileOptions(runs=10, warm_up=1))
     by_type = {share.name: share for share in found.profile.by_type}
     assert (by_type["RoiAlign"].count, by_type["NonMaxSuppression"].count) == (4, 2)

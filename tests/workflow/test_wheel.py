@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(tmp_path_factory):
     """The folder of both files."""
     folder = tmp_path_factory.mktemp("dist")
     # What 'make' leaves stands at the top alone: trtdet/demo is a package.
@@ -38,7 +38,7 @@ def _left_out(folder: Path, names: list[str]) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def installed(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def installed(made, tmp_path_factory):
     """The programs of an environment with the wheel, which finds what the wheel requires where these tests found it."""
     folder = tmp_path_factory.mktemp("installed")
     venv.create(folder, with_pip=False)
@@ -61,7 +61,7 @@ def run(bin: Path, folder: Path, *arguments: object) -> subprocess.CompletedProc
     return done
 
 
-def test_the_source_archive_holds_what_a_checkout_does(made: Path) -> None:
+def test_the_source_archive_holds_what_a_checkout_does(made):
     (archive,) = made.glob("*.tar.gz")
     with tarfile.open(archive) as content:
         names = {name.partition("/")[2] for name in content.getnames()}
@@ -72,7 +72,7 @@ def test_the_source_archive_holds_what_a_checkout_does(made: Path) -> None:
     assert {"Makefile", "README.md", "LICENSE", "setup.cfg", "CITATION.cff"} <= names
 
 
-def test_what_runs_is_the_wheel(installed: Path, tmp_path: Path) -> None:
+def test_what_runs_is_the_wheel(installed, tmp_path):
     done = subprocess.run(
         [installed / "python", "-c", "import trtdet; print(trtdet.__file__)"],
         cwd=tmp_path,
@@ -82,12 +82,12 @@ def test_what_runs_is_the_wheel(installed: Path, tmp_path: Path) -> None:
     assert Path(done.stdout.strip()).is_relative_to(installed.parent)
 
 
-def test_a_bundle_is_built_and_packaged_in_an_empty_folder(installed: Path, tmp_path: Path) -> None:
+def test_a_bundle_is_built_and_packaged_in_an_empty_folder(installed, tmp_path):
     """The files that are read: shipped weights and configurations, pages' templates, sources for DeepStream."""
     run(installed, tmp_path, "export", "shapes", "-o", "shapes.onnx")
     program = "from pathlib import Path; from trtdet.demo import shapes; shapes.generate(Path(), 'calibration', 8)"
     subprocess.run([installed / "python", "-c", program], cwd=tmp_path, check=True, timeout=120)
-    options = ("--images", "calibration", "--num-images", 8, "--correct", "none", "--backend", "onnxruntime")
+    options = ("--images", "calibration", "--num-images", 8, "--effort", "none", "--backend", "onnxruntime")
     said = run(installed, tmp_path, "build", "shapes.onnx", "--config", "shapes", *options, "-o", "int8", "--json")
     assert json.loads(said.stdout)
     picture = next((tmp_path / "calibration").iterdir())

@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 import onnx
 
-from trtdet.audit.advice import Advice, advise
-from trtdet.audit.findings import Finding, find
-from trtdet.audit.layers import BITS, Layer, Tensor, layers_of, parse_inspector, parse_layers
+from trtdet.audit.advice import advise
+from trtdet.audit.findings import find
+from trtdet.audit.layers import BITS, Layer, Tensor, layers_of
 from trtdet.audit.results import Audit, Departure, load_times
 from trtdet.audit.traffic import POINTWISE, Flow
 from trtdet.audit.traps import INEXACT
 from trtdet.config import SiluForm
 from trtdet.errors import BackendError
-from trtdet.quantization import PRODUCTS, Entry, PrecisionPlan, lint
+from trtdet.quantization import PRODUCTS, PrecisionPlan, lint
 
-__all__ = [
-    "Advice",
-    "Audit",
-    "Departure",
-    "Finding",
-    "Layer",
-    "Tensor",
-    "audit",
-    "layers_of",
-    "load_times",
-    "parse_inspector",
-    "parse_layers",
-]
+__all__ = ["Audit", "Layer", "Tensor", "audit", "layers_of", "load_times"]
 
 _WRITTEN: Mapping[int, str] = {int(onnx.TensorProto.FLOAT16): "fp16", int(onnx.TensorProto.FLOAT): "fp32"}
 _PRECISION = {"Int8": "int8", "FP8": "fp8", "Half": "fp16", "Float": "fp32"}
@@ -61,32 +50,24 @@ def audit(
         raise BackendError("the engine lists no layers, so its convolutions' precisions are unknown")
     flow = Flow(layers, plan, model)
     got = {name: _got(flow, name) for name in flow.kernels}
-    problems = {problem.node: problem.problem for problem in lint(model)}
-    departures = tuple(
-        Departure(name, planned, got.get(name, "unknown"), _reason(flow, name, plan.entries[name], problems))
-        for name, planned in ((name, _planned(entry)) for name, entry in plan.entries.items())
-        if got.get(name) != planned
-    )
+    departures = _departures(flow, plan, got)
     warnings = [str(departure) for departure in departures]
     tensors = [tensor for layer in layers for tensor in (*layer.inputs, *layer.constants, *layer.outputs)]
     unknown = sorted({tensor.type for tensor in tensors} - BITS.keys())
     if unknown:
         warnings.append(f"the size of data type {', '.join(unknown)} is not known, so its bytes are not counted")
     findings = find(flow, plan, got)
-    warnings += [f"'{found.nodes[0]}': {found.cause}" for found in findings if found.kind in INEXACT]
-    precisions = list(got.values())
-    done = Audit(
-        int8=precisions.count("int8"),
-        fp16=precisions.count("fp16"),
-        fp32=precisions.count("fp32"),
-        fp8=precisions.count("fp8"),
+    warnings += [f"'{finding.nodes[0]}': {finding.cause}" for finding in findings if finding.kind in INEXACT]
+    precisions = Counter(got.values())
+    estimated = Audit(
+        **{precision: precisions[precision] for precision in _PRECISION.values()},
         layers=tuple(layers),
         departures=departures,
         warnings=tuple(warnings),
         findings=findings,
-        advice=advise(flow, got, findings, silu),
+        advice=advise(flow, got, findings, silu=silu),
     )
-    return done if times is None else done.timed(times)
+    return estimated if times is None else estimated.timed(times)
 
 
 def _got(flow: Flow, name: str) -> str:
@@ -101,30 +82,34 @@ def _got(flow: Flow, name: str) -> str:
     if node is not None and layer.input not in ("Int8", "FP8"):
         written = _WRITTEN.get(flow.types.get(node.output[0], 0), "")
         read = {_PRECISION.get(tensor.type) for tensor in layer.inputs}
-        if node.op_type in PRODUCTS:
-            known = layer.type in POINTWISE or written in read
-        else:  # a builder without strong types chooses FP16 for convolutions that are written in float32
-            known = written == "fp16" and written in read
-        if written and known:
+        # A builder without strong types chooses FP16 for convolutions that are written in float32.
+        if written in read and (node.op_type in PRODUCTS or written == "fp16"):
+            return written
+        if written and node.op_type in PRODUCTS and layer.type in POINTWISE:
             return written
     return _PRECISION.get(layer.input, layer.input.lower())
 
 
-def _planned(entry: Entry) -> str:
-    return entry.format if entry.precision == "int8" else entry.precision
-
-
-def _reason(flow: Flow, name: str, entry: Entry, problems: Mapping[str, str]) -> str:
-    """Why a convolution departs from the plan, as far as it can be known."""
-    if name not in flow.kernels:
-        return "the builder names no layer for it: it was folded away or merged into another"
-    chosen = f"the builder chose a kernel of type {flow.layers[flow.kernels[name]].type}"
-    node = flow.nodes.get(name)
-    if entry.precision != "int8" or node is None:
-        return chosen
-    if name in problems:
-        return f"{problems[name]}; {chosen}"
-    before = flow.maker.get(node.input[0])
-    if before is None or before.op_type != "DequantizeLinear":
-        return f"{chosen}; the model has no Q/DQ pair on its input"
-    return f"{chosen}, though its input and weights are quantised"
+def _departures(flow: Flow, plan: PrecisionPlan, got: Mapping[str, str]) -> tuple[Departure, ...]:
+    """The convolutions that depart from the plan, and why as far as it can be known."""
+    problems = {problem.node: problem.problem for problem in lint(flow.model)}
+    departures = []
+    for name, entry in plan.entries.items():
+        planned = entry.format if entry.precision == "int8" else entry.precision
+        if got.get(name) == planned:
+            continue
+        node = flow.nodes.get(name)
+        if name not in flow.kernels:
+            reason = "the builder names no layer for it: it was folded away or merged into another"
+        else:
+            reason = f"the builder chose a kernel of type {flow.layers[flow.kernels[name]].type}"
+            if entry.precision == "int8" and node is not None:
+                before = flow.maker.get(node.input[0])
+                if name in problems:
+                    reason = f"{problems[name]}; {reason}"
+                elif before is None or before.op_type != "DequantizeLinear":
+                    reason += "; the model has no Q/DQ pair on its input"
+                else:
+                    reason += ", though its input and weights are quantised"
+        departures.append(Departure(name, planned=planned, got=got.get(name, "unknown"), reason=reason))
+    return tuple(departures)

@@ -42,16 +42,13 @@ def advise(
 ) -> tuple[Advice, ...]:
     """Advice for an engine, the largest saving first.
 
-    Args:
-        flow: the engine.
-        got: the precision of each convolution as built, by name.
-        findings: of the engine.
-        silu: the values of ``--silu`` that its backend takes.
+    ``got`` is the precision of each convolution as built, by name; ``silu`` the values of ``--silu`` that the engine's
+    backend takes.
     """
-    found = [*_precision(flow, got, findings), *_plugin(flow, findings, silu), *_suppression(flow, findings)]
     total = max(flow.bytes, 1)
-    worth = [Advice(option, text, saved, saved / total) for option, text, saved in found if saved >= _WORTH * total]
-    return tuple(sorted(worth, key=lambda advice: -advice.bytes))
+    options = (*_precision(flow, got, findings), *_plugin(flow, findings, silu), *_suppression(flow, findings))
+    advice = [Advice(option, text=text, bytes=saved, share=saved / total) for option, text, saved in options]
+    return tuple(sorted((one for one in advice if one.bytes >= _WORTH * total), key=lambda one: -one.bytes))
 
 
 def _precision(flow: Flow, got: Mapping[str, str], findings: Sequence[Finding]) -> Iterator[tuple[str, str, int]]:
@@ -59,16 +56,26 @@ def _precision(flow: Flow, got: Mapping[str, str], findings: Sequence[Finding]) 
     depthwise = [name for name in int8 if flow.convolutions[name].depthwise]
     kept = [name for name in flow.convolutions if got[name] == "fp16"]
     if depthwise and len(depthwise) < len(int8):
-        before, after = _around(flow, depthwise)
+        beside = {flow.convolutions[name].layer for name in depthwise}
+        for layer in [flow.layers[index] for index in beside]:
+            beside |= {writer for tensor in layer.inputs for writer in flow.writers[tensor.name]}
+            beside |= {reader for tensor in layer.outputs for reader in flow.readers[tensor.name]}
+        moved, saved = sum(flow.layers[index].bytes for index in beside), flow.bytes - InFp16(flow, depthwise).bytes
         most = max(flow.padding(flow.convolutions[name]) for name in depthwise)
         padded = f"; in INT8 their channels are padded up to {most:.0f} times" if most > 1 else ""
         yield (
             _keeping(flow, ["depthwise"], kept),
-            f"the {len(depthwise)} depthwise convolutions and the layers beside them move {_ratio(before, after)} the "
-            f"bytes in INT8 that they would in FP16{padded}",
-            before - after,
+            f"the {len(depthwise)} depthwise convolutions and the layers beside them move "
+            f"{moved / max(moved - saved, 1):.1f} times the bytes in INT8 that they would in FP16{padded}",
+            saved,
         )
-    last = [name for name in _unquantised(flow, int8) if InFp16(flow, [name]).bytes < flow.bytes]
+    last = []
+    for name in int8:
+        layer = flow.layers[flow.convolutions[name].layer]
+        after = [flow.layers[reader] for tensor in layer.outputs for reader in flow.readers[tensor.name]]
+        quantised = any(tensor.type == "Int8" for reader in after for tensor in reader.outputs)
+        if layer.output == "Float" and not quantised and InFp16(flow, [name]).bytes < flow.bytes:
+            last.append(name)
     if last and len(last) < len(int8):
         these = "this convolution gives" if len(last) == 1 else f"these {len(last)} convolutions give"
         yield (
@@ -81,7 +88,7 @@ def _precision(flow: Flow, got: Mapping[str, str], findings: Sequence[Finding]) 
         alone = {node for found in findings if found.kind in ("activation", "element-wise") for node in found.nodes}
         yield (
             "--fp16",
-            f"all in all this engine moves {_ratio(flow.bytes, half)} the bytes of an FP16 engine: "
+            f"all in all this engine moves {flow.bytes / max(half, 1):.1f} times the bytes of an FP16 engine: "
             f"after {len(alone & set(int8))} of the {len(int8)} INT8 convolutions come kernels of their own. "
             "INT8 is faster only where its arithmetic makes up for that, so time both",
             flow.bytes - half,
@@ -97,39 +104,11 @@ def _keeping(flow: Flow, names: Sequence[str], kept: Sequence[str]) -> str:
     return f"--keep-fp16 {','.join((*before, *names))}"
 
 
-def _around(flow: Flow, names: Collection[str]) -> tuple[int, int]:
-    """Bytes of these convolutions and the layers that read or write their tensors: as built, and in FP16."""
-    beside = set()
-    for name in names:
-        index = flow.convolutions[name].layer
-        beside |= {index, *(writer for tensor in flow.layers[index].inputs for writer in flow.writers[tensor.name])}
-        beside |= {reader for tensor in flow.layers[index].outputs for reader in flow.readers[tensor.name]}
-    before = sum(flow.layers[index].bytes for index in beside)
-    return before, before - (flow.bytes - InFp16(flow, names).bytes)
-
-
-def _ratio(before: int, after: int) -> str:
-    return f"{before / max(after, 1):.1f} times"
-
-
-def _unquantised(flow: Flow, names: Collection[str]) -> list[str]:
-    """INT8 convolutions that write float for readers of which none gives INT8."""
-    found = []
-    for name in names:
-        layer = flow.layers[flow.convolutions[name].layer]
-        after = [flow.layers[reader] for tensor in layer.outputs for reader in flow.readers[tensor.name]]
-        outputs = {tensor.type for reader in after for tensor in reader.outputs}
-        if layer.output == "Float" and "Int8" not in outputs:
-            found.append(name)
-    return found
-
-
 def _plugin(flow: Flow, findings: Sequence[Finding], silu: Collection[SiluForm]) -> Iterator[tuple[str, str, int]]:
     """Where the backend takes the plugin, it reads and writes INT8 between INT8 convolutions."""
     if "plugin" not in silu:
         return
-    layers = {layer.name: layer for layer in flow.layers}
-    saved, count = 0, 0
+    layers, saved, count = {layer.name: layer for layer in flow.layers}, 0, 0
     for finding in findings:
         layer = layers[finding.layer]
         if finding.kind != "activation" or not set(activation_functions(flow, layer).values()) <= {"SiLU", "HardSwish"}:
@@ -161,7 +140,7 @@ def _suppression(flow: Flow, findings: Sequence[Finding]) -> Iterator[tuple[str,
         rows = max(tensor.dims[-1] for tensor in squares)
         moved = sum(tensor.bytes for tensor in squares if tensor.dims[-1] == rows)
         yield (
-            f"--pre-nms-topk {rows // 2}",
+            f"--set nms.pre_nms_topk={rows // 2}",
             f"the suppression compares {rows} candidates with one another, {moved / 1e6:.0f} MB; half as many are a "
             "quarter of it. Score what that costs with 'trtdet eval', or suppress outside with --nms host",
             moved * 3 // 4,

@@ -18,20 +18,12 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from trtdet.backends import (
-    EngineFacts,
-    EngineOptions,
-    OnnxRunner,
-    RunInfo,
-    Runner,
-    choose,
-    obstacle,
-    open_engine,
-)
-from trtdet.backends.requests import Target, compose
+from trtdet.backends import EngineFacts, OnnxRunner, RunInfo, Runner, choose, obstacle, open_engine
+from trtdet.backends.base import EngineTarget, compose
 from trtdet.bundle import Bundle
 from trtdet.data import ImageStream, evenly, find_images
 from trtdet.errors import BackendError, ConfigError
+from trtdet.options import EngineOptions
 from trtdet.passes.decode import ALL_BOXES, ALL_SCORES, CONTRACT
 from trtdet.progress import Progress, silent
 from trtdet.quantization import CONVOLUTIONS, PRODUCTS, PrecisionPlan, quantizable
@@ -40,8 +32,6 @@ from trtdet.tables import Column, Table
 LIMITS = {"int8": 20.0, "fp16": 35.0, "fp32": 50.0}
 """The least signal-to-noise ratio, in decibels, by the lowest precision of the engine. Two INT8 computations of the
 same network differ where a value lies between two steps; 20 dB is an error of a tenth of the signal's amplitude."""
-
-PIP = "pip install 'trtdet[trt]'"
 
 
 @dataclass(frozen=True)
@@ -63,11 +53,10 @@ class Agreed:
 
 
 @dataclass(frozen=True)
-class Agreement:
-    """What :func:`compare_layers` found.
+class LayerAgreement:
+    """How far an engine's tensors agree with the model's, in the order in which the model computes them.
 
     Attributes:
-        tensors: in the order in which the model computes them.
         limit: in decibels.
         images: how many were run.
         run_info: where the engine ran.
@@ -102,23 +91,26 @@ class Agreement:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON; a ratio that is infinite, both being equal, or not a number is null."""
-        rows = [{**asdict(tensor), "snr": tensor.snr if np.isfinite(tensor.snr) else None} for tensor in self.tensors]
-        first = self.first
-        facts = {"limit": self.limit, "images": self.images, "ran_on": str(self.run_info)}
-        return {**facts, "first": first.node if first else None, "tensors": rows}
+        return {
+            "limit": self.limit,
+            "images": self.images,
+            "ran_on": str(self.run_info),
+            "first": self.first.node if self.first else None,
+            "tensors": [
+                asdict(tensor) | {"snr": tensor.snr if np.isfinite(tensor.snr) else None} for tensor in self.tensors
+            ],
+        }
 
 
 def compare_layers(
     bundle: Bundle, images: Path, count: int = 4, limit: float | None = None, progress: Progress = silent
-) -> Agreement:
+) -> LayerAgreement:
     """Builds a bundle's engine once more with its inner tensors as outputs and compares them with onnxruntime's.
 
     Args:
         bundle: with an engine that can be run here.
-        images: a folder or a list of file names.
-        count: how many of them are run, evenly spaced.
+        images: a folder or a list of file names, of which ``count`` are run, evenly spaced.
         limit: in decibels; None for that of the engine's precision in ``LIMITS``.
-        progress: called during the build and after each image.
 
     Raises:
         BackendError: the bundle has no engine, it cannot be run here, or it cannot be built with these outputs.
@@ -133,8 +125,7 @@ def compare_layers(
             "compare a bundle that was built with --quantization explicit",
         )
     facts = EngineFacts.of(bundle)
-    reason = obstacle(facts)
-    if reason:
+    if reason := obstacle(facts):
         raise BackendError(f"the engine of bundle '{bundle.path}' cannot be compared here, as {reason}")
     if count < 1:
         raise ConfigError(f"--num-images must be at least 1, got {count}")
@@ -144,26 +135,24 @@ def compare_layers(
     exposed = with_outputs(model, watched)
     shape, plan = manifest.input.shape, PrecisionPlan.load(bundle.file("plan.json"))
     backend = choose(manifest.backend.name)
-    target = Target(
+    target = EngineTarget(
         facts.sms if backend.capabilities.sms else (),
-        (shape.min[0], shape.opt[0], shape.max[0]),
-        tuple(bundle.file(part.file) for part in manifest.backend.plugins),
-        EngineOptions(workspace=manifest.command["engine"]["workspace"], tf32=manifest.backend.tf32),
+        batch=(shape.min[0], shape.opt[0], shape.max[0]),
+        plugins=tuple(bundle.file(part.file) for part in manifest.backend.plugins),
+        options=EngineOptions(workspace=manifest.command["engine"]["workspace"], tf32=manifest.backend.tf32),
     )
-    request = compose(exposed, precision, quantizable(model, plan).precisions(plan), target)
+    request = compose(exposed, precision, quantizable(model, plan).precisions(plan), target=target)
     built = backend.build(request, progress)
     stream = ImageStream(evenly(find_images(images), count), manifest.input.preprocess, batch_size=1)
     with open_engine(built.engine, facts) as runner:
         batches = (batch.images for batch in stream)
-        return agreement(runner, OnnxRunner(exposed), watched, batches, limit or LIMITS[precision], progress)
+        return agreement(
+            runner, OnnxRunner(exposed), watched, batches=batches, limit=limit or LIMITS[precision], progress=progress
+        )
 
 
 def watched_tensors(model: onnx.ModelProto) -> dict[str, str]:
-    """The tensors to compare, each with the node that computes it, in the order in which they are computed.
-
-    Args:
-        model: with Q/DQ nodes or without; its nodes are named and sorted.
-    """
+    """The tensors to compare, each with the node that computes it, in the order of the model's nodes."""
     makers = {name: node for node in model.graph.node for name in node.output if name}
     outputs = {value.name for value in model.graph.output}
     # The outputs of a suppression in the graph are undefined past the number of detections: its inputs are compared.
@@ -196,16 +185,13 @@ def agreement(
     batches: Iterable[NDArray[np.float32]],
     limit: float,
     progress: Progress = silent,
-) -> Agreement:
-    """Compares two runners with the same outputs.
+) -> LayerAgreement:
+    """Compares an engine with its model, which gives the expected values; both have the same outputs.
 
     Args:
-        runner: the engine.
-        reference: the model, which gives the expected values.
         tensors: the outputs, each with the node that computes it, in order.
         batches: float32 (B, 3, H, W), pre-processed; run one after the other and not kept.
         limit: in decibels.
-        progress: called after each batch.
 
     Raises:
         BackendError: Polygraphy is not installed.
@@ -215,7 +201,9 @@ def agreement(
         from polygraphy.comparator import Comparator, IterationResult, RunResults, SnrCompareFunc
         from polygraphy.logger import G_LOGGER
     except ImportError as error:
-        raise BackendError(f"layers are compared by Polygraphy, which is not installed here ({error})", PIP) from None
+        raise BackendError(
+            f"layers are compared by Polygraphy, which is not installed here ({error})", "pip install 'trtdet[trt]'"
+        ) from None
     ratios: dict[str, list[float]] = {name: [] for name in tensors}
     images = 0
     for batch in batches:
@@ -225,17 +213,15 @@ def agreement(
             results.append((name, [IterationResult(outputs, runner_name=name)]))
         with G_LOGGER.verbosity(G_LOGGER.CRITICAL):
             (compared,) = Comparator.compare_accuracy(results, compare_func=SnrCompareFunc(snr_threshold=limit))
-        ((found,),) = compared.values()
-        for name, ratio in found.items():
+        ((outputs_compared,),) = compared.values()
+        for name, ratio in outputs_compared.items():
             ratios[name].append(float(ratio.snr))
         images += len(batch)
         progress("comparing", images, images + 1)
     if not images:
         raise ConfigError("there is no image to compare on", "give a folder of images or a list of file names")
-    rows = []
-    for name, node in tensors.items():
-        snr = float(np.mean(ratios[name]))
-        # Where the engine gives NaN the ratio is NaN, which counts as a departure.
-        rows.append(Agreed(name, node, snr, not snr >= limit))
+    means = {name: float(np.mean(values)) for name, values in ratios.items()}
+    # Where the engine gives NaN the ratio is NaN, which counts as a departure.
+    rows = [Agreed(name, node=tensors[name], snr=snr, departs=not snr >= limit) for name, snr in means.items()]
     progress("comparing", images, images)
-    return Agreement(tuple(rows), limit, images, runner.run_info)
+    return LayerAgreement(tuple(rows), limit=limit, images=images, run_info=runner.run_info)

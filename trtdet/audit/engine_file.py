@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -19,13 +20,9 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class Constant:
-    """A constant that layers read.
+    """A constant that layers read: the first layer that does, data type, sizes, and bytes of memory.
 
-    Attributes:
-        layer: the first that does.
-        type: data type.
-        dims: its sizes.
-        bytes: of memory; how many of the file is not known.
+    How many bytes it takes of the file is not known.
     """
 
     layer: str
@@ -69,17 +66,17 @@ class EngineFile:
             (self.rest, "weights and all else"),
         )
         rows = [(size / 1e6, size / max(self.bytes, 1), part) for size, part in parts if size]
-        types: dict[str, int] = {}
+        types: Counter[str] = Counter()
         for constant in self.constants:
-            types[constant.type] = types.get(constant.type, 0) + constant.bytes
-        sums = ", ".join(f"{size / 1e6:.2f} MB {kind}" for kind, size in sorted(types.items(), key=lambda row: -row[1]))
+            types[constant.type] += constant.bytes
+        sums = ", ".join(f"{size / 1e6:.2f} MB {kind}" for kind, size in types.most_common())
         largest = "; ".join(
             f"{constant.bytes / 1e6:.2f} MB {constant.type} {list(constant.dims)} of {constant.layer}"
             for constant in self.constants[:_SHOWN]
         )
         notes = (f"constants that its layers read: {sums}", f"the largest: {largest}") if self.constants else ()
-        title = f"what fills the engine file ({self.bytes / 1e6:.2f} MB):"
-        return Table((Column("MB", ".2f"), Column("share", ".1%"), Column("part", align="left")), rows, title, notes)
+        columns = (Column("MB", ".2f"), Column("share", ".1%"), Column("part", align="left"))
+        return Table(columns, rows, title=f"what fills the engine file ({self.bytes / 1e6:.2f} MB):", notes=notes)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -87,22 +84,21 @@ class EngineFile:
 
 
 def parts_of(engine: bytes, layers: Sequence[Layer]) -> EngineFile:
-    """Takes an engine's file apart.
-
-    Args:
-        engine: the file.
-        layers: of the engine.
-    """
-    texts = [found.group() for found in _TEXT.finditer(engine)]
+    """Takes an engine's file, which has these layers, apart."""
+    texts = _TEXT.findall(engine)
     sources = [len(text) for text in texts if _SOURCE in text]
-    records = sum(map(len, texts)) - sum(sources)
-    zeros = sum(found.end() - found.start() for found in _ZEROS.finditer(engine))
     constants: dict[tuple[str, tuple[int, ...], str], Constant] = {}
     for layer in layers:
         for tensor in layer.constants:
-            found = Constant(layer.name, tensor.type, tensor.dims, tensor.bytes)
+            constant = Constant(layer.name, type=tensor.type, dims=tensor.dims, bytes=tensor.bytes)
             # TensorRT 8.6 and 10 name none: each layer has weights of its own.
             owner = layer.name if tensor.name in ("Weights", "Bias") else ""
-            constants.setdefault((tensor.name + owner, tensor.dims, tensor.type), found)
-    ordered = sorted(constants.values(), key=lambda constant: -constant.bytes)
-    return EngineFile(len(engine), sum(sources), len(sources), records, zeros, tuple(ordered))
+            constants.setdefault((tensor.name + owner, tensor.dims, tensor.type), constant)
+    return EngineFile(
+        bytes=len(engine),
+        source=sum(sources),
+        kernels=len(sources),
+        records=sum(map(len, texts)) - sum(sources),
+        zeros=sum(map(len, _ZEROS.findall(engine))),
+        constants=tuple(sorted(constants.values(), key=lambda constant: -constant.bytes)),
+    )

@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 
 import onnx
 
-from trtdet.audit.float_outputs import float_outputs
 from trtdet.audit.layers import Layer, Tensor
-from trtdet.audit.traffic import ACTIVATION_FUNCTIONS, POINTWISE, TYPE_CHANGES, Convolution, Flow
-from trtdet.audit.traps import HALF_COORDINATES, HALF_SQUARES, traps, uncounted
+from trtdet.audit.traffic import ACTIVATION_FUNCTIONS, POINTWISE, TYPE_CHANGES, Flow
+from trtdet.audit.traps import HALF_COORDINATES, HALF_SQUARES, traps
 from trtdet.passes.plugin_ops import HARD_SWISH, SILU
 from trtdet.passes.provenance import Origin
 from trtdet.quantization import PrecisionPlan
@@ -40,6 +39,10 @@ _SUPPRESSION = ("NonMaxSuppression", "EfficientNMS_TRT")
 _QUANTISING = (Origin.QDQ, Origin.CHANNEL_MAP)
 _ELEMENT_WISE = frozenset(("Add", "Concat", "Div", "Identity", "Max", "Min", "Mul", "Sub", *TYPE_CHANGES))
 _CONSTANT_STEPS = ("Add", "Sub", "Mul", "Div")
+_PASSING = ("Cast", "Identity", "Reshape", "Transpose", "Flatten", "Concat")
+"""Operators that hand a value on as it is, perhaps in another type."""
+
+_IN_FLOAT = {Origin.DECODE: "the decoding of boxes", Origin.NMS: "the suppression"}
 
 
 @dataclass(frozen=True)
@@ -69,156 +72,153 @@ class Finding:
     def timed(self, times: Mapping[str, float], layers: Mapping[str, int], total: float) -> Finding:
         """The same with measured time, which a layer shares out among its findings by their bytes.
 
-        Args:
-            times: milliseconds by layer name.
-            layers: bytes by layer name.
-            total: milliseconds of the engine.
+        ``times`` are milliseconds by layer name, ``layers`` bytes by layer name, ``total`` milliseconds of the engine.
         """
         ms = sum(times.get(name, 0.0) * part / layers[name] for name, part in self.parts.items() if layers[name])
         return replace(self, ms=ms, share=ms / total if total else 0.0)
 
 
+_Part = tuple[str, Sequence[str], str, Mapping[str, int]]
+"""Kind, nodes, cause and parts of a finding."""
+
+
 def find(flow: Flow, plan: PrecisionPlan, got: Mapping[str, str]) -> tuple[Finding, ...]:
-    """Finds what gets in the way, the costliest first.
-
-    Args:
-        flow: the engine.
-        plan: the planned precision of each convolution.
-        got: the precision of each convolution as built, by name.
-    """
-    found = [
-        *_in_float(flow, plan, got),
-        *_float_outputs(flow, plan, got),
-        *_paddings(flow),
-        *_copies(flow, plan),
-        *_suppression(flow),
-    ]
+    """What gets in the way, the costliest first; ``got`` is the precision of each convolution as built, by name."""
     spent: dict[str, int] = {}
-    for finding in found:
-        for name, part in finding.parts.items():
-            spent[name] = spent.get(name, 0) + part
-    for trap in traps(flow):
-        parts = uncounted(flow, trap, spent)
-        if parts:
-            found.append(_finding(flow, trap.kind, trap.nodes, trap.cause, parts))
-            spent.update({name: spent.get(name, 0) + part for name, part in parts.items()})
-    for index, layer in enumerate(flow.layers):
-        left = layer.bytes - spent.get(layer.name, 0)
-        if index in flow.runs or layer.type not in POINTWISE or left <= 0 or _suppresses(flow, layer):
-            continue
-        described = _pointwise(flow, plan, layer)
-        if described is not None:
-            kind, nodes, cause = described
-            found.append(_finding(flow, kind, nodes, cause, {layer.name: left}))
-    return tuple(sorted(found, key=lambda finding: -finding.bytes))
+    findings: list[Finding] = []
 
+    def add(part: _Part) -> None:
+        kind, nodes, cause, parts = part
+        moved = sum(parts.values())
+        findings.append(
+            Finding(
+                kind=kind,
+                layer=max(parts, key=lambda name: parts[name]),
+                nodes=tuple(nodes),
+                cause=cause,
+                bytes=moved,
+                share=moved / max(flow.bytes, 1),
+                ms=None,
+                parts=dict(parts),
+            )
+        )
+        spent.update({name: spent.get(name, 0) + part for name, part in parts.items()})
 
-def activation_functions(flow: Flow, layer: Layer) -> dict[str, str]:
-    """The activation functions that a layer computes right after a convolution: their names by convolution."""
-    found: dict[str, str] = {}
-    for name in layer.onnx:
-        node = flow.nodes.get(name)
-        if node is None or node.op_type not in ACTIVATION_FUNCTIONS:
-            continue
-        source = flow.before(node.input[0])
-        gated = source
-        while source is not None and source.op_type in _CONSTANT_STEPS and _by_constant(flow, source):
-            source = flow.before(source.input[0]) or flow.before(source.input[1])
-        if source is None or (source.op_type not in CONVOLUTIONS and source.name not in flow.kernels):
-            continue
-        found[source.name] = _title(flow, layer, node, gated)
-    return found
-
-
-def _title(flow: Flow, layer: Layer, node: onnx.NodeProto, source: onnx.NodeProto | None) -> str:
-    if node.op_type in (SILU, "Swish"):
-        return "SiLU"
-    if node.op_type in (HARD_SWISH, "HardSwish"):
-        return "HardSwish"
-    product = any(
-        reader.op_type == "Mul" and node.output[0] in reader.input and not _by_constant(flow, reader)
-        for reader in (flow.nodes[name] for name in layer.onnx if name in flow.nodes)
-    )
-    if product and node.op_type == "Sigmoid":
-        return "SiLU"
-    # A bias that stands outside its convolution is an Add as well, of a value for each channel.
-    shifted = node.op_type == "HardSigmoid" or (
-        source is not None and source.op_type == "Add" and _by_scalar(flow, source)
-    )
-    return "HardSwish" if product and shifted else node.op_type
-
-
-def _by_constant(flow: Flow, node: onnx.NodeProto) -> bool:
-    return any(name not in flow.maker or flow.maker[name].op_type == "Constant" for name in node.input)
-
-
-def _by_scalar(flow: Flow, node: onnx.NodeProto) -> bool:
-    return any(math.prod(flow.constants.get(name, ())) == 1 for name in node.input if name not in flow.maker)
-
-
-def _finding(flow: Flow, kind: str, nodes: Sequence[str], cause: str, parts: Mapping[str, int]) -> Finding:
-    moved = sum(parts.values())
-    largest = max(parts, key=lambda name: parts[name])
-    return Finding(kind, largest, tuple(nodes), cause, moved, moved / max(flow.bytes, 1), None, dict(parts))
-
-
-def _in_float(flow: Flow, plan: PrecisionPlan, got: Mapping[str, str]) -> Iterator[Finding]:
     for name, entry in plan.entries.items():
         if entry.precision == "int8" and got.get(name) in ("fp16", "fp32"):
             layer = flow.layers[flow.kernels[name]]
-            yield _finding(flow, "float", [name], f"{name} reads {layer.input}, not Int8", {layer.name: layer.bytes})
+            add(("float", [name], f"{name} reads {layer.input}, not Int8", {layer.name: layer.bytes}))
+    for part in (*_float_outputs(flow, plan, got), *_paddings(flow), *_copies(flow, plan)):
+        add(part)
+    suppressing = {layer.name: layer.bytes for layer in flow.layers if layer.bytes and _suppresses(flow, layer)}
+    if suppressing:
+        add(("suppression", [], f"{len(suppressing)} layers, of which a loop runs some several times", suppressing))
+    for kind, nodes, cause, layers in traps(flow):
+        parts = {layer.name: max(layer.bytes - spent.get(layer.name, 0), 0) for layer in layers}
+        if parts:
+            add((kind, nodes, cause, parts))
+    for index, layer in enumerate(flow.layers):
+        left = layer.bytes - spent.get(layer.name, 0)
+        if index in flow.runs or layer.type not in POINTWISE or left <= 0 or layer.name in suppressing:
+            continue
+        described = _pointwise(flow, plan, layer)
+        if described is not None:
+            add((*described, {layer.name: left}))
+    return tuple(sorted(findings, key=lambda finding: -finding.bytes))
 
 
-def _float_outputs(flow: Flow, plan: PrecisionPlan, got: Mapping[str, str]) -> Iterator[Finding]:
-    done: set[int] = set()
-    for found in float_outputs(flow, plan):
-        name, layer = found.convolution.name, flow.layers[found.convolution.layer]
+def _float_outputs(flow: Flow, plan: PrecisionPlan, got: Mapping[str, str]) -> Iterator[_Part]:
+    """The convolutions that read INT8 or FP16 and write float32, with half of what they write."""
+    counted: set[int] = set()
+    for name, convolution in flow.convolutions.items():
+        layer = flow.layers[convolution.layer]
+        tensors = [tensor for tensor in dict.fromkeys(layer.outputs) if tensor.type == "Float"]
+        if layer.input not in ("Int8", "Half") or not tensors:
+            continue
         # A layer that runs several convolutions writes its output once; all of a layer in float is counted already.
         in_float = plan.entries[name].precision == "int8" and got.get(name) != "int8"
-        counted = in_float or found.convolution.layer in done
-        done.add(found.convolution.layer)
-        cause = f"{name} ({layer.input}) writes Float: {found.cause}"
-        yield _finding(flow, "float-output", [name], cause, {layer.name: 0 if counted else found.bytes})
+        saved = 0 if in_float or convolution.layer in counted else sum(tensor.bytes for tensor in tensors) // 2
+        counted.add(convolution.layer)
+        cause = f"{name} ({layer.input}) writes Float: {_cause_of_float(flow, plan, name, tensor=tensors[0])}"
+        yield "float-output", [name], cause, {layer.name: saved}
 
 
-def _paddings(flow: Flow) -> Iterator[Finding]:
-    done: set[str] = set()
+def _cause_of_float(flow: Flow, plan: PrecisionPlan, name: str, tensor: Tensor) -> str:
+    """Why the kernel of a convolution writes float32, as far as the model and the plan tell."""
+    node, entry = flow.nodes[name], plan.entries[name]
+    if not flow.readers[tensor.name]:
+        return "it is an output of the engine"
+    reasons = [entry.float_output] if entry.float_output else []
+    weights = flow.maker.get(node.input[1])
+    if weights is not None and weights.op_type == "DequantizeLinear":
+        scales = math.prod(flow.constants.get(weights.input[1], (0,)))
+        if scales > 1 and any(name in flow.layers[reader].onnx for reader in flow.readers[tensor.name]):
+            reasons.append(f"its kernel leaves the {scales} scales of its weights, one a channel, to the next")
+    kind, reader = flow.types.get(node.output[0]), _float_reader(flow, plan, node)
+    if reader:
+        reasons.append(reader)
+    elif not entry.float_output and kind == onnx.TensorProto.FLOAT:
+        reasons.append("the model is float32 after it")
+    half_after = ", though the model is FP16 after it" if kind == onnx.TensorProto.FLOAT16 else ""
+    return ", and ".join(reasons) or f"the builder chose such a kernel{half_after}"
+
+
+def _float_reader(flow: Flow, plan: PrecisionPlan, node: onnx.NodeProto) -> str:
+    """Which reader of a convolution wants float32, after casts; empty where none is known to."""
+    waiting, seen = [node.output[0]], set[str]()
+    while waiting:
+        tensor = waiting.pop()
+        if tensor in seen:
+            continue
+        seen.add(tensor)
+        if any(value.name == tensor for value in flow.model.graph.output):
+            return "an output of the engine that it gives is float32"
+        for reader in flow.takers.get(tensor, ()):
+            origin, entry = flow.origins.get(reader.name), plan.entries.get(reader.name)
+            if origin in _IN_FLOAT:
+                return f"{_IN_FLOAT[origin]} reads it, which is float32"
+            if entry is not None and entry.precision == "fp32":
+                return f"{reader.name} reads it, which the plan has in FP32 ({entry.reason})"
+            if reader.op_type in _PASSING:
+                waiting.extend(reader.output)
+    return ""
+
+
+def _paddings(flow: Flow) -> Iterator[_Part]:
+    counted: set[str] = set()
     for convolution in flow.convolutions.values():
         layer, share = flow.layers[convolution.layer], flow.padding(convolution)
         if share <= 1:
             continue
         tensor = layer.inputs[0]
-        parts = {layer.name: _extra(tensor, share)}
-        for index in flow.writers[tensor.name] if tensor.name not in done else ():
+        extra = int(tensor.bytes * (1 - 1 / share))
+        parts = {layer.name: extra}
+        for index in flow.writers[tensor.name] if tensor.name not in counted else ():
             writer = flow.layers[index]
             if index not in flow.runs and tensor in writer.outputs:
                 only = writer.input == tensor.type and not flow.work_of(writer) - set(TYPE_CHANGES)
-                more = writer.bytes if only else _extra(tensor, share) + flow.filling(writer, tensor, share)
+                more = writer.bytes if only else extra + flow.filling(writer, tensor, share)
                 parts[writer.name] = min(more, writer.bytes)
-        done.add(tensor.name)
-        touched = round(convolution.channels * share)
+        counted.add(tensor.name)
         kind = "depthwise: " if convolution.depthwise else ""
-        channels = f"{convolution.name} ({kind}{convolution.channels} channels)"
-        cause = f"{channels} reads {touched}, as its {tensor.type} kernel takes them"
-        yield _finding(flow, "padding", [convolution.name], cause, parts)
+        cause = (
+            f"{convolution.name} ({kind}{convolution.channels} channels) reads "
+            f"{round(convolution.channels * share)}, as its {tensor.type} kernel takes them"
+        )
+        yield "padding", [convolution.name], cause, parts
 
 
-def _extra(tensor: Tensor, padding: float) -> int:
-    return int(tensor.bytes * (1 - 1 / padding))
-
-
-def _copies(flow: Flow, plan: PrecisionPlan) -> Iterator[Finding]:
+def _copies(flow: Flow, plan: PrecisionPlan) -> Iterator[_Part]:
     for layer in flow.layers:
         quantised = [output for output in layer.outputs if output.type == "Int8"]
         for tensor in layer.outputs:
             same = [copy for copy in quantised if math.prod(copy.dims) == math.prod(tensor.dims)]
-            if layer.type not in POINTWISE or tensor.type not in ("Float", "Half") or not same:
-                continue
-            cause = (
-                f"written in Int8 for {_readers(flow, same[0])} and again in {tensor.type} for {_readers(flow, tensor)}"
-                f"{_why(flow, plan, tensor)}"
-            )
-            yield _finding(flow, "copy", flow.named(layer), cause, {layer.name: tensor.bytes})
+            if layer.type in POINTWISE and tensor.type in ("Float", "Half") and same:
+                cause = (
+                    f"written in Int8 for {_readers(flow, same[0])} and again in {tensor.type} for "
+                    f"{_readers(flow, tensor)}{_why(flow, plan, tensor)}"
+                )
+                yield "copy", flow.named(layer), cause, {layer.name: tensor.bytes}
 
 
 def _suppresses(flow: Flow, layer: Layer) -> bool:
@@ -232,47 +232,32 @@ def _suppresses(flow: Flow, layer: Layer) -> bool:
     return 2 * len(suppressing) > len(nodes)
 
 
-def _suppression(flow: Flow) -> Iterator[Finding]:
-    parts = {layer.name: layer.bytes for layer in flow.layers if layer.bytes and _suppresses(flow, layer)}
-    if parts:
-        yield _finding(flow, "suppression", [], f"{len(parts)} layers, of which a loop runs some several times", parts)
-
-
-def _pointwise(flow: Flow, plan: PrecisionPlan, layer: Layer) -> tuple[str, tuple[str, ...], str] | None:
+def _pointwise(flow: Flow, plan: PrecisionPlan, layer: Layer) -> tuple[str, Sequence[str], str] | None:
     """Kind, nodes and cause of a kernel that works element by element; None for a kernel that does work of its own."""
     operators = flow.work_of(layer)
-    before = activation_functions(flow, layer)
-    if before:
-        return "activation", tuple(before), _of_activation(flow, layer, before)
+    quantised = [tensor for tensor in layer.outputs if tensor.type == "Int8"] if layer.input != "Int8" else []
+    end = f"; quantised for {_readers(flow, quantised[0])}" if quantised else ""
+    functions = activation_functions(flow, layer)
+    if functions:
+        makers = [flow.layers[flow.convolutions[name].layer] for name in functions if name in flow.convolutions]
+        kinds, types = (sorted({getattr(maker, side) for maker in makers}) for side in ("input", "output"))
+        kernel = f": the {' and '.join(kinds)} kernel writes {' and '.join(types)}" if makers else ""
+        titles = " and ".join(sorted(set(functions.values())))
+        return "activation", tuple(functions), f"{titles} after {listed(tuple(functions))}{kernel}{end}"
     if layer.type == "Reformat" or operators <= set(TYPE_CHANGES):
-        return _of_conversion(flow, plan, layer)
-    makers = [convolution for tensor in layer.inputs for convolution in _makers(flow, tensor)]
-    if operators <= _ELEMENT_WISE and makers:
-        names = tuple(dict.fromkeys(convolution.name for convolution in makers))
+        return _conversion(flow, plan, layer) if layer.inputs and layer.outputs else None
+    writers = (index for tensor in layer.inputs for index in flow.writers[tensor.name])
+    names = tuple(dict.fromkeys(convolution.name for index in writers for convolution in flow.runs.get(index, ())))
+    if operators <= _ELEMENT_WISE and names:
         work = " and ".join(sorted(operators - {*TYPE_CHANGES, "Identity"}))
-        cause = f"{work} after {listed(names)}, whose kernel does not include it{_ends(flow, layer)}"
-        return "element-wise", names, cause
+        return "element-wise", names, f"{work} after {listed(names)}, whose kernel does not include it{end}"
     return None
 
 
-def _of_activation(flow: Flow, layer: Layer, before: Mapping[str, str]) -> str:
-    convolutions = [flow.convolutions[name] for name in before if name in flow.convolutions]
-    kinds = sorted({flow.layers[convolution.layer].input for convolution in convolutions})
-    types = sorted({flow.layers[convolution.layer].output for convolution in convolutions})
-    kernel = f": the {' and '.join(kinds)} kernel writes {' and '.join(types)}" if kinds else ""
-    return f"{' and '.join(sorted(set(before.values())))} after {listed(tuple(before))}{kernel}{_ends(flow, layer)}"
-
-
-def _ends(flow: Flow, layer: Layer) -> str:
-    quantised = [tensor for tensor in layer.outputs if tensor.type == "Int8"]
-    return f"; quantised for {_readers(flow, quantised[0])}" if quantised and layer.input != "Int8" else ""
-
-
-def _of_conversion(flow: Flow, plan: PrecisionPlan, layer: Layer) -> tuple[str, tuple[str, ...], str] | None:
-    if not layer.inputs or not layer.outputs:
-        return None
+def _conversion(flow: Flow, plan: PrecisionPlan, layer: Layer) -> tuple[str, Sequence[str], str]:
     given, taken = layer.inputs[0], layer.outputs[0]
-    source, target = _source(flow, given), _readers(flow, taken)
+    writers, target = flow.writers[given.name], _readers(flow, taken)
+    source = f"the output of {listed(_first_names(flow, writers))}" if writers else f"the input '{given.name}'"
     nodes = flow.named(layer)
     if given.type == taken.type:
         layouts = f" ({given.format} to {taken.format})" if given.format != taken.format else ""
@@ -286,40 +271,61 @@ def _of_conversion(flow: Flow, plan: PrecisionPlan, layer: Layer) -> tuple[str, 
 
 
 def _why(flow: Flow, plan: PrecisionPlan, tensor: Tensor) -> str:
-    """Why the readers of a float tensor do not read INT8, as far as it can be known."""
-    reasons = []
+    """Why the first reader of a float tensor does not read INT8, as far as it can be known."""
     for index in flow.readers[tensor.name]:
         layer = flow.layers[index]
         kept = [name for name in layer.onnx if name in plan.entries and plan.entries[name].precision != "int8"]
         if index in flow.runs and kept:
             entry = plan.entries[kept[0]]
-            reasons.append(f"which the plan has in {entry.precision.upper()} ({entry.reason})")
-        elif any(output.type == "Int8" for output in layer.outputs):
-            reasons.append("which quantises it with a step of its own")
+            return f", which the plan has in {entry.precision.upper()} ({entry.reason})"
+        if any(output.type == "Int8" for output in layer.outputs):
+            return ", which quantises it with a step of its own"
+        first = next((flow.nodes[name] for name in layer.onnx if name in flow.nodes), None)
+        if first is not None and not any(
+            flow.maker[name].op_type == "DequantizeLinear" for name in first.input if name in flow.maker
+        ):
+            return ", which runs in float: the model has no Q/DQ pair before it"
+    return ""
+
+
+def activation_functions(flow: Flow, layer: Layer) -> dict[str, str]:
+    """The activation functions that a layer computes right after a convolution: their names by convolution."""
+    functions: dict[str, str] = {}
+    nodes = [flow.nodes[name] for name in layer.onnx if name in flow.nodes]
+    for node in nodes:
+        if node.op_type not in ACTIVATION_FUNCTIONS:
+            continue
+        source = gate = flow.before(node.input[0])
+        while source is not None and source.op_type in _CONSTANT_STEPS and _by_constant(flow, source):
+            source = flow.before(source.input[0]) or flow.before(source.input[1])
+        if source is None or (source.op_type not in CONVOLUTIONS and source.name not in flow.kernels):
+            continue
+        product = any(
+            reader.op_type == "Mul" and node.output[0] in reader.input and not _by_constant(flow, reader)
+            for reader in nodes
+        )
+        # A bias that stands outside its convolution is an Add as well, of a value for each channel.
+        shifted = node.op_type == "HardSigmoid" or (
+            gate is not None
+            and gate.op_type == "Add"
+            and any(math.prod(flow.constants.get(name, ())) == 1 for name in gate.input if name not in flow.maker)
+        )
+        if node.op_type in (SILU, "Swish") or (product and node.op_type == "Sigmoid"):
+            functions[source.name] = "SiLU"
+        elif node.op_type in (HARD_SWISH, "HardSwish") or (product and shifted):
+            functions[source.name] = "HardSwish"
         else:
-            first = next((flow.nodes[name] for name in layer.onnx if name in flow.nodes), None)
-            paired = first is not None and any(
-                flow.maker[name].op_type == "DequantizeLinear" for name in first.input if name in flow.maker
-            )
-            if first is not None and not paired:
-                reasons.append("which runs in float: the model has no Q/DQ pair before it")
-    return f", {reasons[0]}" if reasons else ""
+            functions[source.name] = node.op_type
+    return functions
 
 
-def _makers(flow: Flow, tensor: Tensor) -> list[Convolution]:
-    return [convolution for index in flow.writers[tensor.name] for convolution in flow.runs.get(index, ())]
-
-
-def _source(flow: Flow, tensor: Tensor) -> str:
-    if not flow.writers[tensor.name]:
-        return f"the input '{tensor.name}'"
-    return f"the output of {listed(_first_names(flow, flow.writers[tensor.name]))}"
+def _by_constant(flow: Flow, node: onnx.NodeProto) -> bool:
+    return any(name not in flow.maker or flow.maker[name].op_type == "Constant" for name in node.input)
 
 
 def _readers(flow: Flow, tensor: Tensor) -> str:
-    if not flow.readers[tensor.name]:
-        return f"the output '{tensor.name}'"
-    return listed(_first_names(flow, flow.readers[tensor.name]))
+    readers = flow.readers[tensor.name]
+    return listed(_first_names(flow, readers)) if readers else f"the output '{tensor.name}'"
 
 
 def _first_names(flow: Flow, indices: Sequence[int]) -> tuple[str, ...]:

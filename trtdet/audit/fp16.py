@@ -8,12 +8,8 @@ from dataclasses import dataclass
 from trtdet.audit.layers import Layer, Tensor
 from trtdet.audit.traffic import ACTIVATION_FUNCTIONS, TYPE_CHANGES, Convolution, Flow
 
-_FUSES = frozenset(
-    (
-        *ACTIVATION_FUNCTIONS,
-        *TYPE_CHANGES,
-        *("Add", "Concat", "Conv", "ConvTranspose", "Div", "Identity", "Max", "Min", "Mul", "Sub"),
-    )
+_FUSES = frozenset((*ACTIVATION_FUNCTIONS, *TYPE_CHANGES)) | frozenset(
+    ("Add", "Concat", "Conv", "ConvTranspose", "Div", "Identity", "Max", "Min", "Mul", "Sub")
 )
 """Operators that a builder takes into the kernel of an FP16 convolution; Concat, because its parts become views."""
 
@@ -60,8 +56,14 @@ class InFp16:
         self._half: Mapping[int, Convolution] = {
             flow.convolutions[name].layer: flow.convolutions[name] for name in names
         }
-        self._needed = self._needed_in_int8()
-        self._inside: dict[int, bool] = {}
+        # INT8 tensors that an INT8 convolution reads still, itself or after layers that hand INT8 on.
+        self._needed: set[str] = set()
+        for index, read, written in flow.int8_readers:
+            if index in flow.runs:
+                self._needed |= set() if index in self._half else read
+            elif index in flow.hands_on and not self._needed.isdisjoint(written):
+                self._needed |= read
+        self._fused: dict[int, bool] = {}
 
     @property
     def bytes(self) -> int:
@@ -72,15 +74,37 @@ class InFp16:
         """What a layer would move."""
         layer = self._flow.layers[index]
         if not layer.bytes:
-            return Moved(0, 0, 0, layer.input)
+            return Moved(0, constants=0, kernels=0, type=layer.input)
         if index in self._half:
             return self._convolution(layer, self._half[index])
-        handed = self._handed_to_half(index, layer)
-        constants = 0 if self._fuses(index) else sum(tensor.bytes for tensor in dict.fromkeys(layer.constants))
+        handed, inside = self._handed_to_half(index, layer), self._fuses(index)
+        constants = 0 if inside else sum(tensor.bytes for tensor in dict.fromkeys(layer.constants))
         if handed is not None:
             constants = min(constants, handed)
-            return Moved(handed - constants, constants, 1, layer.input)
-        return self._neighbour(index, layer, constants)
+            return Moved(handed - constants, constants=constants, kernels=1, type=layer.input)
+        total = 0
+        for tensor in dict.fromkeys(layer.inputs):
+            if not inside or not set(self._flow.writers[tensor.name]) <= self._half.keys():
+                total += self._moved(tensor, tensor.elements)
+        written: set[tuple[int, int]] = set()
+        for tensor in dict.fromkeys(layer.outputs):
+            takers = self._takers(tensor)
+            share = self._undone(takers[0]) if takers else 1.0
+            values = int(tensor.elements / share)
+            if self._stays(tensor) or not takers:
+                moved = self._moved(tensor, tensor.elements)
+                total += 2 * values if takers else 0
+            else:
+                constants -= 0 if inside else self._flow.filling(layer, tensor, share)
+                moved = self._moved(tensor, values)
+            # An INT8 and a float copy may have become the same copy.
+            total += moved if tensor.bytes == moved or (values, moved) not in written else 0
+            written.add((values, moved))
+        return Moved(total, constants=constants, kernels=int(not inside and total > 0), type=layer.input)
+
+    def _takers(self, tensor: Tensor) -> list[Convolution]:
+        """The FP16 convolutions that read a tensor."""
+        return [self._half[reader] for reader in self._flow.readers[tensor.name] if reader in self._half]
 
     def taken_in(self, index: int) -> tuple[int, ...]:
         """The layers that would be part of the kernel of a convolution's layer; each is part of one kernel only."""
@@ -90,16 +114,6 @@ class InFp16:
         return tuple(
             reader for reader in dict.fromkeys(readers) if self._fuses(reader) and max(self._makers(reader)) == index
         )
-
-    def _needed_in_int8(self) -> set[str]:
-        """INT8 tensors that an INT8 convolution reads still, itself or after layers that hand INT8 on."""
-        stays: set[str] = set()
-        for index, read, written in self._flow.int8_readers:
-            if index in self._flow.runs:
-                stays |= set() if index in self._half else read
-            elif index in self._flow.hands_on and not stays.isdisjoint(written):
-                stays |= read
-        return stays
 
     def _stays(self, tensor: Tensor) -> bool:
         return tensor.name in self._needed
@@ -111,18 +125,17 @@ class InFp16:
 
     def _fuses(self, index: int) -> bool:
         """Whether a layer would become part of the FP16 convolutions before it."""
-        if index not in self._inside:
-            self._inside[index] = self._does_fuse(index)
-        return self._inside[index]
-
-    def _does_fuse(self, index: int) -> bool:
-        flow, layer = self._flow, self._flow.layers[index]
-        makers = self._makers(index)
-        if not makers or index in flow.runs or not makers <= self._half.keys():
-            return False
-        if not flow.operators(layer) <= _FUSES or "Slic" in layer.name:
-            return False
-        return not any(self._stays(tensor) or not flow.readers[tensor.name] for tensor in layer.outputs)
+        if index not in self._fused:
+            flow, layer, makers = self._flow, self._flow.layers[index], self._makers(index)
+            self._fused[index] = (
+                bool(makers)
+                and index not in flow.runs
+                and makers <= self._half.keys()
+                and flow.operators(layer) <= _FUSES
+                and "Slic" not in layer.name
+                and not any(self._stays(tensor) or not flow.readers[tensor.name] for tensor in layer.outputs)
+            )
+        return self._fused[index]
 
     def _convolution(self, layer: Layer, convolution: Convolution) -> Moved:
         data, *others = layer.inputs
@@ -136,43 +149,15 @@ class InFp16:
             elif not all(map(self._fuses, readers)):
                 total += 2 * tensor.elements
         weights = sum(tensor.elements for tensor in layer.constants if tensor.type == "Int8")
-        return Moved(total, 2 * weights, kernels, "Half")
-
-    def _neighbour(self, index: int, layer: Layer, constants: int) -> Moved:
-        inside = self._fuses(index)
-        total = 0
-        for tensor in dict.fromkeys(layer.inputs):
-            if not inside or not set(self._flow.writers[tensor.name]) <= self._half.keys():
-                total += self._moved(tensor, tensor.elements)
-        written: set[tuple[int, int]] = set()
-        for tensor in dict.fromkeys(layer.outputs):
-            takers = [self._half[reader] for reader in self._flow.readers[tensor.name] if reader in self._half]
-            share = self._undone(takers[0]) if takers else 1.0
-            values = int(tensor.elements / share)
-            if self._stays(tensor) or not takers:
-                moved = self._moved(tensor, tensor.elements)
-                total += 2 * values if takers else 0
-            else:
-                constants -= 0 if inside else self._flow.filling(layer, tensor, share)
-                moved = self._moved(tensor, values)
-            # An INT8 and a float copy may have become the same copy.
-            total += moved if tensor.bytes == moved or (values, moved) not in written else 0
-            written.add((values, moved))
-        return Moved(total, constants, int(not inside and total > 0), layer.input)
+        return Moved(total, constants=2 * weights, kernels=kernels, type="Half")
 
     def _handed_to_half(self, index: int, layer: Layer) -> int | None:
         """Bytes of a layer that hands INT8 on to an FP16 convolution, while its own input has other INT8 readers.
 
         What is cast to FP16 then is a float copy. None for all other layers.
         """
-        takers = [
-            self._half[reader]
-            for tensor in layer.outputs
-            for reader in self._flow.readers[tensor.name]
-            if reader in self._half
-        ]
-        shared = any(map(self._stays, layer.inputs))
-        if not takers or not shared or index not in self._flow.hands_on:
+        takers = [taker for tensor in layer.outputs for taker in self._takers(tensor)]
+        if not takers or not any(map(self._stays, layer.inputs)) or index not in self._flow.hands_on:
             return None
         values = int(layer.outputs[0].elements / self._undone(takers[0]))
         kept = layer.bytes if self._stays(layer.outputs[0]) else 0
@@ -196,17 +181,18 @@ class InFp16:
                 return values
             if readers & self._half.keys() or any(map(self._fuses, (*readers, *writers))):
                 return 2 * values
-            return self._flow.float_bytes * values if self._no_longer_quantised(writers) else values
+            # A tensor for whose every convolution FP16 is chosen is not quantised any more.
+            quantised = [
+                output for index in writers for output in self._flow.layers[index].outputs if output.type == "Int8"
+            ]
+            takers = {reader for output in quantised for reader in self._flow.readers[output.name]}
+            if takers & self._half.keys() and not any(map(self._stays, quantised)):
+                return self._flow.float_bytes * values
+            return values
         between = tensor.type == "Float" and writers and readers
         if between and (writers <= self._half.keys() or all(map(self._fuses, writers))):
             return 2 * values
         return tensor.bytes
-
-    def _no_longer_quantised(self, writers: Collection[int]) -> bool:
-        """Whether every convolution that a tensor was quantised for would be in FP16."""
-        outputs = [tensor for index in writers for tensor in self._flow.layers[index].outputs if tensor.type == "Int8"]
-        readers = {reader for tensor in outputs for reader in self._flow.readers[tensor.name]}
-        return bool(readers & self._half.keys()) and not any(map(self._stays, outputs))
 
     def _undone(self, convolution: Convolution) -> float:
         """The padding that FP16 would not have: that of few channels as a whole it has as well."""

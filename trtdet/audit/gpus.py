@@ -9,11 +9,17 @@ Where each figure is published:
 - L4, H200: product pages, halved where they say "with sparsity" (L4: FP16 242, INT8 485, TF32 120; H200: FP16 1979,
   INT8 3958, TF32 989). A10, L40S, A100 80 GB SXM: data sheets, which give the dense rates beside those with sparsity.
 - RTX 3090: NVIDIA, "Ampere GA102 GPU Architecture", appendix A; RTX 4090: "Ada GPU Architecture", appendix A; RTX 5090:
-  "RTX Blackwell GPU Architecture", appendix A. These give the FP16 rate with FP16 and with FP32 accumulation.
+  "RTX Blackwell GPU Architecture", appendix A. FP16 is with FP16 accumulation: with FP32 they have half of it.
 - Jetson AGX Orin 64 GB in its highest mode: technical brief (204.8 GB/s, 5.3 TFLOPS of FP32, 170 TOPS of INT8 with
   sparsity on the GPU alone, hence 85 dense). FP16 and TF32 are derived: half and a quarter of INT8, as on the A100,
   whose tensor cores it has.
 - L2 caches: the architecture papers of the chips.
+- Product pages: https://www.nvidia.com/en-us/data-center/ followed by tesla-t4, l4, products/a10-gpu, l40s, a100, h200.
+- GeForce papers: https://www.nvidia.com/content/PDF/nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.pdf;
+  https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf and, in its neighbour folder
+  blackwell/, nvidia-rtx-blackwell-gpu-architecture.pdf.
+- Jetson brief: https://www.nvidia.com/content/dam/en-zz/Solutions/gtcf21/jetson-orin/
+  nvidia-jetson-agx-orin-technical-brief.pdf.
 
 Read for this table were quotations of these pages and papers in public repositories, not the vendor's pages themselves.
 """
@@ -38,25 +44,21 @@ class Gpu:
         capability: compute capability times ten, such as 89.
         bandwidth: of its memory, GB/s (10^9 bytes a second).
         fp16: dense FP16 tensor-core rate with FP16 accumulation, TFLOPS (a multiply-add is two operations).
-        fp16_fp32: the same with FP32 accumulation: half as much on GeForce, the same on all others.
         int8: dense INT8 tensor-core rate with INT32 accumulation, TOPS.
         tf32: dense TF32 tensor-core rate, TFLOPS, which TensorRT takes for float32 convolutions by default; None where
             the GPU has no TF32.
         fp32: rate of its ordinary cores, TFLOPS.
         l2: bytes of its L2 cache.
-        source: where the vendor publishes these.
     """
 
     name: str
     capability: int
     bandwidth: float
     fp16: float
-    fp16_fp32: float
     int8: float
     tf32: float | None
     fp32: float
     l2: int
-    source: str
 
     @property
     def special(self) -> int:
@@ -69,32 +71,22 @@ class Gpu:
 
 
 _MB = 1 << 20
-_PAGES = "https://www.nvidia.com/en-us/data-center/"
-_PAPERS = "https://images.nvidia.com/aem-dam/Solutions/geforce/"
-_GA102 = "https://www.nvidia.com/content/PDF/nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.pdf"
-_ORIN = (
-    "https://www.nvidia.com/content/dam/en-zz/Solutions/gtcf21/jetson-orin/nvidia-jetson-agx-orin-technical-brief.pdf"
-)
 
-# fmt: off
 _ROWS = (
-    # name, capability, bandwidth, FP16, FP16 with FP32 accumulation, INT8, TF32, FP32, L2, source
-    Gpu("T4", 75, 320, 65, 65, 130, None, 8.1, 4 * _MB, f"{_PAGES}tesla-t4/"),
-    Gpu("L4", 89, 300, 121, 121, 242.5, 60, 30.3, 48 * _MB, f"{_PAGES}l4/"),
-    Gpu("A10", 86, 600, 125, 125, 250, 62.5, 31.2, 6 * _MB, f"{_PAGES}products/a10-gpu/"),
-    Gpu("L40S", 89, 864, 362.05, 362.05, 733, 183, 91.6, 96 * _MB, f"{_PAGES}l40s/"),
-    Gpu("A100", 80, 2039, 312, 312, 624, 156, 19.5, 40 * _MB, f"{_PAGES}a100/"),
-    Gpu("H200", 90, 4800, 989.5, 989.5, 1979, 494.5, 67, 50 * _MB, f"{_PAGES}h200/"),
-    Gpu("RTX 3090", 86, 936, 142, 71, 284, 35.6, 35.6, 6 * _MB, _GA102),
-    Gpu("RTX 4090", 89, 1008, 330.3, 165.2, 660.6, 82.6, 82.6, 72 * _MB,
-        f"{_PAPERS}ada/nvidia-ada-gpu-architecture.pdf"),
-    Gpu("RTX 5090", 120, 1792, 419, 209.5, 838, 104.8, 104.8, 96 * _MB,
-        f"{_PAPERS}blackwell/nvidia-rtx-blackwell-gpu-architecture.pdf"),
-    Gpu("Jetson AGX Orin", 87, 204.8, 42.5, 42.5, 85, 21.25, 5.3, 4 * _MB, _ORIN),
+    # name, capability, bandwidth, FP16, INT8, TF32, FP32, L2
+    ("T4", 75, 320, 65, 130, None, 8.1, 4 * _MB),
+    ("L4", 89, 300, 121, 242.5, 60, 30.3, 48 * _MB),
+    ("A10", 86, 600, 125, 250, 62.5, 31.2, 6 * _MB),
+    ("L40S", 89, 864, 362.05, 733, 183, 91.6, 96 * _MB),
+    ("A100", 80, 2039, 312, 624, 156, 19.5, 40 * _MB),
+    ("H200", 90, 4800, 989.5, 1979, 494.5, 67, 50 * _MB),
+    ("RTX 3090", 86, 936, 142, 284, 35.6, 35.6, 6 * _MB),
+    ("RTX 4090", 89, 1008, 330.3, 660.6, 82.6, 82.6, 72 * _MB),
+    ("RTX 5090", 120, 1792, 419, 838, 104.8, 104.8, 96 * _MB),
+    ("Jetson AGX Orin", 87, 204.8, 42.5, 85, 21.25, 5.3, 4 * _MB),
 )
-# fmt: on
 
-GPUS: Mapping[str, Gpu] = {gpu.name: gpu for gpu in _ROWS}
+GPUS: Mapping[str, Gpu] = {row[0]: Gpu(*row) for row in _ROWS}
 """By name: GPUs that detectors are served on."""
 
 
@@ -104,12 +96,14 @@ def gpu_named(name: str) -> Gpu:
     Raises:
         ConfigError: the name is not known; the message lists all.
     """
-    found = {_plain(known): gpu for known, gpu in GPUS.items()}
-    gpu = found.get(_plain(name)) or found.get(_plain(f"Jetson AGX {name}")) or found.get(_plain(f"RTX {name}"))
+
+    def plain(text: str) -> str:
+        return "".join(text.lower().split()).replace("-", "").replace("_", "")
+
+    rows = {plain(title): gpu for title, gpu in GPUS.items()}
+    gpu = next(
+        (rows[plain(prefix + name)] for prefix in ("", "Jetson AGX", "RTX") if plain(prefix + name) in rows), None
+    )
     if gpu is None:
         raise ConfigError(f"no figures are known of GPU '{name}'", f"known are {', '.join(GPUS)}")
     return gpu
-
-
-def _plain(name: str) -> str:
-    return "".join(name.lower().split()).replace("-", "").replace("_", "")

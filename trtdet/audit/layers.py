@@ -35,12 +35,7 @@ _TENSOR = re.compile(
 )
 _ONNX = re.compile(r"\[ONNX Layer: ([^\]]*)\]")
 _OTHER_PROFILE = re.compile(r"\[profile [1-9]\d*\]")
-_TYPE_WORDS = {
-    **{word.lower(): word for word in BITS},
-    "fp16": "Half",
-    "fp32": "Float",
-    "fp4e2m1": "FP4",
-}
+_TYPE_WORDS = {word.lower(): word for word in BITS} | {"fp16": "Half", "fp32": "Float", "fp4e2m1": "FP4"}
 _WIDTHS = {"two": 2, "four": 4, "eight": 8, "sixteen": 16, "thirty-two": 32}
 _WIDE = re.compile(r"\b(two|four|eight|sixteen|thirty-two) wide channel vectorized", re.IGNORECASE)
 _MULTIPLE = re.compile(r"channel % (\d+) == 0")
@@ -86,14 +81,10 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer of a built engine.
+    """One layer of a built engine: its name and kind of kernel in the builder's words, and its tensors.
 
     Attributes:
-        name: the builder's.
-        type: the builder's kind of kernel.
-        inputs: tensors that it reads.
         constants: weights, scales and other constants that it reads.
-        outputs: tensors that it writes.
         onnx: names of the ONNX nodes it came from, as far as the builder tells.
     """
 
@@ -142,31 +133,28 @@ def layers_of(built: Built) -> tuple[Layer, ...]:
 
 
 def parse_layers(log: Sequence[str]) -> tuple[Layer, ...]:
-    """The layers that the builder of TensorRT-RTX lists at verbose level.
-
-    Args:
-        log: messages of the builder, which may hold several lines each.
-    """
+    """The layers that the builder of TensorRT-RTX lists at verbose level, in messages of one or several lines."""
     layers = []
     # Not splitlines(): TensorRT separates the names of a layer by control characters that would count as line ends.
     for line in "\n".join(log).split("\n"):
-        found = _LINE.match(line.strip())
-        if found is None:
+        line_parts = _LINE.match(line.strip())
+        if line_parts is None:
             continue
         inputs, constants, outputs = (
             tuple(
-                Tensor(match["name"], match["type"], _dims(match["dims"]), match["format"])
-                for match in _TENSOR.finditer(found[part])
+                Tensor(
+                    match["name"],
+                    type=match["type"],
+                    dims=tuple(int(size) for size in match["dims"].split(",") if size),
+                    format=match["format"],
+                )
+                for match in _TENSOR.finditer(line_parts[part])
             )
             for part in ("inputs", "constants", "outputs")
         )
-        onnx = tuple(_ONNX.findall(found["metadata"] or ""))
-        layers.append(Layer(found["name"], found["type"], inputs, constants, outputs, onnx))
+        name, kind, onnx = line_parts["name"], line_parts["type"], tuple(_ONNX.findall(line_parts["metadata"] or ""))
+        layers.append(Layer(name, type=kind, inputs=inputs, constants=constants, outputs=outputs, onnx=onnx))
     return tuple(layers)
-
-
-def _dims(listed: str) -> tuple[int, ...]:
-    return tuple(int(size) for size in listed.split(",") if size)
 
 
 def parse_inspector(text: str) -> tuple[Layer, ...]:
@@ -206,18 +194,19 @@ def _inspected(entry: Any) -> Layer:
         counted = entry.get(key)
         if isinstance(counted, dict) and counted.get("Count"):
             constants += (Tensor(key, _type_in(str(_get(counted, "Type"))), (int(counted["Count"]),)),)
-    return Layer(name, kind, inputs, constants, outputs, onnx_nodes(name, str(entry.get("Metadata") or "")))
+    onnx = onnx_nodes(name, str(entry.get("Metadata") or ""))
+    return Layer(name, type=kind, inputs=inputs, constants=constants, outputs=outputs, onnx=onnx)
 
 
 def _tensor(entry: Any) -> Tensor:
     name, dims = str(_get(entry, "Name")), tuple(int(size) for size in _get(entry, "Dimensions"))
     if "Format/Datatype" in entry:
         both = str(entry["Format/Datatype"])
-        return Tensor(name, _type_in(both), dims, both)
+        return Tensor(name, type=_type_in(both), dims=dims, format=both)
     kind = entry.get("Datatype", entry.get("DataType"))
     if kind is None:
         raise _unknown("a tensor", entry)
-    return Tensor(name, _type_in(str(kind)), dims, str(entry.get("Format") or ""))
+    return Tensor(name, type=_type_in(str(kind)), dims=dims, format=str(entry.get("Format") or ""))
 
 
 def _get(entry: Any, key: str) -> Any:

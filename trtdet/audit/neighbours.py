@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trtdet.audit.roofline import LayerEstimate, Roofline
+from trtdet.audit.roofline import Roofline
 from trtdet.audit.traffic import Flow
 from trtdet.errors import BackendError
 
@@ -64,11 +65,7 @@ class Costs:
     gpu: str = ""
 
     def of(self, fp16: Collection[str]) -> float:
-        """The cost of a plan.
-
-        Args:
-            fp16: the convolutions in FP16; all others of ``convs`` are in INT8.
-        """
+        """The cost of a plan with these convolutions in FP16, and all others of ``convs`` in INT8."""
         chosen = frozenset(fp16)
         return self.fixed + math.fsum(joint.of(chosen) for joint in self.joints)
 
@@ -81,9 +78,7 @@ class Costs:
 def time_costs(flow: Flow, roofline: Roofline) -> Costs:
     """Milliseconds of a run, by the estimate that :func:`trtdet.audit.roofline.estimate` gives for a plan.
 
-    Args:
-        flow: an engine with every convolution in INT8 that may be.
-        roofline: of this engine on a GPU.
+    The flow is of an engine with every convolution in INT8 that may be.
     """
 
     def price(layers: Sequence[int], fp16: Collection[str]) -> float:
@@ -93,7 +88,7 @@ def time_costs(flow: Flow, roofline: Roofline) -> Costs:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredPart:
     """What some layers of an engine take, and what stands in their place with every open convolution in FP16.
 
     Attributes:
@@ -108,7 +103,7 @@ class Measured:
     fp16: float
 
 
-def measured_costs(flow: Flow, roofline: Roofline, measured: Sequence[Measured]) -> Costs:
+def measured_costs(flow: Flow, roofline: Roofline, measured: Sequence[MeasuredPart]) -> Costs:
     """Milliseconds of a run by what two engines took, layer by layer: all in INT8, and all in FP16.
 
     Each layer's estimate is multiplied by what the layer took beside its estimate, in the one engine or in the other as
@@ -131,13 +126,13 @@ def measured_costs(flow: Flow, roofline: Roofline, measured: Sequence[Measured])
     owners = {name: frozenset(part.convs) & convs.keys() for part in measured for name in part.layers}
 
     def price(layers: Sequence[int], half: Collection[str]) -> float:
-        def ratio(layer: LayerEstimate) -> float:
-            own = owners.get(layer.name)
-            changed = own <= frozenset(half) if own else layer.ms != int8.get(layer.name)
-            before = slower.get(layer.name, 0.0)
-            return slower_fp16.get(layer.name, before) if changed else before
-
-        return math.fsum(layer.ms * ratio(layer) for layer in roofline.layers(layers, half))
+        times = []
+        for layer in roofline.layers(layers, half):
+            own, ratio = owners.get(layer.name), slower.get(layer.name, 0.0)
+            if own <= frozenset(half) if own else layer.ms != int8.get(layer.name):
+                ratio = slower_fp16.get(layer.name, ratio)
+            times.append(layer.ms * ratio)
+        return math.fsum(times)
 
     return taken_apart(flow, price)
 
@@ -145,22 +140,20 @@ def measured_costs(flow: Flow, roofline: Roofline, measured: Sequence[Measured])
 def _ratios(estimates: Mapping[str, float], measured: Sequence[tuple[Sequence[str], float]]) -> dict[str, float]:
     """How many times as long as estimated each layer takes; what layers without an estimate take is every layer's."""
     parts = [(names, ms, math.fsum(estimates.get(name, 0.0) for name in names)) for names, ms in measured]
-    known = math.fsum(ms for _, ms, estimated in parts if estimated > 0)
-    if known <= 0:
+    matched = math.fsum(ms for _, ms, estimated in parts if estimated > 0)
+    if matched <= 0:
         raise BackendError(
             "the names of the layers that were measured are none of those that the engine lists",
             "name a GPU with --gpu for estimates instead",
         )
-    share = math.fsum(ms for _, ms, _ in parts) / known
+    share = math.fsum(ms for _, ms, _ in parts) / matched
     return {name: share * ms / estimated for names, ms, estimated in parts if estimated > 0 for name in names}
 
 
 def taken_apart(flow: Flow, price: Price) -> Costs:
-    """A cost as tables over the precisions of neighbours.
+    """A cost, which depends for each layer on the convolutions around it alone, as tables over their precisions.
 
-    Args:
-        flow: the engine; its convolutions that read INT8 may be put into FP16.
-        price: the cost of layers, which depends on the convolutions around them alone.
+    The convolutions that read INT8 may be put into FP16.
     """
     open_ = _open(flow)
     joints: list[Joint] = []
@@ -175,8 +168,15 @@ def taken_apart(flow: Flow, price: Price) -> Costs:
             else:
                 fixed += float(table.flat[0])
             continue
-        fixed += price(layers, ())
-        joints += _pairs(layers, convs, price)
+        # What single convolutions in FP16 change, and what pairs change beyond that.
+        base = price(layers, ())
+        fixed += base
+        alone = {name: price(layers, [name]) - base for name in convs}
+        joints += [Joint((name,), np.array([0.0, change])) for name, change in alone.items() if change]
+        for first, second in itertools.combinations(convs, 2):
+            more = price(layers, [first, second]) - base - alone[first] - alone[second]
+            if abs(more) > 1e-12 * abs(base):
+                joints.append(Joint((first, second), np.array([[0.0, 0.0], [0.0, more]])))
     return Costs(tuple(open_), tuple(joints), fixed)
 
 
@@ -185,75 +185,50 @@ def _open(flow: Flow) -> dict[str, int]:
     return {name: found.layer for name, found in flow.convolutions.items() if flow.layers[found.layer].input == "Int8"}
 
 
-def _pairs(layers: Sequence[int], convs: tuple[str, ...], price: Price) -> Iterator[Joint]:
-    """What single convolutions in FP16 change, and what pairs change beyond that."""
-    base = price(layers, ())
-    alone = {name: price(layers, [name]) - base for name in convs}
-    yield from (Joint((name,), np.array([0.0, change])) for name, change in alone.items() if change)
-    for first, second in itertools.combinations(convs, 2):
-        more = price(layers, [first, second]) - base - alone[first] - alone[second]
-        if abs(more) > 1e-12 * abs(base):
-            yield Joint((first, second), np.array([[0.0, 0.0], [0.0, more]]))
-
-
 def _groups(flow: Flow, open_: Mapping[str, int]) -> list[tuple[tuple[int, ...], tuple[str, ...]]]:
-    """The layers whose cost depends on the same convolutions, with these; a group within another is part of it."""
-    around = _Surroundings(flow, open_)
-    groups: dict[frozenset[str], list[int]] = {}
-    for index, layer in enumerate(flow.layers):
-        if layer.bytes:
-            groups.setdefault(around.convs(index), []).append(index)
-    kept: dict[frozenset[str], list[int]] = {}
-    for convs in sorted(groups, key=lambda convs: (-len(convs), groups[convs][0])):
-        larger = (known for known in kept if convs < known and len(known) <= _MOST)
-        kept.setdefault(next(larger, convs), []).extend(groups[convs])
-    order = {name: place for place, name in enumerate(open_)}
-    return [
-        (tuple(sorted(layers)), tuple(sorted(convs, key=lambda name: order[name]))) for convs, layers in kept.items()
-    ]
-
-
-class _Surroundings:
-    """Which convolutions the cost of a layer depends on.
+    """The layers whose cost depends on the same convolutions, with these; a group within another is part of it.
 
     A layer moves its tensors in types that the convolutions beside it decide, and those beside the layers that share a
     tensor with it, as these become part of an FP16 kernel or not. Layers that hand INT8 on are looked through, and
     convolutions whose precision is open are not: what is behind them is on their other side.
     """
+    own = frozenset(open_.values())
+    # The tensors of a layer, of an open convolution without those that it reads in INT8.
+    sides = [
+        [tensor.name for tensor in (*(layer.inputs[1:] if index in own else layer.inputs), *layer.outputs)]
+        for index, layer in enumerate(flow.layers)
+    ]
+    layers_at: dict[str, list[int]] = defaultdict(list)
+    convs_at: dict[str, set[str]] = defaultdict(set)
+    for index, side in enumerate(sides):
+        for tensor in side:
+            layers_at[tensor].append(index)
+    for name, index in open_.items():
+        for tensor in (flow.layers[index].inputs[0].name, *sides[index]):
+            convs_at[tensor].add(name)
 
-    def __init__(self, flow: Flow, open_: Mapping[str, int]) -> None:
-        self._flow = flow
-        self._own = frozenset(open_.values())
-        self._layers: dict[str, list[int]] = {}
-        self._convs: dict[str, set[str]] = {}
-        for index in range(len(flow.layers)):
-            for tensor in self._side(index):
-                self._layers.setdefault(tensor, []).append(index)
-        for name, index in open_.items():
-            for tensor in (flow.layers[index].inputs[0].name, *self._side(index)):
-                self._convs.setdefault(tensor, set()).add(name)
-
-    def convs(self, index: int) -> frozenset[str]:
-        near = self._through(self._side(index))
-        beside = [tensor for found in near for layer in self._layers[found] for tensor in self._beyond(layer)]
-        reached = self._through({*near, *beside})
-        return frozenset().union(*(self._convs.get(tensor, set()) for tensor in reached))
-
-    def _side(self, index: int) -> list[str]:
-        """The tensors of a layer, of an open convolution without those that it reads in INT8."""
-        layer = self._flow.layers[index]
-        read = layer.inputs[1:] if index in self._own else layer.inputs
-        return [tensor.name for tensor in (*read, *layer.outputs)]
-
-    def _beyond(self, index: int) -> list[str]:
-        return [] if index in self._own else self._side(index)
-
-    def _through(self, tensors: Iterable[str]) -> set[str]:
+    def through(tensors: Iterable[str]) -> set[str]:
         """These tensors and what layers that hand INT8 on make of them."""
-        found, waiting = set(tensors), list(tensors)
+        reached, waiting = set(tensors), list(tensors)
         while waiting:
-            for index in self._layers[waiting.pop()]:
-                fresh = set(self._side(index)) - found if index in self._flow.hands_on else set()
-                found |= fresh
+            for index in layers_at[waiting.pop()]:
+                fresh = set(sides[index]) - reached if index in flow.hands_on else set()
+                reached |= fresh
                 waiting += fresh
-        return found
+        return reached
+
+    groups: dict[frozenset[str], list[int]] = {}
+    for index, layer in enumerate(flow.layers):
+        if layer.bytes:
+            near = through(sides[index])
+            beside = {other for tensor in near for other in layers_at[tensor]} - own
+            reached = through(near.union(*(sides[other] for other in beside)))
+            groups.setdefault(frozenset().union(*(convs_at[tensor] for tensor in reached)), []).append(index)
+    kept: dict[frozenset[str], list[int]] = {}
+    for convs in sorted(groups, key=lambda convs: (-len(convs), groups[convs][0])):
+        larger = (other for other in kept if convs < other and len(other) <= _MOST)
+        kept.setdefault(next(larger, convs), []).extend(groups[convs])
+    order = {name: place for place, name in enumerate(open_)}
+    return [
+        (tuple(sorted(layers)), tuple(sorted(convs, key=lambda name: order[name]))) for convs, layers in kept.items()
+    ]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter
+from typing_extensions import TypedDict
 
 from trtdet.audit.advice import Advice
 from trtdet.audit.findings import KINDS, Finding
@@ -43,16 +44,13 @@ class Audit:
     """The precisions of an engine's convolutions as built, and what gets in the way.
 
     Attributes:
-        int8: how many convolutions read INT8.
-        fp16: how many read FP16.
-        fp32: how many read FP32.
+        int8, fp16, fp32, fp8: how many convolutions read each.
         layers: every layer of the engine.
         departures: convolutions that run in another precision than planned.
         warnings: one sentence each; each departure is among them.
         findings: what gets in the way, the costliest first.
         advice: options to try, the largest saving first.
         ms: measured milliseconds of all layers; None where shares are of estimated memory traffic.
-        fp8: how many read FP8.
     """
 
     int8: int
@@ -67,8 +65,7 @@ class Audit:
     fp8: int = 0
 
     def counts(self) -> dict[str, int]:
-        """How many convolutions read each precision, as a plan counts them: those in FP8 with INT8, whose place they
-        take."""
+        """How many convolutions read each precision, as a plan counts them: those in FP8 with INT8."""
         return {"int8": self.int8 + self.fp8, "fp16": self.fp16, "fp32": self.fp32}
 
     @property
@@ -86,15 +83,11 @@ class Audit:
         """How many convolutions got which precision, in one line."""
         return (
             f"as built: {self.int8} convs in INT8, {f'{self.fp8} in FP8, ' * bool(self.fp8)}{self.fp16} in FP16, "
-            f"{self.fp32} in FP32; "
-            f"{len(self.departures)} not as planned; {len(self.layers)} layers in all"
+            f"{self.fp32} in FP32; {len(self.departures)} not as planned; {len(self.layers)} layers in all"
         )
 
     def timed(self, times: Mapping[str, float]) -> Audit:
-        """The same with measured shares.
-
-        Args:
-            times: milliseconds by layer name, as a profiler gives them.
+        """The same with shares of measured times: milliseconds by layer name, as a profiler gives them.
 
         Raises:
             ConfigError: they are of another engine.
@@ -120,16 +113,11 @@ class Audit:
         )
 
     def report(self, everything: bool = False) -> Tables:
-        """What departs from the plan, what gets in the way, grouped by kind, and the advice.
-
-        Args:
-            everything: all findings; otherwise the costliest three of each kind.
-        """
+        """What departs from the plan, what gets in the way, the costliest three of a kind or all, and the advice."""
         parts: list[Table | str] = []
         if self.departures:
-            columns = ("name", "planned", "got", "reason")
-            rows = [[getattr(departure, column) for column in columns] for departure in self.departures]
-            parts.append(Table(("convolution", *columns[1:]), rows, "not as planned:"))
+            departures = [(one.name, one.planned, one.got, one.reason) for one in self.departures]
+            parts.append(Table(("convolution", "planned", "got", "reason"), departures, "not as planned:"))
         departed = {str(departure) for departure in self.departures}
         parts.extend(warning for warning in self.warnings if warning not in departed)
         parts.append(
@@ -138,36 +126,33 @@ class Audit:
             else "nothing gets in the way of INT8 that the builder's list of layers shows"
         )
         if self.advice:
-            parts.append(self._to_try())
+            rows = [(advice.bytes / 1e6, advice.share, advice.option, advice.text) for advice in self.advice]
+            headings = (Column("MB less", ".1f"), Column("share", ".0%"), "option", "reason")
+            title = "what to try, by what it would save (not additive; estimated memory traffic):"
+            parts.append(Table(headings, rows, title))
         return Tables(parts)
 
     def _obstacles(self, everything: bool) -> Table:
+        def row(findings: Sequence[Finding], text: str) -> tuple[float, float, str]:
+            """Megabytes, or milliseconds where they were measured; the share; the text."""
+            cost = (finding.bytes / 1e6 if self.ms is None else finding.ms or 0.0 for finding in findings)
+            return sum(cost), sum(finding.share for finding in findings), text
+
         groups: dict[str, list[Finding]] = {}
         for finding in self.findings:
             groups.setdefault(finding.kind, []).append(finding)
         rows = []
-        for kind, found in sorted(groups.items(), key=lambda group: -sum(finding.share for finding in group[1])):
-            count = "" if kind == "suppression" else f" ({len(found)})"
-            rows.append((*self._figures(found), f"{KINDS[kind]}{count}"))
-            shown = found if everything else found[:_SHOWN]
-            rows.extend((*self._figures([finding]), f"  {_short(finding.layer)}: {finding.cause}") for finding in shown)
-            if len(shown) < len(found):
-                more = f"  {len(found) - len(shown)} more; --all shows them"
-                rows.append((*self._figures(found[len(shown) :]), more))
+        for kind, group in sorted(groups.items(), key=lambda group: -sum(finding.share for finding in group[1])):
+            count = "" if kind == "suppression" else f" ({len(group)})"
+            rows.append(row(group, f"{KINDS[kind]}{count}"))
+            shown = group if everything else group[:_SHOWN]
+            rows.extend(row([finding], f"  {_short(finding.layer)}: {finding.cause}") for finding in shown)
+            if len(shown) < len(group):
+                rows.append(row(group[len(shown) :], f"  {len(group) - len(shown)} more; --all shows them"))
         total = f"{self.bytes / 1e6:.1f} MB" if self.ms is None else f"{self.ms:.3f} ms"
         cost = Column("MB", ".2f") if self.ms is None else Column("ms", ".4f")
         title = f"what gets in the way, by {self.cost} ({total} in all):"
         return Table((cost, Column("share", ".1%"), Column("finding", align="left")), rows, title)
-
-    def _to_try(self) -> Table:
-        rows = [(advice.bytes / 1e6, advice.share, advice.option, advice.text) for advice in self.advice]
-        columns = (Column("MB less", ".1f"), Column("share", ".0%"), "option", "reason")
-        return Table(columns, rows, "what to try, by what it would save (not additive; estimated memory traffic):")
-
-    def _figures(self, found: Sequence[Finding]) -> tuple[float, float]:
-        """Megabytes, or milliseconds where they were measured; and the share."""
-        cost = (finding.bytes / 1e6 if self.ms is None else finding.ms or 0.0 for finding in found)
-        return sum(cost), sum(finding.share for finding in found)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -190,7 +175,7 @@ class Audit:
         """
         try:
             data = path.read_bytes()
-            if parse_document(data, _adapter(_Header), strict=True).schema != _SCHEMA:
+            if parse_document(data, _adapter(_Header), strict=True)["schema"] != _SCHEMA:
                 raise BundleError(
                     f"'{path}' was written by another version of trtdet", "remove the bundle and build it again"
                 )
@@ -214,7 +199,7 @@ def load_times(path: Path) -> dict[str, float]:
         if data.lstrip().startswith(b"["):
             # The first entry counts the runs and has no name.
             rows = parse_document(data, _adapter(list[_Counted | _Timed]), strict=True)
-            return {row.name: row.averageMs for row in rows if isinstance(row, _Timed)}
+            return {row["name"]: row["averageMs"] for row in rows if "name" in row}
         times: dict[str, float] = parse_document(data, _adapter(dict[str, Milliseconds]), strict=True)
         return times
     except (OSError, DocumentError) as error:
@@ -224,29 +209,24 @@ def load_times(path: Path) -> dict[str, float]:
         ) from None
 
 
-@dataclass(frozen=True)
-class _Header:
+class _Header(TypedDict):
     schema: int
 
 
-@dataclass(frozen=True)
-class _Counted:
+class _Counted(TypedDict):
     """An entry of trtexec's profile that is about all runs."""
 
     count: int
 
 
-@dataclass(frozen=True)
-class _Timed:
+class _Timed(TypedDict):
     """An entry of trtexec's profile that is about a layer."""
 
     name: str
     averageMs: Milliseconds
 
 
-@cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+_adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 
 
 def _short(name: str, width: int = 50) -> str:

@@ -16,21 +16,23 @@ tensor that stays in the L2 cache costs less than is counted here; ``Estimate.ca
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Literal, get_args
 
 import onnx
 
+from trtdet.audit.findings import listed
 from trtdet.audit.fp16 import InFp16, Moved
 from trtdet.audit.gpus import Gpu
-from trtdet.audit.layers import BITS, Layer
+from trtdet.audit.layers import BITS
 from trtdet.audit.results import Audit
 from trtdet.audit.traffic import ACTIVATION_FUNCTIONS, TYPE_CHANGES, Flow
 from trtdet.bundle import Bundle
 from trtdet.errors import ConfigError
 from trtdet.quantization import PrecisionPlan
+from trtdet.tables import Column, Table, Tables
 
 Bound = Literal["memory", "arithmetic", "launch"]
 BOUNDS: tuple[Bound, ...] = get_args(Bound)
@@ -53,6 +55,9 @@ _VECTOR = 16
 """Bytes of an operand's row that tensor cores want whole: 8 channels in FP16, 16 in INT8.
 
 Source: NVIDIA, "Deep Learning Performance: Convolutional Layers User's Guide", section "Channels In And Out"."""
+
+_SHOWN = 8
+"""Layers of an estimate that are shown unless all are asked for."""
 
 
 @dataclass(frozen=True)
@@ -89,12 +94,8 @@ class LayerEstimate:
     @property
     def bound(self) -> Bound:
         """Which of the three is the most."""
-        times: dict[Bound, float] = {
-            "memory": self.memory_ms,
-            "arithmetic": self.arithmetic_ms,
-            "launch": self.launch_ms,
-        }
-        return max(times, key=lambda kind: times[kind])
+        times = (self.memory_ms, self.arithmetic_ms, self.launch_ms)
+        return BOUNDS[times.index(max(times))]
 
 
 @dataclass(frozen=True)
@@ -136,9 +137,8 @@ class Estimate:
         return math.fsum(layer.ms for layer in self.layers if layer.bound == bound)
 
     def __str__(self) -> str:
-        return (
-            f"{self.ms:.3f} ms on {self.gpu.name} at batch {self.batch}, estimated from published rates, not measured"
-        )
+        where = f"{self.gpu.name} at batch {self.batch}"
+        return f"{self.ms:.3f} ms on {where}, estimated from published rates, not measured"
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -179,9 +179,9 @@ def estimate(flow: Flow, gpu: Gpu, batch: int = 1, *, graph: bool = True, fp16: 
     Raises:
         ConfigError: the batch is below 1.
     """
-    roofline = Roofline(flow, gpu, batch, graph)
-    found = roofline.layers(range(len(flow.layers)), fp16)
-    return Estimate(gpu, batch, found, graph, roofline.cached)
+    roofline = Roofline(flow, gpu=gpu, batch=batch, graph=graph)
+    layers = roofline.layers(range(len(flow.layers)), fp16)
+    return Estimate(gpu, batch=batch, layers=layers, graph=graph, cached=roofline.cached)
 
 
 def flow_of(bundle: Bundle) -> Flow:
@@ -215,14 +215,7 @@ _MOVES = frozenset(
 
 
 class Roofline:
-    """The times of an engine's layers on a GPU, with any of its INT8 convolutions in FP16.
-
-    Args:
-        flow, gpu, batch, graph: as of :func:`estimate`.
-
-    Raises:
-        ConfigError: the batch is below 1.
-    """
+    """The times of an engine's layers on a GPU, with any of its INT8 convolutions in FP16; see :func:`estimate`."""
 
     def __init__(self, flow: Flow, gpu: Gpu, batch: int = 1, graph: bool = True) -> None:
         if batch < 1:
@@ -232,17 +225,13 @@ class Roofline:
         self._instructions: dict[tuple[int, bool], float] = {}
 
     def layers(self, indices: Iterable[int], fp16: Collection[str] = ()) -> tuple[LayerEstimate, ...]:
-        """The estimates of some layers, those that start no kernel left out.
+        """The estimates of some layers by index, those that start no kernel left out.
 
         A layer that becomes part of a convolution's kernel is counted with the convolution.
-
-        Args:
-            indices: of the layers.
-            fp16: convolutions of the engine's in INT8 that are to be in FP16.
         """
         changed = InFp16(self._flow, fp16)
-        found = ((index, changed.layer(index)) for index in indices)
-        return tuple(self._layer(index, moved, changed) for index, moved in found if moved.kernels)
+        moves = ((index, changed.layer(index)) for index in indices)
+        return tuple(self._layer(index, moved, changed) for index, moved in moves if moved.kernels)
 
     def _layer(self, index: int, moved: Moved, changed: InFp16) -> LayerEstimate:
         layer, inside = self._flow.layers[index], changed.taken_in(index)
@@ -256,21 +245,22 @@ class Roofline:
         if not self._graph:
             launch_ms = max(launch_ms, moved.kernels * LAUNCH_US / 1e3 - max(memory_ms, arithmetic_ms))
         return LayerEstimate(
-            layer.name,
-            layer.type,
-            self._flow.named(layer),
-            moved.type,
-            total,
-            operations,
-            memory_ms,
-            arithmetic_ms,
-            launch_ms,
+            name=layer.name,
+            type=layer.type,
+            about=self._flow.named(layer),
+            precision=moved.type,
+            bytes=total,
+            operations=operations,
+            memory_ms=memory_ms,
+            arithmetic_ms=arithmetic_ms,
+            launch_ms=launch_ms,
         )
 
     def _products(self, index: int, kind: str) -> tuple[int, float]:
         """Operations of a layer's convolutions and matrix products on this type, and their milliseconds."""
-        rate, ordinary = self._rate(kind), self._gpu.fp32
-        step = _VECTOR * 8 // BITS.get(kind, 32)
+        gpu, bits = self._gpu, BITS.get(kind, 32)
+        rate = gpu.int8 if bits <= 8 else gpu.fp16 if bits == 16 else gpu.tf32 or gpu.fp32
+        step = _VECTOR * 8 // bits
         operations, ms = 0.0, 0.0
         for name in self._flow.workers.get(index, ()):
             work = self._flow.work.get(name)
@@ -281,52 +271,42 @@ class Roofline:
             count = 2 * work.count * self._batch
             operations += count
             if work.depthwise:
-                ms += count / ordinary / 1e9
+                ms += count / gpu.fp32 / 1e9
             elif count:
                 filled = _filled(work.inputs // work.groups, step) * _filled(work.outputs // work.groups, step)
                 ms += count * filled / rate / 1e9
         return round(operations), ms
 
-    def _rate(self, kind: str) -> float:
-        """Tera-operations a second of a convolution that reads this type."""
-        gpu = self._gpu
-        if BITS.get(kind, 32) <= 8:
-            return gpu.int8
-        return gpu.fp16 if BITS.get(kind, 32) == 16 else gpu.tf32 or gpu.fp32
-
     def _pointwise_ms(self, index: int, beside: bool) -> float:
         """Milliseconds of the element-wise operators of a layer, in the kernel of a convolution or beside it."""
-        if (index, beside) not in self._instructions:
-            self._instructions[index, beside] = self._steps(index, beside)
-        # An instruction gives one result; the rate counts a multiply-add as two operations.
-        return self._instructions[index, beside] * self._scale * 2 / self._gpu.fp32 / 1e9
-
-    def _steps(self, index: int, beside: bool) -> float:
-        steps, layer = 0.0, self._flow.layers[index]
+        if (index, beside) in self._instructions:
+            return self._instructions[index, beside]
+        instructions, flow, layer = 0.0, self._flow, self._flow.layers[index]
+        most = max((tensor.elements for tensor in (*layer.inputs, *layer.outputs)), default=0)
         for name in layer.onnx:
-            node = self._flow.nodes.get(name)
-            if node is None or node.op_type in _MOVES or name in self._flow.products or name in self._flow.work:
+            node = flow.nodes.get(name)
+            if node is None or node.op_type in _MOVES or name in flow.products or name in flow.work:
                 continue
             # A convolution's kernel names the Q/DQ pairs around it, of which other kernels do the work.
-            if name not in self._flow.live or (beside and node.op_type in TYPE_CHANGES):
+            if name not in flow.live or (beside and node.op_type in TYPE_CHANGES):
                 continue
             special = self._gpu.special * _SPECIAL_STEPS.get(node.op_type, 0)
-            steps += (_STEPS.get(node.op_type, 1) + special) * self._values(node, layer)
-        return steps
-
-    def _values(self, node: onnx.NodeProto, layer: Layer) -> int:
-        """How many values a node gives for the batch of the engine; where the model does not say, the layer's most."""
-        known = self._flow.elements.get(node.output[0])
-        most = max((tensor.elements for tensor in (*layer.inputs, *layer.outputs)), default=0)
-        return most if known is None else min(known, most)
+            # Where the model does not say how many values a node gives, they are the most of its layer.
+            values = min(flow.elements.get(node.output[0], most), most)
+            instructions += (_STEPS.get(node.op_type, 1) + special) * values
+        # An instruction gives one result; the rate counts a multiply-add as two operations.
+        self._instructions[index, beside] = instructions * self._scale * 2 / self._gpu.fp32 / 1e9
+        return self._instructions[index, beside]
 
     @cached_property
     def cached(self) -> int:
         """Bytes of tensors between layers of which two fit into the L2 cache."""
-        total = 0
-        for layer in self._flow.layers:
+        total, flow = 0, self._flow
+        for layer in flow.layers:
             for part in (layer.inputs, layer.outputs) if layer.bytes else ():
-                inner = [tensor for tensor in dict.fromkeys(part) if self._flow.between(tensor.name)]
+                inner = [
+                    one for one in dict.fromkeys(part) if flow.writers.get(one.name) and flow.readers.get(one.name)
+                ]
                 sizes = [round(tensor.bytes * self._scale) for tensor in inner]
                 total += sum(size for size in sizes if 2 * size <= self._gpu.l2)
         return total
@@ -335,3 +315,69 @@ class Roofline:
 def _filled(channels: int, step: int) -> float:
     """How many channels are multiplied for each that there is."""
     return -(-channels // step) * step / max(channels, 1)
+
+
+def estimate_tables(estimates: Sequence[Estimate], alone: Sequence[Estimate], everything: bool = False) -> Tables:
+    """A table of all batches and one of each batch's layers, the slowest first.
+
+    Args:
+        estimates: of one engine on one GPU, at least one, each for another batch, launched as a CUDA graph.
+        alone: the same, each kernel launched on its own.
+        everything: all layers; otherwise the slowest eight.
+    """
+    gpu = estimates[0].gpu
+    rows = [
+        (
+            total.batch,
+            total.ms,
+            1e3 * total.batch / total.ms,
+            single.ms,
+            total.bytes / 1e6,
+            total.operations / 1e9,
+            *(total.bound_ms(bound) / total.ms for bound in BOUNDS),
+        )
+        for total, single in zip(estimates, alone, strict=True)
+    ]
+    columns: tuple[Column | str, ...] = (
+        "batch",
+        Column("ms", ".3f"),
+        Column("images/s", ".0f"),
+        Column("ms without CUDA graph", ".3f"),
+        Column("MB", ".1f"),
+        Column("GOP", ".2f"),
+        *(Column(f"bound by {bound}", ".0%") for bound in BOUNDS),
+    )
+    title = (
+        f"estimated, not measured: {gpu.name} at its published rates ({gpu.bandwidth:g} GB/s, FP16 {gpu.fp16:g} "
+        f"TFLOPS, INT8 {gpu.int8:g} TOPS), {len(estimates[0].layers)} kernels:"
+    )
+    held = [f"{total.cached / total.bytes:.0%} at batch {total.batch}" for total in estimates if total.bytes]
+    note = (
+        f"of these bytes, tensors that may stay in its L2 cache of {gpu.l2 >> 20} MB: {', '.join(held)}; as far as "
+        "they do, memory takes less than estimated"
+    )
+    totals = Table(columns, rows=rows, title=title, notes=(note,))
+    return Tables([totals, *(_slowest_layers(total, everything) for total in estimates)])
+
+
+def _slowest_layers(total: Estimate, everything: bool) -> Table:
+    slowest = sorted(total.layers, key=lambda layer: -layer.ms)
+    shown = slowest if everything else slowest[:_SHOWN]
+    rows = [
+        (
+            layer.ms,
+            layer.ms / total.ms,
+            layer.bound,
+            layer.bytes / 1e6,
+            layer.operations / 1e9 or None,
+            layer.precision,
+            layer.type,
+            listed(layer.about),
+        )
+        for layer in shown
+    ]
+    megabytes, operations, share = Column("MB", ".2f"), Column("GOP", ".2f"), Column("share", ".1%")
+    columns = (Column("ms", ".4f"), share, "bound by", megabytes, operations, "reads", "kernel")
+    title = f"estimated, the slowest layers at batch {total.batch}:"
+    left = () if len(shown) == len(slowest) else (f"{len(slowest) - len(shown)} more; --all shows them",)
+    return Table((*columns, Column("layer", align="left")), rows=rows, title=title, notes=left)

@@ -60,7 +60,7 @@ class Flow:
 
     def __init__(self, layers: Sequence[Layer], plan: PrecisionPlan, model: onnx.ModelProto) -> None:
         self.layers = tuple(layers)
-        self.nodes: dict[str, onnx.NodeProto] = {node.name: node for node in model.graph.node}
+        self.nodes = {node.name: node for node in model.graph.node}
         self.maker: dict[str, onnx.NodeProto] = {name: node for node in model.graph.node for name in node.output}
         self.origins: Mapping[str, Origin] = origin_of(model)
         self.model = model
@@ -75,13 +75,13 @@ class Flow:
 
     def _run_by(self, names: Collection[str]) -> dict[str, int]:
         """By node, the layer that runs it."""
-        found: dict[str, int] = {}
+        indices: dict[str, int] = {}
         for index, layer in enumerate(self.layers):
             for node in layer.onnx:
                 # A pointwise kernel also names the convolutions around it; the convolution itself is never pointwise.
-                if node in names and (node not in found or self.layers[found[node]].type in POINTWISE):
-                    found[node] = index
-        return found
+                if node in names and (node not in indices or self.layers[indices[node]].type in POINTWISE):
+                    indices[node] = index
+        return indices
 
     @cached_property
     def bytes(self) -> int:
@@ -91,13 +91,15 @@ class Flow:
     @cached_property
     def convolutions(self) -> Mapping[str, Convolution]:
         """The convolutions and products with constant weights that a layer of their own runs, by name."""
-        found = {}
+        run = {}
         for name, index in self.kernels.items():
             layer, work = self.layers[index], self.work.get(name)
             if work is not None and work.inputs and layer.type not in POINTWISE and layer.inputs:
                 product = self.nodes[name].op_type in PRODUCTS
-                found[name] = Convolution(name, index, work.inputs, work.depthwise, product)
-        return found
+                run[name] = Convolution(
+                    name, layer=index, channels=work.inputs, depthwise=work.depthwise, product=product
+                )
+        return run
 
     @cached_property
     def work(self) -> Mapping[str, Macs]:
@@ -112,15 +114,15 @@ class Flow:
     @cached_property
     def workers(self) -> Mapping[int, tuple[str, ...]]:
         """The convolutions and matrix products by index of the layer that runs them."""
-        found: dict[int, tuple[str, ...]] = {}
-        for name, index in self._run_by(self.work.keys() | self.products.keys()).items():
-            found[index] = (*found.get(index, ()), name)
-        return found
+        names: dict[int, list[str]] = defaultdict(list)
+        for name, index in self.layer_of.items():
+            names[index].append(name)
+        return {index: tuple(run) for index, run in names.items()}
 
     @cached_property
     def layer_of(self) -> Mapping[str, int]:
         """By convolution and product, those of two activations too, the layer that multiplies."""
-        return {name: index for index, names in self.workers.items() for name in names}
+        return self._run_by(self.work.keys() | self.products.keys())
 
     @cached_property
     def batch(self) -> int:
@@ -160,41 +162,30 @@ class Flow:
     @cached_property
     def takers(self) -> Mapping[str, tuple[onnx.NodeProto, ...]]:
         """The nodes that read each tensor of the model."""
-        found: dict[str, list[onnx.NodeProto]] = defaultdict(list)
+        takers: dict[str, list[onnx.NodeProto]] = defaultdict(list)
         for node in self.model.graph.node:
             for name in dict.fromkeys(node.input):
-                found[name].append(node)
-        return {name: tuple(nodes) for name, nodes in found.items()}
-
-    @cached_property
-    def outputs(self) -> frozenset[str]:
-        """The outputs of the model."""
-        return frozenset(value.name for value in self.model.graph.output)
+                takers[name].append(node)
+        return {name: tuple(nodes) for name, nodes in takers.items()}
 
     @cached_property
     def live(self) -> frozenset[str]:
         """The nodes whose results depend on the image: a builder computes all others once."""
-        tensors = {value.name for value in self.model.graph.input} - {
-            tensor.name for tensor in self.model.graph.initializer
-        }
-        found = set()
+        tensors = {value.name for value in self.model.graph.input} - self.constants.keys()
+        nodes = set()
         for node in self.model.graph.node:
-            if any(name in tensors for name in node.input):
+            if not tensors.isdisjoint(node.input):
                 tensors.update(node.output)
-                found.add(node.name)
-        return frozenset(found)
-
-    def between(self, tensor: str) -> bool:
-        """Whether a layer writes this tensor and another reads it."""
-        return bool(self.writers.get(tensor)) and bool(self.readers.get(tensor))
+                nodes.add(node.name)
+        return frozenset(nodes)
 
     @cached_property
     def runs(self) -> Mapping[int, tuple[Convolution, ...]]:
         """The convolutions by index of their layer: full TensorRT runs some side by side in a layer."""
-        found: dict[int, tuple[Convolution, ...]] = {}
+        run: dict[int, tuple[Convolution, ...]] = {}
         for convolution in self.convolutions.values():
-            found[convolution.layer] = (*found.get(convolution.layer, ()), convolution)
-        return found
+            run[convolution.layer] = (*run.get(convolution.layer, ()), convolution)
+        return run
 
     @cached_property
     def hands_on(self) -> frozenset[int]:
@@ -210,13 +201,11 @@ class Flow:
     @cached_property
     def int8_readers(self) -> tuple[tuple[int, frozenset[str], frozenset[str]], ...]:
         """The layers that read INT8, the last first: index, the INT8 tensors that it reads, all that it writes."""
-        found = []
-        for index in reversed(range(len(self.layers))):
-            layer = self.layers[index]
-            read = frozenset(tensor.name for tensor in layer.inputs if tensor.type == "Int8")
-            if read:
-                found.append((index, read, frozenset(tensor.name for tensor in layer.outputs)))
-        return tuple(found)
+        return tuple(
+            (index, read, frozenset(tensor.name for tensor in layer.outputs))
+            for index, layer in reversed(list(enumerate(self.layers)))
+            if (read := frozenset(tensor.name for tensor in layer.inputs if tensor.type == "Int8"))
+        )
 
     def operators(self, layer: Layer) -> frozenset[str]:
         """The operators that a layer computes, as far as the builder names them and the model has them."""
@@ -257,7 +246,5 @@ class Flow:
 
     def filling(self, layer: Layer, tensor: Tensor, padding: float) -> int:
         """Bytes of the constant that fills the channels of an output up, where the layer reads such a constant."""
-        filling = tensor.elements * (1 - 1 / padding)
-        return sum(
-            constant.bytes for constant in layer.constants if padding > 1 and math.isclose(constant.elements, filling)
-        )
+        values = tensor.elements * (1 - 1 / padding) if padding > 1 else math.nan
+        return sum(constant.bytes for constant in layer.constants if math.isclose(constant.elements, values))

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
         BuildRequest,
         Built,
         Capabilities,
-        EngineOptions,
+        EngineTarget,
         Implicit,
         OwnCalibrator,
         RunInfo,
@@ -24,29 +24,14 @@ if TYPE_CHECKING:
     from trtdet.backends.tensorrt.engine_facts import EngineFacts, obstacle
     from trtdet.backends.tensorrt.silu_aot import check_compiler
 
-_HOMES = {
-    "LIBRARIES": "libraries",
-    "Backend": "base",
-    "BuildRequest": "base",
-    "Built": "base",
-    "Capabilities": "base",
-    "EngineFacts": "tensorrt.engine_facts",
-    "EngineOptions": "base",
-    "EngineRunner": "tensorrt.engine",
-    "Implicit": "base",
-    "Library": "libraries",
-    "OnnxRunner": "onnxruntime",
-    "for_scores": "onnxruntime",
-    "OwnCalibrator": "base",
-    "RunInfo": "base",
-    "Runner": "base",
-    "build_remembering": "choice",
-    "check_compiler": "tensorrt.silu_aot",
-    "choose": "choice",
-    "library_named": "libraries",
-    "obstacle": "tensorrt.engine_facts",
-    "open_engine": "tensorrt.engine",
-    "portable": "onnxruntime",
+_PARTS = {
+    "base": "Backend BuildRequest Built Capabilities EngineTarget Implicit OwnCalibrator RunInfo Runner",
+    "choice": "build_remembering choose",
+    "libraries": "LIBRARIES Library library_named",
+    "onnxruntime": "OnnxRunner for_scores portable",
+    "tensorrt.engine": "EngineRunner open_engine",
+    "tensorrt.engine_facts": "EngineFacts obstacle",
+    "tensorrt.silu_aot": "check_compiler",
 }
 
 __all__ = [
@@ -56,8 +41,8 @@ __all__ = [
     "Built",
     "Capabilities",
     "EngineFacts",
-    "EngineOptions",
     "EngineRunner",
+    "EngineTarget",
     "Implicit",
     "Library",
     "OnnxRunner",
@@ -77,6 +62,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Imports a part when it is first used: the table of libraries then loads neither NumPy nor ONNX."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'trtdet.backends' has no attribute '{name}'")
-    return getattr(importlib.import_module(f"trtdet.backends.{_HOMES[name]}"), name)
+    for module, names in _PARTS.items():
+        if name in names.split():
+            return getattr(importlib.import_module(f"trtdet.backends.{module}"), name)
+    raise AttributeError(f"module 'trtdet.backends' has no attribute '{name}'")

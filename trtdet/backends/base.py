@@ -11,8 +11,8 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from trtdet.backends.cuda import Clocks
 from trtdet.config import InputConfig, NmsConfig, NmsMode, SiluForm
+from trtdet.options import BuildOptions, EngineOptions, SweepOptions
 from trtdet.progress import Progress, silent
 from trtdet.quantization import DataFlow, Precision
 
@@ -109,6 +109,11 @@ class Capabilities:
         """
         return self.uncaptured_nms.get(mode, "") if nms.suppresses or mode == "efficient" else ""
 
+    def unsupported(self, model: onnx.ModelProto) -> dict[str, str]:
+        """Operators of the model that the backend cannot build, each with the reason."""
+        missing = self.missing_ops
+        return {node.op_type: missing[node.op_type] for node in model.graph.node if node.op_type in missing}
+
 
 @dataclass(frozen=True)
 class Implicit:
@@ -129,28 +134,6 @@ class Implicit:
     preprocess: InputConfig | None = None
     batch: int = 1
     percentile: float = 99.99
-
-
-@dataclass(frozen=True)
-class EngineOptions:
-    """Settings of a builder that do not depend on the model.
-
-    Attributes:
-        workspace: bytes of device memory that a kernel may use as scratch; None for the library's own limit.
-        version_compatible: later versions of the library can run the engine.
-        hardware_compatible: later GPUs, Ampere and newer, can run the engine.
-        embed_plugins: the engine carries the plugin libraries, so that a service need not load them.
-        tactic_sources: names of the kernel libraries that may be used; None for the library's own choice.
-        tf32: float32 may be multiplied in TF32: factors with 10 bits of mantissa, sums with 23 (``BuilderFlag.TF32`` in
-            NvInfer.h), TensorRT's default.
-    """
-
-    workspace: int | None = None
-    version_compatible: bool = False
-    hardware_compatible: bool = False
-    embed_plugins: bool = False
-    tactic_sources: tuple[str, ...] | None = None
-    tf32: bool = True
 
 
 @dataclass(frozen=True)
@@ -178,6 +161,44 @@ class BuildRequest:
     implicit: Implicit | None = None
     options: EngineOptions = EngineOptions()
     timing_cache: bytes = b""
+
+
+@dataclass(frozen=True)
+class EngineTarget:
+    """What engines are built for, whatever the network is; the fields are those of :class:`BuildRequest`, which takes
+    ``batch`` only where the network's is dynamic."""
+
+    sms: tuple[int, ...] = ()
+    batch: tuple[int, int, int] | None = None
+    plugins: tuple[Path, ...] = ()
+    options: EngineOptions = EngineOptions()
+
+    @staticmethod
+    def of(options: BuildOptions | SweepOptions) -> EngineTarget:
+        """What the options ask engines to be built for."""
+        batch = options.batch if isinstance(options, BuildOptions) else None
+        return EngineTarget(options.sms, batch=batch, plugins=options.engine.plugins, options=options.engine)
+
+
+def compose(
+    model: onnx.ModelProto,
+    precision: Precision,
+    precisions: Mapping[str, str],
+    target: EngineTarget,
+    implicit: Implicit | None = None,
+) -> BuildRequest:
+    """The request for an engine of a network; the arguments are the fields of :class:`BuildRequest`."""
+    batch = model.graph.input[0].type.tensor_type.shape.dim[0]
+    return BuildRequest(
+        model=model,
+        sms=target.sms,
+        batch=None if batch.HasField("dim_value") else target.batch,
+        precisions=precisions if precision != "fp32" else {},
+        plugins=target.plugins,
+        precision=precision,
+        implicit=implicit,
+        options=target.options,
+    )
 
 
 @dataclass(frozen=True)
@@ -315,8 +336,8 @@ class Runner(Protocol):
         """Times every layer, in the order of execution, over ``runs`` runs of a batch, after ``warm_up`` others."""
         ...
 
-    def clocks(self) -> Clocks | None:
-        """The clocks, temperature and power of the device now; None where they are not known."""
+    def clocks(self) -> dict[str, Any] | None:
+        """As :meth:`trtdet.backends.cuda.CudaDevice.clocks`; None where they are not known."""
         ...
 
 
@@ -325,10 +346,6 @@ class Backend(Protocol):
 
     @property
     def capabilities(self) -> Capabilities: ...
-
-    def unsupported(self, model: onnx.ModelProto) -> dict[str, str]:
-        """Operators of the model that the backend cannot build, each with the reason."""
-        ...
 
     def build(self, request: BuildRequest, progress: Progress = silent) -> Built:
         """Builds the engine.

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import replace
 from pathlib import Path
 
 from trtdet.backends import cuda
 from trtdet.backends.base import Backend, BuildRequest, Built
-from trtdet.backends.libraries import LIBRARIES, Library, library_named
+from trtdet.backends.libraries import LIBRARIES, library_named
 from trtdet.errors import BackendError
 from trtdet.files import write_atomically
 from trtdet.progress import Progress, silent
 
 
 def build_remembering(backend: Backend, request: BuildRequest, timings: Path, progress: Progress = silent) -> Built:
-    """Builds with the kernel times that earlier builds measured on this device, and keeps those that this one measures.
-
-    Args:
-        backend: builds it.
-        request: the model and its settings; its ``timing_cache`` is replaced by the file's.
-        timings: the file, which may be missing; only backends that keep a timing cache write it.
-        progress: called with the builder's phases.
-    """
-    known = timings.read_bytes() if backend.capabilities.keeps_timing_cache and timings.is_file() else b""
-    built = backend.build(replace(request, timing_cache=known), progress)
+    """Builds with the kernel times that earlier builds measured on this device, which the file ``timings`` keeps, and
+    adds those that this build measures; the file may be missing."""
+    measured = timings.read_bytes() if backend.capabilities.keeps_timing_cache and timings.is_file() else b""
+    built = backend.build(replace(request, timing_cache=measured), progress)
     if built.timing_cache:
         write_atomically(timings, built.timing_cache)
     return built
@@ -38,26 +31,15 @@ def choose(name: str) -> Backend:
             is never taken unasked.
     """
     if name != "auto":
-        return new_backend(library_named(name))
+        return library_named(name).new_backend()
     builders = [library for library in LIBRARIES if library.makes_engine]
     has_device = bool(cuda.devices())
     for library in builders:
         if library.installed and (has_device or not library.times_kernels):
-            return new_backend(library)
+            return library.new_backend()
     problem = "no TensorRT here to build an engine with"
     if has_device:
         raise BackendError(problem, " or ".join(library.pip for library in builders))
     without_gpu = " or ".join(library.pip for library in builders if not library.times_kernels)
     model_alone = " or ".join(f"--backend {library.name}" for library in LIBRARIES if not library.makes_engine)
     raise BackendError(problem, f"{without_gpu} builds without a GPU; for the Q/DQ model alone, {model_alone}")
-
-
-def new_backend(library: Library) -> Backend:
-    """The backend of a library.
-
-    Raises:
-        BackendError: the library is not installed, or cannot be used on this machine.
-    """
-    module, name = library.backend.split(":")
-    backend: Backend = getattr(importlib.import_module(module), name)()
-    return backend

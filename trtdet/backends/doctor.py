@@ -9,20 +9,12 @@ from typing import Any
 
 from trtdet import __version__
 from trtdet.backends import cuda
-from trtdet.backends.choice import new_backend
-from trtdet.backends.libraries import LIBRARIES, Consumption, Library, consumptions
+from trtdet.backends.libraries import LIBRARIES, Consumption, consumptions
 from trtdet.errors import BackendError
 
 _EXTRAS = (
-    *(
-        (
-            row.extra,
-            row.distribution,
-            "engines on the GPU of this machine" if row.times_kernels else "engines without a GPU",
-        )
-        for row in LIBRARIES
-        if row.extra
-    ),
+    ("trt", "tensorrt", "engines on the GPU of this machine"),
+    ("rtx", "tensorrt-rtx", "engines without a GPU"),
     ("export", "torch", "trtdet export: torch to ONNX"),
     ("pycuda", "pycuda", "device buffers through PyCUDA"),
     ("cuda", "cuda-python", "device buffers through NVIDIA's wheels"),
@@ -69,48 +61,48 @@ class Diagnosis:
 
 def diagnose() -> Diagnosis:
     """Looks at the backends, the CUDA devices and the extras of this machine."""
-    found = cuda.devices()
+    driver = cuda.absence()
+    if not driver:
+        driver = f"CUDA {cuda.driver_version()}"
+        try:
+            gpu = cuda.open_device()
+        except BackendError as error:
+            driver += f"; {error}"
+        else:
+            no_clocks = gpu.no_clocks()
+            gpu.close()
+            clocks = f"no clocks: {no_clocks}" if no_clocks else "clocks by NVML"
+            driver += f", through {gpu.through}, {clocks}"
+    backends = []
+    for library in LIBRARIES:
+        try:
+            caps = library.new_backend().capabilities
+        except BackendError as error:
+            backends.append(Check(library.name, ok=False, detail=error.problem, fix=error.hint))
+            continue
+        makes = "runs the model itself, no engine"
+        if library.makes_engine:
+            where = "for the GPU of this machine" if library.times_kernels else "on any machine, no GPU needed"
+            targets = f", compute capabilities {', '.join(str(sm / 10) for sm in caps.sms)}" if caps.sms else ""
+            makes = f"builds engines {where}{targets}"
+        backends.append(Check(library.name, ok=True, detail=f"{caps.version}, {makes}"))
+    extras = []
+    for extra, package, purpose in _EXTRAS:
+        try:
+            version = importlib.metadata.version(package)
+            extras.append(Check(extra, ok=True, detail=f"{package} {version}: {purpose}"))
+        except importlib.metadata.PackageNotFoundError:
+            detail = f"{package} is not installed: {purpose}"
+            extras.append(Check(extra, ok=False, detail=detail, fix=f"pip install 'trtdet[{extra}]'"))
     return Diagnosis(
-        platform.python_version(),
-        __version__,
-        tuple(
-            f"{device.name}, compute capability {device.sm / 10}, {device.memory / 2**30:.1f} GiB" for device in found
+        python=platform.python_version(),
+        trtdet=__version__,
+        devices=tuple(
+            f"{device.name}, compute capability {device.sm / 10}, {device.memory / 2**30:.1f} GiB"
+            for device in cuda.devices()
         ),
-        _driver(),
-        tuple(_backend(library) for library in LIBRARIES),
-        tuple(_extra(*row) for row in _EXTRAS),
-        consumptions(),
+        driver=driver,
+        backends=tuple(backends),
+        extras=tuple(extras),
+        consumers=consumptions(),
     )
-
-
-def _driver() -> str:
-    missing = cuda.absence()
-    if missing:
-        return missing
-    version = f"CUDA {cuda.driver_version()}"
-    try:
-        gpu = cuda.open_device()
-    except BackendError as error:
-        return f"{version}; {error}"
-    clocks = gpu.no_clocks()
-    gpu.close()
-    return f"{version}, through {gpu.through}, " + (f"no clocks: {clocks}" if clocks else "clocks by NVML")
-
-
-def _backend(library: Library) -> Check:
-    try:
-        caps = new_backend(library).capabilities
-    except BackendError as error:
-        return Check(library.name, False, error.problem, error.hint)
-    if not library.makes_engine:
-        return Check(library.name, True, f"{caps.version}, runs the model itself, no engine")
-    where = "for the GPU of this machine" if library.times_kernels else "on any machine, no GPU needed"
-    targets = f", compute capabilities {', '.join(str(sm / 10) for sm in caps.sms)}" if caps.sms else ""
-    return Check(library.name, True, f"{caps.version}, builds engines {where}{targets}")
-
-
-def _extra(extra: str, package: str, purpose: str) -> Check:
-    try:
-        return Check(extra, True, f"{package} {importlib.metadata.version(package)}: {purpose}")
-    except importlib.metadata.PackageNotFoundError:
-        return Check(extra, False, f"{package} is not installed: {purpose}", f"pip install 'trtdet[{extra}]'")

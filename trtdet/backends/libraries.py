@@ -12,43 +12,20 @@ import importlib.metadata
 import importlib.util
 import re
 import struct
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trtdet.backends.tensorrt.opsets import NEWEST, PARSERS
 from trtdet.errors import BackendError
 
-
-@dataclass(frozen=True)
-class EngineFormat:
-    """How a serialised engine begins.
-
-    Attributes:
-        magic: its first bytes; empty where the library's format is not published.
-        size_at: the byte at which it holds its own length, a little-endian uint64; None where it does not.
-    """
-
-    magic: bytes = b""
-    size_at: int | None = None
-
-    def missing_bytes(self, engine: bytes) -> int:
-        """How many bytes an engine lacks by its own word; 0 where it is whole, or does not tell."""
-        if self.size_at is None:
-            return 0
-        end = self.size_at + 8
-        size: int = struct.unpack_from("<Q", engine, self.size_at)[0] if len(engine) >= end else end
-        return max(0, size - len(engine))
+if TYPE_CHECKING:
+    from trtdet.backends.base import Backend
 
 
 @dataclass(frozen=True)
 class TritonBackend:
-    """The backend of Triton Inference Server that runs the library's files.
-
-    Attributes:
-        backend, platform: as a model's ``config.pbtxt`` names them.
-        file: the name that the backend looks for in the folder of a version.
-    """
+    """The backend of Triton Inference Server that runs the library's files: ``backend`` and ``platform`` as a model's
+    ``config.pbtxt`` names them, and the ``file`` that it looks for in the folder of a version."""
 
     backend: str
     platform: str
@@ -67,14 +44,7 @@ CONSUMERS = {
 
 @dataclass(frozen=True)
 class Consumption:
-    """Whether a consumer runs the bundles of a library.
-
-    Attributes:
-        backend: the library, as ``--backend`` takes it.
-        consumer: a title of :data:`CONSUMERS`.
-        runs: whether it does.
-        detail: what it needs for that, or why not.
-    """
+    """Whether a consumer, a title of :data:`CONSUMERS`, runs the bundles of a backend; what it needs, or why not."""
 
     backend: str
     consumer: str
@@ -97,7 +67,8 @@ class Library:
         times_kernels: its builder times kernels on the GPU of the machine, so that an engine is built only where there
             is one.
         loads_plugins: its builder and its runtime take libraries of plugins.
-        engine: how its engines begin.
+        magic: the first bytes of its engines; empty where the format is not published.
+        size_at: the byte of an engine at which it holds its own length, a little-endian uint64; None where it does not.
         last_calibrators: the newest major version that reads calibration caches; 0 where none does, None where another
             library builds the engine.
         triton: the backend of Triton for its files; None where there is none.
@@ -116,11 +87,12 @@ class Library:
     makes_engine: bool = True
     times_kernels: bool = False
     loads_plugins: bool = False
-    engine: EngineFormat = EngineFormat()
+    magic: bytes = b""
+    size_at: int | None = None
     last_calibrators: int | None = 0
     triton: TritonBackend | None = None
-    served: Mapping[str, str] = field(default_factory=dict)
-    not_served: Mapping[str, str] = field(default_factory=dict)
+    served: dict[str, str] = field(default_factory=dict)
+    not_served: dict[str, str] = field(default_factory=dict)
     parsers: tuple[tuple[tuple[int, int], int], ...] = ()
 
     def newest_opset(self, version: str = "") -> int | None:
@@ -132,22 +104,26 @@ class Library:
         Raises:
             BackendError: no version, or no library here whose version counts.
         """
-        numbers = [int(part) for part in re.findall(r"[0-9]+", version or self._needed_version())][:2]
+        if not version and len(self.parsers) > 1:
+            try:
+                version = importlib.metadata.version(self.distribution)
+            except importlib.metadata.PackageNotFoundError:
+                raise BackendError(
+                    f"{self.title} is not installed, and its versions read different opsets",
+                    f"say which version the file is for, such as {self.name}:8.6",
+                ) from None
+        numbers = tuple(int(part) for part in re.findall(r"[0-9]+", version or "0"))
         if self.parsers and not numbers:
             raise BackendError(f"'{version}' is no version of {self.title}; give one such as {self.name}:10.15")
-        major, minor = (*numbers, 0, 0)[:2]
-        return next((opset for first, opset in self.parsers if (major, minor) >= first), None)
+        return next((opset for first, opset in self.parsers if (*numbers, 0)[:2] >= first), None)
 
-    def _needed_version(self) -> str:
-        if len(self.parsers) < 2:
-            return "0"
-        try:
-            return importlib.metadata.version(self.distribution)
-        except importlib.metadata.PackageNotFoundError:
-            raise BackendError(
-                f"{self.title} is not installed, and its versions read different opsets",
-                f"say which version the file is for, such as {self.name}:8.6",
-            ) from None
+    def missing_bytes(self, engine: bytes) -> int:
+        """How many bytes an engine lacks by its own word; 0 where it is whole, or does not tell."""
+        if self.size_at is None:
+            return 0
+        end = self.size_at + 8
+        size: int = struct.unpack_from("<Q", engine, self.size_at)[0] if len(engine) >= end else end
+        return max(0, size - len(engine))
 
     @property
     def pip(self) -> str:
@@ -169,6 +145,16 @@ class Library:
             return importlib.import_module(self.module)
         except ImportError as error:
             raise BackendError(f"{self.title} is not installed here ({error})", self.pip) from None
+
+    def new_backend(self) -> Backend:
+        """Its backend.
+
+        Raises:
+            BackendError: it is not installed, or cannot be used on this machine.
+        """
+        module, name = self.backend.split(":")
+        backend: Backend = getattr(importlib.import_module(module), name)()
+        return backend
 
     def may_read_calibration_cache(self, version: str) -> bool:
         """Whether that version's builder reads calibration caches; True where another library builds the engine, whose
@@ -204,7 +190,8 @@ LIBRARIES = (
         distribution="tensorrt-rtx",
         extra="rtx",
         backend="trtdet.backends.tensorrt.rtx:TensorRTRTX",
-        engine=EngineFormat(b"vtrt", size_at=16),
+        magic=b"vtrt",
+        size_at=16,
         parsers=(((0, 0), NEWEST),),
         served={
             "python": "the engine's version of TensorRT-RTX and a GPU of a compute capability it was built for",
@@ -241,7 +228,7 @@ LIBRARIES = (
 def consumptions() -> tuple[Consumption, ...]:
     """Which bundles run where: each library with each consumer, in the order of both tables."""
     return tuple(
-        Consumption(row.name, title, name in row.served, row.served.get(name) or row.not_served[name])
+        Consumption(row.name, consumer=title, runs=name in row.served, detail=(row.not_served | row.served)[name])
         for row in LIBRARIES
         for name, title in CONSUMERS.items()
     )
@@ -253,7 +240,7 @@ def library_named(name: str) -> Library:
     Raises:
         BackendError: there is none.
     """
-    for library in LIBRARIES:
-        if library.name == name:
-            return library
-    raise BackendError(f"no backend '{name}'; allowed: auto, {', '.join(row.name for row in LIBRARIES)}")
+    libraries = {library.name: library for library in LIBRARIES}
+    if name not in libraries:
+        raise BackendError(f"no backend '{name}'; allowed: auto, {', '.join(libraries)}")
+    return libraries[name]

@@ -33,6 +33,9 @@ from trtdet.progress import Progress, silent
 
 LIBRARY = library_named("onnxruntime")
 
+_CUSTOM_DOMAIN = "ai.onnx.contrib"
+"""The only domain in which onnxruntime-extensions takes operators written in Python."""
+
 
 class OnnxRuntime:
     """Stands in for an engine where none is wanted: what it builds is the model alone."""
@@ -49,12 +52,9 @@ class OnnxRuntime:
             fp8=True,
         )
 
-    def unsupported(self, model: onnx.ModelProto) -> dict[str, str]:
-        return {}
-
     def build(self, request: BuildRequest, progress: Progress = silent) -> Built:
         OnnxRunner(request.model)
-        return Built(b"", (), (), 0.0)
+        return Built(b"", sms=(), log=(), seconds=0.0)
 
 
 class OnnxRunner:
@@ -103,14 +103,6 @@ class OnnxRunner:
         return onnx.load_from_string(self._data)
 
     def __call__(self, images: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
-        """Runs a batch; one that is smaller than a fixed batch is padded, and the outputs cut.
-
-        Args:
-            images: float32 (B, 3, H, W), pre-processed.
-
-        Returns:
-            The outputs by name, each with B rows.
-        """
         results = self.feed({self.input: self.filled(images)})
         return {name: value[: len(images)] for name, value in results.items()}
 
@@ -123,16 +115,8 @@ class OnnxRunner:
         return np.concatenate([images, np.repeat(images[-1:], missing, axis=0)]) if missing else images
 
     def new_context(self, images: NDArray[np.float32]) -> OnnxContext:
-        """A context for exactly this batch, warmed up once; contexts share the model and its threads.
-
-        Args:
-            images: float32 (B, 3, H, W), pre-processed.
-
-        Raises:
-            BackendError: the model has another fixed batch.
-        """
-        if self.batch not in (None, len(images)):
-            raise BackendError(f"the model takes batches of exactly {self.batch}, got {len(images)} images")
+        """Contexts share the model and its threads."""
+        self._check_batch(images)
         context = OnnxContext(self._session, {self.input: images})
         context.run()
         return context
@@ -141,22 +125,12 @@ class OnnxRunner:
         """Times onnxruntime's kernels by its own profiler, in a session with the same options.
 
         A kernel's time is the time between its start and its end, to the microsecond; for a Loop or an If, without the
-        kernels inside.
-
-        Args:
-            images: float32 (B, 3, H, W), pre-processed.
-            runs: how many runs are measured.
-            warm_up: how many runs come before them.
-
-        Returns:
-            An entry for each kernel, in the order of the first run; ``onnx`` is empty for the copies into other memory
-            layouts that onnxruntime adds.
+        kernels inside. ``onnx`` is empty for the copies into other memory layouts that onnxruntime adds.
 
         Raises:
             BackendError: the batch is not the model's, or the profiler's events ended before the runs did.
         """
-        if self.batch not in (None, len(images)):
-            raise BackendError(f"the model takes batches of exactly {self.batch}, got {len(images)} images")
+        self._check_batch(images)
         with tempfile.TemporaryDirectory(prefix="trtdet-profile-") as folder:
             # Each session orders and names its optimised nodes anew, so all profiles run the model of the first.
             if self._optimised is None:
@@ -176,7 +150,11 @@ class OnnxRunner:
             finally:
                 trace = Path(session.end_profiling())
             events = json.loads(trace.read_text(encoding="utf-8"))
-        return layer_times(events, self.model, warm_up + runs, warm_up)
+        return layer_times(events, self.model, warm_up + runs, warm_up=warm_up)
+
+    def _check_batch(self, images: NDArray[np.float32]) -> None:
+        if self.batch not in (None, len(images)):
+            raise BackendError(f"the model takes batches of exactly {self.batch}, got {len(images)} images")
 
     def _options(self) -> Any:
         options = onnxruntime.SessionOptions()
@@ -242,10 +220,6 @@ def _failures(what: str) -> Iterator[None]:
         ) from None
 
 
-_CUSTOM_DOMAIN = "ai.onnx.contrib"
-"""The only domain in which onnxruntime-extensions takes operators written in Python."""
-
-
 def portable(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model as onnxruntime computes it, in standard operators and EfficientNMS_TRT.
 
@@ -261,21 +235,19 @@ def _runnable(model: onnx.ModelProto | bytes) -> tuple[bytes, bool]:
         # Takes a sixth of the time in which onnxruntime loads the model.
         given = onnx.load_from_string(model) if isinstance(model, bytes) else model
     standard = portable(given)
-    if (
-        isinstance(model, bytes)
-        and standard is given
-        and PLUGIN_DOMAIN not in {node.domain for node in given.graph.node}
-    ):
+    has_plugins = any(node.domain == PLUGIN_DOMAIN for node in given.graph.node)
+    if isinstance(model, bytes) and standard is given and not has_plugins:
         return model, False
     changed = onnx.ModelProto()
     changed.CopyFrom(standard)
     foreign = [node for node in changed.graph.node if node.domain == PLUGIN_DOMAIN]
     for node in foreign:
         node.domain = _CUSTOM_DOMAIN
-        # The extensions hand floats over as text of six digits.
-        for attribute in [found for found in node.attribute if found.type == onnx.AttributeProto.FLOAT]:
-            attribute.i, attribute.type = int(np.float32(attribute.f).view(np.int32)), onnx.AttributeProto.INT
-            attribute.ClearField("f")
+        for attribute in node.attribute:
+            # The extensions hand floats over as text of six digits.
+            if attribute.type == onnx.AttributeProto.FLOAT:
+                attribute.i, attribute.type = int(np.float32(attribute.f).view(np.int32)), onnx.AttributeProto.INT
+                attribute.ClearField("f")
     if foreign:
         changed.opset_import.append(onnx.helper.make_opsetid(_CUSTOM_DOMAIN, 1))
     return changed.SerializeToString(), bool(foreign)
@@ -284,7 +256,21 @@ def _runnable(model: onnx.ModelProto | bytes) -> tuple[bytes, bool]:
 @cache
 def _custom_operators() -> str:
     """The library with EfficientNMS_TRT, computed by its NumPy reference."""
-    extensions = _extensions()
+    # Without the side effects of its converters, which are not used here: they import torch, which takes seconds, and
+    # set a variable that makes protobuf slow in every process started afterwards.
+    variable = "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION"
+    before = os.environ.get(variable)
+    spared = {"torch", "transformers"} - sys.modules.keys()
+    sys.modules.update(dict.fromkeys(spared))  # type: ignore[arg-type]  # None: importing it fails, and is caught
+    try:
+        import onnxruntime_extensions as extensions
+    finally:
+        for name in spared:
+            sys.modules.pop(name, None)
+        if before is None:
+            os.environ.pop(variable, None)
+        else:
+            os.environ[variable] = before
     kinds = extensions.PyCustomOpDef
     names = {field.name: field.type for field in fields(EfficientNms)}
 
@@ -300,29 +286,10 @@ def _custom_operators() -> str:
             for name, value in attributes.items()
             if value is not None
         }
-        found = efficient_nms(boxes, scores, EfficientNms(**given))
-        return found.num_dets, found.boxes, found.scores, found.classes
+        detections = efficient_nms(boxes, scores, EfficientNms(**given))
+        return detections.num_dets, detections.boxes, detections.scores, detections.classes
 
     return str(extensions.get_library_path())
-
-
-def _extensions() -> Any:
-    """Imports onnxruntime-extensions without the side effects of its converters, which are not used here: they import
-    torch, which takes seconds, and set a variable that makes protobuf slow in every process started afterwards."""
-    variable = "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION"
-    before = os.environ.get(variable)
-    spared = {"torch", "transformers"} - sys.modules.keys()
-    sys.modules.update(dict.fromkeys(spared))  # type: ignore[arg-type]  # None: importing it fails, and is caught
-    try:
-        import onnxruntime_extensions
-    finally:
-        for name in spared:
-            sys.modules.pop(name, None)
-        if before is None:
-            os.environ.pop(variable, None)
-        else:
-            os.environ[variable] = before
-    return onnxruntime_extensions
 
 
 def for_scores(runner: Runner) -> Runner:

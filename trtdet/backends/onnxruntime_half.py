@@ -52,33 +52,29 @@ def with_roundings(model: onnx.ModelProto) -> onnx.ModelProto:
     Args:
         model: sorted; it is not changed. Without FP16 tensors it is returned itself.
     """
-    if not _has_half(model.graph):
+    graph = model.graph
+    # Whether an input, a constant or a cast gives FP16; branches and bodies do not count.
+    has_half = (
+        any(weight.data_type == _HALF for weight in graph.initializer)
+        or any(value.type.tensor_type.elem_type == _HALF for value in graph.input)
+        or any(
+            attribute.t.data_type == _HALF or (attribute.name in _TYPES and attribute.i == _HALF)
+            for node in graph.node
+            for attribute in node.attribute
+        )
+    )
+    if not has_half:
         return model
     typed = onnx.ModelProto()
     typed.CopyFrom(model)
     # A tensor that became an output has whatever type it was declared with.
     for value in typed.graph.output:
         value.type.tensor_type.ClearField("elem_type")
-    return _Rounded(model, _half_tensors(onnx.shape_inference.infer_shapes(typed).graph)).model
-
-
-def _has_half(graph: onnx.GraphProto) -> bool:
-    """Whether anything makes FP16 in a graph: an input, a constant or a cast. Branches and bodies do not count."""
-    if any(weight.data_type == _HALF for weight in graph.initializer):
-        return True
-    if any(value.type.tensor_type.elem_type == _HALF for value in graph.input):
-        return True
-    return any(
-        attribute.t.data_type == _HALF or (attribute.name in _TYPES and attribute.i == _HALF)
-        for node in graph.node
-        for attribute in node.attribute
-    )
-
-
-def _half_tensors(graph: onnx.GraphProto) -> set[str]:
-    values = (*graph.value_info, *graph.input, *graph.output)
-    found = {value.name for value in values if value.type.tensor_type.elem_type == _HALF}
-    return found | {weight.name for weight in graph.initializer if weight.data_type == _HALF}
+    typed_graph = onnx.shape_inference.infer_shapes(typed).graph
+    values = (*typed_graph.value_info, *typed_graph.input, *typed_graph.output)
+    half = {value.name for value in values if value.type.tensor_type.elem_type == _HALF}
+    half |= {weight.name for weight in typed_graph.initializer if weight.data_type == _HALF}
+    return _Rounded(model, half).model
 
 
 class _Rounded:
@@ -127,8 +123,9 @@ class _Rounded:
             self._as_half.update({name: name for name in node.output if name in self._half})
             return
         unrounded = self._reads_unrounded(node)
-        read = self._unrounded_form if unrounded else self._float_form
-        written.input[:] = [read(name) if name in self._half else name for name in node.input]
+        for index, name in enumerate(node.input):
+            if name in self._half:
+                written.input[index] = (unrounded and self._unrounded.get(name)) or self._float_form(name)
         made = [index for index, name in enumerate(node.output) if name in self._half]
         self._nodes.append(written)
         if node.op_type == "Cast" and made:
@@ -153,9 +150,6 @@ class _Rounded:
         if node.op_type in _PRODUCTS:
             return all(name in self._unrounded for name in node.input[:2])
         return bool(inputs) and _exact(node) and all(name in self._unrounded for name in inputs)
-
-    def _unrounded_form(self, name: str) -> str:
-        return self._unrounded.get(name) or self._float_form(name)
 
     def _half_form(self, name: str) -> str:
         if name not in self._as_half:

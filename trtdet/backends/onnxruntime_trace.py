@@ -63,10 +63,10 @@ def layer_times(
     return tuple(
         LayerTime(
             name,
-            kind,
-            nodes.get(name, ()),
-            tuple(map(float, taken[warm_up:])),
-            max(1, round(counts[name, kind] / runs)),
+            type=kind,
+            onnx=nodes.get(name, ()),
+            ms=tuple(map(float, taken[warm_up:])),
+            count=max(1, round(counts[name, kind] / runs)),
         )
         for (name, kind), taken in times.items()
     )

@@ -4,9 +4,8 @@ The first line is ``TRT-<version>-<algorithm>``, the version being ``NV_TENSORRT
 ``<tensor>: <scale>``, the scale (amax / 127) being the bits of a float32 as a hexadecimal number. Names are written as
 they are: they may hold colons and spaces.
 
-TensorRT takes a cache only where version and algorithm are its calibrator's own; of one that it does not take it says
-``Calibration table does not match calibrator algorithm type.`` and calibrates anew, on images that may not be there.
-What is checked here is checked before that.
+TensorRT takes a cache only where version and algorithm are its calibrator's own; with any other it calibrates anew, on
+images that may not be there. So both are checked here before that.
 
 Sources: ``samples/opensource/sampleINT8/README.md`` of NVIDIA/TensorRT, release/7.0; the algorithms' names and the
 messages are those in libnvinfer 8.6.0; that leading zeros are left out, and what stands for a tensor of zeros, is as in
@@ -18,9 +17,11 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 
-from trtdet.errors import CalibrationError
+import numpy as np
+
+from trtdet.errors import CalibrationError, one_line
 
 ALGORITHMS = ("MinMaxCalibration", "EntropyCalibration2", "EntropyCalibration", "LegacyCalibration")
 """What TensorRT calls the algorithms of its calibrators."""
@@ -42,10 +43,10 @@ def version_number(version: str) -> int:
     Raises:
         CalibrationError: the text does not start with three numbers.
     """
-    found = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
-    if found is None:
+    numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
+    if numbers is None:
         raise CalibrationError(f"'{version}' is no version of TensorRT; expected a version like 8.6.0")
-    major, minor, patch = (int(part) for part in found.groups())
+    major, minor, patch = (int(part) for part in numbers.groups())
     return major * (10000 if major >= 10 else 1000) + minor * 100 + patch
 
 
@@ -67,22 +68,12 @@ def write(scales: Mapping[str, float], version: int, algorithm: str = OURS) -> s
     for name, scale in scales.items():
         if not name or "\n" in name:
             raise CalibrationError(f"no cache holds a tensor named {name!r}: empty, or with a line break; rename it")
-        lines.append(f"{name}: {_float32(name, scale).hex()}")
+        with np.errstate(over="ignore", under="ignore"):
+            rounded = np.array(scale, ">f4")
+        if not 0 < rounded < math.inf:
+            raise CalibrationError(f"the scale of tensor '{name}' is {scale}; it must be a float32 over 0 and finite")
+        lines.append(f"{name}: {rounded.tobytes().hex()}")
     return "\n".join(lines) + "\n"
-
-
-def _float32(name: str, scale: float) -> bytes:
-    try:
-        bits = struct.pack(">f", scale)
-    except OverflowError:
-        bits = struct.pack(">f", math.inf)
-    if not _usable(struct.unpack(">f", bits)[0]):
-        raise CalibrationError(f"the scale of tensor '{name}' is {scale}; it must be a float32 over 0 and finite")
-    return bits
-
-
-def _usable(scale: float) -> bool:
-    return 0 < scale < math.inf
 
 
 def read(
@@ -108,50 +99,37 @@ def read(
             name stands there twice; a scale is not over 0 and finite.
     """
     heading, *lines = text.removesuffix("\n").split("\n")
-    found = _HEADING.fullmatch(heading)
-    if found is None:
+    fields = _HEADING.fullmatch(heading)
+    if fields is None:
         raise CalibrationError(
-            f"{where} is no calibration cache of TensorRT: its first line is {_shown(heading)}, expected a line like "
-            "'TRT-8600-EntropyCalibration2'; make a cache with 'trtdet calibrate'"
+            f"{where} is no calibration cache of TensorRT: its first line is {one_line(repr(heading), 80)}, expected a "
+            "line like 'TRT-8600-EntropyCalibration2'; make a cache with 'trtdet calibrate'"
         )
-    if algorithm is not None and found[2] != algorithm:
-        raise CalibrationError(
-            f"{where} is of the algorithm {found[2]}, and {algorithm} is what will read it: TensorRT takes no other; "
-            "calibrate again"
-        )
-    if version is not None and int(found[1]) != version:
-        raise CalibrationError(
-            f"{where} is of TensorRT {found[1]}, and {version} is what will read it: TensorRT takes no other; "
-            "calibrate again"
-        )
+    for expected, actual, label in ((algorithm, fields[2], "the algorithm"), (version, int(fields[1]), "TensorRT")):
+        if expected is not None and actual != expected:
+            raise CalibrationError(
+                f"{where} is of {label} {actual}, and {expected} is what will read it: TensorRT takes no other; "
+                "calibrate again"
+            )
     scales: dict[str, float] = {}
-    for number, name, scale in _entries(lines, where):
-        if name in scales:
-            raise CalibrationError(f"{where}, line {number}: tensor '{name}' stands there twice; calibrate again")
-        scales[name] = scale
-    unusable = [name for name, scale in scales.items() if not _usable(scale)]
-    if unusable and not skip_unusable:
-        raise CalibrationError(
-            f"{where}: the scale of {len(unusable)} of {len(scales)} tensors is not over 0 and finite, the first is "
-            f"'{unusable[0]}' with {scales[unusable[0]]}; calibrate again"
-        )
-    return {name: scale for name, scale in scales.items() if _usable(scale)}
-
-
-def _entries(lines: list[str], where: str) -> Iterator[tuple[int, str, float]]:
-    """Number of the line, name and scale of each; the name ends at the last colon."""
     for number, line in enumerate(lines, start=2):
-        name, _, digits = line.rpartition(": ")
+        name, _, digits = line.rpartition(": ")  # a name may hold colons
         if not name or _DIGITS.fullmatch(digits) is None:
             raise CalibrationError(
-                f"{where}, line {number} is {_shown(line)}, expected the name of a tensor, ': ' and up to 8 "
-                "hexadecimal digits; calibrate again"
+                f"{where}, line {number} is {one_line(repr(line), 80)}, expected the name of a tensor, ': ' and up to "
+                "8 hexadecimal digits; calibrate again"
             )
-        yield number, name, struct.unpack(">f", int(digits, 16).to_bytes(4, "big"))[0]
-
-
-def _shown(line: str, limit: int = 80) -> str:
-    return repr(line if len(line) <= limit else line[: limit - 3] + "...")
+        if name in scales:
+            raise CalibrationError(f"{where}, line {number}: tensor '{name}' stands there twice; calibrate again")
+        scales[name] = struct.unpack(">f", bytes.fromhex(digits.zfill(8)))[0]
+    usable = {name: scale for name, scale in scales.items() if 0 < scale < math.inf}
+    if len(usable) < len(scales) and not skip_unusable:
+        first = next(name for name in scales if name not in usable)
+        raise CalibrationError(
+            f"{where}: the scale of {len(scales) - len(usable)} of {len(scales)} tensors is not over 0 and finite, the "
+            f"first is '{first}' with {scales[first]}; calibrate again"
+        )
+    return usable
 
 
 def matched(
@@ -171,14 +149,15 @@ def matched(
     Raises:
         CalibrationError: scales of tensors that the network does not have, or needed tensors without one.
     """
-    known = set(network)
-    unknown = [name for name in scales if name not in known]
+    unknown = sorted(scales.keys() - set(network), key=list(scales).index)
     missing = [name for name in needed if name not in scales]
-    said = []
+    problems = []
     if missing:
-        said.append(f"{len(missing)} of the {len(needed)} tensors that need a range have none, first '{missing[0]}'")
+        problems.append(
+            f"{len(missing)} of the {len(needed)} tensors that need a range have none, first '{missing[0]}'"
+        )
     if unknown:
-        said.append(f"{len(unknown)} of its {len(scales)} tensors are not in the network, first '{unknown[0]}'")
-    if said:
-        raise CalibrationError(f"{where} is of another model: {'; '.join(said)}; calibrate the model that is built")
+        problems.append(f"{len(unknown)} of its {len(scales)} tensors are not in the network, first '{unknown[0]}'")
+    if problems:
+        raise CalibrationError(f"{where} is of another model: {'; '.join(problems)}; calibrate the model that is built")
     return {name: scales[name] for name in network if name in scales}

@@ -49,14 +49,14 @@ def expose(model: onnx.ModelProto, tensors: Sequence[str]) -> onnx.ModelProto:
         CalibrationError: the model has no such tensor.
     """
     graph = gs.import_onnx(model)
-    known = graph.tensors()
-    missing = [name for name in tensors if name not in known]
+    own = graph.tensors()
+    missing = [name for name in tensors if name not in own]
     if missing:
         raise CalibrationError(
             f"the model has no tensor '{missing[0]}' ({len(missing)} missing); calibrate this model anew"
         )
     inputs = {tensor.name for tensor in graph.inputs}
-    graph.outputs = [known[name] for name in tensors if name not in inputs]
+    graph.outputs = [own[name] for name in tensors if name not in inputs]
     if not graph.outputs:
         copy = gs.Variable("trtdet/expose/copy")
         graph.nodes.append(gs.Node("Identity", "trtdet/expose", inputs=[graph.inputs[0]], outputs=[copy]))
@@ -74,14 +74,8 @@ def expose(model: onnx.ModelProto, tensors: Sequence[str]) -> onnx.ModelProto:
 
 @dataclass(frozen=True)
 class CollectionRequest:
-    """What is to be collected.
-
-    Attributes:
-        source: name of the network's input; it may be among ``tensors``.
-        tensors: names of activations.
-        key: see :func:`collection_key`; empty where nothing will be compared with it.
-        images_sha256: hash of the images' names and contents.
-    """
+    """What is to be collected: ``source`` is the network's input, which may be among ``tensors``, the activations;
+    ``key`` is that of :func:`collection_key`, empty where nothing will be compared with it."""
 
     source: str
     tensors: Sequence[str]
@@ -109,55 +103,56 @@ def collect(
             images.
         DataError: too many unreadable images, or pixels that cannot be right.
     """
-    counted = set(request.tensors)
-    found: dict[str, Histogram] = {}
-    done = 0
+    histograms: dict[str, Histogram] = {}
+    count = 0
     with ThreadPoolExecutor(max_workers=1) as counter:
         pending: Future[None] | None = None
         for batch in stream:
             outputs = dict(run(batch.images))
-            if request.source in counted:
+            if request.source in request.tensors:
                 outputs[request.source] = batch.images
             if pending is not None:
                 pending.result()
-            pending = counter.submit(_count, found, outputs, counted, [path.name for path in batch.paths])
-            done += len(batch)
-            progress(done)
+            names = [path.name for path in batch.paths]
+            pending = counter.submit(_count, histograms, outputs, counted=set(request.tensors), images=names)
+            count += len(batch)
+            progress(count)
         if pending is not None:
             pending.result()
-    if not done:
+    if not count:
         raise CalibrationError("no calibration image could be read; give a folder of JPEG or PNG images with --images")
     stream.check_pixels()
-    skipped = tuple(path.name for path, _ in stream.skipped)
     # A tensor may hold nothing for any image, such as the regions on a level of a pyramid. It then counts as one zero.
     nothing = Histogram.of(np.zeros(1, np.float32))
-    histograms = {name: found.get(name, nothing) for name in request.tensors}
-    return Collection(histograms, request.key, done, request.images_sha256, request.source, skipped)
+    return Collection(
+        histograms={name: histograms.get(name, nothing) for name in request.tensors},
+        key=request.key,
+        images=count,
+        images_sha256=request.images_sha256,
+        source=request.source,
+        skipped=tuple(path.name for path, _ in stream.skipped),
+    )
 
 
 def _count(
-    found: dict[str, Histogram], outputs: Mapping[str, NDArray[Any]], counted: Container[str], images: list[str]
+    histograms: dict[str, Histogram], outputs: Mapping[str, NDArray[Any]], counted: Container[str], images: list[str]
 ) -> None:
+    """Adds the outputs of a batch to the histograms of those that are ``counted``."""
     for name, values in outputs.items():
-        if name not in counted:
-            if not np.isfinite(values).all():
-                raise _not_finite(f"output '{name}'", values, images)
-            continue
-        before = found.get(name)
-        if values.size == 0:
-            continue
         try:
-            now = Histogram.of(values, None if before is None else before.exponent)
+            if name not in counted:
+                if not np.isfinite(values).all():
+                    raise ValueError
+            elif values.size:
+                before = histograms.get(name)
+                batch = Histogram.of(values, None if before is None else before.exponent)
+                histograms[name] = batch if before is None else before + batch
         except ValueError:
-            raise _not_finite(f"activation '{name}'", values, images) from None
-        found[name] = now if before is None else before + now
-
-
-def _not_finite(what: str, values: NDArray[Any], images: list[str]) -> CalibrationError:
-    finite = np.isfinite(values)
-    bad = [image for image, known in zip(images, finite, strict=False) if not known.all()] or images
-    kind = "NaN" if np.isnan(values).any() else "infinite"
-    return CalibrationError(
-        f"{what} is {kind} in {int((~finite).sum())} of {values.size} places for image '{bad[0]}'; "
-        "the model overflows in float: check its weights and the pre-processing in the configuration"
-    )
+            finite = np.isfinite(values)
+            bad = [image for image, own in zip(images, finite, strict=False) if not own.all()] or images
+            raise CalibrationError(
+                f"{'activation' if name in counted else 'output'} '{name}' is "
+                f"{'NaN' if np.isnan(values).any() else 'infinite'} in {int((~finite).sum())} of {values.size} places "
+                f"for image '{bad[0]}'; the model overflows in float: check its weights and the pre-processing in the "
+                "configuration"
+            ) from None

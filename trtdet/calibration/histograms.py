@@ -15,7 +15,6 @@ import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -96,8 +95,10 @@ class Histogram:
             low, high = float(flat.min()), float(flat.max())
         if not (math.isfinite(low) and math.isfinite(high)):
             raise ValueError("the values are not all finite")
-        needed = _exponent(max(abs(low), abs(high)))
-        exponent = needed if exponent is None else max(needed, exponent)
+        # The smallest power of two over the largest magnitude, which is at least that of float32's normal numbers.
+        amax = max(abs(low), abs(high))
+        needed = math.frexp(amax)[1] if amax > 0 else _LEAST_EXPONENT
+        exponent = max(needed, _LEAST_EXPONENT, needed if exponent is None else exponent)
         # The factor is a power of two, so that truncation puts every value into its bin exactly.
         index = np.abs(flat)
         index *= np.float32(BINS / 2.0**exponent)
@@ -106,7 +107,7 @@ class Histogram:
         for start in range(0, len(bins), _CHUNK):
             part = cv2.calcHist([bins[start : start + _CHUNK]], [0], None, [BINS], [0.0, float(BINS)])
             counts += part.reshape(-1).astype(np.int64)
-        return Histogram(counts, exponent, low, high)
+        return Histogram(counts, exponent=exponent, low=low, high=high)
 
     def widened(self, exponent: int) -> Histogram:
         """The same counts over a range that is a power of two larger."""
@@ -115,12 +116,12 @@ class Histogram:
             halved = np.zeros_like(counts)
             halved[: BINS // 2] = counts.reshape(-1, 2).sum(axis=1)
             counts = halved
-        return Histogram(counts, max(exponent, self.exponent), self.low, self.high)
+        return Histogram(counts, exponent=max(exponent, self.exponent), low=self.low, high=self.high)
 
     def __add__(self, other: Histogram) -> Histogram:
         exponent = max(self.exponent, other.exponent)
         counts = self.widened(exponent).counts + other.widened(exponent).counts
-        return Histogram(counts, exponent, min(self.low, other.low), max(self.high, other.high))
+        return Histogram(counts, exponent=exponent, low=min(self.low, other.low), high=max(self.high, other.high))
 
     def rebinned(self, bins: int) -> tuple[NDArray[np.int64], float]:
         """The counts in at most ``bins`` wider bins that reach just over the largest value, and their width.
@@ -135,9 +136,10 @@ class Histogram:
         return padded.reshape(bins, group).sum(axis=1), group * self.width
 
 
-def _exponent(amax: float) -> int:
-    """The smallest e with amax < 2**e; a range below float32's normal numbers would be of no use."""
-    return max(math.frexp(amax)[1], _LEAST_EXPONENT) if amax > 0 else _LEAST_EXPONENT
+_STORED = ("key", "images", "images_sha256", "source", "skipped")
+"""The fields of a collection that its file has as JSON."""
+
+_OTHER_VERSION = "was written by another version of trtdet; collect again"
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,24 +164,15 @@ class Collection:
 
     def to_bytes(self) -> bytes:
         """The collection as a compressed ``.npz``."""
-        names = list(self.histograms)
-        meta = {
-            "schema": SCHEMA,
-            "key": self.key,
-            "images": self.images,
-            "images_sha256": self.images_sha256,
-            "source": self.source,
-            "skipped": self.skipped,
-            "tensors": names,
-        }
-        found = [self.histograms[name] for name in names]
+        meta = {"schema": SCHEMA, **{name: getattr(self, name) for name in _STORED}, "tensors": list(self.histograms)}
+        histograms = self.histograms.values()
         stream = io.BytesIO()
         np.savez_compressed(
             stream,
             meta=np.frombuffer(json.dumps(meta).encode(), np.uint8),
-            counts=np.array([histogram.counts for histogram in found], np.int64).reshape(-1, BINS),
-            exponents=np.array([histogram.exponent for histogram in found], np.int32),
-            extremes=np.array([(histogram.low, histogram.high) for histogram in found], np.float64).reshape(-1, 2),
+            counts=np.array([histogram.counts for histogram in histograms], np.int64).reshape(-1, BINS),
+            exponents=np.array([histogram.exponent for histogram in histograms], np.int32),
+            extremes=np.array([(histogram.low, histogram.high) for histogram in histograms], np.float64).reshape(-1, 2),
         )
         return stream.getvalue()
 
@@ -201,21 +194,22 @@ class Collection:
         try:
             # NumPy leaves a file that it opened itself open where it is cut.
             with path.open("rb") as stream, np.load(stream, allow_pickle=False) as data:
-                meta = parse_document(data["meta"].tobytes(), _meta_adapter())
+                meta = parse_document(data["meta"].tobytes(), TypeAdapter(_Meta))
                 counts, exponents, extremes = data["counts"], data["exponents"], data["extremes"]
             if counts.ndim != 2 or counts.shape[1] != BINS:
-                raise CalibrationError(f"'{path}' was written by another version of trtdet; collect again")
-            histograms = _histograms(meta.tensors, counts, exponents, extremes)
-            return Collection(histograms, meta.key, meta.images, meta.images_sha256, meta.source, meta.skipped)
+                raise CalibrationError(f"'{path}' {_OTHER_VERSION}")
+            histograms = _histograms(meta.tensors, counts, exponents, extremes=extremes)
+            return Collection(histograms, **{name: getattr(meta, name) for name in _STORED})
         except DocumentError as error:
             if error.place == "schema" and error.kind == "literal_error":
-                raise CalibrationError(f"'{path}' was written by another version of trtdet; collect again") from None
+                raise CalibrationError(f"'{path}' {_OTHER_VERSION}") from None
             raise CalibrationError(f"'{path}' is not a collection of histograms: {error}; collect again") from None
         except FileNotFoundError:
             raise CalibrationError(f"'{path}' does not exist; make it with 'trtdet calibrate'") from None
         except _UNREADABLE as error:
-            problem = one_line(error)
-            raise CalibrationError(f"'{path}' is not a collection of histograms: {problem}; collect again") from None
+            raise CalibrationError(
+                f"'{path}' is not a collection of histograms: {one_line(error)}; collect again"
+            ) from None
 
 
 @dataclass(frozen=True)
@@ -233,11 +227,6 @@ class _Meta:
     tensors: tuple[str, ...]
 
 
-@cache
-def _meta_adapter() -> TypeAdapter[_Meta]:
-    return TypeAdapter(_Meta)
-
-
 def _histograms(
     tensors: Sequence[str], counts: NDArray[Any], exponents: NDArray[Any], extremes: NDArray[Any]
 ) -> dict[str, Histogram]:
@@ -252,6 +241,7 @@ def _histograms(
         raise ValueError(f"{total} tensors with arrays of shapes {', '.join(map(str, shapes))}")
     if counts.dtype != np.int64 or exponents.dtype != np.int32 or extremes.dtype != np.float64:
         raise ValueError(f"arrays of types {counts.dtype}, {exponents.dtype} and {extremes.dtype}")
+    histograms: dict[str, Histogram] = {}
     for name, row, exponent, (low, high) in zip(tensors, counts, exponents, extremes, strict=True):
         # In float64, which does not overflow where int64 does.
         size = row.sum(dtype=np.float64)
@@ -266,7 +256,5 @@ def _histograms(
             )
         if not (np.isfinite([low, high]).all() and low <= high and max(-low, high) <= 2.0**exponent):
             raise ValueError(f"the extremes of '{name}' are {low:g} and {high:g}, its range ends at 2^{exponent}")
-    return {
-        name: Histogram(counts[index], int(exponents[index]), float(extremes[index, 0]), float(extremes[index, 1]))
-        for index, name in enumerate(tensors)
-    }
+        histograms[name] = Histogram(row, exponent=int(exponent), low=float(low), high=float(high))
+    return histograms

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -99,18 +99,15 @@ class Ranges:
         if rule not in RULES:
             raise ConfigError(f"no calibration rule '{rule}'; allowed: {', '.join(RULES)}")
         apply = partial(percentile, percent=percent) if rule == "percentile" else RULES[rule]
-        silent = [name for name, seen in collection.histograms.items() if seen.amax / 127.0 < _SMALLEST_SCALE]
-        ruled = {
-            name: seen
-            for name, seen in collection.histograms.items()
-            if name not in silent and name != collection.source
-        }
+        histograms = collection.histograms
+        silent = [name for name, histogram in histograms.items() if histogram.amax / 127.0 < _SMALLEST_SCALE]
+        ruled = {name: histograms[name] for name in histograms if name not in silent and name != collection.source}
         # NumPy computes outside the interpreter's lock, so that threads share the work.
         with ThreadPoolExecutor() as pool:
             amax = dict(zip(ruled, pool.map(apply, ruled.values()), strict=True))
         tensors = {
-            name: Range(1.0 if name in silent else amax.get(name, seen.amax), seen.low, seen.high)
-            for name, seen in collection.histograms.items()
+            name: Range(1.0 if name in silent else amax.get(name, histogram.amax), histogram.low, histogram.high)
+            for name, histogram in histograms.items()
         }
         if silent:
             warnings.warn(
@@ -119,8 +116,14 @@ class Ranges:
                 TrtdetWarning,
                 stacklevel=2,
             )
-        chosen = percent if rule == "percentile" else None
-        return Ranges(rule, chosen, tensors, collection.key, collection.images, collection.images_sha256)
+        return Ranges(
+            rule=rule,
+            percent=percent if rule == "percentile" else None,
+            tensors=tensors,
+            key=collection.key,
+            images=collection.images,
+            images_sha256=collection.images_sha256,
+        )
 
     def to_json(self) -> str:
         return json.dumps({"schema": _SCHEMA, **asdict(self)}, indent=1) + "\n"
@@ -137,7 +140,8 @@ class Ranges:
             CalibrationError: the file is missing, not JSON, of another schema, or a range is not over 0 and finite.
         """
         try:
-            return read_document(path, _file_adapter()).ranges()
+            document = read_document(path, TypeAdapter(_File))
+            return Ranges(**{key.name: getattr(document, key.name) for key in fields(Ranges)})
         except FileNotFoundError:
             raise CalibrationError(f"ranges '{path}' do not exist; make them with 'trtdet calibrate'") from None
         except DocumentError as error:
@@ -148,15 +152,8 @@ class Ranges:
             raise CalibrationError(f"ranges '{path}' cannot be read: {error}; calibrate again") from None
 
     def to_calibration_cache(self, version: int = 8600, algorithm: str = calibration_cache.OURS) -> str:
-        """The text that TensorRT up to 10 reads as a calibration cache, see :mod:`trtdet.calibration.cache`.
-
-        Args:
-            version: TensorRT's version as in ``NV_TENSORRT_VERSION``, 8600 for 8.6.0.
-            algorithm: of the calibrator that hands it to TensorRT.
-
-        Raises:
-            CalibrationError: an unknown algorithm, or a range that is too large for a float32 scale.
-        """
+        """The text that TensorRT up to 10 reads as a calibration cache; arguments and errors are those of
+        :func:`trtdet.calibration.cache.write`."""
         return calibration_cache.write({name: entry.scale for name, entry in self.tensors.items()}, version, algorithm)
 
 
@@ -165,11 +162,3 @@ class _File(Ranges):
     """What ``ranges.json`` holds."""
 
     schema: Literal[1] = field(kw_only=True)
-
-    def ranges(self) -> Ranges:
-        return Ranges(**{known.name: getattr(self, known.name) for known in fields(Ranges)})
-
-
-@cache
-def _file_adapter() -> TypeAdapter[_File]:
-    return TypeAdapter(_File)

@@ -1,4 +1,4 @@
-"""The command line: arguments in, a call of the package, its results out. Each command has a file."""
+"""The command line: arguments in, a call of the package, its results out. A file has a command or two."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from trtdet import __version__
 from trtdet.cli import (
     audit_command,
-    bench_command,
     build_command,
     calibrate_command,
     compare_command,
@@ -18,20 +17,19 @@ from trtdet.cli import (
     demo_command,
     doctor_command,
     eval_command,
+    experiment_commands,
     export_command,
     infer_command,
     init_command,
+    measure_commands,
     package_command,
-    profile_command,
-    record_command,
     report_command,
     sensitivity_command,
-    sweep_command,
-    tune_command,
 )
-from trtdet.cli.command import Command, Parser, nearest
+from trtdet.cli.command import Command, Parser
 from trtdet.cli.failures import RAISE, describe, interrupted, write_details
 from trtdet.errors import TrtdetError
+from trtdet.options.rows import nearest
 from trtdet.progress import Console, OutputClosed
 
 COMMANDS: tuple[Command, ...] = (
@@ -43,12 +41,11 @@ COMMANDS: tuple[Command, ...] = (
     eval_command.COMMAND,
     audit_command.COMMAND,
     sensitivity_command.COMMAND,
-    sweep_command.COMMAND,
-    tune_command.COMMAND,
-    bench_command.COMMAND,
-    profile_command.COMMAND,
+    experiment_commands.SWEEP,
+    experiment_commands.TUNE,
+    measure_commands.BENCH,
+    measure_commands.PROFILE,
     infer_command.COMMAND,
-    record_command.COMMAND,
     report_command.COMMAND,
     compare_command.COMMAND,
     package_command.COMMAND,
@@ -79,32 +76,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace, console: Console) -> int:
+    details: dict[str, str | None] = {}
     try:
-        for note in options.notes:
-            console.line(note)
         console.give(options.run(options, console))
+        return 0
     except OutputClosed:
         raise
+    except TrtdetError as error:
+        kind, message = type(error).__name__, str(error)
     except Exception as error:
         if interrupted(error):
             raise KeyboardInterrupt from error
-        if isinstance(error, TrtdetError):
-            return _failed(options, console, error, str(error), {})
         if os.environ.get(RAISE):
             raise
-        details = write_details(error)
-        where = {"details": str(details) if details else None}
-        return _failed(options, console, error, describe(error, details), where)
-    return 0
-
-
-def _failed(
-    options: argparse.Namespace, console: Console, error: Exception, said: str, more: dict[str, str | None]
-) -> int:
-    console.fail(said)
+        file = write_details(error)
+        kind, message, details = type(error).__name__, describe(error, file), {"details": str(file) if file else None}
+    console.fail(message)
     if options.json:
         try:
-            console.give({"error": {"type": type(error).__name__, "message": said, **more}})
+            console.give({"error": {"type": kind, "message": message, **details}})
         except TrtdetError as full:
             console.fail(full)
     return 1
@@ -124,16 +114,13 @@ def parsers(*names: str) -> tuple[Parser, dict[str, Parser]]:
         metavar="COMMAND", required=True, title="commands", description="'trtdet COMMAND --help' explains each"
     )
     for command in COMMANDS:
-        parser = group.add_parser(command.name, help=command.summary, description=command.summary)
-        parser.set_defaults(run=command.run, notes=[])
+        usage = f"trtdet {command.name} {command.usage}" if command.usage else None
+        parser = group.add_parser(command.name, help=command.summary, description=command.description, usage=usage)
+        parser.set_defaults(run=command.run)
         if command.name in names:
             command.add_options(parser)
-            parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
-            parser.add_argument(
-                "--verbose",
-                action="store_true",
-                help="show the messages of libraries and of the builder, and how long each stage took",
-            )
+            parser.add_argument("--json", action="store_true", help="print one JSON object")
+            parser.add_argument("--verbose", action="store_true", help="show the builder's messages and times")
     return top, dict(group.choices)
 
 
@@ -145,7 +132,3 @@ def _parse(words: list[str]) -> argparse.Namespace:
     elif name:
         top.error(f"no command '{name}'{nearest(name, commands)}; commands: {', '.join(commands)}")
     return top.parse_args(words)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -21,32 +21,20 @@ def _options(parser: ArgumentParser) -> None:
 def _run(options: Namespace, console: Console) -> dict[str, Any]:
     from trtdet.cli import COMMANDS, parsers
 
-    top, commands = parsers(*(command.name for command in COMMANDS))
-    script = script_of(top, [top, *commands.values()], options.shell)
-    console.say(script)
-    return {"shell": options.shell, "script": script}
-
-
-def script_of(top: ArgumentParser, every: list[ArgumentParser], shell: str) -> str:
-    """The script that completes a command line in a shell.
-
-    Args:
-        top: the parser of the program.
-        every: it and those of its commands.
-        shell: one of ``SHELLS``.
-
-    Raises:
-        ConfigError: the library that writes such scripts is not installed.
-    """
     try:
         import shtab
     except ImportError:
         raise ConfigError("completion needs the library shtab, which is not installed", "pip install shtab") from None
-    for parser in every:
+    top, commands = parsers(*(command.name for command in COMMANDS))
+    for parser in (top, *commands.values()):
         for action in parser._actions:  # argparse has no public list of them
             if action.type is Path and action.help != argparse.SUPPRESS:
                 action.complete = shtab.FILE  # type: ignore[attr-defined]  # as shtab documents it
-    return str(shtab.complete(top, shell))
+    script = str(shtab.complete(top, options.shell))
+    console.say(script)
+    return {"shell": options.shell, "script": script}
 
 
-COMMAND = Command("completion", "print what a shell needs to complete commands and options", _options, _run)
+COMMAND = Command(
+    "completion", summary="print what a shell needs to complete commands and options", add_options=_options, run=_run
+)

@@ -7,26 +7,23 @@ from pathlib import Path
 from typing import Any
 
 from trtdet.cli.command import Command
+from trtdet.cli.options import argument
 from trtdet.progress import Console
 
 
 def _options(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        default=Path("demo"),
-        metavar="DIR",
-        help="the folder of images, bundles, pictures and figures (default: %(default)s)",
-    )
+    what = "the folder of images, bundles, pictures and figures (default: %(default)s)"
+    argument(parser, "-o --output DIR", what, default=Path("demo"), type=Path)
 
 
 def _run(options: Namespace, console: Console) -> dict[str, Any]:
     from trtdet.demo.walkthrough import run_demo
 
-    done = run_demo(options.output, console.progress)
-    console.say(done.table())
-    return done.as_dict()
+    demo = run_demo(options.output, console.progress)
+    console.say(demo.table())
+    return demo.as_dict()
 
 
-COMMAND = Command("demo", "the shipped detector on generated images: built, scored, drawn", _options, _run)
+COMMAND = Command(
+    "demo", summary="the shipped detector on generated images: built, scored, drawn", add_options=_options, run=_run
+)

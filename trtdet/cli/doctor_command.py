@@ -17,15 +17,17 @@ def _options(parser: ArgumentParser) -> None:
 def _run(options: Namespace, console: Console) -> dict[str, Any]:
     from trtdet.backends.doctor import diagnose
 
-    found = diagnose()
-    devices = ", ".join(found.devices) or "none: engines are built ahead of time with TensorRT-RTX"
-    console.say(f"trtdet {found.trtdet}, Python {found.python}\nCUDA devices: {devices}\nCUDA driver: {found.driver}")
-    for title, checks in (("backend", found.backends), ("extra", found.extras)):
+    state = diagnose()
+    devices = ", ".join(state.devices) or "none: engines are built ahead of time with TensorRT-RTX"
+    console.say(f"trtdet {state.trtdet}, Python {state.python}\nCUDA devices: {devices}\nCUDA driver: {state.driver}")
+    for title, checks in (("backend", state.backends), ("extra", state.extras)):
         rows = [(check.name, "ok" if check.ok else "missing", check.detail, check.fix) for check in checks]
         console.say(f"\n{Table((title, 'status', 'detail', 'to do'), rows)}")
-    places = [(one.backend, one.consumer, "yes" if one.runs else "no", one.detail) for one in found.consumers]
+    places = [(one.backend, one.consumer, "yes" if one.runs else "no", one.detail) for one in state.consumers]
     console.say(f"\n{Table(('bundle of', 'in', 'runs', 'with, or why not'), places)}")
-    return found.as_dict()
+    return state.as_dict()
 
 
-COMMAND = Command("doctor", "what works on this machine, with the pip line for the rest", _options, _run)
+COMMAND = Command(
+    "doctor", summary="what works on this machine, with the pip line for the rest", add_options=_options, run=_run
+)

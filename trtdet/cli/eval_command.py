@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtdet.cli.command import Command
-from trtdet.cli.measured import finish
 from trtdet.cli.options import (
-    add_input_check,
-    add_nms,
     add_output,
+    add_rows,
     add_runtime,
     add_target,
+    argument,
     check_suffix,
     config_if_given,
-    nms_changes,
+    options_of,
 )
 from trtdet.errors import ConfigError, DataError
+from trtdet.options import EvalOptions
 from trtdet.progress import Console
 
 if TYPE_CHECKING:
-    from trtdet.config import Config
     from trtdet.data import CocoDataset, ImageCache
     from trtdet.evaluation.agreement import AgreementOptions
     from trtdet.evaluation.scoring import Evaluation
@@ -34,93 +33,65 @@ if TYPE_CHECKING:
 
 def _options(parser: ArgumentParser) -> None:
     add_target(parser)
-    parser.add_argument(
-        "--images",
-        type=Path,
-        required=True,
-        metavar="DIR",
-        help="the folder of the annotated images; without --annotations, a folder or a .txt list of file names",
-    )
-    parser.add_argument(
-        "--annotations",
-        type=Path,
-        metavar="JSON",
-        help="the COCO instances file of --images; may be left out with --against",
-    )
-    parser.add_argument(
-        "--against",
-        type=Path,
-        metavar="BUNDLE|MODEL",
-        help="a reference to compare with; a MODEL is read with the configuration of the target",
-    )
-    parser.add_argument(
-        "--agreement-threshold",
-        type=float,
-        default=0.25,
-        metavar="S",
-        help="with --against, the reference's detections with at least this score are what is to be found "
-        "(default: %(default)s)",
-    )
-    parser.add_argument(
+    what = "the folder of the annotated images; without --annotations, a folder or a .txt list of file names"
+    argument(parser, "--images DIR", what, type=Path, required=True)
+    what = "the COCO instances file of --images; may be left out with --against"
+    argument(parser, "--annotations JSON", what, type=Path)
+    what = "a reference to compare with; a MODEL is read with the configuration of the target"
+    argument(parser, "--against BUNDLE|MODEL", what, type=Path)
+    what = "with --against, the reference's detections with at least this score are what is to be found"
+    argument(parser, "--agreement-threshold S", what, default=0.25)
+    argument(
+        parser,
         "--evaluator-spread",
-        action="store_true",
-        help="with --against, run the target's model once more with onnxruntime's optimisations, and say how far it "
+        "with --against, run the target's model once more with onnxruntime's optimisations, and say how far it "
         "differs from itself",
     )
-    parser.add_argument(
-        "--resamples",
-        type=int,
-        default=1000,
-        metavar="N",
-        help="bootstrap resamples of the images, for --against (default: %(default)s)",
-    )
+    argument(parser, "--resamples N", "bootstrap resamples of the images, for --against", default=1000)
     add_output(parser, "eval.json", "write the figures into this file, which 'trtdet report' reads", required=False)
-    add_input_check(parser)
-    add_nms(parser)
     add_runtime(parser)
+    add_rows(parser, EvalOptions)
 
 
 def _run(options: Namespace, console: Console) -> dict[str, Any]:
-    check_suffix(options.output, ".json")
-    result = _measured(options, console)
-    finish(options.output, console, (), json.dumps(result, indent=1))
-    return result
-
-
-def _measured(options: Namespace, console: Console) -> dict[str, Any]:
     from trtdet.evaluation.agreement import AgreementOptions
     from trtdet.evaluation.comparison import open_pair
+    from trtdet.evaluation.plausibility import examine_target
     from trtdet.evaluation.resampling import Bootstrap
+    from trtdet.files import write_atomically
     from trtdet.runtime.detector import Detector
 
+    check_suffix(options.output, ".json")
     if options.annotations is None and options.against is None:
         raise ConfigError("eval needs --annotations to score with, or --against a reference, which needs none")
     if options.evaluator_spread and options.against is None:
         raise ConfigError("--evaluator-spread is told beside a comparison; give --against as well")
-    config = config_if_given(options)
-    if config is None and any(value is not None for value in nms_changes(options).values()):
+    config, chosen = config_if_given(options), options_of(options, EvalOptions)
+    if config is None and chosen.nms.values:
         raise ConfigError("a bundle's NMS thresholds were chosen when it was built; build it again with others")
+    if config is not None:
+        config = config.with_nms(**chosen.nms.values)
     agreement = AgreementOptions(options.agreement_threshold, Bootstrap(options.resamples))
+    reference = None
     if options.against is None:
-        detector = Detector.open(options.target, config, options.nms, options.runtime)
-        dataset = _dataset(options, detector)
-        seen = _looked_at(options, detector, config, dataset)
-        return {**_scored(detector, dataset, console).as_dict(), "input_check": seen}
-    pair = open_pair(options.target, options.against, config, options.nms, options.runtime)
-    dataset = _dataset(options, pair[0])
-    seen = _looked_at(options, pair[0], config, dataset)
-    return {**_compared(pair, dataset, options, agreement, console), "input_check": seen}
-
-
-def _looked_at(
-    options: Namespace, detector: Detector, config: Config | None, dataset: CocoDataset
-) -> dict[str, Any] | None:
-    """What the detections look like; None where nobody asks."""
-    from trtdet.evaluation.plausibility import examine_target
-
-    if not options.check_input:
-        return None
-    return examine_target(options.target, detector, config, [image.path for image in dataset.images])
+        detector = Detector.open(options.target, config, chosen.nms.mode, runtime=options.runtime)
+    else:
+        detector, reference = open_pair(
+            options.target, options.against, config, nms=chosen.nms.mode, runtime=options.runtime
+        )
+    dataset = _dataset(options, detector)
+    seen = None
+    if chosen.check_input:
+        seen = examine_target(options.target, detector, config, paths=[image.path for image in dataset.images])
+    if reference is None:
+        result = _scored(detector, dataset, console).as_dict()
+    else:
+        result = _compared((detector, reference), dataset, options, agreement=agreement, console=console)
+    result = {**result, "input_check": seen}
+    if options.output is not None:
+        write_atomically(options.output, f"{json.dumps(result, indent=1)}\n".encode())
+        console.say(f"wrote {options.output}")
+    return result
 
 
 def _dataset(options: Namespace, detector: Detector) -> CocoDataset:
@@ -135,20 +106,16 @@ def _scored(detector: Detector, dataset: CocoDataset, console: Console, cache: I
     """Runs the detector that is asked for, and prints what it scores and how it ran."""
     from trtdet.evaluation.scoring import evaluate
 
-    done = evaluate(detector, dataset, _progress(console, "evaluating"), cache)
+    evaluation = evaluate(detector, dataset, partial(console.progress, "evaluating"), cache=cache)
     if dataset.annotated:
-        console.say(done.result)
-        if done.masks is not None:
-            console.say(f"masks:\n{done.masks}")
+        console.say(evaluation.result)
+        if evaluation.masks is not None:
+            console.say(f"masks:\n{evaluation.masks}")
     console.say(
-        f"{done.result.images} images, {done.result.detections} detections, {done.ms_per_image:.1f} ms an image; "
-        f"{done.file} on {done.run_info}, NMS {done.nms}"
+        f"{evaluation.result.images} images, {evaluation.result.detections} detections, "
+        f"{evaluation.ms_per_image:.1f} ms an image; {evaluation.file} on {evaluation.run_info}, NMS {evaluation.nms}"
     )
-    return done
-
-
-def _progress(console: Console, stage: str) -> Callable[[int, int], None]:
-    return lambda count, total: console.progress(stage, count, total)
+    return evaluation
 
 
 def _compared(
@@ -160,47 +127,47 @@ def _compared(
 ) -> dict[str, Any]:
     """Runs two detectors on the same images and prints how they differ, in mAP where there are annotations."""
     from trtdet.data import ImageCache
-    from trtdet.evaluation.agreement import agree
+    from trtdet.evaluation.agreement import agree, check_spread, evaluator_spread
     from trtdet.evaluation.comparison import compare
     from trtdet.evaluation.scoring import evaluate
     from trtdet.evaluation.shifted_scores import score_shift
-    from trtdet.evaluation.spread import check_spread, evaluator_spread
 
-    cache = ImageCache()
     if options.evaluator_spread:
         check_spread(pair[0])
-    done = _scored(pair[0], dataset, console, cache)
-    # Its classes may be in another order.
-    of_reference = _dataset(options, pair[1])
-    # What could not be read was told already.
-    read = tuple(image for image in of_reference.images if image.id in done.metric.detections)
-    stage = _progress(console, "evaluating the reference")
-    reference = evaluate(pair[1], replace(of_reference, images=read), stage, cache)
-    agreed = agree(done, reference, agreement, _progress(console, "resampling the agreement"))
+    cache, show = ImageCache(), console.progress
+    evaluation = _scored(pair[0], dataset, console, cache=cache)
+    # The reference's classes may be in another order. What could not be read was told already.
+    dataset = _dataset(options, pair[1])
+    dataset = replace(dataset, images=tuple(im for im in dataset.images if im.id in evaluation.metric.detections))
+    reference = evaluate(pair[1], dataset, partial(show, "evaluating the reference"), cache=cache)
+    agreed = agree(evaluation, reference, agreement, progress=partial(show, "resampling the agreement"))
     if agreed.ap is None and not options.annotations:
         raise DataError(f"'{options.target}' cannot be compared without --annotations: {agreed.problem}")
-    shift = score_shift(done, reference, agreement.bootstrap, _progress(console, "comparing scores"))
-    against: dict[str, Any] = {"file": reference.file, "ran_on": str(reference.run_info), "nms": reference.nms}
-    spread = {}
-    if options.evaluator_spread:
-        found = evaluator_spread(pair[0], done, agreement, _progress(console, "evaluating once more"), cache)
-        spread = {"evaluator_spread": found.as_dict()}
+    bootstrap = agreement.bootstrap
+    shift = score_shift(evaluation, reference, bootstrap, progress=partial(show, "comparing scores"))
+    figures = {"agreement": agreed.as_dict(), "score_shift": shift.as_dict()}
     console.say(f"\n{shift}\n")
     if options.evaluator_spread:
-        console.say(found)
+        spread = evaluator_spread(
+            pair[0], evaluation, agreement, progress=partial(show, "evaluating once more"), cache=cache
+        )
+        figures["evaluator_spread"] = spread.as_dict()
+        console.say(spread)
     # The last line says what there is to say of the difference.
     if options.annotations:
-        comparison = compare(done, reference, agreement.bootstrap, _progress(console, "resampling"))
-        against = comparison.as_dict()
+        comparison = compare(evaluation, reference, bootstrap, progress=partial(show, "resampling"))
+        against: dict[str, Any] = comparison.as_dict()
         console.say(f"{agreed}\n{comparison}")
-        if done.masks is not None and reference.masks is not None:
-            of_masks = compare(done, reference, agreement.bootstrap, _progress(console, "resampling masks"), "masks")
-            against["masks"] = of_masks.as_dict()
-            console.say(of_masks)
+        if evaluation.masks is not None and reference.masks is not None:
+            masks = compare(evaluation, reference, bootstrap, progress=partial(show, "resampling masks"), of="masks")
+            against["masks"] = masks.as_dict()
+            console.say(masks)
     else:
+        against = {"file": reference.file, "ran_on": str(reference.run_info), "nms": reference.nms}
         console.say(f"against {reference.file}: {agreed}")
-    figures = {"agreement": agreed.as_dict(), "score_shift": shift.as_dict(), **spread}
-    return {**done.as_dict(), "against": {**against, **figures}}
+    return {**evaluation.as_dict(), "against": {**against, **figures}}
 
 
-COMMAND = Command("eval", "COCO mAP of a bundle or a model, and how it differs from another", _options, _run)
+COMMAND = Command(
+    "eval", summary="COCO mAP of a bundle or a model, and how it differs from another", add_options=_options, run=_run
+)

@@ -5,68 +5,50 @@ from __future__ import annotations
 import json
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trtdet.cli.command import Command
-from trtdet.cli.options import add_output, config_if_given, size
+from trtdet.cli.options import add_output, argument, config_if_given, reading
 from trtdet.errors import ConfigError
+from trtdet.options.fields import input_size
 from trtdet.progress import Console
-
-if TYPE_CHECKING:
-    from trtdet.exporter import ExportReport
 
 
 def _options(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "source",
-        metavar="SOURCE",
-        help="yolox-nano|tiny|s|m|l|x, shapes, ultralytics:FILE.pt, yolov5:FILE.pt, hf:FOLDER, "
-        "torchvision:NAME, model.onnx, or package.module:factory",
+    what = (
+        "yolox-nano|tiny|s|m|l|x, shapes, ultralytics:FILE.pt, yolov5:FILE.pt, hf:FOLDER, torchvision:NAME, "
+        "model.onnx, or package.module:factory"
     )
+    argument(parser, "source SOURCE", what)
     add_output(parser, "model.onnx", "where the ONNX model is written; model.yaml and model.parity.json lie beside it")
-    parser.add_argument(
-        "--weights", type=Path, metavar="FILE", help="a checkpoint of the source, loaded without running code of it"
-    )
+    what = "a checkpoint of the source, loaded without running code of it"
+    argument(parser, "--weights FILE", what, type=Path)
     parser.add_argument("--config", help="YAML file or shipped name; required for package.module:factory")
-    parser.add_argument("--size", type=size, metavar="HxW", help="height and width of the input (default: as trained)")
-    parser.add_argument(
-        "--one-to-many",
-        action="store_true",
-        help="of a network with two heads (YOLOv10, YOLO26), the one that needs NMS (default: the one that does not)",
-    )
-    parser.add_argument("--dynamic-batch", action="store_true", help="leave the batch size open")
+    argument(parser, "--size HxW", "input height and width (default: as trained)", type=reading(input_size))
+    what = "of a network with two heads (YOLOv10, YOLO26), the one that needs NMS (default: the one that does not)"
+    argument(parser, "--one-to-many", what)
+    argument(parser, "--dynamic-batch", "leave the batch size open")
     opset = parser.add_mutually_exclusive_group()
-    opset.add_argument("--opset", type=int, metavar="N", help="ONNX opset (default: 17, which suits every backend)")
-    opset.add_argument(
-        "--backend",
-        metavar="NAME[:VERSION]",
-        help="the newest opset that the parser of this backend reads and the exporter writes, such as tensorrt-rtx or "
-        "tensorrt:8.6; without a version, of the one installed",
+    argument(opset, "--opset N", "ONNX opset (default: 17, which suits every backend)", type=int)
+    what = (
+        "the newest opset that the parser of this backend reads and the exporter writes, such as tensorrt-rtx or "
+        "tensorrt:8.6; without a version, of the one installed"
     )
-    parser.add_argument(
-        "--exporter",
-        default="auto",
-        choices=("auto", "torchscript", "dynamo"),
-        help="of torch: torchscript traces, dynamo reads the program and needs onnxscript (default: auto, which is "
-        "torchscript, and dynamo where that fails)",
+    argument(opset, "--backend NAME[:VERSION]", what)
+    what = (
+        "of torch: torchscript traces, dynamo reads the program and needs onnxscript (default: auto, which is "
+        "torchscript, and dynamo where that fails)"
     )
-    parser.add_argument(
-        "--images", type=Path, metavar="DIR|LIST", help="compare on some of these (default: on made-up images)"
-    )
-    parser.add_argument(
-        "--tolerance",
-        type=float,
-        default=1e-3,
-        metavar="X",
-        help="largest difference to torch's outputs that is accepted (default: %(default)s)",
-    )
+    argument(parser, "--exporter", what, default="auto", choices=("auto", "torchscript", "dynamo"))
+    argument(parser, "--images DIR|LIST", "compare on some of these (default: on made-up images)", type=Path)
+    argument(parser, "--tolerance X", "largest difference to torch's outputs that is accepted", default=1e-3)
 
 
 def _run(options: Namespace, console: Console) -> dict[str, Any]:
     from dataclasses import asdict
 
+    from trtdet.building.confirming import confirm
     from trtdet.exporter import ExportOptions, export
-    from trtdet.pipeline.confirming import confirm
 
     report = export(
         options.source,
@@ -82,14 +64,24 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
             exporter=options.exporter,
             images=options.images,
         ),
-        confirm,
+        confirm=confirm,
     )
     reference = "the original" if options.source.lower().endswith(".onnx") else "torch"
     for output in report.outputs:
         shape = "x".join(map(str, output.shape))
         difference = f"largest difference to {reference} {output.max_abs:.2e}, mean {output.mean_abs:.2e}"
         console.say(f"{output.name} {shape}: {difference}")
-    console.say(_detections(report, reference))
+    detections = report.detections
+    if detections is None or report.undetected:
+        hint = "; give some with --images" if detections is not None else ""
+        console.say(f"final detections were not compared: {report.undetected}{hint}")
+    else:
+        ties = f", {detections.ties} differ by a tie" if detections.ties else ""
+        console.say(
+            f"final detections on {detections.images} images: {detections.matched} of {detections.torch} of "
+            f"{reference} are the model's{ties}; largest difference of scores {detections.max_score:.2e}, of corners "
+            f"{detections.max_box:.2e} pixels"
+        )
     for note in report.notes:
         console.say(note)
     files = (report.path, report.external_data, report.config, report.parity)
@@ -116,16 +108,4 @@ def _opset(options: Namespace) -> int:
     return min(OPSETS[-1], library_named(name).newest_opset(version) or OPSETS[-1])
 
 
-def _detections(report: ExportReport, reference: str) -> str:
-    found = report.detections
-    if found is None or report.undetected:
-        hint = "; give some with --images" if found is not None else ""
-        return f"final detections were not compared: {report.undetected}{hint}"
-    ties = f", {found.ties} differ by a tie" if found.ties else ""
-    return (
-        f"final detections on {found.images} images: {found.matched} of {found.torch} of {reference} are the model's"
-        f"{ties}; largest difference of scores {found.max_score:.2e}, of corners {found.max_box:.2e} pixels"
-    )
-
-
-COMMAND = Command("export", "torch model to ONNX, checked against torch", _options, _run)
+COMMAND = Command("export", summary="torch model to ONNX, checked against torch", add_options=_options, run=_run)

@@ -33,14 +33,12 @@ def write_details(error: BaseException) -> Path | None:
         handle, part = tempfile.mkstemp(prefix=time.strftime("trtdet-error-%Y%m%d-%H%M%S-"), suffix=".part")
         with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
-        done = Path(part).with_suffix(".txt")
-        Path(part).rename(done)
+        return Path(part).rename(Path(part).with_suffix(".txt"))
     except (OSError, MemoryError, RecursionError):
         if part:
             with suppress(OSError):
                 Path(part).unlink()
         return None
-    return done
 
 
 def interrupted(error: BaseException) -> bool:
@@ -58,19 +56,15 @@ def interrupted(error: BaseException) -> bool:
 
 def describe(error: BaseException, details: Path | None) -> str:
     """One line: the type, the message, and where to read more."""
-    said = one_line(_message(error)) or "no message"
+    try:
+        message = one_line(str(error)) or "no message"
+    except Exception:
+        message = "its message cannot be printed"
     if details is not None:
         # No memory and no space are the machine's; anything else should have been a TrtdetError.
         machine = isinstance(error, (OSError, MemoryError))
         where = f"the details are in {details}" if machine else f"please report it with the details in {details}"
-        return f"unexpected {type(error).__name__}: {said}; {where}"
+        return f"unexpected {type(error).__name__}: {message}; {where}"
     frames = traceback.extract_tb(error.__traceback__, limit=-1)
     place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-    return f"unexpected {type(error).__name__}{place}: {said}; the details could not be written into a file"
-
-
-def _message(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:
-        return "its message cannot be printed"
+    return f"unexpected {type(error).__name__}{place}: {message}; the details could not be written into a file"

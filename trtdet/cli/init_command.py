@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtdet.cli.command import Command
-from trtdet.cli.options import add_output, check_suffix, size
+from trtdet.cli.options import add_output, argument, check_suffix, reading
 from trtdet.errors import ConfigError, ModelError
+from trtdet.options.fields import input_size
 from trtdet.progress import Console
 
 if TYPE_CHECKING:
@@ -17,30 +18,20 @@ if TYPE_CHECKING:
 
 
 def _options(parser: ArgumentParser) -> None:
-    parser.add_argument("model", type=Path, metavar="MODEL", help="a float ONNX detector")
+    argument(parser, "model MODEL", "a float ONNX detector", type=Path)
     add_output(parser, "model.yaml", "where the configuration is written")
-    parser.add_argument(
-        "--images",
-        type=Path,
-        metavar="DIR|LIST",
-        help="pictures of what it detects, without annotations: order of colours, scale and resizing are tried on them",
+    what = "pictures of what it detects, without annotations: order of colours, scale and resizing are tried on them"
+    argument(parser, "--images DIR|LIST", what, type=Path)
+    argument(parser, "--num-images N", "how many of them to look at", default=16)
+    what = "input height and width, where the model leaves them open"
+    argument(parser, "--size HxW", what, type=reading(input_size))
+    what = (
+        "class names in the model's order: a file with a name a line, or the names with commas between them (default: "
+        "those in the model's metadata)"
     )
-    parser.add_argument(
-        "--num-images", type=int, default=16, metavar="N", help="how many of them to look at (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--size", type=size, metavar="HxW", help="height and width of the input, for a model that leaves them open"
-    )
-    parser.add_argument(
-        "--classes",
-        metavar="FILE|A,B,...",
-        help="class names in the model's order: a file with a name a line, or the names with commas between them "
-        "(default: those in the model's metadata)",
-    )
-    parser.add_argument(
-        "--pictures", type=Path, metavar="DIR", help="draw what is found in the images (default: no pictures)"
-    )
-    parser.add_argument("--force", action="store_true", help="replace a configuration that is there already")
+    argument(parser, "--classes FILE|A,B,...", what)
+    argument(parser, "--pictures DIR", "draw what is found in the images (default: no pictures)", type=Path)
+    argument(parser, "--force", "replace a configuration that is there already")
 
 
 def _run(options: Namespace, console: Console) -> dict[str, Any]:
@@ -48,6 +39,8 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
     from trtdet.evaluation.guessing import draft, guess_config
     from trtdet.exporter.recognition import UnknownHead
     from trtdet.files import write_atomically
+    from trtdet.runtime.detector import Detector
+    from trtdet.runtime.pictures import infer
 
     check_suffix(options.output, ".yaml", ".yml")
     if options.output.exists() and not options.force:
@@ -60,24 +53,27 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
     console.progress("trying what the model's numbers can mean", 0, 1)
     names = _names(options.classes) if options.classes else None
     try:
-        found = guess_config(options.model, images, size=options.size, classes=names)
+        guess = guess_config(options.model, images, size=options.size, classes=names)
     except UnknownHead as error:
         raise ModelError(error.problem, _drafted(options, draft(error.described, error.problem, names))) from None
-    if "classes" in found.unknown and not options.json and sys.stdin.isatty() and sys.stderr.isatty():
+    if "classes" in guess.unknown and not options.json and sys.stdin.isatty() and sys.stderr.isatty():
         console.line(
-            f"class names: {found.unknown['classes']}. A file, or names with commas; empty to write them later:"
+            f"class names: {guess.unknown['classes']}. A file, or names with commas; empty to write them later:"
         )
         if answer := input().strip():
-            found = guess_config(options.model, images, size=options.size, classes=_names(answer))
-    write_atomically(options.output, found.text().encode())
+            guess = guess_config(options.model, images, size=options.size, classes=_names(answer))
+    write_atomically(options.output, guess.text().encode())
     console.progress("trying what the model's numbers can mean", 1, 1)
-    pictures = _drawn(options, found, images)
-    _say(options, found, console)
+    pictures: list[str] = []
+    if options.pictures is not None:
+        drawn = infer(Detector.open(options.model, guess.config), images, options.pictures)
+        pictures = [str(path) for path in drawn.pictures]
+    _say(options, guess, console)
     return {
         "config": str(options.output),
-        "origins": dict(found.origins),
-        "unknown": dict(found.unknown),
-        "looks": found.looks.as_dict() if found.looks else None,
+        "origins": dict(guess.origins),
+        "unknown": dict(guess.unknown),
+        "looks": guess.looks.as_dict() if guess.looks else None,
         "pictures": pictures,
     }
 
@@ -102,19 +98,9 @@ def _drafted(options: Namespace, text: str) -> str:
     return f"all else is in the draft '{place}': finish it as docs/heads.md tells, and give it with --config"
 
 
-def _drawn(options: Namespace, found: Guess, images: Any) -> list[str]:
-    if options.pictures is None:
-        return []
-    from trtdet.runtime.detector import Detector
-    from trtdet.runtime.pictures import infer
-
-    drawn = infer(Detector.open(options.model, found.config), images, options.pictures)
-    return [str(path) for path in drawn.pictures]
-
-
-def _say(options: Namespace, found: Guess, console: Console) -> None:
-    looks = found.looks
-    console.say(found.text().rstrip("\n"))
+def _say(options: Namespace, guess: Guess, console: Console) -> None:
+    looks = guess.looks
+    console.say(guess.text().rstrip("\n"))
     if looks is None:
         console.say("the pixels are read as is usual for such heads: give --images to try others")
     elif looks.obstacle:
@@ -126,10 +112,12 @@ def _say(options: Namespace, found: Guess, console: Console) -> None:
             f"it looks like a working detector: {looks.boxes:.1f} confident detections an image on {looks.images} "
             f"images, {100 * looks.agreement:.0f} % of them in the mirror images too"
         )
-    for key, note in found.unknown.items():
+    for key, note in guess.unknown.items():
         console.warn(f"{key}: {note}")
     wrote = f"wrote {options.output}" + (f", pictures in {options.pictures}" if options.pictures else "")
     console.say(f"{wrote}; next: trtdet build {options.model} --config {options.output} --images DIR -o BUNDLE")
 
 
-COMMAND = Command("init", "a configuration for an ONNX model, guessed and tried on images", _options, _run)
+COMMAND = Command(
+    "init", summary="a configuration for an ONNX model, guessed and tried on images", add_options=_options, run=_run
+)

@@ -3,46 +3,36 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtdet.cli.command import Command
+from trtdet.cli.options import add_output, argument
 from trtdet.errors import ConfigError
 from trtdet.progress import Console
 
 if TYPE_CHECKING:
-    from trtdet.report.formats import Format
+    from trtdet.report.pages import Format
 
 _SUFFIXES: dict[str, Format] = {".html": "html", ".md": "md", ".json": "json"}
 
 
 def _options(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "runs",
-        type=Path,
-        nargs="+",
-        metavar="RUN",
-        help="a bundle, the -o of a tune or a sweep, a sensitivity.json, a plan.json, a profile.json, or an eval.json",
-    )
-    parser.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="FILE", help="the report: a page that loads nothing"
-    )
+    what = "a bundle, the -o of a tune or a sweep, a sensitivity.json, a plan.json, a profile.json, or an eval.json"
+    argument(parser, "runs RUN", what, type=Path, nargs="+")
+    add_output(parser, "FILE", "the report: a page that loads nothing")
     group = parser.add_argument_group("pictures", "a bundle beside a reference, where they differ most")
-    group.add_argument("--images", type=Path, metavar="DIR|LIST", help="images to run both on (default: none is run)")
-    group.add_argument("--against", type=Path, metavar="BUNDLE|MODEL", help="the reference, such as the float model")
-    group.add_argument(
-        "--num-images", type=int, default=64, metavar="N", help="look at N, evenly spaced (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--format",
-        choices=tuple(_SUFFIXES.values()),
-        help="a page, Markdown for a pull request, or JSON (default: by the end of FILE's name, else html)",
-    )
+    argument(group, "--images DIR|LIST", "images to run both on (default: none is run)", type=Path)
+    argument(group, "--against BUNDLE|MODEL", "the reference, such as the float model", type=Path)
+    argument(group, "--num-images N", "look at N, evenly spaced", default=64)
+    what = "a page, Markdown for a pull request, or JSON (default: by the end of FILE's name, else html)"
+    argument(parser, "--format", what, choices=tuple(_SUFFIXES.values()))
 
 
 def _run(options: Namespace, console: Console) -> dict[str, Any]:
     from trtdet.files import prepare_target, write_atomically
-    from trtdet.report import report, with_pictures, written
+    from trtdet.report import report, written
     from trtdet.report.sections.pictures import pictures_section
 
     if (options.images is None) != (options.against is None):
@@ -51,19 +41,20 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
     if options.images is not None and len(bundles) != 1:
         raise ConfigError(f"--images is for the report of one bundle, and the runs have {len(bundles)}")
     prepare_target(options.output)
-    found = report([*bundles, *(path for path in options.runs if path not in bundles)])
+    document = report([*bundles, *(path for path in options.runs if path not in bundles)])
     if options.images is not None:
-        pictures = pictures_section(bundles[0], options.against, options.images, options.num_images, console.progress)
-        found = with_pictures(found, pictures)
+        pictures = pictures_section(
+            bundles[0], options.against, options.images, count=options.num_images, progress=console.progress
+        )
+        first, *others = document.sections
+        document = replace(document, sections=(first, pictures, *others))
     kind: Format = options.format or _SUFFIXES.get(options.output.suffix, "html")
-    data = written(found, kind)
+    data = written(document, kind)
     write_atomically(options.output, data)
-    for line in found.verdict:
+    for line in (*document.verdict, *(f"not measured: {figure}" for figure in document.missing)):
         console.say(line)
-    for one in found.missing:
-        console.say(f"not measured: {one}")
     console.say(f"wrote {options.output} ({len(data) / 1e6:.1f} MB)")
-    return {"report": str(options.output), **found.as_dict()}
+    return {"report": str(options.output), **document.as_dict()}
 
 
-COMMAND = Command("report", "what runs found, as one page that loads nothing", _options, _run)
+COMMAND = Command("report", summary="what runs found, as one page that loads nothing", add_options=_options, run=_run)

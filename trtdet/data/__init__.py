@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from trtdet.data.cache import ImageCache
 from trtdet.data.coco import CocoDataset, CocoImage, GroundTruth
 from trtdet.data.folders import IMAGE_SUFFIXES, content_hash, evenly, find_images
-from trtdet.data.stream import Batch, ImageStream
+from trtdet.data.stream import ImageBatch, ImageCache, ImageStream
 
 __all__ = [
     "IMAGE_SUFFIXES",
-    "Batch",
     "CocoDataset",
     "CocoImage",
     "GroundTruth",
+    "ImageBatch",
     "ImageCache",
     "ImageStream",
     "content_hash",

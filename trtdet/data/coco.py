@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -60,7 +60,7 @@ class CocoDataset:
     truth: GroundTruth
 
     @classmethod
-    def load(cls, annotations: Path, images: Path, classes: Sequence[str]) -> CocoDataset:
+    def load(cls, annotations: Path | str, images: Path | str, classes: Sequence[str]) -> CocoDataset:
         """Reads annotations and checks that they, the image folder and the classes fit together.
 
         Every class must be a category of the file, by name. Categories that are no class are left out if no
@@ -77,46 +77,56 @@ class CocoDataset:
                 or boxes are on unknown images; there are no boxes.
         """
         annotations, images, classes = Path(annotations), Path(images), tuple(classes)
-        document = _read_coco(annotations)
-        entries = _images(annotations, document, images)
+        try:
+            document = read_document(annotations, TypeAdapter(_Document))
+        except OSError as error:
+            raise DataError(
+                f"annotations '{annotations}' cannot be read: {error.strerror or error}; give a COCO instances file"
+            ) from None
+        except DocumentError as error:
+            raise DataError(
+                f"annotations '{annotations}' do not fit: {error}; give a complete COCO instances file"
+            ) from None
+        for key, rows in (("images", document.images), ("categories", document.categories)):
+            twice = [number for number, count in Counter(row.id for row in rows).items() if count > 1]
+            if twice:
+                raise DataError(
+                    f"annotations '{annotations}': {key} has ids twice: {first_names(twice)}; ids must be distinct"
+                )
+        if not document.images:
+            raise DataError(f"annotations '{annotations}' have no images; give a COCO instances file with some")
+        if not images.is_dir():
+            raise DataError(f"image folder '{images}' does not exist; give the folder of the images in '{annotations}'")
+        entries = tuple(
+            CocoImage(image.id, path=images / image.file_name, width=image.width, height=image.height)
+            for image in sorted(document.images, key=lambda image: image.id)
+        )
         category_ids = _match_categories(annotations, document, classes)
-        known = {entry.id for entry in entries}
-        truth = _truth(annotations, document.annotations, known, category_ids)
+        truth = _truth(annotations, document, category_ids)
         missing = [entry.path.name for entry in entries if not entry.path.is_file()]
         if missing:
             raise DataError(
                 f"{len(missing)} of the {len(entries)} images in '{annotations}' are not in '{images}': "
                 f"{first_names(missing)}; give the folder that has them, or annotations of these images only"
             )
-        return cls(annotations, classes, category_ids, entries, truth)
+        return cls(annotations, classes, category_ids, images=entries, truth=truth)
 
     @classmethod
-    def unannotated(cls, images: Path, classes: Sequence[str]) -> CocoDataset:
-        """Images without a box, to run detectors on that are compared with each other.
-
-        Args:
-            images: a folder or a ``.txt`` list, as for :func:`find_images`.
-            classes: the class names of the configuration, in the model's order.
+    def unannotated(cls, images: Path | str, classes: Sequence[str]) -> CocoDataset:
+        """The images of a folder or a ``.txt`` list without boxes, on which detectors are compared with each other.
 
         Raises:
             DataError: there are no images.
         """
-        return cls.of_files(find_images(images), classes, images)
+        return cls.of_files(find_images(images), classes, Path(images))
 
     @classmethod
     def of_files(cls, files: Sequence[Path], classes: Sequence[str], source: Path) -> CocoDataset:
-        """Image files without a box.
-
-        Args:
-            files: at least one.
-            classes: the class names of the configuration, in the model's order.
-            source: where they are from, for messages.
-        """
-        classes = tuple(classes)
-        entries = tuple(CocoImage(number, path, 0, 0) for number, path in enumerate(files, 1))
+        """At least one image file without boxes; ``source`` names their folder in messages."""
+        entries = tuple(CocoImage(number, path=path, width=0, height=0) for number, path in enumerate(files, 1))
         none: NDArray[np.int64] = np.zeros(0, np.int64)
-        truth = GroundTruth(none, none, np.zeros((0, 4)), np.zeros(0), np.zeros(0, bool))
-        return cls(source, classes, tuple(range(1, 1 + len(classes))), entries, truth)
+        truth = GroundTruth(none, classes=none, boxes=np.zeros((0, 4)), areas=np.zeros(0), crowd=np.zeros(0, bool))
+        return cls(source, tuple(classes), tuple(range(1, 1 + len(classes))), images=entries, truth=truth)
 
     @property
     def annotated(self) -> bool:
@@ -145,8 +155,9 @@ class CocoDataset:
         kept = np.isin(self.truth.image_ids, [image.id for image in images])
         if self.annotated and not kept.any():
             raise DataError(f"none of {len(images)} images of '{self.annotations}' has a box: score more of them")
-        given = {field.name: getattr(self.truth, field.name) for field in fields(self.truth)}
-        arrays: dict[str, Any] = {name: None if array is None else array[kept] for name, array in given.items()}
+        arrays: dict[str, Any] = {
+            name: None if array is None else array[kept] for name, array in vars(self.truth).items()
+        }
         ordered = tuple(sorted(images, key=lambda image: image.id))
         return replace(self, images=ordered, truth=GroundTruth(**arrays))
 
@@ -189,31 +200,6 @@ class _Document:
     categories: list[_Category]
 
 
-def _read_coco(path: Path) -> _Document:
-    try:
-        document = read_document(path, TypeAdapter(_Document))
-    except OSError as error:
-        raise DataError(
-            f"annotations '{path}' cannot be read: {error.strerror or error}; give a COCO instances file"
-        ) from None
-    except DocumentError as error:
-        raise DataError(f"annotations '{path}' do not fit: {error}; give a complete COCO instances file") from None
-    for key, entries in (("images", document.images), ("categories", document.categories)):
-        twice = [number for number, count in Counter(entry.id for entry in entries).items() if count > 1]
-        if twice:
-            raise DataError(f"annotations '{path}': {key} has ids twice: {first_names(twice)}; ids must be distinct")
-    return document
-
-
-def _images(path: Path, document: _Document, folder: Path) -> tuple[CocoImage, ...]:
-    if not document.images:
-        raise DataError(f"annotations '{path}' have no images; give a COCO instances file with some")
-    if not folder.is_dir():
-        raise DataError(f"image folder '{folder}' does not exist; give the folder of the images in '{path}'")
-    entries = (CocoImage(image.id, folder / image.file_name, image.width, image.height) for image in document.images)
-    return tuple(sorted(entries, key=lambda entry: entry.id))
-
-
 def _match_categories(path: Path, document: _Document, classes: tuple[str, ...]) -> tuple[int, ...]:
     names = [category.name for category in document.categories]
     twice = [name for name, count in Counter(names).items() if count > 1]
@@ -223,17 +209,17 @@ def _match_categories(path: Path, document: _Document, classes: tuple[str, ...])
     used = {annotation.category_id for annotation in document.annotations}
     absent = [name for name in classes if name not in ids]
     extra = [name for name in names if name not in classes and ids[name] in used]
-    if absent or extra:
-        problems = []
-        if absent:
-            problems.append(f"{len(absent)} of the {len(classes)} classes are no category ({first_names(absent)})")
-        if extra:
-            problems.append(
-                f"{len(extra)} of the {len(names)} categories have boxes but are no class ({first_names(extra)})"
-            )
+    problems = []
+    if absent:
+        problems.append(f"{len(absent)} of the {len(classes)} classes are no category ({first_names(absent)})")
+    if extra:
+        problems.append(
+            f"{len(extra)} of the {len(names)} categories have boxes but are no class ({first_names(extra)})"
+        )
+    if problems:
         raise DataError(
-            f"annotations '{path}' do not match the configuration: {' and '.join(problems)}; 'classes' must "
-            "name the categories exactly, in the model's order"
+            f"annotations '{path}' do not match the configuration: {' and '.join(problems)}; 'classes' must name the "
+            "categories exactly, in the model's order"
         )
     unknown = used - set(ids.values())
     if unknown:
@@ -244,12 +230,11 @@ def _match_categories(path: Path, document: _Document, classes: tuple[str, ...])
     return tuple(ids[name] for name in classes)
 
 
-def _truth(
-    path: Path, annotations: Sequence[_Annotation], known: set[int], category_ids: tuple[int, ...]
-) -> GroundTruth:
+def _truth(path: Path, document: _Document, category_ids: tuple[int, ...]) -> GroundTruth:
+    annotations = document.annotations
     if not annotations:
         raise DataError(f"annotations '{path}' have no boxes, so nothing can be scored; give annotated images")
-    strangers = sorted({annotation.image_id for annotation in annotations} - known)
+    strangers = sorted({annotation.image_id for annotation in annotations} - {image.id for image in document.images})
     if strangers:
         raise DataError(
             f"annotations '{path}' have boxes on {len(strangers)} image ids that are not in 'images': "
@@ -258,20 +243,16 @@ def _truth(
     class_of = {category: index for index, category in enumerate(category_ids)}
     boxes = np.array([annotation.bbox for annotation in annotations], np.float64)
     areas = np.array([annotation.area for annotation in annotations], np.float64)  # NaN for None
+    segmentations = None
+    if all(annotation.segmentation for annotation in annotations):
+        segmentations = np.empty(len(annotations), object)  # an array of lists would become one of numbers
+        for row, annotation in enumerate(annotations):
+            segmentations[row] = annotation.segmentation
     return GroundTruth(
         image_ids=np.array([annotation.image_id for annotation in annotations], np.int64),
         classes=np.array([class_of[annotation.category_id] for annotation in annotations], np.int64),
         boxes=boxes,
         areas=np.where(np.isfinite(areas), areas, boxes[:, 2] * boxes[:, 3]),
         crowd=np.array([bool(annotation.iscrowd) for annotation in annotations], bool),
-        segmentations=_segmentations(annotations),
+        segmentations=segmentations,
     )
-
-
-def _segmentations(annotations: Sequence[_Annotation]) -> NDArray[np.object_] | None:
-    if not all(annotation.segmentation for annotation in annotations):
-        return None
-    found = np.empty(len(annotations), object)  # an array of lists would become one of numbers
-    for row, annotation in enumerate(annotations):
-        found[row] = annotation.segmentation
-    return found

@@ -14,7 +14,7 @@ IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif
 """The suffixes of files that ``find_images`` takes for images, in upper or lower case."""
 
 
-def find_images(source: Path, root: Path | None = None) -> tuple[Path, ...]:
+def find_images(source: Path | str, root: Path | str | None = None) -> tuple[Path, ...]:
     """The images of a folder, or the images that a list names.
 
     Args:
@@ -28,7 +28,19 @@ def find_images(source: Path, root: Path | None = None) -> tuple[Path, ...]:
     """
     source = Path(source)
     if source.is_dir():
-        return _folder_images(source)
+        files = sorted((entry for entry in source.iterdir() if entry.is_file()), key=lambda entry: entry.name)
+        images = tuple(file for file in files if file.suffix.lower() in IMAGE_SUFFIXES)
+        if images:
+            return images
+        suffixes = Counter(file.suffix for file in files).most_common()
+        content = [f"{count} {suffix or 'without suffix'}" for suffix, count in suffixes]
+        folders = sum(entry.is_dir() for entry in source.iterdir())
+        if folders:
+            content.append(f"{folders} folders, which are not entered")
+        raise DataError(
+            f"folder '{source}' has no images, it has {', '.join(content) or 'nothing'}; "
+            f"allowed suffixes are {', '.join(IMAGE_SUFFIXES)}"
+        )
     if not source.exists():
         raise DataError(f"image source '{source}' does not exist; give a folder of images or a .txt list of file names")
     if source.suffix.lower() != ".txt":
@@ -56,23 +68,6 @@ def find_images(source: Path, root: Path | None = None) -> tuple[Path, ...]:
             f"{first_names(missing)}; give the folder that has them as the root of the list"
         )
     return paths
-
-
-def _folder_images(folder: Path) -> tuple[Path, ...]:
-    files = sorted((entry for entry in folder.iterdir() if entry.is_file()), key=lambda entry: entry.name)
-    images = tuple(file for file in files if file.suffix.lower() in IMAGE_SUFFIXES)
-    if images:
-        return images
-    found = [
-        f"{count} {suffix or 'without suffix'}" for suffix, count in Counter(f.suffix for f in files).most_common()
-    ]
-    folders = sum(entry.is_dir() for entry in folder.iterdir())
-    if folders:
-        found.append(f"{folders} folders, which are not entered")
-    raise DataError(
-        f"folder '{folder}' has no images, it has {', '.join(found) or 'nothing'}; "
-        f"allowed suffixes are {', '.join(IMAGE_SUFFIXES)}"
-    )
 
 
 def first_names(names: Sequence[object], count: int = 3) -> str:

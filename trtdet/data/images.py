@@ -46,39 +46,26 @@ class ImageTransform:
     height: int
 
     def to_image(self, boxes: ArrayLike) -> NDArray[np.float32]:
-        """Maps boxes from the network's input to the original image.
+        """Boxes (N, 4), x1 y1 x2 y2 in pixels of the network's input, as float32 in pixels of the original image.
 
-        Args:
-            boxes: float (N, 4), x1 y1 x2 y2 in pixels of the network's input.
-
-        Returns:
-            float32 (N, 4), x1 y1 x2 y2 in pixels of the original image, clipped to 0..width and 0..height.
+        The result is clipped to the image.
         """
         network = np.asarray(boxes, dtype=np.float32).reshape(-1, 4)
-        image = (network - self._pads()) / self._scales()
-        clipped: NDArray[np.float32] = np.clip(image, 0, np.array([self.width, self.height] * 2, np.float32))
-        return clipped
+        scales, pads = self._arrays()
+        ends = np.array([self.width, self.height] * 2, np.float32)
+        return np.clip((network - pads) / scales, 0, ends)  # type: ignore[no-any-return]
 
     def to_network(self, boxes: ArrayLike) -> NDArray[np.float32]:
-        """Maps boxes from the original image to the network's input; ``to_image`` undoes it, and clips.
+        """Boxes (N, 4), x1 y1 x2 y2 in pixels of the original image, as float32 in pixels of the network's input."""
+        scales, pads = self._arrays()
+        return np.asarray(boxes, dtype=np.float32).reshape(-1, 4) * scales + pads
 
-        Args:
-            boxes: float (N, 4), x1 y1 x2 y2 in pixels of the original image.
-
-        Returns:
-            float32 (N, 4), x1 y1 x2 y2 in pixels of the network's input.
-        """
-        image = np.asarray(boxes, dtype=np.float32).reshape(-1, 4)
-        return image * self._scales() + self._pads()
-
-    def _scales(self) -> NDArray[np.float32]:
-        return np.array([self.scale_x, self.scale_y] * 2, np.float32)
-
-    def _pads(self) -> NDArray[np.float32]:
-        return np.array([self.pad_x, self.pad_y] * 2, np.float32)
+    def _arrays(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        scales = np.array([self.scale_x, self.scale_y] * 2, np.float32)
+        return scales, np.array([self.pad_x, self.pad_y] * 2, np.float32)
 
 
-def read_image(path: Path) -> NDArray[np.uint8]:
+def read_image(path: Path | str) -> NDArray[np.uint8]:
     """Decodes an image file to 8-bit RGB.
 
     Grey, palette, 1-bit, CMYK and images with alpha are converted; alpha is dropped, not blended. 16-bit grey
@@ -92,81 +79,57 @@ def read_image(path: Path) -> NDArray[np.uint8]:
         DataError: the file is missing, is not an image, is truncated or damaged, or is so large once decoded
             that Pillow takes it for a decompression bomb; the message names the file.
     """
-    try:
-        return _decoded(path)
-    except FileNotFoundError:
-        raise DataError(f"image '{path}' does not exist; check the path or the list that names it") from None
-    except DataError as error:
-        raise DataError(f"image '{path}' {error}") from None
-    except Exception as error:  # damaged files make Pillow's decoders raise nearly anything
-        reason = " ".join(str(error).split()).replace(f" {str(path)!r}", "").rstrip(".") or type(error).__name__
-        raise DataError(
-            f"image '{path}' cannot be decoded: {reason}; replace the file or take it out of the set"
-        ) from None
+    return _decoded(path, f"image '{path}'", "replace the file or take it out of the set")
 
 
 def decode_image(data: bytes) -> NDArray[np.uint8]:
-    """Decodes an image in memory, as :func:`read_image` decodes a file.
-
-    Args:
-        data: the content of an image file.
-
-    Returns:
-        uint8 (H, W, 3), RGB, 0..255, contiguous.
+    """Decodes the content of an image file, as :func:`read_image` does.
 
     Raises:
         DataError: the bytes are not an image, are cut off or damaged, or decode to more pixels than Pillow allows.
     """
+    return _decoded(io.BytesIO(data), "the image", "send a whole image file")
+
+
+def _decoded(source: Path | str | io.BytesIO, subject: str, hint: str) -> NDArray[np.uint8]:
     try:
-        return _decoded(io.BytesIO(data))
+        with Image.open(source) as image:
+            image.load()
+            if image.mode == "I" or image.mode.startswith("I;16"):
+                wide = np.asarray(image).astype(np.int64)
+                low, high = int(wide.min()), int(wide.max())
+                if low < 0 or high > 65535:
+                    raise DataError(f"has grey levels {low}..{high}, allowed are 0..65535; convert it to 8 or 16 bits")
+                grey = ((wide + 128) // 257).astype(np.uint8)
+                return np.ascontiguousarray(np.broadcast_to(grey[..., None], (*grey.shape, 3)))
+            if image.mode == "F":
+                raise DataError("has floating-point pixels, whose range is unknown; convert it to 8 or 16 bits")
+            pixels: Image.Image = image
+            if image.mode == "PA" or (image.mode == "P" and "transparency" in image.info):
+                pixels = image.convert("RGBA")  # straight to RGB Pillow would warn about the transparency
+            return np.array(pixels if pixels.mode == "RGB" else pixels.convert("RGB"), dtype=np.uint8)
+    except FileNotFoundError:
+        raise DataError(f"{subject} does not exist; check the path or the list that names it") from None
     except DataError as error:
-        raise DataError(f"the image {error}") from None
-    except Exception as error:  # as above
-        # Pillow names its source, which is an address here.
-        reason = re.sub(r" (?:file )?<_io\.BytesIO[^>]*>", "", " ".join(str(error).split())).rstrip(".")
-        raise DataError(
-            f"the image cannot be decoded: {reason or type(error).__name__}; send a whole image file"
-        ) from None
-
-
-def _decoded(source: Path | io.BytesIO) -> NDArray[np.uint8]:
-    with Image.open(source) as image:
-        image.load()
-        return _to_rgb(image)
-
-
-def _to_rgb(image: Image.Image) -> NDArray[np.uint8]:
-    if image.mode == "I" or image.mode.startswith("I;16"):
-        wide = np.asarray(image).astype(np.int64)
-        low, high = int(wide.min()), int(wide.max())
-        if low < 0 or high > 65535:
-            raise DataError(f"has grey levels {low}..{high}, allowed are 0..65535; convert it to 8 or 16 bits")
-        grey = ((wide + 128) // 257).astype(np.uint8)
-        return np.ascontiguousarray(np.broadcast_to(grey[..., None], (*grey.shape, 3)))
-    if image.mode == "F":
-        raise DataError("has floating-point pixels, whose range is unknown; convert it to 8 or 16 bits")
-    if image.mode == "PA" or (image.mode == "P" and "transparency" in image.info):
-        image = image.convert("RGBA")  # straight to RGB Pillow would warn about the transparency
-    return np.array(image if image.mode == "RGB" else image.convert("RGB"), dtype=np.uint8)
+        raise DataError(f"{subject} {error}") from None
+    except Exception as error:  # damaged files make Pillow's decoders raise nearly anything
+        # Pillow names its source, which is an address where it is no file.
+        reason = re.sub(r" (?:file )?<_io\.BytesIO[^>]*>", "", " ".join(str(error).split()))
+        reason = reason.replace(f" {str(source)!r}", "").rstrip(".") or type(error).__name__
+        raise DataError(f"{subject} cannot be decoded: {reason}; {hint}") from None
 
 
 def preprocess(image: NDArray[np.uint8], config: InputConfig) -> tuple[NDArray[np.float32], ImageTransform]:
-    """Makes the network's input of an image: :func:`resize`, then :func:`normalise`.
+    """The network's input, float32 (3, h, w), of an image, uint8 (H, W, 3) RGB, and where the image lies in it.
 
-    Args:
-        image: uint8 (H, W, 3), RGB, 0..255.
-        config: the size, the resize rule and the normalisation.
-
-    Returns:
-        float32 (3, h, w), contiguous, channels in ``config.color`` order, ``(x * scale - mean) / std``; and
-        where the image lies in it.
+    See :func:`resize` and :func:`normalise`.
 
     Raises:
         DataError: the array is not uint8 (H, W, 3) or is empty.
     """
     resized, transform = resize(image, config)
     output = np.empty((3, config.height, config.width), np.float32)
-    normalise(resized, transform, config, output)
+    normalise(resized, transform, config, output=output)
     return output, transform
 
 
@@ -196,11 +159,26 @@ def resize(image: NDArray[np.uint8], config: InputConfig) -> tuple[NDArray[np.ui
             "read files with trtdet.data.images.read_image"
         )
     height, width = image.shape[:2]
-    new_width, new_height, left, top = _layout(width, height, config)
+    new_width, new_height, left, top = config.width, config.height, 0, 0
+    if config.resize != "stretch":
+        ratio = min(config.height / height, config.width / width)
+        new_width, new_height = max(1, round(width * ratio)), max(1, round(height * ratio))
+    if config.resize == "letterbox-centre":
+        left, top = (config.width - new_width) // 2, (config.height - new_height) // 2
     resized = image
     if (new_width, new_height) != (width, height):
-        resized = _resize(image, new_width, new_height, config.interpolation)
-    return resized, ImageTransform(new_width / width, new_height / height, left, top, width, height)
+        # Intel's IPP, which OpenCV's wheels for x86 have, interpolates cubically to a grey level more or less than
+        # OpenCV itself, on other machines and in C++. The setting is this thread's alone, and takes 0.1 us.
+        ipp = cv2.ipp.useIPP()
+        cv2.ipp.setUseIPP(False)
+        try:
+            pixels = cv2.resize(image, (new_width, new_height), interpolation=_INTERPOLATION[config.interpolation])
+        finally:
+            cv2.ipp.setUseIPP(ipp)
+        resized = np.asarray(pixels, dtype=np.uint8)
+    return resized, ImageTransform(
+        scale_x=new_width / width, scale_y=new_height / height, pad_x=left, pad_y=top, width=width, height=height
+    )
 
 
 def normalise(
@@ -222,29 +200,6 @@ def normalise(
         if (height, width) != config.size:
             output[channel] = table[config.pad_value]
         output[channel, transform.pad_y : bottom, transform.pad_x : right] = cv2.LUT(plane, table)
-
-
-def _layout(width: int, height: int, config: InputConfig) -> tuple[int, int, int, int]:
-    """Resized width and height, and the columns and rows of border before the image."""
-    if config.resize == "stretch":
-        return config.width, config.height, 0, 0
-    ratio = min(config.height / height, config.width / width)
-    new_width, new_height = max(1, round(width * ratio)), max(1, round(height * ratio))
-    if config.resize == "letterbox-topleft":
-        return new_width, new_height, 0, 0
-    return new_width, new_height, (config.width - new_width) // 2, (config.height - new_height) // 2
-
-
-def _resize(image: NDArray[np.uint8], width: int, height: int, interpolation: str) -> NDArray[np.uint8]:
-    # Intel's IPP, which OpenCV's wheels for x86 have, interpolates cubically to a grey level more or less than OpenCV
-    # itself, on other machines and in C++. The setting is this thread's alone, and takes a tenth of a microsecond.
-    before = cv2.ipp.useIPP()
-    cv2.ipp.setUseIPP(False)
-    try:
-        resized = cv2.resize(image, (width, height), interpolation=_INTERPOLATION[interpolation])
-    finally:
-        cv2.ipp.setUseIPP(before)
-    return np.asarray(resized, dtype=np.uint8)
 
 
 @functools.lru_cache(maxsize=32)
@@ -280,36 +235,27 @@ def draw(
     height, width = canvas.shape[:2]
     thickness = max(1, round((height + width) / 2 * 0.003))
     font, scale, weight = cv2.FONT_HERSHEY_SIMPLEX, max(0.35, thickness / 3), max(1, thickness - 1)
-    score_list = np.asarray(scores, dtype=np.float64).reshape(-1)
+    values, indices = np.asarray(scores, np.float64).reshape(-1), np.asarray(classes).reshape(-1)
     # Worst first, so that the best detection lies on top.
-    for i in np.argsort(score_list, kind="stable"):
-        index = int(np.asarray(classes).reshape(-1)[i])
+    for i in np.argsort(values, kind="stable"):
+        index = int(indices[i])
         name = names[index] if 0 <= index < len(names) else f"class {index}"
-        red, green, blue = _colour(index)
+        # Steps of the golden ratio around the hue circle keep neighbouring classes apart, but come close again
+        # after 13, 21, 34 ... of them; a cycle of four tones distinguishes these.
+        saturation, value = ((0.9, 1.0), (0.5, 1.0), (0.95, 0.6), (0.4, 0.7))[index % 4]
+        tone = colorsys.hsv_to_rgb(index * 0.618033988749895 % 1, saturation, value)
+        red, green, blue = (round(part * 255) for part in tone)
         if len(masks):
             canvas[masks[i]] = canvas[masks[i]] // 2 + np.array([red, green, blue], np.uint8) // 2
         corners = np.nan_to_num(np.asarray(boxes, dtype=np.float64).reshape(-1, 4)[i])
         x1, y1, x2, y2 = (round(float(v)) for v in np.clip(corners, 0, [width - 1, height - 1] * 2))
         cv2.rectangle(canvas, (x1, y1), (x2, y2), (red, green, blue), thickness, cv2.LINE_AA)
-        label = f"{name} {score_list[i] * 100:.0f}"
+        label = f"{name} {values[i] * 100:.0f}"
         (text_width, text_height), base = cv2.getTextSize(label, font, scale, weight)
         left = max(0, min(x1, width - text_width))
         bottom = y1 if y1 - text_height - base >= 0 else min(height - 1, y1 + text_height + base)
-        cv2.rectangle(
-            canvas,
-            (left, bottom - text_height - base),
-            (left + text_width, bottom),
-            (red, green, blue),
-            cv2.FILLED,
-        )
+        ground = (left, bottom - text_height - base), (left + text_width, bottom)
+        cv2.rectangle(canvas, *ground, (red, green, blue), cv2.FILLED)
         ink = (0, 0, 0) if 0.299 * red + 0.587 * green + 0.114 * blue > 140 else (255, 255, 255)
         cv2.putText(canvas, label, (left, bottom - base // 2 - 1), font, scale, ink, weight, cv2.LINE_AA)
     return canvas
-
-
-def _colour(index: int) -> tuple[int, int, int]:
-    # Steps of the golden ratio around the hue circle keep neighbouring classes apart, but come close again
-    # after 13, 21, 34 ... of them; a cycle of four tones distinguishes these.
-    saturation, value = ((0.9, 1.0), (0.5, 1.0), (0.95, 0.6), (0.4, 0.7))[index % 4]
-    red, green, blue = colorsys.hsv_to_rgb(index * 0.618033988749895 % 1, saturation, value)
-    return round(red * 255), round(green * 255), round(blue * 255)

@@ -1,34 +1,132 @@
-"""Images in batches, decoded ahead.
-
-A pass holds no more than a few decoded images, however many there are, besides the images in its cache.
-"""
+"""Images in batches, decoded ahead, and a cache of decoded images that several passes over the same files share."""
 
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trtdet.config import InputConfig
-from trtdet.data.cache import ImageCache, ResizedImage
 from trtdet.data.folders import first_names
-from trtdet.data.images import ImageTransform, normalise
+from trtdet.data.images import ImageTransform, normalise, read_image, resize
 from trtdet.errors import DataError, TrtdetWarning
 
 _MOST_BAD = 0.1
 """Share of unreadable images above which a set is refused rather than thinned out."""
 
+_LARGEST, _SHARE = 1 << 30, 0.25
+"""The default budget: this share of the memory that is available, and never more than ``_LARGEST`` bytes."""
+
 
 @dataclass(frozen=True, eq=False)
-class Batch:
+class ResizedImage:
+    """An image as 8-bit pixels in the size that it has in the network's input: a quarter of the memory of the floats,
+    which normalisation computes from them exactly."""
+
+    pixels: NDArray[np.uint8]
+    """uint8 (H', W', 3), RGB, without the border."""
+    transform: ImageTransform
+    low: int
+    """The lowest value of the file's pixels, 0..255."""
+    high: int
+    constant: bool
+    """All pixels of the file are equal."""
+
+    @classmethod
+    def read(cls, path: Path, config: InputConfig) -> ResizedImage:
+        """Decodes and resizes a file; raises DataError where it cannot be read."""
+        image = read_image(path)
+        pixels, transform = resize(image, config)
+        # The first row decides nearly always, so the whole image is rarely compared.
+        constant = bool((image[0] == image[0, 0]).all()) and bool((image == image[0, 0]).all())
+        return cls(pixels, transform, int(image.min()), high=int(image.max()), constant=constant)
+
+
+class ImageCache:
+    """Images that were decoded, kept for later passes over the same files; each build has a cache of its own.
+
+    The first images that fit the budget stay, and all others are decoded again in each pass: passes go through the
+    files in the same order, so that dropping the oldest image would drop every image just before it is needed.
+    A file that changes meanwhile is not read again. Results do not depend on the budget. A pickled cache is empty and
+    stays so: the workers of a machine would each take the budget.
+
+    Args:
+        budget: bytes of pixels at most, 0 for none; None for a quarter of the memory that is available when the first
+            image is kept, and 1 GiB at most.
+    """
+
+    def __init__(self, budget: int | None = None) -> None:
+        self.budget = budget
+        self._limit = budget
+        self._images: dict[tuple[Any, ...], ResizedImage] = {}
+        self.bytes = 0
+        """How much memory the pixels take."""
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Callable[[int | None], ImageCache], tuple[int]]:
+        return ImageCache, (0,)
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def find(self, path: Path, config: InputConfig) -> ResizedImage | None:
+        """The image of a file, resized as ``config`` says, if it is kept."""
+        return self._images.get(self._key(path, config))
+
+    def read(self, path: Path, config: InputConfig) -> ResizedImage:
+        """The same, decoded where it is not kept, and then kept where it fits. Any thread may call this.
+
+        Raises:
+            DataError: as of :func:`trtdet.data.images.read_image`.
+        """
+        image = self.find(path, config)
+        if image is None:
+            image = ResizedImage.read(path, config)
+            key = self._key(path, config)
+            with self._lock:
+                if self._limit is None:
+                    self._limit = min(_LARGEST, int(_SHARE * available_memory()))
+                if key not in self._images and self.bytes + image.pixels.nbytes <= self._limit:
+                    image.pixels.flags.writeable = False
+                    self._images[key] = image
+                    self.bytes += image.pixels.nbytes
+        return image
+
+    @staticmethod
+    def _key(path: Path, config: InputConfig) -> tuple[Any, ...]:
+        """All that the pixels depend on; normalisation comes later."""
+        return path, config.size, config.resize, config.interpolation
+
+
+def available_memory(meminfo: Path = Path("/proc/meminfo"), control_group: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes that this process may still take without swapping; 0 where the system does not tell.
+
+    The kernel's estimate (MemAvailable), and within a control group (version 2) no more than its limit leaves.
+    """
+    try:
+        lines = (line.split() for line in meminfo.read_text().splitlines())
+        free = next(1024 * int(words[1]) for words in lines if words[0] == "MemAvailable:")
+    except (OSError, ValueError, IndexError, StopIteration):
+        return 0
+    try:
+        limit = int((control_group / "memory.max").read_text())
+        used = int((control_group / "memory.current").read_text())
+    except (OSError, ValueError):  # no group, or "max"
+        return free
+    return max(0, min(free, limit - used))
+
+
+@dataclass(frozen=True, eq=False)
+class ImageBatch:
     """Up to ``batch_size`` images as the network takes them; the last batch of a pass may be smaller."""
 
     images: NDArray[np.float32]
@@ -86,20 +184,12 @@ class ImageStream:
         self._reset()
 
     def _reset(self) -> None:
-        self._skipped: list[tuple[Path, str]] = []
-        self._constant: list[Path] = []
+        self.skipped: tuple[tuple[Path, str], ...] = ()
+        """The images that the latest pass left out so far, each with the reason."""
+        self.constant: tuple[Path, ...] = ()
+        """The images that the latest pass has read so far whose pixels are all equal."""
         self._read = 0
         self._low, self._high = 255, 0
-
-    @property
-    def skipped(self) -> tuple[tuple[Path, str], ...]:
-        """The images that the latest pass left out so far, each with the reason."""
-        return tuple(self._skipped)
-
-    @property
-    def constant(self) -> tuple[Path, ...]:
-        """The images that the latest pass has read so far whose pixels are all equal."""
-        return tuple(self._constant)
 
     @property
     def pixel_range(self) -> tuple[int, int]:
@@ -113,93 +203,82 @@ class ImageStream:
         return self._low, self._high
 
     def check_pixels(self) -> None:
-        """Checks, after a pass, that the images look like pictures with values of 0 to 255.
-
-        Warns (TrtdetWarning) where some images are constant.
+        """Checks, after a pass, that the images look like pictures; warns where some are constant.
 
         Raises:
             DataError: every image is constant, or no pixel of any image exceeds 1, as where values of 0 to 1
                 were saved; or nothing has been read.
         """
         low, high = self.pixel_range
-        if len(self._constant) == self._read:
+        constant = [path.name for path in self.constant]
+        if len(self.constant) == self._read:
             raise DataError(
                 f"each of the {self._read} images has a single colour "
-                f"({first_names([p.name for p in self._constant])}), expected pictures; check how they were made"
+                f"({first_names(constant)}), expected pictures; check how they were made"
             )
         if high <= 1:
             raise DataError(
-                f"all pixels of the {self._read} images lie in {low}..{high}, expected 0..255: they look as "
-                "if scaled to 0..1 before they were saved; save them as 8-bit images (first: "
-                f"{first_names([p.name for p in self.paths], 1)})"
+                f"all pixels of the {self._read} images lie in {low}..{high}, expected 0..255: they look as if scaled "
+                f"to 0..1 before they were saved; save them as 8-bit images (first: {self.paths[0].name})"
             )
-        if self._constant:
+        if constant:
             warnings.warn(
-                f"{len(self._constant)} of {self._read} images have a single colour: "
-                f"{first_names([p.name for p in self._constant], 10)}; they add nothing and may be damaged",
+                f"{len(constant)} of {self._read} images have a single colour: "
+                f"{first_names(constant, 10)}; they add nothing and may be damaged",
                 TrtdetWarning,
                 stacklevel=2,
             )
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[ImageBatch]:
         self._reset()
-        pool = ThreadPoolExecutor(self.workers, thread_name_prefix="trtdet-decode")
-        try:
-            yield from self._batches(pool)
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-
-    def _batches(self, pool: ThreadPoolExecutor) -> Iterator[Batch]:
         ahead: deque[tuple[int, Future[ResizedImage] | ResizedImage]] = deque()
         upcoming = iter(enumerate(self.paths))
         read = ResizedImage.read if self.cache is None else self.cache.read
         loaded: list[tuple[int, ResizedImage]] = []
-        while True:
-            # The length of this queue bounds the memory.
-            while len(ahead) < 2 * self.workers and (item := next(upcoming, None)) is not None:
-                kept = None if self.cache is None else self.cache.find(item[1], self.config)
-                ahead.append((item[0], kept or pool.submit(read, item[1], self.config)))
-            if not ahead:
-                break
-            index, coming = ahead.popleft()
-            try:
-                image = coming.result() if isinstance(coming, Future) else coming
-            except DataError as error:
-                self._reject(self.paths[index], error)
-                continue
-            self._note(self.paths[index], image)
-            loaded.append((index, image))
-            if len(loaded) == self.batch_size:
-                batch = self._batch(loaded)
-                loaded = []  # before the pause, so that the images are not held beside the batch
-                yield batch
-        if loaded:
-            yield self._batch(loaded)
+        pool = ThreadPoolExecutor(self.workers, thread_name_prefix="trtdet-decode")
+        try:
+            while True:
+                # The length of this queue bounds the memory.
+                while len(ahead) < 2 * self.workers and (item := next(upcoming, None)) is not None:
+                    kept = None if self.cache is None else self.cache.find(item[1], self.config)
+                    ahead.append((item[0], kept or pool.submit(read, item[1], self.config)))
+                if not ahead:
+                    break
+                index, coming = ahead.popleft()
+                try:
+                    image = coming.result() if isinstance(coming, Future) else coming
+                except DataError as error:
+                    if self.on_bad == "raise":
+                        raise
+                    self.skipped += ((self.paths[index], str(error)),)
+                    bad, total = len(self.skipped), len(self.paths)
+                    if bad > _MOST_BAD * total:
+                        raise DataError(
+                            f"{bad} of {total} images cannot be read so far, allowed are {_MOST_BAD:.0%}: "
+                            f"{first_names([path.name for path, _ in self.skipped])}; the first: {self.skipped[0][1]}"
+                        ) from None
+                    warnings.warn(f"skipped: {error}", TrtdetWarning, stacklevel=2)
+                    continue
+                self._read += 1
+                self._low, self._high = min(self._low, image.low), max(self._high, image.high)
+                if image.constant:
+                    self.constant += (self.paths[index],)
+                loaded.append((index, image))
+                if len(loaded) == self.batch_size:
+                    batch = self._batch(loaded)
+                    loaded = []  # before the pause, so that the images are not held beside the batch
+                    yield batch
+            if loaded:
+                yield self._batch(loaded)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
 
-    def _reject(self, path: Path, error: DataError) -> None:
-        if self.on_bad == "raise":
-            raise error
-        self._skipped.append((path, str(error)))
-        bad, total = len(self._skipped), len(self.paths)
-        if bad > _MOST_BAD * total:
-            raise DataError(
-                f"{bad} of {total} images cannot be read so far, allowed are {_MOST_BAD:.0%}: "
-                f"{first_names([p.name for p, _ in self._skipped])}; the first: {self._skipped[0][1]}"
-            )
-        warnings.warn(f"skipped: {error}", TrtdetWarning, stacklevel=4)
-
-    def _note(self, path: Path, image: ResizedImage) -> None:
-        self._read += 1
-        self._low, self._high = min(self._low, image.low), max(self._high, image.high)
-        if image.constant:
-            self._constant.append(path)
-
-    def _batch(self, loaded: list[tuple[int, ResizedImage]]) -> Batch:
+    def _batch(self, loaded: list[tuple[int, ResizedImage]]) -> ImageBatch:
         indices = tuple(index for index, _ in loaded)
         images = np.empty((len(loaded), 3, self.config.height, self.config.width), np.float32)
         for output, (_, image) in zip(images, loaded, strict=True):
-            normalise(image.pixels, image.transform, self.config, output)
-        return Batch(
+            normalise(image.pixels, image.transform, self.config, output=output)
+        return ImageBatch(
             images=images,
             transforms=tuple(image.transform for _, image in loaded),
             paths=tuple(self.paths[index] for index in indices),

@@ -1,1 +1,1 @@
-"""The demo, its generated images and the training of its detector."""
+"""The demo and its generated images."""

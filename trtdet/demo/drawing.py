@@ -19,8 +19,7 @@ def outline(rng: np.random.Generator, name: str, extent: float) -> tuple[list[ND
     angle = rng.uniform(0, 2 * math.pi)
     tilt = rng.uniform(0, 2 * math.pi)
     squeeze = rng.uniform(0.82, 1.0)
-    axis = np.array([[math.cos(tilt), -math.sin(tilt)], [math.sin(tilt), math.cos(tilt)]])
-    turn = np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
+    axis, turn = (np.array([[math.cos(by), -math.sin(by)], [math.sin(by), math.cos(by)]]) for by in (tilt, angle))
     matrix = turn @ axis @ np.diag([1.0, squeeze]) @ axis.T
     turned = [c @ matrix.T for c in contours]
     points = np.concatenate(turned)
@@ -39,59 +38,46 @@ def _template(name: str) -> tuple[NDArray[np.float64], ...]:
         angles = np.linspace(start, end, points, endpoint=end - start < 2 * math.pi)
         return radius * np.stack([np.cos(angles), np.sin(angles)], axis=1)
 
-    if name == "circle":
-        return (circle(1.0),)
     if name == "ring":
-        return (circle(1.0), circle(0.58))
-    if name == "square":
-        return (np.array([[-1.0, -1], [1, -1], [1, 1], [-1, 1]]),)
-    if name == "diamond":
-        return (np.array([[-1.0, 0], [0, -0.55], [1, 0], [0, 0.55]]),)
-    if name == "triangle":
-        return (circle(1.0, points=4)[:3],)
-    if name == "pentagon":
-        return (circle(1.0, points=6)[:5],)
-    if name == "star":
-        angles = np.arange(10) * math.pi / 5
-        radii = np.where(np.arange(10) % 2, 0.42, 1.0)
-        return (np.stack([radii * np.cos(angles), radii * np.sin(angles)], axis=1),)
-    if name == "cross":
-        a, b = 0.33, 1.0
-        corners = [
-            (-a, -b),
-            (a, -b),
-            (a, -a),
-            (b, -a),
-            (b, a),
-            (a, a),
-            (a, b),
-            (-a, b),
-            (-a, a),
-            (-b, a),
-            (-b, -a),
-            (-a, -a),
-        ]
-        return (np.array(corners),)
-    if name == "crescent":
-        # The inner arc belongs to a circle of radius 0.8 whose centre is 0.45 to the right.
-        meet = math.acos((1 + 0.45**2 - 0.8**2) / (2 * 0.45))
-        outer = circle(1.0, meet, 2 * math.pi - meet, 32)
-        x, y = math.cos(meet) - 0.45, math.sin(meet)
-        inner_end = math.atan2(y, x)
-        inner = circle(0.8, inner_end, 2 * math.pi - inner_end, 24)[::-1] + np.array([0.45, 0.0])
-        return (np.concatenate([outer, inner]),)
-    if name == "arrow":
-        return (np.array([[-1.0, -0.25], [0.1, -0.25], [0.1, -0.7], [1, 0], [0.1, 0.7], [0.1, 0.25], [-1, 0.25]]),)
-    raise ValueError(name)
+        return circle(1.0), circle(0.58)
+    match name:
+        case "circle":
+            contour = circle(1.0)
+        case "square":
+            contour = np.array([[-1.0, -1], [1, -1], [1, 1], [-1, 1]])
+        case "diamond":
+            contour = np.array([[-1.0, 0], [0, -0.55], [1, 0], [0, 0.55]])
+        case "triangle":
+            contour = circle(1.0, points=4)[:3]
+        case "pentagon":
+            contour = circle(1.0, points=6)[:5]
+        case "star":
+            angles = np.arange(10) * math.pi / 5
+            radii = np.where(np.arange(10) % 2, 0.42, 1.0)
+            contour = np.stack([radii * np.cos(angles), radii * np.sin(angles)], axis=1)
+        case "cross":
+            quarter, turn = np.array([[-0.33, -1.0], [0.33, -1.0], [0.33, -0.33]]), np.array([[0.0, 1.0], [-1.0, 0.0]])
+            contour = np.concatenate([quarter @ np.linalg.matrix_power(turn, quarters) for quarters in range(4)])
+        case "crescent":
+            # The inner arc belongs to a circle of radius 0.8 whose centre is 0.45 to the right.
+            meet = math.acos((1 + 0.45**2 - 0.8**2) / (2 * 0.45))
+            outer = circle(1.0, meet, 2 * math.pi - meet, 32)
+            end = math.atan2(math.sin(meet), math.cos(meet) - 0.45)
+            inner = circle(0.8, end, 2 * math.pi - end, 24)[::-1] + np.array([0.45, 0.0])
+            contour = np.concatenate([outer, inner])
+        case "arrow":
+            contour = np.array([[-1.0, -0.25], [0.1, -0.25], [0.1, -0.7], [1, 0], [0.1, 0.7], [0.1, 0.25], [-1, 0.25]])
+        case _:
+            raise ValueError(name)
+    return (contour,)
 
 
 def colour(rng: np.random.Generator, against: NDArray[np.float32], contrast: float) -> NDArray[np.float32]:
     """A colour float32 (3,), 0..255, at least ``contrast`` away from another in its largest channel difference."""
-    colour = rng.uniform(0, 255, 3).astype(np.float32)
-    for _ in range(8):
+    for _ in range(9):
+        colour = rng.uniform(0, 255, 3).astype(np.float32)
         if float(np.abs(colour - against).max()) >= contrast:
             break
-        colour = rng.uniform(0, 255, 3).astype(np.float32)
     return colour
 
 
@@ -102,11 +88,9 @@ def paint(rng: np.random.Generator, height: int, width: int, under: Image) -> Im
     kind = rng.random()
     if kind < 0.45:
         return np.full((height, width, 3), first, np.float32).astype(np.uint8)
-    if kind < 0.8:
-        second = np.clip(first + rng.uniform(-70, 70, 3).astype(np.float32), 0, 255)
-        return _gradient(rng, height, width, first, second)
-    second = np.clip(first + rng.uniform(-60, 60, 3).astype(np.float32), 0, 255)
-    return _stripes(rng, height, width, first, second)
+    pattern, reach = (_gradient, 70) if kind < 0.8 else (_stripes, 60)
+    second = np.clip(first + rng.uniform(-reach, reach, 3).astype(np.float32), 0, 255)
+    return pattern(rng, height, width, first=first, second=second)
 
 
 def _ramp(rng: np.random.Generator, height: int, width: int) -> NDArray[np.float32]:
@@ -142,7 +126,7 @@ def background(rng: np.random.Generator, height: int, width: int) -> Image:
     """A gradient with cloudy texture, and over it patches, lines, scribbles and letters that belong to no class."""
     first = rng.uniform(10, 245, 3).astype(np.float32)
     second = np.clip(first + rng.uniform(-90, 90, 3), 0, 255).astype(np.float32)
-    canvas = _gradient(rng, height, width, first, second)
+    canvas = _gradient(rng, height, width, first=first, second=second)
     cells = int(rng.integers(3, 24))
     spread = rng.uniform(4, 40)
     clouds = rng.normal(0, spread, (cells, cells, 3)).astype(np.float32)
@@ -154,7 +138,7 @@ def background(rng: np.random.Generator, height: int, width: int) -> Image:
         patch = canvas[y : y + h, x : x + w]
         mean = np.array(cv2.mean(patch)[:3], np.float32)
         low, high = (np.clip(mean + rng.uniform(-50, 50, 3), 0, 255).astype(np.float32) for _ in range(2))
-        stripes = _stripes(rng, h, w, low, high)
+        stripes = _stripes(rng, h, w, first=low, second=high)
         canvas[y : y + h, x : x + w] = cv2.addWeighted(patch, 0.5, stripes, 0.5, 0)
     for _ in range(int(rng.integers(0, 9))):
         colour = rng.integers(0, 256, 3).tolist()
@@ -186,11 +170,8 @@ def degrade(rng: np.random.Generator, canvas: Image) -> Image:
     height, width = canvas.shape[:2]
     tile = _noise()
     y, x = int(rng.integers(tile.shape[0] - height + 1)), int(rng.integers(tile.shape[1] - width + 1))
-    strength = rng.uniform(0, 14)
-    mixed = cv2.addWeighted(
-        canvas, gain, tile[y : y + height, x : x + width], strength / 32, offset - 128 * strength / 32
-    )
-    return np.asarray(mixed, np.uint8)
+    window, strength = tile[y : y + height, x : x + width], rng.uniform(0, 14) / 32
+    return np.asarray(cv2.addWeighted(canvas, gain, window, strength, offset - 128 * strength), np.uint8)
 
 
 @functools.lru_cache(maxsize=1)

@@ -7,6 +7,7 @@ fly where no file is wanted.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import zlib
@@ -24,16 +25,8 @@ from trtdet.errors import DataError, OutputError
 from trtdet.files import write_atomically
 
 CLASSES: tuple[str, ...] = (
-    "circle",
-    "square",
-    "triangle",
-    "star",
-    "pentagon",
-    "cross",
-    "ring",
-    "diamond",
-    "crescent",
-    "arrow",
+    *("circle", "square", "triangle", "star", "pentagon"),
+    *("cross", "ring", "diamond", "crescent", "arrow"),
 )
 """Class names by class index; the COCO category id is the index + 1."""
 
@@ -65,7 +58,7 @@ class ShapesSplit:
     """COCO instances JSON."""
 
 
-def generate(root: Path, split: str, count: int, seed: int = DEFAULT_SEED) -> ShapesSplit:
+def generate(root: Path | str, split: str, count: int, seed: int = DEFAULT_SEED) -> ShapesSplit:
     """Writes ``root/<split>/000001.png ...`` and ``root/annotations/instances_<split>.json``.
 
     The annotations are written last, through a temporary name; where they exist and were made with the same arguments,
@@ -81,66 +74,52 @@ def generate(root: Path, split: str, count: int, seed: int = DEFAULT_SEED) -> Sh
         DataError: an argument is out of range.
         OutputError: a file cannot be written.
     """
-    if count < 1:
-        raise DataError(f"shapes: count is {count}, allowed is 1 or more")
+    for name, number, least in (("count", count, 1), ("seed", seed, 0)):
+        if number < least:
+            raise DataError(f"shapes: {name} is {number}, allowed is {least} or more")
     if not split or set(split) & set("/\\") or split in (".", ".."):
         raise DataError(f"shapes: split is {split!r}, expected a plain name such as 'val'")
-    _check_seed(seed)
-    made = ShapesSplit(root / split, root / "annotations" / f"instances_{split}.json")
+    root = Path(root)
+    files = ShapesSplit(root / split, root / "annotations" / f"instances_{split}.json")
     info = {"description": "trtdet shapes", "renderer": _VERSION, "split": split, "seed": seed, "count": count}
-    if _is_complete(made, info):
-        return made
-    try:
-        made.images.mkdir(parents=True, exist_ok=True)
-        made.annotations.parent.mkdir(parents=True, exist_ok=True)
-        made.annotations.unlink(missing_ok=True)  # the images that it describes are about to be overwritten
-        document = _write_images(made.images, split, count, seed)
-        write_atomically(made.annotations, json.dumps({"info": info, **document}).encode())
-    except OSError as error:
-        raise OutputError(f"shapes cannot be written below '{root}': {error}; choose another folder") from None
-    return made
-
-
-def _is_complete(split: ShapesSplit, info: dict[str, Any]) -> bool:
-    try:
-        document = json.loads(split.annotations.read_text())
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # absent, damaged or of another program
+        document = json.loads(files.annotations.read_text())
         names = [image["file_name"] for image in document["images"]]
-        return bool(document["info"] == info) and all((split.images / name).is_file() for name in names)
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-
-
-def _write_images(folder: Path, split: str, count: int, seed: int) -> dict[str, Any]:
+        if document["info"] == info and all((files.images / name).is_file() for name in names):
+            return files
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
-    for index in range(count):
-        image, owner, labels = _render(seed, split, index)
-        boxes = _boxes(owner, len(labels))
-        name = f"{index + 1:06d}.png"
-        ok, encoded = cv2.imencode(".png", image[:, :, ::-1], [cv2.IMWRITE_PNG_COMPRESSION, 1])
-        if not ok:
-            raise OSError(f"image {name} cannot be encoded")
-        write_atomically(folder / name, encoded.tobytes())
-        images.append({"id": index + 1, "file_name": name, "width": image.shape[1], "height": image.shape[0]})
-        for number, ((x1, y1, x2, y2), label) in enumerate(zip(boxes.tolist(), labels, strict=True), 1):
-            annotations.append(
-                {
-                    "id": len(annotations) + 1,
-                    "image_id": index + 1,
-                    "category_id": label + 1,
-                    "bbox": [x1, y1, x2 - x1, y2 - y1],
-                    "area": (x2 - x1) * (y2 - y1),
-                    "segmentation": run_lengths(owner == number),
-                    "iscrowd": 0,
-                }
-            )
     categories = [{"id": i + 1, "name": name, "supercategory": "shape"} for i, name in enumerate(CLASSES)]
-    return {"images": images, "annotations": annotations, "categories": categories}
-
-
-def _check_seed(seed: int) -> None:
-    if seed < 0:
-        raise DataError(f"shapes: seed is {seed}, allowed is 0 or more")
+    try:
+        files.images.mkdir(parents=True, exist_ok=True)
+        files.annotations.parent.mkdir(parents=True, exist_ok=True)
+        files.annotations.unlink(missing_ok=True)  # the images that it describes are about to be overwritten
+        for index in range(count):
+            image, owner, labels = _render(seed, split, index)
+            name = f"{index + 1:06d}.png"
+            encoded, png = cv2.imencode(".png", image[:, :, ::-1], [cv2.IMWRITE_PNG_COMPRESSION, 1])
+            if not encoded:
+                raise OSError(f"image {name} cannot be encoded")
+            write_atomically(files.images / name, png.tobytes())
+            images.append({"id": index + 1, "file_name": name, "width": image.shape[1], "height": image.shape[0]})
+            boxes = _boxes(owner, len(labels)).tolist()
+            for number, ((x1, y1, x2, y2), label) in enumerate(zip(boxes, labels, strict=True), 1):
+                annotations.append(
+                    {
+                        "id": len(annotations) + 1,
+                        "image_id": index + 1,
+                        "category_id": label + 1,
+                        "bbox": [x1, y1, x2 - x1, y2 - y1],
+                        "area": (x2 - x1) * (y2 - y1),
+                        "segmentation": run_lengths(owner == number),
+                        "iscrowd": 0,
+                    }
+                )
+        document = {"info": info, "images": images, "annotations": annotations, "categories": categories}
+        write_atomically(files.annotations, json.dumps(document).encode())
+    except OSError as error:
+        raise OutputError(f"shapes cannot be written below '{root}': {error}; choose another folder") from None
+    return files
 
 
 def render(seed: int, split: str, index: int) -> tuple[Image, Boxes, NDArray[np.int64]]:
@@ -165,9 +144,9 @@ def render(seed: int, split: str, index: int) -> tuple[Image, Boxes, NDArray[np.
 
 def _render(seed: int, split: str, index: int) -> tuple[Image, NDArray[np.uint8], list[int]]:
     """The image, the map (H, W) of which object (1, 2, ...) owns a pixel (0: none), and the classes."""
-    _check_seed(seed)
-    if index < 0:
-        raise DataError(f"shapes: index is {index}, allowed is 0 or more")
+    for name, number in (("seed", seed), ("index", index)):
+        if number < 0:
+            raise DataError(f"shapes: {name} is {number}, allowed is 0 or more")
     rng = np.random.default_rng([seed, zlib.crc32(split.encode()), index])
     height, width = _SIZES[int(rng.integers(len(_SIZES)))]
     canvas = background(rng, height, width)
@@ -175,12 +154,12 @@ def _render(seed: int, split: str, index: int) -> tuple[Image, NDArray[np.uint8]
     classes: list[int] = []
     pixels: list[int] = []
     wanted = int(rng.integers(1, 9))
-    attempts = 0
-    while len(classes) < wanted and attempts < 4 * wanted:
-        attempts += 1
+    for _ in range(4 * wanted):
+        if len(classes) == wanted:
+            break
         label = int(rng.integers(len(CLASSES)))
         # The first object always goes in, so that no image is empty.
-        if _place(rng, canvas, owner, label, pixels):
+        if _place(rng, canvas, owner, label=label, pixels=pixels):
             classes.append(label)
     return degrade(rng, canvas), owner, classes
 
@@ -213,7 +192,7 @@ def _place(rng: np.random.Generator, canvas: Image, owner: NDArray[np.uint8], la
     for i in np.flatnonzero(covered):
         if np.count_nonzero(owner == i + 1) - covered[i] < _MIN_VISIBLE * visible[i]:
             return False
-    filling = paint(rng, box_height, box_width, canvas[region])
+    filling = paint(rng, box_height, box_width, under=canvas[region])
     if rng.random() < 0.3:
         edge = colour(rng, filling.reshape(-1, 3)[0].astype(np.float32), 60).tolist()
         cv2.polylines(filling, fixed, True, edge, 1 if extent < 40 else 2, cv2.LINE_AA, 4)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from trtdet.building import build
+from trtdet.building.ranges import HISTOGRAMS
 from trtdet.calibration import RULES
 from trtdet.config import load_config
 from trtdet.data import CocoDataset, ImageCache
 from trtdet.demo import shapes
-from trtdet.evaluation.scoring import Evaluation, evaluate
+from trtdet.evaluation.scoring import evaluate
 from trtdet.exporter import SHAPES_MODEL
 from trtdet.files import write_atomically
-from trtdet.pipeline import HISTOGRAMS, BuildOptions, CalibrationOptions, build
+from trtdet.options import BuildOptions, CalibrationOptions, PlanOptions
 from trtdet.progress import Progress, silent
 from trtdet.runtime.detector import Detector
 from trtdet.runtime.pictures import Pictures, infer
@@ -28,7 +31,7 @@ MAIN = "int8"
 
 
 @dataclass(frozen=True)
-class Row:
+class DemoRow:
     """A variant: its precision, its score, its loss against FP32, and its engine."""
 
     variant: str
@@ -45,7 +48,7 @@ class Row:
 class Demo:
     """What :func:`run_demo` measured and where it left its files."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[DemoRow, ...]
     folder: Path
     backend: str
     pictures: Pictures
@@ -80,7 +83,7 @@ class Demo:
         )
 
 
-def run_demo(folder: Path, progress: Progress = silent) -> Demo:
+def run_demo(folder: Path | str, progress: Progress = silent) -> Demo:
     """Generates the data, builds FP32, INT8, and all of the model in INT8 by each rule alone, scores them, draws some.
 
     Args:
@@ -90,56 +93,44 @@ def run_demo(folder: Path, progress: Progress = silent) -> Demo:
     Raises:
         TrtdetError: a stage failed; its class tells which.
     """
-    config = load_config("shapes")
+    folder, config = Path(folder), load_config("shapes")
     progress("generating images", 0, 1)
     calibration = shapes.generate(folder / "data", "calibration", CALIBRATION_IMAGES)
     validation = shapes.generate(folder / "data", "val", VALIDATION_IMAGES)
     dataset = CocoDataset.load(validation.annotations, validation.images, config.classes)
-    bundles = folder / "bundles"
-    main, cache = bundles / MAIN, ImageCache()
-
-    def scored(stage: str, bundle: Path) -> Evaluation:
-        return evaluate(
-            Detector.open(bundle), dataset, lambda done, total: progress(f"scoring {stage}", done, total), cache
-        )
-
-    rows: list[Row] = []
-    backend = ""
-    for variant, (place, options) in _variants(bundles, calibration.images).items():
-        bundle = build(SHAPES_MODEL, config, place, options, progress).bundle
-        manifest = bundle.manifest
-        counts = manifest.audit or manifest.precision
-        score = scored(variant, place).result
-        rows.append(
-            Row(
-                variant,
-                score.map,
-                score.map50,
-                rows[0].map - score.map if rows else 0.0,
-                counts.int8,
-                counts.fp16 + counts.fp32,
-                bundle.engine.stat().st_size / 1e6 if bundle.engine else 0.0,
-                str(place),
-            )
-        )
-        backend = f"{manifest.backend.name} {manifest.backend.version}"
-    chosen = [image.path for image in dataset.images[:PICTURES]]
-    pictures = infer(Detector.open(main), chosen, folder / "pictures")
-    done = Demo(tuple(rows), folder, backend, pictures)
-    write_atomically(folder / "results.json", (json.dumps(done.as_dict(), indent=1) + "\n").encode())
-    write_atomically(folder / "results.txt", (done.table().text() + "\n").encode())
-    return done
-
-
-def _variants(bundles: Path, images: Path) -> dict[str, tuple[Path, BuildOptions]]:
-    """The bundles of the demo by name: the folder of each, and how it is built."""
+    bundles, images = folder / "bundles", calibration.images
+    main = bundles / MAIN
     variants = {
-        "FP32": (bundles / "fp32", BuildOptions("fp32")),
-        "INT8": (bundles / MAIN, BuildOptions(calibration=CalibrationOptions(images=images), measure=False)),
+        "FP32": (bundles / "fp32", BuildOptions(precision="fp32")),
+        "INT8": (main, BuildOptions(calibration=CalibrationOptions(images=images), guard="off")),
     }
     for rule in RULES:
         # The images are run once; every further rule starts from the same histograms.
-        alone = CalibrationOptions(rule, images=images, histograms=bundles / MAIN / HISTOGRAMS)
-        options = BuildOptions(calibration=alone, correct=(), measure=False, int8_all=True)
+        alone = CalibrationOptions(rule=rule, images=images, histograms=main / HISTOGRAMS)
+        options = BuildOptions(calibration=alone, effort="none", guard="off", plan=PlanOptions(int8_all=True))
         variants[f"INT8 {rule} alone"] = (bundles / f"int8-{rule}", options)
-    return variants
+    rows: list[DemoRow] = []
+    backend, cache = "", ImageCache()
+    for variant, (place, options) in variants.items():
+        bundle = build(SHAPES_MODEL, config, place, options=options, progress=progress).bundle
+        manifest = bundle.manifest
+        counts = manifest.audit or manifest.precision
+        score = evaluate(Detector.open(place), dataset, partial(progress, f"scoring {variant}"), cache=cache).result
+        rows.append(
+            DemoRow(
+                variant=variant,
+                map=score.map,
+                map50=score.map50,
+                loss=rows[0].map - score.map if rows else 0.0,
+                int8_convs=counts.int8,
+                float_convs=counts.fp16 + counts.fp32,
+                engine_mb=bundle.engine.stat().st_size / 1e6 if bundle.engine else 0.0,
+                bundle=str(place),
+            )
+        )
+        backend = f"{manifest.backend.name} {manifest.backend.version}"
+    pictures = infer(Detector.open(main), [image.path for image in dataset.images[:PICTURES]], folder / "pictures")
+    demo = Demo(tuple(rows), folder=folder, backend=backend, pictures=pictures)
+    write_atomically(folder / "results.json", (json.dumps(demo.as_dict(), indent=1) + "\n").encode())
+    write_atomically(folder / "results.txt", (demo.table().text() + "\n").encode())
+    return demo

@@ -23,8 +23,6 @@ Format = Literal["triton", "deepstream"]
 MARKER = "trtdet-package.json"
 """The file that marks a folder as a package, which another package may replace."""
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-
 
 @dataclass(frozen=True)
 class PackageOptions:
@@ -40,17 +38,6 @@ class PackageOptions:
     format: Format
     name: str | None = None
     triton: TritonOptions | None = None
-
-
-def _served_by(format: Format) -> list[str]:
-    """The options of ``trtdet build`` whose bundles the server takes."""
-    return [
-        f"--backend {row.name}"
-        + (" on a machine with the GPU" if row.times_kernels else "")
-        + ("" if row.makes_engine else " for the ONNX model alone")
-        for row in LIBRARIES
-        if format not in row.not_served
-    ]
 
 
 @dataclass(frozen=True)
@@ -71,12 +58,8 @@ class Package:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return {
-            "package": str(self.folder),
-            "format": self.format,
-            "files": list(self.files),
-            "warnings": list(self.warnings),
-        }
+        facts = {"format": self.format, "files": list(self.files), "warnings": list(self.warnings)}
+        return {"package": str(self.folder), **facts}
 
 
 def package(bundle: Path, folder: Path, options: PackageOptions) -> Package:
@@ -100,7 +83,7 @@ def package(bundle: Path, folder: Path, options: PackageOptions) -> Package:
     if options.triton is not None and options.format != "triton":
         raise ConfigError("instances, queue and input are Triton's", f"leave them out with --format {options.format}")
     name = manifest.model.name if options.name is None else options.name
-    if not _NAME.fullmatch(name):
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise ConfigError(
             f"'{name}' cannot be the name of a served model: letters, digits, '.', '_' and '-' are allowed, a letter "
             "or digit first",
@@ -108,9 +91,16 @@ def package(bundle: Path, folder: Path, options: PackageOptions) -> Package:
         )
     library = library_named(manifest.backend.name)
     if options.format in library.not_served:
+        served = [
+            f"--backend {row.name}"
+            + (" on a machine with the GPU" if row.times_kernels else "")
+            + ("" if row.makes_engine else " for the ONNX model alone")
+            for row in LIBRARIES
+            if options.format not in row.not_served
+        ]
         raise BundleError(
             f"bundle '{bundle}' has an engine of {library.title}, for which {library.not_served[options.format]}",
-            f"build it again with {' or with '.join(_served_by(options.format))}",
+            f"build it again with {' or with '.join(served)}",
         )
     if options.format == "triton":
         files, warnings = triton.repository(source, name, options.triton or TritonOptions())
@@ -128,4 +118,4 @@ def package(bundle: Path, folder: Path, options: PackageOptions) -> Package:
             "files": writer.files,
         }
         writer.put((json.dumps(facts, indent=2) + "\n").encode())
-    return Package(folder, options.format, tuple(sorted([*files, MARKER])), warnings)
+    return Package(folder, format=options.format, files=tuple(sorted([*files, MARKER])), warnings=warnings)

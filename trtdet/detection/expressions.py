@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from trtdet.config import Config
 from trtdet.detection.anchors import anchor_points
-from trtdet.detection.suppression import sigmoid
+from trtdet.detection.suppression import sigmoid, softmax
 from trtdet.errors import ConfigError, ModelError, one_line
 
 Array = NDArray[Any]
@@ -24,11 +24,25 @@ T = TypeVar("T")
 Step = Callable[[str, Sequence[T | Array], dict[str, Any]], T]
 """Computes or writes an ONNX operator of tensors and constants, with its attributes."""
 
+_ELEMENTS: dict[str, Callable[..., Any]] = {
+    "Add": np.add,
+    "Sub": np.subtract,
+    "Mul": np.multiply,
+    "Div": np.divide,
+    "Pow": np.power,
+    "Min": np.minimum,
+    "Max": np.maximum,
+    "Sigmoid": sigmoid,
+    "Exp": np.exp,
+    "Log": np.log,
+    "Tanh": np.tanh,
+    "Sqrt": np.sqrt,
+    "Abs": np.abs,
+}
 _BINARY = {ast.Add: "Add", ast.Sub: "Sub", ast.Mult: "Mul", ast.Div: "Div", ast.Pow: "Pow"}
 _UNARY = {"sigmoid": "Sigmoid", "exp": "Exp", "log": "Log", "tanh": "Tanh", "sqrt": "Sqrt", "abs": "Abs"}
 _PAIRS = {"minimum": "Min", "maximum": "Max"}
 _ALONG = ("softmax", "sum", "concat")
-_SHAPED = (*_ALONG, "transpose", "reshape")
 _GRIDS = ("points", "strides")
 _END = np.iinfo(np.int64).max
 
@@ -57,8 +71,8 @@ def shapes(given: Mapping[str, tuple[int | None, ...]], config: Config) -> dict[
         return dict.fromkeys(("boxes", "scores"), (None, None, None))
     zeros = {name: np.broadcast_to(np.float32(0), [size or 1 for size in shape]) for name, shape in given.items()}
     open_batch = any(shape[:1] == (None,) for shape in given.values())
-    found = {name: array.shape for name, array in computed(zeros, config).items()}
-    return {name: (None, *shape[1:]) if open_batch else shape for name, shape in found.items()}
+    results = computed(zeros, config)
+    return {name: (None, *array.shape[1:]) if open_batch else array.shape for name, array in results.items()}
 
 
 def evaluate(outputs: dict[str, T], step: Step[T], config: Config) -> dict[str, T]:
@@ -80,15 +94,16 @@ def evaluate(outputs: dict[str, T], step: Step[T], config: Config) -> dict[str, 
     known: dict[str, T | Array] = {name: np.array(side, np.float32) for name, side in sides.items()}
     known |= numbered | outputs
     for name, text in (config.head.compute or {}).items():
+        expression = ast.parse(text.strip(), mode="eval").body
         try:
-            known[name] = _Walk(name, known, step, config).of(ast.parse(text.strip(), mode="eval").body)
+            known[name] = _Walk(name, known=known, step=step, config=config).of(expression)
         except RecursionError:
             raise ConfigError(f"key 'head.compute.{name}' is nested too deeply; name its parts before it") from None
-    found = {name: known[name] for name in ("boxes", "scores")}
-    for name, tensor in found.items():
+    results = {name: known[name] for name in ("boxes", "scores")}
+    for name, tensor in results.items():
         if isinstance(tensor, np.ndarray) and not isinstance(next(iter(outputs.values())), np.ndarray):
             raise ConfigError(f"key 'head.compute.{name}' is a constant; compute it from an output of the model")
-    return found  # type: ignore[return-value]
+    return results  # type: ignore[return-value]
 
 
 class _Walk:
@@ -101,10 +116,11 @@ class _Walk:
         self.config = config
 
     def of(self, node: ast.expr) -> Any:
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            return self._named(node.value)
-        if isinstance(node, ast.Name):
-            return self._named(node.id)
+        name = node.id if isinstance(node, ast.Name) else node.value if isinstance(node, ast.Constant) else None
+        if isinstance(name, str):
+            if name not in self.known:
+                raise self._error(None, f"names '{name}', there are {', '.join(self.known)}")
+            return self.known[name]
         if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
             return self._do(_BINARY[type(node.op)], self.of(node.left), self.of(node.right))
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
@@ -116,11 +132,6 @@ class _Walk:
         if isinstance(node, (ast.List, ast.Constant)):
             return self._number(node)
         raise self._error(node, "is none of numbers, names, slices, + - * / ** and the functions of head.compute")
-
-    def _named(self, name: str) -> Any:
-        if name not in self.known:
-            raise self._error(None, f"names '{name}', there are {', '.join(self.known)}")
-        return self.known[name]
 
     def _number(self, node: ast.expr) -> Array:
         if isinstance(node, ast.List):
@@ -140,21 +151,24 @@ class _Walk:
         axis = -1
         for keyword in node.keywords:
             if keyword.arg != "axis" or function not in _ALONG:
-                known = f"axis, of {', '.join(_ALONG)}, is the only one"
-                raise self._error(node, f"has a keyword '{keyword.arg}'; {known}")
+                allowed = f"axis, of {', '.join(_ALONG)}, is the only one"
+                raise self._error(node, f"has a keyword '{keyword.arg}'; {allowed}")
             axis = self._whole(keyword.value)
-        if function in _GRIDS:
-            return self._grid(node, function)
         given = node.args
+        if function in _GRIDS and len(given) == (function == "points"):
+            offset = self._number(given[0]) if given else 0.0
+            if np.ndim(offset):
+                raise self._error(node, "gives points a list; an offset in cells is a number")
+            return anchor_points(self.config, float(offset))[function == "strides"][None]
         if function in ("transpose", "reshape") and len(given) > 1:
             numbers = [self._whole(argument) for argument in given[1:]]
             if function == "transpose":
                 return self._do("Transpose", self.of(given[0]), perm=numbers)
             return self._do("Reshape", self.of(given[0]), np.array(numbers, np.int64))
-        functions = (*_UNARY, *_PAIRS, *_SHAPED, *_GRIDS)
+        functions = (*_UNARY, *_PAIRS, *_ALONG, "transpose", "reshape", *_GRIDS)
         if function not in functions:
             raise self._error(node, f"calls '{function}'; there are {', '.join(functions)}")
-        tensors = [self.of(argument) for argument in given]
+        tensors = [] if function in _GRIDS else [self.of(argument) for argument in given]
         if function in _UNARY and len(tensors) == 1:
             return self._do(_UNARY[function], *tensors)
         if function in _PAIRS and len(tensors) == 2:
@@ -166,14 +180,6 @@ class _Walk:
         if function == "concat" and tensors:
             return self._do("Concat", *tensors, axis=axis)
         raise self._error(node, f"gives {function} {len(given)} arguments")
-
-    def _grid(self, node: ast.Call, function: str) -> Array:
-        if len(node.args) != (function == "points"):
-            raise self._error(node, f"gives {function} {len(node.args)} arguments")
-        offset = self._number(node.args[0]) if node.args else 0.0
-        if np.ndim(offset):
-            raise self._error(node, "gives points a list; an offset in cells is a number")
-        return anchor_points(self.config, float(offset))[function == "strides"][None]
 
     def _part(self, node: ast.Subscript) -> Any:
         """A Slice of all axes that are cut, a Gather for each list, and a Squeeze of those that a number chose."""
@@ -225,9 +231,9 @@ class _Walk:
                 f"{' and '.join(str(np.shape(tensor)) for tensor in tensors)}: {one_line(error)}"
             ) from None
 
-    def _error(self, node: ast.expr | None, said: str) -> ConfigError:
+    def _error(self, node: ast.expr | None, problem: str) -> ConfigError:
         shown = "it" if node is None else f"'{one_line(ast.unparse(node), 80)}'"
-        return ConfigError(f"key 'head.compute.{self.name}': {shown} {said}")
+        return ConfigError(f"key 'head.compute.{self.name}': {shown} {problem}")
 
 
 def _numpy_step(op: str, tensors: Sequence[Array], attributes: dict[str, Any]) -> Array:
@@ -236,8 +242,7 @@ def _numpy_step(op: str, tensors: Sequence[Array], attributes: dict[str, Any]) -
         if op in _ELEMENTS:
             return np.asarray(_ELEMENTS[op](*tensors), np.float32)
         if op == "Softmax":
-            weights = np.exp(first - first.max(axis=attributes["axis"], keepdims=True))
-            return np.asarray(weights / weights.sum(axis=attributes["axis"], keepdims=True), np.float32)
+            return softmax(first, attributes["axis"])
         if op == "Concat":
             return np.concatenate(tensors, axis=attributes["axis"])
         if op == "Transpose":
@@ -254,20 +259,3 @@ def _numpy_step(op: str, tensors: Sequence[Array], attributes: dict[str, Any]) -
         for start, stop, axis, step in zip(*(column.tolist() for column in others), strict=True):
             slices[axis] = slice(start, stop, step)
         return first[tuple(slices)]
-
-
-_ELEMENTS: dict[str, Callable[..., Any]] = {
-    "Add": np.add,
-    "Sub": np.subtract,
-    "Mul": np.multiply,
-    "Div": np.divide,
-    "Pow": np.power,
-    "Min": np.minimum,
-    "Max": np.maximum,
-    "Sigmoid": sigmoid,
-    "Exp": np.exp,
-    "Log": np.log,
-    "Tanh": np.tanh,
-    "Sqrt": np.sqrt,
-    "Abs": np.abs,
-}

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from trtdet.config import Config, HeadConfig
 from trtdet.detection.anchors import anchor_points, grid_shapes
 from trtdet.detection.expressions import computed
-from trtdet.detection.suppression import corners_of, sigmoid
+from trtdet.detection.suppression import corners_of, sigmoid, softmax
 from trtdet.errors import ModelError
 
 Float = NDArray[np.float32]
@@ -39,20 +39,68 @@ def decode(outputs: Mapping[str, NDArray[Any]] | Sequence[NDArray[Any]], config:
         ModelError: an output is missing or its shape does not fit the head, the classes and the input size; the
             message names the output, both shapes and the key that is likely wrong.
     """
-    arrays = _arrays(outputs, config.head)
+    names = config.head.outputs
+    if not isinstance(outputs, Mapping):
+        if names is not None and len(names) != len(outputs):
+            raise ModelError(f"head.outputs names {len(names)} outputs, got {len(outputs)}; name each one, in order")
+        outputs = dict(zip(names or [f"#{index}" for index in range(len(outputs))], outputs, strict=True))
+    if not outputs:
+        raise ModelError(f"decode rule '{config.head.decode}' got no outputs; give the model's raw outputs")
+    arrays = {name: np.asarray(array, dtype=np.float32) for name, array in outputs.items()}
     if config.head.compute is not None:
         arrays, config = computed(arrays, config), of_computed(config)
-    first, distances = match_outputs({name: array.shape for name, array in arrays.items()}, config)
+    first, others = match_outputs({name: array.shape for name, array in arrays.items()}, config)
     array = np.concatenate([arrays[name] for name in first], axis=1)
-    if config.head.decode == "boxes":
-        return _decode_boxes(array, config), _class_scores(arrays[distances[0]], config.head)
-    if config.head.decode == "dfl":
-        if not distances:
-            classes = len(config.classes)
-            return _decode_dfl(array[..., :classes], array[..., classes:], config)
-        return _decode_dfl(array, np.concatenate([arrays[name] for name in distances], axis=1), config)
-    rules = {"yolox": _decode_yolox, "yolov5": _decode_yolov5, "yolov8": _decode_yolov8}
-    return {**rules, "detections": _decode_detections}[config.head.decode](array, config)
+    head, classes = config.head, len(config.classes)
+    if head.decode in ("yolox", "yolov5"):
+        factors = sigmoid(array[..., 4:]) if head.scores == "logits" else array[..., 4:]
+        centre, size = array[..., :2], array[..., 2:4]
+        with np.errstate(over="ignore", invalid="ignore"):
+            if head.decode == "yolox":
+                points, strides = anchor_points(config, 0.0)
+                centre, size = centre * strides + points, np.exp(size) * strides
+            return corners_of(centre, size), factors[..., :1] * factors[..., 1:]
+    if head.decode == "yolov8":
+        rows = np.ascontiguousarray(array.transpose(0, 2, 1))
+        return corners_of(rows[..., :2], rows[..., 2:4]), np.ascontiguousarray(rows[..., 4:])
+    if head.decode == "detections":
+        # The score of a row at its class, 0 at all others: a row of another class is a candidate for none.
+        mine = array[..., 5:] == np.arange(classes, dtype=np.float32)
+        return _corners_in_pixels(array[..., :4], config), np.where(mine, array[..., 4:5], np.float32(0))
+    if head.decode == "boxes":
+        scores = arrays[others[0]]
+        if head.scores == "softmax":
+            scores = softmax(scores)
+        columns = class_columns(head, scores.shape[-1]) if head.columns is None else list(head.columns)
+        return _corners_in_pixels(array, config), scores[..., columns]
+    if others:
+        scores, distances = array, np.concatenate([arrays[name] for name in others], axis=1)
+    else:
+        scores, distances = array[..., :classes], array[..., classes:]
+    # Each side of a box is the mean of a softmax over ``bins`` distances, in strides (Li et al. 2020).
+    weights = softmax(distances.reshape(*distances.shape[:2], 4, head.bins))
+    points, strides = anchor_points(config, head.cell_offset)
+    ltrb = (weights @ np.arange(head.bins, dtype=np.float32)) * strides
+    return np.concatenate([points - ltrb[..., :2], points + ltrb[..., 2:]], axis=-1), scores
+
+
+def _corners_in_pixels(boxes: Float, config: Config) -> Float:
+    """Boxes of rules ``boxes`` and ``detections`` as x1 y1 x2 y2 in pixels."""
+    if config.head.boxes == "cxcywh":
+        boxes = corners_of(boxes[..., :2], boxes[..., 2:])
+    elif config.head.boxes == "yxyx":
+        boxes = boxes[..., [1, 0, 3, 2]]
+    return boxes if config.head.units == "pixels" else boxes * input_sides(config)
+
+
+def input_sides(config: Config) -> Float:
+    """float32 (4,): the input's width, height, width and height in pixels, which relative corners are shares of."""
+    return np.array([config.input.width, config.input.height] * 2, np.float32)
+
+
+def class_columns(head: HeadConfig, count: int) -> slice:
+    """Which of so many columns of scores are the classes', where ``head.columns`` does not say it."""
+    return slice(int(head.background == "first"), count - (head.background == "last"))
 
 
 def of_computed(config: Config) -> Config:
@@ -63,9 +111,7 @@ def of_computed(config: Config) -> Config:
 
 
 def match_outputs(shapes: Mapping[str, Shape], config: Config) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Finds which raw outputs the rule ``config.head.decode`` reads, and checks that they fit it.
-
-    Shared by the reference here and the pass that writes the same rule into a graph.
+    """Finds which raw outputs the rule ``config.head.decode`` reads, here and in a graph, and checks that they fit it.
 
     Args:
         shapes: the raw outputs' shapes by name, in the model's order, batch first.
@@ -91,9 +137,8 @@ def match_outputs(shapes: Mapping[str, Shape], config: Config) -> tuple[tuple[st
     for name, shape in chosen.items():
         if len(shape) != 3:
             raise ModelError(
-                f"output '{name}' has shape {_text(shape)}, decode rule '{head.decode}' expects three "
-                "dimensions with the batch first; choose the raw outputs with head.outputs or another "
-                "head.decode"
+                f"output '{name}' has shape {_text(shape)}, decode rule '{head.decode}' expects three dimensions with "
+                "the batch first; choose the raw outputs with head.outputs or another head.decode"
             )
     if head.decode == "boxes":
         return _match_boxes(chosen, config)
@@ -120,19 +165,18 @@ def match_outputs(shapes: Mapping[str, Shape], config: Config) -> tuple[tuple[st
 def _match_boxes(chosen: Mapping[str, Shape], config: Config) -> tuple[tuple[str, ...], tuple[str, ...]]:
     head = config.head
     classes = len(config.classes) + (head.background != "none")
-    least = max(head.columns, default=0) + 1 if head.columns is not None else None
-    width = str(classes) if least is None else f"{least} or more"
-    expected = f"boxes (B, N, 4) and scores (B, N, {width})"
+    least = None if head.columns is None else max(head.columns) + 1
+    expected = f"boxes (B, N, 4) and scores (B, N, {classes if least is None else f'{least} or more'})"
     if len(chosen) != 2:
         raise ModelError(
-            f"decode rule 'boxes' takes {expected}, got {len(chosen)} outputs: "
-            f"{_listing(chosen)}; name the two with head.outputs"
+            f"decode rule 'boxes' takes {expected}, got {len(chosen)} outputs: {_listing(chosen)}; name the two with "
+            "head.outputs"
         )
     names = list(chosen)
     for boxes, scores in (names, names[::-1]):  # where both have four columns, boxes come first
         columns = chosen[scores][2]
-        fits = columns == classes if least is None else columns is not None and columns >= least
-        if chosen[boxes][2] in (None, 4) and (columns is None or fits):
+        fits = columns is None or (columns == classes if least is None else columns >= least)
+        if chosen[boxes][2] in (None, 4) and fits:
             return (boxes,), (scores,)
     free = least is None and head.background == "none"
     one_more = free and any(shape[2] == classes + 1 for shape in chosen.values())
@@ -151,9 +195,7 @@ def _match_levels(chosen: Mapping[str, Shape], config: Config) -> tuple[tuple[st
             f"{list(head.strides)}, got {len(chosen)} outputs: {_listing(chosen)}; set head.strides, or "
             "head.outputs"
         )
-    left = dict(chosen)
-    score_maps: list[str] = []
-    distance_maps: list[str] = []
+    left, score_maps, distance_maps = dict(chosen), list[str](), list[str]()
     for stride, count in zip(head.strides, cells, strict=True):
         for width, maps, kind in ((classes, score_maps, "class"), (sides, distance_maps, "distance")):
             # Where classes and distances have as many channels, the model's order decides: classes first.
@@ -169,18 +211,6 @@ def _match_levels(chosen: Mapping[str, Shape], config: Config) -> tuple[tuple[st
     return tuple(score_maps), tuple(distance_maps)
 
 
-def _arrays(outputs: Mapping[str, NDArray[Any]] | Sequence[NDArray[Any]], head: HeadConfig) -> dict[str, Float]:
-    """The outputs by name, as float32."""
-    if not isinstance(outputs, Mapping):
-        names = head.outputs if head.outputs is not None else tuple(f"#{i}" for i in range(len(outputs)))
-        if len(names) != len(outputs):
-            raise ModelError(f"head.outputs names {len(names)} outputs, got {len(outputs)}; name each one, in order")
-        outputs = dict(zip(names, outputs, strict=True))
-    if not outputs:
-        raise ModelError(f"decode rule '{head.decode}' got no outputs; give the model's raw outputs")
-    return {name: np.asarray(array, dtype=np.float32) for name, array in outputs.items()}
-
-
 def _text(shape: Shape) -> str:
     return "(" + ", ".join("?" if size is None else str(size) for size in shape) + ")"
 
@@ -190,7 +220,8 @@ def _listing(shapes: Mapping[str, Shape]) -> str:
 
 
 def _check_channels(name: str, shape: Shape, config: Config) -> None:
-    rule = config.head.decode
+    """Refuses an output with the wrong number of channels, and names the key that is most likely wrong."""
+    rule, bins, classes = config.head.decode, config.head.bins, len(config.classes)
     if rule == "detections":
         if shape[2] != 6:
             raise ModelError(
@@ -198,100 +229,25 @@ def _check_channels(name: str, shape: Shape, config: Config) -> None:
                 "score and its class; choose the output with head.outputs or another head.decode"
             )
         return
-    extra = {"yolox": 5, "yolov5": 5, "yolov8": 4, "dfl": 4 * config.head.bins}[rule]
+    extra = {"yolox": 5, "yolov5": 5, "yolov8": 4, "dfl": 4 * bins}[rule]
     axis = 1 if rule == "yolov8" else 2
-    expected, got = extra + len(config.classes), shape[axis]
-    if got == expected:
+    if shape[axis] == extra + classes:
         return
-    layout = "(B, N, {})" if axis == 2 else "(B, {}, N)"
-    others = f"4 * {config.head.bins} head.bins" if rule == "dfl" else str(extra)
-    raise ModelError(
-        f"output '{name}' has shape {_text(shape)}, that is {got} channels; decode rule "
-        f"'{rule}' expects {layout.format(expected)}, {others} + {len(config.classes)} "
-        f"classes{_hint(shape, extra, config)}"
-    )
-
-
-def _hint(shape: Shape, extra: int, config: Config) -> str:
-    """The key that is most likely wrong where an output has the wrong number of channels."""
-    count, bins, rule = len(config.classes), config.head.bins, config.head.decode
     middle, last = (size or 0 for size in shape[1:])
-    if last == 5 + count:
-        return "; is head.decode 'yolox' or 'yolov5'?"
-    if middle == 4 + count:
-        return "; is head.decode 'yolov8'?"
-    if rule == "yolov8" and last == 4 + count:
-        return "; the output is transposed, it must be (B, 4 + C, N)"
-    if last == count + 4 * bins and rule != "dfl":
-        return "; is head.decode 'dfl'?"
-    if last == 6:
-        return "; is head.decode 'detections' (with nms: none)?"
     channels = min(last, middle) if rule == "yolov8" else last
-    given = f" (the output has room for {channels - extra})" if channels > extra else ""
-    return f"; does 'classes' list the model's classes{given}?"
-
-
-def _decode_yolox(array: Float, config: Config) -> tuple[Float, Float]:
-    points, strides = anchor_points(config, 0.0)
-    with np.errstate(over="ignore", invalid="ignore"):
-        boxes = corners_of(array[..., :2] * strides + points, np.exp(array[..., 2:4]) * strides)
-    scores = sigmoid(array[..., 4:]) if config.head.scores == "logits" else array[..., 4:]
-    return boxes, scores[..., :1] * scores[..., 1:]
-
-
-def _decode_yolov5(array: Float, config: Config) -> tuple[Float, Float]:
-    scores = sigmoid(array[..., 4:]) if config.head.scores == "logits" else array[..., 4:]
-    return corners_of(array[..., :2], array[..., 2:4]), scores[..., :1] * scores[..., 1:]
-
-
-def _decode_yolov8(array: Float, config: Config) -> tuple[Float, Float]:
-    rows = np.ascontiguousarray(array.transpose(0, 2, 1))
-    return corners_of(rows[..., :2], rows[..., 2:4]), np.ascontiguousarray(rows[..., 4:])
-
-
-def _decode_boxes(boxes: Float, config: Config) -> Float:
-    if config.head.boxes == "cxcywh":
-        boxes = corners_of(boxes[..., :2], boxes[..., 2:])
-    elif config.head.boxes == "yxyx":
-        boxes = boxes[..., [1, 0, 3, 2]]
-    return boxes if config.head.units == "pixels" else boxes * input_sides(config)
-
-
-def input_sides(config: Config) -> Float:
-    """float32 (4,): the input's width, height, width and height in pixels, which relative corners are shares of."""
-    return np.array([config.input.width, config.input.height] * 2, np.float32)
-
-
-def _class_scores(scores: Float, head: HeadConfig) -> Float:
-    """The scores of the classes: after a softmax over them where there is one to do, and without the background."""
-    if head.scores == "softmax":
-        with np.errstate(invalid="ignore"):  # infinite logits give NaN scores, not a warning
-            weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-            scores = weights / weights.sum(axis=-1, keepdims=True)
-    if head.columns is not None:
-        return scores[..., list(head.columns)]
-    return scores[..., class_columns(head, scores.shape[-1])]
-
-
-def class_columns(head: HeadConfig, count: int) -> slice:
-    """Which of so many columns of scores are the classes', where ``head.columns`` does not say it."""
-    return slice(int(head.background == "first"), count - (head.background == "last"))
-
-
-def _decode_detections(rows: Float, config: Config) -> tuple[Float, Float]:
-    """The score of a row at its class, 0 at all others: a row of another class is a candidate for none."""
-    mine = rows[..., 5:] == np.arange(len(config.classes), dtype=np.float32)
-    return _decode_boxes(rows[..., :4], config), np.where(mine, rows[..., 4:5], np.float32(0))
-
-
-def _decode_dfl(scores: Float, distances: Float, config: Config) -> tuple[Float, Float]:
-    """Each side of a box is the mean of a softmax over ``bins`` distances, in strides (Li et al. 2020)."""
-    head = config.head
-    sides = distances.reshape(*distances.shape[:2], 4, head.bins)
-    with np.errstate(invalid="ignore"):  # infinite logits give NaN boxes, not a warning
-        weights = np.exp(sides - sides.max(axis=-1, keepdims=True))
-        weights /= weights.sum(axis=-1, keepdims=True)
-    points, strides = anchor_points(config, head.cell_offset)
-    ltrb = (weights @ np.arange(head.bins, dtype=np.float32)) * strides
-    boxes = np.concatenate([points - ltrb[..., :2], points + ltrb[..., 2:]], axis=-1)
-    return boxes, scores
+    room = f" (the output has room for {channels - extra})" if channels > extra else ""
+    hints = {
+        "is head.decode 'yolox' or 'yolov5'?": last == 5 + classes,
+        "is head.decode 'yolov8'?": middle == 4 + classes,
+        "the output is transposed, it must be (B, 4 + C, N)": rule == "yolov8" and last == 4 + classes,
+        "is head.decode 'dfl'?": last == classes + 4 * bins and rule != "dfl",
+        "is head.decode 'detections' (with nms: none)?": last == 6,
+        f"does 'classes' list the model's classes{room}?": True,
+    }
+    layout = "(B, N, {})" if axis == 2 else "(B, {}, N)"
+    others = f"4 * {bins} head.bins" if rule == "dfl" else str(extra)
+    raise ModelError(
+        f"output '{name}' has shape {_text(shape)}, that is {shape[axis]} channels; decode rule '{rule}' expects "
+        f"{layout.format(extra + classes)}, {others} + {classes} classes; "
+        f"{next(hint for hint, fits in hints.items() if fits)}"
+    )

@@ -32,8 +32,7 @@ def paste(probabilities: Float, box: Float, height: int, width: int, threshold: 
     Args:
         probabilities: float32 (M, M), 0..1.
         box: float32 (4,), x1 y1 x2 y2 in pixels of the picture, cut to it; one that is not finite has no mask.
-        height: of the picture.
-        width: of the picture.
+        height, width: of the picture.
         threshold: probability that a pixel of the object exceeds.
 
     Returns:
@@ -42,9 +41,10 @@ def paste(probabilities: Float, box: Float, height: int, width: int, threshold: 
     pasted = np.zeros((height, width), bool)
     if not np.isfinite(box).all():
         return pasted
-    cells = np.pad(np.asarray(probabilities, np.float32), _BORDER)
-    corners = _grown(np.asarray(box, np.float32), np.float32(len(cells) / len(probabilities)))
-    x1, y1, x2, y2 = (int(value) for value in corners)
+    cells, corners = np.pad(np.asarray(probabilities, np.float32), _BORDER), np.asarray(box, np.float32)
+    half = (corners[2:] - corners[:2]) * np.float32(0.5) * np.float32(len(cells) / len(probabilities))
+    centre = (corners[2:] + corners[:2]) * np.float32(0.5)
+    x1, y1, x2, y2 = (int(value) for value in (*(centre - half), *(centre + half)))
     wide, high = max(x2 - x1 + 1, 1), max(y2 - y1 + 1, 1)
     left, top, right, bottom = max(x1, 0), max(y1, 0), min(x2 + 1, width), min(y2 + 1, height)
     if left < right and top < bottom:
@@ -53,31 +53,20 @@ def paste(probabilities: Float, box: Float, height: int, width: int, threshold: 
     return pasted
 
 
-def _grown(box: Float, by: np.float32) -> Float:
-    half = (box[2:] - box[:2]) * np.float32(0.5) * by
-    centre = (box[2:] + box[:2]) * np.float32(0.5)
-    return np.concatenate([centre - half, centre + half])
-
-
 def run_lengths(mask: NDArray[np.bool_]) -> dict[str, Any]:
-    """A mask in COCO's compressed form: ``{"size": [height, width], "counts": text}``, of the columns from top to
-    bottom.
-
-    Args:
-        mask: bool (height, width).
-    """
+    """A mask bool (height, width) in COCO's compressed form, ``{"size": [height, width], "counts": text}``, of the
+    columns from top to bottom."""
     from faster_coco_eval.core import mask as coco  # takes most of a second
 
-    found = coco.encode(np.asfortranarray(mask, np.uint8))
-    return {"size": [int(size) for size in found["size"]], "counts": found["counts"].decode()}
+    encoded = coco.encode(np.asfortranarray(mask, np.uint8))
+    return {"size": [int(size) for size in encoded["size"]], "counts": encoded["counts"].decode()}
 
 
 def areas(encoded: Sequence[dict[str, Any]]) -> list[float]:
     """The pixels of each mask of :func:`run_lengths`."""
     from faster_coco_eval.core import mask as coco
 
-    plain = [_in_bytes(one) for one in encoded]
-    return [float(area) for area in coco.area(plain)] if plain else []
+    return [float(area) for area in coco.area([_in_bytes(mask) for mask in encoded])] if encoded else []
 
 
 def overlaps(
@@ -89,40 +78,32 @@ def overlaps(
         found: D masks of :func:`run_lengths`.
         wanted: G segmentations as COCO's files have them, polygons or run lengths.
         crowd: of the G, which are groups of objects.
-        height: of the picture.
-        width: of the picture.
+        height, width: of the picture.
     """
     from faster_coco_eval.core import mask as coco
 
     if not found or not wanted:
         return np.zeros((len(found), len(wanted)))
-    ours = [_in_bytes(one) for one in found]
-    theirs = [_run_lengths_of(one, height, width) for one in wanted]
+    theirs = []
+    for segmentation in wanted:
+        if isinstance(segmentation, list):
+            theirs.append(coco.merge(coco.frPyObjects(segmentation, height, width)))
+        elif isinstance(segmentation["counts"], list):
+            theirs.append(coco.frPyObjects(segmentation, height, width))
+        else:
+            theirs.append(_in_bytes(segmentation))
+    ours = [_in_bytes(mask) for mask in found]
     return np.asarray(coco.iou(ours, theirs, [int(flag) for flag in crowd]), np.float64)
-
-
-def _run_lengths_of(segmentation: Any, height: int, width: int) -> dict[str, Any]:
-    from faster_coco_eval.core import mask as coco
-
-    found: dict[str, Any]
-    if isinstance(segmentation, list):
-        found = coco.merge(coco.frPyObjects(segmentation, height, width))
-    elif isinstance(segmentation["counts"], list):
-        found = coco.frPyObjects(segmentation, height, width)
-    else:
-        found = _in_bytes(segmentation)
-    return found
 
 
 def _in_bytes(encoded: dict[str, Any]) -> dict[str, Any]:
     """Run lengths as the library takes them: the text of JSON as bytes."""
     counts = encoded["counts"]
-    return {**encoded, "counts": counts.encode() if isinstance(counts, str) else counts}
+    return {**encoded, "counts": counts.encode()} if isinstance(counts, str) else encoded
 
 
 def from_run_lengths(encoded: dict[str, Any]) -> NDArray[np.bool_]:
     """The mask bool (height, width) of :func:`run_lengths`."""
     from faster_coco_eval.core import mask as coco
 
-    found: NDArray[np.bool_] = coco.decode(_in_bytes(encoded)).astype(bool)
-    return found
+    return np.asarray(coco.decode(_in_bytes(encoded)), np.bool_)

@@ -14,25 +14,15 @@ from trtdet.detection.suppression import Detections, Float, checked, corners_of,
 
 @dataclass(frozen=True)
 class EfficientNms:
-    """The attributes of TensorRT's EfficientNMS_TRT, by their own names.
+    """The attributes of TensorRT's EfficientNMS_TRT, by their own names."""
 
-    Attributes:
-        score_threshold: at least 0; a score must reach it.
-        iou_threshold: over 0; suppresses from it on.
-        max_output_boxes: K.
-        background_class: left out of the result; -1 for none.
-        score_activation: 1 where the scores are logits.
-        class_agnostic: 1 where boxes of all classes suppress each other.
-        box_coding: 0 for two corners, 1 for centre and size.
-    """
-
-    score_threshold: float
-    iou_threshold: float
-    max_output_boxes: int
-    background_class: int = -1
-    score_activation: int = 0
-    class_agnostic: int = 0
-    box_coding: int = 0
+    score_threshold: float  # at least 0; a score must reach it
+    iou_threshold: float  # over 0; suppresses from it on
+    max_output_boxes: int  # K
+    background_class: int = -1  # left out of the result; -1 for none
+    score_activation: int = 0  # 1 where the scores are logits
+    class_agnostic: int = 0  # 1 where boxes of all classes suppress each other
+    box_coding: int = 0  # 0 for two corners, 1 for centre and size
 
     CANDIDATES: ClassVar[int] = 4096
     """At most so many (box, class) pairs of an image enter the suppression, best first."""
@@ -70,8 +60,13 @@ def efficient_nms(boxes: NDArray[Any], scores: NDArray[Any], attributes: Efficie
     per_class = all_boxes.shape[2:3] == all_scores.shape[2:3] and all_boxes.shape[2:3] != (1,)
     if not per_class:
         checked(all_boxes[:, :, 0], all_scores)
-    threshold, dense_from = _plugin_thresholds(attributes)
-    found = []
+    threshold, dense_from = np.float32(attributes.score_threshold), np.float32(EfficientNms.DENSE)
+    if attributes.score_activation:  # both as logits
+        unit = np.float32(1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            inverse = np.log(threshold / (unit - threshold)) if threshold > 0 else np.float32(EfficientNms.EMPTY)
+        threshold, dense_from = np.float32(inverse), np.float32(np.log(dense_from / (unit - dense_from)))
+    images = []
     for image_boxes, image_scores in zip(all_boxes, all_scores, strict=True):
         flat, labels = image_scores.reshape(-1).copy(), np.tile(np.arange(image_scores.shape[1]), len(image_scores))
         foreign = labels == attributes.background_class
@@ -86,37 +81,21 @@ def efficient_nms(boxes: NDArray[Any], scores: NDArray[Any], attributes: Efficie
         corners = image_boxes[index, label if per_class else 0]
         if attributes.box_coding:
             corners = corners_of(corners[:, :2], corners[:, 2:])
+        low, high = corners[:, :2], corners[:, 2:]
+        with np.errstate(invalid="ignore", over="ignore"):  # swapped by sums and differences, as in the plugin
+            swapped_high = low - high + high
+            swapped_low = swapped_high - (low - high)
+        upright = [np.where(low > high, swapped_low, low), np.where(low > high, swapped_high, high)]
         groups = np.zeros_like(label) if attributes.class_agnostic else label
-        overlaps = partial(_plugin_overlaps, _turned(corners), score, groups, np.float32(attributes.iou_threshold))
+        bound = np.float32(attributes.iou_threshold)
+        overlaps = partial(_overlaps, np.concatenate(upright, axis=1), score, groups, bound)
         kept = greedy(len(order), overlaps, attributes.max_output_boxes)
         result = sigmoid(score[kept]) if attributes.score_activation else score[kept]
-        found.append((corners[kept], result, label[kept]))
-    return packed(found, attributes.max_output_boxes)
+        images.append((corners[kept], result, label[kept]))
+    return packed(images, attributes.max_output_boxes)
 
 
-def _plugin_thresholds(attributes: EfficientNms) -> tuple[np.float32, np.float32]:
-    """The threshold of scores and the least threshold that filters pairs, as logits where the scores are logits."""
-    threshold, dense_from = np.float32(attributes.score_threshold), np.float32(EfficientNms.DENSE)
-    if not attributes.score_activation:
-        return threshold, dense_from
-    unit = np.float32(1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        inverse = np.log(threshold / (unit - threshold)) if threshold > 0 else np.float32(EfficientNms.EMPTY)
-    return np.float32(inverse), np.float32(np.log(dense_from / (unit - dense_from)))
-
-
-def _turned(corners: Float) -> Float:
-    """Corners with the lower corner first, swapped by sums and differences as in the plugin."""
-    low, high = corners[:, :2], corners[:, 2:]
-    with np.errstate(invalid="ignore", over="ignore"):
-        difference = low - high
-        swapped_high = difference + high
-        swapped_low = swapped_high - difference
-    swap = low > high
-    return np.concatenate([np.where(swap, swapped_low, low), np.where(swap, swapped_high, high)], axis=1)
-
-
-def _plugin_overlaps(
+def _overlaps(
     boxes: Float,
     scores: Float,
     groups: NDArray[np.intp],
@@ -125,19 +104,18 @@ def _plugin_overlaps(
     columns: NDArray[np.intp],
 ) -> NDArray[np.bool_]:
     """bool (rows, columns): whether the plugin treats a pair as overlapping."""
+
+    def area(low: Float, high: Float) -> Float:
+        sides = high - low
+        return np.where((sides <= 0).any(axis=-1), np.float32(0), sides[..., 0] * sides[..., 1])
+
     mine, theirs = boxes[rows][:, None], boxes[columns][None]
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         low = np.where(mine[..., :2] > theirs[..., :2], mine[..., :2], theirs[..., :2])
         high = np.where(mine[..., 2:] < theirs[..., 2:], mine[..., 2:], theirs[..., 2:])
-        shared = _plugin_area(low, high)
-        union = _plugin_area(mine[..., :2], mine[..., 2:]) + _plugin_area(theirs[..., :2], theirs[..., 2:]) - shared
+        shared = area(low, high)
+        union = area(mine[..., :2], mine[..., 2:]) + area(theirs[..., :2], theirs[..., 2:]) - shared
         iou = np.where((shared <= 0) | (union <= 0), np.float32(0), shared / union)
         falling = scores[columns][None, :] <= scores[rows][:, None]
         same: NDArray[np.bool_] = groups[rows][:, None] == groups[columns][None, :]
         return same & falling & (iou >= threshold)
-
-
-def _plugin_area(low: Float, high: Float) -> Float:
-    sides = high - low
-    area: Float = np.where((sides <= 0).any(axis=-1), np.float32(0), sides[..., 0] * sides[..., 1])
-    return area

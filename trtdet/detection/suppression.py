@@ -30,14 +30,10 @@ class Detections:
     Entries at or past ``num_dets`` are undefined (zeros, where this module made them).
     """
 
-    num_dets: NDArray[np.int32]
-    """int32 (B, 1), 0..K."""
-    boxes: Float
-    """float32 (B, K, 4), x1 y1 x2 y2 in pixels of the network's input."""
-    scores: Float
-    """float32 (B, K), 0..1, falling."""
-    classes: NDArray[np.int32]
-    """int32 (B, K), indices into the configuration's classes."""
+    num_dets: NDArray[np.int32]  # (B, 1), 0..K
+    boxes: Float  # (B, K, 4), x1 y1 x2 y2 in pixels of the network's input
+    scores: Float  # (B, K), 0..1, falling
+    classes: NDArray[np.int32]  # (B, K), indices into the configuration's classes
     masks: Float | None = None
     """float32 (B, K, M, M), the probabilities 0..1 of each detection's class on a grid over its box, see
     :mod:`trtdet.detection.masks`; None where the detector has none."""
@@ -56,12 +52,7 @@ class Detections:
 
 
 def non_max_suppression(
-    boxes: NDArray[Any],
-    scores: NDArray[Any],
-    config: NmsConfig,
-    *,
-    logits: bool = False,
-    masks: Float | None = None,
+    boxes: NDArray[Any], scores: NDArray[Any], config: NmsConfig, *, logits: bool = False, masks: Float | None = None
 ) -> Detections:
     """Greedy non-maximum suppression, exact and deterministic.
 
@@ -104,14 +95,12 @@ def non_max_suppression(
         found.append((candidates[kept], score, class_index[kept]))
         rows.append(box_index[kept])
     detections = packed(found, config.max_detections)
-    return detections if masks is None else replace(detections, masks=_masks(masks, rows, config.max_detections))
-
-
-def _masks(masks: Float, rows: Sequence[NDArray[np.intp]], room: int) -> Float:
-    kept = np.zeros((len(masks), room, *masks.shape[2:]), np.float32)
+    if masks is None:
+        return detections
+    kept_masks = np.zeros((len(masks), config.max_detections, *masks.shape[2:]), np.float32)
     for image, index in enumerate(rows):
-        kept[image, : len(index)] = masks[image, index]
-    return kept
+        kept_masks[image, : len(index)] = masks[image, index]
+    return replace(detections, masks=kept_masks)
 
 
 def score_bound(threshold: float, logits: bool) -> np.float32:
@@ -132,6 +121,13 @@ def sigmoid(logits: Float) -> Float:
     return probabilities
 
 
+def softmax(logits: Float, axis: int = -1) -> Float:
+    """Probabilities float32 0..1 of logits along an axis; quiet where infinite logits give NaN."""
+    with np.errstate(invalid="ignore"):
+        weights = np.exp(logits - logits.max(axis=axis, keepdims=True))
+        return np.asarray(weights / weights.sum(axis=axis, keepdims=True), np.float32)
+
+
 def corners_of(centre: Float, size: Float) -> Float:
     """Boxes (..., 4), x1 y1 x2 y2, of centres (..., 2) and widths and heights (..., 2)."""
     half = size * np.float32(0.5)
@@ -141,8 +137,8 @@ def corners_of(centre: Float, size: Float) -> Float:
 def checked(boxes: NDArray[Any], scores: NDArray[Any]) -> tuple[Float, Float]:
     if boxes.ndim != 3 or boxes.shape[2] != 4 or scores.ndim != 3 or boxes.shape[:2] != scores.shape[:2]:
         raise ModelError(
-            f"suppression got boxes {boxes.shape} and scores {scores.shape}, expected (B, N, 4) "
-            "and (B, N, C); trtdet.detection.heads.decode gives them so"
+            f"suppression got boxes {boxes.shape} and scores {scores.shape}, expected (B, N, 4) and (B, N, C); "
+            "trtdet.detection.heads.decode gives them so"
         )
     return np.asarray(boxes, dtype=np.float32), np.asarray(scores, dtype=np.float32)
 
@@ -152,9 +148,9 @@ def packed(found: Sequence[tuple[Float, Float, NDArray[np.intp]]], room: int) ->
     batch = len(found)
     result = Detections(
         np.array([[len(score)] for _, score, _ in found], np.int32).reshape(batch, 1),
-        np.zeros((batch, room, 4), np.float32),
-        np.zeros((batch, room), np.float32),
-        np.zeros((batch, room), np.int32),
+        boxes=np.zeros((batch, room, 4), np.float32),
+        scores=np.zeros((batch, room), np.float32),
+        classes=np.zeros((batch, room), np.int32),
     )
     for image, (boxes, scores, classes) in enumerate(found):
         result.boxes[image, : len(boxes)] = boxes
@@ -168,16 +164,13 @@ def _candidates(
 ) -> tuple[NDArray[np.intp], NDArray[np.intp], Float]:
     """Box index, class index and score of the candidates of one image, best first."""
     if scores.size == 0:
-        none = np.zeros(0, np.intp)
-        return none, none, np.zeros(0, np.float32)
+        return np.zeros(0, np.intp), np.zeros(0, np.intp), np.zeros(0, np.float32)
     classes = scores.shape[1]
     if config.candidates == "best-class":
+        if np.isnan(scores).any():  # argmax takes NaN for the highest
+            scores = np.where(np.isnan(scores), np.float32(-np.inf), scores)
         best = scores.argmax(axis=1)
         values = scores[np.arange(len(scores)), best]
-        if np.isnan(values).any():  # argmax takes NaN for the highest
-            clean = np.where(np.isnan(scores), np.float32(-np.inf), scores)
-            best = clean.argmax(axis=1)
-            values = clean[np.arange(len(scores)), best]
         rows = np.flatnonzero(values > bound)
         flat, score = rows * classes + best[rows], values[rows]
     else:
@@ -200,13 +193,9 @@ def greedy(
 ) -> NDArray[np.intp]:
     """Indices of the candidates, sorted best first, that survive; at most ``limit``.
 
-    Works in blocks: a block is first compared with all that were kept before it and then within itself, which
-    is the greedy rule in another order of evaluation, and stops as soon as the result is full.
-
-    Args:
-        count: of the candidates.
-        overlaps: gives bool (rows, columns) for two lists of candidates: which pairs cannot both stay.
-        limit: of the result.
+    ``overlaps`` gives bool (rows, columns) for two lists of candidates: which pairs cannot both stay. A block of
+    candidates is first compared with all that were kept before it and then within itself, which is the greedy rule in
+    another order of evaluation.
     """
     kept = np.zeros(0, np.intp)
     for start in range(0, count, _BLOCK):

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trtdet.data import GroundTruth
+from trtdet.data import GroundTruth, ImageCache
 from trtdet.errors import ConfigError, DataError
-from trtdet.evaluation.comparison import check_classes, check_score, warn_of_thresholds
+from trtdet.evaluation.comparison import check_classes, check_pair, check_score, warn_of_thresholds
 from trtdet.evaluation.matching import IOU_THRESHOLDS, pooled
 from trtdet.evaluation.metrics import CocoMetric, Found
-from trtdet.evaluation.resampling import Bootstrap, draws, mean_average_precision
-from trtdet.evaluation.scoring import Evaluation
+from trtdet.evaluation.resampling import Bootstrap, mean_average_precision
+from trtdet.evaluation.scoring import Evaluation, evaluate
+from trtdet.runtime.detector import Detector
 
 
 @dataclass(frozen=True)
@@ -56,16 +58,16 @@ class Agreement:
         problem: why there is no figure; empty where there is.
     """
 
-    ap: float | None
-    ap50: float | None
-    ap75: float | None
-    low: float | None
-    high: float | None
-    map: float | None
-    per_class: dict[str, float]
-    images: int
-    boxes: int
-    options: AgreementOptions
+    ap: float | None = None
+    ap50: float | None = None
+    ap75: float | None = None
+    low: float | None = None
+    high: float | None = None
+    map: float | None = None
+    per_class: dict[str, float] = field(default_factory=dict)
+    images: int = 0
+    boxes: int = 0
+    options: AgreementOptions = AgreementOptions()
     problem: str = ""
 
     def __str__(self) -> str:
@@ -81,22 +83,9 @@ class Agreement:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON; None where there is no figure, and ``problem`` says why."""
-        return {
-            "ap": self.ap,
-            "ap50": self.ap50,
-            "ap75": self.ap75,
-            "low": self.low,
-            "high": self.high,
-            "map": self.map,
-            "confidence": self.options.bootstrap.confidence,
-            "resamples": self.options.bootstrap.resamples,
-            "seed": self.options.bootstrap.seed,
-            "threshold": self.options.threshold,
-            "images": self.images,
-            "boxes": self.boxes,
-            "per_class": self.per_class,
-            "problem": self.problem or None,
-        }
+        values = asdict(self)
+        options = values.pop("options")
+        return {**values, **options.pop("bootstrap"), **options, "problem": self.problem or None}
 
 
 def agree(
@@ -105,37 +94,26 @@ def agree(
     options: AgreementOptions = AgreementOptions(),
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Agreement:
-    """How far one detector's detections agree with those of another on the same images, annotated or not.
-
-    Args:
-        evaluation: the detections to be judged.
-        reference: the detections that are taken for the truth.
-        options: which of them, and how the images are drawn for the interval.
-        progress: called with resamples done and in all.
+    """How far one detector's detections agree with those of another on the same images: :func:`agreement_of`.
 
     Raises:
-        ConfigError: the classes differ.
-        DataError: the images differ, or the installed evaluator matches otherwise than pycocotools.
+        ConfigError, DataError: as there.
 
     Warns:
         TrtdetWarning: without annotations, that the thresholds of the suppression differ, so that more than the models
             is compared.
     """
-    check_classes(
-        (evaluation.file, evaluation.metric.dataset.classes), (reference.file, reference.metric.dataset.classes)
-    )
+    check_classes(*((one.file, one.metric.dataset.classes) for one in (evaluation, reference)))
     if not evaluation.metric.dataset.annotated:  # with annotations, trtdet.compare says it
         warn_of_thresholds(evaluation, reference)
     lowest = reference.thresholds.score_threshold
     if lowest > options.threshold:
-        images = len(evaluation.metric.image_ids)
-        return _nothing(
+        problem = (
             f"the reference suppresses scores up to {lowest:g}, so that not all of its detections with a score of at "
-            f"least {options.threshold:g} are known; ask for those of at least {lowest:g}",
-            images,
-            options,
+            f"least {options.threshold:g} are known; ask for those of at least {lowest:g}"
         )
-    return agreement_of(evaluation.metric, reference.metric, options, progress)
+        return Agreement(images=len(evaluation.metric.image_ids), options=options, problem=problem)
+    return agreement_of(evaluation.metric, reference.metric, options, progress=progress)
 
 
 def agreement_of(
@@ -167,39 +145,37 @@ def agreement_of(
     metric, _ = against_detections(found, reference, options.threshold)
     images, boxes = len(metric.image_ids), len(metric.dataset.truth)
     if not boxes:
-        return _nothing(
+        problem = (
             f"the reference finds nothing with a score of at least {options.threshold:g} in {images} images, so there "
-            "is nothing to agree with; ask for lower scores or give other images",
-            images,
-            options,
+            "is nothing to agree with; ask for lower scores or give other images"
         )
+        return Agreement(images=images, options=options, problem=problem)
     result, together = metric.compute(), pooled(metric.class_matches().values())
     whole = np.ones((1, images), np.int32)
-    check_score("the agreement", metric.engine, result.map, mean_average_precision(metric.matches(), whole))
-    drawn: list[NDArray[np.float64]] = []
-    for weights in draws(images, options.bootstrap):
-        drawn.append(mean_average_precision((together,), weights))
-        progress(sum(map(len, drawn)), options.bootstrap.resamples)
-    low, high = options.bootstrap.interval(np.concatenate(drawn))
-    at_each = [
-        replace(together, hits=together.hits[level, None], ignored=together.ignored[level, None])
-        for level in range(len(IOU_THRESHOLDS))
-    ]
-    points = [float(mean_average_precision((at_one,), whole)[0]) for at_one in at_each]
-    per_class = {name: value for name, value in result.per_class.items() if value >= 0}
-    ap = float(np.mean(points))
-    return Agreement(ap, points[0], points[5], low, high, result.map, per_class, images, boxes, options)
+    check_score("the agreement", metric.engine, result.map, got=mean_average_precision(metric.matches(), whole))
+    low, high = options.bootstrap.interval_of(partial(mean_average_precision, (together,)), images, progress)
+    points = []
+    for level in range(len(IOU_THRESHOLDS)):
+        at_one = replace(together, hits=together.hits[level, None], ignored=together.ignored[level, None])
+        points.append(float(mean_average_precision((at_one,), whole)[0]))
+    return Agreement(
+        ap=float(np.mean(points)),
+        ap50=points[0],
+        ap75=points[5],
+        low=low,
+        high=high,
+        map=result.map,
+        per_class={name: value for name, value in result.per_class.items() if value >= 0},
+        images=images,
+        boxes=boxes,
+        options=options,
+    )
 
 
 def against_detections(
     found: CocoMetric, reference: CocoMetric, threshold: float
 ) -> tuple[CocoMetric, NDArray[np.float64]]:
-    """The detections of ``found``, to be scored with those of ``reference`` as the boxes to find.
-
-    Args:
-        found: the detections to be judged.
-        reference: the detections that are taken for the truth, of the same images and classes.
-        threshold: their lowest score.
+    """The detections of ``found``, to be scored with those of ``reference``, from a score on, as the boxes to find.
 
     Returns:
         The metric, and (M,) the scores of its M boxes to find, 0..1, in the order of its ground truth.
@@ -209,26 +185,25 @@ def against_detections(
         DataError: the images differ.
     """
     dataset, other = found.dataset, reference.dataset
-    check_classes(("the detector", dataset.classes), ("the reference", other.classes))
-    if found.image_ids != reference.image_ids:
-        raise DataError(
-            f"the detector ran on {len(found.image_ids)} images and the reference on others "
-            f"({len(reference.image_ids)}); agreement needs the same images for both"
-        )
+    check_pair(("the detector", found), ("the reference", reference), "agreement")
     if not found.image_ids:
         raise DataError("no image was given, so nothing can agree; call update for each image first")
     order = np.array([dataset.classes.index(name) for name in other.classes], np.int64)
-    sure = {image_id: _certain(found, threshold) for image_id, found in reference.detections.items()}
-    ids = np.concatenate([np.full(len(scores), image_id) for image_id, (_, scores, _) in sure.items()])
-    boxes = np.concatenate([boxes for boxes, _, _ in sure.values()])
+    certain = {image_id: _certain(detections, threshold) for image_id, detections in reference.detections.items()}
+    boxes, scores, labels = (np.concatenate(parts) for parts in zip(*certain.values(), strict=True))
+    ids = np.repeat(np.array(list(certain), np.int64), [len(detections[1]) for detections in certain.values()])
     sides = boxes[:, 2:] - boxes[:, :2]
-    classes = order[np.concatenate([classes for _, _, classes in sure.values()])]
-    xywh = np.concatenate([boxes[:, :2], sides], axis=1)
-    truth = GroundTruth(ids.astype(np.int64), classes, xywh, sides.prod(axis=1), np.zeros(len(ids), bool))
+    truth = GroundTruth(
+        ids,
+        classes=order[labels],
+        boxes=np.concatenate([boxes[:, :2], sides], axis=1),
+        areas=sides.prod(axis=1),
+        crowd=np.zeros(len(ids), bool),
+    )
     metric = CocoMetric(replace(dataset, truth=truth), found.engine)
     for image_id, detections in found.detections.items():
         metric.update(image_id, *_certain(detections, 0.0))
-    return metric, np.concatenate([scores for _, scores, _ in sure.values()])
+    return metric, scores
 
 
 def _certain(found: Found, threshold: float) -> Found:
@@ -238,5 +213,69 @@ def _certain(found: Found, threshold: float) -> Found:
     return boxes[kept], scores[kept], classes[kept]
 
 
-def _nothing(problem: str, images: int, options: AgreementOptions) -> Agreement:
-    return Agreement(None, None, None, None, None, None, {}, images, 0, options, problem)
+@dataclass(frozen=True)
+class EvaluatorSpread:
+    """How far the score of one model depends on the order in which the CPU adds up.
+
+    Attributes:
+        difference: mAP with onnxruntime's optimisations minus mAP without, 0..1; None without annotations.
+        agreement: of the detections with them, with those without.
+    """
+
+    difference: float | None
+    agreement: Agreement
+
+    def __str__(self) -> str:
+        moved = "" if self.difference is None else f"mAP {100 * self.difference:+.2f}, "
+        return (
+            f"evaluator's spread: the same model with onnxruntime's optimisations: {moved}{self.agreement}; rounding "
+            "alone does that"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {"difference": self.difference, "agreement": self.agreement.as_dict()}
+
+
+def evaluator_spread(
+    detector: Detector,
+    evaluation: Evaluation,
+    options: AgreementOptions = AgreementOptions(),
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    cache: ImageCache | None = None,
+) -> EvaluatorSpread:
+    """Runs a model once more, as onnxruntime optimises it, and compares it with itself.
+
+    The two differ by the order of sums in float32 alone. Of two models that are compared, a difference of that size may
+    be of the evaluator.
+
+    Args:
+        detector: the one that was evaluated.
+        evaluation: its score; the same images are run.
+        options: of the agreement.
+        progress: called with images done and in all.
+        cache: shared with the passes before.
+
+    Raises:
+        ConfigError: the detector runs an engine, which adds up in one order only.
+        DataError: an image cannot be read.
+    """
+    check_spread(detector)
+    dataset = evaluation.metric.dataset
+    read = tuple(image for image in dataset.images if image.id in evaluation.metric.detections)
+    other = evaluate(detector, replace(dataset, images=read), progress, cache=cache, optimised=True)
+    difference = other.result.map - evaluation.result.map if dataset.annotated else None
+    return EvaluatorSpread(difference, agreement_of(other.metric, evaluation.metric, options))
+
+
+def check_spread(detector: Detector) -> None:
+    """Before anything is run.
+
+    Raises:
+        ConfigError: the detector runs an engine, which adds up in one order only.
+    """
+    if detector.runner.model is None:
+        raise ConfigError(
+            f"the evaluator's spread is that of models on the CPU, and '{detector.file}' is an engine; leave it out or "
+            "add --runtime onnxruntime"
+        )

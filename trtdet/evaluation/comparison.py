@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,9 +16,8 @@ from typing_extensions import TypedDict
 from trtdet.bundle import Bundle
 from trtdet.config import Config, NmsMode
 from trtdet.errors import ConfigError, DataError, TrtdetWarning
-from trtdet.evaluation.matching import ClassMatches
-from trtdet.evaluation.metrics import CocoResult
-from trtdet.evaluation.resampling import Bootstrap, draws, mean_average_precision
+from trtdet.evaluation.metrics import CocoMetric, CocoResult
+from trtdet.evaluation.resampling import Bootstrap, mean_average_precision
 from trtdet.evaluation.scoring import Evaluation
 from trtdet.runtime.detector import Detector, Runtime
 
@@ -65,18 +64,17 @@ class Comparison:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
+        scores = _result(self.reference, self.of)
         return {
             "file": self.reference.file,
             "ran_on": str(self.reference.run_info),
             "nms": self.reference.nms,
-            "map": _result(self.reference, self.of).map,
-            "scores": _result(self.reference, self.of).as_dict(),
+            "map": scores.map,
+            "scores": scores.as_dict(),
             "difference": self.difference,
             "low": self.low,
             "high": self.high,
-            "confidence": self.bootstrap.confidence,
-            "resamples": self.bootstrap.resamples,
-            "seed": self.bootstrap.seed,
+            **asdict(self.bootstrap),
             "images": self.images,
             "verdict": self.verdict,
         }
@@ -98,24 +96,19 @@ class MaskScore(TypedDict):
 
 
 def mask_score(evaluation: Evaluation, reference: Evaluation | None) -> MaskScore | None:
-    """The score of masks beside a reference's; None where the detector or the annotations have none.
+    """The score of masks beside a reference's of the same images; None where detector or annotations have none.
 
-    Args:
-        evaluation: the score.
-        reference: of the same images, with masks too; None for the reference itself.
+    Without a reference it is the reference itself.
 
     Raises:
         ConfigError, DataError: as of :func:`compare`.
     """
     if evaluation.masks is None:
         return None
-    found = compare(evaluation, reference, of="masks") if reference is not None else None
-    return {
-        "map": evaluation.masks.map,
-        "difference": found.difference if found else 0.0,
-        "low": found.low if found else None,
-        "high": found.high if found else None,
-    }
+    if reference is None:
+        return {"map": evaluation.masks.map, "difference": 0.0, "low": None, "high": None}
+    loss = compare(evaluation, reference, of="masks")
+    return {"map": evaluation.masks.map, "difference": loss.difference, "low": loss.low, "high": loss.high}
 
 
 def open_pair(
@@ -125,22 +118,17 @@ def open_pair(
     nms: NmsMode | Literal["auto"] = "auto",
     runtime: Runtime = "auto",
 ) -> tuple[Detector, Detector]:
-    """Opens two detectors for a comparison.
+    """Opens two detectors, each a bundle's folder or an ONNX file, for a comparison.
 
-    Args:
-        target: a bundle's folder or an ONNX file.
-        reference: likewise. An ONNX file is read and suppressed as ``target`` is: by ``config``, or by the
-            configuration in the target's bundle.
-        config: needed where ``target`` is an ONNX file.
-        nms: as in :meth:`Detector.open`, for ``target``.
-        runtime: likewise; the engine of a reference bundle is run where that is possible, unless this is
-            ``onnxruntime``.
+    A reference that is an ONNX file is read and suppressed as ``target`` is: by ``config``, or by the configuration in
+    the target's bundle. ``config``, ``nms`` and ``runtime`` are those of :meth:`Detector.open` for ``target``; the
+    engine of a reference bundle is run where that is possible, unless the runtime is ``onnxruntime``.
 
     Raises:
         ConfigError: the two do not have the same classes, or a configuration is missing or too many.
         BundleError, ModelError, BackendError: a detector cannot be opened or run.
     """
-    detector = Detector.open(target, config, nms, runtime)
+    detector = Detector.open(target, config, nms, runtime=runtime)
     if reference.is_dir():
         other = Detector.open(reference, runtime="auto" if runtime == "engine" else runtime)
     else:
@@ -179,17 +167,27 @@ def compare(
     Warns:
         TrtdetWarning: the thresholds of the suppression differ, so that more than the models is compared.
     """
-    pair = _matches(evaluation, reference, of)
+    first, second = evaluation.metric, reference.metric
+    check_pair((evaluation.file, first), (reference.file, second), "a paired comparison")
+    pair = first.matches(of), second.matches(of)
+    if [matches.truths.tolist() for matches in pair[0]] != [matches.truths.tolist() for matches in pair[1]]:
+        raise DataError(
+            f"'{evaluation.file}' and '{reference.file}' were scored on different boxes of the same images; use the "
+            "same annotations for both"
+        )
+    if not pair[0]:
+        raise DataError(f"'{first.dataset.annotations}' has no box to find in the images that were scored")
+    images = len(first.image_ids)
+    whole = np.ones((1, images), np.int32)
+    for scored, matches in zip((evaluation, reference), pair, strict=True):
+        score = mean_average_precision(matches, whole)
+        check_score(scored.file, scored.metric.engine, _result(scored, of).map, got=score)
     warn_of_thresholds(evaluation, reference)
-    images = len(evaluation.metric.image_ids)
-    differences: list[NDArray[np.float64]] = []
-    done = 0
-    for weights in draws(images, bootstrap):
-        ours, theirs = (mean_average_precision(matches, weights) for matches in pair)
-        differences.append(ours - theirs)
-        done += len(weights)
-        progress(done, bootstrap.resamples)
-    low, high = bootstrap.interval(np.concatenate(differences))
+
+    def difference(weights: NDArray[np.int32]) -> NDArray[np.float64]:
+        return mean_average_precision(pair[0], weights) - mean_average_precision(pair[1], weights)
+
+    low, high = bootstrap.interval_of(difference, images, progress)
     return Comparison(
         reference=reference,
         difference=_result(evaluation, of).map - _result(reference, of).map,
@@ -209,29 +207,19 @@ def _result(evaluation: Evaluation, of: Literal["boxes", "masks"]) -> CocoResult
     return evaluation.masks
 
 
-def _matches(
-    evaluation: Evaluation, reference: Evaluation, of: Literal["boxes", "masks"]
-) -> tuple[tuple[ClassMatches, ...], tuple[ClassMatches, ...]]:
-    """The matches of both, which are of the same images and boxes and give the scores of both."""
-    first, second = evaluation.metric, reference.metric
-    check_classes((evaluation.file, first.dataset.classes), (reference.file, second.dataset.classes))
-    if first.image_ids != second.image_ids:
+def check_pair(first: tuple[str, CocoMetric], second: tuple[str, CocoMetric], purpose: str) -> None:
+    """Both are a file's name and its detections.
+
+    Raises:
+        ConfigError, DataError: the classes or the images differ.
+    """
+    check_classes(*((file, metric.dataset.classes) for file, metric in (first, second)))
+    ours, theirs = first[1].image_ids, second[1].image_ids
+    if ours != theirs:
         raise DataError(
-            f"'{evaluation.file}' was scored on {len(first.image_ids)} images and '{reference.file}' on others "
-            f"({len(second.image_ids)}); a paired comparison needs the same images for both"
+            f"'{first[0]}' ran on {len(ours)} images and '{second[0]}' on others ({len(theirs)}); {purpose} needs the "
+            "same images for both"
         )
-    pair = (first.matches(), second.matches()) if of == "boxes" else (first.mask_matches(), second.mask_matches())
-    if [matches.truths.tolist() for matches in pair[0]] != [matches.truths.tolist() for matches in pair[1]]:
-        raise DataError(
-            f"'{evaluation.file}' and '{reference.file}' were scored on different boxes of the same images; use the "
-            "same annotations for both"
-        )
-    if not pair[0]:
-        raise DataError(f"'{first.dataset.annotations}' has no box to find in the images that were scored")
-    whole = np.ones((1, len(first.image_ids)), np.int32)
-    for scored, matches in zip((evaluation, reference), pair, strict=True):
-        check_score(scored.file, scored.metric.engine, _result(scored, of).map, mean_average_precision(matches, whole))
-    return pair
 
 
 def check_classes(target: tuple[str, tuple[str, ...]], reference: tuple[str, tuple[str, ...]]) -> None:
@@ -240,21 +228,17 @@ def check_classes(target: tuple[str, tuple[str, ...]], reference: tuple[str, tup
     Raises:
         ConfigError: the classes differ.
     """
-    (name, classes), (other_name, others) = target, reference
-    if set(classes) == set(others):
-        return
-    problems = [
-        f"'{file}' has {len(extra)} that the other lacks ({', '.join(extra[:3])}{', ...' if len(extra) > 3 else ''})"
-        for file, extra in (
-            (name, [label for label in classes if label not in others]),
-            (other_name, [label for label in others if label not in classes]),
+    problems = []
+    for (file, classes), (_, others) in ((target, reference), (reference, target)):
+        extra = [label for label in classes if label not in others]
+        if extra:
+            listed = f"{', '.join(extra[:3])}{', ...' if len(extra) > 3 else ''}"
+            problems.append(f"'{file}' has {len(extra)} that the other lacks ({listed})")
+    if problems:
+        names = " and ".join(f"'{file}' ({len(classes)})" for file, classes in (target, reference))
+        raise ConfigError(
+            f"the classes of {names} differ: {'; '.join(problems)}; only detectors of the same classes can be compared"
         )
-        if extra
-    ]
-    raise ConfigError(
-        f"the classes of '{name}' ({len(classes)}) and '{other_name}' ({len(others)}) differ: {'; '.join(problems)}; "
-        "only detectors of the same classes can be compared"
-    )
 
 
 def warn_of_thresholds(evaluation: Evaluation, reference: Evaluation) -> None:
@@ -270,13 +254,7 @@ def warn_of_thresholds(evaluation: Evaluation, reference: Evaluation) -> None:
 
 
 def check_score(file: str, engine: str, score: float, got: NDArray[np.float64]) -> None:
-    """The interval is worth nothing if the matches do not give the score that the evaluator itself gave.
-
-    Args:
-        file: whose detections were matched.
-        engine: the evaluator.
-        score: its mAP, 0..1.
-        got: (1,), the mAP of the matches.
+    """The interval is worth nothing if matches give another mAP, ``got`` (1,), than the evaluator: the ``score``.
 
     Raises:
         DataError: they differ.

@@ -1,17 +1,21 @@
 """A bound on the loss that holds with confidence: on images that chose nothing, at the upper end of its interval.
 
 A plan that was chosen because it lost least on some images loses more on others: the images that choose and those that
-report are disjoint. And a loss that was measured on few images may be larger: a bound is kept where the upper end of
-the interval keeps it, see :func:`trtdet.evaluation.comparison.compare`.
+report are disjoint, told apart by what is in them. And a loss that was measured on few images may be larger: a bound is
+kept where the upper end of the interval keeps it, see :func:`trtdet.evaluation.comparison.compare`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 from trtdet.data import CocoDataset
-from trtdet.errors import ConfigError
+from trtdet.errors import ConfigError, DataError
+from trtdet.files import sha256_file
 
 
 def halves(dataset: CocoDataset) -> tuple[CocoDataset, CocoDataset]:
@@ -51,3 +55,37 @@ def images_needed(loss: float, worst: float, images: int, bound: float) -> int |
         return None
     # Rounded first: the last digits of a quotient are no image.
     return math.ceil(round(images * ((worst - loss) / (bound - loss)) ** 2, 6))
+
+
+def apart_from(dataset: CocoDataset, chosen: Collection[Path]) -> CocoDataset:
+    """The images of a data set, annotated or not, that have chosen nothing, by their bytes and not by their names.
+
+    Raises:
+        DataError: none is left, or none of those that are left has a box though others have.
+    """
+    same = same_files([image.path for image in dataset.images], chosen)
+    kept = tuple(image for image in dataset.images if image.path not in same)
+    if not kept:
+        raise DataError(
+            f"all {len(dataset.images)} images of '{dataset.annotations}' are calibration images too, so that none can "
+            "report on what these have chosen; give others with --val-images"
+        )
+    if len(kept) == len(dataset.images):
+        return dataset
+    return dataset.of(kept) if dataset.annotated else replace(dataset, images=kept)
+
+
+def same_files(files: Sequence[Path], others: Collection[Path]) -> frozenset[Path]:
+    """Those of the files whose bytes another file has; only files of equal sizes are read.
+
+    Raises:
+        DataError: a file cannot be read.
+    """
+    try:
+        sizes = {path.stat().st_size for path in others}
+        near = [path for path in files if path.stat().st_size in sizes]
+        wanted = {path.stat().st_size for path in near}
+        hashes = {sha256_file(path) for path in others if near and path.stat().st_size in wanted}
+        return frozenset(path for path in near if sha256_file(path) in hashes)
+    except OSError as error:
+        raise DataError(f"'{error.filename}' cannot be read: {error.strerror or error}; check the file") from None

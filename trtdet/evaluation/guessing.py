@@ -65,11 +65,8 @@ class Guess:
 
     def _entry(self, key: str, value: Any, section: str = "") -> list[str]:
         path = f"{section}.{key}" if section else key
-        origin = self.origins.get(path, _USUAL)
         # Expressions, of which each may name those before it, stay in their order and stand a line each.
-        options: dict[str, Any] = {"default_flow_style": None if isinstance(value, list) else False, "width": 110}
-        lines = yaml.safe_dump({key: value}, allow_unicode=True, sort_keys=False, **options).splitlines()
-        return [f"{lines[0]}  # {origin}"] if len(lines) == 1 else [f"# {origin}", *lines]
+        return _commented(key, value, self.origins.get(path, _USUAL), width=110)
 
 
 def guess_config(
@@ -98,31 +95,27 @@ def guess_config(
     origins = {"name": "the file's name", "input.size": "given" if size else "the model's own"}
     origins |= {"input.name": "the model's own"}
     origins |= {f"head.{key}": "from the shapes and values of the outputs" for key in type(config.head).model_fields}
-    config, said, unknown = _named(config, classes, recognition.class_names(loaded) is not None)
-    origins["classes"] = said
+    config, origins["classes"], unknown = _named(config, classes, recognition.class_names(loaded) is not None)
     if len(images) < FEWEST_IMAGES:
-        untried = f"{_USUAL}; not tried: give {FEWEST_IMAGES} images or more"
-        return Guess(config, origins | {f"input.{key}": untried for key in _PIXELS}, unknown, None)
+        origins |= {f"input.{key}": f"{_USUAL}; not tried: give {FEWEST_IMAGES} images or more" for key in _PIXELS}
+        return Guess(config, origins=origins, unknown=unknown, looks=None)
     config, first, looks = settled(loaded, config, images)
     if first.better:
-        found = f"{first.gain:.3g} times as sure on {first.images} images as what is {_USUAL[3:]}"
-        origins |= dict.fromkeys(first.better, found)
+        gain = f"{first.gain:.3g} times as sure on {first.images} images as what is {_USUAL[3:]}"
+        origins |= dict.fromkeys(first.better, gain)
     if looks.obstacle:
         kept = f"{_USUAL}; could not be tried: {looks.obstacle}"
     else:
         kept = f"{_USUAL}; no other was clearly better on {looks.images} images"
     for key in _PIXELS:
         origins.setdefault(f"input.{key}", kept)
-    return Guess(config, origins, unknown, looks)
+    return Guess(config, origins=origins, unknown=unknown, looks=looks)
 
 
 def draft(known: recognition.Described, problem: str, classes: Sequence[str] | None = None) -> str:
     """What is known of a model whose head is not, as a YAML file that the user finishes: open keys are comments.
 
-    Args:
-        known: of the model.
-        problem: why the head is not known.
-        classes: names that were given; None for those that the model has.
+    The problem says why the head is not known; classes are names that were given, None for those that the model has.
     """
     shapes = {name: ", ".join(["B", *map(str, shape[1:])]) for name, shape in known.shapes.items()}
     outputs = one_line(", ".join(f"'{name}' ({sizes})" for name, sizes in shapes.items()), 2000)
@@ -133,14 +126,14 @@ def draft(known: recognition.Described, problem: str, classes: Sequence[str] | N
     lines = [
         f"# A draft by trtdet init, which cannot finish it: {one_line(problem)}.",
         "# Lines that begin with # are open: write what is right and take the # away, see docs/heads.md.",
-        _plain("name", known.name, "the file's name"),
-        _plain("classes", list(names), "given" if classes else "the model's metadata")
+        _commented("name", known.name, "the file's name")[0],
+        _commented("classes", list(names), "given" if classes else "the model's metadata")[0]
         if names
         else "# classes: [a, b]  # names in the order of training: the model does not hold them",
         "input:",
-        "  " + _plain("name", known.input_name, "the model's own"),
-        "  " + _plain("size", list(known.size), "height and width of the network's input"),
-        *(f"  # {_plain(key, value, choices.get(key, formula))}" for key, value in pixels.items()),
+        "  " + _commented("name", known.input_name, "the model's own")[0],
+        "  " + _commented("size", list(known.size), "height and width of the network's input")[0],
+        *(f"  # {_commented(key, value, choices.get(key, formula))[0]}" for key, value in pixels.items()),
         "head:",
         "  decode: boxes",
         f"  # What the outputs mean: {outputs}.",
@@ -151,22 +144,18 @@ def draft(known: recognition.Described, problem: str, classes: Sequence[str] | N
     return "\n".join(lines) + "\n"
 
 
-def _plain(key: str, value: Any, note: str) -> str:
+def _commented(key: str, value: Any, note: str, width: int = 10**6) -> list[str]:
+    """Lines of YAML with a comment: a value of one line has it behind, one of several has it above."""
     flow = None if isinstance(value, list) else False
-    text = yaml.safe_dump({key: value}, allow_unicode=True, default_flow_style=flow, width=10**6).rstrip("\n")
-    return f"{text}  # {note}"
+    text = yaml.safe_dump({key: value}, allow_unicode=True, sort_keys=False, default_flow_style=flow, width=width)
+    lines: list[str] = text.splitlines()
+    return [f"{lines[0]}  # {note}"] if len(lines) == 1 else [f"# {note}", *lines]
 
 
 def settled(
     model: onnx.ModelProto, config: Config, images: Sequence[Path]
 ) -> tuple[Config, Plausibility, Plausibility]:
-    """A configuration with what is clearly better on images in the place of its keys, see
-    :mod:`trtdet.evaluation.plausibility`.
-
-    Args:
-        model: the float model.
-        config: a guess.
-        images: of what it detects; some are looked at.
+    """A guess of a float model's configuration with what is clearly better on images in the place of its keys.
 
     Returns:
         The configuration, what the guess looks like, and what the configuration looks like, in which nothing better is
@@ -179,9 +168,9 @@ def settled(
     for path, value in first.better.items():
         section, _, key = path.partition(".")
         data[section][key] = value
-    config = Config.model_validate(data)
-    seen = examine_model(model, Options(config), images)
-    return config, first, replace(seen, better={}, better_text="", gain=1.0)
+    better = Config.model_validate(data)
+    looks = examine_model(model, Options(better), images)
+    return better, first, replace(looks, better={}, better_text="", gain=1.0)
 
 
 def _named(config: Config, given: Sequence[str] | None, described: bool) -> tuple[Config, str, dict[str, str]]:

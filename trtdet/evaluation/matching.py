@@ -7,7 +7,8 @@ always computed by the evaluators.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,18 +51,19 @@ class ClassMatches:
 def pooled(matches: Iterable[ClassMatches]) -> ClassMatches:
     """The matches of several classes of the same images as those of one: in falling order of score over all of them.
 
-    Args:
-        matches: at least one; a detection still matches boxes of its own class alone.
+    There is at least one class; a detection still matches boxes of its own class alone.
     """
     every = list(matches)
-    scores = np.concatenate([of_class.scores for of_class in every])
-    order = np.argsort(-scores, kind="stable")
-    images = np.concatenate([of_class.images for of_class in every])[order]
-    boxes = np.concatenate([of_class.boxes for of_class in every])[order]
-    hits = np.concatenate([of_class.hits for of_class in every], axis=1)[:, order]
-    ignored = np.concatenate([of_class.ignored for of_class in every], axis=1)[:, order]
-    truths = np.sum([of_class.truths for of_class in every], axis=0)
-    return ClassMatches(images, scores[order], boxes, hits, ignored, truths)
+    parts = [(part.images, part.scores, part.boxes, part.hits, part.ignored) for part in every]
+    return _ordered(parts, np.sum([part.truths for part in every], axis=0))
+
+
+def _ordered(parts: Iterable[tuple[NDArray[Any], ...]], truths: NDArray[np.int64]) -> ClassMatches:
+    """Parts of (images, scores, boxes, hits, ignored) as one, in falling order of score, equal scores as they come."""
+    columns = [np.concatenate(values, axis=-1) for values in zip(*parts, strict=True)]
+    order = np.argsort(-columns[1], kind="stable")
+    images, scores, boxes, hits, ignored = (column[..., order] for column in columns)
+    return ClassMatches(images=images, scores=scores, boxes=boxes, hits=hits, ignored=ignored, truths=truths)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,60 +79,39 @@ class ImageTruth:
     rows: NDArray[np.int64]
     """(G,), where each box stands in the ground truth of all images."""
 
+    @property
+    def ignored(self) -> Flags:
+        """(G,), neither to be found nor wrong to be found."""
+        flags: Flags = self.crowd | (self.areas < 0) | (self.areas > _LARGEST_AREA)
+        return flags
 
-@dataclass
+
 class ClassMatcher:
     """Matches one class image by image, the images given in order of their ids.
 
-    Attributes:
+    Args:
         count: images in all.
     """
 
-    count: int
-    _images: list[NDArray[np.int64]] = field(default_factory=list)
-    _scores: list[Floats] = field(default_factory=list)
-    _boxes: list[NDArray[np.int64]] = field(default_factory=list)
-    _hits: list[Flags] = field(default_factory=list)
-    _ignored: list[Flags] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._truths = np.zeros(self.count, np.int64)
+    def __init__(self, count: int) -> None:
+        nowhere, none = np.zeros(0, np.int64), np.zeros((len(IOU_THRESHOLDS), 0), bool)
+        self._parts: list[tuple[NDArray[Any], ...]] = [(nowhere, np.zeros(0), nowhere, none, none)]
+        self._truths = np.zeros(count, np.int64)
 
     def add(
         self, image: int, boxes: Floats, scores: Floats, truth: ImageTruth | None, overlaps: Floats | None = None
     ) -> None:
-        """Matches the detections of one image.
-
-        Args:
-            image: its position.
-            boxes: (D, 4), x y width height in pixels.
-            scores: (D,).
-            truth: the boxes to find; None where there are none.
-            overlaps: (D, G), the IoU of their masks; None for that of the boxes.
-        """
+        """Matches the detections of the image at this position, scores (D,); the rest as of :func:`match`."""
         best = np.argsort(-scores, kind="stable")[:_BEST]
-        hits, ignored, found = match(boxes[best], truth, None if overlaps is None else overlaps[best])
+        hits, ignored, rows = match(boxes[best], truth, None if overlaps is None else overlaps[best])
         if truth is not None and len(truth.rows):
-            found = np.where(found < 0, -1, truth.rows[found])
-        if truth is not None:
-            self._truths[image] = np.count_nonzero(~_ignored(truth))
-        self._images.append(np.full(len(best), image))
-        self._scores.append(scores[best])
-        self._boxes.append(found)
-        self._hits.append(hits)
-        self._ignored.append(ignored)
+            rows = np.where(rows < 0, -1, truth.rows[rows])
+            self._truths[image] = np.count_nonzero(~truth.ignored)
+        self._parts.append((np.full(len(best), image), scores[best], rows, hits, ignored))
 
     def matches(self) -> ClassMatches:
         """All that were given, ordered as the evaluators order them: images by id, then a stable sort by score."""
-        if not self._images:
-            none = np.zeros((len(IOU_THRESHOLDS), 0), bool)
-            nowhere: NDArray[np.int64] = np.zeros(0, np.int64)
-            return ClassMatches(nowhere, np.zeros(0), nowhere, none, none, self._truths)
-        scores = np.concatenate(self._scores)
-        order = np.argsort(-scores, kind="stable")
-        images, boxes = (np.concatenate(values)[order] for values in (self._images, self._boxes))
-        hits, ignored = (np.concatenate(flags, axis=1)[:, order] for flags in (self._hits, self._ignored))
-        return ClassMatches(images, scores[order], boxes, hits, ignored, self._truths)
+        return _ordered(self._parts, self._truths)
 
 
 def match(
@@ -144,7 +125,7 @@ def match(
     Args:
         boxes: (D, 4), x y width height in pixels, in falling order of score.
         truth: the boxes to find; None where there are none.
-        overlaps: (D, G), 0..1, in the place of the IoU of the boxes.
+        overlaps: (D, G), the IoU of masks, 0..1; None for that of the boxes.
 
     Returns:
         (T, D), matched to a box that counts; (T, D), neither right nor wrong; (D,), the position of the box that counts
@@ -154,60 +135,46 @@ def match(
     hits: Flags = np.zeros((len(IOU_THRESHOLDS), len(boxes)), bool)
     ignored: Flags = np.zeros_like(hits)
     if truth is not None and len(truth.boxes):
-        _match(iou(boxes, truth.boxes, truth.crowd) if overlaps is None else overlaps, truth, (hits, ignored), found)
+        order = np.argsort(truth.ignored, kind="stable")  # decides among equals
+        skipped, crowd = truth.ignored[order], truth.crowd[order]
+        counted = np.count_nonzero(~skipped)
+        overlaps = (iou(boxes, truth.boxes, truth.crowd) if overlaps is None else overlaps)[:, order]
+        thresholds = np.minimum(IOU_THRESHOLDS, 1 - 1e-10)[:, None]
+        taken = np.zeros((len(thresholds), len(crowd)), bool)
+        rows = np.arange(len(thresholds))
+        for detection in np.flatnonzero(overlaps.max(axis=1) >= thresholds[0]):
+            free = (overlaps[detection] >= thresholds) & ~(taken & ~crowd)
+            free[free[:, :counted].any(axis=1), counted:] = False
+            values = np.where(free, overlaps[detection], -1.0)
+            last = values.shape[1] - 1 - values[:, ::-1].argmax(axis=1)
+            matched = free[rows, last]
+            taken[rows[matched], last[matched]] = True
+            hits[:, detection] = matched & ~skipped[last]
+            ignored[:, detection] = matched & skipped[last]
+            found[detection] = order[last[0]] if hits[0, detection] else -1
     areas = boxes[:, 2] * boxes[:, 3]
     ignored |= ~hits & ((areas < 0) | (areas > _LARGEST_AREA))
     return hits, ignored, found
 
 
-def _match(overlaps: Floats, truth: ImageTruth, flags: tuple[Flags, Flags], found: NDArray[np.int64]) -> None:
-    hits, ignored = flags
-    skipped = _ignored(truth)
-    order = np.argsort(skipped, kind="stable")  # decides among equals
-    skipped, crowd = skipped[order], truth.crowd[order]
-    counted = np.count_nonzero(~skipped)
-    overlaps = overlaps[:, order]
-    thresholds = np.minimum(IOU_THRESHOLDS, 1 - 1e-10)[:, None]
-    taken = np.zeros((len(thresholds), len(crowd)), bool)
-    rows = np.arange(len(thresholds))
-    for detection in np.flatnonzero(overlaps.max(axis=1) >= thresholds[0]):
-        free = (overlaps[detection] >= thresholds) & ~(taken & ~crowd)
-        free[free[:, :counted].any(axis=1), counted:] = False
-        values = np.where(free, overlaps[detection], -1.0)
-        last = values.shape[1] - 1 - values[:, ::-1].argmax(axis=1)
-        matched = free[rows, last]
-        taken[rows[matched], last[matched]] = True
-        hits[:, detection] = matched & ~skipped[last]
-        ignored[:, detection] = matched & skipped[last]
-        found[detection] = order[last[0]] if hits[0, detection] else -1
-
-
-def _ignored(truth: ImageTruth) -> Flags:
-    flags: Flags = truth.crowd | (truth.areas < 0) | (truth.areas > _LARGEST_AREA)
-    return flags
-
-
 def iou(boxes: Floats, truths: Floats, crowd: Flags) -> Floats:
     """Intersection over union in the arithmetic of pycocotools' ``bbIou``; over the detection's own area for a crowd.
 
-    Args:
-        boxes: (D, 4), x y width height.
-        truths: (G, 4), likewise.
-        crowd: (G,).
-
-    Returns:
-        (D, G), 0..1.
+    Boxes (D, 4) and truths (G, 4) are x y width height; with crowd (G,) they give (D, G), 0..1.
     """
-    found, wanted = boxes[:, None], truths[None]
-    sides = [
-        np.minimum(found[..., axis + 2] + found[..., axis], wanted[..., axis + 2] + wanted[..., axis])
-        - np.maximum(found[..., axis], wanted[..., axis])
-        for axis in (0, 1)
-    ]
-    inside = (sides[0] > 0) & (sides[1] > 0)
-    common = sides[0] * sides[1]
-    area = found[..., 2] * found[..., 3]
-    union = np.where(crowd, area, area + wanted[..., 2] * wanted[..., 3] - common)
-    result: Floats = np.zeros(common.shape)
-    np.divide(common, union, out=result, where=inside)
+    corner, size, other_corner, other_size = (
+        boxes[:, None, :2],
+        boxes[:, None, 2:],
+        truths[None, :, :2],
+        truths[None, :, 2:],
+    )
+    sides = np.minimum(size + corner, other_size + other_corner) - np.maximum(corner, other_corner)
+    common, area = sides.prod(axis=-1), size.prod(axis=-1)
+    union = np.where(crowd, area, area + other_size.prod(axis=-1) - common)
+    result: Floats = np.divide(common, union, out=np.zeros_like(common), where=(sides > 0).all(axis=-1))
     return result
+
+
+def xywh(boxes: Floats) -> Floats:
+    """Boxes (N, 4), x1 y1 x2 y2, as x y width height."""
+    return np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], axis=1)

@@ -7,22 +7,21 @@ and results.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import importlib
 import importlib.util
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from trtdet.data import Batch, CocoDataset
+from trtdet.data import CocoDataset, ImageBatch
 from trtdet.detection.masks import THRESHOLD, areas, overlaps, paste, run_lengths
 from trtdet.detection.suppression import Detections
 from trtdet.errors import DataError, one_line
-from trtdet.evaluation.matching import ClassMatcher, ClassMatches, ImageTruth
+from trtdet.evaluation.matching import ClassMatcher, ClassMatches, ImageTruth, xywh
 
 Engine = Literal["faster-coco-eval", "pycocotools"]
 
@@ -32,11 +31,21 @@ _Kind = Literal["bbox", "segm"]
 Found = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]
 """The detections of an image: boxes (N, 4) x1 y1 x2 y2 in pixels of the image, scores (N,), classes (N,)."""
 
-_STATS = (
-    "map", "map50", "map75", "map_small", "map_medium", "map_large",
-    "ar1", "ar10", "ar100", "ar_small", "ar_medium", "ar_large",
-)  # fmt: skip
-"""The evaluators' ``stats`` in their order, named as the fields of CocoResult."""
+_STATS = {
+    "map": ("Precision  (AP)", "0.50:0.95", "all", 100),
+    "map50": ("Precision  (AP)", "0.50", "all", 100),
+    "map75": ("Precision  (AP)", "0.75", "all", 100),
+    "map_small": ("Precision  (AP)", "0.50:0.95", "small", 100),
+    "map_medium": ("Precision  (AP)", "0.50:0.95", "medium", 100),
+    "map_large": ("Precision  (AP)", "0.50:0.95", "large", 100),
+    "ar1": ("Recall     (AR)", "0.50:0.95", "all", 1),
+    "ar10": ("Recall     (AR)", "0.50:0.95", "all", 10),
+    "ar100": ("Recall     (AR)", "0.50:0.95", "all", 100),
+    "ar_small": ("Recall     (AR)", "0.50:0.95", "small", 100),
+    "ar_medium": ("Recall     (AR)", "0.50:0.95", "medium", 100),
+    "ar_large": ("Recall     (AR)", "0.50:0.95", "large", 100),
+}
+"""The evaluators' ``stats`` in their order, by fields of CocoResult: title, IoU, area and limit as they are printed."""
 
 _MODULES: dict[Engine, str] = {"faster-coco-eval": "faster_coco_eval", "pycocotools": "pycocotools"}
 
@@ -71,35 +80,19 @@ class CocoResult:
 
     def __str__(self) -> str:
         """The twelve lines of pycocotools' ``summarize``."""
-        lines = (
-            ("Precision", "AP", "0.50:0.95", "all", 100, self.map),
-            ("Precision", "AP", "0.50", "all", 100, self.map50),
-            ("Precision", "AP", "0.75", "all", 100, self.map75),
-            ("Precision", "AP", "0.50:0.95", "small", 100, self.map_small),
-            ("Precision", "AP", "0.50:0.95", "medium", 100, self.map_medium),
-            ("Precision", "AP", "0.50:0.95", "large", 100, self.map_large),
-            ("Recall", "AR", "0.50:0.95", "all", 1, self.ar1),
-            ("Recall", "AR", "0.50:0.95", "all", 10, self.ar10),
-            ("Recall", "AR", "0.50:0.95", "all", 100, self.ar100),
-            ("Recall", "AR", "0.50:0.95", "small", 100, self.ar_small),
-            ("Recall", "AR", "0.50:0.95", "medium", 100, self.ar_medium),
-            ("Recall", "AR", "0.50:0.95", "large", 100, self.ar_large),
-        )
         return "\n".join(
-            f" Average {title:<9}  ({kind}) @[ IoU={iou:<9} | area={area:>6s} | maxDets={limit:>3d} ] = {value:0.3f}"
-            for title, kind, iou, area, limit, value in lines
+            f" Average {title} @[ IoU={iou:<9} | area={area:>6s} | maxDets={limit:>3d} ] = {getattr(self, name):0.3f}"
+            for name, (title, iou, area, limit) in _STATS.items()
         )
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON; a score of -1, where there is nothing to find, becomes None."""
-        names = [field.name for field in dataclasses.fields(self) if field.name != "per_class"]
-        data: dict[str, Any] = {name: _none_if_absent(getattr(self, name)) for name in names}
-        data["per_class"] = {name: _none_if_absent(value) for name, value in self.per_class.items()}
-        return data
 
+        def written(values: Mapping[str, float]) -> dict[str, float | None]:
+            return {name: None if value < 0 else value for name, value in values.items()}
 
-def _none_if_absent(value: float) -> float | None:
-    return None if value < 0 else value
+        figures = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "per_class"}
+        return {**written(figures), "per_class": written(self.per_class)}
 
 
 class CocoMetric:
@@ -118,12 +111,18 @@ class CocoMetric:
 
     def __init__(self, dataset: CocoDataset, engine: Literal["auto"] | Engine = "auto") -> None:
         self.dataset = dataset
-        self.engine: Engine = _find_engine(engine)
+        allowed = [name for name in _MODULES if engine in ("auto", name)]
+        if not allowed:
+            raise DataError(f"unknown mAP engine '{engine}'; allowed are auto, {', '.join(_MODULES)}")
+        installed = [name for name in allowed if importlib.util.find_spec(_MODULES[name]) is not None]
+        if not installed:
+            raise DataError(f"mAP needs {' or '.join(allowed)}, not installed here; run: pip install {allowed[0]}")
+        self.engine: Engine = installed[0]
         self._images = {image.id: image for image in dataset.images}
         # Kept by image, so that a score over any choice of images needs no second run of the model.
         self._found: dict[int, Found] = {}
         self._masks: dict[int, list[dict[str, Any]]] = {}
-        self._matches: dict[_Kind, dict[str, ClassMatches]] = {}
+        self._matches: dict[str, dict[str, ClassMatches]] = {}
 
     def update(
         self,
@@ -183,13 +182,8 @@ class CocoMetric:
             self._masks[image_id] = list(masks)
         return self
 
-    def update_batch(self, batch: Batch, found: Detections, mask_threshold: float = THRESHOLD) -> CocoMetric:
-        """Adds the detections of a batch, mapped to pixels of the images.
-
-        Args:
-            batch: images by their index in the data set, and where each lies in the network's input.
-            found: the detections in pixels of the network's input; masks count where the data set has some.
-            mask_threshold: probability that a pixel of a mask exceeds.
+    def update_batch(self, batch: ImageBatch, found: Detections, mask_threshold: float = THRESHOLD) -> CocoMetric:
+        """Adds the detections of a batch, in pixels of the network's input; masks count where the data set has some.
 
         Raises:
             DataError: as of :meth:`update`.
@@ -202,7 +196,7 @@ class CocoMetric:
                 size = (transform.height, transform.width)
                 pasted = (paste(grid, box, *size, mask_threshold) for grid, box in zip(grids, inside, strict=True))
                 masks = [run_lengths(mask) for mask in pasted]
-            self.update(self.dataset.images[index].id, inside, scores, classes, masks)
+            self.update(self.dataset.images[index].id, inside, scores, classes=classes, masks=masks)
         return self
 
     def compute(self) -> CocoResult:
@@ -241,7 +235,9 @@ class CocoMetric:
             ) from error
 
     def _result(self, truth: dict[str, Any], found: dict[str, Any], kind: _Kind) -> CocoResult:
-        evaluation = _evaluate(self.engine, truth, found, kind)
+        evaluation = _evaluated(self.engine, truth, found, kind=kind)
+        with contextlib.redirect_stdout(io.StringIO()):
+            evaluation.summarize()
         stats = dict(zip(_STATS, (float(value) for value in evaluation.stats[:12]), strict=True))
         # (IoU threshold, recall, class, area, limit): area "all", limit 100.
         precision = evaluation.eval["precision"][:, :, :, 0, -1]
@@ -264,37 +260,23 @@ class CocoMetric:
             DataError: no image was given.
         """
         image_ids = self._scored()
-        evaluation = _evaluator(self.engine, self._truth(image_ids), self._detections(image_ids), "bbox")
-        evaluation.params.useCats, evaluation.params.maxDets = 0, list(limits)
-        with contextlib.redirect_stdout(io.StringIO()):
-            evaluation.evaluate()
-            evaluation.accumulate()
+        truth, detections = self._truth(image_ids), self._detections(image_ids)
+        evaluation = _evaluated(self.engine, truth, detections, kind="bbox", limits=limits)
         # (IoU threshold, class, area, limit): area "all".
         found = evaluation.eval["recall"][:, 0, 0, :]
         return tuple(float(values[values > -1].mean()) if (values > -1).any() else -1.0 for values in found.T)
 
-    def matches(self) -> tuple[ClassMatches, ...]:
+    def matches(self, of: Literal["boxes", "masks"] = "boxes") -> tuple[ClassMatches, ...]:
         """What each detection was matched to, for every class that has a box to find, in order of category ids.
 
         The average precision over any choice of the images follows from this without another match.
 
         Raises:
-            DataError: no image was given.
-        """
-        return self._with_truths(self.class_matches())
-
-    def mask_matches(self) -> tuple[ClassMatches, ...]:
-        """As :meth:`matches`, by the overlaps of masks.
-
-        Raises:
             DataError: no image was given, or the data set or the detections have no masks.
         """
-        if not self.has_masks:
+        if of == "masks" and not self.has_masks:
             raise DataError(f"'{self.dataset.annotations}' or what was detected has no masks, so none can be matched")
-        return self._with_truths(self._matched("segm"))
-
-    def _with_truths(self, every: Mapping[str, ClassMatches]) -> tuple[ClassMatches, ...]:
-        matches = tuple(every.values())
+        matches = tuple(self.class_matches(of).values())
         order = np.argsort(self.dataset.category_ids, kind="stable")
         return tuple(matches[index] for index in order if matches[index].truths.any())
 
@@ -303,20 +285,14 @@ class CocoMetric:
         """Whether all boxes of the data set and all detections have a mask."""
         return self.dataset.truth.segmentations is not None and self._masks.keys() == self._found.keys()
 
-    def class_matches(self) -> dict[str, ClassMatches]:
+    def class_matches(self, of: Literal["boxes", "masks"] = "boxes") -> dict[str, ClassMatches]:
         """What each detection was matched to, of every class by name, those with no box to find too.
 
         Raises:
             DataError: no image was given.
         """
-        return self._matched("bbox")
-
-    def _matched(self, kind: _Kind) -> dict[str, ClassMatches]:
-        if kind not in self._matches:
-            self._matches[kind] = self._match(kind)
-        return self._matches[kind]
-
-    def _match(self, kind: _Kind) -> dict[str, ClassMatches]:
+        if of in self._matches:
+            return self._matches[of]
         image_ids, truth = self._scored(), self.dataset.truth
         matchers = [ClassMatcher(len(image_ids)) for _ in self.dataset.classes]
         rows_of = _rows_by_value(truth.image_ids)
@@ -327,21 +303,17 @@ class CocoMetric:
             for index in sorted(found.keys() | wanted.keys()):
                 part = found.get(index, np.zeros(0, np.int64))
                 here = wanted.get(index, np.zeros(0, np.int64))
-                matchers[index].add(
-                    position,
-                    _xywh(boxes[part]),
-                    scores[part],
-                    ImageTruth(truth.boxes[here], truth.areas[here], truth.crowd[here], here),
-                    self._mask_overlaps(image_id, part, here) if kind == "segm" else None,
-                )
-        return {name: matcher.matches() for name, matcher in zip(self.dataset.classes, matchers, strict=True)}
-
-    def _mask_overlaps(self, image_id: int, part: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.float64]:
-        """The IoU of masks of some detections of an image and of some of its annotations."""
-        truth, image = self.dataset.truth, self._images[image_id]
-        assert truth.segmentations is not None
-        found = [self._masks[image_id][index] for index in part]
-        return overlaps(found, list(truth.segmentations[rows]), truth.crowd[rows].tolist(), image.height, image.width)
+                shared = None
+                if of == "masks" and truth.segmentations is not None:
+                    image, masks = self._images[image_id], [self._masks[image_id][row] for row in part]
+                    crowd, annotated = truth.crowd[here].tolist(), list(truth.segmentations[here])
+                    shared = overlaps(masks, annotated, crowd, height=image.height, width=image.width)
+                to_find = ImageTruth(truth.boxes[here], areas=truth.areas[here], crowd=truth.crowd[here], rows=here)
+                matchers[index].add(position, xywh(boxes[part]), scores[part], truth=to_find, overlaps=shared)
+        self._matches[of] = {
+            name: matcher.matches() for name, matcher in zip(self.dataset.classes, matchers, strict=True)
+        }
+        return self._matches[of]
 
     @property
     def detections(self) -> Mapping[int, Found]:
@@ -388,62 +360,43 @@ class CocoMetric:
         annotations: list[dict[str, Any]] = []
         for image_id in image_ids:
             boxes, scores, classes = self._found[image_id]
-            xywh = _xywh(boxes)
-            areas = (xywh[:, 2] * xywh[:, 3]).tolist()
-            for box, area, score, index in zip(xywh.tolist(), areas, scores.tolist(), classes.tolist(), strict=True):
-                annotations.append(
-                    {
-                        "id": len(annotations) + 1,
-                        "image_id": image_id,
-                        "category_id": self.dataset.category_ids[index],
-                        "bbox": box,
-                        "area": area,
-                        "score": score,
-                        "iscrowd": 0,
-                    }
-                )
+            rows = zip(xywh(boxes).tolist(), scores.tolist(), classes.tolist(), strict=True)
+            annotations += [
+                {
+                    "id": number,
+                    "image_id": image_id,
+                    "category_id": self.dataset.category_ids[index],
+                    "bbox": box,
+                    "area": box[2] * box[3],
+                    "score": score,
+                    "iscrowd": 0,
+                }
+                for number, (box, score, index) in enumerate(rows, len(annotations) + 1)
+            ]
         return self._header(image_ids) | {"annotations": annotations}
 
 
-def _find_engine(engine: str) -> Engine:
-    names = tuple(_MODULES) if engine == "auto" else tuple(name for name in _MODULES if name == engine)
-    if not names:
-        raise DataError(f"unknown mAP engine '{engine}'; allowed are auto, {', '.join(_MODULES)}")
-    for name in names:
-        if importlib.util.find_spec(_MODULES[name]) is not None:
-            return name
-    raise DataError(f"mAP needs {' or '.join(names)}, not installed here; run: pip install {names[0]}")
-
-
-def _evaluate(engine: Engine, truth: dict[str, Any], found: dict[str, Any], kind: _Kind) -> Any:
-    """The evaluator after evaluate, accumulate and summarize; nothing reaches standard output."""
-    evaluation = _evaluator(engine, truth, found, kind)
+def _evaluated(
+    engine: Engine, truth: dict[str, Any], found: dict[str, Any], kind: _Kind, limits: Sequence[int] = ()
+) -> Any:
+    """The evaluator with its figures; limits are those of the best detections of each image, of any class."""
     with contextlib.redirect_stdout(io.StringIO()):
+        if engine == "faster-coco-eval":
+            faster = importlib.import_module("faster_coco_eval")
+            pair = faster.COCO(truth), faster.COCO(found)
+            evaluation = faster.COCOeval_faster(*pair, iouType=kind, print_function=lambda *_: None)
+        else:
+            coco = importlib.import_module("pycocotools.coco")
+            pair = coco.COCO(), coco.COCO()
+            for part, data in zip(pair, (truth, found), strict=True):
+                part.dataset = data
+                part.createIndex()
+            evaluation = importlib.import_module("pycocotools.cocoeval").COCOeval(*pair, iouType=kind)
+        if limits:
+            evaluation.params.useCats, evaluation.params.maxDets = 0, list(limits)
         evaluation.evaluate()
         evaluation.accumulate()
-        evaluation.summarize()
     return evaluation
-
-
-def _evaluator(engine: Engine, truth: dict[str, Any], found: dict[str, Any], kind: _Kind) -> Any:
-    """The evaluator before its first step."""
-    if engine == "faster-coco-eval":
-        faster = importlib.import_module("faster_coco_eval")
-        return faster.COCOeval_faster(
-            faster.COCO(truth), faster.COCO(found), iouType=kind, print_function=lambda *_: None
-        )
-    plain = importlib.import_module("pycocotools.coco")
-    with contextlib.redirect_stdout(io.StringIO()):
-        expected, actual = plain.COCO(), plain.COCO()
-        for coco, data in ((expected, truth), (actual, found)):
-            coco.dataset = data
-            coco.createIndex()
-        return importlib.import_module("pycocotools.cocoeval").COCOeval(expected, actual, iouType=kind)
-
-
-def _xywh(boxes: NDArray[np.float64]) -> NDArray[np.float64]:
-    """x1 y1 x2 y2 as x y width height."""
-    return np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], axis=1)
 
 
 def _rows_by_value(values: NDArray[np.int64]) -> dict[int, NDArray[np.int64]]:

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import onnx
@@ -31,7 +31,7 @@ from trtdet.data.images import preprocess, read_image
 from trtdet.detection.heads import decode
 from trtdet.detection.suppression import Detections, non_max_suppression, sigmoid
 from trtdet.errors import DataError, ImplausibleDetections, ModelError, TrtdetWarning, one_line
-from trtdet.evaluation.matching import iou
+from trtdet.evaluation.matching import iou, xywh
 from trtdet.evaluation.readings import Reading, head_readings, input_readings
 from trtdet.passes import Options, load_model, raw_outputs
 from trtdet.runtime.detector import Detector
@@ -41,8 +41,10 @@ Float = NDArray[np.float32]
 MOST_IMAGES = 64
 FEWEST_IMAGES = 4
 
-_LOOKS = (4, 8, 16, 32)
-"""After so many images readings that fall behind are given up."""
+_LOOKS = {4: None, 8: 0.0, 16: 0.8, 32: 1.8}
+"""After so many images readings that fall behind are given up: under this Student's t, at first under 0.8 times the
+figure of the given reading."""
+
 _SUPPRESSION = NmsConfig(score_threshold=0.1, iou_threshold=0.5, max_detections=100, pre_nms_topk=1000)
 _CONFIDENT = 0.3
 _CLEARLY = 1.04
@@ -82,19 +84,19 @@ class Plausibility:
     @property
     def warning(self) -> str:
         """One line for people; empty where the detector looks as if it worked."""
-        seen = "; ".join(self.symptoms)
+        symptoms = "; ".join(self.symptoms)
         if self.better:
             times = "far more sure" if self.gain > 20 else f"{self.gain:.2f} times as sure"
             return (
-                f"the configuration does not look right for this model: {seen + '; ' if seen else ''}on "
+                f"the configuration does not look right for this model: {symptoms + '; ' if symptoms else ''}on "
                 f"{self.images} images its detections are {times} with {self.better_text}; set that in the "
-                "configuration, or leave this check out with --no-input-check"
+                "configuration, or leave this check out with --set calibration.check_input=false"
             )
-        if seen:
+        if symptoms:
             return (
-                f"this does not look like a working detector: {seen}; check input.scale, input.mean, input.std, "
+                f"this does not look like a working detector: {symptoms}; check input.scale, input.mean, input.std, "
                 "input.color, input.resize, head.decode and head.scores, and that the images show the model's "
-                "classes, or leave this check out with --no-input-check"
+                "classes, or leave this check out with --set calibration.check_input=false"
             )
         return ""
 
@@ -113,71 +115,42 @@ class Plausibility:
         }
 
 
-class Subject(Protocol):
-    """A detector whose pixels, and maybe whose head, can be read in several ways."""
-
-    @property
-    def config(self) -> Config: ...
-
-    @property
-    def heads(self) -> bool:
-        """Whether the raw outputs are at hand, so that another head can be tried."""
-
-    @property
-    def batch(self) -> int:
-        """How many images are best given at a time."""
-
-    def outputs(self, images: Float) -> Mapping[str, NDArray[Any]]:
-        """All outputs of images float32 (B, 3, H, W), each with B rows."""
-
-    def found(self, outputs: Mapping[str, NDArray[Any]], config: Config) -> Detections | None:
-        """The detections in outputs; None where the scores cannot be probabilities."""
-
-
 def examine_model(model: onnx.ModelProto, options: Options, paths: Sequence[Path]) -> Plausibility:
-    """Looks at a float model's detections.
+    """Looks at a float model's detections on at most 64 of the images, evenly spaced.
 
-    Args:
-        model: as it was loaded.
-        options: of the rewrite, with the configuration.
-        paths: images; at most 64 of them, evenly spaced, are looked at.
-
-    Returns:
-        What was seen. A failure is said there and never raised: no work depends on it.
+    A failure is said in what was seen and never raised: no work depends on it.
     """
-    return _guarded(lambda: _examined(_Raw.of(model, options), paths))
+
+    def work() -> Plausibility:
+        cut, config = raw_outputs(model, options)
+        runner = OnnxRunner(cut)
+        return _examined(_Subject(runner, config, runner.batch or 1), paths)
+
+    return _guarded(work)
 
 
 def examine_detector(detector: Detector, config: Config, paths: Sequence[Path]) -> Plausibility:
     """The same for a detector whose head is decoded already: only its input is read in other ways."""
-    return _guarded(lambda: _examined(_Decoded(detector, config), paths))
+    subject = _Subject(detector.runner, config, detector.batch, detector=detector)
+    return _guarded(lambda: _examined(subject, paths))
 
 
 def examine_target(target: Path, detector: Detector, config: Config | None, paths: Sequence[Path]) -> dict[str, Any]:
-    """The same for what is evaluated; a bundle that was looked at when it was built says what was seen then.
+    """The same, as plain values, for what is evaluated: a bundle's folder, or an ONNX file with its configuration.
 
-    Args:
-        target: a bundle's folder or an ONNX file.
-        detector: opened from it.
-        config: of an ONNX file; None for a bundle.
-        paths: the images.
-
-    Returns:
-        The plain values of :meth:`Plausibility.as_dict`.
+    A bundle that was looked at when it was built says what was seen then.
 
     Warns:
         ImplausibleDetections: the configuration looks wrong.
     """
-    if config is not None:
-        seen = _guarded(
-            lambda: examine_model(load_model(target, allow_quantized=True), Options(config), paths)
-        ).as_dict()
-    else:
+    if config is None:
         bundle = Bundle(target, verify=False)
-        known = bundle.manifest.input_check
-        seen = known if known is not None else examine_detector(detector, bundle.config, paths).as_dict()
-    warn_of(seen["warning"])
-    return seen
+        check = bundle.manifest.input_check or examine_detector(detector, bundle.config, paths).as_dict()
+    else:
+        options = Options(config)
+        check = _guarded(lambda: examine_model(load_model(target, allow_quantized=True), options, paths)).as_dict()
+    warn_of(check["warning"])
+    return check
 
 
 def warn_of(said: str) -> None:
@@ -196,64 +169,42 @@ def _guarded(work: Callable[[], Plausibility]) -> Plausibility:
 
 
 @dataclass(frozen=True, eq=False)
-class _Raw:
-    """A float model up to its raw outputs."""
+class _Subject:
+    """A detector whose pixels, and up to its raw outputs whose head, can be read in several ways.
 
-    runner: OnnxRunner
+    Attributes:
+        run: gives all outputs of images float32 (B, 3, H, W), each with B rows.
+        config: the given configuration.
+        batch: how many images are best given at a time.
+        detector: whose head is decoded already; None where the outputs are raw, so that another head can be tried.
+    """
+
+    run: Callable[[Float], Mapping[str, NDArray[Any]]]
     config: Config
-    heads: bool = True
+    batch: int
+    detector: Detector | None = None
 
-    @staticmethod
-    def of(model: onnx.ModelProto, options: Options) -> _Raw:
-        cut, config = raw_outputs(model, options)
-        return _Raw(OnnxRunner(cut), config)
-
-    def outputs(self, images: Float) -> Mapping[str, NDArray[Any]]:
-        return _in_batches(self.runner, images, self.batch)
-
-    @property
-    def batch(self) -> int:
-        return self.runner.batch or 1
+    def outputs(self, images: Float) -> dict[str, NDArray[Any]]:
+        """All outputs, run in batches."""
+        parts = [self.run(images[start : start + self.batch]) for start in range(0, len(images), self.batch)]
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def found(self, outputs: Mapping[str, NDArray[Any]], config: Config) -> Detections | None:
+        """The detections in outputs; None where the scores cannot be probabilities."""
+        if self.detector is not None:
+            return self.detector.suppressed(outputs, _SUPPRESSION)
         boxes, scores = decode(outputs, config)
         logits = config.suppresses_logits
-        return non_max_suppression(boxes, scores, _SUPPRESSION, logits=logits) if _probable(scores, logits) else None
-
-
-@dataclass(frozen=True, eq=False)
-class _Decoded:
-    """A detector as it is."""
-
-    detector: Detector
-    config: Config
-    heads: bool = False
-
-    def outputs(self, images: Float) -> Mapping[str, NDArray[Any]]:
-        return _in_batches(self.detector.runner, images, self.batch)
-
-    @property
-    def batch(self) -> int:
-        return self.detector.batch
-
-    def found(self, outputs: Mapping[str, NDArray[Any]], config: Config) -> Detections | None:
-        return self.detector.suppressed(outputs, _SUPPRESSION)
-
-
-def _in_batches(run: Callable[[Float], Mapping[str, NDArray[Any]]], images: Float, size: int) -> dict[str, Any]:
-    parts = [run(images[start : start + size]) for start in range(0, len(images), size)]
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
-def _probable(scores: Float, logits: bool) -> bool:
-    """Whether scores (B, N, C) can be probabilities of objects: 0..1, and low for most boxes."""
-    if not scores.size or not np.isfinite(scores).all():
-        return bool(scores.size == 0)
-    given = sigmoid(scores) if logits else scores
-    if given.min() < -1e-3 or given.max() > 1 + 1e-3:
-        return False
-    # The sigmoid of a probability is at least 0.5, the product of two of them 0.25.
-    return given.shape[1] < 100 or float(given.max(axis=2).min()) < 0.2
+        if not np.isfinite(scores).all():
+            return None
+        if scores.size:
+            given = sigmoid(scores) if logits else scores
+            if given.min() < -1e-3 or given.max() > 1 + 1e-3:
+                return None
+            # Most boxes have low scores; the sigmoid of a probability is at least 0.5, the product of two 0.25.
+            if given.shape[1] >= 100 and given.max(axis=2).min() >= 0.2:
+                return None
+        return non_max_suppression(boxes, scores, _SUPPRESSION, logits=logits)
 
 
 @dataclass(frozen=True)
@@ -273,10 +224,17 @@ def _tally(found: Detections | None, config: InputConfig) -> _Tally:
     """Compares the detections of an image with those of its mirror image, the two rows of ``found``."""
     if found is None:
         return _Tally(improbable=True)
-    boxes, scores, classes = _kept(found, 0)
-    others, other_scores, other_classes = _kept(found, 1)
+
+    def kept(row: int) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
+        boxes, scores, classes = found.image(row)
+        rows = np.flatnonzero(scores > _SUPPRESSION.score_threshold)[: _SUPPRESSION.max_detections]
+        finite = np.nan_to_num(boxes[rows].astype(np.float64), nan=0.0, posinf=1e9, neginf=-1e9)
+        return finite, scores[rows].astype(np.float64), classes[rows].astype(np.int64)
+
+    boxes, scores, classes = kept(0)
+    others, other_scores, other_classes = kept(1)
     mirrored = np.stack([config.width - others[:, 2], others[:, 1], config.width - others[:, 0], others[:, 3]], axis=1)
-    near = iou(_sized(boxes), _sized(mirrored), np.zeros(len(mirrored), bool)) * (classes[:, None] == other_classes)
+    near = iou(xywh(boxes), xywh(mirrored), np.zeros(len(mirrored), bool)) * (classes[:, None] == other_classes)
     figure = agreed = 0.0
     alone = float((other_scores**3).sum())
     for row, score in zip(near, scores, strict=True):
@@ -290,37 +248,17 @@ def _tally(found: Detections | None, config: InputConfig) -> _Tally:
         alone -= float(other_scores[best] ** 3)
         near[:, best] = 0
     sure = scores > _CONFIDENT
+    # Without area, or with a centre outside the network's input.
+    size, centre = boxes[sure, 2:] - boxes[sure, :2], (boxes[sure, 2:] + boxes[sure, :2]) / 2
+    misplaced = (size < 1) | (centre < 0) | (centre > np.array([config.width, config.height]))
     return _Tally(
-        figure - alone / 4,
-        float(scores.sum() + other_scores.sum()) / 2,
-        agreed,
-        int(sure.sum()),
-        int(_misplaced(boxes[sure], config).sum()),
-        frozenset(classes[sure].tolist()),
+        figure=figure - alone / 4,
+        score=float(scores.sum() + other_scores.sum()) / 2,
+        agreed=agreed,
+        confident=int(sure.sum()),
+        misplaced=int(misplaced.any(axis=1).sum()),
+        classes=frozenset(classes[sure].tolist()),
     )
-
-
-def _sized(boxes: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Boxes x1 y1 x2 y2 as x y width height."""
-    return np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], axis=1)
-
-
-def _kept(found: Detections, row: int) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
-    boxes, scores, classes = found.image(row)
-    sure = scores > _SUPPRESSION.score_threshold
-    limit = _SUPPRESSION.max_detections
-    finite = np.nan_to_num(boxes[sure][:limit].astype(np.float64), nan=0.0, posinf=1e9, neginf=-1e9)
-    return finite, scores[sure][:limit].astype(np.float64), classes[sure][:limit].astype(np.int64)
-
-
-def _misplaced(boxes: NDArray[np.float64], config: InputConfig) -> NDArray[np.bool_]:
-    """bool (N,): without area, or with a centre outside the network's input."""
-    size, centre = boxes[:, 2:] - boxes[:, :2], (boxes[:, 2:] + boxes[:, :2]) / 2
-    outside = (centre < 0) | (centre > np.array([config.width, config.height]))
-    return np.asarray((size < 1).any(axis=1) | outside.any(axis=1))
-
-
-_Known = dict[tuple[str, Path], _Tally]
 
 
 def _key(reading: Reading) -> str:
@@ -331,14 +269,12 @@ def _key(reading: Reading) -> str:
 class _Contest:
     """A reading against others, image by image; those that fall behind are given up on the way.
 
-    Args:
-        subject: what is read.
-        given: the reading that others have to be better than.
-        others: these.
-        known: what contests of the same subject have seen, by configuration and image; it is added to.
+    ``known`` is what contests of the same subject have seen, by configuration and image; it is added to.
     """
 
-    def __init__(self, subject: Subject, given: Reading, others: Iterable[Reading], known: _Known) -> None:
+    def __init__(
+        self, subject: _Subject, given: Reading, others: Iterable[Reading], known: dict[tuple[str, Path], _Tally]
+    ) -> None:
         self._subject = subject
         self._known = known
         self.given = given
@@ -355,16 +291,18 @@ class _Contest:
                 continue  # whoever runs all images says so
             seen = len(self.tallies[id(self.given)])
             if seen in _LOOKS:
-                self._live = [other for other in self._live if self._hopeful(other, seen)]
+                least = _LOOKS[seen]
+                self._live = [
+                    other
+                    for other in self._live
+                    if (self.gain(other) > 0.8 if least is None else self._t(other) > least)
+                ]
                 winner = self._winner(1.3, 1.0) if seen >= 8 else None
-                if winner is not None or (seen >= 8 and not self._live and self._finds_something()):
+                # Where the given reading finds enough, more images need not be looked at.
+                enough = sum(tally.confident > 0 for tally in self.tallies[id(self.given)]) > seen / 2
+                if winner is not None or (seen >= 8 and not self._live and enough):
                     return winner
         return self._winner(_CLEARLY, 0.0)
-
-    def _finds_something(self) -> bool:
-        """Whether the given reading finds enough that more images need not be looked at."""
-        tallies = self.tallies[id(self.given)]
-        return sum(tally.confident > 0 for tally in tallies) > len(tallies) / 2
 
     def figures(self, reading: Reading) -> NDArray[np.float64]:
         return np.array([tally.figure for tally in self.tallies[id(reading)]])
@@ -379,30 +317,22 @@ class _Contest:
         missing = [reading for reading in readings if (_key(reading), path) not in self._known]
         if missing:
             image = read_image(path)
-            missing.sort(key=lambda one: one.config.input.model_dump_json())
-            groups = [list(group) for _, group in groupby(missing, key=lambda one: one.config.input)]
-            pixels = [preprocess(image, group[0].config.input)[0] for group in groups]
-            pairs = [np.stack([array, array[:, :, ::-1]]) for array in pixels]
-            for group, outputs in zip(groups, self._outputs(pairs), strict=True):
-                for reading in group:
-                    found = self._subject.found(outputs, reading.config)
-                    self._known[_key(reading), path] = _tally(found, reading.config.input)
+            missing.sort(key=lambda reading: reading.config.input.model_dump_json())
+            groups = [list(group) for _, group in groupby(missing, key=lambda reading: reading.config.input)]
+            # As many pairs of an image and its mirror image at a time as fill a batch, and no more are in memory.
+            size = max(1, self._subject.batch // 2)
+            for start in range(0, len(groups), size):
+                part = groups[start : start + size]
+                pixels = [preprocess(image, group[0].config.input)[0] for group in part]
+                pairs = [view for array in pixels for view in (array, array[:, :, ::-1])]
+                outputs = self._subject.outputs(np.stack(pairs))
+                for number, group in enumerate(part):
+                    pair = {name: value[2 * number : 2 * number + 2] for name, value in outputs.items()}
+                    for reading in group:
+                        found = self._subject.found(pair, reading.config)
+                        self._known[_key(reading), path] = _tally(found, reading.config.input)
         for reading in readings:
             self.tallies[id(reading)].append(self._known[_key(reading), path])
-
-    def _outputs(self, pairs: Sequence[Float]) -> Iterator[Mapping[str, NDArray[Any]]]:
-        """The outputs of each pair of images; as many pairs at a time as fill a batch, and no more are in memory."""
-        size = max(1, self._subject.batch // 2)
-        for start in range(0, len(pairs), size):
-            part = pairs[start : start + size]
-            outputs = self._subject.outputs(np.concatenate(part))
-            for number in range(len(part)):
-                yield {name: value[2 * number : 2 * number + 2] for name, value in outputs.items()}
-
-    def _hopeful(self, other: Reading, seen: int) -> bool:
-        if seen == _LOOKS[0]:
-            return self.gain(other) > 0.8
-        return self._t(other) > {8: 0.0, 16: 0.8, 32: 1.8}[seen]
 
     def _winner(self, ratio: float, margin: float) -> Reading | None:
         seen = len(self.figures(self.given))
@@ -420,47 +350,44 @@ class _Contest:
         return float(differences.mean()) / (error + 1e-9)
 
 
-def _examined(subject: Subject, paths: Sequence[Path]) -> Plausibility:
+def _examined(subject: _Subject, paths: Sequence[Path]) -> Plausibility:
     chosen = evenly(paths, MOST_IMAGES)
     given = best = Reading(subject.config, subject.config)
-    known: _Known = {}
-    first = contest = _Contest(subject, given, _singles(subject, given), known)
+    known: dict[tuple[str, Path], _Tally] = {}
+    first = contest = _Contest(subject, given=given, others=_singles(subject, given), known=known)
     winner = contest.run(chosen)
-    if winner is None and subject.heads and contest.figures(given).sum() <= 1e-3:
+    if winner is None and subject.detector is None and contest.figures(given).sum() <= 1e-3:
         # With a head and pixels both wrong neither alone shows anything.
-        contest = _Contest(subject, given, _pairs(subject, given), known)
+        pairs = (pair for head in _fitting(subject, head_readings(given)) for pair in input_readings(head))
+        contest = _Contest(subject, given=given, others=pairs, known=known)
         winner = contest.run(chosen)
     gain = 1.0
     for _ in range(_ROUNDS):
         if winner is None:
             break
         gain, best = gain * contest.gain(winner), winner
-        contest = _Contest(subject, best, _singles(subject, best), known)
+        contest = _Contest(subject, given=best, others=_singles(subject, best), known=known)
         winner = contest.run(chosen)
     tallies = first.tallies[id(given)]
     score = sum(tally.score for tally in tallies)
     return Plausibility(
-        len(tallies),
-        sum(tally.confident == 0 for tally in tallies),
-        float(np.mean([tally.confident for tally in tallies])) if tallies else 0.0,
-        sum(tally.agreed for tally in tallies) / score if score else 0.0,
-        tuple(_symptoms(tallies, subject.config)),
-        best.changes,
-        best.text,
-        gain,
+        images=len(tallies),
+        empty=sum(tally.confident == 0 for tally in tallies),
+        boxes=float(np.mean([tally.confident for tally in tallies])) if tallies else 0.0,
+        agreement=sum(tally.agreed for tally in tallies) / score if score else 0.0,
+        symptoms=tuple(_symptoms(tallies, subject.config)),
+        better=best.changes,
+        better_text=best.text,
+        gain=gain,
     )
 
 
-def _singles(subject: Subject, reading: Reading) -> list[Reading]:
-    heads = _fitting(subject, head_readings(reading)) if subject.heads else []
+def _singles(subject: _Subject, reading: Reading) -> list[Reading]:
+    heads = _fitting(subject, head_readings(reading)) if subject.detector is None else []
     return [*input_readings(reading), *heads]
 
 
-def _pairs(subject: Subject, reading: Reading) -> list[Reading]:
-    return [pair for head in _fitting(subject, head_readings(reading)) for pair in input_readings(head)]
-
-
-def _fitting(subject: Subject, readings: Iterable[Reading]) -> list[Reading]:
+def _fitting(subject: _Subject, readings: Iterable[Reading]) -> list[Reading]:
     """Those whose rule the outputs fit."""
     source = subject.config.input
     outputs = subject.outputs(np.zeros((1, 3, source.height, source.width), np.float32))

@@ -42,8 +42,6 @@ def proposal_recall(
 
     Args:
         model: a two-stage model as :func:`trtdet.passes.rewrite` leaves it, float or with Q/DQ nodes; not changed.
-        preprocess: of its input.
-        dataset: images and boxes.
         progress: called with images done and in all.
         cache: shared by several passes over the same images.
 
@@ -58,8 +56,8 @@ def proposal_recall(
     metric, counts = CocoMetric(dataset), list[int]()
     paths = [image.path for image in dataset.images]
     for batch in ImageStream(paths, preprocess, on_bad="raise", cache=cache):
-        found = runner.feed({runner.input: batch.images})
-        boxes = found[BOXES][found[REAL]] if REAL in found else found[BOXES]
+        outputs = runner.feed({runner.input: batch.images})
+        boxes = outputs[BOXES][outputs[REAL]] if REAL in outputs else outputs[BOXES]
         # The best come first; what their scores are makes no difference.
         scores = -np.arange(len(boxes), dtype=np.float64)
         (index,), (transform,) = batch.indices, batch.transforms

@@ -47,11 +47,11 @@ class Reading:
     @cached_property
     def changes(self) -> dict[str, Any]:
         """The keys that differ, by their path such as ``input.color``, each with its value; plain values."""
-        found: dict[str, Any] = {}
+        changes: dict[str, Any] = {}
         for section in ("input", "head"):
-            old, new = (getattr(one, section).model_dump(mode="json") for one in (self.given, self.config))
-            found |= {f"{section}.{key}": value for key, value in new.items() if value != old[key]}
-        return found
+            old, new = (getattr(config, section).model_dump(mode="json") for config in (self.given, self.config))
+            changes |= {f"{section}.{key}": value for key, value in new.items() if value != old[key]}
+        return changes
 
     def other(self, section: str, **changes: Any) -> Reading:
         """This reading with some keys of a section replaced."""
@@ -75,7 +75,8 @@ def input_readings(reading: Reading) -> Iterator[Reading]:
     for scale, mean, std in NORMALISATIONS:
         order = 1 if given.color == "rgb" else -1
         other = reading.other("input", scale=scale, mean=mean[::order], std=std[::order])
-        if not _alike(given, other.config.input):
+        now, then = _values(given), _values(other.config.input)
+        if np.abs(now - then).max() > _SAME * np.abs(now[:, 1] - now[:, 0]).min():
             yield other
 
 
@@ -101,11 +102,6 @@ def _values(config: InputConfig) -> NDArray[np.float64]:
     order = 1 if config.color == "rgb" else -1
     mean, std = np.array(config.mean[::order]), np.array(config.std[::order])
     return np.stack([(pixel * config.scale - mean) / std for pixel in (0, 255)], axis=1)
-
-
-def _alike(first: InputConfig, second: InputConfig) -> bool:
-    one, other = _values(first), _values(second)
-    return bool(np.abs(one - other).max() <= _SAME * np.abs(one[:, 1] - one[:, 0]).min())
 
 
 def _plain(value: Any) -> str:

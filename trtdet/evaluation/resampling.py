@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,14 +48,23 @@ class Bootstrap:
             raise ConfigError(f"confidence must be above 0 and below 1, got {self.confidence}")
 
     def interval(self, values: NDArray[np.float64]) -> tuple[float, float]:
-        """The percentile interval of a figure over the resamples.
-
-        Args:
-            values: (B,), a value for each resample; NaN where it has none.
-        """
+        """The percentile interval of (B,) values, one for each resample; NaN where it has none."""
         tail = 50 * (1 - self.confidence)
         low, high = np.nanpercentile(values, [tail, 100 - tail])
         return float(low), float(high)
+
+    def interval_of(
+        self,
+        figure: Callable[[NDArray[np.int32]], NDArray[np.float64]],
+        images: int,
+        progress: Callable[[int, int], None],
+    ) -> tuple[float, float]:
+        """The interval of a figure, (B,) of (B, I) weights, over draws of so many images."""
+        values: list[NDArray[np.float64]] = []
+        for weights in draws(images, self):
+            values.append(figure(weights))
+            progress(sum(map(len, values)), self.resamples)
+        return self.interval(np.concatenate(values))
 
 
 def mean_average_precision(matches: Sequence[ClassMatches], weights: NDArray[np.int32]) -> NDArray[np.float64]:
@@ -86,17 +95,22 @@ def _average_precision(
     matches: ClassMatches, weights: NDArray[np.int32], truths: NDArray[np.int64]
 ) -> NDArray[np.float64]:
     """A class's average precision over (B, I) weights that hold (B,) boxes, none of them zero; (B,)."""
+
+    def cumulative(chosen: Any) -> NDArray[np.int64]:
+        """How many of the chosen detections there are up to and with each, in falling order of score."""
+        return np.cumsum(np.take(weights, matches.images[chosen], axis=1), axis=1, dtype=np.int64)
+
     # Precision is highest, and recall rises, only where a detection hits: all sums are needed just there.
-    found = _cumulative(matches, weights, slice(None))
+    found = cumulative(slice(None))
     result: NDArray[np.float64] = np.zeros(len(weights))
     for hit, ignored in zip(matches.hits, matches.ignored, strict=True):
         hits, skipped = np.flatnonzero(hit), np.flatnonzero(ignored)
         if not hits.size:
             continue
-        right = _cumulative(matches, weights, hits)
+        right = cumulative(hits)
         counted = found[:, hits]
         if skipped.size:
-            before = np.pad(_cumulative(matches, weights, skipped), ((0, 0), (1, 0)))
+            before = np.pad(cumulative(skipped), ((0, 0), (1, 0)))
             counted = counted - before[:, np.searchsorted(skipped, hits)]
         # The evaluators add this to keep from dividing by zero.
         precision = right / (counted + np.spacing(1))
@@ -105,11 +119,6 @@ def _average_precision(
         reached = np.searchsorted(RECALLS, right / truths[:, None], side="right")
         result += np.einsum("bh,bh->b", np.diff(reached, axis=1, prepend=0), envelope)
     return result / (len(RECALLS) * len(matches.hits))
-
-
-def _cumulative(matches: ClassMatches, weights: NDArray[np.int32], chosen: Any) -> NDArray[np.int64]:
-    """How many of the chosen detections there are up to and with each, in falling order of score."""
-    return np.cumsum(np.take(weights, matches.images[chosen], axis=1), axis=1, dtype=np.int64)
 
 
 def draws(images: int, bootstrap: Bootstrap) -> Iterator[NDArray[np.int32]]:

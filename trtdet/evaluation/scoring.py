@@ -43,7 +43,7 @@ class Evaluation:
         """Plain values for JSON."""
         return {
             **self.result.as_dict(),
-            **({"masks": self.masks.as_dict()} if self.masks is not None else {}),
+            **({"masks": self.masks.as_dict()} if self.masks else {}),
             "ms_per_image": self.ms_per_image,
             "file": self.file,
             "ran_on": str(self.run_info),
@@ -59,22 +59,15 @@ def evaluate(
     *,
     optimised: bool = False,
 ) -> Evaluation:
-    """Runs a detector over a data set.
+    """Runs a detector over a data set: :func:`evaluate_each` with the detector's own suppression.
 
-    Args:
-        detector: the detector to score.
-        dataset: images and boxes; its classes are the detector's. Without annotations there is no score, and the
-            detections are for :func:`trtdet.agree`.
-        progress: called with images done and in all.
-        cache: shared by several passes over the same images.
-        optimised: run a model on the CPU with onnxruntime's optimisations, instead of node by node as for scores.
+    Without annotations there is no score, and the detections are for :func:`trtdet.agree`.
 
     Raises:
         DataError: an image cannot be read: a score over the others would not be comparable. Without annotations, over
             10 % of the images cannot be read; up to there they are left out with a warning.
     """
-    (evaluation,) = evaluate_each(detector, dataset, (detector.nms,), progress, cache, optimised=optimised)
-    return evaluation
+    return evaluate_each(detector, dataset, (detector.nms,), progress=progress, cache=cache, optimised=optimised)[0]
 
 
 def evaluate_each(
@@ -126,14 +119,14 @@ def evaluate_each(
         progress(done, len(dataset.images))
     return [
         Evaluation(
-            metric.compute(),
-            metric,
-            1000 * spent / done,
-            str(detector.file),
-            detector.runner.run_info,
-            detector.nms_mode,
-            nms,
-            metric.compute_masks() if detector.has_masks else None,
+            result=metric.compute(),
+            metric=metric,
+            ms_per_image=1000 * spent / done,
+            file=str(detector.file),
+            run_info=detector.runner.run_info,
+            nms=detector.nms_mode,
+            thresholds=nms,
+            masks=metric.compute_masks() if detector.has_masks else None,
         )
         for metric, nms, spent in zip(metrics, thresholds, seconds, strict=True)
     ]

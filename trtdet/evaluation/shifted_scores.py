@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trtdet.errors import DataError
 from trtdet.evaluation.agreement import against_detections
-from trtdet.evaluation.comparison import check_classes
+from trtdet.evaluation.comparison import check_pair
 from trtdet.evaluation.matching import ClassMatches, pooled
 from trtdet.evaluation.resampling import Bootstrap, draws
 from trtdet.evaluation.scoring import Evaluation
@@ -64,15 +63,7 @@ class EqualThreshold:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON; None where there is no threshold, and ``problem`` says why."""
-        return {
-            "reference": self.reference,
-            "threshold": self.threshold,
-            "low": self.low,
-            "high": self.high,
-            "precision": self.precision,
-            "detections": self.detections,
-            "problem": self.problem or None,
-        }
+        return {**asdict(self), "problem": self.problem or None}
 
 
 @dataclass(frozen=True)
@@ -98,10 +89,6 @@ class ScoreRatio:
             f"({self.low:.3f} .. {self.high:.3f})"
         )
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {"median": self.median, "low": self.low, "high": self.high, "pairs": self.pairs}
-
 
 @dataclass(frozen=True)
 class ScoreShift:
@@ -119,29 +106,24 @@ class ScoreShift:
     overall: tuple[EqualThreshold, ...]
     per_class: Mapping[str, tuple[EqualThreshold, ...]]
     ratio: ScoreRatio
-    bootstrap: Bootstrap = field(default_factory=Bootstrap)
+    bootstrap: Bootstrap
 
     def __str__(self) -> str:
         """A table of the classes that have a threshold, and a line on the rest."""
-        equal = "precision (against the annotations, IoU 0.50)"
-        if self.basis == "detections":
-            equal = "number of detections (precision needs annotations)"
-        shown = {"all": self.overall} | {
-            name: found for name, found in self.per_class.items() if any(entry.threshold is not None for entry in found)
-        }
-        silent = len(self.per_class) + 1 - len(shown)
-        notes = [str(self.ratio)]
+        equal = {
+            "precision": "precision (against the annotations, IoU 0.50)",
+            "detections": "number of detections (precision needs annotations)",
+        }[self.basis]
+        rows = [["all", *map(str, self.overall)]]
+        for name, entries in self.per_class.items():
+            if any(entry.threshold is not None for entry in entries):
+                rows.append([name, *map(str, entries)])
+        silent, notes = len(self.per_class) + 1 - len(rows), [str(self.ratio)]
         if silent:
             few = f"{silent} of {len(self.per_class)} classes"
             notes.append(f"{few} have too few detections for a threshold of their own")
-        return str(
-            Table(
-                ["class", *(Column(f"for {threshold:g}") for threshold in THRESHOLDS)],
-                [[name, *(str(entry) for entry in found)] for name, found in shown.items()],
-                f"thresholds with the reference's {equal}",
-                notes,
-            )
-        )
+        columns: list[Column | str] = ["class", *(Column(f"for {threshold:g}") for threshold in THRESHOLDS)]
+        return str(Table(columns, rows, title=f"thresholds with the reference's {equal}", notes=notes))
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -149,10 +131,8 @@ class ScoreShift:
             "basis": self.basis,
             "overall": [entry.as_dict() for entry in self.overall],
             "per_class": {name: [entry.as_dict() for entry in found] for name, found in self.per_class.items()},
-            "score_ratio": self.ratio.as_dict(),
-            "confidence": self.bootstrap.confidence,
-            "resamples": self.bootstrap.resamples,
-            "seed": self.bootstrap.seed,
+            "score_ratio": asdict(self.ratio),
+            **asdict(self.bootstrap),
         }
 
 
@@ -183,23 +163,24 @@ def score_shift(
         DataError: the images differ.
     """
     first, second = evaluation.metric, reference.metric
-    check_classes((evaluation.file, first.dataset.classes), (reference.file, second.dataset.classes))
-    if first.image_ids != second.image_ids:
-        raise DataError(
-            f"'{evaluation.file}' ran on {len(first.image_ids)} images and '{reference.file}' on others "
-            f"({len(second.image_ids)}); a shift of scores needs the same images for both"
-        )
+    check_pair((evaluation.file, first), (reference.file, second), "a shift of scores")
     basis: Basis = "precision" if first.dataset.annotated else "detections"
     floors = (evaluation.thresholds.score_threshold, reference.thresholds.score_threshold)
     weights = np.concatenate(list(draws(len(first.image_ids), bootstrap)))
-    search = _Search(basis, floors, bootstrap, weights)
+    search = _Search(basis, floors=floors, bootstrap=bootstrap, weights=weights)
     ours, theirs = first.class_matches(), second.class_matches()
     overall = search.thresholds(*(_Scores.of(pooled(matches.values())) for matches in (ours, theirs)))
     per_class = {}
     for number, name in enumerate(ours, 1):
         per_class[name] = search.thresholds(_Scores.of(ours[name]), _Scores.of(theirs[name]))
         progress(number, len(ours))
-    return ScoreShift(basis, overall, per_class, _ratio(evaluation, reference, bootstrap, weights), bootstrap)
+    return ScoreShift(
+        basis,
+        overall=overall,
+        per_class=per_class,
+        ratio=_ratio(evaluation, reference, bootstrap, weights=weights),
+        bootstrap=bootstrap,
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,7 +197,12 @@ class _Scores:
     @staticmethod
     def of(matches: ClassMatches) -> _Scores:
         kept = slice(np.count_nonzero(matches.scores >= LOWEST))
-        return _Scores(matches.images[kept], matches.scores[kept], matches.hits[0, kept], ~matches.ignored[0, kept])
+        return _Scores(
+            matches.images[kept],
+            scores=matches.scores[kept],
+            right=matches.hits[0, kept],
+            counted=~matches.ignored[0, kept],
+        )
 
     @property
     def distinct(self) -> tuple[Floats, NDArray[np.int64]]:
@@ -234,70 +220,63 @@ class _Scores:
         right, counted = (
             np.cumsum(drawn * kind, axis=1, dtype=np.float64)[:, ends] for kind in (self.right, self.counted)
         )
-        precision: Floats = np.zeros(right.shape)
-        np.divide(right, counted, out=precision, where=counted > 0)
+        precision = np.divide(right, counted, out=np.zeros_like(right), where=counted > 0)
         return np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
 
 
 @dataclass(frozen=True, eq=False)
 class _Search:
-    """Finds equal thresholds.
-
-    Attributes:
-        basis: what they have in common.
-        floors: the scores that the suppressions of both leave out, up to and with them.
-        weights: (B, I), the resamples.
-    """
+    """Finds equal thresholds."""
 
     basis: Basis
     floors: tuple[float, float]
+    """The scores that the suppressions of both leave out, up to and with them."""
     bootstrap: Bootstrap
     weights: Weights
+    """(B, I), the resamples."""
 
     def thresholds(self, ours: _Scores, theirs: _Scores) -> tuple[EqualThreshold, ...]:
-        """At each of :data:`THRESHOLDS` of the reference."""
+        """At each of :data:`THRESHOLDS` of the reference: the threshold, or the reason why there is none."""
         counts = [int(np.count_nonzero(theirs.scores >= threshold)) for threshold in THRESHOLDS]
+        few = [
+            EqualThreshold(reference, count, None, problem=f"{count} detections, under {FEWEST}")
+            for reference, count in zip(THRESHOLDS, counts, strict=True)
+        ]
         if max(counts) < FEWEST:
-            return tuple(map(self._few, THRESHOLDS, counts))
-        once = np.ones((1, self.weights.shape[1]), np.int32)
-        whole, levels = self._equal_at(ours, theirs, once)
+            return tuple(few)
+        measured, levels = self._equal_at(ours, theirs, np.ones((1, self.weights.shape[1]), np.int32))
         rows = max(1, _HELD // max(1, len(ours.scores), len(theirs.scores)))
         parts = [self.weights[start : start + rows] for start in range(0, len(self.weights), rows)]
         drawn = np.concatenate([self._equal_at(ours, theirs, part)[0] for part in parts], axis=1)
-        found = []
-        for threshold, count, (value,), values, (level,) in zip(THRESHOLDS, counts, whole, drawn, levels, strict=True):
+        lowest, equal = max(LOWEST, self.floors[0]), []
+        for unknown, (value,), (level,), values in zip(few, measured, levels, drawn, strict=True):
+            reference, count, problem = unknown.reference, unknown.detections, ""
             precision = float(level) if self.basis == "precision" else None
-            equal = EqualThreshold(threshold, count, precision)
-            found.append(self._few(threshold, count) if count < FEWEST else self._told(equal, float(value), values))
-        return tuple(found)
+            if count < FEWEST:
+                equal.append(unknown)
+                continue
+            if self.floors[1] > reference:
+                problem = f"the reference suppresses scores up to {self.floors[1]:g}"
+            elif precision == 0:
+                problem = f"none of {count} detections is right"
+            elif np.isinf(value):
+                problem = "at no threshold" if value > 0 else f"below {lowest:g}"
+            if problem:
+                equal.append(EqualThreshold(reference, count, precision, problem=problem))
+            else:
+                low, high = self.bootstrap.interval(np.clip(values, lowest, 1.0))
+                equal.append(EqualThreshold(reference, count, precision, threshold=float(value), low=low, high=high))
+        return tuple(equal)
 
     def _equal_at(self, ours: _Scores, theirs: _Scores, weights: Weights) -> tuple[Floats, Floats]:
         """(R, B) thresholds for each of R of the reference, and (R, B) its levels there."""
         own, others = (scores.levels(self.basis, weights) for scores in (ours, theirs))
-        scores = ours.distinct[0]
         ends = [int(np.count_nonzero(theirs.distinct[0] >= threshold)) - 1 for threshold in THRESHOLDS]
         wanted = [others[:, end] if end >= 0 else np.zeros(len(weights)) for end in ends]
-        found = [_equal(scores, own, level, near) for level, near in zip(wanted, THRESHOLDS, strict=True)]
-        return np.stack(found), np.stack(wanted)
-
-    def _few(self, threshold: float, count: int) -> EqualThreshold:
-        return EqualThreshold(threshold, count, None, problem=f"{count} detections, under {FEWEST}")
-
-    def _told(self, found: EqualThreshold, value: float, values: Floats) -> EqualThreshold:
-        """With the threshold, or with the reason why there is none."""
-        problem, lowest = "", max(LOWEST, self.floors[0])
-        if self.floors[1] > found.reference:
-            problem = f"the reference suppresses scores up to {self.floors[1]:g}"
-        elif found.precision == 0:
-            problem = f"none of {found.detections} detections is right"
-        elif value == np.inf:
-            problem = "at no threshold"
-        elif value == -np.inf:
-            problem = f"below {lowest:g}"
-        if problem:
-            return EqualThreshold(found.reference, found.detections, found.precision, problem=problem)
-        low, high = self.bootstrap.interval(np.clip(values, lowest, 1.0))
-        return EqualThreshold(found.reference, found.detections, found.precision, value, low, high)
+        equal = [
+            _equal(ours.distinct[0], own, level, near=near) for level, near in zip(wanted, THRESHOLDS, strict=True)
+        ]
+        return np.stack(equal), np.stack(wanted)
 
 
 def _equal(scores: Floats, levels: Floats, wanted: Floats, near: float) -> Floats:
@@ -331,11 +310,11 @@ def _ratio(evaluation: Evaluation, reference: Evaluation, bootstrap: Bootstrap, 
     found = matches.boxes >= 0
     ratios = matches.scores[found] / scores[matches.boxes[found]]
     if not len(ratios):
-        return ScoreRatio(None, None, None, 0)
+        return ScoreRatio(None, low=None, high=None, pairs=0)
     order = np.argsort(ratios, kind="stable")
     ratios, images = ratios[order], matches.images[found][order]
     until = np.cumsum(weights[:, images], axis=1)
     drawn = until[:, -1] > 0
     middle = np.count_nonzero(2 * until[drawn] < until[drawn, -1:], axis=1)
     low, high = bootstrap.interval(ratios[middle])
-    return ScoreRatio(float(np.median(ratios)), low, high, len(ratios))
+    return ScoreRatio(float(np.median(ratios)), low=low, high=high, pairs=len(ratios))

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     import onnx
 
     from trtdet.config import Config
-    from trtdet.exporter.trials import Converted
 
 __all__ = [
     "OPSETS",
@@ -34,6 +33,7 @@ __all__ = [
     "ExportOptions",
     "ExportReport",
     "OutputCheck",
+    "ParityComparison",
     "export",
 ]
 
@@ -43,10 +43,8 @@ SHAPES_MODEL = Path(__file__).with_name("shapes.onnx")
 SOURCES: tuple[str, ...] = ("yolox-nano", "yolox-tiny", "yolox-s", "yolox-m", "yolox-l", "yolox-x", "shapes")
 """The sources with a name."""
 
-PREFIXES: dict[str, str] = {"ultralytics": "FILE.pt", "yolov5": "FILE.pt", "hf": "FOLDER", "torchvision": "NAME"}
+_PREFIXES = {"ultralytics": "FILE.pt", "yolov5": "FILE.pt", "hf": "FOLDER", "torchvision": "NAME"}
 """The sources that begin with a prefix and a colon, and what follows it; any other is ``package.module:factory``."""
-
-_PREFIXED = tuple(f"{prefix}:{rest}" for prefix, rest in PREFIXES.items())
 
 OPSETS = range(11, 21)
 """From the first opset whose Resize defines its sampling to the last that the tracing exporter writes."""
@@ -56,7 +54,7 @@ _WRITTEN = "# Written by trtdet export"
 
 
 Confirm = Callable[["onnx.ModelProto", "Config", Sequence[Path]], "Confirmed"]
-"""What holds the guessed configuration of a float model to images."""
+"""Tries the guessed configuration of a float model on images."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,7 @@ class ExportOptions:
             detectors find anything.
     """
 
-    weights: Path | None = None
+    weights: Path | str | None = None
     config: Config | None = None
     dynamic_batch: bool = False
     opset: int = 17
@@ -90,54 +88,66 @@ class ExportOptions:
     size: tuple[int, int] | None = None
     one_to_many: bool = False
     exporter: Literal["auto", "torchscript", "dynamo"] = "auto"
-    images: Path | None = None
+    images: Path | str | None = None
 
 
 @dataclass(frozen=True)
 class Confirmed:
-    """A guessed configuration, held to images.
-
-    Attributes:
-        config: the likeliest.
-        said: how sure that is, in words.
-        seen: the same as plain values.
-    """
+    """The likeliest configuration, tried on images; how sure that is in words, and as plain values."""
 
     config: Config
-    said: str
-    seen: dict[str, Any]
+    note: str
+    evidence: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class ExportReport:
-    """The files that were written, and how close the model is to torch."""
+@dataclass(frozen=True, kw_only=True)
+class ParityComparison:
+    """How close an exported model is to its source, and how it came about.
+
+    Attributes:
+        detections: the final ones; None where the outputs do not fit the configuration.
+        undetected: why final detections say nothing; empty where they do.
+        notes: what the user should know about how the model came about.
+        exporter: of torch, that wrote the model: ``torchscript`` or ``dynamo``; empty where none did.
+        confirmed: how sure the configuration is that was guessed of an ONNX model; None where nothing was guessed, or
+            no images were given.
+    """
+
+    outputs: tuple[OutputCheck, ...]
+    detections: DetectionCheck | None
+    undetected: str
+    notes: tuple[str, ...] = ()
+    exporter: str = ""
+    confirmed: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, outputs: tuple[OutputCheck, ...], check: DetectionCheck) -> ParityComparison:
+        """The result where the outputs fit the configuration."""
+        undetected = "" if check.torch else "nothing was detected on the images that were tried"
+        return cls(outputs=outputs, detections=check, undetected=undetected)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportReport(ParityComparison):
+    """The files that were written, and how close the model is to its source.
+
+    Attributes:
+        sha256: of the model, hexadecimal.
+        config: the configuration that was written; None where one was given.
+        parity: the same report as a file.
+        external_data: the weights of a model over 2 GB.
+    """
 
     path: Path
     opset: int
     sha256: str
-    """Of the model, hexadecimal."""
-    outputs: tuple[OutputCheck, ...]
-    detections: DetectionCheck | None
-    """Final detections; None where the outputs do not fit the configuration."""
-    undetected: str
-    """Why final detections say nothing; empty where they do."""
     config: Path | None
-    """The configuration that was written; None where one was given."""
     parity: Path
-    """The same report as a file."""
-    notes: tuple[str, ...] = ()
-    """What the user should know about how it came about."""
-    exporter: str = ""
-    """Of torch, that wrote the model: ``torchscript`` or ``dynamo``; empty where none did."""
-    external_data: Path | None = None
-    """The weights of a model over 2 GB."""
-    confirmed: dict[str, Any] | None = None
-    """How sure the configuration is that was guessed of an ONNX model; None where nothing was guessed, or no images
-    were given."""
+    external_data: Path | None
 
 
 def export(
-    source: str, output: Path, options: ExportOptions = ExportOptions(), confirm: Confirm | None = None
+    source: str, output: Path | str, options: ExportOptions = ExportOptions(), confirm: Confirm | None = None
 ) -> ExportReport:
     """Exports a detector to ONNX, with its configuration and a parity report.
 
@@ -157,7 +167,7 @@ def export(
         output: the ONNX file.
         options: see ExportOptions.
         confirm: gives the likeliest configuration on the images, of an ONNX model whose configuration is guessed, such
-            as :func:`trtdet.pipeline.confirming.confirm`.
+            as :func:`trtdet.building.confirming.confirm`.
 
     Raises:
         ConfigError: an option is out of range or missing.
@@ -166,87 +176,58 @@ def export(
         DataError: the images cannot be read.
         OutputError: a file cannot be written, or ``model.yaml`` is the user's own.
     """
-    _check(source, options)
-    files = _Files.beside(output, options)
-    if _is_onnx(source) and output.exists() and Path(source).exists() and output.samefile(source):
-        raise OutputError(f"'{output}' is the model that is read, which would be replaced", "choose another -o")
-    done = _converted(source, options, confirm)
-    opset = next(entry.version for entry in done.model.opset_import if entry.domain in ("", "ai.onnx"))
-    from trtdet.exporter import storage
-
-    sha256, weights = storage.write(done.model, output)
-    report = ExportReport(
-        output,
-        opset,
-        sha256,
-        done.outputs,
-        done.detections,
-        done.undetected,
-        files.config,
-        files.parity,
-        done.notes,
-        done.exporter,
-        weights,
-        done.confirmed,
-    )
-    if files.config is not None:
-        write_atomically(files.config, _configuration(source, done.config).encode())
-    content = {"source": source, "versions": _versions(), "tolerance": options.tolerance, **asdict(report)}
-    write_atomically(files.parity, (json.dumps(content, indent=2, default=str) + "\n").encode())
-    return report
-
-
-def _converted(source: str, options: ExportOptions, confirm: Confirm | None) -> Converted:
-    if _is_onnx(source):
+    output = Path(output)
+    is_onnx = source.lower().endswith(".onnx")
+    _check(source, options, is_onnx=is_onnx)
+    written_config = output.with_suffix(".yaml") if options.config is None else None
+    old = written_config.read_bytes() if written_config is not None and written_config.is_file() else None
+    if old is not None and not old.startswith(_WRITTEN.encode()):
+        raise OutputError(
+            f"'{written_config}' would be written beside the model, and was not written by trtdet export",
+            f"give it with --config {written_config} if it describes this model, or choose another -o",
+        )
+    parity = output.with_suffix(".parity.json")
+    for path in (written_config, parity):
+        if path is not None:
+            prepare_target(path)
+    if is_onnx:
+        if output.exists() and Path(source).exists() and output.samefile(source):
+            raise OutputError(f"'{output}' is the model that is read, which would be replaced", "choose another -o")
         from trtdet.exporter import onnx_file
 
-        return onnx_file.convert(source, options, confirm)
-    try:
-        import torch  # noqa: F401
-    except ImportError:
-        raise ModelError(
-            "export needs torch, which is not installed; install it with: pip install 'trtdet[export]'"
-        ) from None
-    from trtdet.exporter import convert
+        model, config, comparison = onnx_file.convert(source, options, confirm)
+    else:
+        try:
+            import torch  # noqa: F401
+        except ImportError:
+            raise ModelError(
+                "export needs torch, which is not installed; install it with: pip install 'trtdet[export]'"
+            ) from None
+        from trtdet.exporter import convert
 
-    return convert.convert(source, options)
+        model, config, comparison = convert.convert(source, options)
+    from trtdet.exporter import trials
 
-
-def _is_onnx(source: str) -> bool:
-    return source.lower().endswith(".onnx")
-
-
-def _versions() -> dict[str, str]:
-    """Of what computed both sides."""
+    sha256, external_data = trials.write(model, output)
+    report = ExportReport(
+        **vars(comparison),
+        path=output,
+        opset=next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")),
+        sha256=sha256,
+        config=written_config,
+        parity=parity,
+        external_data=external_data,
+    )
+    if written_config is not None:
+        write_atomically(written_config, _configuration(source, config).encode())
     import onnxruntime
 
     versions = {"trtdet": __version__, "onnxruntime": str(onnxruntime.__version__)}
-    torch = sys.modules.get("torch")
-    return versions if torch is None else versions | {"torch": str(torch.__version__)}
-
-
-@dataclass(frozen=True)
-class _Files:
-    """The files beside the model."""
-
-    config: Path | None
-    parity: Path
-
-    @staticmethod
-    def beside(output: Path, options: ExportOptions) -> _Files:
-        config = output.with_suffix(".yaml") if options.config is None else None
-        if config is not None and config.is_file():
-            with config.open("rb") as file:
-                if not file.read(len(_WRITTEN)).startswith(_WRITTEN.encode()):
-                    raise OutputError(
-                        f"'{config}' would be written beside the model, and was not written by trtdet export",
-                        f"give it with --config {config} if it describes this model, or choose another -o",
-                    )
-        parity = output.with_suffix(".parity.json")
-        for path in (config, parity):
-            if path is not None:
-                prepare_target(path)
-        return _Files(config, parity)
+    if "torch" in sys.modules:
+        versions["torch"] = str(sys.modules["torch"].__version__)
+    content = {"source": source, "versions": versions, "tolerance": options.tolerance, **asdict(report)}
+    write_atomically(parity, (json.dumps(content, indent=2, default=str) + "\n").encode())
+    return report
 
 
 def _configuration(source: str, config: Config) -> str:
@@ -263,14 +244,29 @@ def _configuration(source: str, config: Config) -> str:
     return f"{_WRITTEN} {json.dumps(source)}.\n{body}"
 
 
-def _check(source: str, options: ExportOptions) -> None:
-    prefix = source.partition(":")[0]
-    if source not in SOURCES and ":" not in source and not _is_onnx(source):
+def _check(source: str, options: ExportOptions, is_onnx: bool) -> None:
+    """Refuses a source that does not exist or lacks what it needs, and options out of range."""
+    prefix, colon, _ = source.partition(":")
+    if source not in SOURCES and not colon and not is_onnx:
+        if source.lower().endswith((".pt", ".pth")):
+            raise ModelError(
+                f"export source is the checkpoint {source!r}, which does not say what wrote it",
+                f"give ultralytics:{source} for a checkpoint of YOLOv5u or later, yolov5:{source} of classic YOLOv5, "
+                f"or the name of a model with --weights {source}",
+            )
         raise ModelError(
-            f"export source is {source!r}, allowed are {', '.join((*SOURCES, *_PREFIXED))}, the path of "
-            "a model.onnx, or package.module:factory for a model of your own"
+            f"export source is {source!r}, allowed are {', '.join(SOURCES)}, "
+            f"{', '.join(f'{prefix}:{rest}' for prefix, rest in _PREFIXES.items())}, the path of a model.onnx, or "
+            "package.module:factory for a model of your own"
         )
-    if options.one_to_many and prefix != "ultralytics":
+    if colon and prefix not in _PREFIXES and options.config is None and not is_onnx:
+        raise ConfigError(f"export of '{source}' needs the input's size and name; give a configuration with --config")
+    if source.startswith("yolox-") and not (is_onnx or options.weights is not None or options.random_weights):
+        raise ModelError(
+            f"export of {source} needs its weights, got none; give the checkpoint published with YOLOX's releases, "
+            f"or your own, with --weights {source.replace('-', '_')}.pth"
+        )
+    if options.one_to_many and not source.startswith("ultralytics:"):
         raise ConfigError(f"--one-to-many chooses a head of a checkpoint of ultralytics; leave it out for {source}")
     if options.opset not in OPSETS:
         raise ConfigError(
@@ -278,11 +274,3 @@ def _check(source: str, options: ExportOptions) -> None:
         )
     if not (math.isfinite(options.tolerance) and options.tolerance > 0):
         raise ConfigError(f"the export tolerance is {options.tolerance}, allowed is a finite number above 0")
-    if ":" in source and not _is_onnx(source) and prefix not in PREFIXES and options.config is None:
-        raise ConfigError(f"export of '{source}' needs the input's size and name; give a configuration with --config")
-    if source.startswith("yolox-") and options.weights is None and not options.random_weights:
-        name = source.replace("-", "_")
-        raise ModelError(
-            f"export of {source} needs its weights, got none; give the checkpoint published with YOLOX's releases, "
-            f"or your own, with --weights {name}.pth"
-        )

@@ -1,21 +1,23 @@
-"""Checkpoints that hold a whole pickled network, read without running anything of them.
+"""Checkpoints: a state dict, or a whole pickled network, read without running anything of them.
 
-``torch.load`` of such a file imports what the file names and calls it. Here it is read with ``weights_only=True``, and
-each class of the network is replaced by a :class:`Record`, which keeps what the file stores and does nothing. A file
-that names anything else is refused before a byte of it is unpickled.
+``torch.load`` of a pickled network imports what the file names and calls it. Here it is read with
+``weights_only=True``, and each class of the network is replaced by a :class:`Record`, which keeps what the file stores
+and does nothing. A file that names anything else is refused before a byte of it is unpickled.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from trtdet.data.folders import first_names
 from trtdet.errors import ModelError, one_line
 
 _MOST_MODULES = 20_000
@@ -26,7 +28,6 @@ _PLAIN = re.compile(
     r"|functools\.partial"
 )
 """Types of the standard library that trainers store beside the weights; they too are read as records."""
-
 
 _NUMBERS = (bool, int, float, tuple)
 
@@ -52,10 +53,9 @@ class Record:
         """Of a pickled mapping, whose items are set one by one."""
 
     @property
-    def modules(self) -> Mapping[str, Any]:
-        """The modules of a module, by name."""
-        found = self["_modules"]
-        return found if isinstance(found, dict) else {}
+    def modules(self) -> dict[str, Any]:
+        modules = self["_modules"]
+        return modules if isinstance(modules, dict) else {}
 
     def walk(self) -> Iterator[tuple[str, Record]]:
         """This module and all modules in it by their dotted paths.
@@ -76,73 +76,84 @@ class Record:
 
     def state(self) -> dict[str, Tensor]:
         """The parameters and buffers of a module, as ``state_dict`` names them, in float32 where they are floats."""
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for path, module in self.walk():
             for group in (module["_parameters"], module["_buffers"]):
                 for name, value in (group if isinstance(group, dict) else {}).items():
                     if isinstance(value, Tensor):
-                        value = value.detach()
-                        found[f"{path}.{name}" if path else name] = (
-                            value.float() if value.is_floating_point() else value
-                        )
-        return found
+                        key = f"{path}.{name}" if path else name
+                        tensors[key] = value.detach().float() if value.is_floating_point() else value.detach()
+        return tensors
 
 
 def read(path: Path, packages: tuple[str, ...], option: str) -> Any:
-    """What a checkpoint holds, with a Record for each object of a class in the packages or in ``torch.nn``.
-
-    Args:
-        path: written by ``torch.save``.
-        packages: names of packages, whose classes a network of this source is made of.
-        option: where the path was given, for messages.
+    """What a file of ``torch.save`` holds, with a Record for each object of a class in the packages or in ``torch.nn``;
+    ``option`` names for messages where the path was given.
 
     Raises:
         ModelError: the file is missing, is no checkpoint, or names something that a network needs not.
     """
+    prefixes = ("torch.nn.modules.", "numpy.", *(f"{package}." for package in packages))
+
+    def records() -> list[Any]:
+        names = torch.serialization.get_unsafe_globals_in_checkpoint(str(path))
+        strange = [name for name in sorted(names) if not name.startswith(prefixes) and not _PLAIN.fullmatch(name)]
+        if strange:
+            raise ModelError(
+                f"checkpoint '{path}' is refused: it names {', '.join(one_line(name, 60) for name in strange[:3])}, "
+                f"which no network of {' or '.join(packages)} is made of; nothing of it was run; save its weights "
+                "again with the package it came from"
+            )
+        return [(type("Record", (Record,), {"kind": name}), name) for name in sorted(names)]
+
+    return _unpickled(path, records, option, expected="a file that torch.save wrote, whole")
+
+
+def read_state(path: Path | str) -> dict[str, Tensor]:
+    """Reads a state dict, bare or under the key ``model`` as YOLOX publishes it.
+
+    Only tensors, numbers and plain containers are unpickled; a file that would run code is refused.
+
+    Raises:
+        ModelError: the file is missing or is no checkpoint.
+    """
+    scalar = np.float64(0).__reduce__()[0]
+    # Trainers store their best AP as a NumPy float. NumPy 2 renamed the module of the function that unpickles it.
+    allowed = [(scalar, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")]
+    allowed += [np.dtype, type(np.dtype(np.float64)), type(np.dtype(np.float32))]  # type: ignore[list-item]
+    expected = "a state dict saved with torch.save, bare or under the key 'model'"
+    content = _unpickled(Path(path), lambda: allowed, "--weights", expected=expected)
+    state = content.get("model", content) if isinstance(content, dict) else content
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()) or not state:
+        raise ModelError(
+            f"checkpoint '{path}' holds no state dict; expected names and tensors, bare or under the key 'model'"
+        )
+    return state
+
+
+def _unpickled(path: Path, classes: Callable[[], list[Any]], option: str, expected: str) -> Any:
+    """The content of a file, in which ``classes`` are allowed beside those that torch unpickles by itself."""
     if not path.is_file():
         raise ModelError(f"checkpoint '{path}' does not exist; check the path given with {option}")
     try:
-        named = torch.serialization.get_unsafe_globals_in_checkpoint(str(path))
-        _refuse(path, named, packages)
-        classes: list[Any] = [(type("Record", (Record,), {"kind": name}), name) for name in sorted(named)]
-        with torch.serialization.safe_globals(classes):
+        with torch.serialization.safe_globals(classes()):
             return torch.load(path, map_location="cpu", weights_only=True)
     except ModelError:
         raise
     except Exception as error:  # a file that is no checkpoint makes torch raise nearly anything
         raise ModelError(
             f"checkpoint '{path}' cannot be read as weights only: {one_line(error, 200) or type(error).__name__}; "
-            "expected a file that torch.save wrote, whole"
+            f"expected {expected}"
         ) from None
 
 
-def _refuse(path: Path, named: list[str], packages: tuple[str, ...]) -> None:
-    known = ("torch.nn.modules.", "numpy.", *(f"{package}." for package in packages))
-    strange = [name for name in sorted(named) if not name.startswith(known) and not _PLAIN.fullmatch(name)]
-    if strange:
-        raise ModelError(
-            f"checkpoint '{path}' is refused: it names {', '.join(one_line(name, 60) for name in strange[:3])}, which "
-            f"no network of {' or '.join(packages)} is made of; nothing of it was run; save its weights again with the "
-            "package it came from"
-        )
-
-
-def numpy_scalars() -> list[Any]:
-    """What unpickling a NumPy float needs: trainers store their best AP as a NumPy float with the weights."""
-    scalar = np.float64(0).__reduce__()[0]
-    # The function's module was renamed in NumPy 2; a file has the name of the version that wrote it.
-    names = ("numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar")
-    return [*((scalar, name) for name in names), np.dtype, type(np.dtype(np.float64)), type(np.dtype(np.float32))]
-
-
-def load_state(model: nn.Module, state: dict[str, Tensor], path: Path, advice: str) -> None:
-    """Loads parameters and buffers, all of them and no others.
-
-    Args:
-        model: to be filled.
-        state: by name.
-        path: the checkpoint, for messages.
-        advice: what to do where they do not fit.
+def load_state(
+    model: nn.Module,
+    state: dict[str, Tensor],
+    path: Path | str,
+    advice: str = "choose the variant and the number of classes it was trained with",
+) -> None:
+    """Loads parameters and buffers, all of them and no others; ``advice`` says what to do where they do not fit.
 
     Raises:
         ModelError: a name or a shape differs; the model is then as it was.
@@ -157,9 +168,9 @@ def load_state(model: nn.Module, state: dict[str, Tensor], path: Path, advice: s
         if k in state and state[k].shape != own[k].shape
     ]
     parts = [
-        f"{len(found)} {kind} ({', '.join(found[:3])}{', ...' if len(found) > 3 else ''})"
-        for kind, found in (("missing", missing), ("unexpected", unexpected), ("of another shape", shapes))
-        if found
+        f"{len(keys)} {kind} ({first_names(keys)})"
+        for kind, keys in (("missing", missing), ("unexpected", unexpected), ("of another shape", shapes))
+        if keys
     ]
     if parts:
         raise ModelError(f"checkpoint '{path}' does not fit the model: keys {'; '.join(parts)}; {advice}")
@@ -173,9 +184,9 @@ def network_of(path: Path, content: Any, advice: str) -> Record:
         ModelError: there is none.
     """
     for key in ("ema", "model"):
-        found = content.get(key) if isinstance(content, dict) else None
-        if isinstance(found, Record):
-            return found
+        network = content.get(key) if isinstance(content, dict) else None
+        if isinstance(network, Record):
+            return network
     raise ModelError(f"checkpoint '{path}' holds no network under 'ema' or 'model'; {advice}")
 
 
@@ -201,8 +212,9 @@ def class_names(path: Path, stored: Any, count: Any) -> tuple[str, ...]:
 def trained_size(*arguments: Any) -> tuple[int, int]:
     """Height and width in pixels that a network was trained at, by the first of its trainer's arguments that says it;
     640, the default of YOLOv5 and its successors, where none does."""
-    for given in arguments:
-        size = given.get("imgsz") if isinstance(given, dict) else given["imgsz"] if isinstance(given, Record) else None
+    for settings in arguments:
+        size = settings.get("imgsz") if isinstance(settings, dict) else None
+        size = settings["imgsz"] if isinstance(settings, Record) else size
         sides = size if isinstance(size, (list, tuple)) else [size, size]
         whole = [side for side in sides if isinstance(side, int) and 0 < side <= 1 << 16]
         if len(whole) == len(sides) == 2:
@@ -213,17 +225,10 @@ def trained_size(*arguments: Any) -> tuple[int, int]:
 def check_same(
     path: Path, model: nn.Module, network: Record, ignored: frozenset[str], builder: str, advice: str
 ) -> None:
-    """Refuses a network that was built otherwise than the one that a checkpoint stores.
+    """Refuses a model that ``builder`` built otherwise than the network that a checkpoint stores.
 
-    Compares the class of every module by its last name, and every number that both store as an attribute.
-
-    Args:
-        path: the checkpoint, for messages.
-        model: as it was built.
-        network: as it was stored.
-        ignored: attributes that may differ, beside ``training`` and ``momentum``.
-        builder: what built it, for messages.
-        advice: what to do where they differ.
+    Compares the class of every module by its last name, and every number that both store as an attribute, but for
+    those ``ignored``, ``training`` and ``momentum``.
 
     Raises:
         ModelError: there is a difference.
@@ -243,3 +248,19 @@ def check_same(
                 difference = difference or f"{name}.{key} is {value!r}, in the file {one_line(repr(wanted), 60)}"
         if difference:
             raise ModelError(f"{builder} has another network than checkpoint '{path}' holds: {difference}; {advice}")
+
+
+def fuse_batch_norm(model: nn.Module) -> None:
+    """Folds every attribute ``bn`` into the convolution ``conv`` beside it, in place. The model must be in evaluation
+    mode; its output stays the same but for rounding.
+
+    Raises:
+        ModelError: the model is in training mode.
+    """
+    if model.training:
+        raise ModelError("batch normalisation can only be folded in evaluation mode; call model.eval() first")
+    for module in model.modules():
+        if isinstance(norm := getattr(module, "bn", None), nn.BatchNorm2d):
+            # In float64, so that folding rounds only once.
+            fused = fuse_conv_bn_eval(module.conv.double(), norm.double())  # type: ignore[type-var]
+            module.conv, module.bn = fused.float(), nn.Identity()

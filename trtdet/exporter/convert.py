@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import logging
 import sys
 import tempfile
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +15,13 @@ import numpy as np
 import onnx
 import onnx.numpy_helper
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from trtdet.config import Config
 from trtdet.errors import ConfigError, ModelError
-from trtdet.exporter import SOURCES, ExportOptions, parity, storage, trials
-from trtdet.exporter.subject import Float, Subject, tensors
-from trtdet.exporter.trials import Converted, first_line
+from trtdet.exporter import SOURCES, ExportOptions, ParityComparison, checkpoints, parity, torchvision_models, trials
+from trtdet.exporter.trials import SourceModel, first_line, quiet, resized
+from trtdet.passes.model import to_graph, to_model
 from trtdet.passes.provenance import graphs
 
 _LOADERS = {
@@ -32,143 +30,149 @@ _LOADERS = {
     "hf": "hugging_face",
     "torchvision": "torchvision_models",
 }
-"""By the prefix of a source, the module of this package whose ``load(place, options)`` gives the Subject."""
+"""The module for each prefix of a source. Its ``load(place, options)`` takes what follows the colon and gives the
+SourceModel, or raises a ModelError or a ConfigError; a configuration in the options replaces that of the source."""
 
 
-def convert(source: str, options: ExportOptions) -> Converted:
-    """The ONNX model of a source, checked.
+def convert(source: str, options: ExportOptions) -> tuple[onnx.ModelProto, Config, ParityComparison]:
+    """The ONNX model of a source, compared with it; errors are those of ``trtdet.exporter.export``."""
+    prefix, _, place = source.partition(":")
+    detector: SourceModel
+    if source in SOURCES or prefix in _LOADERS:
+        module = importlib.import_module(f"trtdet.exporter.{_LOADERS.get(prefix, 'yolox')}")
+        detector = module.load(place or source, options)
+    else:
+        detector = _from_factory(source, options)
+    inputs = trials.batches(detector.config.input, options)
+    example = torch.from_numpy(inputs[0])
+    names = _output_names(detector, example)
+    model, exporter, notes = _written(detector, example, (detector.input_name, *names), options=options)
+    outputs = trials.run(source, model, names, input_name=detector.input_name, inputs=inputs)
+    if detector.stages is not None:
+        comparison = detector.stages.compared(detector, inputs, outputs, options.tolerance)
+        graph = to_graph(model)
+        graph.outputs = [tensor for tensor in graph.outputs if tensor.name not in detector.stages.hidden]
+        graph.cleanup(recurse_subgraphs=False)
+        model = to_model(graph)
+    else:
+        with torch.no_grad():
+            references = [tensors(detector.reference(torch.from_numpy(batch))).values() for batch in inputs]
+        expected = [{name: value.numpy() for name, value in zip(names, values, strict=True)} for values in references]
+        if detector.unordered:
+            outputs = [parity.reordered(want, rows) for want, rows in zip(expected, outputs, strict=True)]
+        pairs = list(zip(expected, outputs, strict=True))
+        comparison = trials.compared(source, detector.config, pairs, options=options)
+    return model, detector.config, replace(comparison, exporter=exporter, notes=(*notes, *comparison.notes))
 
-    Raises:
-        ConfigError, ModelError: see ``trtdet.exporter.export``.
-    """
-    subject = _subject(source, options)
-    tried = trials.batches(subject.config.input, options)
-    example = torch.from_numpy(tried[0])
-    names = _output_names(subject, example)
-    model, exporter, notes = _written(subject, example, names, options)
-    found = trials.run(source, model, names, subject.input_name, tried)
-    if subject.stages is not None:
-        outputs, check, said = subject.stages.compared(subject, tried, found, options.tolerance)
-        undetected = "" if check.torch else "nothing was detected on the images that were tried"
-        written = trials.without_outputs(model, subject.stages.hidden)
-        return Converted(written, subject.config, outputs, check, undetected, (*notes, *said), exporter)
-    pairs = list(zip(_reference(subject, names, tried), found, strict=True))
-    if subject.unordered:
-        pairs = [(expected, parity.reordered(expected, found)) for expected, found in pairs]
-    return replace(trials.compared(source, model, subject.config, pairs, options), exporter=exporter, notes=notes)
+
+def _from_factory(source: str, options: ExportOptions) -> SourceModel:
+    """The module that the user's ``package.module:factory`` gives, with the weights of the options."""
+    assert options.config is not None, "checked before torch was imported"
+    path = str(Path.cwd())
+    sys.path.insert(0, path)
+    importlib.invalidate_caches()
+    try:
+        model = _made_by(source)
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.path.remove(path)
+    if options.weights is not None:
+        checkpoints.load_state(model, checkpoints.read_state(options.weights), options.weights)
+    config = resized(options.config, options.size)
+    if torchvision_models.is_two_stage(model):
+        torchvision_models.check_batch(source, options)
+        return torchvision_models.two_stage_source(source, model, config)
+    # The exporter folds batch normalisation itself where it follows a convolution in the trace.
+    return SourceModel(source, model, config)
+
+
+def _made_by(source: str) -> nn.Module:
+    module_name, _, attribute = source.partition(":")
+    if not module_name or not attribute:
+        raise ModelError(f"export source is {source!r}, expected package.module:factory")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # importing runs the user's code
+        raise ModelError(
+            f"module '{module_name}' of source '{source}' cannot be imported: {type(error).__name__}: "
+            f"{first_line(error)}; run in the folder that holds it, or install it"
+        ) from error
+    factory = getattr(module, attribute, None)
+    if factory is None:
+        own = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+        raise ModelError(
+            f"module '{module_name}' has no '{attribute}'; it has {', '.join(sorted(own)[:8]) or 'nothing callable'}"
+        )
+    if not callable(factory):
+        raise ModelError(f"'{source}' is {type(factory).__name__}, expected a function that gives a torch.nn.Module")
+    try:
+        model = factory()
+    except Exception as error:  # the user's code
+        raise ModelError(f"'{source}' raised {type(error).__name__}: {first_line(error)}") from error
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"'{source}' gave {type(model).__name__}, expected a torch.nn.Module")
+    if model.training:
+        raise ModelError(f"'{source}' gave a module in training mode; call eval() on it in the factory")
+    return model
 
 
 def _written(
-    subject: Subject, example: Tensor, names: tuple[str, ...], options: ExportOptions
+    detector: SourceModel, example: Tensor, names: tuple[str, ...], options: ExportOptions
 ) -> tuple[onnx.ModelProto, str, tuple[str, ...]]:
-    """The ONNX model of a module, the exporter that wrote it, and why another did not."""
-    chosen = tuple(_EXPORTERS) if options.exporter == "auto" else (options.exporter,)
+    """The ONNX model of a module, the exporter that wrote it, and notes: why another did not, and on the opset.
+
+    ``names`` are those of the input and of each output.
+    """
     failures: list[str] = []
-    for exporter in chosen:
+    for exporter in tuple(_EXPORTERS) if options.exporter == "auto" else (options.exporter,):
         try:
-            with subject.for_dynamo() if exporter == "dynamo" else contextlib.nullcontext():
+            with detector.for_dynamo() if exporter == "dynamo" else contextlib.nullcontext():
                 model = _EXPORTERS[exporter](
-                    _Flat(subject.traced or subject.reference),
-                    example,
-                    subject.input_name,
-                    names,
-                    dynamic_batch=options.dynamic_batch,
-                    opset=options.opset,
+                    _Flat(detector.traced or detector.reference), example, names, options=options
                 )
-            if not storage.is_large(model):
+            if not trials.is_large(model):
                 onnx.checker.check_model(model)
         except Exception as error:  # an operator that has no ONNX form, control flow, a user's own module
-            failures.append(f"{exporter}: {first_line(_origin(error))}")
-            cause = error
+            cause = origin = error
+            while origin.__cause__ is not None:  # torch's exporters wrap it in general advice
+                origin = origin.__cause__  # type: ignore[assignment]
+            failures.append(f"{exporter}: {first_line(origin)}")
             continue
         opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
         notes = [f"written by torch's exporter {exporter}, as {failure}" for failure in failures]
         if opset != options.opset:
             notes.append(f"opset {opset} in place of {options.opset}, which {exporter} does not write")
         return model, exporter, tuple(notes)
-    raise ModelError(f"export of '{subject.source}' failed in torch's exporter: {'; '.join(failures)}") from cause
-
-
-def _origin(error: BaseException) -> BaseException:
-    """What an exception was raised from in the end: torch's exporters wrap it in general advice."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return error
-
-
-def _subject(source: str, options: ExportOptions) -> Subject:
-    if source in SOURCES:
-        from trtdet.exporter import zoo
-
-        return zoo.load(source, options)
-    prefix, _, place = source.partition(":")
-    if prefix in _LOADERS:
-        module = importlib.import_module(f"trtdet.exporter.{_LOADERS[prefix]}")
-        subject: Subject = module.load(place, options)
-        return subject
-    from trtdet.exporter import factory
-
-    return factory.load(source, options)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """An exporter without gradients, and without its notes of tracing and deprecation: what it writes is checked."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    try:
-        logger.setLevel(logging.ERROR)
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
+    raise ModelError(f"export of '{detector.source}' failed in torch's exporter: {'; '.join(failures)}") from cause
 
 
 def to_onnx(
-    model: nn.Module,
-    example: Tensor,
-    input_name: str,
-    output_names: Sequence[str],
-    *,
-    dynamic_batch: bool,
-    opset: int,
+    model: nn.Module, example: Tensor, names: Sequence[str], options: ExportOptions = ExportOptions()
 ) -> onnx.ModelProto:
-    """Traces a module that takes a single tensor.
-
-    Args:
-        model: in evaluation mode, giving a tensor or a flat tuple of tensors.
-        example: float32 (B, 3, H, W).
-        input_name: of the ONNX model.
-        output_names: a name for each tensor.
-        dynamic_batch: the first axis of input and outputs is named ``batch`` instead of fixed.
-        opset: of the ONNX model.
-    """
-    axes = {name: {0: "batch"} for name in (input_name, *output_names)} if dynamic_batch else None
+    """Traces a module in evaluation mode that takes float32 (B, 3, H, W) and gives a tensor or a flat tuple of tensors;
+    ``names`` are those of the input and of each output."""
     # Into a file: beside it, the exporter puts weights that are too many for one.
-    with _quiet(), tempfile.TemporaryDirectory(prefix="trtdet-") as folder:
+    with torch.no_grad(), quiet("torch.onnx"), tempfile.TemporaryDirectory(prefix="trtdet-") as folder:
         # The tracing exporter: it keeps the model's own shape of graph (SiLU as Sigmoid and Mul, one Conv a
         # convolution), needs no package beside torch, and writes the opset that was asked for.
         torch.onnx.export(
             model,
             (example,),
             str(Path(folder) / "model.onnx"),
-            input_names=[input_name],
-            output_names=list(output_names),
-            dynamic_axes=axes,
-            opset_version=opset,
+            input_names=[names[0]],
+            output_names=list(names[1:]),
+            dynamic_axes={name: {0: "batch"} for name in names} if options.dynamic_batch else None,
+            opset_version=options.opset,
             dynamo=False,
         )
-        result = onnx.load(str(Path(folder) / "model.onnx"))
-    _in_single(result)
-    # Readers as old as TensorRT 8.6's refuse a newer file format, and nothing here needs it.
-    result.ir_version = min(result.ir_version, 10)
-    return result
+        return _in_single(onnx.load(str(Path(folder) / "model.onnx")))
 
 
-def _in_single(model: onnx.ModelProto) -> None:
-    """Makes what a model computes in float64 float32, in place: a trace takes Python's numbers for float64, and neither
-    TensorRT nor GridSample of onnxruntime computes in it."""
+def _in_single(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with float32 in place of float64, changed in place.
+
+    A trace takes Python's numbers for float64, in which neither TensorRT nor GridSample of onnxruntime computes.
+    """
     double, single = onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT
     for graph in graphs(model.graph):
         attributes = [attribute for node in graph.node for attribute in node.attribute]
@@ -182,52 +186,38 @@ def _in_single(model: onnx.ModelProto) -> None:
         for value in (*graph.value_info, *graph.output):
             if value.type.tensor_type.elem_type == double:
                 value.type.tensor_type.elem_type = single
+    # Readers as old as TensorRT 8.6's refuse a newer file format, and nothing here needs it.
+    model.ir_version = min(model.ir_version, 10)
+    return model
 
 
-def by_dynamo(
-    model: nn.Module,
-    example: Tensor,
-    input_name: str,
-    output_names: Sequence[str],
-    *,
-    dynamic_batch: bool,
-    opset: int,
-) -> onnx.ModelProto:
-    """As :func:`to_onnx`, by torch's newer exporter, which reads a module's program in place of tracing one run.
-
-    Raises:
-        ModelError: the package that it writes with is not installed.
-    """
+def by_dynamo(model: nn.Module, example: Tensor, names: Sequence[str], options: ExportOptions) -> onnx.ModelProto:
+    """As :func:`to_onnx`, by torch's newer exporter, which reads a module's program in place of tracing one run."""
     try:
         import onnxscript  # noqa: F401
     except ImportError:
         raise ModelError(
             "torch's newer exporter needs onnxscript, which is not installed; install it with: pip install onnxscript"
         ) from None
-    with _quiet(), contextlib.redirect_stdout(sys.stderr):
+    with torch.no_grad(), quiet("torch.onnx"):
         program = torch.onnx.export(
             model,
             # A batch of one would be taken for a batch that is always one.
-            (torch.cat([example, example]) if dynamic_batch else example,),
-            input_names=[input_name],
-            output_names=list(output_names),
-            dynamic_shapes=({0: torch.export.Dim("batch")},) if dynamic_batch else None,
-            opset_version=max(opset, _OLDEST_OF_DYNAMO),
+            (torch.cat([example, example]) if options.dynamic_batch else example,),
+            input_names=[names[0]],
+            output_names=list(names[1:]),
+            dynamic_shapes=({0: torch.export.Dim("batch")},) if options.dynamic_batch else None,
+            opset_version=max(options.opset, 18),  # the oldest that it writes
             dynamo=True,
             verbose=False,
         )
     assert program is not None
-    result: onnx.ModelProto = program.model_proto
-    _in_single(result)
-    result.ir_version = min(result.ir_version, 10)
-    return result
+    return _in_single(program.model_proto)
 
 
 _EXPORTERS = {"torchscript": to_onnx, "dynamo": by_dynamo}
 """Torch's exporters in the order they are tried. The graph of the first is that of the network, in the opset asked for,
 and has no package to depend on; the second takes what cannot be traced."""
-
-_OLDEST_OF_DYNAMO = 18
 
 
 class _Flat(nn.Module):
@@ -242,35 +232,50 @@ class _Flat(nn.Module):
         return tuple(tensors(self.model(x)).values())
 
 
-def _output_names(subject: Subject, example: Tensor) -> tuple[str, ...]:
+def _output_names(detector: SourceModel, example: Tensor) -> tuple[str, ...]:
     try:
         with torch.no_grad():
-            given = tuple(tensors(subject.reference(example)))
+            names = tuple(tensors(detector.reference(example)))
     except ModelError as error:
-        raise ModelError(f"'{subject.source}': {error}") from None
+        raise ModelError(f"'{detector.source}': {error}") from None
     except Exception as error:  # the user's module
         raise ModelError(
-            f"'{subject.source}' cannot run on an input {tuple(example.shape)}: {type(error).__name__}: "
+            f"'{detector.source}' cannot run on an input {tuple(example.shape)}: {type(error).__name__}: "
             f"{first_line(error)}; check input.size"
         ) from error
-    wanted = subject.config.head.outputs
-    if not given[0].startswith(":"):
-        missing = sorted(set(wanted or ()) - set(given))
+    wanted = detector.config.head.outputs
+    if not names[0].startswith(":"):
+        missing = sorted(set(wanted or ()) - set(names))
         if missing:
-            raise ConfigError(f"head.outputs names {', '.join(missing)}, '{subject.source}' gives {', '.join(given)}")
-        return given
+            raise ConfigError(f"head.outputs names {', '.join(missing)}, '{detector.source}' gives {', '.join(names)}")
+        return names
     if wanted is None:
-        return ("output",) if len(given) == 1 else tuple(f"output_{index}" for index in range(len(given)))
-    if len(wanted) != len(given):
-        raise ConfigError(f"head.outputs names {len(wanted)} outputs, '{subject.source}' gives {len(given)}")
+        return ("output",) if len(names) == 1 else tuple(f"output_{index}" for index in range(len(names)))
+    if len(wanted) != len(names):
+        raise ConfigError(f"head.outputs names {len(wanted)} outputs, '{detector.source}' gives {len(names)}")
     return wanted
 
 
-def _reference(subject: Subject, names: tuple[str, ...], tried: list[Float]) -> list[dict[str, NDArray[Any]]]:
-    """Torch's outputs by name, for each batch."""
-    results = []
-    for batch in tried:
-        with torch.no_grad():
-            given = tensors(subject.reference(torch.from_numpy(batch))).values()
-        results.append({name: tensor.numpy() for name, tensor in zip(names, given, strict=True)})
-    return results
+def tensors(outputs: Any) -> dict[str, Tensor]:
+    """The outputs of a module by name; a name that begins with a colon is a position.
+
+    Raises:
+        ModelError: there is none, or an output is no tensor.
+    """
+    outputs = [outputs] if isinstance(outputs, Tensor) else outputs
+    named: dict[str, Any]
+    if isinstance(outputs, Mapping):
+        named = {str(key): value for key, value in outputs.items()}
+    elif isinstance(outputs, (tuple, list)):
+        named = {f":{index}": value for index, value in enumerate(outputs)}
+    else:
+        raise ModelError(f"the module gives {type(outputs).__name__}, expected a tensor, a tuple, a list or a dict")
+    for name, value in named.items():
+        if not isinstance(value, Tensor):
+            raise ModelError(
+                f"output {name.lstrip(':')} of the module is {type(value).__name__}, expected a tensor; "
+                "flatten nested outputs in the factory"
+            )
+    if not named:
+        raise ModelError("the module gives no outputs, expected at least one tensor")
+    return named

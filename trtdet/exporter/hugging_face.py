@@ -12,16 +12,16 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from trtdet.config import Config, HeadConfig, InputConfig, NmsConfig
+from trtdet.data.folders import first_names
 from trtdet.errors import ConfigError, ModelError
 from trtdet.exporter import ExportOptions
-from trtdet.exporter.subject import Subject
-from trtdet.exporter.trials import first_line, resized
+from trtdet.exporter.trials import SourceModel, first_line, resized
 
 _SCORES: dict[str, Literal["logits", "softmax"]] = {
     **dict.fromkeys(("rt_detr", "rt_detr_v2", "d_fine", "deimv2", "rf_detr", "lw_detr"), "logits"),
@@ -39,19 +39,11 @@ _INTERPOLATIONS: dict[int, Literal["nearest", "linear", "cubic", "area"]] = {0: 
 _GREY = 114
 
 
-def load(place: str, options: ExportOptions) -> Subject:
+def load(place: str, options: ExportOptions) -> SourceModel:
     """A detector of transformers and the configuration that its folder describes.
 
-    Nothing of the folder is run: its weights are read as safetensors, or as a pickle of tensors only.
-
-    Args:
-        place: a folder, or an id of the hub such as ``PekingU/rtdetr_r18vd``, which transformers downloads.
-        options: ``config`` goes before the folder's description of input and classes.
-
-    Raises:
-        ConfigError: the folder does not say what the pixels look like, and no configuration does.
-        ModelError: transformers is not installed, the folder holds no detector of a known family, or its weights are
-            missing or do not fit.
+    The place may also be an id of the hub such as ``PekingU/rtdetr_r18vd``, which transformers downloads. Nothing of
+    the folder is run: its weights are read as safetensors, or as a pickle of tensors only.
     """
     if options.weights is not None:
         raise ConfigError(f"export of 'hf:{place}' reads the weights of its folder; leave --weights away")
@@ -75,26 +67,24 @@ def load(place: str, options: ExportOptions) -> Subject:
     model = _model(place)
     config = resized(options.config or _config(place, model.config, family), options.size)
     _keep_positions(place, model, config.input)
-    return Subject(f"hf:{place}", _Queries(model), config, unordered=True, for_dynamo=_unchecked)
+    return SourceModel(f"hf:{place}", _Queries(model), config, unordered=True, for_dynamo=_unchecked)
 
 
 @contextlib.contextmanager
 def _unchecked() -> Iterator[None]:
     """transformers compares the shapes of its tensors by operators, which have no ONNX form, unless this is set."""
     name = "TRANSFORMERS_DISABLE_TORCH_CHECK"
-    own = os.environ.get(name)
+    before = {key: value for key, value in os.environ.items() if key == name}
     os.environ[name] = "1"
     try:
         yield
     finally:
-        if own is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = own
+        del os.environ[name]
+        os.environ.update(before)
 
 
 class _Queries(nn.Module):
-    """The logits and boxes of a detector of transformers, and nothing else that it gives."""
+    """Gives ``logits`` (B, N, C) or (B, N, C + 1), and ``pred_boxes`` (B, N, 4), shares of the input's sides."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -102,41 +92,36 @@ class _Queries(nn.Module):
         self.eval()
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
-        """Of float32 (B, 3, H, W): ``logits`` (B, N, C) or (B, N, C + 1), ``pred_boxes`` (B, N, 4), shares of the
-        input's width and height."""
-        given = self.model(pixel_values=x)
-        return {"logits": given.logits, "pred_boxes": given.pred_boxes}
+        outputs = self.model(pixel_values=x)
+        return {"logits": outputs.logits, "pred_boxes": outputs.pred_boxes}
 
 
 def _settings(place: str, name: str) -> dict[str, Any] | None:
     """A JSON file of the folder or of the hub; None where there is none."""
-    found = Path(place) / name if Path(place).is_dir() else _downloaded(place, name)
-    if found is None or not found.is_file():
+    file: Path | str | None = Path(place) / name
+    if not Path(place).is_dir():
+        from transformers.utils import cached_file
+
+        try:
+            with _quiet():
+                file = cached_file(
+                    place,
+                    name,
+                    _raise_exceptions_for_gated_repo=False,
+                    _raise_exceptions_for_missing_entries=False,
+                    _raise_exceptions_for_connection_errors=False,
+                )
+        except (OSError, ValueError):  # no id of the hub
+            return None
+    if file is None or not Path(file).is_file():
         return None
     try:
-        content = json.loads(found.read_text(encoding="utf-8"))
+        content = json.loads(Path(file).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelError(f"'{name}' of '{place}' cannot be read: {first_line(error)}") from None
     if not isinstance(content, dict):
         raise ModelError(f"'{name}' of '{place}' is {type(content).__name__}, expected an object of JSON")
     return content
-
-
-def _downloaded(place: str, name: str) -> Path | None:
-    from transformers.utils import cached_file
-
-    try:
-        with _quiet():
-            found = cached_file(
-                place,
-                name,
-                _raise_exceptions_for_gated_repo=False,
-                _raise_exceptions_for_missing_entries=False,
-                _raise_exceptions_for_connection_errors=False,
-            )
-    except (OSError, ValueError):  # no id of the hub
-        return None
-    return None if found is None else Path(found)
 
 
 def _model(place: str) -> nn.Module:
@@ -158,8 +143,7 @@ def _model(place: str) -> nn.Module:
     if missing:
         raise ModelError(
             f"'{place}' lacks {len(missing)} weights of the model, or has them in another shape: "
-            f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}; save the whole detector "
-            "with save_pretrained"
+            f"{first_names(missing)}; save the whole detector with save_pretrained"
         )
     return model.float().eval()  # type: ignore[no-any-return]
 
@@ -183,33 +167,29 @@ def _quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-class _Kept:
-    """A function of the input's size alone, computed once."""
-
-    def __init__(self, function: Callable[..., Tensor]) -> None:
-        self.function = function
-        self.result: Tensor | None = None
-
-    def __call__(self, *arguments: Any) -> Tensor:
-        if self.result is None:
-            self.result = self.function(*arguments).detach()
-        return self.result
-
-
-def _keep_positions(source: str, model: nn.Module, given: InputConfig) -> None:
+def _keep_positions(source: str, model: nn.Module, input_config: InputConfig) -> None:
     """Keeps the position embeddings that a vision transformer resizes to its input, in place: while it is traced it
     would resize them again, by a filter that no ONNX before opset 18 has."""
     resizing = [module for module in model.modules() if hasattr(module, "interpolate_pos_encoding")]
     for module in resizing:
-        module.interpolate_pos_encoding = _Kept(module.interpolate_pos_encoding)  # type: ignore[arg-type, assignment]
+        # A function of the input's size alone, computed once.
+        own, results = cast(Callable[..., Tensor], module.interpolate_pos_encoding), list[Tensor]()
+
+        def kept(*arguments: Any, own: Any = own, results: list[Tensor] = results) -> Tensor:
+            if not results:
+                results.append(own(*arguments).detach())
+            return results[0]
+
+        module.interpolate_pos_encoding = kept  # type: ignore[assignment]
     if not resizing:
         return
     try:
         with torch.no_grad():
-            model(pixel_values=torch.zeros(1, 3, given.height, given.width))
+            model(pixel_values=torch.zeros(1, 3, input_config.height, input_config.width))
     except Exception as error:  # of the model's own code
         raise ModelError(
-            f"'{source}' cannot run on an input of {given.height}x{given.width}: {first_line(error)}; check input.size"
+            f"'{source}' cannot run on an input of {input_config.height}x{input_config.width}: {first_line(error)}; "
+            "check input.size"
         ) from error
 
 
@@ -217,14 +197,14 @@ def _config(place: str, settings: Any, family: str) -> Config:
     names = {int(index): str(name) for index, name in settings.id2label.items()}
     columns = tuple(index for index in sorted(names) if names[index] not in _NO_CLASS)
     scores = _SCORES[family]
-    whole = len(columns) == len(names)
+    has_gaps = len(columns) < len(names)
     head = HeadConfig(
         decode="boxes",
         boxes="cxcywh",
         units="relative",
         scores=scores,
-        background="last" if scores == "softmax" and whole else "none",
-        columns=None if whole else columns,
+        background="last" if scores == "softmax" and not has_gaps else "none",
+        columns=columns if has_gaps else None,
         outputs=("pred_boxes", "logits"),
     )
     queries = getattr(settings, "num_queries", None) or settings.num_detection_tokens
@@ -245,17 +225,29 @@ def _config(place: str, settings: Any, family: str) -> Config:
 
 def _input(place: str, settings: Any) -> InputConfig:
     """What the pixels look like, as ``preprocessor_config.json`` says it."""
-    given = _settings(place, "preprocessor_config.json")
-    if given is None:
-        given = (_settings(place, "processor_config.json") or {}).get("image_processor")
-    if not isinstance(given, dict):
+    processor = _settings(place, "preprocessor_config.json")
+    if processor is None:
+        processor = (_settings(place, "processor_config.json") or {}).get("image_processor")
+    if not isinstance(processor, dict):
         raise ConfigError(
             f"'{place}' has no preprocessor_config.json, which says what the pixels look like; save the image "
             "processor beside the model, or give a configuration with --config"
         )
-    size, resize = _size(place, given)
-    normalised = bool(given.get("do_normalize", "image_mean" in given))
-    filter_number = given.get("resample", 2)
+    stated = processor.get("size")
+    sides = stated if isinstance(stated, dict) else {}
+    resize: Literal["letterbox-topleft", "stretch"] = "letterbox-topleft"
+    if {"height", "width"} <= sides.keys():
+        size, resize = (int(sides["height"]), int(sides["width"])), "stretch"
+    elif {"max_height", "max_width"} <= sides.keys():
+        size = int(sides["max_height"]), int(sides["max_width"])
+    elif {"shortest_edge", "longest_edge"} <= sides.keys():
+        # A family that takes images of any size: its input is a landscape of both edges, in whole steps of its
+        # coarsest features.
+        size = -(-int(sides["shortest_edge"]) // 32) * 32, -(-int(sides["longest_edge"]) // 32) * 32
+    else:
+        raise ConfigError(f"'{place}' gives its input's size as {stated!r}; give a configuration with --config")
+    normalised = bool(processor.get("do_normalize", "image_mean" in processor))
+    filter_number = processor.get("resample", 2)
     if filter_number not in _INTERPOLATIONS:
         raise ConfigError(f"'{place}' resizes by Pillow's filter {filter_number}; give a configuration with --config")
     return InputConfig(
@@ -266,35 +258,18 @@ def _input(place: str, settings: Any) -> InputConfig:
         # Training fills a batch up with zeros after normalisation, which are about this grey, and masks them.
         pad_value=_GREY if normalised else 0,
         color="rgb",
-        scale=float(given.get("rescale_factor", 1 / 255)) if given.get("do_rescale", True) else 1.0,
-        mean=_channels(place, given, "image_mean") if normalised else (0.0, 0.0, 0.0),
-        std=_channels(place, given, "image_std") if normalised else (1.0, 1.0, 1.0),
+        scale=float(processor.get("rescale_factor", 1 / 255)) if processor.get("do_rescale", True) else 1.0,
+        mean=_channels(place, processor, "image_mean") if normalised else (0.0, 0.0, 0.0),
+        std=_channels(place, processor, "image_std") if normalised else (1.0, 1.0, 1.0),
     )
 
 
-def _channels(place: str, given: dict[str, Any], key: str) -> tuple[float, float, float]:
+def _channels(place: str, processor: dict[str, Any], key: str) -> tuple[float, float, float]:
     try:
-        red, green, blue = (float(value) for value in given[key])
+        red, green, blue = map(float, processor[key])
     except (KeyError, TypeError, ValueError):
         raise ConfigError(
-            f"'{place}' gives {key} as {given.get(key)!r}, expected three numbers; give a configuration with --config"
+            f"'{place}' gives {key} as {processor.get(key)!r}, expected three numbers; give a configuration "
+            "with --config"
         ) from None
     return red, green, blue
-
-
-def _size(place: str, given: dict[str, Any]) -> tuple[tuple[int, int], Literal["letterbox-topleft", "stretch"]]:
-    """Height and width of the network's input, and how an image gets there.
-
-    A family that takes images of any size has a shorter and a longer edge instead: its input is a landscape of both,
-    in whole steps of its coarsest features.
-    """
-    size = given.get("size")
-    if isinstance(size, dict):
-        if {"height", "width"} <= size.keys():
-            return (int(size["height"]), int(size["width"])), "stretch"
-        if {"max_height", "max_width"} <= size.keys():
-            return (int(size["max_height"]), int(size["max_width"])), "letterbox-topleft"
-        if {"shortest_edge", "longest_edge"} <= size.keys():
-            short, long = (-(-int(size[key]) // 32) * 32 for key in ("shortest_edge", "longest_edge"))
-            return (short, long), "letterbox-topleft"
-    raise ConfigError(f"'{place}' gives its input's size as {size!r}; give a configuration with --config")

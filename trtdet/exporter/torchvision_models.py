@@ -1,27 +1,37 @@
-"""Detectors of torchvision: RetinaNet, FCOS, SSD and SSDlite, and those of :mod:`torchvision_two_stage`.
+"""Detectors of torchvision: RetinaNet, FCOS, SSD and SSDlite of one stage, Faster R-CNN and Mask R-CNN of two.
 
 Exported of a detector of one stage are the backbone, the head and the decoding of its numbers by the anchors of the
 input's size, as boxes and scores. Resizing and normalisation are the configuration's, and so is suppression. The
 decodings are those of torchvision: offsets from anchors (Ren et al. 2015, arXiv:1506.01497) and distances to four sides
 (Tian et al. 2019, arXiv:1904.01355).
+
+A detector of two stages is exported whole, with both suppressions, for one image of a fixed size. The outputs are
+``boxes`` (n, 4), ``labels`` (n,), ``scores`` (n,) and, of Mask R-CNN, ``masks`` (n, 1, 28, 28), which are not pasted.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import importlib
 import math
-from collections.abc import Sequence
-from typing import Any
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from trtdet.config import COCO_CLASSES, Config
+from trtdet.config import COCO_CLASSES, Config, NmsConfig
 from trtdet.errors import ConfigError, ModelError
-from trtdet.exporter import ExportOptions, checkpoints, weights
-from trtdet.exporter import torchvision_two_stage as two_stage
-from trtdet.exporter.subject import Subject
-from trtdet.exporter.trials import first_line, resized
+from trtdet.exporter import ExportOptions, ParityComparison, checkpoints, parity
+from trtdet.exporter.parity import Float, Outputs
+from trtdet.exporter.trials import SourceModel, first_line, resized
 
 _ONE_STAGE = {
     "retinanet_resnet50_fpn": (800, 1344),
@@ -33,35 +43,40 @@ _ONE_STAGE = {
 """Height and width that each is exported at. Those of 800 and more scale the shorter side of an image to 800 and the
 longer to 1333 at most; an engine has a single size, which is that of a landscape."""
 
-_SIZES = _ONE_STAGE | two_stage.SIZES
+_TWO_STAGE = {
+    "fasterrcnn_resnet50_fpn": (800, 1344),
+    "fasterrcnn_resnet50_fpn_v2": (800, 1344),
+    "fasterrcnn_mobilenet_v3_large_fpn": (800, 1344),
+    "fasterrcnn_mobilenet_v3_large_320_fpn": (320, 640),
+    "maskrcnn_resnet50_fpn": (800, 1344),
+    "maskrcnn_resnet50_fpn_v2": (800, 1344),
+}
+"""The same, up to the next multiple of 32."""
+
+_STEPS = ("objectness", "deltas", "proposals", "proposal_scores", "logits", "regression")
+"""Outputs that are compared and not written."""
 
 _WITHOUT_EPSILON = ("retinanet_resnet50_fpn", "fasterrcnn_resnet50_fpn", "maskrcnn_resnet50_fpn")
 
 _COLUMNS = 91
 """Of models trained by torchvision on COCO: its category ids with the ten that it never gave, and 0 for no object."""
 
+_COCO_COLUMNS = [number for number in range(1, _COLUMNS) if number not in {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}]
+"""Of COCO's 80 categories."""
+
 _LARGEST_LOGARITHM = math.log(1000 / 16)
 """How much larger than its anchor a box may be, as torchvision's BoxCoder clamps it."""
 
 
-def load(place: str, options: ExportOptions) -> Subject:
-    """A detector of torchvision by its name, with the weights of the options.
-
-    Args:
-        place: a key of the table of sizes.
-        options: ``weights`` is a state dict, as torchvision publishes it.
-
-    Raises:
-        ConfigError: the configuration has another number of classes.
-        ModelError: there is no such detector, the package or the weights are missing, or the weights do not fit.
-    """
-    if place not in _SIZES:
+def load(place: str, options: ExportOptions) -> SourceModel:
+    """A detector of torchvision by its name, with the weights of the options."""
+    if place not in _ONE_STAGE | _TWO_STAGE:
         raise ModelError(
-            f"torchvision:{place} is not allowed, allowed are {', '.join(_SIZES)}; export others with a factory that "
-            "gives boxes and scores"
+            f"torchvision:{place} is not allowed, allowed are {', '.join(_ONE_STAGE | _TWO_STAGE)}; export others with "
+            "a factory that gives boxes and scores"
         )
-    if place in two_stage.SIZES:
-        two_stage.one_at_a_time(f"torchvision:{place}", options)
+    if place in _TWO_STAGE:
+        check_batch(f"torchvision:{place}", options)
     if options.weights is None and not options.random_weights:
         raise ModelError(
             f"export of torchvision:{place} needs its weights, got none; give the state dict that torchvision "
@@ -74,18 +89,29 @@ def load(place: str, options: ExportOptions) -> Subject:
             f"export of torchvision:{place} needs torchvision, which cannot be imported ({first_line(error)}); install "
             "it with: pip install torchvision"
         ) from None
-    state = weights.read_state(options.weights) if options.weights is not None else {}
+    state = checkpoints.read_state(options.weights) if options.weights is not None else {}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = _built(detection, place, state, options)
+        model = _built(detection, place, state, options=options)
     if state and options.weights is not None:
-        checkpoints.load_state(model, state, options.weights, f"expected weights of torchvision's {place}")
+        checkpoints.load_state(model, state, Path(options.weights), advice=f"expected weights of torchvision's {place}")
     config = resized(options.config or _configuration(place, model), options.size)
-    columns = _class_columns(place, model, config, options)
-    source = f"torchvision:{place}"
+    source, total, count = f"torchvision:{place}", _columns_of(model), len(config.classes)
+    # The columns of the scores that are the classes', in their order; 0 is no object in torchvision's own training.
+    if options.config is None or (total == _COLUMNS and config.classes == COCO_CLASSES):
+        columns = _COCO_COLUMNS
+    elif total == count + 1:
+        columns = list(range(1, total))
+    elif total == count and place in _ONE_STAGE and not place.startswith("ssd"):
+        columns = list(range(total))
+    else:
+        raise ConfigError(
+            f"the weights of {source} have {total} columns of scores, the configuration has {count} classes",
+            "list as many classes, without that of no object, which is column 0",
+        )
     if place in _ONE_STAGE:
-        return Subject(source, _Detector(model.eval(), config.input.size, columns).eval(), config)
-    return two_stage.subject(source, model.eval(), config, columns)
+        return SourceModel(source, _OneStage(model.eval(), config.input.size, columns).eval(), config)
+    return two_stage_source(source, model.eval(), config, columns=columns)
 
 
 def _built(detection: Any, name: str, state: dict[str, Tensor], options: ExportOptions) -> Any:
@@ -116,31 +142,7 @@ def _columns_of(model: Any) -> int:
     return int(head.num_columns if hasattr(head, "num_columns") else head.num_classes)
 
 
-def _class_columns(name: str, model: Any, config: Config, options: ExportOptions) -> list[int]:
-    """The columns of the scores that are the classes', in their order; 0 is no object in torchvision's own training."""
-    total = _columns_of(model)
-    if options.config is None:
-        return _coco_columns()
-    count = len(config.classes)
-    if total == _COLUMNS and config.classes == COCO_CLASSES:
-        return _coco_columns()
-    if total == count + 1:
-        return list(range(1, total))
-    if total == count and name in _ONE_STAGE and not name.startswith("ssd"):
-        return list(range(total))
-    raise ConfigError(
-        f"the weights of torchvision:{name} have {total} columns of scores, the configuration has {count} classes",
-        "list as many classes, without that of no object, which is column 0",
-    )
-
-
-def _coco_columns() -> list[int]:
-    """COCO's 80 categories among its ids 1 to 90."""
-    never_given = {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}
-    return [number for number in range(1, _COLUMNS) if number not in never_given]
-
-
-class _Detector(nn.Module):
+class _OneStage(nn.Module):
     """Gives ``boxes`` (B, N, 4), corners in pixels, and ``scores`` (B, N, C), probabilities."""
 
     anchors: Tensor
@@ -164,22 +166,21 @@ class _Detector(nn.Module):
         return [features] if isinstance(features, Tensor) else list(features.values())
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
-        given = self.head(self._features(x))
-        logits = given["cls_logits"]
+        outputs = self.head(self._features(x))
+        logits, numbers = outputs["cls_logits"], outputs["bbox_regression"]
         scores = logits.softmax(-1) if self.softmax else logits.sigmoid()
         if self.distances:
-            scores = (scores * given["bbox_ctrness"].sigmoid()).sqrt()
-        return {"boxes": self._boxes(given["bbox_regression"]), "scores": scores.index_select(2, self.columns)}
-
-    def _boxes(self, numbers: Tensor) -> Tensor:
+            scores = (scores * outputs["bbox_ctrness"].sigmoid()).sqrt()
         low, high = self.anchors[:, :2], self.anchors[:, 2:]
         sides, centres = high - low, (low + high) * 0.5
         first, second = numbers[..., :2], numbers[..., 2:]
         if self.distances:
-            return torch.cat((centres - first * sides, centres + second * sides), -1)
-        centres = centres + first / self.scale[0] * sides
-        half = (second / self.scale[1]).clamp(max=_LARGEST_LOGARITHM).exp() * sides * 0.5
-        return torch.cat((centres - half, centres + half), -1)
+            boxes = torch.cat((centres - first * sides, centres + second * sides), -1)
+        else:
+            centres = centres + first / self.scale[0] * sides
+            half = (second / self.scale[1]).clamp(max=_LARGEST_LOGARITHM).exp() * sides * 0.5
+            boxes = torch.cat((centres - half, centres + half), -1)
+        return {"boxes": boxes, "scores": scores.index_select(2, self.columns)}
 
 
 def _configuration(name: str, model: Any) -> Config:
@@ -191,8 +192,8 @@ def _configuration(name: str, model: Any) -> Config:
         )
     transform, fixed = model.transform, name.startswith("ssd")
     mean = tuple(float(value) for value in transform.image_mean)
-    given = {
-        "size": _SIZES[name],
+    data = {
+        "size": (_ONE_STAGE | _TWO_STAGE)[name],
         "name": "images",
         "resize": "stretch" if fixed else "letterbox-topleft",
         "pad_value": round(255 * sum(mean) / 3),  # nearest to torchvision's border, which is 0 after normalisation
@@ -204,15 +205,257 @@ def _configuration(name: str, model: Any) -> Config:
     if name in _ONE_STAGE:
         nms = {"iou_threshold": float(model.nms_thresh), "max_detections": int(model.detections_per_img)}
     else:  # the model suppresses by itself
-        own = two_stage.suppression(model)
+        own = _suppression(model)
         head, nms = {"decode": "detections"}, {"iou_threshold": 1.0, "max_detections": own.max_detections}
         nms["score_threshold"] = own.score_threshold
-    return Config.model_validate(
-        {
-            "name": name,
-            "classes": COCO_CLASSES,
-            "input": given,
-            "head": head,
-            "nms": nms,
-        }
+    return Config.model_validate({"name": name, "classes": COCO_CLASSES, "input": data, "head": head, "nms": nms})
+
+
+class TwoStageModel(nn.Module):
+    """A detector of torchvision without its own resizing and pasting, for a batch of one image.
+
+    It gives the detections and what each stage computed: of the first stage the ``objectness`` (a, 1) and the offsets
+    of all anchors, ``deltas`` (a, 4), and the ``proposals`` (p, 4) with their ``proposal_scores`` (p,); of the second
+    the ``logits`` (p, columns) and the offsets of the proposals, ``regression`` (p, 4 x columns).
+
+    Args:
+        model: FasterRCNN or MaskRCNN of torchvision.
+        size: height and width of the image.
+    """
+
+    def __init__(self, model: Any, size: tuple[int, int]) -> None:
+        super().__init__()
+        self.backbone, self.rpn, self.roi_heads, self.size = model.backbone, model.rpn, model.roi_heads, size
+        self._images = importlib.import_module("torchvision.models.detection.image_list").ImageList
+        self._joined = importlib.import_module("torchvision.models.detection.rpn").concat_box_prediction_layers
+        self._own_masks = importlib.import_module("torchvision.models.detection.roi_heads").maskrcnn_inference
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        features = self.features(x)
+        objectness, deltas, counts = self.scored(features)
+        proposals, proposal_scores = self.proposed(x, features, objectness, deltas=deltas, counts=counts)
+        logits, regression = self.classified(features, proposals)
+        outputs = self.detected(logits, regression, proposals)
+        if self.roi_heads.has_mask():
+            outputs["masks"] = self.masks(features, outputs["boxes"], outputs["labels"])
+        steps = (objectness, deltas, proposals, proposal_scores, logits, regression)
+        return outputs | dict(zip(_STEPS, steps, strict=True))
+
+    def features(self, x: Tensor) -> dict[str, Tensor]:
+        features = self.backbone(x)
+        return {"0": features} if isinstance(features, Tensor) else features
+
+    def scored(self, features: dict[str, Tensor]) -> tuple[Tensor, Tensor, list[int]]:
+        """Objectness (a, 1) and offsets (a, 4) of all anchors, and how many of them each level has."""
+        objectness, deltas = self.rpn.head(list(features.values()))
+        counts = [int(level[0].numel()) for level in objectness]
+        return (*self._joined(objectness, deltas), counts)
+
+    def proposed(
+        self, x: Tensor, features: dict[str, Tensor], objectness: Tensor, deltas: Tensor, counts: list[int]
+    ) -> tuple[Tensor, Tensor]:
+        """The proposals (p, 4) and their scores (p,)."""
+        anchors = self.rpn.anchor_generator(self._images(x, [self.size]), list(features.values()))
+        boxes = self.rpn.box_coder.decode(deltas, anchors).view(1, -1, 4)
+        (proposals,), (scores,) = self.rpn.filter_proposals(boxes, objectness, [self.size], counts)
+        return proposals, scores
+
+    def classified(self, features: dict[str, Tensor], proposals: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits (p, columns) and offsets (p, 4 x columns) of proposals."""
+        heads = self.roi_heads
+        logits, regression = heads.box_predictor(heads.box_head(heads.box_roi_pool(features, [proposals], [self.size])))
+        return logits, regression
+
+    def detected(self, logits: Tensor, regression: Tensor, proposals: Tensor) -> dict[str, Tensor]:
+        """Boxes (n, 4), labels (n,) and scores (n,)."""
+        (boxes,), (scores,), (labels,) = self.roi_heads.postprocess_detections(
+            logits, regression, [proposals], [self.size]
+        )
+        return {"boxes": boxes, "labels": labels, "scores": scores}
+
+    def masks(self, features: dict[str, Tensor], boxes: Tensor, labels: Tensor) -> Tensor:
+        """The mask (n, 1, 28, 28) of each box."""
+        heads = self.roi_heads
+        logits = heads.mask_predictor(heads.mask_head(heads.mask_roi_pool(features, [boxes], [self.size])))
+        (masks,) = self._own_masks(logits, [labels])
+        return masks  # type: ignore[no-any-return]
+
+
+def is_two_stage(model: nn.Module) -> bool:
+    """Whether a module is a two-stage detector of torchvision that can be exported."""
+    kinds = sys.modules.get("torchvision.models.detection.faster_rcnn")
+    return kinds is not None and isinstance(model, kinds.FasterRCNN) and not model.roi_heads.has_keypoint()
+
+
+def check_batch(source: str, options: ExportOptions) -> None:
+    """Refuses an open batch with a ConfigError."""
+    if options.dynamic_batch:
+        raise ConfigError(
+            f"{source} is exported for one image at a time: its suppressions are written for each image",
+            "leave --dynamic-batch out",
+        )
+
+
+def two_stage_source(source: str, model: Any, config: Config, columns: Sequence[int] | None = None) -> SourceModel:
+    """A detector as it is exported.
+
+    Args:
+        source: as the user named it.
+        model: FasterRCNN or MaskRCNN of torchvision, in evaluation mode.
+        config: of the input.
+        columns: that are classes, in their order; None for all but the first, which is the background.
+    """
+    size = config.input.size
+    reference = TwoStageModel(model, size).eval()
+    detector = SourceModel(
+        source, reference, config, stages=TwoStages(), for_dynamo=partial(_one_suppression, max(size))
+    )
+    if columns is None or list(columns) == list(range(1, model.roi_heads.box_predictor.cls_score.out_features)):
+        return detector
+    fewer = copy.deepcopy(model)
+    heads = fewer.roi_heads
+    heads.box_predictor = _Fewer(heads.box_predictor, list(columns))
+    if heads.mask_predictor is not None:
+        heads.mask_predictor.mask_fcn_logits = _rows(heads.mask_predictor.mask_fcn_logits, [0, *columns])
+    return replace(detector, traced=TwoStageModel(fewer, size).eval(), stages=TwoStages(tuple(columns)))
+
+
+@contextlib.contextmanager
+def _one_suppression(longer: int) -> Iterator[None]:
+    """torchvision suppresses boxes of all groups at once, each moved away from the others, unless there are none or
+    many; no exported graph decides on that. ``longer`` is a side of the image, in pixels."""
+    boxes: Any = importlib.import_module("torchvision.ops.boxes")
+    own = boxes.batched_nms
+    boxes.batched_nms = lambda corners, scores, groups, overlap: boxes.nms(
+        corners + (groups.to(corners) * (longer + 1.0))[:, None], scores, overlap
+    )
+    try:
+        yield
+    finally:
+        boxes.batched_nms = own
+
+
+@dataclass(frozen=True)
+class TwoStages:
+    """Compares each stage on the values that the written model's stage before it gave.
+
+    Numbers must be near, row by row. What is chosen by scores, proposals and detections, torch chooses again from the
+    numbers of the model: a choice among nearly equal scores is another choice after another rounding, and all that
+    follows differs.
+
+    Attributes:
+        columns: of torch's that the exported model has; None for all.
+    """
+
+    columns: tuple[int, ...] | None = None
+    hidden: tuple[str, ...] = _STEPS
+
+    def compared(
+        self, detector: SourceModel, inputs: Sequence[Float], outputs: Sequence[Outputs], tolerance: float
+    ) -> ParityComparison:
+        """Compares all outputs of the model, on one image each.
+
+        Raises:
+            ModelError: a stage differs.
+        """
+        source, model = detector.source, cast(TwoStageModel, detector.traced or detector.reference)
+        numbers, proposals, detections, whole = [], [], [], []
+        with torch.no_grad():
+            for batch, written in zip(inputs, outputs, strict=True):
+                x = torch.from_numpy(batch)
+                tensors = {name: torch.from_numpy(np.array(value)) for name, value in written.items()}
+                features = model.features(x)
+                objectness, deltas, counts = model.scored(features)
+                logits, regression = model.classified(features, tensors["proposals"])
+                expected = {"objectness": objectness, "deltas": deltas, "logits": logits, "regression": regression}
+                if "masks" in written:
+                    expected["masks"] = model.masks(features, tensors["boxes"], tensors["labels"])
+                numbers.append((_arrays(expected), {name: written[name] for name in expected}))
+                boxes, scores = model.proposed(x, features, tensors["objectness"], tensors["deltas"], counts)
+                ours = {"boxes": boxes, "scores": scores, "labels": torch.zeros(len(boxes), dtype=torch.int64)}
+                theirs = {"boxes": written["proposals"], "scores": written["proposal_scores"]}
+                theirs["labels"] = np.zeros(len(written["proposals"]), np.int64)
+                proposals.append((_arrays(ours), theirs))
+                selected = model.detected(tensors["logits"], tensors["regression"], tensors["proposals"])
+                detections.append((_arrays(selected), written))
+                whole.append((self._whole(detector.reference, model, x, source=source, tolerance=tolerance), written))
+        checks = parity.compare_outputs(source, numbers, tolerance)
+        rpn = cast(Any, model.rpn)
+        rpn_nms = NmsConfig(
+            score_threshold=float(rpn.score_thresh),
+            iou_threshold=float(rpn.nms_thresh),
+            max_detections=int(rpn.post_nms_top_n()),
+        )
+        texts = []
+        for name, pairs, nms in (("proposals", proposals, rpn_nms), ("detections", detections, _suppression(model))):
+            check = parity.compare_selection(f"{source}, {name}", pairs, nms, score=tolerance, corner=tolerance)
+            texts.append(f"{check.matched} of {check.torch} {name}")
+        longer = max(detector.config.input.size)
+        total = parity.compare_selection(source, whole, None, score=tolerance, corner=tolerance * longer)
+        note = f"each stage on the model's own values: {' and '.join(texts)} are those that torch chooses"
+        if total.ties:
+            note += "; scores of proposals that are nearly equal make the others differ from end to end"
+        return replace(ParityComparison.of(checks, total), notes=(note,))
+
+    def _whole(self, reference: Any, model: Any, x: Tensor, source: str, tolerance: float) -> dict[str, NDArray[Any]]:
+        """The detections of torchvision's own detector; columns that are no class count as background."""
+        outputs = reference(x)
+        if self.columns is not None:
+            kept = list(self.columns)
+            logits, regression = model.classified(model.features(x), outputs["proposals"])
+            offsets = outputs["regression"].unflatten(1, (-1, 4))[:, kept]
+            expected = {"scores": outputs["logits"].softmax(1)[:, kept], "regression": offsets}
+            fewer = {"scores": logits.softmax(1)[:, 1:], "regression": regression.unflatten(1, (-1, 4))[:, 1:]}
+            parity.compare_outputs(f"{source}, fewer columns", [(_arrays(expected), _arrays(fewer))], tolerance)
+            silent = torch.full_like(outputs["logits"], -torch.inf)
+            silent[:, kept] = outputs["logits"][:, kept]
+            rest = [column for column in range(silent.shape[1]) if column not in kept]
+            silent[:, 0] = outputs["logits"][:, rest].logsumexp(1)
+            outputs |= reference.detected(silent, outputs["regression"], outputs["proposals"])
+            labels = torch.zeros(silent.shape[1], dtype=torch.int64)
+            labels[kept] = torch.arange(1, len(kept) + 1)
+            outputs["labels"] = labels[outputs["labels"]]
+        return _arrays(outputs)
+
+
+def _arrays(tensors: dict[str, Tensor]) -> dict[str, NDArray[Any]]:
+    return {name: tensor.numpy() for name, tensor in tensors.items()}
+
+
+class _Fewer(nn.Module):
+    """A predictor of boxes with fewer columns: those that are left out count as background.
+
+    The logarithm of the sum of their exponentials takes their place, so that the probabilities of the others stay the
+    same.
+    """
+
+    def __init__(self, predictor: Any, columns: list[int]) -> None:
+        super().__init__()
+        rest = [column for column in range(predictor.cls_score.out_features) if column not in columns]
+        self.kept = len(columns)
+        self.cls_score = _rows(predictor.cls_score, [*columns, *rest])
+        boxes = [4 * column + side for column in (0, *columns) for side in range(4)]
+        self.bbox_pred = _rows(predictor.bbox_pred, boxes)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = x.flatten(start_dim=1)
+        logits = self.cls_score(x)
+        background = logits[:, self.kept :].logsumexp(dim=1, keepdim=True)
+        return torch.cat((background, logits[:, : self.kept]), dim=1), self.bbox_pred(x)
+
+
+def _rows(layer: Any, rows: list[int]) -> Any:
+    """A linear layer or a convolution of 1 x 1 with some of its outputs."""
+    fewer = copy.deepcopy(layer)
+    fewer.weight, fewer.bias = nn.Parameter(layer.weight[rows]), nn.Parameter(layer.bias[rows])
+    return fewer
+
+
+def _suppression(model: Any) -> NmsConfig:
+    """The thresholds of the model's own suppression of detections."""
+    heads = model.roi_heads
+    return NmsConfig(
+        score_threshold=float(heads.score_thresh),
+        iou_threshold=float(heads.nms_thresh),
+        max_detections=int(heads.detections_per_img),
     )

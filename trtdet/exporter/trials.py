@@ -1,101 +1,133 @@
-"""The trial: the images that both sides of an export run on, and what the written model gives for them."""
+"""The exported model beside its source: the images that both run on, the ONNX file, and the comparison."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import logging
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
+from onnx.external_data_helper import load_external_data_for_model
 
 from trtdet.config import Config, InputConfig
 from trtdet.data.folders import evenly, find_images
 from trtdet.data.images import preprocess, read_image
 from trtdet.errors import ConfigError, ModelError, one_line
-from trtdet.exporter import ExportOptions, parity, storage
-from trtdet.exporter.parity import DetectionCheck, OutputCheck, Outputs
-from trtdet.passes.model import to_graph, to_model
+from trtdet.exporter import ExportOptions, ParityComparison, parity
+from trtdet.exporter.parity import Outputs
+from trtdet.files import sha256_file, write_atomically, writing
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from trtdet.exporter.torchvision_models import TwoStages
 
 Float = NDArray[np.float32]
 
+LARGEST = 2**31 - 2**26
+"""Bytes of weights that fit into one file with the graph: protobuf holds no more than 2 GB."""
+
+_EXTERNAL: dict[str, Any] = {"save_as_external_data": True, "size_threshold": 1024}
+
 _MOST_IMAGES = 8
-"""Of the user's images, tried in turn: enough to see a detection of every kind, and done in seconds."""
+"""Of the user's images: enough to see a detection of every kind, and compared in seconds."""
 
 
 @dataclass(frozen=True)
-class Converted:
-    """An ONNX model that passed, and what was measured.
+class SourceModel:
+    """A detector in torch.
 
     Attributes:
-        model: the model.
-        config: of the model.
-        outputs: how far each output is from the reference's.
-        detections: how far the final detections are; None where the outputs do not fit the configuration.
-        undetected: why there are no detections to compare; empty where there are.
-        notes: what the user should know about how it came about.
-        exporter: of torch, that wrote it; empty where none did.
-        confirmed: how sure a guessed configuration is; None where it was not held to images.
+        source: as the user named it, for messages.
+        reference: the ONNX model is compared with it; in evaluation mode, takes float32 (B, 3, H, W) and gives a
+            tensor, a tuple or list of tensors, or a dict of tensors, each with the batch first.
+        config: size and name of the input, and what the outputs mean.
+        traced: computes the same in the form that is exported, with batch normalisation folded where that is known to
+            be right; None for the reference itself.
+        stages: compares a detector that chooses boxes before its end, stage by stage; None compares the outputs.
+        unordered: the order of the rows of all outputs means nothing, as rounding changes it.
+        for_dynamo: what holds while torch's newer exporter reads the module.
     """
 
-    model: onnx.ModelProto
+    source: str
+    reference: nn.Module
     config: Config
-    outputs: tuple[OutputCheck, ...]
-    detections: DetectionCheck | None
-    undetected: str
-    notes: tuple[str, ...] = ()
-    exporter: str = ""
-    confirmed: dict[str, Any] | None = None
+    traced: nn.Module | None = None
+    unordered: bool = False
+    stages: TwoStages | None = None
+    for_dynamo: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    @property
+    def input_name(self) -> str:
+        return self.config.input.name or "images"
 
 
 def compared(
     source: str,
-    model: onnx.ModelProto,
     config: Config,
     pairs: Sequence[tuple[Outputs, Outputs]],
     options: ExportOptions,
     reference: str = "torch",
-) -> Converted:
-    """Holds a model to its reference.
+) -> ParityComparison:
+    """Compares outputs and final detections of the written model with those of its reference.
 
     Args:
-        source: for messages.
-        model: the model.
+        source: for messages, as ``reference`` is.
         config: of the model.
         pairs: the reference's outputs and the model's, for each batch.
         options: the tolerance, and whether the configuration is the user's.
-        reference: its name in messages.
 
     Raises:
         ModelError: they differ, or a configuration that is trtdet's own does not fit.
     """
-    outputs = parity.compare_outputs(source, pairs, options.tolerance, reference)
+    outputs = parity.compare_outputs(source, pairs, options.tolerance, reference=reference)
     try:
-        check = parity.compare_detections(source, pairs, config, options.tolerance, reference)
+        check = parity.compare_detections(source, pairs, config, tolerance=options.tolerance, reference=reference)
     except ConfigError as error:
         if options.config is None:
             raise ModelError(str(error)) from None
-        return Converted(model, config, outputs, None, str(error))
-    undetected = "" if check.torch else "nothing was detected on the images that were tried"
-    return Converted(model, config, outputs, check, undetected)
+        return ParityComparison(outputs=outputs, detections=None, undetected=str(error))
+    return ParityComparison.of(outputs, check)
 
 
-def batches(given: InputConfig, options: ExportOptions) -> list[Float]:
-    """What is tried: the user's images or made ones, one at a time, and two at a time where the batch is open."""
+def batches(config: InputConfig, options: ExportOptions) -> list[Float]:
+    """The inputs of the comparison: the user's images or made ones, one at a time, and two where the batch is open."""
     if options.images is None:
-        images = [picture(given, seed) for seed in (0, 1)]
+        images = [picture(config, seed) for seed in (0, 1)]
     else:
-        chosen = evenly(find_images(options.images), _MOST_IMAGES)
-        images = [preprocess(read_image(path), given)[0] for path in chosen]
-    tried = [image[None] for image in images]
+        images = [preprocess(read_image(path), config)[0] for path in evenly(find_images(options.images), _MOST_IMAGES)]
+    inputs = [image[None] for image in images]
     if options.dynamic_batch:
-        tried.append(np.stack((images * 2)[:2]))
-    return tried
+        inputs.append(np.stack((images * 2)[:2]))
+    return inputs
+
+
+def picture(config: InputConfig, seed: int) -> Float:
+    """float32 (3, H, W) with the statistics of a picture, in the network's values: areas of like colour, some noise,
+    full range."""
+    rng = np.random.default_rng(seed)
+    cell = 16
+    rows, columns = -(-config.height // cell), -(-config.width // cell)
+    coarse = rng.uniform(0, 1, (3, rows, columns)).repeat(cell, axis=1).repeat(cell, axis=2)
+    noisy = coarse[:, : config.height, : config.width] + rng.normal(0, 0.05, (3, config.height, config.width))
+    mean, std = np.array(config.mean), np.array(config.std)
+    low = ((0 - mean) / std).astype(np.float32)[:, None, None]
+    high = ((255 * config.scale - mean) / std).astype(np.float32)[:, None, None]
+    return np.asarray(low + np.clip(noisy, 0, 1) * (high - low), np.float32)
 
 
 def run(
-    source: str, model: onnx.ModelProto, names: Sequence[str], input_name: str, tried: Sequence[Float]
+    source: str, model: onnx.ModelProto, names: Sequence[str], input_name: str, inputs: Sequence[Float]
 ) -> list[dict[str, NDArray[Any]]]:
     """The outputs of a model in onnxruntime, for each batch.
 
@@ -106,42 +138,74 @@ def run(
 
     settings = ort.SessionOptions()
     settings.log_severity_level = 3
+    providers = ["CPUExecutionProvider"]
     try:
-        session = storage.session(model, settings)
+        if is_large(model):
+            with tempfile.TemporaryDirectory(prefix="trtdet-") as folder:
+                path = Path(folder) / "model.onnx"
+                onnx.save_model(model, path, **_EXTERNAL, location="model.data")
+                session = ort.InferenceSession(str(path), settings, providers=providers)
+                load_external_data_for_model(model, folder)  # saving took the weights out of it
+        else:
+            session = ort.InferenceSession(model.SerializeToString(), settings, providers=providers)
     except Exception as error:  # onnxruntime's exceptions have no common base
         raise ModelError(f"export of '{source}': onnxruntime refuses it: {first_line(error)}") from error
     results = []
-    for batch in tried:
+    for batch in inputs:
         try:
-            found = session.run(list(names), {input_name: batch})
+            arrays = session.run(list(names), {input_name: batch})
         except Exception as error:
             raise ModelError(
                 f"export of '{source}': the ONNX model does not run on a batch of {len(batch)}: {first_line(error)}"
             ) from error
-        results.append({name: np.asarray(array) for name, array in zip(names, found, strict=True)})
+        results.append({name: np.asarray(array) for name, array in zip(names, arrays, strict=True)})
     return results
 
 
-def without_outputs(model: onnx.ModelProto, hidden: Sequence[str]) -> onnx.ModelProto:
-    """A model with fewer outputs, and without the nodes that computed those alone."""
-    graph = to_graph(model)
-    graph.outputs = [tensor for tensor in graph.outputs if tensor.name not in hidden]
-    graph.cleanup(recurse_subgraphs=False)
-    return to_model(graph)
+def is_large(model: onnx.ModelProto) -> bool:
+    """Whether a model's weights need a file of their own."""
+    return sum(len(tensor.raw_data) for tensor in model.graph.initializer) > LARGEST
 
 
-def picture(given: InputConfig, seed: int) -> Float:
-    """float32 (3, H, W) with the statistics of a picture, in the network's values: areas of like colour, some noise,
-    full range."""
-    rng = np.random.default_rng(seed)
-    cell = 16
-    rows, columns = -(-given.height // cell), -(-given.width // cell)
-    coarse = rng.uniform(0, 1, (3, rows, columns)).repeat(cell, axis=1).repeat(cell, axis=2)
-    noisy = coarse[:, : given.height, : given.width] + rng.normal(0, 0.05, (3, given.height, given.width))
-    mean, std = np.array(given.mean), np.array(given.std)
-    low = ((0 - mean) / std).astype(np.float32)[:, None, None]
-    high = ((255 * given.scale - mean) / std).astype(np.float32)[:, None, None]
-    return np.asarray(low + np.clip(noisy, 0, 1) * (high - low), np.float32)
+def write(model: onnx.ModelProto, path: Path) -> tuple[str, Path | None]:
+    """Writes a model in one step; the weights of a large model into ``path`` with ``.data`` behind, just before.
+
+    Returns:
+        SHA-256 of the file at ``path``, in hexadecimal, and the file of weights, if there is one.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    if not is_large(model):
+        content = model.SerializeToString()
+        write_atomically(path, content)
+        return hashlib.sha256(content).hexdigest(), None
+    data = path.with_name(f"{path.name}.data")
+    with writing(path), tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
+        whole = Path(folder) / path.name
+        onnx.save_model(model, whole, **_EXTERNAL, location=data.name)
+        for file in (whole.with_name(data.name), whole):
+            with file.open("rb") as stream:
+                os.fsync(stream.fileno())
+        digest = sha256_file(whole)
+        whole.with_name(data.name).replace(data)
+        whole.replace(path)
+    return digest, data
+
+
+@contextmanager
+def quiet(package: str) -> Iterator[None]:
+    """Without the warnings and notes of a package; what it prints to standard output, which may be the command's
+    result, goes to standard error."""
+    logger = logging.getLogger(package)
+    level = logger.level
+    try:
+        logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings(), redirect_stdout(sys.stderr):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
 
 
 def first_line(error: BaseException) -> str:

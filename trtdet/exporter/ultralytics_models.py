@@ -7,14 +7,10 @@ file stores, module by module: another version may build another network from th
 
 from __future__ import annotations
 
-import contextlib
 import copy
+import importlib
 import logging
 import re
-import sys
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,40 +21,37 @@ from trtdet.config import Config, load_config
 from trtdet.errors import ModelError, one_line
 from trtdet.exporter import ExportOptions, checkpoints
 from trtdet.exporter.checkpoints import Record
-from trtdet.exporter.subject import Subject
-from trtdet.exporter.trials import first_line, resized
+from trtdet.exporter.trials import SourceModel, first_line, quiet, resized
 
 _HEADS = ("Detect", "v10Detect")
-_ACTIVATION = re.compile(r"(?:torch\.)?nn\.(\w+)\((?:(?:\w+\s*=\s*)?[\w.+-]+(?:,\s*)?)*\)")
+_ARGUMENT = r"(?:\w+\s*=\s*)?[\w.+-]+"
+_ACTIVATION = re.compile(rf"(?:torch\.)?nn\.(\w+)\((?:{_ARGUMENT}(?:,\s*{_ARGUMENT})*(?:,\s*)?)?\)")
+"""Each argument but the first follows a comma: the time to match is no more than quadratic in the length."""
 _MOST_REPEATS = 1000
 
 _NOT_COMPARED = frozenset(("inplace", "export", "dynamic", "format", "np", "i", "max_det", "_end2end", "end2end"))
 """Attributes of modules that differ between training and export, or change no number."""
 
 
-def load(place: str, options: ExportOptions) -> Subject:
+def load(place: str, options: ExportOptions) -> SourceModel:
     """The network of a checkpoint up to its decoded boxes and scores.
 
     Of a network with two heads it is the one-to-one head, which needs no suppression, or with ``one_to_many`` the
     other. The choice of the best detections is left to the configuration.
-
-    Args:
-        place: the path of the checkpoint.
-        options: ``config`` takes the place of what the checkpoint says about itself.
-
-    Raises:
-        ModelError: the file is missing, hostile or no detector, or the package is missing or builds another network.
     """
     path = Path(place)
     content = checkpoints.read(path, ("ultralytics",), "ultralytics:")
     network = checkpoints.network_of(path, content, "expected a file that ultralytics' trainer wrote, such as best.pt")
-    with _quiet():
+    with quiet("ultralytics"):
         model = _built(path, network)
-        _choose_head(path, model, options)
+        if getattr(model.model[-1], "one2one_cv2", None) is not None:
+            model.model[-1].end2end = not options.one_to_many
+        elif options.one_to_many:
+            raise ModelError(f"checkpoint '{path}' has a single head, which is one-to-many; leave out --one-to-many")
         reference, traced = _Raw(model), _Raw(copy.deepcopy(model).fuse(verbose=False))
-    config = options.config or _configuration(path, network, content, reference.end_to_end)
+    config = options.config or _configuration(path, network, content, end_to_end=reference.end_to_end)
     config = resized(config, options.size, 1 if options.config else int(model.stride.max()))
-    return Subject(f"ultralytics:{place}", reference.eval(), config, traced.eval())
+    return SourceModel(f"ultralytics:{place}", reference=reference.eval(), config=config, traced=traced.eval())
 
 
 class _Raw(nn.Module):
@@ -75,30 +68,13 @@ class _Raw(nn.Module):
         self.end_to_end = bool(head.end2end)
         head.export, head.dynamic, head.format, head.shape = True, False, "onnx", None
         # The best detections are taken here by the package; as an attribute of the instance this comes first.
-        head.postprocess = _unchanged
+        head.postprocess = lambda decoded, *_: decoded
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         decoded = self.model(x)
         if not self.end_to_end:
             return {"output0": decoded}
         return {"boxes": decoded[..., :4], "scores": decoded[..., 4:]}
-
-
-def _unchanged(decoded: Tensor, *_: Any) -> Tensor:
-    return decoded
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """The package warns, prints and logs to standard output, which may be the command's result."""
-    logger = logging.getLogger("ultralytics")
-    level = logger.level
-    with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
-        warnings.simplefilter("ignore")
-        try:
-            yield
-        finally:
-            logger.setLevel(level)
 
 
 def _built(path: Path, network: Record) -> Any:
@@ -110,30 +86,24 @@ def _built(path: Path, network: Record) -> Any:
             f"export of ultralytics:{path} needs the package ultralytics, which cannot be imported "
             f"({first_line(error)}); install it with: pip install ultralytics (AGPL-3.0)"
         ) from None
+    package = f"ultralytics {importlib.import_module('ultralytics').__version__}"
+    advice = "install the version of ultralytics that it was trained with"
     logging.getLogger("ultralytics").setLevel(logging.ERROR)
-    _check_description(path, description, tasks)
+    _check_description(path, description, tasks, package=package)
     try:
         with torch.random.fork_rng(devices=[]):
             model = tasks.DetectionModel(copy.deepcopy(description), ch=3, verbose=False)
     except Exception as error:  # the package's own, on what a file says
         raise ModelError(
-            f"ultralytics {_version()} cannot build the network of checkpoint '{path}': {type(error).__name__}: "
-            f"{first_line(error)}; {_advice()}"
+            f"{package} cannot build the network of checkpoint '{path}': {type(error).__name__}: "
+            f"{first_line(error)}; {advice}"
         ) from None
-    checkpoints.load_state(model, network.state(), path, _advice())
-    checkpoints.check_same(path, model, network, _NOT_COMPARED, f"ultralytics {_version()}", _advice())
+    checkpoints.load_state(model, network.state(), path, advice=advice)
+    checkpoints.check_same(path, model, network, ignored=_NOT_COMPARED, builder=package, advice=advice)
     return model.eval()
 
 
-def _choose_head(path: Path, model: Any, options: ExportOptions) -> None:
-    head = model.model[-1]
-    if getattr(head, "one2one_cv2", None) is not None:
-        head.end2end = not options.one_to_many
-    elif options.one_to_many:
-        raise ModelError(f"checkpoint '{path}' has a single head, which is one-to-many; leave out --one-to-many")
-
-
-def _check_description(path: Path, description: Any, tasks: Any) -> None:
+def _check_description(path: Path, description: Any, tasks: Any, package: str) -> None:
     """Refuses a description that could make the package do anything but lay out modules: it evaluates the activation as
     Python, and some of its classes load other files."""
     refused = f"checkpoint '{path}' is refused: the description of its network"
@@ -157,8 +127,8 @@ def _check_description(path: Path, description: Any, tasks: Any) -> None:
         own = _is_module(kind) and kind.__module__.startswith(("torch.nn.modules.", "ultralytics.nn.modules."))
         if not own or name == "TorchVision":
             raise ModelError(
-                f"{refused} has the module {one_line(repr(name), 80)}, which is no part of a detector in ultralytics "
-                f"{_version()}; update ultralytics if the checkpoint is newer"
+                f"{refused} has the module {one_line(repr(name), 80)}, which is no part of a detector in "
+                f"{package}; update ultralytics if the checkpoint is newer"
             )
         if not isinstance(repeats, int) or not 0 < repeats <= _MOST_REPEATS or not _is_plain(arguments):
             raise ModelError(f"{refused} has the row {one_line(repr(row), 80)}, expected numbers, names and lists")
@@ -183,24 +153,10 @@ def _is_plain(value: Any, depth: int = 4) -> bool:
     return value is None or isinstance(value, (bool, int, float, str))
 
 
-def _head(network: Record) -> Record | None:
+def _configuration(path: Path, network: Record, content: dict[str, Any], end_to_end: bool) -> Config:
     layers = network.modules.get("model")
     inner = list(layers.modules.values()) if isinstance(layers, Record) else []
-    return inner[-1] if inner and isinstance(inner[-1], Record) else None
-
-
-def _version() -> str:
-    import ultralytics
-
-    return str(ultralytics.__version__)
-
-
-def _advice() -> str:
-    return "install the version of ultralytics that it was trained with"
-
-
-def _configuration(path: Path, network: Record, content: dict[str, Any], end_to_end: bool) -> Config:
-    head = _head(network)
+    head = inner[-1] if inner and isinstance(inner[-1], Record) else None
     count = head["nc"] if head is not None else None
     classes = checkpoints.class_names(path, network["names"], count)
     data = load_config("yolov8").model_dump()

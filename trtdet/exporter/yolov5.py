@@ -9,6 +9,7 @@ Nothing of the package that wrote the file is needed.
 from __future__ import annotations
 
 import ast
+import contextlib
 import copy
 import math
 import re
@@ -23,9 +24,8 @@ from trtdet.config import Config, load_config
 from trtdet.errors import ModelError, one_line
 from trtdet.exporter import ExportOptions, checkpoints
 from trtdet.exporter.checkpoints import Record
-from trtdet.exporter.subject import Subject
-from trtdet.exporter.trials import resized
-from trtdet.exporter.weights import folded
+from trtdet.exporter.trials import SourceModel, resized
+from trtdet.exporter.yolox import Conv
 
 _PACKAGES = ("models", "utils", "yolov5")
 """As a clone of its repository names its modules, and as the package on PyPI does."""
@@ -36,22 +36,6 @@ _MOST_REPEATS = 1000
 _ADVICE = "expected a checkpoint of YOLOv5 6.0 to 7.0, for detection"
 
 
-class Conv(nn.Module):
-    """Convolution, batch normalisation, activation."""
-
-    def __init__(
-        self, inputs: int, outputs: int, kernel: int = 1, stride: int = 1, padding: int | None = None, groups: int = 1
-    ) -> None:
-        super().__init__()
-        padding = kernel // 2 if padding is None else padding
-        self.conv = nn.Conv2d(inputs, outputs, kernel, stride, padding, groups=groups, bias=False)
-        self.bn: nn.Module = nn.BatchNorm2d(outputs, eps=1e-3, momentum=0.03)
-        self.act: nn.Module = nn.SiLU()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.act(self.bn(self.conv(x)))  # type: ignore[no-any-return]
-
-
 class Bottleneck(nn.Module):
     """A 1x1 and a 3x3 convolution, with the input added where ``shortcut`` and the channels allow."""
 
@@ -60,8 +44,8 @@ class Bottleneck(nn.Module):
     ) -> None:
         super().__init__()
         hidden = int(outputs * expansion)
-        self.cv1 = Conv(inputs, hidden, 1, 1)
-        self.cv2 = Conv(hidden, outputs, 3, 1, groups=groups)
+        self.cv1 = Conv(inputs, outputs=hidden, kernel=1, stride=1)
+        self.cv2 = Conv(hidden, outputs=outputs, kernel=3, stride=1, groups=groups)
         self.add = shortcut and inputs == outputs
 
     def forward(self, x: Tensor) -> Tensor:
@@ -80,7 +64,8 @@ class C3(nn.Module):
         self.cv1 = Conv(inputs, hidden)
         self.cv2 = Conv(inputs, hidden)
         self.cv3 = Conv(2 * hidden, outputs)
-        self.m = nn.Sequential(*(Bottleneck(hidden, hidden, shortcut, groups, 1.0) for _ in range(count)))
+        layers = (Bottleneck(hidden, hidden, shortcut, groups=groups, expansion=1.0) for _ in range(count))
+        self.m = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.cv3(torch.cat((self.m(self.cv1(x)), self.cv2(x)), 1))  # type: ignore[no-any-return]
@@ -155,18 +140,15 @@ class Detect(nn.Module):
             x = x.view(-1, self.na, self.no, rows, columns).permute(0, 1, 3, 4, 2).contiguous()
             xy, wh, scores = x.sigmoid().split((2, 2, self.nc + 1), 4)
             stride = float(self.stride[index])
+            y, x = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
+            # Column and row of each cell less a half, where twice a sigmoid begins.
+            cells = torch.stack((x, y), 2).float()[None, None] - 0.5
             box = (
-                (xy * 2 + _cells(rows, columns)) * stride,
+                (xy * 2 + cells) * stride,
                 (wh * 2) ** 2 * (self.anchors[index] * stride)[:, None, None],
             )
             levels.append(torch.cat((*box, scores), 4).view(-1, self.na * rows * columns, self.no))
         return torch.cat(levels, 1)
-
-
-def _cells(rows: int, columns: int) -> Tensor:
-    """float32 (1, 1, rows, columns, 2): column and row of each cell less a half, where twice a sigmoid begins."""
-    y, x = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
-    return torch.stack((x, y), 2).float()[None, None] - 0.5
 
 
 class DetectionModel(nn.Module):
@@ -175,13 +157,13 @@ class DetectionModel(nn.Module):
     def __init__(self, layers: Sequence[nn.Module], sources: Sequence[list[int]]) -> None:
         super().__init__()
         self.model = nn.Sequential(*layers)
-        self.sources = [[k if k >= 0 else index + k for k in given] for index, given in enumerate(sources)]
+        self.sources = [[k if k >= 0 else index + k for k in froms] for index, froms in enumerate(sources)]
 
     def forward(self, x: Tensor) -> Any:
         outputs: list[Any] = []
         for layer, sources in zip(self.model, self.sources, strict=True):
-            given = [outputs[k] if k >= 0 else x for k in sources]
-            outputs.append(layer(given if isinstance(layer, (Concat, Detect)) else given[0]))
+            inputs = [outputs[k] if k >= 0 else x for k in sources]
+            outputs.append(layer(inputs if isinstance(layer, (Concat, Detect)) else inputs[0]))
         return outputs[-1]
 
 
@@ -201,14 +183,30 @@ def build(description: Any) -> DetectionModel:
     """
     try:
         model = DetectionModel(*_laid_out(description))
-        activation = _activation(description.get("activation"))
+        activation: nn.Module = nn.SiLU()
+        text = description.get("activation")
+        if text is not None:
+            match = _ACTIVATION.fullmatch(text) if isinstance(text, str) else None
+            if match is None or match[1] not in _ACTIVATIONS:
+                raise ModelError(
+                    f"the description of a YOLOv5 network has the activation {one_line(repr(text), 60)}, allowed are "
+                    f"{', '.join(f'nn.{name}()' for name in _ACTIVATIONS)}"
+                )
+            argument = match[2].rpartition("=")[2].strip()
+            value = ast.literal_eval(argument) if argument else False
+            activation = getattr(nn, match[1])(*([] if isinstance(value, bool) else [value]))
         for module in model.modules():
             if isinstance(module, Conv):
                 module.act = copy.deepcopy(activation)
         head = model.model[-1]
         assert isinstance(head, Detect)
-        head.stride = torch.tensor(_strides(model, head))
-        # The description has them in pixels.
+        side, widths = 256, list[int]()
+        hook = head.register_forward_pre_hook(lambda _, inputs: widths.extend(int(x.shape[3]) for x in inputs[0]))
+        with torch.no_grad():
+            model.eval()(torch.zeros(1, 3, side, side))
+        hook.remove()
+        # Pixels that a cell of each level is wide. The description has the anchors in pixels.
+        head.stride = torch.tensor([side / columns for columns in widths])
         head.anchors /= head.stride.view(-1, 1, 1)
     except ModelError:
         raise
@@ -223,20 +221,26 @@ def build(description: Any) -> DetectionModel:
 def _laid_out(description: Any) -> tuple[list[nn.Module], list[list[int]]]:
     depth, width = float(description["depth_multiple"]), float(description["width_multiple"])
     classes, anchors = int(description["nc"]), description["anchors"]
-    known = {"nc": classes, "anchors": anchors, "None": None, "True": True, "False": False}
+    constants = {"nc": classes, "anchors": anchors, "None": None, "True": True, "False": False}
     layers: list[nn.Module] = []
     channels: list[int] = []
     sources: list[list[int]] = []
     rows = [*description["backbone"], *description["head"]]
-    for index, (given, number, name, row) in enumerate(rows):
-        froms = [given] if isinstance(given, int) else list(given)
+    for index, (places, number, name, row) in enumerate(rows):
+        froms = [places] if isinstance(places, int) else list(places)
         inputs = [channels[k] if channels else 3 for k in froms]
         count = max(round(number * depth), 1) if number > 1 else number
         if not 0 < count <= _MOST_REPEATS:
             raise ModelError(f"the description of a YOLOv5 network repeats row {index} {number} times; {_ADVICE}")
         if name == "Detect" and index < len(rows) - 1:
             raise ModelError(f"the description of a YOLOv5 network has Detect before its last row; {_ADVICE}")
-        layer, outputs = _layer(name, inputs, count, [_value(argument, known) for argument in row], width)
+        arguments = []
+        for argument in row:
+            if isinstance(argument, str):
+                with contextlib.suppress(ValueError, SyntaxError):  # a name such as nearest stays text
+                    argument = constants[argument] if argument in constants else ast.literal_eval(argument)
+            arguments.append(argument)
+        layer, outputs = _layer(name, inputs, count, arguments=arguments, width=width)
         layers.append(layer)
         channels.append(outputs)
         sources.append(froms)
@@ -264,59 +268,12 @@ def _layer(name: str, inputs: list[int], count: int, arguments: list[Any], width
     outputs = math.ceil(arguments[0] * width / 8) * 8
     if name == "C3":
         return C3(inputs[0], outputs, count, *arguments[1:]), outputs
-    made = [_LAYERS[name](outputs if i else inputs[0], outputs, *arguments[1:]) for i in range(count)]
-    return made[0] if count == 1 else nn.Sequential(*made), outputs
+    layers = [_LAYERS[name](outputs if i else inputs[0], outputs, *arguments[1:]) for i in range(count)]
+    return layers[0] if count == 1 else nn.Sequential(*layers), outputs
 
 
-def _value(argument: Any, known: dict[str, Any]) -> Any:
-    if not isinstance(argument, str):
-        return argument
-    if argument in known:
-        return known[argument]
-    try:
-        return ast.literal_eval(argument)
-    except (ValueError, SyntaxError):
-        return argument
-
-
-def _activation(text: Any) -> nn.Module:
-    if text is None:
-        return nn.SiLU()
-    found = _ACTIVATION.fullmatch(text) if isinstance(text, str) else None
-    if found is None or found[1] not in _ACTIVATIONS:
-        raise ModelError(
-            f"the description of a YOLOv5 network has the activation {one_line(repr(text), 60)}, allowed are "
-            f"{', '.join(f'nn.{name}()' for name in _ACTIVATIONS)}"
-        )
-    value = found[2].rpartition("=")[2].strip()
-    arguments = [ast.literal_eval(value)] if value and not isinstance(ast.literal_eval(value), bool) else []
-    module: nn.Module = getattr(nn, found[1])(*arguments)
-    return module
-
-
-def _strides(model: DetectionModel, head: Detect) -> list[float]:
-    """How many pixels a cell of each level is wide."""
-    side = 256
-    widths: list[int] = []
-    hook = head.register_forward_pre_hook(lambda _, given: widths.extend(int(x.shape[3]) for x in given[0]))
-    try:
-        with torch.no_grad():
-            model.eval()(torch.zeros(1, 3, side, side))
-    finally:
-        hook.remove()
-    return [side / columns for columns in widths]
-
-
-def load(place: str, options: ExportOptions) -> Subject:
-    """The network of a checkpoint of classic YOLOv5.
-
-    Args:
-        place: the path of the checkpoint.
-        options: ``config`` takes the place of what the checkpoint says about itself.
-
-    Raises:
-        ModelError: the file is missing, hostile or no detector of YOLOv5 6.0 or later.
-    """
+def load(place: str, options: ExportOptions) -> SourceModel:
+    """The network of a checkpoint of classic YOLOv5."""
     path = Path(place)
     content = checkpoints.read(path, _PACKAGES, "yolov5:")
     network = checkpoints.network_of(path, content, _ADVICE)
@@ -324,18 +281,17 @@ def load(place: str, options: ExportOptions) -> Subject:
         model = build(network["yaml"])
     # Up to 5.0 a head also stored its anchors in pixels, which follow from those in strides.
     state = {name: value for name, value in network.state().items() if not name.endswith(".anchor_grid")}
-    checkpoints.load_state(model, state, path, _ADVICE)
-    checkpoints.check_same(path, model, network, frozenset(("inplace",)), "YOLOv5 6.0 to 7.0", _ADVICE)
+    checkpoints.load_state(model, state, path, advice=_ADVICE)
+    checkpoints.check_same(
+        path, model, network, ignored=frozenset(("inplace",)), builder="YOLOv5 6.0 to 7.0", advice=_ADVICE
+    )
     traced = copy.deepcopy(model)
-    for module in traced.modules():
-        if isinstance(module, Conv):
-            assert isinstance(module.bn, nn.BatchNorm2d)
-            module.conv, module.bn = folded(module.conv, module.bn), nn.Identity()
+    checkpoints.fuse_batch_norm(traced)
     head = model.model[-1]
     assert isinstance(head, Detect)
-    config = options.config or _configuration(path, network, content, head.nc)
+    config = options.config or _configuration(path, network, content, count=head.nc)
     config = resized(config, options.size, 1 if options.config else int(head.stride.max()))
-    return Subject(f"yolov5:{place}", model, config, traced)
+    return SourceModel(f"yolov5:{place}", reference=model, config=config, traced=traced)
 
 
 def _configuration(path: Path, network: Record, content: dict[str, Any], count: int) -> Config:

@@ -1,4 +1,4 @@
-"""The YOLOX family (Ge et al. 2021, "YOLOX: Exceeding YOLO Series in 2021", arXiv:2107.08430) in torch.
+"""The YOLOX family (Ge et al. 2021, "YOLOX: Exceeding YOLO Series in 2021", arXiv:2107.08430) in torch, as a source.
 
 Module and attribute names follow the published checkpoints, so that their state dicts load unchanged. The
 backbone is CSPDarknet (Bochkovskiy et al. 2020, arXiv:2004.10934) with a focus stem, the neck a PAFPN (Liu et al.
@@ -7,19 +7,27 @@ backbone is CSPDarknet (Bochkovskiy et al. 2020, arXiv:2004.10934) with a focus 
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
+import onnx
+import onnx.numpy_helper
 import torch
 from torch import Tensor, nn
 
-from trtdet.errors import ModelError
+from trtdet.config import load_config
+from trtdet.errors import ConfigError, ModelError
+from trtdet.exporter import SHAPES_MODEL, ExportOptions, checkpoints
+from trtdet.exporter.checkpoints import fuse_batch_norm
+from trtdet.exporter.trials import SourceModel, resized
 
 STRIDES = (8, 16, 32)
 
 
 @dataclass(frozen=True)
-class Variant:
+class YoloxVariant:
     """The dimensions of a member of the family."""
 
     depth: float
@@ -34,25 +42,28 @@ class Variant:
     """Height and width in pixels of the published network's input."""
 
 
-VARIANTS: dict[str, Variant] = {
-    "nano": Variant(0.33, 0.25, depthwise=True, depthwise_head=True, input_size=416),
-    "tiny": Variant(0.33, 0.375, input_size=416),
-    "s": Variant(0.33, 0.50),
-    "m": Variant(0.67, 0.75),
-    "l": Variant(1.0, 1.0),
-    "x": Variant(1.33, 1.25),
-    "shapes": Variant(0.33, 0.125, depthwise_head=True, input_size=256),
+VARIANTS: dict[str, YoloxVariant] = {
+    "nano": YoloxVariant(0.33, 0.25, depthwise=True, depthwise_head=True, input_size=416),
+    "tiny": YoloxVariant(0.33, 0.375, input_size=416),
+    "s": YoloxVariant(0.33, 0.50),
+    "m": YoloxVariant(0.67, 0.75),
+    "l": YoloxVariant(1.0, 1.0),
+    "x": YoloxVariant(1.33, 1.25),
+    "shapes": YoloxVariant(0.33, 0.125, depthwise_head=True, input_size=256),
 }
 
 
-class BaseConv(nn.Module):
-    """Convolution, batch normalisation, SiLU."""
+class Conv(nn.Module):
+    """Convolution, batch normalisation, activation; YOLOv5 and YOLOX store it alike."""
 
-    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, kernel: int = 1, stride: int = 1, padding: int | None = None, groups: int = 1
+    ) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(inputs, outputs, kernel, stride, (kernel - 1) // 2, groups=groups, bias=False)
+        padding = kernel // 2 if padding is None else padding
+        self.conv = nn.Conv2d(inputs, outputs, kernel, stride, padding, groups=groups, bias=False)
         self.bn: nn.Module = nn.BatchNorm2d(outputs, eps=1e-3, momentum=0.03)
-        self.act = nn.SiLU(inplace=True)
+        self.act: nn.Module = nn.SiLU(inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.act(self.bn(self.conv(x)))  # type: ignore[no-any-return]
@@ -61,26 +72,26 @@ class BaseConv(nn.Module):
 class DWConv(nn.Module):
     """A depthwise and a pointwise convolution, each with batch normalisation and SiLU."""
 
-    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1) -> None:
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int) -> None:
         super().__init__()
-        self.dconv = BaseConv(inputs, inputs, kernel, stride, groups=inputs)
-        self.pconv = BaseConv(inputs, outputs, 1)
+        self.dconv = Conv(inputs, outputs=inputs, kernel=kernel, stride=stride, groups=inputs)
+        self.pconv = Conv(inputs, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.pconv(self.dconv(x))  # type: ignore[no-any-return]
 
 
 def _spatial(inputs: int, outputs: int, stride: int, depthwise: bool) -> nn.Module:
-    return DWConv(inputs, outputs, 3, stride) if depthwise else BaseConv(inputs, outputs, 3, stride)
+    return (DWConv if depthwise else Conv)(inputs, outputs=outputs, kernel=3, stride=stride)
 
 
-class Bottleneck(nn.Module):
+class _Bottleneck(nn.Module):
     """A 1x1 and a 3x3 convolution, with the input added where ``shortcut``."""
 
     def __init__(self, channels: int, shortcut: bool, depthwise: bool) -> None:
         super().__init__()
-        self.conv1 = BaseConv(channels, channels, 1)
-        self.conv2 = _spatial(channels, channels, 1, depthwise)
+        self.conv1 = Conv(channels, channels)
+        self.conv2 = _spatial(channels, channels, 1, depthwise=depthwise)
         self.use_add = shortcut
 
     def forward(self, x: Tensor) -> Tensor:
@@ -94,10 +105,10 @@ class CSPLayer(nn.Module):
     def __init__(self, inputs: int, outputs: int, count: int, shortcut: bool, depthwise: bool) -> None:
         super().__init__()
         hidden = outputs // 2
-        self.conv1 = BaseConv(inputs, hidden, 1)
-        self.conv2 = BaseConv(inputs, hidden, 1)
-        self.conv3 = BaseConv(2 * hidden, outputs, 1)
-        self.m = nn.Sequential(*(Bottleneck(hidden, shortcut, depthwise) for _ in range(count)))
+        self.conv1 = Conv(inputs, hidden)
+        self.conv2 = Conv(inputs, hidden)
+        self.conv3 = Conv(2 * hidden, outputs)
+        self.m = nn.Sequential(*(_Bottleneck(hidden, shortcut, depthwise) for _ in range(count)))
 
     def forward(self, x: Tensor) -> Tensor:
         # Both 1x1 convolutions before the bottlenecks: load_by_position relies on the published order.
@@ -111,9 +122,9 @@ class SPPBottleneck(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
         hidden = channels // 2
-        self.conv1 = BaseConv(channels, hidden, 1)
+        self.conv1 = Conv(channels, hidden)
         self.m = nn.ModuleList(nn.MaxPool2d(size, stride=1, padding=size // 2) for size in (5, 9, 13))
-        self.conv2 = BaseConv(4 * hidden, channels, 1)
+        self.conv2 = Conv(4 * hidden, channels)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.conv1(x)
@@ -125,7 +136,7 @@ class Focus(nn.Module):
 
     def __init__(self, outputs: int) -> None:
         super().__init__()
-        self.conv = BaseConv(12, outputs, 3)
+        self.conv = Conv(12, outputs, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         corners = [x[..., row::2, column::2] for column in (0, 1) for row in (0, 1)]
@@ -135,7 +146,7 @@ class Focus(nn.Module):
 class CSPDarknet(nn.Module):
     """The backbone; gives the features of strides 8, 16 and 32."""
 
-    def __init__(self, variant: Variant) -> None:
+    def __init__(self, variant: YoloxVariant) -> None:
         super().__init__()
         base = int(variant.width * 64)
         count = max(round(variant.depth * 3), 1)
@@ -145,7 +156,7 @@ class CSPDarknet(nn.Module):
         self.dark3 = self._stage(base * 2, count * 3, dw)
         self.dark4 = self._stage(base * 4, count * 3, dw)
         self.dark5 = nn.Sequential(
-            _spatial(base * 8, base * 16, 2, dw),
+            _spatial(base * 8, base * 16, 2, depthwise=dw),
             SPPBottleneck(base * 16),
             CSPLayer(base * 16, base * 16, count, shortcut=False, depthwise=dw),
         )
@@ -153,7 +164,7 @@ class CSPDarknet(nn.Module):
     @staticmethod
     def _stage(inputs: int, count: int, depthwise: bool) -> nn.Sequential:
         return nn.Sequential(
-            _spatial(inputs, inputs * 2, 2, depthwise),
+            _spatial(inputs, inputs * 2, 2, depthwise=depthwise),
             CSPLayer(inputs * 2, inputs * 2, count, shortcut=True, depthwise=depthwise),
         )
 
@@ -166,19 +177,19 @@ class CSPDarknet(nn.Module):
 class YOLOPAFPN(nn.Module):
     """The backbone and the path aggregation neck; gives the features of strides 8, 16 and 32."""
 
-    def __init__(self, variant: Variant) -> None:
+    def __init__(self, variant: YoloxVariant) -> None:
         super().__init__()
         c3, c4, c5 = (int(channels * variant.width) for channels in (256, 512, 1024))
         count, dw = round(3 * variant.depth), variant.depthwise
         self.backbone = CSPDarknet(variant)
         self.upsample = nn.Upsample(scale_factor=2, mode="nearest")
-        self.lateral_conv0 = BaseConv(c5, c4, 1)
+        self.lateral_conv0 = Conv(c5, c4)
         self.C3_p4 = CSPLayer(2 * c4, c4, count, shortcut=False, depthwise=dw)
-        self.reduce_conv1 = BaseConv(c4, c3, 1)
+        self.reduce_conv1 = Conv(c4, c3)
         self.C3_p3 = CSPLayer(2 * c3, c3, count, shortcut=False, depthwise=dw)
-        self.bu_conv2 = _spatial(c3, c3, 2, dw)
+        self.bu_conv2 = _spatial(c3, c3, 2, depthwise=dw)
         self.C3_n3 = CSPLayer(2 * c3, c4, count, shortcut=False, depthwise=dw)
-        self.bu_conv1 = _spatial(c4, c4, 2, dw)
+        self.bu_conv1 = _spatial(c4, c4, 2, depthwise=dw)
         self.C3_n4 = CSPLayer(2 * c4, c5, count, shortcut=False, depthwise=dw)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -194,21 +205,21 @@ class YOLOPAFPN(nn.Module):
 class YOLOXHead(nn.Module):
     """The decoupled head: classes in one branch, box and objectness in the other."""
 
-    def __init__(self, num_classes: int, variant: Variant) -> None:
+    def __init__(self, num_classes: int, variant: YoloxVariant) -> None:
         super().__init__()
         hidden, dw = int(256 * variant.width), variant.depthwise_head
         sources = [int(channels * variant.width) for channels in (256, 512, 1024)]
         self.num_classes = num_classes
-        self.cls_convs = nn.ModuleList(self._branch(hidden, dw) for _ in sources)
-        self.reg_convs = nn.ModuleList(self._branch(hidden, dw) for _ in sources)
+
+        def branch() -> nn.Sequential:
+            return nn.Sequential(*(_spatial(hidden, hidden, 1, depthwise=dw) for _ in range(2)))
+
+        self.cls_convs = nn.ModuleList(branch() for _ in sources)
+        self.reg_convs = nn.ModuleList(branch() for _ in sources)
         self.cls_preds = nn.ModuleList(nn.Conv2d(hidden, num_classes, 1) for _ in sources)
         self.reg_preds = nn.ModuleList(nn.Conv2d(hidden, 4, 1) for _ in sources)
         self.obj_preds = nn.ModuleList(nn.Conv2d(hidden, 1, 1) for _ in sources)
-        self.stems = nn.ModuleList(BaseConv(source, hidden, 1) for source in sources)
-
-    @staticmethod
-    def _branch(channels: int, depthwise: bool) -> nn.Sequential:
-        return nn.Sequential(*(_spatial(channels, channels, 1, depthwise) for _ in range(2)))
+        self.stems = nn.ModuleList(Conv(source, hidden) for source in sources)
 
     def forward(self, features: tuple[Tensor, ...]) -> Tensor:
         levels = []
@@ -235,7 +246,7 @@ class YOLOX(nn.Module):
     probabilities in evaluation and logits in training. Nothing is decoded.
     """
 
-    def __init__(self, num_classes: int, variant: Variant) -> None:
+    def __init__(self, num_classes: int, variant: YoloxVariant) -> None:
         super().__init__()
         self.backbone = YOLOPAFPN(variant)
         self.head = YOLOXHead(num_classes, variant)
@@ -246,10 +257,6 @@ class YOLOX(nn.Module):
 
 def build(variant: str, num_classes: int = 80) -> YOLOX:
     """An untrained member of the family, in evaluation mode.
-
-    Args:
-        variant: a key of VARIANTS.
-        num_classes: 1 or more.
 
     Raises:
         ModelError: there is no such variant, or no class.
@@ -264,3 +271,56 @@ def build(variant: str, num_classes: int = 80) -> YOLOX:
         # (Lin et al. 2017, arXiv:1708.02002, section 3.3).
         nn.init.constant_(prediction.bias, -math.log((1 - 0.01) / 0.01))
     return model.eval()
+
+
+def load_by_position(model: YOLOX, path: Path) -> None:
+    """Gives the weights and biases of an ONNX model to a model whose batch normalisation is folded.
+
+    An export loses names and keeps the order: the n-th Conv node of the graph is the n-th convolution that runs.
+    """
+    graph = onnx.load(path).graph
+    constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    weights = [[constants[name] for name in node.input[1:3]] for node in graph.node if node.op_type == "Conv"]
+    convs: list[nn.Conv2d] = []
+    hooks = [
+        module.register_forward_pre_hook(lambda conv, _inputs: convs.append(conv))
+        for module in model.modules()
+        if isinstance(module, nn.Conv2d)
+    ]
+    with torch.no_grad():
+        model(torch.zeros(1, 3, 64, 64))
+        for hook in hooks:
+            hook.remove()
+        for conv, (weight, bias) in zip(convs, weights, strict=True):
+            assert conv.bias is not None
+            conv.weight.copy_(torch.from_numpy(weight.copy()))
+            conv.bias.copy_(torch.from_numpy(bias.copy()))
+
+
+def load(source: str, options: ExportOptions) -> SourceModel:
+    """A source with a name: YOLOX of any size, or the shapes detector.
+
+    Raises:
+        ConfigError: the input's size is not a multiple of 32.
+        ModelError: the weights are unusable.
+    """
+    variant = source.removeprefix("yolox-")
+    config, size = options.config, options.size
+    if config is None:
+        config = load_config("shapes" if source == "shapes" else "yolox").model_copy(update={"name": source})
+        size = size or (VARIANTS[variant].input_size,) * 2
+    config = resized(config, size)
+    size = config.input.size
+    if size[0] % 32 or size[1] % 32:
+        raise ConfigError(f"input.size is {list(size)}, {source} needs multiples of 32")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        reference = build(variant, len(config.classes))
+    if options.weights is not None:
+        checkpoints.load_state(reference, checkpoints.read_state(options.weights), options.weights)
+    traced = copy.deepcopy(reference)
+    fuse_batch_norm(traced)
+    if source == "shapes" and options.weights is None:
+        load_by_position(traced, SHAPES_MODEL)
+        reference = traced
+    return SourceModel(source, reference=reference, config=config, traced=traced)

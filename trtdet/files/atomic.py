@@ -1,44 +1,59 @@
-"""Files that appear whole or not at all, whatever ends the program meanwhile."""
+"""Files and folders that appear whole or not at all, whatever ends the program meanwhile.
+
+A temporary lies beside its target and is called ``.TARGET.XXXXXXXX.trtdet``. Its writer holds a lock on it (flock),
+which ends with the process, however that ends: a temporary whose lock can be taken is stale, and the next writer
+removes it. On a file system without locks no temporary is removed.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import errno
+import fcntl
 import hashlib
 import os
+import re
+import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from trtdet.errors import OutputError
-from trtdet.files.temporaries import Temporary, remove_stale
 
-_SPECIAL = (
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-    (stat.S_ISFIFO, "a pipe"),
-    (stat.S_ISSOCK, "a socket"),
-)
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+SUFFIX = ".trtdet"
+OLD = ".old"
+"""Follows the name of a temporary folder: where the folder that it replaces waits if the two cannot be exchanged."""
+GONE = ".gone"
+"""Follows the same name while the replaced folder is removed, so that no other writer puts back the rest of it."""
+
+_SPECIAL = {stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+_NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
+"""What the kernel answers where the system, the file system or a sandbox cannot exchange two names."""
+
+_ATTEMPTS = 20
+"""How often a writer that meets others at the same place tries again."""
 
 
-class writing:
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
     """Turns an operating system error inside its block into an OutputError that names ``path``."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if isinstance(value, OSError):
-            raise OutputError(
-                f"'{self.path}' cannot be written: {value.strerror or value}; the old content is untouched; "
-                "choose another place with -o"
-            ) from None
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(
+            f"'{path}' cannot be written: {error.strerror or error}; the old content is untouched; "
+            "choose another place with -o"
+        ) from None
 
 
 def check_target(path: Path, *, folder: bool = False) -> None:
@@ -53,7 +68,7 @@ def check_target(path: Path, *, folder: bool = False) -> None:
         mode = path.stat().st_mode
     except OSError:  # nothing there; or it cannot be reached, which writing will explain
         return
-    kind = next((name for is_kind, name in _SPECIAL if is_kind(mode)), None)
+    kind = _SPECIAL.get(stat.S_IFMT(mode))
     if kind is None and path.is_symlink() and path.parent.resolve() == Path("/dev"):
         kind = "a link of the system"  # such as /dev/stdout, which leads to a regular file now and then
     if kind is None and stat.S_ISDIR(mode) and not folder:
@@ -103,18 +118,17 @@ def writing_atomically(path: Path) -> Iterator[BinaryIO]:
         try:
             with os.fdopen(temporary.descriptor, "wb", closefd=False) as stream:
                 yield stream
-                flush(stream)
+                _flush(stream)
             temporary.path.chmod(0o644)
             temporary.path.replace(path)
         except BaseException:
-            temporary.remove()
+            remove(temporary.path)
             raise
         finally:
             temporary.release()
 
 
-def flush(stream: BinaryIO) -> None:
-    """Sends all written data to the disk."""
+def _flush(stream: BinaryIO) -> None:
     stream.flush()
     os.fsync(stream.fileno())
 
@@ -126,3 +140,271 @@ def sha256_file(path: Path) -> str:
         while piece := stream.read(1 << 20):
             digest.update(piece)
     return digest.hexdigest()
+
+
+class FolderWriter:
+    """Collects the files of a folder beside its place and puts all of it there in one step.
+
+    An existing folder is exchanged with the new one (renameat2 with RENAME_EXCHANGE), so that a process killed at any
+    moment leaves the old or the new folder in its place, whole. Where the file system cannot exchange, the old folder
+    is moved aside and the new folder takes its place; killed between the two, the place is empty until the next writer
+    puts the old folder back.
+
+    Args:
+        path: the folder's place. An empty folder, or a folder of the same kind, is replaced; nothing else is.
+        marker: the file by which a folder of this kind is known; it is written last.
+        kind: the name of this kind of folder in messages.
+
+    Raises:
+        OutputError: the place holds something of another kind, cannot be written, or the disk is full.
+    """
+
+    def __init__(self, path: Path, marker: str, kind: str) -> None:
+        self.path = path
+        self.files: dict[str, str] = {}
+        """SHA-256 by the names of the files added."""
+        self._marker = marker
+        self._kind = kind
+        self._temporary: Temporary | None = None
+
+    def __enter__(self) -> Self:
+        with writing(self.path):
+            # A folder that a killed writer moved aside is put back before the place is judged.
+            remove_stale(self.path)
+            self._check_place()
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._temporary = Temporary(self.path, folder=True)
+            self._temporary.path.chmod(0o755)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._temporary is not None:
+            if self._old.is_dir() and not os.path.lexists(self.path):
+                with contextlib.suppress(OSError):  # another writer may be faster
+                    self._old.rename(self.path)
+            self._discard()
+            self._temporary.release()
+            self._temporary = None
+
+    def _check_place(self) -> None:
+        check_target(self.path, folder=True)
+        while (names := _names_in(self.path)) is not None:
+            if not names or self._marker in names:
+                return
+            # Another writer may have put its folder in place while this folder was read.
+            if names == _names_in(self.path):
+                raise OutputError(
+                    f"'{self.path}' exists and is not {self._kind}; choose another place with -o or remove it"
+                )
+
+    @property
+    def _folder(self) -> Path:
+        assert self._temporary is not None
+        return self._temporary.path
+
+    @property
+    def _old(self) -> Path:
+        """Where the folder that is being replaced waits until the new folder is in place, without an exchange."""
+        return self._folder.with_name(self._folder.name + OLD)
+
+    def add(self, name: str, data: bytes) -> None:
+        """Writes one file, in a folder within the folder where ``name`` says so, and notes its hash."""
+        with writing(self.path):
+            place = self._folder / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            _write_flushed(place, data)
+        self.files[name] = hashlib.sha256(data).hexdigest()
+
+    def put(self, marker: bytes) -> None:
+        """Writes the marker and puts the folder in place."""
+        with writing(self.path):
+            _write_flushed(self._folder / self._marker, marker)
+            self._check_place()
+            self._take_place()
+        self._discard()
+
+    def _take_place(self) -> None:
+        """Exchange, or a rename where nothing is at the place; tried again where another writer comes between."""
+        for attempt in range(_ATTEMPTS):
+            try:
+                return exchange(self._folder, self.path)
+            except FileNotFoundError:
+                aside = False
+            except OSError as error:
+                if error.errno not in _NO_EXCHANGE:
+                    raise
+                aside = os.path.lexists(self.path)
+            try:
+                if aside:
+                    remove(self._old)
+                    self.path.rename(self._old)
+                self._folder.rename(self.path)
+                return None
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST) or attempt == _ATTEMPTS - 1:
+                    raise
+        return None
+
+    def _discard(self) -> None:
+        """Removes the replaced folder, or the new folder if it was not put in place."""
+        remove(self._folder)
+        if os.path.lexists(self.path):
+            remove_old(self._old)
+
+
+def exchange(first: Path, second: Path) -> None:
+    """Gives each of two folders the name of the other in one step.
+
+    Raises:
+        OSError: nothing was changed: a folder does not exist (ENOENT), this system cannot exchange names (ENOSYS,
+            EINVAL, ...), or the kernel refused for another reason.
+    """
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    if rename(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), str(second))
+
+
+def _write_flushed(path: Path, data: bytes) -> None:
+    with path.open("wb") as stream:
+        stream.write(data)
+        _flush(stream)
+
+
+def _names_in(folder: Path) -> set[str] | None:
+    """The names in one folder, though another takes its place meanwhile; a file's own name; None where nothing is."""
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        return None
+    except NotADirectoryError:
+        if os.path.lexists(folder):
+            return {folder.name}
+        raise  # a parent is a file
+    try:
+        with os.scandir(handle) as entries:
+            return {entry.name for entry in entries}
+    finally:
+        os.close(handle)
+
+
+class Temporary:
+    """A new temporary file or folder beside ``target``, locked until ``release`` or the end of the process.
+
+    Attributes:
+        path: where it is, in the target's folder.
+        descriptor: of the file, open for writing; of the folder, open for reading. It carries the lock.
+
+    Raises:
+        OSError: the target's folder cannot be written.
+    """
+
+    def __init__(self, target: Path, *, folder: bool) -> None:
+        prefix = f".{target.name}."
+        while True:
+            if folder:
+                self.path = Path(tempfile.mkdtemp(suffix=SUFFIX, prefix=prefix, dir=target.parent))
+                try:
+                    self.descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                except FileNotFoundError:  # taken for stale already
+                    continue
+            else:
+                self.descriptor, name = tempfile.mkstemp(suffix=SUFFIX, prefix=prefix, dir=target.parent)
+                self.path = Path(name)
+            # Between creation and lock another writer may have taken it for stale.
+            if _lock(self.descriptor) is not False and _is_open_at(self.path, self.descriptor):
+                return
+            self.release()
+            remove(self.path)
+
+    def release(self) -> None:
+        """Closes the descriptor, and thereby ends the lock."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+def remove(path: Path) -> None:
+    """Removes a file, a link or a folder with all in it; nothing happens where there is nothing, or it cannot be."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def remove_old(old: Path) -> None:
+    """Removes a folder that was moved aside; no other writer puts back what is left of it meanwhile."""
+    gone = old.with_suffix(GONE)
+    with contextlib.suppress(OSError):  # another writer has put it back or removes it
+        old.rename(gone)
+    remove(gone)
+
+
+def remove_stale(target: Path) -> None:
+    """Removes the temporaries of ``target`` whose writers were killed, and puts back a folder that was moved aside.
+
+    A writer that cannot exchange two folders moves the old folder aside first. Killed at that moment, it leaves no
+    target and the old folder beside its place: the next writer puts it back before it does anything else.
+    """
+    pattern = re.compile(re.escape(f".{target.name}.") + "[a-z0-9_]{8}" + re.escape(SUFFIX))
+    try:
+        with os.scandir(target.parent) as entries:
+            names = [entry.name for entry in entries]
+    except OSError:
+        return
+    for name in names:
+        path = target.parent / name
+        if name.endswith(OLD) and pattern.fullmatch(name[: -len(OLD)]):
+            writer = path.with_name(name[: -len(OLD)])
+            if writer.exists() and not _remove_if_stale(writer):
+                continue
+            if not os.path.lexists(target):
+                with contextlib.suppress(OSError):  # another writer was faster
+                    path.rename(target)
+                    continue
+            remove_old(path)
+        elif name.endswith(GONE) and pattern.fullmatch(name[: -len(GONE)]):
+            remove(path)
+        elif pattern.fullmatch(name):
+            _remove_if_stale(path)
+
+
+def _remove_if_stale(path: Path) -> bool:
+    """Removes a temporary whose lock is free; returns whether it was."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        # A link to the folder that was replaced is not locked by anyone; anything else is gone, or another user's.
+        if path.is_symlink():
+            remove(path)
+        return not os.path.lexists(path)
+    try:
+        if _lock(descriptor) is not True or not _is_open_at(path, descriptor):
+            return False
+        remove(path)
+        return True
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool | None:
+    """Takes the lock: True where it was free, False where another holds it, None where there are no locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+def _is_open_at(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.lstat(path), os.fstat(descriptor))
+    except OSError:
+        return False

@@ -38,9 +38,8 @@ def run(
         raise BackendError(f"Ray is not installed here ({error}); {PIP}") from None
     mine = not ray.is_initialized()
     if mine:
-        settings: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "include_dashboard": False}
-        if address != "local":
-            settings = {"address": address, "log_to_driver": False}
+        local = {"configure_logging": False, "include_dashboard": False}
+        settings: dict[str, Any] = {"log_to_driver": False, **(local if address == "local" else {"address": address})}
         try:
             ray.init(**settings)
         except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
@@ -50,8 +49,8 @@ def run(
         shared = ray.put(common)
         waiting = [remote.remote(shared, task) for task in tasks]
         while waiting:
-            ready, waiting = ray.wait(waiting)
-            for result in ready:
+            finished, waiting = ray.wait(waiting)
+            for result in finished:
                 yield ray.get(result)
     finally:
         if mine:

@@ -39,12 +39,7 @@ def read_document(path: Path, adapter: TypeAdapter[_T]) -> _T:
 
 
 def read_result(path: Path, kind: type[_T], hint: str) -> _T:
-    """Reads what a command left behind.
-
-    Args:
-        path: a JSON file.
-        kind: the class that it is of.
-        hint: what to do where it cannot be read.
+    """Reads what a command left behind, a JSON file; ``hint`` says what to do where it cannot be read.
 
     Raises:
         ConfigError: it cannot be read, or is of another kind.
@@ -88,9 +83,9 @@ def _first(error: ValidationError) -> DocumentError:
     problems = error.errors(include_url=False, include_context=False)
     # Of another schema nothing else need fit.
     first = next((problem for problem in problems if problem["loc"] == ("schema",)), problems[0])
-    place = one_line(".".join(str(key) for key in first["loc"]), _SHOWN)
+    place = one_line(".".join(map(str, first["loc"])), _SHOWN)
     message = one_line(first["msg"])
     if place:
-        given = "" if first["type"] == "missing" else f", got {one_line(repr(first['input']), _SHOWN)}"
-        message = f"'{place}': {message[0].lower()}{message[1:]}{given}"
+        value = "" if first["type"] == "missing" else f", got {one_line(repr(first['input']), _SHOWN)}"
+        message = f"'{place}': {message[0].lower()}{message[1:]}{value}"
     return DocumentError(message, place, first["type"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -40,12 +40,9 @@ class Rows:
         self.path = path
         self._name = name
         prepare_target(path)
-        self.found: dict[str, dict[str, Any]] = {}
-        kept = [json.dumps({"key": key})]
-        for line, value, row in _rows(path, key, name, valid):
-            self.found[value] = row
-            kept.append(line)
-        write_atomically(path, ("\n".join(kept) + "\n").encode())
+        self.found = _rows(path, key, name, valid=valid)
+        lines = [json.dumps(row) for row in ({"key": key}, *self.found.values())]
+        write_atomically(path, ("\n".join(lines) + "\n").encode())
         with writing(path):
             # Without a buffer, closing after a failed write does not write again.
             self._file = path.open("ab", buffering=0)
@@ -87,13 +84,11 @@ def names_in(path: Path, key: str, name: str, valid: Callable[[Mapping[str, Any]
     Raises:
         ConfigError, OutputError: as of :class:`Rows`.
     """
-    return frozenset(value for _, value, _ in _rows(path, key, name, valid))
+    return frozenset(_rows(path, key, name, valid=valid))
 
 
-def _rows(
-    path: Path, key: str, name: str, valid: Callable[[Mapping[str, Any]], bool]
-) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """The lines of an existing file that can be used, with their names and as rows."""
+def _rows(path: Path, key: str, name: str, valid: Callable[[Mapping[str, Any]], bool]) -> dict[str, dict[str, Any]]:
+    """The rows of an existing file that can be used, by name."""
     with writing(path):
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
     if lines and _parsed(lines[0]).get("key") != key:
@@ -101,13 +96,12 @@ def _rows(
             f"'{path}' holds results of another model, other images or other options; give another -o, or "
             "remove it to begin anew"
         )
-    found: set[str] = set()
-    for line in lines[1:]:
-        row = _parsed(line)  # the last line may have been cut
+    rows: dict[str, dict[str, Any]] = {}
+    for row in map(_parsed, lines[1:]):  # the last line may have been cut
         value = row.get(name)
-        if isinstance(value, str) and value not in found and valid(row):
-            found.add(value)
-            yield line, value, row
+        if isinstance(value, str) and value not in rows and valid(row):
+            rows[value] = row
+    return rows
 
 
 def _parsed(line: str) -> dict[str, Any]:

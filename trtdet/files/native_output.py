@@ -35,6 +35,6 @@ def without_native_output() -> Iterator[None]:
 
 
 def _flush() -> None:
-    """The buffers of C's standard output, which would be written when the block has ended."""
+    """C's standard output, whose buffers would be written when the block has ended."""
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).fflush(None)

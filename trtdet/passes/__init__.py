@@ -72,7 +72,7 @@ def rewrite(model: onnx.ModelProto, options: Options) -> Rewritten:
             if wrote and rewrite_pass is not PASSES[-1]:
                 graph = to_graph(to_model(graph))
     with explained(name):
-        return Rewritten(to_model(graph), options.config, results, left)
+        return Rewritten(to_model(graph), config=options.config, results=results, left=left)
 
 
 def raw_outputs(model: onnx.ModelProto, options: Options) -> tuple[onnx.ModelProto, Config]:

@@ -1,15 +1,16 @@
-"""The options, the result and the node writer of every graph rewrite."""
+"""The options, the result and the node writers of every graph rewrite."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_graphsurgeon as gs
 from numpy.typing import ArrayLike
 
@@ -27,17 +28,14 @@ class Options:
 
     Attributes:
         config: the detector.
-        nms: the form of the suppression in the graph, see :mod:`trtdet.passes.nms`; ``host`` leaves it to the
-            consumer.
+        nms: the form of the suppression, see :mod:`trtdet.passes.nms`; ``host`` leaves it to the consumer.
         batch: a size, which any batch is fixed to; a name, which makes it dynamic; None keeps the model's own.
         max_topk: the largest K that the backend's TopK takes; None for any.
-        silu: the form of SiLU and HardSwish: ``keep`` leaves the model's own, ``swish`` writes ONNX operators,
-            ``plugin`` operators of trtdet's plugin library.
+        silu: the form of SiLU and HardSwish, see :mod:`trtdet.passes.silu`; ``keep`` leaves the model's own.
         keep_embedded: keep the thresholds of an NMS that is embedded in the model instead of the configuration's.
         max_opset: the newest ONNX opset that the backend reads; None for any.
         missing_ops: operators that the backend lacks, to be replaced where ONNX defines them by other operators.
-        min_opset: the oldest ONNX opset that is wanted; a model that cannot be raised to it keeps its own.
-            ``max_opset`` goes before it.
+        min_opset: the oldest ONNX opset that is wanted, where ``max_opset`` and the model allow it.
         masks: the last output of the graph is that of masks, see :mod:`trtdet.passes.masks`.
     """
 
@@ -61,6 +59,19 @@ class PassResult:
     skipped: tuple[str, ...] = ()
 
 
+def rewrite_nodes(graph: gs.Graph, change: Callable[[gs.Graph, gs.Node], str | None], *ops: str) -> PassResult:
+    """Rewrites the nodes of some operators, in place.
+
+    ``change`` gives an empty text where it rewrote a node, the reason where it left a near-match alone, and None for
+    any other node.
+    """
+    results = [(node.name, change(graph, node)) for node in [node for node in graph.nodes if node.op in ops]]
+    count = sum(reason == "" for _, reason in results)
+    if count:
+        graph.cleanup().toposort()
+    return PassResult(count, tuple(f"{name}: {reason}" for name, reason in results if reason))
+
+
 @contextlib.contextmanager
 def explained(name: str) -> Iterator[None]:
     """Turns the exceptions of the libraries below a pass into a ModelError that names the pass."""
@@ -76,16 +87,9 @@ def explained(name: str) -> Iterator[None]:
 
 
 class Writer:
-    """Appends nodes to a graph and registers their origin.
+    """Appends nodes to a graph and registers their origin, in ``outer`` where the graph is a body of one of its nodes.
 
-    Every node and tensor it makes is named ``prefix/op_number``. Where the graph has names of that prefix already, the
-    prefix is made longer.
-
-    Args:
-        graph: gets the nodes.
-        prefix: of names.
-        origin: of the nodes.
-        outer: the graph whose node holds ``graph`` as a branch or a body; the registry is that graph's.
+    Every node and tensor it makes is named ``prefix/op_number``; a prefix that the graph has already is made longer.
     """
 
     def __init__(self, graph: gs.Graph, prefix: str, origin: Origin, outer: gs.Graph | None = None) -> None:
@@ -114,13 +118,51 @@ class Writer:
     def many(self, op: str, outputs: int, *inputs: gs.Tensor, **attrs: Any) -> list[gs.Variable]:
         """Writes a node with several outputs."""
         name = f"{self.prefix}/{op}_{next(self._numbers)}"
-        made = [gs.Variable(f"{name}:{index}" if outputs > 1 else name) for index in range(outputs)]
-        self.graph.nodes.append(gs.Node(op=op, name=name, attrs=attrs, inputs=list(inputs), outputs=made))
+        tensors = [gs.Variable(f"{name}:{index}" if outputs > 1 else name) for index in range(outputs)]
+        self.graph.nodes.append(gs.Node(op=op, name=name, attrs=attrs, inputs=list(inputs), outputs=tensors))
         self._registry[name] = self.origin
-        return made
+        return tensors
 
-    def plugin(self, op: str, inputs: list[gs.Tensor], outputs: int, attrs: dict[str, Any]) -> list[gs.Variable]:
-        """Writes a node that is a TensorRT plugin."""
-        made = self.many(op, outputs, *inputs, **attrs)
-        self.graph.nodes[-1].domain = PLUGIN_DOMAIN
-        return made
+
+class NodeWriter:
+    """Writes the nodes that replace a node or come before it, named after its first output, so that they are unique."""
+
+    def __init__(self, node: onnx.NodeProto, kind: str = "") -> None:
+        self.node = onnx.NodeProto.FromString(node.SerializeToString())
+        """A copy, to be changed."""
+        self.nodes: list[onnx.NodeProto] = []
+        """What was written."""
+        self.replaced = False
+        """Whether these stand in the node's place."""
+        self._kind = kind or node.op_type
+
+    def const(self, value: ArrayLike, dtype: Any) -> str:
+        tensor = onnx.numpy_helper.from_array(np.array(value, dtype))
+        return self("Constant", value=tensor)
+
+    def __call__(self, op: str, *inputs: str, **attrs: Any) -> str:
+        name = f"{self.node.output[0]}/{self._kind}/{op}_{len(self.nodes)}"
+        self.nodes.append(onnx.helper.make_node(op, inputs, [name], name, **attrs))
+        return name
+
+    def instead(self) -> None:
+        """Puts the last node written in the place of the node, with its name and its output."""
+        self.nodes[-1].output[0] = self.node.output[0]
+        self.nodes[-1].name = self.node.name
+        self.replaced = True
+
+    def drop(self, *names: str) -> None:
+        for dropped in [dropped for dropped in self.node.attribute if dropped.name in names]:
+            self.node.attribute.remove(dropped)
+
+    def put(self, name: str, value: Any) -> None:
+        self.drop(name)
+        self.node.attribute.append(onnx.helper.make_attribute(name, value))
+
+    def input(self, index: int) -> str:
+        """Its name; empty where the node has none."""
+        return self.node.input[index] if index < len(self.node.input) else ""
+
+    def feed(self, index: int, name: str) -> None:
+        self.node.input.extend([""] * (index + 1 - len(self.node.input)))
+        self.node.input[index] = name

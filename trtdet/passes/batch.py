@@ -10,14 +10,12 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
-import onnxruntime
 from numpy.typing import NDArray
 
-from trtdet.config import InputConfig
 from trtdet.errors import ModelError, one_line
 from trtdet.passes.base import Options, PassResult, Writer
 from trtdet.passes.clean import fold
-from trtdet.passes.model import to_graph, to_model
+from trtdet.passes.model import cpu_session, refill, to_model
 from trtdet.passes.plugin_ops import plain
 from trtdet.passes.provenance import Origin
 
@@ -38,7 +36,7 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
     Raises:
         ModelError: the model's operators mix the images of a batch, or depend on how many there are.
     """
-    source = graph.inputs[0]
+    source, config = graph.inputs[0], options.config.input
     fixed, wanted = source.shape[0], options.batch
     if wanted is None or not isinstance(fixed, int) or fixed == wanted:
         return PassResult(0)
@@ -52,16 +50,20 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
     fold(graph)
     graph.cleanup().toposort()
     after = to_model(graph.copy())
-    images = _images(wanted if isinstance(wanted, int) else 2 * fixed + 1, source.shape, options.config.input)
-    obstacle = _obstacle(before, after, fixed, images)
+    # Coloured blocks, each image of another brightness, as the network reads them.
+    size = wanted if isinstance(wanted, int) else 2 * fixed + 1
+    height, width = source.shape[2:]
+    blocks = np.random.default_rng(0).uniform(0, 255, (size, 3, -(-height // _BLOCK), -(-width // _BLOCK)))
+    blocks *= np.linspace(0.2, 1, size).reshape(-1, 1, 1, 1)
+    pixels = blocks.repeat(_BLOCK, axis=2).repeat(_BLOCK, axis=3)[:, :, :height, :width]
+    mean, std = (np.reshape(values, (1, 3, 1, 1)) for values in (config.mean, config.std))
+    obstacle = _obstacle(before, after, fixed, images=((pixels * config.scale - mean) / std).astype(np.float32))
     if obstacle:
         raise ModelError(
             f"the model's batch is fixed to {fixed} and cannot be changed: {obstacle}; export it with a dynamic batch "
             "('trtdet export --dynamic-batch') or leave --batch out"
         )
-    changed = to_graph(after)
-    for attribute in ("nodes", "inputs", "outputs"):
-        setattr(graph, attribute, getattr(changed, attribute))
+    refill(graph, after)
     return PassResult(count)
 
 
@@ -87,13 +89,13 @@ def _obstacle(before: onnx.ModelProto, after: onnx.ModelProto, fixed: int, image
     """The reason why the new model gives an image other outputs than the old model; empty where it does not."""
     size, name = len(images), after.graph.input[0].name
     try:
-        got = _session(after).run(None, {name: images})
+        outputs = cpu_session(plain(after)).run(None, {name: images})
     except Exception as error:  # onnxruntime raises a class of its own for each status, with no common base
         return f"with a batch of {size} {one_line(error)}"
     padded = np.concatenate([images, np.repeat(images[-1:], -size % fixed, axis=0)])
-    session = _session(before)
+    session = cpu_session(plain(before))
     pieces = [session.run(None, {name: padded[start : start + fixed]}) for start in range(0, size, fixed)]
-    for index, output in enumerate(got):
+    for index, output in enumerate(outputs):
         every = np.concatenate([piece[index] for piece in pieces])
         expected = every[: len(output)]
         if output.shape != expected.shape:
@@ -105,21 +107,3 @@ def _obstacle(before: onnx.ModelProto, after: onnx.ModelProto, fixed: int, image
         if apart > max(_TOLERANCE * between, rounding):
             return "an image's outputs depend on the others of its batch"
     return ""
-
-
-def _images(count: int, shape: list[int], config: InputConfig) -> NDArray[np.float32]:
-    """Images of coloured blocks, each of another brightness, as the network reads them: float32 (count, 3, H, W)."""
-    draw = np.random.default_rng(0)
-    height, width = shape[2:]
-    blocks = draw.uniform(0, 255, (count, 3, -(-height // _BLOCK), -(-width // _BLOCK)))
-    blocks *= np.linspace(0.2, 1, count).reshape(-1, 1, 1, 1)
-    pixels = blocks.repeat(_BLOCK, axis=2).repeat(_BLOCK, axis=3)[:, :, :height, :width]
-    mean, std = (np.reshape(values, (1, 3, 1, 1)) for values in (config.mean, config.std))
-    images: NDArray[np.float32] = ((pixels * config.scale - mean) / std).astype(np.float32)
-    return images
-
-
-def _session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # the exception has the reason
-    return onnxruntime.InferenceSession(plain(model).SerializeToString(), options, providers=["CPUExecutionProvider"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from trtdet.passes.base import Options, PassResult
+from trtdet.passes.base import Options, PassResult, rewrite_nodes
 
 
 def apply(graph: gs.Graph, options: Options) -> PassResult:
@@ -14,40 +14,14 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
     Left as it was, the float scale between the convolution and its activation would stop an INT8 kernel.
     Source: Jacob et al. 2018, arXiv:1712.05877, section 3.2.
     """
-    count = 0
-    skipped: list[str] = []
-    for norm in [node for node in graph.nodes if node.op == "BatchNormalization"]:
-        source = norm.inputs[0].inputs
-        conv = source[0] if source else None
-        reason = _obstacle(conv, norm, graph)
-        if conv is None or reason:
-            skipped.append(f"{norm.name}: {reason}")
-            continue
-        scale, shift, mean, variance = (tensor.values.astype(np.float64) for tensor in norm.inputs[1:5])
-        factor = scale / np.sqrt(variance + norm.attrs.get("epsilon", 1e-5))
-        weight = conv.inputs[1].values.astype(np.float64)
-        bias = conv.inputs[2].values.astype(np.float64) if len(conv.inputs) > 2 else np.zeros(len(factor))
-        with np.errstate(over="ignore"):
-            folded = (weight * factor.reshape(-1, 1, 1, 1)).astype(np.float32)
-            shifted = ((bias - mean) * factor + shift).astype(np.float32)
-        if not (np.isfinite(folded).all() and np.isfinite(shifted).all()):
-            skipped.append(f"{norm.name}: the folded weights exceed float32")
-            continue
-        conv.inputs = [
-            conv.inputs[0],
-            gs.Constant(f"{conv.name}/weight", folded),
-            gs.Constant(f"{conv.name}/bias", shifted),
-        ]
-        conv.outputs = [norm.outputs[0]]
-        norm.outputs.clear()
-        count += 1
-    graph.cleanup()
-    return PassResult(count, tuple(skipped))
+    return rewrite_nodes(graph, _fold, "BatchNormalization")
 
 
-def _obstacle(conv: gs.Node | None, norm: gs.Node, graph: gs.Graph) -> str:
-    if conv is None or conv.op != "Conv":
-        return f"its input comes from {conv.op if conv else 'the graph input'}, not Conv"
+def _fold(graph: gs.Graph, norm: gs.Node) -> str:
+    source = norm.inputs[0].inputs
+    if not source or source[0].op != "Conv":
+        return f"its input comes from {source[0].op if source else 'the graph input'}, not Conv"
+    conv = source[0]
     if len(conv.outputs[0].outputs) != 1:
         return "the Conv's output has another consumer"
     if any(tensor is conv.outputs[0] for tensor in graph.outputs):
@@ -58,4 +32,17 @@ def _obstacle(conv: gs.Node | None, norm: gs.Node, graph: gs.Graph) -> str:
         return "a weight is not constant"
     if conv.inputs[1].values.ndim != 4:
         return "the Conv is not two-dimensional"
+    scale, shift, mean, variance = (tensor.values.astype(np.float64) for tensor in norm.inputs[1:5])
+    factor = scale / np.sqrt(variance + norm.attrs.get("epsilon", 1e-5))
+    weight = conv.inputs[1].values.astype(np.float64)
+    bias = conv.inputs[2].values.astype(np.float64) if len(conv.inputs) > 2 else np.zeros(len(factor))
+    with np.errstate(over="ignore"):
+        folded = (weight * factor.reshape(-1, 1, 1, 1)).astype(np.float32)
+        shifted = ((bias - mean) * factor + shift).astype(np.float32)
+    if not (np.isfinite(folded).all() and np.isfinite(shifted).all()):
+        return "the folded weights exceed float32"
+    constants = [gs.Constant(f"{conv.name}/weight", folded), gs.Constant(f"{conv.name}/bias", shifted)]
+    conv.inputs = [conv.inputs[0], *constants]
+    conv.outputs = [norm.outputs[0]]
+    norm.outputs.clear()
     return ""

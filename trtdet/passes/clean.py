@@ -22,16 +22,34 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
     Raises:
         ModelError: the model's input does not fit the configuration, or a dimension other than the batch is dynamic.
     """
-    before = len(graph.nodes)
-    _cut(graph, options.config.head.outputs)
-    _check_input(graph, options)
-    if isinstance(options.batch, int):
-        _freeze_batch(graph, options.batch)
+    before, tensors, names = len(graph.nodes), graph.tensors(), options.config.head.outputs
+    # What ``head.outputs`` names become the outputs, so that no rewrite removes them and nothing after them has to be
+    # understood. Names that the model lacks are left for the decode pass to explain.
+    if names is not None and all(name in tensors for name in names):
+        graph.outputs = [tensors[name] for name in names]
+        for tensor in graph.outputs:
+            tensor.dtype = tensor.dtype or np.float32
+        graph.cleanup().cleanup(remove_unused_graph_inputs=True, recurse_subgraphs=False)
+    image = _checked_input(graph, options)
+    # A fixed batch is changed by the batch pass, once the shapes in the graph are constants.
+    if isinstance(options.batch, int) and not (isinstance(image.shape[0], int) and image.shape[0] > 0):
+        image.shape = [options.batch, *image.shape[1:]]
+        # Shapes downstream were inferred for the old batch; they are inferred again on export.
+        for tensor in graph.tensors().values():
+            if isinstance(tensor, gs.Variable) and tensor is not image:
+                tensor.shape = None
     name_nodes(graph)
-    _unify_constants(graph)
+    for node in graph.nodes:
+        key = next((key for key in _PLAIN_VALUES if key in node.attrs), None) if node.op == "Constant" else None
+        if key is not None:  # a tensor is the form that graph-surgeon folds
+            value = np.array(node.attrs[key], dtype=_PLAIN_VALUES[key])
+            node.attrs = {"value": gs.Constant(f"{node.name}/value", value)}
     _drop_no_ops(graph)
     fold(graph)
-    _name_kernels(graph)
+    for node in graph.nodes:
+        # TensorRT 8.6's parser cannot read a kernel's shape from weights in INT8.
+        if node.op in ("Conv", "ConvTranspose") and isinstance(node.inputs[1], gs.Constant):
+            node.attrs.setdefault("kernel_shape", list(node.inputs[1].shape[2:]))
     graph.cleanup().cleanup(remove_unused_graph_inputs=True, recurse_subgraphs=False).toposort()
     if not graph.inputs:
         raise ModelError("the model's outputs do not depend on the image; export the whole detector")
@@ -63,18 +81,6 @@ def _write_out_parts_of_shapes(graph: gs.Graph) -> None:
             graph.nodes.append(gs.Node("Slice", f"{node.name}/part", {}, [whole, *inputs], [part]))
 
 
-def _cut(graph: gs.Graph, names: tuple[str, ...] | None) -> None:
-    """Makes the tensors that ``head.outputs`` names the outputs, so that no rewrite removes them and nothing after
-    them has to be understood. Names that the model lacks are left for the decode pass to explain."""
-    tensors = graph.tensors()
-    if names is None or any(name not in tensors for name in names):
-        return
-    graph.outputs = [tensors[name] for name in names]
-    for tensor in graph.outputs:
-        tensor.dtype = tensor.dtype or np.float32
-    graph.cleanup().cleanup(remove_unused_graph_inputs=True, recurse_subgraphs=False)
-
-
 def network_input(graph: gs.Graph, name: str | None) -> gs.Variable:
     """The graph's image input.
 
@@ -93,7 +99,8 @@ def network_input(graph: gs.Graph, name: str | None) -> gs.Variable:
     return graph.inputs[names.index(name)]
 
 
-def _check_input(graph: gs.Graph, options: Options) -> None:
+def _checked_input(graph: gs.Graph, options: Options) -> gs.Variable:
+    """The image input, with the height and width of the configuration."""
     wanted = options.config.input
     tensor = network_input(graph, wanted.name)
     if len(graph.inputs) > 1:
@@ -112,17 +119,7 @@ def _check_input(graph: gs.Graph, options: Options) -> None:
                 f"{wanted.height}x{wanted.width}; make them equal, or export the model for that size"
             )
     tensor.shape = [shape[0], 3, wanted.height, wanted.width]
-
-
-def _freeze_batch(graph: gs.Graph, batch: int) -> None:
-    tensor = graph.inputs[0]
-    if isinstance(tensor.shape[0], int) and tensor.shape[0] > 0:
-        return  # the batch pass changes it, once the shapes in the graph are constants
-    tensor.shape = [batch, *tensor.shape[1:]]
-    # Shapes downstream were inferred for the old batch; they are inferred again on export.
-    for other in graph.tensors().values():
-        if isinstance(other, gs.Variable) and other is not tensor:
-            other.shape = None
+    return tensor
 
 
 def name_nodes(graph: gs.Graph) -> None:
@@ -133,24 +130,6 @@ def name_nodes(graph: gs.Graph) -> None:
             numbered = (f"{node.name or node.op}_{number}" for number in itertools.count(index))
             node.name = next(name for name in numbered if name not in given and name not in taken)
         taken.add(node.name)
-
-
-def _unify_constants(graph: gs.Graph) -> None:
-    """Gives every Constant node its value as a tensor, the form that graph-surgeon folds."""
-    for node in graph.nodes:
-        if node.op == "Constant":
-            for key, dtype in _PLAIN_VALUES.items():
-                if key in node.attrs:
-                    value = np.array(node.attrs[key], dtype=dtype)
-                    node.attrs = {"value": gs.Constant(f"{node.name}/value", value)}
-                    break
-
-
-def _name_kernels(graph: gs.Graph) -> None:
-    """Gives every convolution its kernel's shape: TensorRT 8.6's parser cannot read it from weights in INT8."""
-    for node in graph.nodes:
-        if node.op in ("Conv", "ConvTranspose") and isinstance(node.inputs[1], gs.Constant):
-            node.attrs.setdefault("kernel_shape", list(node.inputs[1].shape[2:]))
 
 
 def _drop_no_ops(graph: gs.Graph) -> None:

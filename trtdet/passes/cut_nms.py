@@ -22,6 +22,7 @@ from trtdet.passes.base import Options, Writer, explained
 from trtdet.passes.nms import EFFICIENT
 from trtdet.passes.provenance import Origin
 from trtdet.passes.two_stage import is_two_stage
+from trtdet.passes.walk import constant
 
 _KINDS: dict[str, Literal["efficient", "onnx"]] = {EFFICIENT: "efficient", "NonMaxSuppression": "onnx"}
 
@@ -50,7 +51,7 @@ def embedded_nms(model: onnx.ModelProto, config: Config) -> EmbeddedNms | None:
     if all(node.op_type not in _KINDS for node in model.graph.node):
         return None  # most models, which need not be parsed further
     with explained("cut_nms"):
-        return _found(gs.import_onnx(model), config)[0]
+        return _find(gs.import_onnx(model), config)[0]
 
 
 def cut(graph: gs.Graph, options: Options) -> Options:
@@ -63,14 +64,14 @@ def cut(graph: gs.Graph, options: Options) -> Options:
         ModelError: see :func:`embedded_nms`.
     """
     config = options.config
-    found, node = _found(graph, config)
-    if found is None or node is None:
+    nms, node = _find(graph, config)
+    if nms is None or node is None:
         return options
     write = Writer(graph, "trtdet/own", Origin.EMBEDDED_NMS)
     boxes, scores = node.inputs[:2]
     head: dict[str, Any] = {"decode": "boxes", "outputs": None}
-    if found.kind == "efficient":
-        centre, logits = node.attrs["box_coding"] == 1, node.attrs["score_activation"] == 1
+    if nms.kind == "efficient":
+        centre, logits = node.attrs.get("box_coding", 0) == 1, node.attrs.get("score_activation", 0) == 1
         head |= {"scores": "logits" if logits else "probabilities"}
         if boxes.shape is None or len(boxes.shape) == 4:
             boxes = write("Reshape", boxes, write.const([0, -1, 4], np.int64))
@@ -84,12 +85,10 @@ def cut(graph: gs.Graph, options: Options) -> Options:
     graph.outputs = [boxes, scores]
     graph.cleanup()
     changed = config.model_copy(update={"head": config.head.model_copy(update=head)})
-    if options.keep_embedded:
-        changed = changed.with_nms(**found.thresholds)
-    return replace(options, config=changed)
+    return replace(options, config=changed.with_nms(**nms.thresholds) if options.keep_embedded else changed)
 
 
-def _found(graph: gs.Graph, config: Config) -> tuple[EmbeddedNms | None, gs.Node | None]:
+def _find(graph: gs.Graph, config: Config) -> tuple[EmbeddedNms | None, gs.Node | None]:
     nodes = [node for node in graph.nodes if node.op in _KINDS]
     if not nodes or is_two_stage(graph):
         return None, None  # the suppressions of two stages are parts of the network
@@ -102,8 +101,7 @@ def _found(graph: gs.Graph, config: Config) -> tuple[EmbeddedNms | None, gs.Node
             "tensors before the last node with head.outputs and use head.decode boxes"
         )
     (node,) = nodes
-    name = node.name or node.op
-    thresholds = _efficient_thresholds(node) if node.op == EFFICIENT else _onnx_thresholds(node, config)
+    thresholds, name = _thresholds(node, config), node.name or node.op
     obstacle = _obstacle(node, config)
     if obstacle:
         raise ModelError(
@@ -122,44 +120,36 @@ def _obstacle(node: gs.Node, config: Config) -> str:
         return f"its class {node.attrs['background_class']} is background, which 'classes' does not know"
     if len(boxes) == 4 and boxes[2] != 1:
         return "it has boxes of its own for each class"
-    axis = 2 if efficient else 1
-    classes = scores[axis] if len(scores) == 3 else None
+    classes = scores[2 if efficient else 1] if len(scores) == 3 else None
     if isinstance(classes, int) and classes != len(config.classes):
         hidden = " (the class is hidden in an offset of the boxes)" if classes == 1 else ""
         return f"it gets scores of {classes} classes{hidden}, 'classes' lists {len(config.classes)}"
     return ""
 
 
-def _efficient_thresholds(node: gs.Node) -> dict[str, Any]:
-    missing = [name for name in ("score_threshold", "iou_threshold", "max_output_boxes") if name not in node.attrs]
-    if missing:
-        raise ModelError(f"node '{node.name or node.op}' lacks its attribute '{missing[0]}'; export the model again")
-    node.attrs.setdefault("box_coding", 0)
-    node.attrs.setdefault("score_activation", 0)
-    return {
-        "score_threshold": node.attrs["score_threshold"],
-        "iou_threshold": node.attrs["iou_threshold"],
-        "max_detections": node.attrs["max_output_boxes"],
-        "class_agnostic": bool(node.attrs.get("class_agnostic", 0)),
-        "pre_nms_topk": EfficientNms.CANDIDATES,
-        "candidates": "all-classes",
-    }
-
-
-def _onnx_thresholds(node: gs.Node, config: Config) -> dict[str, Any]:
-    """The thresholds among inputs 3 to 5 that are constant; the number of detections stays the configuration's, because
-    the node limits it for each class."""
-
-    def constant(position: int) -> float | None:
-        if len(node.inputs) <= position or not isinstance(node.inputs[position], gs.Constant):
-            return None
-        return float(np.asarray(node.inputs[position].values).reshape(-1)[0])
-
-    found: dict[str, Any] = {"class_agnostic": False, "candidates": "all-classes"}
-    iou, score = constant(3), constant(4)
+def _thresholds(node: gs.Node, config: Config) -> dict[str, Any]:
+    """The thresholds that a node fixes. ONNX's limits the detections of each class: their number stays the
+    configuration's, and so do thresholds that are computed."""
+    if node.op == EFFICIENT:
+        keys = {
+            "score_threshold": "score_threshold",
+            "iou_threshold": "iou_threshold",
+            "max_detections": "max_output_boxes",
+        }
+        missing = [name for name in keys.values() if name not in node.attrs]
+        if missing:
+            raise ModelError(
+                f"node '{node.name or node.op}' lacks its attribute '{missing[0]}'; export the model again"
+            )
+        agnostic = bool(node.attrs.get("class_agnostic", 0))
+        own = {"class_agnostic": agnostic, "pre_nms_topk": EfficientNms.CANDIDATES, "candidates": "all-classes"}
+        return {**{key: node.attrs[name] for key, name in keys.items()}, **own}
+    thresholds: dict[str, Any] = {"class_agnostic": False, "candidates": "all-classes"}
+    iou, score = constant(node, 3), constant(node, 4)
     if iou is not None and iou > 0:
-        found["iou_threshold"] = min(iou, 1.0)
+        thresholds["iou_threshold"] = min(iou, 1.0)
     if score is not None:
         logits = config.head.decode == "boxes" and config.head.scores == "logits"
-        found["score_threshold"] = float(sigmoid(np.array(score, np.float32))) if logits else min(max(score, 0.0), 1.0)
-    return found
+        probability = float(sigmoid(np.array(score, np.float32))) if logits else min(max(score, 0.0), 1.0)
+        thresholds["score_threshold"] = probability
+    return thresholds

@@ -9,38 +9,20 @@ where those of every other detector are.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import onnx_graphsurgeon as gs
 
 from trtdet.passes.base import Options
+from trtdet.passes.walk import above, maker
 
 _SAME_VALUES = ("Unsqueeze", "Squeeze", "Flatten", "Reshape", "Cast", "Identity")
 """Operators that change the shape of their first input, or its type, and no value."""
 
-_GATHERS = ("GatherElements", "GatherND")
-
 _FARTHEST = 200
 """Nodes that are looked at between a TopK and the rows that it leads to; exporters write some forty."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Best:
-    """What a graph's best detections are taken from.
-
-    Attributes:
-        boxes: (B, N, 4).
-        scores: (B, N, C).
-        count: detections; None where the graph computes their number.
-        head: keys of the configuration's head that these tensors change.
-    """
-
-    boxes: gs.Variable
-    scores: gs.Variable
-    count: int | None
-    head: dict[str, Any]
 
 
 def cut(graph: gs.Graph, options: Options) -> Options:
@@ -61,100 +43,79 @@ def cut(graph: gs.Graph, options: Options) -> Options:
         return options
     outputs = {tensor.name: tensor for tensor in graph.outputs}
     given = [outputs[name] for name in config.head.outputs or outputs if name in outputs]
-    found = None
-    if len(given) == 1 and config.head.decode == "detections":
-        found = _of_rows(given[0], len(config.classes))
+    head: dict[str, Any] = {"decode": "boxes", "outputs": None}
+    joined = maker(given[0], "Concat") if len(given) == 1 and config.head.decode == "detections" else None
+    if joined is not None and len(joined.inputs) == 3:
+        best = _best(*joined.inputs)
+        # Rows can be read as they are, so that what is not known to fit is left alone.
+        if best is not None and (best[0].shape is None or best[1].shape is None):
+            best = None
     elif len(given) == 3:
-        found = _of_three(graph, given, len(config.classes))
-    if found is None:
+        best = _best_of_three(graph, given)
+        head |= {"boxes": "xyxy", "units": "relative", "scores": "probabilities", "background": "none", "columns": None}
+    else:
         return options
-    for tensor in (found.boxes, found.scores):
+    if best is None or not _fit(best[0], best[1], len(config.classes)):
+        return options
+    boxes, scores, count = best
+    if len(given) == 3 and (sigmoid := maker(scores, "Sigmoid")) is not None:
+        scores, head["scores"] = sigmoid.inputs[0], "logits"
+    for tensor in (boxes, scores):
         tensor.dtype = tensor.dtype or np.float32
-    graph.outputs = [found.boxes, found.scores]
+    graph.outputs = [boxes, scores]
     graph.cleanup(remove_unused_graph_inputs=True)
-    head = config.head.model_copy(update={"decode": "boxes", "outputs": None, **found.head})
-    changed = config.model_copy(update={"head": head})
-    if found.count is not None:
-        changed = changed.with_nms(max_detections=min(config.nms.max_detections, found.count))
+    changed = config.model_copy(update={"head": config.head.model_copy(update=head)})
+    if count is not None:
+        changed = changed.with_nms(max_detections=min(config.nms.max_detections, count))
     return replace(options, config=changed)
 
 
-def _of_rows(rows: gs.Variable, classes: int) -> _Best | None:
-    joined = _maker(rows)
-    if joined is None or joined.op != "Concat" or len(joined.inputs) != 3:
-        return None
-    found = _best(*joined.inputs)
-    # Rows can be read as they are, so that what is not known to fit is left alone.
-    known = found is not None and found.boxes.shape is not None and found.scores.shape is not None
-    return found if found is not None and known and _fit(found.boxes, found.scores, classes) else None
-
-
-def _of_three(graph: gs.Graph, given: list[gs.Variable], classes: int) -> _Best | None:
-    """Of labels, boxes and scores, in any order."""
+def _best_of_three(graph: gs.Graph, given: list[gs.Variable]) -> tuple[gs.Tensor, gs.Tensor, int | None] | None:
+    """As :func:`_best`, of labels, boxes and scores in any order; boxes before they are multiplied by an input of the
+    model, the size of the original image."""
     boxes = [tensor for tensor in given if len(tensor.shape or ()) == 3]
     others = [tensor for tensor in given if len(tensor.shape or ()) == 2]
-    whole = [tensor for tensor in others if tensor.dtype in (np.int64, np.int32)]
-    if (len(boxes), len(others), len(whole)) != (1, 2, 1):
+    labels = [tensor for tensor in others if tensor.dtype in (np.int64, np.int32)]
+    if (len(boxes), len(others), len(labels)) != (1, 2, 1):
         return None
-    score = others[1 - others.index(whole[0])]
-    found = _best(boxes[0], score, whole[0])
-    relative = None if found is None else _before_scaling(graph, found.boxes)
-    if found is None or relative is None or not _fit(relative, found.scores, classes):
-        return None
-    head = {"boxes": "xyxy", "units": "relative", "scores": "probabilities", "background": "none", "columns": None}
-    scores = found.scores
-    maker = _maker(scores)
-    if maker is not None and maker.op == "Sigmoid":
-        scores, head["scores"] = maker.inputs[0], "logits"
-    return _Best(relative, scores, found.count, head)
-
-
-def _before_scaling(graph: gs.Graph, boxes: gs.Variable) -> gs.Variable | None:
-    """Boxes (B, N, 4) before they are multiplied by an input of the model, the size of the original image."""
-    scaling = _maker(boxes)
-    if scaling is None or scaling.op != "Mul":
+    best = _best(boxes[0], others[1 - others.index(labels[0])], labels[0])
+    scaling = None if best is None else maker(best[0], "Mul")
+    if best is None or scaling is None:
         return None
     inputs = {id(tensor) for tensor in graph.inputs if len(tensor.shape or ()) == 2}
     for relative, size in (scaling.inputs, scaling.inputs[::-1]):
         here, there = (any(id(source) in inputs for source in _behind(tensor)) for tensor in (relative, size))
         if there and not here:
-            return relative
+            return relative, best[1], best[2]
     return None
 
 
-def _best(boxes: gs.Tensor, score: gs.Tensor, label: gs.Tensor) -> _Best | None:
-    """The boxes and scores that detections are taken from; None where they are not made in a known way."""
-    values = _unchanged(score)
-    best = _maker(values)
-    if best is None or best.op != "TopK" or best.outputs[0] is not values or not best.attrs.get("largest", 1):
+def _best(boxes: gs.Tensor, score: gs.Tensor, label: gs.Tensor) -> tuple[gs.Tensor, gs.Tensor, int | None] | None:
+    """What the best detections are taken from: boxes (B, N, 4), scores (B, N, C), and how many detections there are,
+    None where the graph computes that. None where the detections are not made in a known way."""
+    values = above(score, *_SAME_VALUES)
+    best = maker(values, "TopK")
+    if best is None or best.outputs[0] is not values or not best.attrs.get("largest", 1):
         return None
-    scores = _unchanged(best.inputs[0])
-    gather = _maker(scores)
-    if gather is not None and gather.op == "GatherElements":
-        if not _of_the_best_anchors(gather):
-            return None
+    scores, places = above(best.inputs[0], *_SAME_VALUES), best.outputs[1]
+    gather = maker(scores, "GatherElements")
+    if gather is not None:  # the scores of the anchors whose highest score is best
         scores = gather.inputs[0]
-    places = best.outputs[1]
+        choices = [node for tensor in _behind(gather.inputs[1]) if (node := maker(tensor, "TopK")) is not None]
+        highest = maker(above(choices[0].inputs[0], *_SAME_VALUES), "ReduceMax") if choices else None
+        if highest is None or highest.inputs[0] is not scores:
+            return None
     if places not in _behind(label):
         return None
-    source, chosen = boxes, False
-    while (maker := _maker(source)) is not None and maker.op in _GATHERS:
-        chosen = chosen or places in _behind(maker.inputs[1])
-        source = maker.inputs[0]
+    chosen = False
+    while (gather := maker(boxes, "GatherElements", "GatherND")) is not None:
+        chosen = chosen or places in _behind(gather.inputs[1])
+        boxes = gather.inputs[0]
     if not chosen:
         return None
-    return _Best(source, scores, _constant(best.inputs[1]), {})
-
-
-def _of_the_best_anchors(gather: gs.Node) -> bool:
-    """Whether the scores that are gathered are those of the anchors whose highest score is best."""
-    scores = gather.inputs[0]
-    for tensor in _behind(gather.inputs[1]):
-        maker = _maker(tensor)
-        if maker is not None and maker.op == "TopK":
-            highest = _maker(_unchanged(maker.inputs[0]))
-            return highest is not None and highest.op == "ReduceMax" and highest.inputs[0] is scores
-    return False
+    made = maker(best.inputs[1])
+    limit = made.attrs.get("value") if made is not None else best.inputs[1]
+    return boxes, scores, int(np.asarray(limit.values).reshape(-1)[0]) if isinstance(limit, gs.Constant) else None
 
 
 def _fit(boxes: gs.Tensor, scores: gs.Tensor, classes: int) -> bool:
@@ -165,30 +126,13 @@ def _fit(boxes: gs.Tensor, scores: gs.Tensor, classes: int) -> bool:
     return len(one) == len(other) == 3 and one[2] == 4 and other[2] == classes and one[1] == other[1]
 
 
-def _maker(tensor: gs.Tensor) -> gs.Node | None:
-    return tensor.inputs[0] if isinstance(tensor, gs.Variable) and tensor.inputs else None
-
-
-def _unchanged(tensor: gs.Tensor) -> gs.Tensor:
-    """The tensor that has the same values, before operators that change none."""
-    while (maker := _maker(tensor)) is not None and maker.op in _SAME_VALUES:
-        tensor = maker.inputs[0]
-    return tensor
-
-
 def _behind(tensor: gs.Tensor) -> Iterator[gs.Tensor]:
     """The tensors that a tensor is computed from, itself included, the nearest first."""
     waiting, seen = [tensor], {id(tensor)}
     for current in waiting:
         yield current
-        maker = _maker(current)
-        for source in maker.inputs if maker is not None and len(waiting) < _FARTHEST else ():
+        node = maker(current)
+        for source in node.inputs if node is not None and len(waiting) < _FARTHEST else ():
             if id(source) not in seen:
                 seen.add(id(source))
                 waiting.append(source)
-
-
-def _constant(tensor: gs.Tensor) -> int | None:
-    maker = _maker(tensor)
-    values = tensor if isinstance(tensor, gs.Constant) else maker.attrs.get("value") if maker is not None else None
-    return int(np.asarray(values.values).reshape(-1)[0]) if isinstance(values, gs.Constant) else None

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import onnx_graphsurgeon as gs
-import onnxruntime
 from numpy.typing import NDArray
 
 from trtdet.config import Config
@@ -17,6 +16,7 @@ from trtdet.detection.expressions import evaluate, shapes
 from trtdet.detection.heads import Shape, class_columns, input_sides, match_outputs, of_computed
 from trtdet.detection.suppression import sigmoid
 from trtdet.passes.base import Options, PassResult, Writer
+from trtdet.passes.model import cpu_session
 from trtdet.passes.provenance import Origin
 
 NUM_DETS = "num_dets"
@@ -70,23 +70,18 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
     masks = [graph.outputs.pop()] if options.masks else []
     raw = {tensor.name: tensor for tensor in graph.outputs}
     write = Writer(graph, "trtdet/decode", Origin.DECODE)
-    _give_way(graph)
+    tensors = graph.tensors()
+    for name in (*CONTRACT, ALL_BOXES, ALL_SCORES):
+        if name in tensors:
+            free = f"{name}_raw"
+            while free in tensors:
+                free += "_"
+            tensors[name].name = free
     if config.head.compute is not None:
         raw, config = _computed(write, raw, config), of_computed(config)
-    first, distances = match_outputs({name: _shape(tensor) for name, tensor in raw.items()}, config)
-    joined = _joined(write, [raw[name] for name in first])
-    rule = {"yolox": _yolox, "yolov5": _yolov5, "yolov8": _yolov8, "detections": _detections}
-    if config.head.decode == "boxes":
-        boxes = _boxes(write, joined, config)
-        scores = _class_scores(write, _joined(write, [raw[distances[0]]]), config)
-    elif config.head.decode != "dfl":
-        boxes, scores = rule[config.head.decode](write, joined, config)
-    else:
-        if distances:
-            classes, sides = joined, _joined(write, [raw[name] for name in distances])
-        else:
-            classes, sides = _split(write, joined, [len(config.classes), 4 * config.head.bins])
-        boxes, scores = _dfl(write, classes, sides, config)
+    first, others = match_outputs({name: _shape(tensor) for name, tensor in raw.items()}, config)
+    raw_first, raw_others = ([raw[name] for name in names] for names in (first, others))
+    boxes, scores = _decoded(write, raw_first, raw_others, config=config)
     for tensor, name in ((boxes, BOXES), (scores, SCORES)):
         tensor.name = name
         tensor.dtype = np.float32
@@ -107,15 +102,12 @@ def _measure(graph: gs.Graph) -> None:
     if any(node.op in _SIZED_BY_DATA for node in graph.nodes):
         return
     batch = image.shape[0] if isinstance(image.shape[0], int) and image.shape[0] > 0 else 1
-    settings = onnxruntime.SessionOptions()
-    settings.log_severity_level = 4
+    feeds = {image.name: np.zeros((batch, *sides), np.float32)}
     try:
-        model = gs.export_onnx(graph).SerializeToString()
-        session = onnxruntime.InferenceSession(model, settings, providers=["CPUExecutionProvider"])
-        found = session.run([tensor.name for tensor in lacking], {image.name: np.zeros((batch, *sides), np.float32)})
+        arrays = cpu_session(gs.export_onnx(graph)).run([tensor.name for tensor in lacking], feeds)
     except Exception:  # an operator that onnxruntime lacks: sizes stay open, which whoever needs them says
         return
-    for tensor, array in zip(lacking, found, strict=True):
+    for tensor, array in zip(lacking, arrays, strict=True):
         tensor.shape = [image.shape[0], *array.shape[1:]]
 
 
@@ -127,25 +119,12 @@ def _computed(write: Writer, raw: dict[str, gs.Variable], config: Config) -> dic
         return write(op, *inputs, **attributes)
 
     sizes = shapes({name: _shape(tensor) for name, tensor in raw.items()}, config)
-    found = evaluate({name: _joined(write, [tensor]) for name, tensor in raw.items()}, step, config)
-    for name, tensor in found.items():
-        batch = next(iter(raw.values())).shape[0]
-        tensor.dtype, tensor.shape = (
-            np.float32,
-            [batch, *(size or f"{name}_{at}" for at, size in enumerate(sizes[name][1:]))],
-        )
-    return found
-
-
-def _give_way(graph: gs.Graph) -> None:
-    """Renames tensors of the model whose names the decoded tensors will have."""
-    tensors = graph.tensors()
-    for name in (*CONTRACT, ALL_BOXES, ALL_SCORES):
-        if name in tensors:
-            free = f"{name}_raw"
-            while free in tensors:
-                free += "_"
-            tensors[name].name = free
+    computed = evaluate({name: _joined(write, [tensor]) for name, tensor in raw.items()}, step, config)
+    batch = next(iter(raw.values())).shape[0]
+    for name, tensor in computed.items():
+        tensor.dtype = np.float32
+        tensor.shape = [batch, *(size or f"{name}_{at}" for at, size in enumerate(sizes[name][1:]))]
+    return computed
 
 
 def _shape(tensor: gs.Tensor) -> Shape:
@@ -158,10 +137,6 @@ def _joined(write: Writer, tensors: list[gs.Variable]) -> gs.Variable:
     return single[0] if len(single) == 1 else write("Concat", *single, axis=1)
 
 
-def _activated(write: Writer, tensor: gs.Variable, config: Config) -> gs.Variable:
-    return write("Sigmoid", tensor) if config.head.scores == "logits" else tensor
-
-
 def _split(write: Writer, tensor: gs.Variable, sizes: list[int]) -> list[gs.Variable]:
     return write.many("Split", len(sizes), tensor, write.const(sizes, np.int64), axis=2)
 
@@ -171,26 +146,52 @@ def _corners(write: Writer, centre: gs.Variable, size: gs.Variable) -> gs.Variab
     return write("Concat", write("Sub", centre, half), write("Add", centre, half), axis=2)
 
 
-def _yolox(write: Writer, output: gs.Variable, config: Config) -> tuple[gs.Variable, gs.Variable]:
-    points, strides = anchor_points(config, 0.0)
-    xy, wh, objectness, scores = _split(write, output, [2, 2, 1, len(config.classes)])
-    stride = write.const(strides[None], np.float32)
-    centre = write("Add", write("Mul", xy, stride), write.const(points[None], np.float32))
-    size = write("Mul", write("Exp", wh), stride)
-    score = write("Mul", _activated(write, objectness, config), _activated(write, scores, config))
-    return _corners(write, centre, size), score
-
-
-def _yolov5(write: Writer, output: gs.Variable, config: Config) -> tuple[gs.Variable, gs.Variable]:
-    centre, size, objectness, scores = _split(write, output, [2, 2, 1, len(config.classes)])
-    score = write("Mul", _activated(write, objectness, config), _activated(write, scores, config))
-    return _corners(write, centre, size), score
-
-
-def _yolov8(write: Writer, output: gs.Variable, config: Config) -> tuple[gs.Variable, gs.Variable]:
-    rows = write("Transpose", output, perm=[0, 2, 1])
-    centre, size, scores = _split(write, rows, [2, 2, len(config.classes)])
-    return _corners(write, centre, size), scores
+def _decoded(
+    write: Writer, first: list[gs.Variable], others: list[gs.Variable], config: Config
+) -> tuple[gs.Variable, gs.Variable]:
+    """Boxes and scores of the outputs that :func:`match_outputs` chose."""
+    head, classes = config.head, len(config.classes)
+    joined = _joined(write, first)
+    if head.decode in ("yolox", "yolov5"):
+        centre, size, *factors = _split(write, joined, [2, 2, 1, classes])
+        if head.decode == "yolox":
+            points, strides = anchor_points(config, 0.0)
+            stride = write.const(strides[None], np.float32)
+            centre = write("Add", write("Mul", centre, stride), write.const(points[None], np.float32))
+            size = write("Mul", write("Exp", size), stride)
+        if head.scores == "logits":
+            factors = [write("Sigmoid", tensor) for tensor in factors]
+        score = write("Mul", *factors)
+        return _corners(write, centre, size), score
+    if head.decode == "yolov8":
+        centre, size, scores = _split(write, write("Transpose", joined, perm=[0, 2, 1]), [2, 2, classes])
+        return _corners(write, centre, size), scores
+    if head.decode == "detections":
+        boxes, score, label = _split(write, joined, [4, 1, 1])
+        mine = write("Equal", label, write.const(np.arange(classes)[None, None], np.float32))
+        return _boxes(write, boxes, config), write("Where", mine, score, write.const(0.0, np.float32))
+    if head.decode == "boxes":
+        boxes, scores = _boxes(write, joined, config), _joined(write, others)
+        if head.scores == "softmax":
+            scores = write("Softmax", scores, axis=2)
+        if head.columns is not None:
+            scores = write("Gather", scores, write.const(head.columns, np.int64), axis=2)
+        elif head.background != "none":
+            columns = class_columns(head, classes + 1)
+            scores = write("Slice", scores, *(write.const([at], np.int64) for at in (columns.start, columns.stop, 2)))
+        return boxes, scores
+    if others:
+        scores, distances = joined, _joined(write, others)
+    else:
+        scores, distances = _split(write, joined, [classes, 4 * head.bins])
+    points, strides = anchor_points(config, head.cell_offset)
+    per_side = write("Reshape", distances, write.const([0, -1, 4, head.bins], np.int64))
+    weights = write.const(np.arange(head.bins).reshape(head.bins, 1), np.float32)
+    expected = write("MatMul", write("Softmax", per_side, axis=3), weights)
+    sides = write("Reshape", expected, write.const([0, -1, 4], np.int64))
+    before, after = _split(write, write("Mul", sides, write.const(strides[None], np.float32)), [2, 2])
+    centre = write.const(points[None], np.float32)
+    return write("Concat", write("Sub", centre, before), write("Add", centre, after), axis=2), scores
 
 
 def _boxes(write: Writer, boxes: gs.Variable, config: Config) -> gs.Variable:
@@ -201,34 +202,3 @@ def _boxes(write: Writer, boxes: gs.Variable, config: Config) -> gs.Variable:
     if config.head.units == "pixels":
         return boxes
     return write("Mul", boxes, write.const(input_sides(config), np.float32))
-
-
-def _class_scores(write: Writer, scores: gs.Variable, config: Config) -> gs.Variable:
-    head = config.head
-    if head.scores == "softmax":
-        scores = write("Softmax", scores, axis=2)
-    if head.columns is not None:
-        return write("Gather", scores, write.const(head.columns, np.int64), axis=2)
-    if head.background == "none":
-        return scores
-    columns = class_columns(head, len(config.classes) + 1)
-    return write("Slice", scores, *(write.const([at], np.int64) for at in (columns.start, columns.stop, 2)))
-
-
-def _detections(write: Writer, rows: gs.Variable, config: Config) -> tuple[gs.Variable, gs.Variable]:
-    boxes, score, label = _split(write, rows, [4, 1, 1])
-    mine = write("Equal", label, write.const(np.arange(len(config.classes))[None, None], np.float32))
-    return _boxes(write, boxes, config), write("Where", mine, score, write.const(0.0, np.float32))
-
-
-def _dfl(write: Writer, scores: gs.Variable, distances: gs.Variable, config: Config) -> tuple[gs.Variable, gs.Variable]:
-    points, strides = anchor_points(config, config.head.cell_offset)
-    bins = config.head.bins
-    per_side = write("Reshape", distances, write.const([0, -1, 4, bins], np.int64))
-    weights = write.const(np.arange(bins).reshape(bins, 1), np.float32)
-    expected = write("MatMul", write("Softmax", per_side, axis=3), weights)
-    sides = write("Reshape", expected, write.const([0, -1, 4], np.int64))
-    before, after = _split(write, write("Mul", sides, write.const(strides[None], np.float32)), [2, 2])
-    centre = write.const(points[None], np.float32)
-    boxes = write("Concat", write("Sub", centre, before), write("Add", centre, after), axis=2)
-    return boxes, scores

@@ -8,21 +8,21 @@ running both.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
-import onnxruntime
 from numpy.typing import NDArray
 
 from trtdet.config import Config
 from trtdet.detection.heads import match_outputs
 from trtdet.errors import ModelError, one_line
 from trtdet.passes.clean import network_input
-from trtdet.passes.model import to_graph, to_model
+from trtdet.passes.model import cpu_session, to_graph, to_model
 from trtdet.passes.plugin_ops import plain
+from trtdet.passes.walk import maker
 
 _ELEMENT_WISE = ("Add", "Sub", "Mul", "Div", "Min", "Max", "Clip", "Pow")
 _FEW = 8
@@ -33,8 +33,6 @@ _MOST_QUERIES = 1000
 
 _NEAR = 0.02
 """What a number of cells may differ by, as a share, where strides do not divide the sides."""
-
-Shape = tuple[int, ...]
 
 
 def with_input_size(model: onnx.ModelProto, size: tuple[int, int], config: Config | None = None) -> onnx.ModelProto:
@@ -55,8 +53,16 @@ def with_input_size(model: onnx.ModelProto, size: tuple[int, int], config: Confi
     if not fixed or tuple(shape[2:]) == size:
         return model
     before: tuple[int, int] = (shape[2], shape[3])
-    changed = _resized(model, source.name, size)
-    obstacle = next(_constants(graph, before), "") or _obstacle(graph, model, changed, (before, size), config)
+    changed = onnx.ModelProto()
+    changed.CopyFrom(model)
+    # Shapes were inferred for the old size, and say so of the outputs.
+    del changed.graph.value_info[:]
+    for output in changed.graph.output:
+        output.type.tensor_type.ClearField("shape")
+    image = next(value for value in changed.graph.input if value.name == source.name)
+    for dim, side in zip(image.type.tensor_type.shape.dim[2:], size, strict=True):
+        dim.dim_value = side
+    obstacle = _constant_of_size(graph, before) or _misfit(graph, model, changed, sizes=(before, size), config=config)
     if obstacle:
         raise ModelError(
             f"the model's input is fixed to {before[0]}x{before[1]} (height x width) and cannot be changed to "
@@ -66,49 +72,31 @@ def with_input_size(model: onnx.ModelProto, size: tuple[int, int], config: Confi
     return to_model(to_graph(onnx.shape_inference.infer_shapes(changed)))
 
 
-def _resized(model: onnx.ModelProto, source: str, size: tuple[int, int]) -> onnx.ModelProto:
-    changed = onnx.ModelProto()
-    changed.CopyFrom(model)
-    # Shapes were inferred for the old size, and say so of the outputs.
-    del changed.graph.value_info[:]
-    for output in changed.graph.output:
-        output.type.tensor_type.ClearField("shape")
-    given = next(value for value in changed.graph.input if value.name == source)
-    for dim, side in zip(given.type.tensor_type.shape.dim[2:], size, strict=True):
-        dim.dim_value = side
-    return changed
-
-
 def _values(tensor: gs.Tensor) -> NDArray[Any] | None:
     """The values of a constant."""
-    if isinstance(tensor, gs.Constant):
-        return np.asarray(tensor.values)
-    maker = tensor.inputs[0] if tensor.inputs else None
-    given = maker.attrs.get("value") if maker is not None and maker.op == "Constant" else None
-    return np.asarray(given.values) if given is not None else None
+    node = maker(tensor, "Constant")
+    constant = tensor if node is None else node.attrs.get("value")
+    return np.asarray(constant.values) if isinstance(constant, gs.Constant) else None
 
 
-def _constants(graph: gs.Graph, sides: tuple[int, int]) -> Iterator[str]:
-    """What holds the size in numbers that would fit another size too, and then be wrong."""
+def _constant_of_size(graph: gs.Graph, sides: tuple[int, int]) -> str:
+    """What holds the size in numbers that would fit another size too, and then be wrong; empty where nothing does."""
     wanted = np.array([*sides, *(1 / side for side in sides)], np.float64)
     for node in graph.nodes:
-        if (
-            node.op == "Resize"
-            and len(node.inputs) > 3
-            and (target := _values(node.inputs[3])) is not None
-            and len(target)
-        ):
-            yield f"Resize '{node.name}' gives the constant size {'x'.join(map(str, target[-2:]))}"
+        target = _values(node.inputs[3]) if node.op == "Resize" and len(node.inputs) > 3 else None
+        if target is not None and len(target):
+            return f"Resize '{node.name}' gives the constant size {'x'.join(map(str, target[-2:]))}"
         for tensor in node.inputs if node.op in _ELEMENT_WISE else ():
             values = _values(tensor)
             if values is None or values.size > _FEW or not np.issubdtype(values.dtype, np.floating):
                 continue
             flat = values.astype(np.float64).reshape(-1, 1)
             if np.isclose(flat, wanted, rtol=1e-6, atol=0).any():
-                yield f"{node.op} '{node.name}' reads the constant {float(flat.max()):g}, which is of the size"
+                return f"{node.op} '{node.name}' reads the constant {float(flat.max()):g}, which is of the size"
+    return ""
 
 
-def _obstacle(
+def _misfit(
     graph: gs.Graph,
     model: onnx.ModelProto,
     changed: onnx.ModelProto,
@@ -117,14 +105,14 @@ def _obstacle(
 ) -> str:
     """Why the changed model does not give what another size should give; empty where it does."""
     try:
-        after = _shapes(changed, ())
+        shapes = _shapes(changed)
     except Exception as error:  # onnxruntime raises a class of its own for each status, with no common base
         return one_line(error)
     (height, width), (new_height, new_width) = sizes
     ratios = (1.0, new_height * new_width / (height * width), new_height / height, new_width / width)
     moved = False
-    for name, old in _shapes(model, ()).items():
-        new = after[name]
+    for name, old in _shapes(model).items():
+        new = shapes[name]
         fits = len(old) == len(new) and all(
             any(abs(given - side * ratio) <= _NEAR * side * ratio for ratio in ratios)
             for side, given in zip(old, new, strict=True)
@@ -134,22 +122,19 @@ def _obstacle(
         moved |= old != new or max(old[1:], default=0) <= _MOST_QUERIES
     if not moved:
         return "its outputs have as many rows as before, and so are of the cells of its own size"
-    return _cuts(graph, model, changed) or _misfit(after, config)
-
-
-def _misfit(found: Mapping[str, Shape], config: Config | None) -> str:
-    """Why the outputs do not fit the head at that size; empty where they do, or are cut before the graph's end."""
-    raw = all(len(shape) == 3 for shape in found.values())  # those of a suppression in the graph are not
-    if config is None or not raw or not set(config.head.outputs or ()) <= found.keys():
-        return ""
+    reason = _fixed_slice(graph, model, changed)
+    # A suppression in the graph gives other outputs than raw ones; a model may be cut before the graph's end.
+    raw = all(len(shape) == 3 for shape in shapes.values())
+    if reason or config is None or not raw or not set(config.head.outputs or ()) <= shapes.keys():
+        return reason
     try:
-        match_outputs(found, config)
+        match_outputs(shapes, config)
     except ModelError as error:
         return str(error)
     return ""
 
 
-def _cuts(graph: gs.Graph, model: onnx.ModelProto, changed: onnx.ModelProto) -> str:
+def _fixed_slice(graph: gs.Graph, model: onnx.ModelProto, changed: onnx.ModelProto) -> str:
     """Which Slice takes a part of constant length of what is another length now; empty where none does."""
     slices = [node for node in graph.nodes if node.op == "Slice" and node.inputs[0].inputs]
     read = list(dict.fromkeys(node.inputs[0].name for node in slices))
@@ -164,28 +149,25 @@ def _cuts(graph: gs.Graph, model: onnx.ModelProto, changed: onnx.ModelProto) -> 
         given = _values(node.inputs[3]) if len(node.inputs) > 3 and not node.inputs[3].is_empty() else None
         axes = range(len(starts)) if given is None else given.reshape(-1).tolist()
         for axis, start, end in zip(axes, starts.reshape(-1).tolist(), ends.reshape(-1).tolist(), strict=True):
-            whole = end < 0 or end >= max(old[axis], new[axis])
-            if old[axis] != new[axis] and not (whole and -2 < start < 2):
+            to_the_end = end < 0 or end >= max(old[axis], new[axis])
+            if old[axis] != new[axis] and not (to_the_end and -2 < start < 2):
                 return (
                     f"Slice '{node.name}' cuts {start} to {end} out of {old[axis]}, which are {new[axis]} at that size"
                 )
     return ""
 
 
-def _shapes(model: onnx.ModelProto, more: Sequence[str]) -> dict[str, Shape]:
+def _shapes(model: onnx.ModelProto, names: Sequence[str] = ()) -> dict[str, tuple[int, ...]]:
     """The shapes of a model's outputs, or of other tensors, on an empty image."""
-    given = plain(model)
-    if more:
-        exposed = onnx.ModelProto()
-        exposed.CopyFrom(given)
+    exposed = plain(model)
+    if names:
+        exposed = onnx.ModelProto.FromString(exposed.SerializeToString())
         del exposed.graph.output[:]
-        exposed.graph.output.extend(onnx.ValueInfoProto(name=name) for name in more)
-        given = exposed
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # the exception has the reason
-    session = onnxruntime.InferenceSession(given.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        exposed.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    session = cpu_session(exposed)
     source = session.get_inputs()[0]
-    shape = [side if isinstance(side, int) else 1 for side in source.shape]
-    names = [output.name for output in session.get_outputs()]
-    found = session.run(names, {source.name: np.zeros(shape, np.float32)})
-    return {name: np.shape(value) for name, value in zip(names, found, strict=True)}
+    image = np.zeros([side if isinstance(side, int) else 1 for side in source.shape], np.float32)
+    outputs = [output.name for output in session.get_outputs()]
+    return {
+        name: np.shape(value) for name, value in zip(outputs, session.run(outputs, {source.name: image}), strict=True)
+    }

@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from trtdet.errors import ModelError, one_line
 from trtdet.passes import plugin_ops  # noqa: F401  # registers the plugin operators with ONNX
 from trtdet.passes.base import PLUGIN_DOMAIN
-from trtdet.passes.provenance import subgraphs
+from trtdet.passes.provenance import graphs
 from trtdet.passes.validation import check, clear_unusable_dims, sort_nodes
 
 _QUANTIZED = ("QuantizeLinear", "DequantizeLinear", "QLinearConv", "ConvInteger", "QLinearMatMul", "MatMulInteger")
@@ -27,33 +27,6 @@ def load_model(path: Path, *, allow_quantized: bool = False) -> onnx.ModelProto:
             :func:`trtdet.passes.validation.check`; holds an operator that no ONNX opset defines; or (unless
             ``allow_quantized``) is quantised already.
     """
-    model = _parsed(path)
-    clear_unusable_dims(model)
-    _unify_domains(model)
-    try:
-        onnx.load_external_data_for_model(model, str(path.parent))
-    except (OSError, ValueError, onnx.checker.ValidationError) as error:
-        raise ModelError(
-            f"model '{path}' keeps its weights in separate files and one is missing or cut ({one_line(error)}); "
-            f"copy them to '{path.parent}'"
-        ) from None
-    _place_plugins(model)
-    try:
-        sort_nodes(model.graph)
-        _check_operators(model)
-        check(model)
-    except ModelError as error:
-        raise ModelError(f"model '{path}' {error.problem}", error.hint or "export it again") from None
-    quantized = [node for node in model.graph.node if node.op_type in _QUANTIZED]
-    if quantized and not allow_quantized:
-        raise ModelError(
-            f"model '{path}' is quantised already: {len(quantized)} nodes such as {quantized[0].op_type} "
-            f"'{quantized[0].name}'; give the float model it was made from"
-        )
-    return model
-
-
-def _parsed(path: Path) -> onnx.ModelProto:
     try:
         model = onnx.load(str(path), format="protobuf", load_external_data=False)
     except FileNotFoundError:
@@ -69,6 +42,34 @@ def _parsed(path: Path) -> onnx.ModelProto:
         ) from None
     if not model.graph.node or not model.opset_import:
         raise ModelError(f"model '{path}' is not ONNX or is truncated: it has no nodes or no opset; export it again")
+    clear_unusable_dims(model)
+    _unify_domains(model)
+    try:
+        onnx.load_external_data_for_model(model, str(path.parent))
+    except (OSError, ValueError, onnx.checker.ValidationError) as error:
+        raise ModelError(
+            f"model '{path}' keeps its weights in separate files and one is missing or cut ({one_line(error)}); "
+            f"copy them to '{path.parent}'"
+        ) from None
+    # Exporters write plugins under any domain or none; their schemas are in one.
+    plugins = {schema.name for schema in onnx.defs.get_all_schemas() if schema.domain == PLUGIN_DOMAIN}
+    misplaced = [node for node in model.graph.node if node.op_type in plugins and node.domain != PLUGIN_DOMAIN]
+    for node in misplaced:
+        node.domain = PLUGIN_DOMAIN
+    if misplaced and all(entry.domain != PLUGIN_DOMAIN for entry in model.opset_import):
+        model.opset_import.append(onnx.helper.make_opsetid(PLUGIN_DOMAIN, 1))
+    try:
+        sort_nodes(model.graph)
+        _check_operators(model)
+        check(model)
+    except ModelError as error:
+        raise ModelError(f"model '{path}' {error.problem}", error.hint or "export it again") from None
+    quantized = [node for node in model.graph.node if node.op_type in _QUANTIZED]
+    if quantized and not allow_quantized:
+        raise ModelError(
+            f"model '{path}' is quantised already: {len(quantized)} nodes such as {quantized[0].op_type} "
+            f"'{quantized[0].name}'; give the float model it was made from"
+        )
     return model
 
 
@@ -83,29 +84,14 @@ def _unify_domains(model: onnx.ModelProto) -> None:
         if len(versions) < len(entries) or any(entry.domain == "ai.onnx" for entry in entries):
             del entries[:]
             entries.extend(onnx.helper.make_opsetid(domain, version) for domain, version in versions.items())
-    used: set[str] = set()
-    _unify_nodes(model.graph, used)
+    used = {""}
+    for graph in graphs(model.graph):
+        for node in graph.node:
+            if node.domain == "ai.onnx":
+                node.domain = ""
+            used.add(node.domain)
     for domain in sorted(used - {entry.domain for entry in model.opset_import} - {""}):
         model.opset_import.append(onnx.helper.make_opsetid(domain, 1))
-
-
-def _unify_nodes(graph: onnx.GraphProto, used: set[str]) -> None:
-    for node in graph.node:
-        if node.domain == "ai.onnx":
-            node.domain = ""
-        used.add(node.domain)
-        for inner in subgraphs(node):
-            _unify_nodes(inner, used)
-
-
-def _place_plugins(model: onnx.ModelProto) -> None:
-    """Puts plugins, which exporters write under any domain or none, into the domain that their schemas are in."""
-    schemas = {schema.name for schema in onnx.defs.get_all_schemas() if schema.domain == PLUGIN_DOMAIN}
-    found = [node for node in model.graph.node if node.op_type in schemas and node.domain != PLUGIN_DOMAIN]
-    for node in found:
-        node.domain = PLUGIN_DOMAIN
-    if found and all(entry.domain != PLUGIN_DOMAIN for entry in model.opset_import):
-        model.opset_import.append(onnx.helper.make_opsetid(PLUGIN_DOMAIN, 1))
 
 
 def _check_operators(model: onnx.ModelProto) -> None:

@@ -25,18 +25,17 @@ _CELLS = "trtdet/masks/cells"
 def write(
     write: Writer, boxes: gs.Variable, labels: gs.Variable, probabilities: gs.Variable, most: int
 ) -> tuple[gs.Variable, gs.Variable]:
-    """Writes masks as an output.
+    """Writes masks, of all classes float32 (n, C, M, M) in ``probabilities``, as an output.
 
     Args:
         write: of the nodes.
         boxes: float32 (n, 4).
         labels: int64 (n,), columns of ``probabilities``.
-        probabilities: float32 (n, C, M, M), of all classes.
+        probabilities: to be computed from the first tensor that is returned, in the place of ``boxes``.
         most: n at most.
 
     Returns:
-        The tensor that ``probabilities`` are to be computed from in the place of ``boxes``, and float32
-        (1, most, M, M), zeros past n.
+        That tensor, and float32 (1, most, M, M), zeros past n.
     """
     # Nodes of their own, so that they can be found again: no rewrite takes a Reshape out.
     chosen = write("Reshape", boxes, write.const([-1, 4], np.int64))
@@ -44,18 +43,14 @@ def write(
     cells = write("GatherND", probabilities, column, batch_dims=1)
     chosen.name, column.name, cells.name = _BOXES, _LABELS, _CELLS
     size = int(probabilities.shape[-1])
-    return chosen, _named(_padded(write, cells, most, size), most, size)
+    return chosen, _named(_padded(write, cells, most, size=size), most, size)
 
 
 def follow(graph: gs.Graph, classes: int) -> None:
-    """Makes the last output, of masks, that of the detections before it: ``num_dets``, ``boxes``, ``scores`` and
-    ``classes``, in place.
+    """Makes the last output of a graph of one image, of masks, that of the detections before it: ``num_dets``,
+    ``boxes``, ``scores`` and ``classes`` of so many classes, in place.
 
     Where the number of rows depends on the image, masks are computed for as many boxes as there are.
-
-    Args:
-        graph: with these outputs, of one image.
-        classes: how many the configuration has; the probabilities have a column more where there is a background.
     """
     count, boxes, _, labels, before = graph.outputs
     room = int(boxes.shape[1])
@@ -70,15 +65,15 @@ def follow(graph: gs.Graph, classes: int) -> None:
     fixed = isinstance((tensors[_BOXES].shape or [None])[0], int)
     if not fixed:
         filled = put("Less", put.const(np.arange(room)[None], np.int32), count)
-        found = put("NonZero", put("Reshape", filled, put.const([room], np.int64)))
-        index = put("Reshape", found, put.const([-1], np.int64))
+        places = put("NonZero", put("Reshape", filled, put.const([room], np.int64)))
+        index = put("Reshape", places, put.const([-1], np.int64))
         rows, column = put("Gather", rows, index, axis=0), put("Gather", column, index, axis=0)
     for name, tensor in ((_BOXES, rows), (_LABELS, column)):
         _redirect(tensors[name], tensor)
     if fixed:
         masks = put("Reshape", cells, put.const([1, room, size, size], np.int64))
     else:
-        masks = _padded(put, cells, room, size)
+        masks = _padded(put, cells, room, size=size)
     before.name = f"{MASKS}/before"
     graph.outputs[-1] = _named(masks, room, size)
 

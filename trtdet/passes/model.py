@@ -6,6 +6,7 @@ from pathlib import Path
 
 import onnx
 import onnx_graphsurgeon as gs
+import onnxruntime
 
 from trtdet.errors import ModelError, one_line
 from trtdet.files import write_atomically
@@ -43,6 +44,21 @@ def to_model(graph: gs.Graph) -> onnx.ModelProto:
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise ModelError(f"the rewritten graph is not valid ONNX: {one_line(error)}") from None
     return model
+
+
+def refill(graph: gs.Graph, model: onnx.ModelProto) -> None:
+    """Gives a graph the content of a model, in place."""
+    changed = to_graph(model)
+    registry(graph).update(registry(changed))
+    for attribute in ("nodes", "inputs", "outputs", "import_domains", "opset", "functions"):
+        setattr(graph, attribute, getattr(changed, attribute))
+
+
+def cpu_session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
+    """onnxruntime on the CPU, with nothing logged: its exceptions have the reason."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
 def save_model(model: onnx.ModelProto, path: Path) -> None:

@@ -51,28 +51,36 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
     """
     if options.nms == "host":
         return PassResult(0)
-    config = options.config
+    config, nms = options.config, options.config.nms
     masks = [graph.outputs.pop()] if options.masks else []
     boxes, scores = (next(tensor for tensor in graph.outputs if tensor.name == name) for name in (BOXES, SCORES))
     boxes.name, scores.name = decoded(options.nms, config).names
-    pool = _box_count(boxes, scores) * (len(config.classes) if config.nms.candidates == "all-classes" else 1)
-    topk = min(config.nms.most_candidates, pool)
+    counts = [tensor.shape[1] for tensor in (boxes, scores) if tensor.shape is not None]
+    count = next((count for count in counts if isinstance(count, int)), None)
+    if count is None:
+        raise ModelError(
+            "the number of boxes is not fixed in the model, suppression in the graph needs it; export the model with a "
+            "fixed input size or choose --nms host"
+        )
+    pool = count * (len(config.classes) if nms.candidates == "all-classes" else 1)
+    topk = min(nms.most_candidates, pool)
     write = Writer(graph, "trtdet/nms", Origin.NMS)
-    scores = _without_nan(write, scores, config)
+    # NaN goes below every other value: neither a sort nor the plugin has a place for it.
+    numbers = write("Where", write("Equal", scores, scores), scores, write.const(_no_score(config), np.float32))
+    numbers.dtype, numbers.shape = np.float32, scores.shape
     if options.nms == "efficient":
-        _efficient(write, boxes, scores, pool, topk, options)
+        _efficient(write, boxes, numbers, pool=pool, topk=topk, options=options)
     else:
         _check_topk(topk, options)
-        found = _candidates(write, boxes, scores, topk, config)
-        valid = _as_float(write, write("Greater", found.score, write.const(_bound(config), np.float32)))
-        if not config.nms.suppresses:
+        best = _candidates(write, boxes, numbers, count=topk, config=config)
+        valid = write("Cast", write("Greater", best.score, write.const(_bound(config), np.float32)), to=1)
+        if not nms.suppresses:
             keep = valid
         elif options.nms == "native":
-            suppression = _suppression(write, found, config)
-            keep = _fixed_point(write, suppression, valid, [found.batch, topk, 1])
+            keep = _fixed_point(write, _suppression(write, best, config), valid, shape=[best.batch, topk, 1])
         else:
-            keep = _selected(write, found, valid, config)
-        graph.outputs = _best(write, found, keep, config)
+            keep = _selected(write, best, valid, config=config)
+        graph.outputs = _best(write, best, keep, config=config)
     if masks:
         graph.outputs += masks
         follow(graph, len(config.classes))
@@ -95,68 +103,46 @@ def _no_score(config: Config) -> float:
     return _LOWEST if config.suppresses_logits else -1.0
 
 
-def _without_nan(write: Writer, scores: gs.Variable, config: Config) -> gs.Variable:
-    """The scores with NaN below every other value: neither a sort nor the plugin has a place for it."""
-    known = write("Where", write("Equal", scores, scores), scores, write.const(_no_score(config), np.float32))
-    known.dtype, known.shape = np.float32, scores.shape
-    return known
-
-
 def _check_topk(topk: int, options: Options) -> None:
     if options.max_topk is not None and topk > options.max_topk:
         raise ConfigError(
             f"key 'nms.pre_nms_topk' is {options.config.nms.pre_nms_topk} but this backend's TopK takes at most "
-            f"{options.max_topk}; lower it with --pre-nms-topk {options.max_topk} or choose --nms host"
+            f"{options.max_topk}; lower it with --set nms.pre_nms_topk={options.max_topk} or choose --nms host"
         )
-
-
-def _box_count(boxes: gs.Variable, scores: gs.Variable) -> int:
-    for tensor in (boxes, scores):
-        if tensor.shape is not None and isinstance(tensor.shape[1], int):
-            return int(tensor.shape[1])
-    raise ModelError(
-        "the number of boxes is not fixed in the model, suppression in the graph needs it; export the model with a "
-        "fixed input size or choose --nms host"
-    )
 
 
 def _efficient(write: Writer, boxes: gs.Variable, scores: gs.Variable, pool: int, topk: int, options: Options) -> None:
-    config, batch = options.config, scores.shape[0]
+    config, nms, batch = options.config, options.config.nms, scores.shape[0]
     if topk > EfficientNms.CANDIDATES:
         raise ConfigError(
-            f"key 'nms.pre_nms_topk' is {config.nms.pre_nms_topk} but EfficientNMS takes at most "
-            f"{EfficientNms.CANDIDATES} candidates; lower it with --pre-nms-topk {EfficientNms.CANDIDATES} or choose "
-            "another --nms"
+            f"key 'nms.pre_nms_topk' is {nms.pre_nms_topk} but EfficientNMS takes at most {EfficientNms.CANDIDATES} "
+            f"candidates; lower it with --set nms.pre_nms_topk={EfficientNms.CANDIDATES} or choose another --nms"
         )
     empty = write.const(_no_score(config), np.float32)
-    if config.nms.candidates == "best-class" or topk < min(pool, EfficientNms.CANDIDATES):
+    if nms.candidates == "best-class" or topk < min(pool, EfficientNms.CANDIDATES):
         _check_topk(topk, options)
-        found = _candidates(write, boxes, scores, topk, config)
-        boxes = found.corners
-        scores = _by_class(write, found.score, found.label, len(config.classes), empty, axis=2)
+        best = _candidates(write, boxes, scores, count=topk, config=config)
+        boxes = best.corners
+        scores = _by_class(write, best.score, best.label, classes=len(config.classes), empty=empty, axis=2)
     for tensor in (boxes, scores):
         tensor.dtype = np.float32
-    attributes = _attributes(config, exact=options.keep_embedded)
-    outputs = write.plugin(EFFICIENT, [boxes, scores], 4, {"plugin_version": "1", **asdict(attributes)})
-    if attributes.score_threshold < EfficientNms.DENSE:
-        real = write("Greater", outputs[2], write.const(config.nms.score_threshold, np.float32))
-        total = write("ReduceSum", _as_float(write, real), write.const([1], np.int64), keepdims=1)
-        outputs[0] = write("Cast", total, to=6)
-    write.graph.outputs = _named(outputs, batch, config.nms.max_detections)
-
-
-def _attributes(config: Config, exact: bool) -> EfficientNms:
-    """The plugin's attributes; ``exact`` keeps the thresholds, for a node that was in the model."""
-    thresholds = np.array([config.nms.score_threshold, config.nms.iou_threshold], np.float32)
-    if not exact:
+    thresholds = np.array([nms.score_threshold, nms.iou_threshold], np.float32)
+    if not options.keep_embedded:  # a node that was in the model keeps its own
         thresholds = np.nextafter(thresholds, np.float32(np.inf))
-    return EfficientNms(
+    attributes = EfficientNms(
         score_threshold=float(thresholds[0]),
         iou_threshold=float(thresholds[1]),
-        max_output_boxes=config.nms.max_detections,
+        max_output_boxes=nms.max_detections,
         score_activation=int(config.suppresses_logits),
-        class_agnostic=int(config.nms.class_agnostic),
+        class_agnostic=int(nms.class_agnostic),
     )
+    outputs = write.many(EFFICIENT, 4, boxes, scores, plugin_version="1", **asdict(attributes))
+    write.graph.nodes[-1].domain = PLUGIN_DOMAIN
+    if attributes.score_threshold < EfficientNms.DENSE:
+        real = write("Greater", outputs[2], write.const(nms.score_threshold, np.float32))
+        total = write("ReduceSum", write("Cast", real, to=1), write.const([1], np.int64), keepdims=1)
+        outputs[0] = write("Cast", total, to=6)
+    write.graph.outputs = _named(outputs, batch, nms.max_detections)
 
 
 def _by_class(
@@ -170,24 +156,22 @@ def _by_class(
     return write("Where", mine, write("Unsqueeze", score, at), empty)
 
 
-def _selected(write: Writer, found: _Candidates, valid: gs.Variable, config: Config) -> gs.Variable:
+def _selected(write: Writer, best: _Candidates, valid: gs.Variable, config: Config) -> gs.Variable:
     """float32 (B, K), 1 for each candidate that NonMaxSuppression keeps.
 
     It takes the corners of a box in any order. Here an inverted box has no area, so its upper corner is moved to the
     lower one; and a box with NaN coordinates becomes a point.
     """
-    corners = found.corners
-    last = write.const([2], np.int64)
-    total = write("ReduceSum", corners, last, keepdims=1)
-    real = write("Where", write("Equal", total, total), corners, write.const(0.0, np.float32))
+    total = write("ReduceSum", best.corners, write.const([2], np.int64), keepdims=1)
+    real = write("Where", write("Equal", total, total), best.corners, write.const(0.0, np.float32))
     low, high = write.many("Split", 2, real, write.const([2, 2], np.int64), axis=2)
     upright = write("Concat", low, write("Max", low, high), axis=2)
     empty, row = write.const(_LOWEST, np.float32), write.const([1], np.int64)
-    allowed = write("Where", write("Greater", valid, write.const(0.5, np.float32)), found.score, empty)
+    allowed = write("Where", write("Greater", valid, write.const(0.5, np.float32)), best.score, empty)
     if config.nms.class_agnostic:
         scores = write("Unsqueeze", allowed, row)
     else:
-        scores = _by_class(write, allowed, found.label, len(config.classes), empty, axis=1)
+        scores = _by_class(write, allowed, best.label, classes=len(config.classes), empty=empty, axis=1)
     limits = (
         write.const([config.nms.max_detections], np.int64),
         write.const([config.nms.iou_threshold], np.float32),
@@ -200,29 +184,16 @@ def _selected(write: Writer, found: _Candidates, valid: gs.Variable, config: Con
     return write("ScatterND", write("Mul", valid, write.const(0.0, np.float32)), positions, ones)
 
 
-def _as_float(write: Writer, tensor: gs.Variable) -> gs.Variable:
-    return write("Cast", tensor, to=1)
-
-
 @dataclass(frozen=True, eq=False)
 class _Candidates:
-    """The K best candidates of each image, best first.
+    """The K best candidates of each of B images, best first."""
 
-    Attributes:
-        batch: B, a number or the name of an open dimension.
-        count: K.
-        score: float32 (B, K).
-        order: int64 (B, K), smaller for the better of two equal scores.
-        label: int64 (B, K), indices of classes.
-        corners: float32 (B, K, 4), xyxy in network pixels.
-    """
-
-    batch: int | str
-    count: int
-    score: gs.Variable
-    order: gs.Variable
-    label: gs.Variable
-    corners: gs.Variable
+    batch: int | str  # B, or the name of an open dimension
+    count: int  # K
+    score: gs.Variable  # float32 (B, K)
+    order: gs.Variable  # int64 (B, K), smaller for the better of two equal scores
+    label: gs.Variable  # int64 (B, K), indices of classes
+    corners: gs.Variable  # float32 (B, K, 4), xyxy in network pixels
 
 
 def _candidates(write: Writer, boxes: gs.Variable, scores: gs.Variable, count: int, config: Config) -> _Candidates:
@@ -234,11 +205,13 @@ def _candidates(write: Writer, boxes: gs.Variable, scores: gs.Variable, count: i
         box = write("Div", order, width)
         label = write("Sub", order, write("Mul", box, width))
     else:
-        best, classes = write.many("TopK", 2, scores, write.const([1], np.int64), axis=2)
+        highest, classes = write.many("TopK", 2, scores, write.const([1], np.int64), axis=2)
         axis = write.const([2], np.int64)
-        score, box = write.many("TopK", 2, write("Squeeze", best, axis), k, axis=1)
+        score, box = write.many("TopK", 2, write("Squeeze", highest, axis), k, axis=1)
         order, label = box, write("GatherElements", write("Squeeze", classes, axis), box, axis=1)
-    return _Candidates(scores.shape[0], count, score, order, label, _rows(write, boxes, box))
+    return _Candidates(
+        batch=scores.shape[0], count=count, score=score, order=order, label=label, corners=_rows(write, boxes, box)
+    )
 
 
 def _rows(write: Writer, table: gs.Variable, index: gs.Variable) -> gs.Variable:
@@ -247,14 +220,14 @@ def _rows(write: Writer, table: gs.Variable, index: gs.Variable) -> gs.Variable:
     return write("GatherElements", table, write("Tile", wide, write.const([1, 1, 4], np.int64)), axis=1)
 
 
-def _suppression(write: Writer, found: _Candidates, config: Config) -> gs.Variable:
+def _suppression(write: Writer, best: _Candidates, config: Config) -> gs.Variable:
     """float32 (B, K, K), 1 where the better candidate j would suppress i.
 
     Better is decided by score and then by index, not by position: a constant (K, K) triangle would be stored in the
     engine, nine megabytes of it at K = 3000, and the order would hang on how a backend's TopK treats equal scores.
     """
     column, row = write.const([2], np.int64), write.const([1], np.int64)
-    x1, y1, x2, y2 = write.many("Split", 4, found.corners, write.const([1, 1, 1, 1], np.int64), axis=2)
+    x1, y1, x2, y2 = write.many("Split", 4, best.corners, write.const([1, 1, 1, 1], np.int64), axis=2)
     zero = write.const(0.0, np.float32)
 
     def across(tensor: gs.Variable) -> gs.Variable:
@@ -270,33 +243,26 @@ def _suppression(write: Writer, found: _Candidates, config: Config) -> gs.Variab
     union = write("Sub", write("Add", area, across(area)), shared)
     overlaps = write("Greater", write("Div", shared, union), write.const(config.nms.iou_threshold, np.float32))
     if not config.nms.class_agnostic:
-        same = write("Equal", write("Unsqueeze", found.label, column), write("Unsqueeze", found.label, row))
+        same = write("Equal", write("Unsqueeze", best.label, column), write("Unsqueeze", best.label, row))
         overlaps = write("And", overlaps, same)
-    mine, theirs = write("Unsqueeze", found.score, column), write("Unsqueeze", found.score, row)
-    earlier = write("Less", write("Unsqueeze", found.order, row), write("Unsqueeze", found.order, column))
+    mine, theirs = write("Unsqueeze", best.score, column), write("Unsqueeze", best.score, row)
+    earlier = write("Less", write("Unsqueeze", best.order, row), write("Unsqueeze", best.order, column))
     tied = write("And", write("Equal", theirs, mine), earlier)
     better = write("Or", write("Greater", theirs, mine), tied)
-    return _as_float(write, write("And", overlaps, better))
+    return write("Cast", write("And", overlaps, better), to=1)
 
 
 def greedy(write: Writer, boxes: gs.Variable, scores: gs.Variable, count: int, config: Config) -> gs.Variable:
     """Greedy suppression in plain operators, of boxes of one class: see ``native`` of :func:`apply`.
 
-    Args:
-        write: of the nodes.
-        boxes: float32 (1, K, 4), xyxy.
-        scores: float32 (1, K), in any order; the lowest float is no candidate.
-        count: K.
-        config: its ``nms`` has the overlap.
-
-    Returns:
-        bool (1, K), whether a box is kept.
+    Of boxes float32 (1, K, 4), xyxy, with scores float32 (1, K) in any order, of which the lowest float is no
+    candidate, it gives bool (1, K): whether a box is kept. The overlap is that of ``config.nms``, and K is ``count``.
     """
     order = write.const(np.arange(count)[None], np.int64)
-    found = _Candidates(1, count, scores, order, order, boxes)
-    valid = _as_float(write, write("Greater", scores, write.const(_LOWEST, np.float32)))
-    suppression = _suppression(write, found, config.with_nms(class_agnostic=True))
-    return write("Greater", _fixed_point(write, suppression, valid, [1, count, 1]), write.const(0.5, np.float32))
+    best = _Candidates(batch=1, count=count, score=scores, order=order, label=order, corners=boxes)
+    valid = write("Cast", write("Greater", scores, write.const(_LOWEST, np.float32)), to=1)
+    suppression = _suppression(write, best, config.with_nms(class_agnostic=True))
+    return write("Greater", _fixed_point(write, suppression, valid, shape=[1, count, 1]), write.const(0.5, np.float32))
 
 
 def _fixed_point(write: Writer, suppression: gs.Variable, valid: gs.Variable, shape: list[int | str]) -> gs.Variable:
@@ -320,27 +286,25 @@ def _fixed_point(write: Writer, suppression: gs.Variable, valid: gs.Variable, sh
     return write("Squeeze", final, column)
 
 
-def _best(write: Writer, found: _Candidates, keep: gs.Variable, config: Config) -> list[gs.Variable]:
+def _best(write: Writer, best: _Candidates, keep: gs.Variable, config: Config) -> list[gs.Variable]:
     """The four outputs, of the best kept candidates."""
-    padded = config.nms.max_detections
-    count = min(padded, found.count)
+    room = config.nms.max_detections
+    count = min(room, best.count)
     kept = write("Greater", keep, write.const(0.5, np.float32))
-    ranked = write("Where", kept, found.score, write.const(_LOWEST, np.float32))
-    best, position = write.many("TopK", 2, ranked, write.const([count], np.int64), axis=1)
+    ranked = write("Where", kept, best.score, write.const(_LOWEST, np.float32))
+    score, position = write.many("TopK", 2, ranked, write.const([count], np.int64), axis=1)
     axis = write.const([1], np.int64)
     total = write("ReduceSum", keep, axis, keepdims=1)
     num = write("Cast", write("Min", total, write.const(float(count), np.float32)), to=6)
     # Entries past num_dets are undefined by contract; readers expect zeros.
-    values = write("Sigmoid", best) if config.suppresses_logits else write("Max", best, write.const(0.0, np.float32))
-    labels = write("Cast", write("GatherElements", found.label, position, axis=1), to=6)
-    boxes = _rows(write, found.corners, position)
+    values = write("Sigmoid", score) if config.suppresses_logits else write("Max", score, write.const(0.0, np.float32))
+    labels = write("Cast", write("GatherElements", best.label, position, axis=1), to=6)
+    boxes = _rows(write, best.corners, position)
     outputs = [num, boxes, values, labels]
-    if count < padded:
-        short = padded - count
-        outputs[1] = write("Pad", boxes, write.const([0, 0, 0, 0, short, 0], np.int64))
-        outputs[2] = write("Pad", values, write.const([0, 0, 0, short], np.int64))
-        outputs[3] = write("Pad", labels, write.const([0, 0, 0, short], np.int64))
-    return _named(outputs, found.batch, padded)
+    for index in (1, 2, 3) if count < room else ():
+        widths = [0, 0, 0, 0, room - count, 0] if index == 1 else [0, 0, 0, room - count]
+        outputs[index] = write("Pad", outputs[index], write.const(widths, np.int64))
+    return _named(outputs, best.batch, room)
 
 
 def _named(outputs: list[gs.Variable], batch: int | str, room: int) -> list[gs.Variable]:
@@ -350,49 +314,41 @@ def _named(outputs: list[gs.Variable], batch: int | str, room: int) -> list[gs.V
     return outputs
 
 
-def _inferred(context: Any) -> None:
+def _infer(context: Any) -> None:
     """Shapes of EfficientNMS_TRT's outputs, from the shape of its scores."""
     scores = context.get_input_type(1)
     room = context.get_attribute("max_output_boxes").i
     batch = scores.tensor_type.shape.dim[0] if scores and scores.tensor_type.HasField("shape") else None
     types = ((onnx.TensorProto.INT32, [1]), (None, [room, 4]), (None, [room]), (onnx.TensorProto.INT32, [room]))
-    for index, (kind, rest) in enumerate(types):
-        made = onnx.TypeProto()
-        made.tensor_type.elem_type = kind or scores.tensor_type.elem_type
-        first = made.tensor_type.shape.dim.add()
+    for index, (kind, sizes) in enumerate(types):
+        output = onnx.helper.make_tensor_type_proto(kind or scores.tensor_type.elem_type, [None, *sizes])
         if batch is not None:
-            first.CopyFrom(batch)
-        for size in rest:
-            made.tensor_type.shape.dim.add().dim_value = size
-        context.set_output_type(index, made)
+            output.tensor_type.shape.dim[0].CopyFrom(batch)
+        context.set_output_type(index, output)
 
 
-def _schema() -> onnx.defs.OpSchema:
+def _register() -> None:
+    """Makes the plugin known to ONNX's checker and its shape inference."""
     schema, kind = onnx.defs.OpSchema, onnx.defs.OpSchema.AttrType
-    needed = {"score_threshold": kind.FLOAT, "iou_threshold": kind.FLOAT, "max_output_boxes": kind.INT}
-    needed |= {"background_class": kind.INT, "score_activation": kind.INT, "box_coding": kind.INT}
-    free = {"class_agnostic": kind.INT, "plugin_version": kind.STRING, "plugin_namespace": kind.STRING}
-    attributes = [
-        *(schema.Attribute(name, type, "", required=True) for name, type in needed.items()),
-        *(schema.Attribute(name, type, "", required=False) for name, type in free.items()),
-    ]
-    made = schema(
+    attributes = {
+        **dict.fromkeys(("score_threshold", "iou_threshold"), (kind.FLOAT, True)),
+        **dict.fromkeys(("max_output_boxes", "background_class", "score_activation", "box_coding"), (kind.INT, True)),
+        "class_agnostic": (kind.INT, False),
+        **dict.fromkeys(("plugin_version", "plugin_namespace"), (kind.STRING, False)),
+    }
+    outputs = {"detections": "tensor(int32)", "boxes": "T", "scores": "T", "classes": "tensor(int32)"}
+    plugin = schema(
         EFFICIENT,
         PLUGIN_DOMAIN,
         1,
         doc="Efficient NMS, https://github.com/NVIDIA/TensorRT/tree/main/plugin/efficientNMSPlugin",
         inputs=[schema.FormalParameter(name, "T") for name in ("boxes", "scores")],
-        outputs=[
-            schema.FormalParameter("num_detections", "tensor(int32)"),
-            schema.FormalParameter("detection_boxes", "T"),
-            schema.FormalParameter("detection_scores", "T"),
-            schema.FormalParameter("detection_classes", "tensor(int32)"),
-        ],
+        outputs=[schema.FormalParameter(name, element) for name, element in outputs.items()],
         type_constraints=[("T", ["tensor(float)", "tensor(float16)"], "")],
-        attributes=attributes,
+        attributes=[schema.Attribute(name, of, "", required=needed) for name, (of, needed) in attributes.items()],
     )
-    made.set_type_and_shape_inference_function(_inferred)
-    return made
+    plugin.set_type_and_shape_inference_function(_infer)
+    onnx.defs.register_schema(plugin)
 
 
-onnx.defs.register_schema(_schema())
+_register()

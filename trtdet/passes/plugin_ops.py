@@ -14,16 +14,16 @@ All arithmetic is float32, rounded once a step: ``q * input_scale``, the activat
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx.defs import OpSchema
 
 from trtdet.errors import ModelError
-from trtdet.passes.base import PLUGIN_DOMAIN
+from trtdet.passes.base import PLUGIN_DOMAIN, NodeWriter
+from trtdet.passes.provenance import graphs, replace_nodes, subgraphs
 
 VERSION = 1
 NAMESPACE = "trtdet"
@@ -41,18 +41,14 @@ _TYPES = {0: _FLOAT, 1: _HALF, INT8: _BYTE}
 def attributes(**changed: Any) -> dict[str, Any]:
     """All attributes of a plugin node, ``changed`` or at their defaults, in the plugin's order: a plugin
     that is compiled ahead of time takes them by position."""
-    found = {"plugin_version": "1", "plugin_namespace": NAMESPACE}
-    return {**found, "output_type": SAME, "input_scale": [1.0], "factor": [1.0], "offset": [0.0], **changed}
+    fixed = {"plugin_version": "1", "plugin_namespace": NAMESPACE}
+    return {**fixed, "output_type": SAME, "input_scale": [1.0], "factor": [1.0], "offset": [0.0], **changed}
 
 
 def plugin_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
     """The nodes that need the plugin library, also in branches and loops."""
-    for node in graph.node:
-        if node.domain == PLUGIN_DOMAIN and node.op_type in PLUGIN_ACTIVATIONS:
-            yield node
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                yield from plugin_nodes(inner)
+    nodes = (node for part in graphs(graph) for node in part.node)
+    return (node for node in nodes if node.domain == PLUGIN_DOMAIN and node.op_type in PLUGIN_ACTIVATIONS)
 
 
 def plain(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -76,103 +72,68 @@ def plain(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _lower(graph: onnx.GraphProto, outer: Mapping[str, onnx.TypeProto.Tensor]) -> None:
-    types = {**outer}
     values = (*graph.value_info, *graph.input, *graph.output)
-    types.update({value.name: value.type.tensor_type for value in values})
-    types.update({tensor.name: _type_of(tensor) for tensor in graph.initializer})
+    types = {**outer, **{value.name: value.type.tensor_type for value in values}}
+    for tensor in graph.initializer:
+        types[tensor.name] = onnx.helper.make_tensor_type_proto(tensor.data_type, tensor.dims).tensor_type
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                if inner.node:
-                    _lower(inner, types)
-        known = node.domain == PLUGIN_DOMAIN and node.op_type in PLUGIN_ACTIVATIONS
-        nodes += _lowered(node, types.get(node.input[0])) if known else [node]
-    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    del graph.node[:]
-    graph.node.extend(copies)
-
-
-def _type_of(tensor: onnx.TensorProto) -> onnx.TypeProto.Tensor:
-    return onnx.helper.make_tensor_type_proto(tensor.data_type, tensor.dims).tensor_type
+        for inner in subgraphs(node):
+            _lower(inner, types)
+        ours = node.domain == PLUGIN_DOMAIN and node.op_type in PLUGIN_ACTIVATIONS
+        nodes += _lowered(node, types.get(node.input[0])) if ours else [node]
+    replace_nodes(graph, nodes)
 
 
 def _lowered(node: onnx.NodeProto, source: onnx.TypeProto.Tensor | None) -> list[onnx.NodeProto]:
     """Float32 operators, each for a rounding of the contract; steps that change nothing are left out."""
     given = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+    title = f"node '{node.name}' ({node.op_type})"
     if source is None or source.elem_type not in _TYPES.values():
-        raise ModelError(f"node '{node.name}' ({node.op_type}): its input must be float32, float16 or int8")
+        raise ModelError(f"{title}: its input must be float32, float16 or int8")
     if given.get("output_type", SAME) not in (SAME, *_TYPES):
         raise ModelError(
-            f"node '{node.name}' ({node.op_type}): output_type is {given['output_type']}; allowed: -1 as the input, "
-            "0 float32, 1 float16, 2 int8"
+            f"{title}: output_type is {given['output_type']}; allowed: -1 as the input, 0 float32, 1 float16, 2 int8"
         )
     wanted = _TYPES.get(given.get("output_type", SAME), source.elem_type)
-    write = _Chain(node, source)
-    if source.elem_type != _FLOAT:
-        write("Cast", to=_FLOAT)
-    if source.elem_type == _BYTE:
-        write.by_channel("Mul", given.get("input_scale", [1.0]), 1.0)
-    value = write.tensor
-    if node.op_type == SILU:
-        write("Sigmoid")
-        write("Mul", value)
-    else:
-        write("Div", write.const(6.0))
-        write("Add", write.const(0.5))
-        write("Clip", write.const(0.0), write.const(1.0))
-        write("Mul", value)
-    write.by_channel("Mul", given.get("factor", [1.0]), 1.0)
-    write.by_channel("Add", given.get("offset", [0.0]), 0.0)
-    if wanted == _BYTE:
-        rounded = write("Round")
-        missing = write("IsNaN")
-        write.tensor = write.node("Where", missing, write.const(0.0), rounded)
-        write("Clip", write.const(-128.0), write.const(127.0))
-    if wanted != _FLOAT:
-        write("Cast", to=wanted)
-    return write.ended()
+    write = NodeWriter(node, "plain")
+    value: str = node.input[0]
 
+    def const(number: float) -> str:
+        return write.const(number, np.float32)
 
-class _Chain:
-    """A row of nodes, named after the plugin node that they replace."""
-
-    def __init__(self, node: onnx.NodeProto, source: onnx.TypeProto.Tensor) -> None:
-        self._plugin = node
-        self._shape = source.shape if source.HasField("shape") else None
-        self._nodes: list[onnx.NodeProto] = []
-        self.tensor: str = node.input[0]
-
-    def node(self, op: str, *inputs: str, **attrs: Any) -> str:
-        name = f"{self._plugin.output[0]}/plain/{op}_{len(self._nodes)}"
-        self._nodes.append(onnx.helper.make_node(op, inputs, [name], name, **attrs))
-        return name
-
-    def __call__(self, op: str, *others: str, **attrs: Any) -> str:
-        self.tensor = self.node(op, self.tensor, *others, **attrs)
-        return self.tensor
-
-    def const(self, value: float | NDArray[np.float32]) -> str:
-        return self.node("Constant", value=onnx.numpy_helper.from_array(np.asarray(value, np.float32)))
-
-    def by_channel(self, op: str, values: Sequence[float], neutral: float) -> None:
-        array = np.array(values, np.float32)
-        if array.size == 1:
-            if array[0] != neutral:
-                self(op, self.const(array[0]))
-            return
-        rank = len(self._shape.dim) if self._shape is not None else 0
-        channels = self._shape.dim[1].dim_value if self._shape is not None and rank > 1 else 0
-        if rank < 2 or channels not in (0, array.size):
+    def by_channel(op: str, tensor: str, attribute: str, neutral: float) -> str:
+        numbers = np.array(given.get(attribute, [neutral]), np.float32)
+        if numbers.size == 1:
+            return tensor if numbers[0] == neutral else write(op, tensor, const(numbers[0]))
+        shape = list(source.shape.dim) if source.HasField("shape") else []
+        channels = shape[1].dim_value if len(shape) > 1 else 0
+        if len(shape) < 2 or channels not in (0, numbers.size):
             raise ModelError(
-                f"node '{self._plugin.name}' ({self._plugin.op_type}) has {array.size} values for a channel each, its "
-                f"input has {channels if rank > 1 else 'no'} channels; give 1 or as many as there are channels"
+                f"{title} has {numbers.size} values for a channel each, its input has "
+                f"{channels if len(shape) > 1 else 'no'} channels; give 1 or as many as there are channels"
             )
-        self(op, self.const(array.reshape(-1, *[1] * (rank - 2))))
+        return write(op, tensor, write.const(numbers.reshape(-1, *[1] * (len(shape) - 2)), np.float32))
 
-    def ended(self) -> list[onnx.NodeProto]:
-        self._nodes[-1].output[0] = self._plugin.output[0]
-        return self._nodes
+    if source.elem_type != _FLOAT:
+        value = write("Cast", value, to=_FLOAT)
+    if source.elem_type == _BYTE:
+        value = by_channel("Mul", value, "input_scale", 1.0)
+    if node.op_type == SILU:
+        gate = write("Sigmoid", value)
+    else:
+        sixth = write("Div", value, const(6.0))
+        gate = write("Clip", write("Add", sixth, const(0.5)), const(0.0), const(1.0))
+    value = by_channel("Mul", write("Mul", gate, value), "factor", 1.0)
+    value = by_channel("Add", value, "offset", 0.0)
+    if wanted == _BYTE:
+        rounded = write("Round", value)
+        number = write("Where", write("IsNaN", rounded), const(0.0), rounded)
+        value = write("Clip", number, const(-128.0), const(127.0))
+    if wanted != _FLOAT:
+        write("Cast", value, to=wanted)
+    write.nodes[-1].output[0] = node.output[0]
+    return write.nodes
 
 
 def _infer(context: Any) -> None:
@@ -180,20 +141,18 @@ def _infer(context: Any) -> None:
     source = context.get_input_type(0)
     if source is None or not source.HasField("tensor_type"):
         return
-    made = onnx.TypeProto()
-    made.CopyFrom(source)
-    asked = context.get_attribute("output_type")
-    made.tensor_type.elem_type = _TYPES.get(SAME if asked is None else asked.i, source.tensor_type.elem_type)
-    context.set_output_type(0, made)
+    output, element = onnx.TypeProto(), context.get_attribute("output_type")
+    output.CopyFrom(source)
+    output.tensor_type.elem_type = _TYPES.get(SAME if element is None else element.i, source.tensor_type.elem_type)
+    context.set_output_type(0, output)
 
 
 def _register() -> None:
     """Makes the operators known to ONNX's checker and its shape inference, once in a process."""
-    default = onnx.helper.make_attribute
+    types = ["tensor(float)", "tensor(float16)", "tensor(int8)"]
     for name in PLUGIN_ACTIVATIONS:
         if onnx.defs.has(name, PLUGIN_DOMAIN):
             continue
-        types = ["tensor(float)", "tensor(float16)", "tensor(int8)"]
         schema = OpSchema(
             name,
             PLUGIN_DOMAIN,
@@ -203,12 +162,7 @@ def _register() -> None:
             outputs=[OpSchema.FormalParameter("y", "U", "(N, C, ...)")],
             type_constraints=[("T", types, ""), ("U", types, "")],
             attributes=[
-                OpSchema.Attribute("plugin_version", default("plugin_version", "1")),
-                OpSchema.Attribute("plugin_namespace", default("plugin_namespace", NAMESPACE)),
-                OpSchema.Attribute("output_type", default("output_type", SAME)),
-                OpSchema.Attribute("input_scale", default("input_scale", [1.0])),
-                OpSchema.Attribute("factor", default("factor", [1.0])),
-                OpSchema.Attribute("offset", default("offset", [0.0])),
+                OpSchema.Attribute(key, onnx.helper.make_attribute(key, value)) for key, value in attributes().items()
             ],
         )
         schema.set_type_and_shape_inference_function(_infer)

@@ -53,10 +53,19 @@ def origin_of(model: onnx.ModelProto) -> dict[str, Origin]:
 
     A registry that cannot be read counts as empty, an origin that this version does not know as absent.
     """
-    for entry in model.metadata_props:
-        if entry.key == KEY:
-            return _decoded(entry.value)
-    return {}
+    text = next((entry.value for entry in model.metadata_props if entry.key == KEY), "{}")
+    try:
+        lists = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    values = {origin.value: origin for origin in Origin}
+    return {
+        name: values[value]
+        for value, names in (lists.items() if isinstance(lists, dict) else ())
+        if value in values and isinstance(names, list)
+        for name in names
+        if isinstance(name, str)
+    }
 
 
 def registry(graph: gs.Graph) -> dict[str, Origin]:
@@ -117,17 +126,8 @@ def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
             yield from graphs(inner)
 
 
-def _decoded(text: str) -> dict[str, Origin]:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    known = {origin.value: origin for origin in Origin}
-    lists = found.items() if isinstance(found, dict) else ()
-    return {
-        name: known[value]
-        for value, names in lists
-        if value in known and isinstance(names, list)
-        for name in names
-        if isinstance(name, str)
-    }
+def replace_nodes(graph: onnx.GraphProto, nodes: list[onnx.NodeProto]) -> None:
+    """Makes ``nodes`` those of a graph, which they may be in already."""
+    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del graph.node[:]
+    graph.node.extend(copies)

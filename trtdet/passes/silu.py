@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
@@ -21,6 +21,7 @@ from trtdet.passes.base import PLUGIN_DOMAIN, Options, PassResult
 from trtdet.passes.opset import upgrade
 from trtdet.passes.plugin_ops import HARD_SWISH, PLUGIN_ACTIVATIONS, SILU, attributes
 from trtdet.passes.provenance import Origin, registry
+from trtdet.passes.walk import maker, number
 
 _OPERATORS = {"swish": ("Swish", "HardSwish"), "plugin": (SILU, HARD_SWISH)}
 """By ``Options.silu``, the operators of SiLU and HardSwish."""
@@ -32,21 +33,28 @@ _TOLERANCE = 1e-3
 
 def apply(graph: gs.Graph, options: Options) -> PassResult:
     """Rewrites the activations whose inner tensors nothing else reads; ``keep`` only lists the near-matches."""
-    found, skipped = _search(graph)
+    activations, skipped = _search(graph)
     if options.silu == "keep":
         return PassResult(0, skipped)
     silu, hard_swish = _OPERATORS[options.silu]
-    wanted = [silu if activation.silu else hard_swish for activation in found]
-    minimum = max((_OPSETS.get(op, 0) for op in wanted), default=0)
+    minimum = max((_OPSETS.get(silu if found.silu else hard_swish, 0) for found in activations), default=0)
     if graph.opset < minimum:
         upgrade(graph, minimum)
-        found, skipped = _search(graph)
+        activations, skipped = _search(graph)
     count = 0
-    for activation in found:
-        op = silu if activation.silu else hard_swish
-        if activation.last.op != op:
-            _write(graph, activation, op)
-            count += 1
+    for activation in activations:
+        op, last = silu if activation.silu else hard_swish, activation.last
+        if last.op == op:
+            continue
+        plugin, output, source = op in PLUGIN_ACTIVATIONS, last.outputs[0], activation.source
+        last.outputs.clear()
+        if output.dtype is None or output.shape is None:
+            output.dtype, output.shape = output.dtype or source.dtype, output.shape or source.shape
+        name = f"{last.name}/{op}"
+        registry(graph)[name] = Origin.ACTIVATION
+        domain, attrs = (PLUGIN_DOMAIN, attributes()) if plugin else (None, {})
+        graph.nodes.append(gs.Node(op=op, name=name, attrs=attrs, inputs=[source], outputs=[output], domain=domain))
+        count += 1
     graph.cleanup().toposort()
     return PassResult(count, skipped)
 
@@ -60,69 +68,40 @@ class _Activation:
     last: gs.Node
 
 
-def _write(graph: gs.Graph, found: _Activation, op: str) -> None:
-    last, plugin = found.last, op in PLUGIN_ACTIVATIONS
-    made = last.outputs[0]
-    last.outputs.clear()
-    if made.dtype is None or made.shape is None:
-        made.dtype, made.shape = made.dtype or found.source.dtype, made.shape or found.source.shape
-    name = f"{last.name}/{op}"
-    registry(graph)[name] = Origin.ACTIVATION
-    graph.nodes.append(
-        gs.Node(
-            op=op,
-            name=name,
-            attrs=attributes() if plugin else {},
-            inputs=[found.source],
-            outputs=[made],
-            domain=PLUGIN_DOMAIN if plugin else None,
-        )
-    )
-
-
 def _search(graph: gs.Graph) -> tuple[list[_Activation], tuple[str, ...]]:
     """The activations of a graph and, for each near-match, the reason why it is none."""
-    found: list[_Activation] = []
+    activations: list[_Activation] = []
     skipped: list[str] = []
+    neutral = {"output_type": [-1], "factor": [1.0], "offset": [0.0]}
     for node in graph.nodes:
         match: _Activation | str | None = None
         if node.op in ("Swish", "HardSwish", *PLUGIN_ACTIVATIONS):
-            match = _whole(node)
+            if node.attrs.get("alpha", 1.0) != 1.0:
+                match = f"it is x * Sigmoid({node.attrs['alpha']:g} x), not SiLU"
+            elif node.op in PLUGIN_ACTIVATIONS and any(
+                np.any(node.attrs.get(key, value) != np.array(value)) for key, value in neutral.items()
+            ):
+                match = "it does more than the activation: it scales its output, or changes its type"
+            else:
+                match = _Activation(node.op in ("Swish", SILU), node.inputs[0], node)
         elif node.op == "Mul" and not any(isinstance(tensor, gs.Constant) for tensor in node.inputs):
             match = _product(graph, node)
         if isinstance(match, str):
             skipped.append(f"{node.name}: {match}")
         elif match is not None:
-            found.append(match)
-    return found, tuple(skipped)
-
-
-def _whole(node: gs.Node) -> _Activation | str:
-    """A node that is an activation by itself."""
-    if node.attrs.get("alpha", 1.0) != 1.0:
-        return f"it is x * Sigmoid({node.attrs['alpha']:g} x), not SiLU"
-    neutral = {"output_type": [-1], "factor": [1.0], "offset": [0.0]}
-    if node.op in PLUGIN_ACTIVATIONS and any(
-        np.any(node.attrs.get(key, value) != np.array(value)) for key, value in neutral.items()
-    ):
-        return "it does more than the activation: it scales its output, or changes its type"
-    return _Activation(node.op in ("Swish", SILU), node.inputs[0], node)
+            activations.append(match)
+    return activations, tuple(skipped)
 
 
 @dataclass(frozen=True, eq=False)
 class _Line:
-    """A tensor as a function of an earlier tensor: ``factor * tensor + offset``.
-
-    Attributes:
-        through: the nodes in between.
-        rounds: a Cast in between does not keep every value.
-    """
+    """A tensor as a function of an earlier tensor: ``factor * tensor + offset``."""
 
     tensor: gs.Tensor
     factor: float = 1.0
     offset: float = 0.0
-    through: tuple[gs.Node, ...] = ()
-    rounds: bool = False
+    through: tuple[gs.Node, ...] = ()  # the nodes in between
+    rounds: bool = False  # a Cast in between does not keep every value
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +124,7 @@ def _product(graph: gs.Graph, product: gs.Node) -> _Activation | str | None:
         for line in _lines(gate.of):
             other = others.get(id(line.tensor))
             if other is not None and other.offset == 0 and other.factor != 0:
-                return _checked(graph, product, gate, line, other)
+                return _checked(graph, product, gate, line=line, other=other)
         if gate.silu and not isinstance(product.inputs[1 - position], gs.Constant):
             return "its Sigmoid reads another tensor than it multiplies"
     return None
@@ -159,8 +138,8 @@ def _checked(graph: gs.Graph, product: gs.Node, gate: _Gate, line: _Line, other:
         if (line.factor, line.offset, factor) != (1.0, 0.0, 1.0):
             return f"it is {factor:g} x * Sigmoid({line.factor:g} x + {line.offset:g}), not SiLU"
     else:
-        after: list[gs.Node] = []
-        while not _is_hard_swish(factor, gate, line):
+        terms = ((line.factor, 1 / 6), (line.offset, 0.5), (gate.low, 0), (gate.high, 1))
+        while not all(math.isclose(factor * term, needed, abs_tol=_TOLERANCE) for term, needed in terms):
             readers = last.outputs[0].outputs
             scale = _scale(readers[0]) if len(readers) == 1 else None
             if scale is None:
@@ -168,8 +147,7 @@ def _checked(graph: gs.Graph, product: gs.Node, gate: _Gate, line: _Line, other:
                 return f"it is {bounds}, not HardSwish"
             factor *= scale
             last = readers[0]
-            after.append(last)
-        through = (*through, *after)
+            through = (*through, last)
     if line.rounds or other.rounds:
         return "a Cast in between rounds"
     for node in through:
@@ -184,43 +162,36 @@ def _checked(graph: gs.Graph, product: gs.Node, gate: _Gate, line: _Line, other:
     return _Activation(gate.silu, other.tensor if not other.through else line.tensor, last)
 
 
-def _is_hard_swish(factor: float, gate: _Gate, line: _Line) -> bool:
-    found = (factor * line.factor, factor * line.offset, factor * gate.low, factor * gate.high)
-    return all(
-        math.isclose(value, right, abs_tol=_TOLERANCE) for value, right in zip(found, (1 / 6, 0.5, 0, 1), strict=True)
-    )
-
-
 def _gate(tensor: gs.Tensor) -> _Gate | None:
     """The gate that a factor of a product is, if it is a gate."""
     for line in _lines(_Line(tensor)):
-        node = _maker(line.tensor)
+        node = maker(line.tensor)
         if node is None or line.offset != 0:
             continue
-        if node.op == "Sigmoid":
-            # A gate that is computed in a wider type and then cast to the product's is that of the product's type.
-            rounds = line.rounds and tensor.dtype == node.outputs[0].dtype
-            return _Gate(True, _Line(node.inputs[0], through=(*line.through, node), rounds=rounds), line.factor)
-        if node.op == "HardSigmoid":
+        if node.op in ("Sigmoid", "HardSigmoid"):
+            source = _Line(node.inputs[0], through=(*line.through, node), rounds=line.rounds)
+            if node.op == "Sigmoid":
+                # A gate that is computed in a wider type and then cast to the product's is that of the product's type.
+                rounds = line.rounds and tensor.dtype == node.outputs[0].dtype
+                return _Gate(True, replace(source, rounds=rounds), line.factor)
             slope, middle = node.attrs.get("alpha", 0.2), node.attrs.get("beta", 0.5)
-            return _Gate(False, _Line(node.inputs[0], slope, middle, (*line.through, node), line.rounds), line.factor)
-        clipped = _clipped(_Line(line.tensor, through=line.through, rounds=line.rounds))
+            return _Gate(False, replace(source, factor=slope, offset=middle), line.factor)
+        clipped = _clipped(replace(line, factor=1.0))
         if clipped is not None:
-            return _Gate(False, clipped[0], line.factor, clipped[1], clipped[2])
+            return _Gate(False, of=clipped[0], factor=line.factor, low=clipped[1], high=clipped[2])
     return None
 
 
 def _clipped(line: _Line) -> tuple[_Line, float, float] | None:
     """The clipped tensor and the bounds, of a Clip or of Min, Max and Relu in a row."""
     low, high = -math.inf, math.inf
-    while (node := _maker(line.tensor)) is not None and not (math.isfinite(low) and math.isfinite(high)):
-        values = [_value(tensor) for tensor in node.inputs]
+    while (node := maker(line.tensor)) is not None and not (math.isfinite(low) and math.isfinite(high)):
+        values = [number(tensor) for tensor in node.inputs]
         if node.op == "Clip":
             below, above = (*values[1:], None, None)[:2]
-            if any(not bound.is_empty() and _value(bound) is None for bound in node.inputs[1:]):
+            if any(not bound.is_empty() and number(bound) is None for bound in node.inputs[1:]):
                 return None
-            below = node.attrs.get("min", below)
-            above = node.attrs.get("max", above)
+            below, above = node.attrs.get("min", below), node.attrs.get("max", above)
         elif node.op == "Relu":
             below, above = 0.0, None
         elif node.op in ("Min", "Max") and len(values) == 2 and values.count(None) == 1:
@@ -230,8 +201,7 @@ def _clipped(line: _Line) -> tuple[_Line, float, float] | None:
             return None
         low = low if below is None else max(low, below)
         high = high if above is None else min(high, above)
-        source = next(tensor for tensor in node.inputs if not isinstance(tensor, gs.Constant))
-        line = _Line(source, through=(*line.through, node), rounds=line.rounds)
+        line = _before(line, node)
     return (line, low, high) if low < high and math.isfinite(low) and math.isfinite(high) else None
 
 
@@ -239,7 +209,7 @@ def _lines(line: _Line) -> Iterator[_Line]:
     """The line itself and the lines through the tensors before it, as far as they are a factor and an offset away."""
     while True:
         yield line
-        node = _maker(line.tensor)
+        node = maker(line.tensor)
         if node is None:
             return
         factor, offset, rounds = line.factor, line.offset, line.rounds
@@ -248,11 +218,10 @@ def _lines(line: _Line) -> Iterator[_Line]:
                 return
             rounds = rounds or not np.can_cast(node.inputs[0].dtype, node.outputs[0].dtype)
         elif node.op in ("Add", "Sub"):
-            values = [_value(tensor) for tensor in node.inputs]
-            if values.count(None) != 1:
+            values = [number(tensor) for tensor in node.inputs]
+            value = next((value for value in values if value is not None), None)
+            if value is None or None not in values:
                 return
-            value = values[0] if values[1] is None else values[1]
-            assert value is not None
             if node.op == "Sub" and values[0] is not None:
                 factor, offset = -factor, offset + line.factor * value
             else:
@@ -262,26 +231,24 @@ def _lines(line: _Line) -> Iterator[_Line]:
             if scale is None:
                 return
             factor *= scale
-        source = next(tensor for tensor in node.inputs if not isinstance(tensor, gs.Constant))
-        line = _Line(source, factor, offset, (*line.through, node), rounds)
+        line = replace(_before(line, node), factor=factor, offset=offset, rounds=rounds)
+
+
+def _before(line: _Line, node: gs.Node) -> _Line:
+    """The same function of the only input of a node that is no constant."""
+    source = next(tensor for tensor in node.inputs if not isinstance(tensor, gs.Constant))
+    return replace(line, tensor=source, through=(*line.through, node))
 
 
 def _scale(node: gs.Node) -> float | None:
     """The number that a node multiplies by; None where it is no such node."""
-    if node.op == "Mul":
-        values = [_value(tensor) for tensor in node.inputs]
-        return values[0] if values[1] is None else values[1] if values[0] is None else None
-    divisor = _value(node.inputs[1]) if node.op == "Div" and not isinstance(node.inputs[0], gs.Constant) else None
+    if node.op not in ("Mul", "Div"):
+        return None
+    values = [number(tensor) for tensor in node.inputs]
+    if node.op == "Mul" and None in values:
+        return values[0] if values[1] is None else values[1]
+    divisor = None if node.op == "Mul" or isinstance(node.inputs[0], gs.Constant) else values[1]
     return 1 / divisor if divisor else None
-
-
-def _maker(tensor: gs.Tensor) -> gs.Node | None:
-    return tensor.inputs[0] if tensor.inputs else None
-
-
-def _value(tensor: gs.Tensor) -> float | None:
-    """The number that a constant is; None unless it is a constant with a single element."""
-    return float(tensor.values.reshape(-1)[0]) if isinstance(tensor, gs.Constant) and tensor.values.size == 1 else None
 
 
 def _is_float(tensor: gs.Tensor) -> bool:

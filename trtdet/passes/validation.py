@@ -8,13 +8,12 @@ node or the tensor. Its problem begins with a verb: the caller names the file.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import onnx
 
 from trtdet.errors import ModelError, one_line
-from trtdet.passes.provenance import graphs, subgraphs
+from trtdet.passes.provenance import graphs, replace_nodes, subgraphs
 
 LARGEST_TENSOR = 2**31 - 1
 """Elements that a tensor may have; TensorRT takes no more, and only a wrong size or attribute gives them."""
@@ -34,13 +33,13 @@ _TAKE_INFINITY = frozenset(
 )
 """Operators that choose or move values: an infinity that they read is a bound or a filling."""
 
-_FLOATS = frozenset(
-    (
-        *(onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE, onnx.TensorProto.BFLOAT16),
-        *(onnx.TensorProto.FLOAT8E4M3FN, onnx.TensorProto.FLOAT8E4M3FNUZ),
-        *(onnx.TensorProto.FLOAT8E5M2, onnx.TensorProto.FLOAT8E5M2FNUZ),
+_FLOATS = [
+    onnx.TensorProto.DataType.Value(name)
+    for name in (
+        *("FLOAT", "FLOAT16", "DOUBLE", "BFLOAT16"),
+        *("FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ"),
     )
-)
+]
 
 
 def clear_unusable_dims(model: onnx.ModelProto) -> None:
@@ -49,26 +48,19 @@ def clear_unusable_dims(model: onnx.ModelProto) -> None:
     It aborts the process on negative dimensions, and keeps 140 bytes for each element of a vector of integers, which
     may be a shape: a length over ``LONGEST_SHAPE`` is cleared.
     """
-    for values in _value_infos(model):
+    parts = [(*graph.input, *graph.output, *graph.value_info) for graph in graphs(model.graph)]
+    for values in (*parts, *(function.value_info for function in model.functions)):
         for value in values:
             _clear(value.type)
-
-
-def _value_infos(model: onnx.ModelProto) -> Iterator[Iterator[onnx.ValueInfoProto]]:
-    for graph in graphs(model.graph):
-        yield iter((*graph.input, *graph.output, *graph.value_info))
-    for function in model.functions:
-        yield iter(function.value_info)
 
 
 def _clear(kind: onnx.TypeProto) -> None:
     which = kind.WhichOneof("value")
     if which in ("tensor_type", "sparse_tensor_type"):
-        dims = getattr(kind, which).shape.dim
-        integers = getattr(kind, which).elem_type in (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
-        most = LONGEST_SHAPE if integers and len(dims) == 1 else None
-        for dim in dims:
-            if dim.dim_value < 0 or (most is not None and dim.dim_value > most):
+        tensor = getattr(kind, which)
+        vector = len(tensor.shape.dim) == 1 and tensor.elem_type in (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
+        for dim in tensor.shape.dim:
+            if dim.dim_value < 0 or (vector and dim.dim_value > LONGEST_SHAPE):
                 dim.ClearField("dim_value")
     elif which in ("sequence_type", "optional_type"):
         _clear(getattr(kind, which).elem_type)
@@ -82,13 +74,21 @@ def sort_nodes(graph: onnx.GraphProto) -> None:
     Raises:
         ModelError: nodes depend on each other in a circle, or two give the same tensor.
     """
-    makers = _makers(graph)
-    needed = [_needed(node, makers) - {index} for index, node in enumerate(graph.node)]
-    in_order = all(earlier < index for index, before in enumerate(needed) for earlier in before)
+    inputs, makers = {value.name for value in graph.input}, dict[str, int]()
+    for index, node in enumerate(graph.node):
+        for name in filter(None, node.output):
+            if name in makers or name in inputs:
+                raise ModelError(
+                    f"is not valid ONNX: node '{_title(node)}' gives a tensor '{name}', which another node gives or "
+                    "which is an input",
+                    "export it again with a name for each tensor",
+                )
+            makers[name] = index
+    needed = [_makers_of(node, makers) - {index} for index, node in enumerate(graph.node)]
     itself = next((node for node in graph.node if not set(node.output).isdisjoint({*node.input} - {""})), None)
     if itself is not None:
-        raise ModelError(f"is not valid ONNX: node '{itself.name or itself.op_type}' reads its own output")
-    if in_order:
+        raise ModelError(f"is not valid ONNX: node '{_title(itself)}' reads its own output")
+    if all(earlier < index for index, before in enumerate(needed) for earlier in before):
         return
     readers: dict[int, list[int]] = {}
     for index, before in enumerate(needed):
@@ -104,36 +104,21 @@ def sort_nodes(graph: onnx.GraphProto) -> None:
             if not waiting[reader]:
                 ready.append(reader)
     if len(order) < len(needed):
-        stuck = graph.node[next(index for index, count in enumerate(waiting) if count)]
-        raise ModelError(f"is not valid ONNX: node '{stuck.name or stuck.op_type}' depends on its own output")
-    nodes = [onnx.NodeProto.FromString(graph.node[index].SerializeToString()) for index in order]
-    del graph.node[:]
-    graph.node.extend(nodes)
+        stuck = next(node for node, count in zip(graph.node, waiting, strict=True) if count)
+        raise ModelError(f"is not valid ONNX: node '{_title(stuck)}' depends on its own output")
+    replace_nodes(graph, [graph.node[index] for index in order])
 
 
-def _makers(graph: onnx.GraphProto) -> dict[str, int]:
-    """By tensor, the position of the node that gives it."""
-    inputs = {value.name for value in graph.input}
-    makers: dict[str, int] = {}
-    for index, node in enumerate(graph.node):
-        for name in filter(None, node.output):
-            if name in makers or name in inputs:
-                raise ModelError(
-                    f"is not valid ONNX: node '{node.name or node.op_type}' gives a tensor '{name}', which another "
-                    "node gives or which is an input",
-                    "export it again with a name for each tensor",
-                )
-            makers[name] = index
-    return makers
+def _title(node: onnx.NodeProto) -> str:
+    return str(node.name or node.op_type)
 
 
-def _needed(node: onnx.NodeProto, makers: dict[str, int]) -> set[int]:
-    found = {makers[name] for name in node.input if name in makers}
-    for inner in subgraphs(node):
-        for inner_node in inner.node:
-            found |= _needed(inner_node, makers)
-        found |= {makers[value.name] for value in inner.output if value.name in makers}
-    return found
+def _makers_of(node: onnx.NodeProto, makers: dict[str, int]) -> set[int]:
+    """The positions of the nodes that a node depends on, its branches and loop bodies included."""
+    read = set(node.input)
+    for inner in (graph for subgraph in subgraphs(node) for graph in graphs(subgraph)):
+        read.update(*(inner_node.input for inner_node in inner.node), (value.name for value in inner.output))
+    return {makers[name] for name in read if name in makers}
 
 
 def check(model: onnx.ModelProto) -> None:
@@ -156,24 +141,22 @@ def check(model: onnx.ModelProto) -> None:
         onnx.checker.check_model(inferred)
     except Exception as error:  # the checker, shape inference and protobuf raise classes with no common base
         raise ModelError(f"is not valid ONNX: {one_line(error)}") from None
-    known: dict[str, tuple[int | None, ...]] = {}
+    shapes: dict[str, tuple[int | None, ...]] = {}
     for value in (*inferred.graph.input, *inferred.graph.value_info, *inferred.graph.output):
         if value.type.tensor_type.HasField("shape"):
-            known[value.name] = tuple(
-                dim.dim_value if dim.HasField("dim_value") else None for dim in value.type.tensor_type.shape.dim
-            )
-    for name, shape in known.items():
+            dims = value.type.tensor_type.shape.dim
+            shapes[value.name] = tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in dims)
+    for name, shape in shapes.items():
         size = math.prod(dim for dim in shape if dim)
         if size > LARGEST_TENSOR or any(dim is not None and dim < 0 for dim in shape):
             raise ModelError(f"has a tensor '{name}' of shape {list(shape)}, allowed are {LARGEST_TENSOR} elements")
-    known |= {tensor.name: tuple(tensor.dims) for tensor in inferred.graph.initializer}
+    shapes |= {tensor.name: tuple(tensor.dims) for tensor in inferred.graph.initializer}
     for node in inferred.graph.node:
-        _check_sizes(node, known)
+        _check_sizes(node, shapes)
 
 
 def _check_tensors(model: onnx.ModelProto) -> None:
-    every = list(graphs(model.graph))
-    readers: dict[str, set[str]] = {}
+    every, readers = list(graphs(model.graph)), dict[str, set[str]]()
     for graph in every:
         for node in graph.node:
             for name in node.input:
@@ -226,68 +209,41 @@ def _check_sizes(node: onnx.NodeProto, shapes: dict[str, tuple[int | None, ...]]
     """Raises an error where the inputs or attributes of an operator do not fit each other."""
     if node.domain or node.op_type not in (*_WINDOWED, "BatchNormalization"):
         return
+    title = f"is not valid ONNX: node '{_title(node)}' ({node.op_type})"
     given = [shapes.get(name) if name else None for name in node.input]
     channels = given[0][1] if given and given[0] is not None and len(given[0]) > 1 else None
-    wanted: list[tuple[str, int | None, int]] = []
+    attributes = {attribute.name: list(attribute.ints) for attribute in node.attribute}
+    axes = len(attributes.get("kernel_shape", ()))
+    needed: list[tuple[str, int | None, int | None]] = []
     if node.op_type == "BatchNormalization":
         lengths = [shape[0] for shape in given[1:] if shape is not None and len(shape) == 1]
-        known = next((size for size in (channels, *lengths) if size is not None), None)
-        wanted = [("a parameter", size, known) for size in lengths if known is not None]
+        expected = next((size for size in (channels, *lengths) if size is not None), None)
+        needed = [("a parameter", size, expected) for size in lengths]
     elif node.op_type in _CONVOLUTIONS:
-        wanted = _convolution_sizes(node, given, channels)
-    else:
-        kernel = _ints(node, "kernel_shape") or []
-        _check_window(node, len(kernel))
-    for part, got, needed in wanted:
-        if got is not None and got != needed:
-            raise ModelError(
-                f"is not valid ONNX: node '{node.name or node.op_type}' ({node.op_type}) has {part} of size {got}, "
-                f"{needed} is needed"
-            )
-
-
-def _convolution_sizes(
-    node: onnx.NodeProto, given: list[tuple[int | None, ...] | None], channels: int | None
-) -> list[tuple[str, int | None, int]]:
-    """What has a size, the size, and the size that it must have."""
-    weight = given[1] if len(given) > 1 else None
-    if weight is None or len(weight) < 3 or weight[0] is None or weight[1] is None:
-        return []
-    group = next((attribute.i for attribute in node.attribute if attribute.name == "group"), 1)
-    if group < 1 or weight[0] % group:
-        raise ModelError(
-            f"is not valid ONNX: node '{node.name or node.op_type}' ({node.op_type}) has {group} groups, its weights "
-            f"have {weight[0]} channels"
-        )
-    inward, outward = weight[1] * group, weight[0]
-    if node.op_type == "ConvTranspose":
-        inward, outward = outward, inward
-    found: list[tuple[str, int | None, int]] = [("an axis of channels", channels, inward)]
-    if len(given) > 2 and given[2] is not None:
-        bias = given[2]
-        found.append(("a bias", bias[0] if len(bias) == 1 else 0, outward))
-    for got, needed in zip(_ints(node, "kernel_shape") or (), weight[2:], strict=False):
-        if needed is not None:
-            found.append(("a kernel", got, needed))
-    _check_window(node, len(weight) - 2)
-    return found
-
-
-def _check_window(node: onnx.NodeProto, axes: int) -> None:
-    """Raises an error where the attributes of a convolution or a pooling are none of so many axes."""
-    for name, length, lowest in (("kernel_shape", axes, 1), ("strides", axes, 1), ("dilations", axes, 1)):
-        _check_ints(node, name, length, lowest)
-    _check_ints(node, "pads", 2 * axes, 0)
-
-
-def _check_ints(node: onnx.NodeProto, name: str, length: int, lowest: int) -> None:
-    values = _ints(node, name)
-    if values and (len(values) != length or not all(lowest <= value <= LARGEST_TENSOR for value in values)):
-        raise ModelError(
-            f"is not valid ONNX: node '{node.name or node.op_type}' ({node.op_type}) has {name} = {one_line(values)}, "
-            f"needed are {length} numbers from {lowest} to {LARGEST_TENSOR}"
-        )
-
-
-def _ints(node: onnx.NodeProto, name: str) -> list[int] | None:
-    return next((list(attribute.ints) for attribute in node.attribute if attribute.name == name), None)
+        weight, bias = (*given[1:3], None, None)[:2]
+        if weight is None or len(weight) < 3 or weight[0] is None or weight[1] is None:
+            return
+        group = next((attribute.i for attribute in node.attribute if attribute.name == "group"), 1)
+        if group < 1 or weight[0] % group:
+            raise ModelError(f"{title} has {group} groups, its weights have {weight[0]} channels")
+        inward, outward = weight[1] * group, weight[0]
+        if node.op_type == "ConvTranspose":
+            inward, outward = outward, inward
+        needed = [("an axis of channels", channels, inward)]
+        if bias is not None:
+            needed.append(("a bias", bias[0] if len(bias) == 1 else 0, outward))
+        kernel = attributes.get("kernel_shape", ())
+        needed += [("a kernel", got, size) for got, size in zip(kernel, weight[2:], strict=False)]
+        axes = len(weight) - 2
+    if node.op_type in _WINDOWED:
+        limits = {"kernel_shape": (axes, 1), "strides": (axes, 1), "dilations": (axes, 1), "pads": (2 * axes, 0)}
+        for name, (length, lowest) in limits.items():
+            values = attributes.get(name)
+            if values and (len(values) != length or not all(lowest <= value <= LARGEST_TENSOR for value in values)):
+                raise ModelError(
+                    f"{title} has {name} = {one_line(values)}, needed are {length} numbers from {lowest} to "
+                    f"{LARGEST_TENSOR}"
+                )
+    for part, got, size in needed:
+        if got is not None and size is not None and got != size:
+            raise ModelError(f"{title} has {part} of size {got}, {size} is needed")

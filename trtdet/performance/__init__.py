@@ -7,8 +7,7 @@ from trtdet.performance.layer_differences import Difference, differences, slower
 from trtdet.performance.options import BenchOptions, ProfileOptions
 from trtdet.performance.profiles import OnnxNodes, Profile, Share
 from trtdet.performance.profiling import Profiling, layer_means, profile, profile_targets
-from trtdet.performance.ratios import Ratio
-from trtdet.performance.results import Bench
+from trtdet.performance.results import Bench, Ratio
 from trtdet.performance.targets import Target, open_targets
 
 __all__ = [

@@ -8,16 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trtdet.config import Config
 from trtdet.errors import ConfigError
-from trtdet.performance.machine import Machine
 from trtdet.performance.options import BenchOptions
-from trtdet.performance.ratios import Ratio, Times, paired_ratio
-from trtdet.performance.results import ROUNDS, Bench, Latency, Measured, Point, Throughput
-from trtdet.performance.targets import Target, open_targets, source_of_pixels, unfair
-from trtdet.performance.timing import PATIENCE, Clock, Slice, WarmUp, warm_up
+from trtdet.performance.results import ROUNDS, Bench, Latency, Measured, Point, Ratio, Throughput, paired_ratio
+from trtdet.performance.targets import Machine, Target, open_targets, source_of_pixels, unfair
+from trtdet.performance.timing import PATIENCE, Clock, Slice, Times, WarmUp, warm_up
 from trtdet.progress import Progress, silent
 
 
@@ -49,7 +46,7 @@ def bench(
         raise ConfigError("nothing to measure", "give a bundle or a model")
     targets = open_targets(everything, config)
     reference = everything.index(baseline) if baseline is not None else 0
-    return measure(targets, options, reference, progress)
+    return measure(targets, options, reference, progress=progress)
 
 
 def measure(
@@ -78,150 +75,128 @@ def measure(
         ConfigError: a target does not take a batch that is asked for; nothing was measured then.
         BackendError, DataError: a target fails, or an image cannot be read.
     """
-    batches = options.batches or (_common_batch(targets),)
+    fixed = {target.runner.batch for target in targets if target.runner.batch is not None}
+    batches = options.batches or (fixed.pop() if len(fixed) == 1 else 1,)
     for target in targets:
         for batch in batches:
             target.check_batch(batch)
     before = Machine.now(targets)
-    rows = [_points(targets, batch, options, baseline, progress, clock) for batch in batches]
+    rows = [_points(targets, batch, options, baseline=baseline, progress=progress, clock=clock) for batch in batches]
     results = tuple(
         Measured(
-            target.name,
-            target.file,
-            target.runner.run_info,
-            target.nms,
-            ("included" if options.transfers else "excluded") if target.on_device else None,
-            points,
-            target.unlike(targets[baseline]),
-            target.tf32,
+            name=target.name,
+            file=target.file,
+            run_info=target.runner.run_info,
+            nms=target.nms,
+            transfers=("included" if options.transfers else "excluded") if target.on_device else None,
+            points=points,
+            nms_differs=target.unlike(targets[baseline]),
+            tf32=target.tf32,
         )
         for target, points in zip(targets, zip(*rows, strict=True), strict=True)
     )
     return Bench(
-        results,
-        targets[baseline].name if len(targets) > 1 else None,
-        source_of_pixels(options.images, options.seed),
-        options,
-        before,
-        Machine.now(targets),
-        _warnings(results, before, options),
+        targets=results,
+        baseline=targets[baseline].name if len(targets) > 1 else None,
+        images=source_of_pixels(options.images, options.seed),
+        options=options,
+        before=before,
+        after=Machine.now(targets),
+        warnings=_warnings(results, before, options),
     )
 
 
-def turns(targets: int, number: int) -> list[int]:
-    """The order of the targets in a round: each begins as often as any other."""
-    return [(index + number) % targets for index in range(targets)]
-
-
-def _common_batch(targets: Sequence[Target]) -> int:
-    fixed = {target.runner.batch for target in targets} - {None}
-    return (fixed.pop() if len(fixed) == 1 else None) or 1
-
-
 def _warnings(results: Sequence[Measured], before: Machine, options: BenchOptions) -> tuple[str, ...]:
-    found = [*before.warnings]
+    warnings = [*before.warnings]
     for result in results:
         restless = [str(point.batch) for point in result.points if not point.warm_up.settled]
         if restless and options.warm_up:
-            found.append(
+            warnings.append(
                 f"'{result.name}' had not settled within {PATIENCE * options.warm_up:g} s of warm-up at batch "
                 f"{', '.join(restless)}; give a longer --warm-up, or a quieter machine"
             )
         if result.nms_differs:
-            found.append(unfair(result.name, result.nms_differs))
+            warnings.append(unfair(result.name, result.nms_differs))
         if result.run_info.without_graphs:
-            found.append(
+            warnings.append(
                 f"'{result.name}' ran without CUDA graphs, as {result.run_info.without_graphs}: where launching its "
                 "kernels takes longer than running them the launch is what was timed, and ratios are drawn to 1"
             )
     if not options.warm_up:
-        found.append("there was no warm-up; give --warm-up 1 for figures that last")
-    return tuple(found)
+        warnings.append("there was no warm-up; give --warm-up 1 for figures that last")
+    return tuple(warnings)
 
 
 class _Entrant:
     """A target at one batch size: its execution contexts, and the times that were measured so far."""
 
-    def __init__(self, target: Target, images: NDArray[np.float32], options: BenchOptions, clock: Clock) -> None:
-        self._target, self._images, self._options, self._clock = target, images, options, clock
-        self._contexts = [target.runner.new_context(images)]
-        self._slice = Slice(options.seconds / ROUNDS, -(-options.min_runs // ROUNDS), clock)
+    def __init__(self, target: Target, batch: int, options: BenchOptions, clock: Clock) -> None:
+        self.target, self.batch = target, batch
+        self.images = target.pixels(batch, options.images, options.seed)
+        self.contexts = [target.runner.new_context(self.images)]
+        self.slice = Slice(options.seconds / ROUNDS, -(-options.min_runs // ROUNDS), clock)
         # With the transfers, if at all, and then without, where there are any: the first mode is the result's latency.
         with_transfers = options.transfers or not target.on_device
-        self._modes = (*([True] if with_transfers else []), *([False] if target.on_device else []))
-        self._times: dict[bool, list[Times]] = {mode: [] for mode in self._modes}
-        self._rates: dict[int, list[float]] = {streams: [] for streams in options.streams}
-        self._warm_up = WarmUp(0, 0.0, False)
-
-    def warm_up(self) -> None:
-        transfers = self._options.transfers and self._target.on_device
-        self._warm_up = warm_up(self._contexts[0], self._options.warm_up, transfers, self._clock)
-
-    def time_latency(self) -> None:
-        for mode in self._modes:
-            self._times[mode].append(self._slice.times(self._contexts[0], mode))
-
-    def add_contexts(self) -> None:
-        more = max(self._options.streams) - len(self._contexts)
-        self._contexts.extend(self._target.runner.new_context(self._images) for _ in range(more))
-
-    def time_throughput(self, pool: ThreadPoolExecutor, streams: int) -> None:
-        rate = self._slice.runs_per_second(pool, self._contexts[:streams], self._options.transfers)
-        self._rates[streams].append(len(self._images) * rate)
+        modes = (*([True] if with_transfers else []), *([False] if target.on_device else []))
+        self.times: dict[bool, list[Times]] = {mode: [] for mode in modes}
+        self.rates: dict[int, list[float]] = {streams: [] for streams in options.streams}
+        self.warm_up = WarmUp(0, 0.0, False)
 
     def point(self, baseline: _Entrant | None) -> Point:
-        """What was measured; the ratios are None where there is no ``baseline``: this is it."""
-        main, *others = self._modes
-        apart = others[0] if others else None
-        rates = []
-        for streams, measured in self._rates.items():
-            row = np.array(measured)
-            ratio = None if baseline is None else paired_ratio(row, np.array(baseline._rates[streams]))
-            rates.append(Throughput(streams, float(row.mean()), float(row.std(ddof=1)), ratio))
+        """The measured times and rates; the ratios are None where there is no ``baseline``: this is it."""
+        latencies: list[tuple[Latency, Ratio | None]] = []
+        for mode, times in self.times.items():
+            ratio = None
+            if baseline is not None:
+                # Where the baseline's transfers are not separated, of all its runs.
+                others = baseline.times.get(mode) or next(iter(baseline.times.values()))
+                medians = (np.array([np.median(part) for part in parts]) for parts in (times, others))
+                ratio = paired_ratio(*medians)
+            latencies.append((Latency.of(np.concatenate(times)), ratio))
+        throughput = []
+        for streams, rates in self.rates.items():
+            row = np.array(rates)
+            ratio = None if baseline is None else paired_ratio(row, np.array(baseline.rates[streams]))
+            throughput.append(Throughput(streams, float(row.mean()), stddev=float(row.std(ddof=1)), ratio=ratio))
+        latency, ratio = latencies[0]
+        compute, compute_ratio = latencies[1] if len(latencies) > 1 else (None, None)
         return Point(
-            len(self._images),
-            Latency.of(np.concatenate(self._times[main])),
-            None if apart is None else Latency.of(np.concatenate(self._times[apart])),
-            self._against(baseline, main),
-            None if apart is None else self._against(baseline, apart),
-            self._warm_up,
-            tuple(rates),
+            batch=self.batch,
+            latency_ms=latency,
+            compute_ms=compute,
+            ratio=ratio,
+            compute_ratio=compute_ratio,
+            warm_up=self.warm_up,
+            throughput=tuple(throughput),
         )
-
-    def _against(self, baseline: _Entrant | None, mode: bool) -> Ratio | None:
-        if baseline is None:
-            return None
-        return paired_ratio(self._medians(mode), baseline._medians(mode))
-
-    def _medians(self, mode: bool) -> Times:
-        """The median by round; where transfers are not separated, of all runs."""
-        return np.array([np.median(times) for times in self._times.get(mode) or self._times[self._modes[0]]])
 
 
 def _points(
     targets: Sequence[Target], batch: int, options: BenchOptions, baseline: int, progress: Progress, clock: Clock
 ) -> list[Point]:
     """All targets at one batch size."""
-    entrants = [
-        _Entrant(target, target.pixels(batch, options.images, options.seed), options, clock) for target in targets
-    ]
+    entrants = [_Entrant(target, batch, options, clock=clock) for target in targets]
+    # Each begins a round as often as any other.
+    orders = [[*entrants[first:], *entrants[:first]] for first in (number % len(targets) for number in range(ROUNDS))]
     stage = f"batch {batch}: warming up"
     for index, entrant in enumerate(entrants):
         progress(stage, index, len(entrants))
-        entrant.warm_up()
+        transfers = options.transfers and entrant.target.on_device
+        entrant.warm_up = warm_up(entrant.contexts[0], options.warm_up, transfers, clock=clock)
     progress(stage, len(entrants), len(entrants))
-
-    for number in range(ROUNDS):
-        for index in turns(len(entrants), number):
-            entrants[index].time_latency()
-        progress(f"batch {batch}: latency", number + 1, ROUNDS)
-
+    for number, order in enumerate(orders, 1):
+        for entrant in order:
+            for mode, times in entrant.times.items():
+                times.append(entrant.slice.times(entrant.contexts[0], mode))
+        progress(f"batch {batch}: latency", number, ROUNDS)
     for entrant in entrants:
-        entrant.add_contexts()
+        more = max(options.streams) - len(entrant.contexts)
+        entrant.contexts.extend(entrant.target.runner.new_context(entrant.images) for _ in range(more))
     for streams in options.streams:
         with ThreadPoolExecutor(streams, thread_name_prefix="trtdet-context") as pool:
-            for number in range(ROUNDS):
-                for index in turns(len(entrants), number):
-                    entrants[index].time_throughput(pool, streams)
-                progress(f"batch {batch}: throughput, {streams} streams", number + 1, ROUNDS)
+            for number, order in enumerate(orders, 1):
+                for entrant in order:
+                    rate = entrant.slice.runs_per_second(pool, entrant.contexts[:streams], options.transfers)
+                    entrant.rates[streams].append(batch * rate)
+                progress(f"batch {batch}: throughput, {streams} streams", number, ROUNDS)
     return [entrant.point(None if index == baseline else entrants[baseline]) for index, entrant in enumerate(entrants)]

@@ -14,7 +14,7 @@ from trtdet.backends.base import LayerTime
 from trtdet.errors import ConfigError
 from trtdet.passes.provenance import Origin
 from trtdet.performance.profiles import Profile, part_of
-from trtdet.performance.ratios import CONFIDENCE, Times
+from trtdet.performance.results import CONFIDENCE
 
 _SEPARATE = (Origin.DECODE, Origin.NMS, Origin.EMBEDDED_NMS)
 """Steps after the convolutions, whose layers belong to none of them."""
@@ -75,20 +75,37 @@ def differences(first: Profile, second: Profile) -> list[Difference]:
     together = _together(kernels, order)
     homes: dict[str, Owner] = {}
     in_second, in_first = (
-        _by_owner(profile, own, together, homes) for profile, own in zip((second, first), kernels, strict=True)
+        _by_owner(profile, own, together, homes=homes) for profile, own in zip((second, first), kernels, strict=True)
     )
     places = {
         owner: min((order.get(name, len(order)) for name in owner), default=-1) for owner in (*in_second, *in_first)
     }
-    return [
-        _difference(
-            () if places[owner] == len(order) else owner,
-            owner[0] if places[owner] == len(order) else "",
-            in_first.get(owner, []),
-            in_second.get(owner, []),
+    normal = statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+    rows = []
+    for owner in sorted(places, key=lambda owner: (places[owner], owner)):
+        mine, others = in_first.get(owner, []), in_second.get(owner, [])
+        # Milliseconds by run.
+        first_ms, second_ms = (
+            np.sum([layer.ms for layer in layers], axis=0) if layers else np.zeros(2) for layers in (mine, others)
         )
-        for owner in sorted(places, key=lambda owner: (places[owner], owner))
-    ]
+        gain = float(first_ms.mean() - second_ms.mean())
+        variance = first_ms.var(ddof=1) / len(first_ms) + second_ms.var(ddof=1) / len(second_ms)
+        error = normal * float(np.sqrt(variance))
+        separate = places[owner] == len(order)
+        rows.append(
+            Difference(
+                convs=() if separate else owner,
+                part=owner[0] if separate else "",
+                first_ms=float(first_ms.mean()),
+                second_ms=float(second_ms.mean()),
+                gain_ms=gain,
+                low_ms=gain - error,
+                high_ms=gain + error,
+                first_layers=tuple(layer.name for layer in mine),
+                second_layers=tuple(layer.name for layer in others),
+            )
+        )
+    return rows
 
 
 def slower(first: Profile, second: Profile) -> list[Difference]:
@@ -100,35 +117,8 @@ def slower(first: Profile, second: Profile) -> list[Difference]:
     Raises:
         ConfigError: the two have no convolution in common.
     """
-    found = [difference for difference in differences(first, second) if difference.convs and difference.low_ms > 0]
-    return sorted(found, key=lambda difference: -difference.gain_ms)
-
-
-def _difference(
-    convs: tuple[str, ...], part: str, first: Sequence[LayerTime], second: Sequence[LayerTime]
-) -> Difference:
-    (mine, mine_layers), (other, other_layers) = _summed(first), _summed(second)
-    normal = statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
-    gain = float(mine.mean() - other.mean())
-    error = normal * float(np.sqrt(mine.var(ddof=1) / len(mine) + other.var(ddof=1) / len(other)))
-    return Difference(
-        convs,
-        part,
-        float(mine.mean()),
-        float(other.mean()),
-        gain,
-        gain - error,
-        gain + error,
-        mine_layers,
-        other_layers,
-    )
-
-
-def _summed(layers: Sequence[LayerTime]) -> tuple[Times, tuple[str, ...]]:
-    """Milliseconds by run of all of them, and their names."""
-    if not layers:
-        return np.zeros(2), ()
-    return np.sum([layer.ms for layer in layers], axis=0), tuple(layer.name for layer in layers)
+    losses = [difference for difference in differences(first, second) if difference.convs and difference.low_ms > 0]
+    return sorted(losses, key=lambda difference: -difference.gain_ms)
 
 
 def _kernels(layers: Sequence[LayerTime], convs: Collection[str]) -> dict[str, int]:

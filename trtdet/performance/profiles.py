@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate
 from typing import Any
 
@@ -21,12 +21,10 @@ from trtdet.tables import Column, Table, Tables
 
 @dataclass(frozen=True)
 class Share:
-    """What a group of layers takes of a run.
+    """What a kind of operator, or a part of the network, takes of a run.
 
     Attributes:
-        name: of the group: a kind of operator, or a part of the network.
-        ms: mean over the runs of the group's sum, in milliseconds.
-        stddev: of that sum over the runs (of a sample, n - 1).
+        ms, stddev: of its layers' sum over the runs (of a sample, n - 1).
         count: kernels a run.
         share: of the sum of all layers, 0..1.
     """
@@ -106,8 +104,8 @@ class Profile:
     @property
     def by_part(self) -> tuple[Share, ...]:
         """What each part of the network takes, the longest first; empty where names do not tell parts."""
-        found = _shares(self.layers, lambda layer: part_of(layer, self.nodes))
-        return found if any(share.name for share in found) else ()
+        shares = _shares(self.layers, lambda layer: part_of(layer, self.nodes))
+        return shares if any(share.name for share in shares) else ()
 
     @property
     def overhead(self) -> float:
@@ -159,9 +157,6 @@ class Profile:
         """By kind, by part, and the ``top`` longest layers."""
         parts = [share_table("part", self.by_part)] if self.by_part else []
         heading = f"{self.name}, batch {self.batch}, {len(self.latency_ms)} runs on {self.run_info}"
-        return Tables((heading, share_table("op type", self.by_type), *parts, self._longest(top)))
-
-    def _longest(self, top: int) -> Table:
         total = self.sum_ms or 1.0
         longest = sorted(enumerate(self.layers, 1), key=lambda placed: -statistics.fmean(placed[1].ms))[:top]
         rows = [
@@ -173,16 +168,17 @@ class Profile:
             )
             for place, layer in longest
         ]
-        return Table(
+        layers = Table(
             (
                 *("#", Column("layer", align="left"), Column("op type", align="left")),
                 *(Column("mean ms", ".4f"), Column("stddev", ".4f"), Column("share", ".1%")),
                 *(Column("ONNX nodes", align="left"), Column("part", align="left")),
             ),
-            rows,
-            f"The {len(longest)} longest of {len(self.layers)} layers; # is the place in the run",
-            (self.summary,),
+            rows=rows,
+            title=f"The {len(longest)} longest of {len(self.layers)} layers; # is the place in the run",
+            notes=(self.summary,),
         )
+        return Tables((heading, share_table("op type", self.by_type), *parts, layers))
 
 
 def part_of(layer: LayerTime, nodes: OnnxNodes) -> str:
@@ -218,24 +214,13 @@ def joined(name: str, parts: Iterable[tuple[LayerTime, ...]]) -> tuple[LayerTime
     if any([(layer.name, layer.type) for layer in other] != kinds for other in others):
         raise BackendError(f"'{name}' ran other layers from one profile to the next", "profile it again")
     return tuple(
-        LayerTime(
-            layers[0].name,
-            layers[0].type,
-            layers[0].onnx,
-            tuple(ms for layer in layers for ms in layer.ms),
-            layers[0].count,
-        )
+        replace(layers[0], ms=tuple(ms for layer in layers for ms in layer.ms))
         for layers in zip(first, *others, strict=True)
     )
 
 
 def share_table(kind: str, shares: Sequence[Share]) -> Table:
-    """The shares with their running sum.
-
-    Args:
-        kind: title of the first column.
-        shares: in the order of the rows.
-    """
+    """The shares with their running sum; ``kind`` is the title of the first column."""
     sums = accumulate(share.share for share in shares)
     rows = [
         (share.name or "not known", share.ms, share.stddev, share.count, share.share, so_far)
@@ -256,14 +241,8 @@ def _shares(layers: Sequence[LayerTime], key: Callable[[LayerTime], str]) -> tup
         groups[key(layer)].append(layer)
     sums = {name: np.sum([layer.ms for layer in group], axis=0) for name, group in groups.items()}
     total = float(sum(times.mean() for times in sums.values())) or 1.0
-    found = [
-        Share(
-            name,
-            float(sums[name].mean()),
-            float(sums[name].std(ddof=1)),
-            sum(layer.count for layer in group),
-            float(sums[name].mean()) / total,
-        )
-        for name, group in groups.items()
-    ]
-    return tuple(sorted(found, key=lambda share: -share.ms))
+    shares = []
+    for name, group in groups.items():
+        mean, scatter = float(sums[name].mean()), float(sums[name].std(ddof=1))
+        shares.append(Share(name, mean, scatter, count=sum(layer.count for layer in group), share=mean / total))
+    return tuple(sorted(shares, key=lambda share: -share.ms))

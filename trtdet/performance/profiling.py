@@ -14,10 +14,9 @@ from trtdet.bundle import Bundle
 from trtdet.config import Config
 from trtdet.passes import load_model
 from trtdet.performance.layer_differences import Difference, differences, slower
-from trtdet.performance.machine import Machine, circumstances
 from trtdet.performance.options import ProfileOptions
 from trtdet.performance.profiles import OnnxNodes, Profile, Share, joined, shortened
-from trtdet.performance.targets import Target, open_targets, source_of_pixels, unfair
+from trtdet.performance.targets import Machine, Target, circumstances, open_targets, source_of_pixels, unfair
 from trtdet.progress import Progress, silent
 from trtdet.runtime.detector import Detector
 from trtdet.tables import Column, Table, Tables
@@ -35,7 +34,7 @@ class Profiling:
         against: of the other; None where there is none.
         images: the source of the images, in words.
         before, after: the machine.
-        warnings: to read before the figures are believed, one sentence each.
+        warnings: one sentence each.
         nms_differs: how the suppression of the two differs, in words; empty where it does not.
     """
 
@@ -90,51 +89,43 @@ class Profiling:
         """
         if self.against is None:
             raise ValueError("one profile alone has nothing to be compared with")
-        found = self.slower
-        gain = sum(difference.gain_ms for difference in found)
-        summary = f"{len(found)} groups, {gain:.3f} ms in all if they were as in the second" if found else "none"
+        mine, others = ({share.name: share for share in part.by_type} for part in (self.profile, self.against))
+        nothing = Share("", ms=0.0, stddev=0.0, count=0, share=0.0)
+        kinds = [(kind, mine.get(kind, nothing), others.get(kind, nothing)) for kind in dict.fromkeys((*mine, *others))]
+        kinds.sort(key=lambda row: -abs(row[1].ms - row[2].ms))
+        types = Table(
+            (
+                *(Column("op type", align="left"), Column("first ms", ".3f"), Column("second ms", ".3f")),
+                *(Column("difference", "+.3f"), "first count", "second count"),
+            ),
+            [(kind, own.ms, other.ms, own.ms - other.ms, own.count, other.count) for kind, own, other in kinds],
+        )
+        slow = self.slower
+        gain = sum(difference.gain_ms for difference in slow)
+        summary = f"{len(slow)} groups, {gain:.3f} ms in all if they were as in the second" if slow else "none"
         title = f"Slower in the first, beyond the scatter of the runs: {summary}"
+        rows = [
+            (
+                shortened(difference.convs),
+                *(difference.first_ms, difference.second_ms, difference.gain_ms),
+                f"{difference.low_ms:.4f} .. {difference.high_ms:.4f}",
+                shortened(difference.first_layers),
+            )
+            for difference in slow[:top]
+        ]
+        convolutions = Table(
+            (
+                Column("convolutions", align="left"),
+                *(Column("first ms", ".4f"), Column("second ms", ".4f"), Column("gain ms", ".4f")),
+                *(Column("90% interval", align="right"), Column("layers in the first", align="left")),
+            ),
+            rows,
+            title,
+        )
         heading = f"{self.profile.name} (first) against {self.against.name} (second)"
         if self.nms_differs:
             heading += f": {self.nms_differs}"
-        return Tables(
-            (heading, _type_table(self.profile, self.against), _slower_table(found[:top], title) if found else title)
-        )
-
-
-def _type_table(first: Profile, second: Profile) -> Table:
-    mine, others = ({share.name: share for share in profile.by_type} for profile in (first, second))
-    nothing = Share("", 0.0, 0.0, 0, 0.0)
-    both = [(kind, mine.get(kind, nothing), others.get(kind, nothing)) for kind in dict.fromkeys((*mine, *others))]
-    both.sort(key=lambda row: -abs(row[1].ms - row[2].ms))
-    return Table(
-        (
-            *(Column("op type", align="left"), Column("first ms", ".3f"), Column("second ms", ".3f")),
-            *(Column("difference", "+.3f"), "first count", "second count"),
-        ),
-        [(kind, own.ms, other.ms, own.ms - other.ms, own.count, other.count) for kind, own, other in both],
-    )
-
-
-def _slower_table(found: Sequence[Difference], title: str) -> Table:
-    rows = [
-        (
-            shortened(difference.convs),
-            *(difference.first_ms, difference.second_ms, difference.gain_ms),
-            f"{difference.low_ms:.4f} .. {difference.high_ms:.4f}",
-            shortened(difference.first_layers),
-        )
-        for difference in found
-    ]
-    return Table(
-        (
-            Column("convolutions", align="left"),
-            *(Column("first ms", ".4f"), Column("second ms", ".4f"), Column("gain ms", ".4f")),
-            *(Column("90% interval", align="right"), Column("layers in the first", align="left")),
-        ),
-        rows,
-        title,
-    )
+        return Tables((heading, types, convolutions if slow else title))
 
 
 def profile(
@@ -160,10 +151,10 @@ def profile(
     paths = [path] if against is None else [path, against]
     targets = open_targets(paths, config)
     nodes = [nodes_behind(path, target) for path, target in zip(paths, targets, strict=True)]
-    done = profile_targets(targets, nodes, options, progress)
-    if done.against is not None:
-        differences(done.profile, done.against)  # two that cannot be compared are an error at once
-    return done
+    profiling = profile_targets(targets, nodes, options, progress=progress)
+    if profiling.against is not None:
+        differences(profiling.profile, profiling.against)  # two that cannot be compared are an error at once
+    return profiling
 
 
 def profile_targets(
@@ -207,14 +198,27 @@ def profile_targets(
             latencies[index].extend(contexts[index].compute() for _ in range(runs))
     progress("profiling", len(parts) * len(targets), len(parts) * len(targets))
     profiles = [
-        Profile(target.name, target.file, target.runner.run_info, batch, joined(target.name, mine), known, tuple(plain))
-        for target, mine, known, plain in zip(targets, layers, nodes, latencies, strict=True)
+        Profile(
+            name=target.name,
+            file=target.file,
+            run_info=target.runner.run_info,
+            batch=batch,
+            layers=joined(target.name, layers[index]),
+            nodes=nodes[index],
+            latency_ms=tuple(latencies[index]),
+        )
+        for index, target in enumerate(targets)
     ]
-    source = source_of_pixels(options.images, options.seed)
-    other = profiles[1] if len(profiles) > 1 else None
-    differs = targets[0].unlike(targets[1]) if len(targets) > 1 else ""
-    warnings = (*before.warnings, *([unfair(targets[0].name, differs)] if differs else []))
-    return Profiling(profiles[0], other, source, before, Machine.now(targets), warnings, differs)
+    nms_differs = targets[0].unlike(targets[1]) if len(targets) > 1 else ""
+    return Profiling(
+        profile=profiles[0],
+        against=profiles[1] if len(profiles) > 1 else None,
+        images=source_of_pixels(options.images, options.seed),
+        before=before,
+        after=Machine.now(targets),
+        warnings=(*before.warnings, *([unfair(targets[0].name, nms_differs)] if nms_differs else [])),
+        nms_differs=nms_differs,
+    )
 
 
 def layer_means(path: Path, progress: Progress = silent) -> dict[str, float]:
@@ -224,7 +228,9 @@ def layer_means(path: Path, progress: Progress = silent) -> dict[str, float]:
         BackendError: the bundle has no engine, or it cannot be run here.
     """
     detector = Detector.open(path, runtime="engine")
-    target = Target(str(path), detector.runner, detector.input, str(detector.file), detector.nms_mode)
+    target = Target(
+        str(path), runner=detector.runner, input=detector.input, file=str(detector.file), nms=detector.nms_mode
+    )
     options = ProfileOptions()
     images = target.pixels(detector.batch, None, options.seed)
     progress("profiling", 0, 1)

@@ -2,33 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from trtdet.backends.base import RunInfo
-from trtdet.performance.machine import Machine, circumstances
 from trtdet.performance.options import BenchOptions
-from trtdet.performance.ratios import CONFIDENCE, Ratio, Times
-from trtdet.performance.timing import WarmUp
+from trtdet.performance.targets import Machine, circumstances
+from trtdet.performance.timing import Times, WarmUp
 from trtdet.tables import Cell, Column, Table, Tables
+
+CONFIDENCE = 0.9
+"""How sure an interval is to hold the true ratio."""
 
 ROUNDS = 20
 """A measurement is cut into so many slices, between which the targets take turns."""
 
 
 @dataclass(frozen=True)
-class Latency:
-    """Milliseconds of single runs, one after the other.
+class Ratio:
+    """A figure as a multiple of the baseline's, and its interval."""
 
-    Attributes:
-        mean, stddev: over the runs; the standard deviation is that of a sample (n - 1).
-        p50, p95, p99: percentiles, linear between the two nearest runs.
-        shortest, longest: of all.
-        runs: how many.
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} ({self.low:.3f} .. {self.high:.3f})"
+
+
+def paired_ratio(first: Times, second: Times) -> Ratio:
+    """The ratio of two targets' figures that were measured in the same rounds, with a 90 % interval.
+
+    Each round gives a ratio, from which a disturbance that hit both targets in that round cancels out. Over the rounds
+    it is the Hodges-Lehmann estimate of the logarithms, the median of all means of two, with Tukey's interval from the
+    signed ranks (Hollander and Wolfe 1999, Nonparametric Statistical Methods, chapter 3): a round in which a neighbour
+    hit one of the two targets moves neither far, and no shape of the scatter is assumed but symmetry.
+
+    Args:
+        first: (R,), a median time or a rate by round, above 0; at least 5 rounds.
+        second: (R,), the baseline's.
     """
+    logs = np.log(first / second)
+    rows, columns = np.triu_indices(len(logs))
+    means = np.sort((logs[rows] + logs[columns]) / 2)
+    # How many of the 2^R choices of signs give each sum of positive ranks: the product of all (1 + x^rank).
+    choices = np.ones(1)
+    for rank in range(1, len(logs) + 1):
+        choices = np.pad(choices, (0, rank)) + np.pad(choices, (rank, 0))
+    beyond = int(np.searchsorted(np.cumsum(choices) / choices.sum(), (1 - CONFIDENCE) / 2, side="right"))
+    value, low, high = np.exp([np.median(means), means[beyond - 1], means[-beyond]])
+    return Ratio(float(value), float(low), float(high))
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Milliseconds of single runs, one after the other; ``stddev`` is that of a sample (n - 1), and the percentiles are
+    linear between the two nearest runs."""
 
     mean: float
     stddev: float
@@ -44,27 +76,21 @@ class Latency:
         """Sums up at least two runs."""
         p50, p95, p99 = np.percentile(milliseconds, [50, 95, 99])
         return Latency(
-            float(milliseconds.mean()),
-            float(milliseconds.std(ddof=1)),
-            float(p50),
-            float(p95),
-            float(p99),
-            float(milliseconds.min()),
-            float(milliseconds.max()),
-            len(milliseconds),
+            mean=float(milliseconds.mean()),
+            stddev=float(milliseconds.std(ddof=1)),
+            p50=float(p50),
+            p95=float(p95),
+            p99=float(p99),
+            shortest=float(milliseconds.min()),
+            longest=float(milliseconds.max()),
+            runs=len(milliseconds),
         )
 
 
 @dataclass(frozen=True)
 class Throughput:
-    """Images a second.
-
-    Attributes:
-        streams: execution contexts that ran side by side.
-        images_per_second: mean over the rounds.
-        stddev: over the rounds.
-        ratio: of the baseline's, above 1 is more; None for the baseline itself.
-    """
+    """Images a second of so many execution contexts side by side, mean and scatter over the rounds; ``ratio`` to the
+    baseline's, above 1 is more, None for the baseline itself."""
 
     streams: int
     images_per_second: float
@@ -99,10 +125,6 @@ class Point:
         """What the transfers add to the median, in milliseconds; None where that was not measured."""
         return None if self.compute_ms is None else self.latency_ms.p50 - self.compute_ms.p50
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {**asdict(self), "transfers_ms": self.transfers_ms}
-
 
 @dataclass(frozen=True)
 class Measured:
@@ -127,19 +149,6 @@ class Measured:
     points: tuple[Point, ...]
     nms_differs: str = ""
     tf32: bool = False
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {
-            "name": self.name,
-            "file": self.file,
-            "ran_on": str(self.run_info),
-            "nms": self.nms,
-            "nms_differs": self.nms_differs,
-            "tf32": self.tf32,
-            "transfers": self.transfers,
-            "points": [point.as_dict() for point in self.points],
-        }
 
 
 @dataclass(frozen=True)
@@ -167,7 +176,19 @@ class Bench:
         """Plain values for JSON; with one target, ``latency_ms`` and ``throughput`` of its first point at the top."""
         options = {**asdict(self.options), "images": None if self.options.images is None else str(self.options.images)}
         rest = {
-            "targets": [target.as_dict() for target in self.targets],
+            "targets": [
+                {
+                    "name": target.name,
+                    "file": target.file,
+                    "ran_on": str(target.run_info),
+                    "nms": target.nms,
+                    "nms_differs": target.nms_differs,
+                    "tf32": target.tf32,
+                    "transfers": target.transfers,
+                    "points": [{**asdict(point), "transfers_ms": point.transfers_ms} for point in target.points],
+                }
+                for target in self.targets
+            ],
             "baseline": self.baseline,
             "confidence": CONFIDENCE,
             "rounds": ROUNDS,
@@ -189,53 +210,35 @@ class Bench:
 
     def table(self) -> Tables:
         """Latencies, then throughputs with the circumstances of both as notes."""
-        return Tables((self._latencies(), self._throughputs()))
-
-    def _latencies(self) -> Table:
-        apart = any(point.compute_ms for _, point in self._points())
+        measured = [(target, point) for target in self.targets for point in target.points]
+        compared = (Column(f"of {self.baseline} ({CONFIDENCE:.0%} interval)", align="right"),) if self.baseline else ()
+        apart = any(point.compute_ms for _, point in measured)
         excluded = {target.transfers for target in self.targets} == {"excluded"}
         figures = ("mean", "stddev", "p50", "p95", "p99")
         columns: list[Column | str] = ["target", "batch", *(Column(name, ".3f") for name in figures), "runs"]
         columns += [Column("p50 without transfers", ".3f")] if apart else []
-        rows: list[Sequence[Cell]] = []
-        for target, point in self._points():
+        latency_rows: list[Sequence[Cell]] = []
+        rate_rows: list[Sequence[Cell]] = []
+        for target, point in measured:
             latency = point.latency_ms
             row: list[Cell] = [target.name, point.batch, *(getattr(latency, name) for name in figures), latency.runs]
             row += [point.compute_ms.p50 if point.compute_ms else None] if apart else []
-            rows.append((*row, *self._ratio(point.ratio, target)))
+            latency_rows.append((*row, *self._ratio(point.ratio, target)))
+            for rate in point.throughput:
+                row = [target.name, point.batch, rate.streams, rate.images_per_second, rate.stddev]
+                rate_rows.append((*row, *self._ratio(rate.ratio, target)))
         title = f"Latency of one run, ms{' without transfers' if excluded else ''}"
-        return Table((*columns, *self._compared()), rows, title)
-
-    def _throughputs(self) -> Table:
-        columns = ("target", "batch", "streams", Column("images/s", ".1f"), Column("stddev", ".1f"))
-        rows: list[Sequence[Cell]] = [
-            (
-                target.name,
-                point.batch,
-                rate.streams,
-                rate.images_per_second,
-                rate.stddev,
-                *self._ratio(rate.ratio, target),
-            )
-            for target, point in self._points()
-            for rate in point.throughput
-        ]
+        latencies = Table((*columns, *compared), latency_rows, title)
+        columns = ["target", "batch", "streams", Column("images/s", ".1f"), Column("stddev", ".1f")]
         notes = []
         for target in self.targets:
             extra = "; suppression on the host comes on top" if target.nms == "host" else ""
-            extra += "; its float32 convolutions may run in TF32 (--no-tf32)" if target.tf32 else ""
+            extra += "; its float32 convolutions may run in TF32 (engine.tf32=false avoids it)" if target.tf32 else ""
             notes.append(f"{target.name}: {target.file} on {target.run_info}, NMS {target.nms}{extra}")
         notes.append(f"{ROUNDS} rounds in turn; images: {self.images}")
         notes += circumstances(self.before, self.after)
-        return Table((*columns, *self._compared()), rows, "Throughput", notes)
-
-    def _points(self) -> Iterator[tuple[Measured, Point]]:
-        for target in self.targets:
-            for point in target.points:
-                yield target, point
-
-    def _compared(self) -> tuple[Column, ...]:
-        return (Column(f"of {self.baseline} ({CONFIDENCE:.0%} interval)", align="right"),) if self.baseline else ()
+        throughputs = Table((*columns, *compared), rows=rate_rows, title="Throughput", notes=notes)
+        return Tables((latencies, throughputs))
 
     def _ratio(self, ratio: Ratio | None, target: Measured) -> tuple[str, ...]:
         if not self.baseline:

@@ -1,16 +1,20 @@
-"""The detectors that are timed, and the batches that they run."""
+"""The detectors that are timed, the batches that they run, and the machine around them."""
 
 from __future__ import annotations
 
+import os
+import platform
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trtdet.backends.base import Runner
-from trtdet.bundle import Bundle, Manifest, NmsPart
+from trtdet.bundle import Bundle
 from trtdet.config import Config, InputConfig, NmsConfig
 from trtdet.data import ImageStream, evenly, find_images
 from trtdet.data.images import preprocess
@@ -90,8 +94,8 @@ class Target:
             noise = generator.integers(0, 256, (count, *self.input.size, 3), dtype=np.uint8)
             return np.stack([preprocess(picture, self.input)[0] for picture in noise])
         stream = ImageStream(evenly(find_images(images), count), self.input, on_bad="raise")
-        found = np.concatenate([batch.images for batch in stream])
-        return np.ascontiguousarray(found[np.arange(count) % len(found)])
+        pixels = np.concatenate([batch.images for batch in stream])
+        return np.ascontiguousarray(pixels[np.arange(count) % len(pixels)])
 
 
 def source_of_pixels(images: Path | None, seed: int) -> str:
@@ -104,6 +108,67 @@ def unfair(name: str, difference: str) -> str:
     return (
         f"'{name}' is not timed with the same suppression ({difference}), so it is not the networks that are compared; "
         "build both with the same --nms and thresholds"
+    )
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The state of the machine before or after a measurement.
+
+    Attributes:
+        cpu: its model, as the system calls it.
+        cores: how many this process may use.
+        cores_in_all: how many there are.
+        load: mean number of running processes over 1, 5 and 15 minutes.
+        clocks: the device's clocks, temperature and throttling; None where they are not known.
+    """
+
+    cpu: str
+    cores: int
+    cores_in_all: int
+    load: tuple[float, float, float]
+    clocks: dict[str, Any] | None
+
+    @staticmethod
+    def now(targets: Sequence[Target]) -> Machine:
+        """The present state, with the clocks of the device that the targets run on."""
+        try:
+            lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            lines = []
+        models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+        cores = len(os.sched_getaffinity(0))
+        runners = [target.runner for target in targets if target.on_device]
+        return Machine(
+            models[0] if models else platform.machine(),
+            cores=cores,
+            cores_in_all=os.cpu_count() or cores,
+            load=os.getloadavg(),
+            clocks=runners[0].clocks() if runners else None,
+        )
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """One warning where other processes kept half of the cores or more busy over the last minute."""
+        if self.load[0] < self.cores_in_all / 2:
+            return ()
+        return (
+            f"the machine was busy before it began: load {self.load[0]:.2f} on {self.cores_in_all} cores; the times "
+            "are longer and scatter more than on an idle one",
+        )
+
+
+def circumstances(before: Machine, after: Machine) -> tuple[str, str]:
+    """The machine before and after a measurement, in two lines."""
+    clocks = [
+        "not known" if state.clocks is None else ", ".join(f"{key} {value}" for key, value in state.clocks.items())
+        for state in (before, after)
+    ]
+    known = before.clocks or after.clocks
+    return (
+        f"{before.cpu}, {before.cores} of {before.cores_in_all} cores, load {before.load[0]:.2f} before and "
+        f"{after.load[0]:.2f} after",
+        f"clocks: {clocks[0]} before, {clocks[1]} after" if known else "clocks not known",
     )
 
 
@@ -122,35 +187,33 @@ def open_targets(paths: Sequence[Path], config: Config | None) -> tuple[Target, 
         raise ConfigError("--config is for models, bundles carry their own configuration", "leave --config out")
     bundles = {index: Detector.open(path) for index, path in enumerate(paths) if path.is_dir()}
     manifests = {index: Bundle(paths[index], verify=False).manifest for index in bundles}
-    shared = _shared([manifest.nms for manifest in manifests.values()])
+    parts = [manifest.nms for manifest in manifests.values()]
+    kinds = [(part.mode, part.embedded, None if part.mode == "host" else part.thresholds) for part in parts]
+    shared = parts[0] if parts and all(kind == kinds[0] for kind in kinds) else None
     opened: list[Target] = []
     for index, path in enumerate(paths):
-        detector = bundles[index] if index in bundles else _open_model(path, config, shared)
+        detector, tf32 = bundles.get(index), False
+        if detector is not None:
+            manifest = manifests[index]
+            # A bundle whose model runs in place of its engine has a runner with a model.
+            floats = manifest.backend.tf32 and (manifest.audit or manifest.precision).fp32 > 0
+            tf32 = floats and detector.runner.model is None
+        # The suppression that a bundle's model brought along is what 'auto' leaves in the model.
+        if detector is None and config is not None and shared is not None and not shared.embedded:
+            # Opened by itself the model may work, or fail with the error that is its own.
+            with suppress(ConfigError, ModelError, BackendError):
+                detector = Detector.open(path, config.with_nms(**shared.thresholds.model_dump()), shared.mode)
+        detector = detector or Detector.open(path, config)
         earlier = paths[:index].count(path)
-        name = f"{path} #{earlier + 1}" if earlier else str(path)
-        file, mode = str(detector.file), detector.nms_mode
-        # A bundle whose model runs in place of its engine has a runner with a model.
-        tf32 = index in manifests and detector.runner.model is None and _in_tf32(manifests[index])
-        opened.append(Target(name, detector.runner, detector.input, file, mode, detector.nms, tf32))
+        opened.append(
+            Target(
+                name=f"{path} #{earlier + 1}" if earlier else str(path),
+                runner=detector.runner,
+                input=detector.input,
+                file=str(detector.file),
+                nms=detector.nms_mode,
+                thresholds=detector.nms,
+                tf32=tf32,
+            )
+        )
     return tuple(opened)
-
-
-def _in_tf32(manifest: Manifest) -> bool:
-    return manifest.backend.tf32 and (manifest.audit or manifest.precision).fp32 > 0
-
-
-def _shared(parts: Sequence[NmsPart]) -> NmsPart | None:
-    """The suppression that all bundles have; None where they differ or there are none."""
-    kinds = [(part.mode, part.embedded, None if part.mode == "host" else part.thresholds) for part in parts]
-    return parts[0] if kinds and all(kind == kinds[0] for kind in kinds) else None
-
-
-def _open_model(path: Path, config: Config | None, shared: NmsPart | None) -> Detector:
-    """A model, with the suppression of the bundles beside it as far as it can have that."""
-    # The suppression that a bundle's model brought along is what 'auto' leaves in the model.
-    if config is not None and shared is not None and not shared.embedded:
-        try:
-            return Detector.open(path, config.with_nms(**shared.thresholds.model_dump()), shared.mode)
-        except (ConfigError, ModelError, BackendError):
-            pass  # opened by itself it may work, or fail with the error that is its own
-    return Detector.open(path, config)

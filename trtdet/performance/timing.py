@@ -9,9 +9,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trtdet.backends.base import ExecutionContext
-from trtdet.performance.ratios import Times
+
+Times = NDArray[np.float64]
 
 Clock = Callable[[], float]
 
@@ -108,13 +110,10 @@ def warm_up(context: ExecutionContext, seconds: float, transfers: bool, clock: C
         if now < due:
             continue
         recent = np.asarray(times)[np.asarray(stamps) > now - seconds]
-        settled = len(recent) >= _FEWEST and is_steady(recent)
+        settled = len(recent) >= _FEWEST
+        if settled:
+            first, second = np.median(recent[: len(recent) // 2]), np.median(recent[len(recent) // 2 :])
+            settled = bool(abs(second - first) <= _STEADY * first)
         if settled or now >= PATIENCE * seconds:
             return WarmUp(len(times), now, settled)
         due = now + seconds / 4
-
-
-def is_steady(times: Times) -> bool:
-    """Whether the medians of both halves differ by no more than 2 %."""
-    first, second = np.median(times[: len(times) // 2]), np.median(times[len(times) // 2 :])
-    return bool(abs(second - first) <= _STEADY * first)

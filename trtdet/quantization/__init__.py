@@ -1,40 +1,29 @@
 """Quantisation: where Q/DQ pairs go, in which precision each convolution runs, and what is corrected."""
 
-from trtdet.quantization.activation_ranges import reach
-from trtdet.quantization.corrections import (
-    CORRECTIONS,
-    DEFAULT_CORRECTIONS,
-    EFFORTS,
-    Corrected,
-    HeadRange,
-    Sources,
-    Start,
-    correct,
-    judged_beside,
-    sense,
-)
-from trtdet.quantization.data_flow import DataFlow, WeightForm
-from trtdet.quantization.defaults import FEWEST_CHANNELS, default_plan, left_by_default
+from trtdet.quantization.corrections import CORRECTIONS, DEFAULT_CORRECTIONS, EFFORTS, correct, judged_beside
+from trtdet.quantization.corrections.head_ranges import HeadRange, Start, sense
+from trtdet.quantization.corrections.policies import Corrected
+from trtdet.quantization.defaults import default_plan, left_by_default
 from trtdet.quantization.encoding import LARGEST, SMALLEST_NORMAL
-from trtdet.quantization.graph_check import GraphProblem, lint
+from trtdet.quantization.graph_check import lint
 from trtdet.quantization.half import nodes_of, tensors_of, to_half
 from trtdet.quantization.head_error import HeadError
 from trtdet.quantization.implicit import Quantizable, quantizable
 from trtdet.quantization.placement import QdqPlacement, place
-from trtdet.quantization.plugin_fusion import Requantized, requantize
+from trtdet.quantization.plugin_fusion import Requantized, reach, requantize
 from trtdet.quantization.precision import Cause, Entry, Format, Precision, PrecisionPlan, Step
 from trtdet.quantization.qdq import Corrections, insert_qdq
 from trtdet.quantization.shared_scales import quantized_joins, shared
+from trtdet.quantization.sources import Sources
 from trtdet.quantization.switch import Switch
-from trtdet.quantization.weight_forms import WeightScales
-from trtdet.quantization.weighted import CONVOLUTIONS, LAYERS, PRODUCTS, Weighted
+from trtdet.quantization.weight_forms import DataFlow, WeightForm, WeightScales
+from trtdet.quantization.weighted import CONVOLUTIONS, LAYERS, PRODUCTS
 
 __all__ = [
     "CONVOLUTIONS",
     "CORRECTIONS",
     "DEFAULT_CORRECTIONS",
     "EFFORTS",
-    "FEWEST_CHANNELS",
     "LARGEST",
     "LAYERS",
     "PRODUCTS",
@@ -45,7 +34,6 @@ __all__ = [
     "DataFlow",
     "Entry",
     "Format",
-    "GraphProblem",
     "HeadError",
     "HeadRange",
     "Precision",
@@ -59,7 +47,6 @@ __all__ = [
     "Switch",
     "WeightForm",
     "WeightScales",
-    "Weighted",
     "correct",
     "default_plan",
     "insert_qdq",

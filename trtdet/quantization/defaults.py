@@ -1,25 +1,19 @@
 """Which layers stay in FP16 unless INT8 is asked for: those that INT8 kernels make no faster.
 
-- Depthwise convolutions read each value once for each tap and reuse nothing, so that memory bounds them and not
-  arithmetic; INT8 kernels pad each group to a whole vector of 32 channels besides, and the best of FP16's are written
-  for them.
-- With under 16 channels on a side, in a group, most of what an INT8 kernel computes is padding; the first convolution
-  of a detector, with 3, is the usual case.
-- The outputs of a head give boxes and scores. Nothing quantises them, so that the kernel writes float anyway, and an
-  error in them is an error of the detections. Scores by which rows are chosen for the layers behind, such as those of
-  an RT-DETR's encoder, are outputs of a head as well: a layer reads the rows and never the scores.
+- Depthwise convolutions read each value once for each tap and reuse nothing, so that memory bounds them; INT8 kernels
+  pad each group to a whole vector of 32 channels besides.
+- With under 16 channels on a side, in a group, most of what an INT8 kernel computes is padding.
+- The outputs of a head give boxes and scores: nothing quantises them, and an error in them is an error of the
+  detections. Scores by which rows are chosen for the layers behind are outputs of a head as well.
 
 They are few multiply-adds and much of what INT8 costs in accuracy. What can be in INT8 can be asked for all the same.
 
-Where a backend quantises in a kernel of its own behind each convolution, a change of precision has a price: a tensor
-that FP16 convolutions give is written in FP16, read and written again in INT8, where an FP16 convolution would read it
-as it is. So where all that makes a convolution's input is in FP16, and what INT8 saves it in arithmetic takes less time
-than these bytes, it stays in FP16 too; this spreads from the first convolutions, of large images and few channels, to
-where INT8 begins to pay, see :func:`_bound_by_memory`.
+Where a backend quantises in a kernel of its own behind each convolution, a tensor that FP16 convolutions give is
+written in FP16, read and written again in INT8, where an FP16 convolution would read it as it is. So where all that
+makes a convolution's input is in FP16, and what INT8 saves takes less time than these bytes, it stays in FP16.
 
 Sources: NVIDIA, TensorRT documentation, "I/O Formats" (the channels of INT8 tensors are packed in vectors of 4 or 32);
-ultralytics pull request 26171 (head outputs stay in float by default); what they are of published models is in
-docs/results/precision.md.
+ultralytics pull request 26171 (head outputs stay in float by default); figures are in docs/results/precision.md.
 """
 
 from __future__ import annotations
@@ -32,10 +26,10 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from trtdet.passes.provenance import origin_of
-from trtdet.quantization.data_flow import DataFlow
 from trtdet.quantization.macs import Macs, multiply_adds
 from trtdet.quantization.placement import FEWEST_FEATURES, QdqPlacement, after_softmax
 from trtdet.quantization.precision import Cause, Entry, PrecisionPlan
+from trtdet.quantization.weight_forms import DataFlow
 
 FEWEST_CHANNELS = 16
 """With fewer on a side, in each group, a convolution stays in FP16."""
@@ -57,13 +51,7 @@ _SHAPES = ("Shape", "Size")
 
 
 def default_plan(model: onnx.ModelProto, placement: QdqPlacement, flow: DataFlow = DataFlow()) -> PrecisionPlan:
-    """INT8 for each convolution that is faster for it, FP16 or FP32 with the reason for the others.
-
-    Args:
-        model: float, as the passes leave it.
-        placement: of this model; its plan says what can be in INT8.
-        flow: how the INT8 kernels of the backend read and write.
-    """
+    """INT8 for each convolution of a float model that is faster for it, FP16 or FP32 with the reason for the others."""
     graph = gs.import_onnx(model)
     able = set(placement.plan.names("int8"))
     inner = _before_layers(graph, able, set(origin_of(model)))
@@ -74,7 +62,7 @@ def default_plan(model: onnx.ModelProto, placement: QdqPlacement, flow: DataFlow
         if name in able and conv.inputs:
             entries[name] = _left_in_fp16(conv, name not in inner) or entries[name]
     if flow.fused is False:
-        entries.update(_bound_by_memory(graph, placement, entries, work))
+        entries.update(_bound_by_memory(graph, placement, entries, work=work))
     return PrecisionPlan(entries)
 
 
@@ -94,39 +82,39 @@ def _bound_by_memory(
     """
     tensors = graph.tensors()
     makers = {name: _layers_before(tensors[name], entries) for name in placement.activations}
-    nodes = {node.name: node for node in graph.nodes}
-    found: dict[str, Entry] = {}
+    weights = {node.name: node.inputs[1] for node in graph.nodes if node.name in entries}
+    bound: dict[str, Entry] = {}
     grown = True
     while grown:
         grown = False
         for name in placement.activations:
             readers = dict.fromkeys(reader for reader, _ in placement.readers[name] if reader in entries)
-            open_ = (conv for conv in readers if conv not in found and work[conv].inputs)
-            convs = [conv for conv in open_ if entries[conv].precision == "int8"]
-            float_made = all(maker in found or entries[maker].precision != "int8" for maker in makers[name])
-            size = math.prod(tensors[name].shape[1:]) if _known(tensors[name]) else 0
+            convs = [
+                conv
+                for conv in readers
+                if conv not in bound and work[conv].inputs and entries[conv].precision == "int8"
+            ]
+            float_made = all(maker in bound or entries[maker].precision != "int8" for maker in makers[name])
             if not convs or not makers[name] or not float_made:
                 continue
-            weights = (nodes[conv].inputs[1] for conv in convs)
-            saved = 2 * size - sum(held.values.size for held in weights if isinstance(held, gs.Constant))
+            sizes = (tensors[name].shape or (1, 0))[1:]
+            size = math.prod(sizes) if all(isinstance(side, int) and side > 0 for side in sizes) else 0
+            constants = (weights[conv] for conv in convs if isinstance(weights[conv], gs.Constant))
+            saved = 2 * size - sum(weight.values.size for weight in constants)
             worth = BYTES_A_MULTIPLY_ADD * sum(work[conv].count for conv in convs)
             if saved > worth:
                 reason = (
                     f"bound by memory: behind FP16 convolutions INT8 moves {saved / 1e6:.2f} MB more, and saves "
                     f"arithmetic that takes as long as {worth / 1e6:.2f} MB"
                 )
-                found.update(dict.fromkeys(convs, Entry("fp16", reason, Cause.BOUND_BY_MEMORY)))
+                bound.update(dict.fromkeys(convs, Entry("fp16", reason, Cause.BOUND_BY_MEMORY)))
                 grown = True
-    return found
-
-
-def _known(tensor: gs.Tensor) -> bool:
-    return tensor.shape is not None and all(isinstance(size, int) and size > 0 for size in tensor.shape[1:])
+    return bound
 
 
 def _layers_before(tensor: gs.Tensor, layers: Collection[str]) -> set[str]:
     """The layers that a tensor is computed from, without another layer in between."""
-    found: set[str] = set()
+    before: set[str] = set()
     waiting, seen = list(tensor.inputs), set()
     while waiting:
         node = waiting.pop()
@@ -134,10 +122,10 @@ def _layers_before(tensor: gs.Tensor, layers: Collection[str]) -> set[str]:
             continue
         seen.add(id(node))
         if node.name in layers:
-            found.add(node.name)
+            before.add(node.name)
         else:
             waiting += [maker for source in node.inputs for maker in source.inputs]
-    return found
+    return before
 
 
 def _left_in_fp16(conv: Macs, last: bool) -> Entry | None:
@@ -156,48 +144,36 @@ def _left_in_fp16(conv: Macs, last: bool) -> Entry | None:
 
 
 def _before_layers(graph: gs.Graph, able: set[str], written: set[str]) -> set[str]:
-    """The names of the nodes whose outputs some layer with weights reads in the end.
+    """The names of the nodes whose outputs some layer with weights reads in the end: a layer that can be in INT8, or
+    another matrix product. Neither what decodes boxes is one, such as the expectation of a softmax, nor products with
+    the few columns that turn centres into corners."""
+    before: dict[int, str] = {}
+    waiting: list[gs.Node] = []
 
-    Layers are those that can be in INT8, and other matrix products. The expectation of a softmax, as convolution
-    or as product, decodes boxes and is none; nor are products with the few columns that turn centres into corners.
+    def add_makers(node: gs.Node) -> None:
+        # What only chooses rows, by index, gives no values.
+        waiting.extend(
+            maker
+            for tensor in node.inputs
+            for maker in tensor.inputs
+            if maker.op != "TopK" or tensor not in maker.outputs[1:]
+        )
 
-    Args:
-        graph: the float network.
-        able: names of the layers that can be in INT8.
-        written: names of the nodes that decode and suppress.
-    """
-    before: set[int] = set()
-    found: set[str] = set()
     for layer in graph.nodes:
-        dense = layer.op in _DENSE and layer.name not in written and _mixes_features(layer)
-        if (layer.name not in able and not dense) or _expects(layer):
-            continue
-        waiting = _makers(layer)
-        while waiting:
-            node = waiting.pop()
-            if id(node) in before or node.op in _SHAPES or _expects(node):
-                continue
-            before.add(id(node))
-            found.add(node.name)
-            waiting += _makers(node)
-    return found
-
-
-def _makers(node: gs.Node) -> list[gs.Node]:
-    """The nodes whose values a node reads; those that only choose rows, by index, give it none."""
-    return [maker for tensor in node.inputs for maker in tensor.inputs if not _row_numbers(maker, tensor)]
-
-
-def _row_numbers(maker: gs.Node, tensor: gs.Tensor) -> bool:
-    return bool(maker.op == "TopK" and len(maker.outputs) > 1 and maker.outputs[1] is tensor)
+        constants = [tensor for tensor in layer.inputs if isinstance(tensor, gs.Constant)]
+        mixes = not constants or max(np.max(tensor.shape, initial=0) for tensor in constants) >= FEWEST_FEATURES
+        dense = layer.op in _DENSE and layer.name not in written and mixes
+        if (layer.name in able or dense) and not _expects(layer):
+            add_makers(layer)
+    while waiting:
+        node = waiting.pop()
+        if id(node) not in before and node.op not in _SHAPES and not _expects(node):
+            before[id(node)] = node.name
+            add_makers(node)
+    return set(before.values())
 
 
 def _expects(node: gs.Node) -> bool:
     """Whether it is the expectation of a softmax: it decodes boxes, from which a decoder's next layer may go on."""
     weighted = any(isinstance(tensor, gs.Constant) for tensor in node.inputs)
     return node.op in ("Conv", *_DENSE) and weighted and after_softmax(node.inputs[0])
-
-
-def _mixes_features(product: gs.Node) -> bool:
-    constants = [tensor for tensor in product.inputs if isinstance(tensor, gs.Constant)]
-    return not constants or max(np.max(tensor.shape, initial=0) for tensor in constants) >= FEWEST_FEATURES

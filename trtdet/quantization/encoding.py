@@ -34,19 +34,15 @@ SMALLEST_HALF = 2.0**-24
 """The smallest number over 0 that FP16 holds, a subnormal."""
 
 
-def half_step(values: ArrayLike) -> NDArray[np.float32]:
-    """The least FP16 numbers that are not below these scales, as float32.
-
-    Rounding up keeps the largest magnitude of each channel within the 127 steps.
-
-    Args:
-        values: scales over 0, of any shape; those over 65504 are left as they are, for FP16 has no number for them.
-    """
+def half_step(values: ArrayLike, up: bool = True) -> NDArray[np.float32]:
+    """The least FP16 numbers that are not below these scales over 0, or the nearest, as float32; scales over 65504 stay
+    as they are. Rounding up keeps the largest magnitude of each channel within the 127 steps."""
     exact = np.asarray(values, np.float64)
     with np.errstate(over="ignore"):
         near = np.maximum(exact, SMALLEST_HALF).astype(np.float16)
-        raised = np.where(near.astype(np.float64) < exact, np.nextafter(near, np.float16(np.inf)), near)
-    return np.where(np.isfinite(raised), raised, exact).astype(np.float32)
+        if up:
+            near = np.where(near.astype(np.float64) < exact, np.nextafter(near, np.float16(np.inf)), near)
+    return np.where(np.isfinite(near), near, exact).astype(np.float32)
 
 
 def snap(values: NDArray[np.floating], format: Format = "int8") -> NDArray[np.floating]:
@@ -64,6 +60,11 @@ def kept(values: NDArray[np.floating], format: Format) -> NDArray[np.number]:
     return values.astype(np.int8 if format == "int8" else np.float16)
 
 
+def nearest(rows: NDArray[np.floating], scales: NDArray[np.float32], format: Format = "int8") -> NDArray[np.number]:
+    """Each weight (..., out, D) to the nearest number of a format, for scales float32 (..., out)."""
+    return kept(snap(rows / scales[..., None], format), format)
+
+
 def by_channel(values: NDArray[np.floating], axis: int) -> NDArray[np.floating]:
     """A value a channel (C,), to be broadcast with a tensor: (N, C, H, W) for axis 1, (..., C) for axis -1."""
     return values.reshape(1, -1, 1, 1) if axis == 1 else values.reshape(-1)
@@ -71,21 +72,18 @@ def by_channel(values: NDArray[np.floating], axis: int) -> NDArray[np.floating]:
 
 @dataclass(frozen=True, eq=False)
 class ChannelMap:
-    """How a tensor is quantised: ``clip(round(127 / amax * scale * (x - shift)))``; 448 in the place of 127 in FP8.
+    """How a tensor is quantised: ``clip(round(127 / amax * scale * x))``; 448 in the place of 127 in FP8.
 
-    The convolution's weights take the inverse: ``W x = (W / scale) (scale (x - shift)) + W shift``, exact in float.
+    The convolution's weights take the inverse: ``W x = (W / scale) (scale x)``, exact in float.
 
     Attributes:
         amax: the largest magnitude that is represented, of what is rounded.
-        scale: float64 (C,), over 0; None for 1.
-        shift: float64 (C,); None for 0.
+        scale: float64 (C,), over 0; None for 1, as in FP8.
         axis: of the channels: 1, or -1 where products read the tensor.
-        format: of the numbers; a tensor in FP8 is neither scaled nor shifted.
     """
 
     amax: float
     scale: NDArray[np.float64] | None = None
-    shift: NDArray[np.float64] | None = None
     axis: int = 1
     format: Format = "int8"
 
@@ -93,12 +91,6 @@ class ChannelMap:
     def step(self) -> np.float32:
         """The scale of the Q/DQ pair, a number that FP16 holds."""
         return np.float32(half_step(self.amax / MOST[self.format]))
-
-    def offset(self) -> NDArray[np.float64] | None:
-        """What is added after the product with ``scale``: ``-scale * shift``, float64 (C,)."""
-        if self.shift is None:
-            return None
-        return -self.shift if self.scale is None else -self.shift * self.scale
 
 
 def fp8_map(low: float, high: float) -> ChannelMap:
@@ -129,17 +121,14 @@ class Rounded:
         )
 
 
-def weight_scales(weight: NDArray[np.floating], owner: str = "a convolution") -> NDArray[np.float32]:
-    """The scale of each output channel, float32 (out,): ``max |w| / 127`` raised to the next number that FP16 holds.
+def weight_scales(weight: NDArray[np.floating], owner: str = "a layer", format: Format = "int8") -> NDArray[np.float32]:
+    """The scale of each output channel of weights (out, ...), float32 (out,): ``max |w| / 127`` raised to the next
+    number that FP16 holds.
 
-    A channel of zeros gets that of 1 / 127.
-
-    Args:
-        weight: (out, ...).
-        owner: what an error calls the convolution.
+    A channel of zeros gets that of 1 / 127. In FP8 all channels have one scale, ``max |w| / 448`` raised likewise.
 
     Raises:
-        ModelError: a weight is NaN or infinite.
+        ModelError: a weight of the ``owner`` is NaN or infinite.
     """
     amax = np.abs(weight.reshape(len(weight), -1)).max(axis=1)
     if not np.isfinite(amax).all():
@@ -148,34 +137,7 @@ def weight_scales(weight: NDArray[np.floating], owner: str = "a convolution") ->
             f"the weights of {owner} are NaN or infinite in {wrong} of {weight.size} places; INT8 needs finite weights",
             "export the model again from a checkpoint whose training did not diverge",
         )
+    if format == "fp8":
+        largest = float(amax.max(initial=0.0))
+        return np.full(len(weight), half_step(largest / FP8_MAX if largest > 0 else 1.0), np.float32)
     return half_step(np.where(amax > 0, amax, 1.0) / QMAX)
-
-
-def fp8_scales(weight: NDArray[np.floating], owner: str = "a product") -> NDArray[np.float32]:
-    """The one scale of a product's weights in FP8, for each output channel, float32 (out,): ``max |w| / 448`` raised to
-    the next number that FP16 holds.
-
-    Args:
-        weight: (out, in).
-        owner: what an error calls the product.
-
-    Raises:
-        ModelError: a weight is NaN or infinite.
-    """
-    weight_scales(weight, owner)
-    largest = float(np.abs(weight).max(initial=0.0))
-    return np.full(len(weight), half_step(largest / FP8_MAX if largest > 0 else 1.0), np.float32)
-
-
-def nearest(rows: NDArray[np.floating], scales: NDArray[np.float32], format: Format = "int8") -> NDArray[np.number]:
-    """Each weight to the nearest number of a format, as :func:`kept` keeps it.
-
-    Args:
-        rows: (..., out, D).
-        scales: float32 (..., out).
-        format: of the numbers.
-
-    Returns:
-        (..., out, D).
-    """
-    return kept(snap(rows / scales[..., None], format), format)

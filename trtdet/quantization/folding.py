@@ -11,8 +11,6 @@ LayerNormalization and a constant factor, and a constant that is added on the wa
 2023, "SmoothQuant", arXiv:2211.10438, section 4.2 folds scales into. Where some inputs of a Concat lead to none of
 these, each of them gets a Mul of its own part, which moves fewer bytes than a Mul after the Concat. The tensor and
 those on the way must be no output and have no other reader, except for layers in float, whose weights undo the factor.
-
-An offset (the map's shift) is no factor: only an INT8 layer right before the tensor takes it, in its bias.
 """
 
 from __future__ import annotations
@@ -28,8 +26,8 @@ from numpy.typing import NDArray
 from trtdet.passes.base import Writer
 from trtdet.passes.plugin_ops import PLUGIN_ACTIVATIONS
 from trtdet.passes.provenance import Origin
-from trtdet.quantization.encoding import LARGEST, SMALLEST_NORMAL, Rounded
-from trtdet.quantization.weighted import CONVOLUTIONS, PRODUCTS, Weighted, obstacle
+from trtdet.quantization.encoding import LARGEST, SMALLEST_NORMAL, Rounded, by_channel
+from trtdet.quantization.weighted import CONVOLUTIONS, PRODUCTS, Weighted, channel_axis, is_layer, maker_of
 
 Factor = NDArray[np.float64]
 
@@ -46,36 +44,32 @@ def fold_map(
     tensor: gs.Tensor,
     readers: Sequence[str],
     factor: Factor | None,
-    offset: Factor | None,
     weights: MutableMapping[str, Rounded],
-) -> tuple[Factor | None, Factor | None]:
-    """Changes the graph so that it makes ``factor * x + offset`` in the place of x, as far as that takes no node.
+) -> Factor | None:
+    """Changes the graph so that it makes ``factor * x`` in the place of x, as far as that takes no node.
 
     Args:
         write: to the graph of the tensor.
         tensor: (N, C, H, W), or (..., C) where products read it.
         readers: names of the nodes that want it mapped, one for each input that reads it.
         factor: float64 (C,), over 0; None for 1.
-        offset: float64 (C,); None for 0.
         weights: of the INT8 layers, which are written from it later; those that take the map are changed.
 
     Returns:
-        The factor and the offset that are left to be written after the tensor, None each where nothing is left.
+        The factor that is left to be written after the tensor; None where nothing is left.
     """
     search = _Search(weights, write.graph.outputs, _axis(tensor, readers))
     layer = search.layer(tensor)
     if layer is not None and layer.name in weights and search.others(tensor, readers) == []:
-        before = weights[layer.name]
-        scale = np.ones(len(before.scales)) if factor is None else factor
-        shift = 0.0 if offset is None else offset
-        weights[layer.name] = _scaled(before, scale, shift)
-        return None, None
+        if factor is not None:
+            weights[layer.name] = _scaled(weights[layer.name], factor)
+        return None
     parts = None if factor is None else search.parts(tensor, readers, factor)
     if parts is None:
-        return factor, offset
+        return factor
     for part in parts:
-        _apply(write, part, weights)
-    return None, offset
+        _apply(write, part, weights=weights, axis=search.axis)
+    return None
 
 
 def channels_left(
@@ -83,14 +77,8 @@ def channels_left(
 ) -> int:
     """For how many of the channels of a tensor (N, C, H, W) of a float model a factor would need a Mul.
 
-    An activation of the plugin library has a factor a channel of its own and needs none.
-
-    Args:
-        graph: of the model.
-        tensor: of the graph.
-        channels: C.
-        readers: names of the nodes that want it mapped, one for each input that reads it.
-        int8: names of the layers that run in INT8.
+    An activation of the plugin library has a factor a channel of its own and needs none. ``readers`` are as in
+    :func:`fold_map`, ``int8`` the names of the layers that run in INT8.
     """
     if _by_plugin(tensor):
         return 0
@@ -100,73 +88,59 @@ def channels_left(
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """Where a part of a factor goes.
-
-    Attributes:
-        node: that takes it into what it makes, undoes it in what it reads, or reads what a Mul multiplies.
-        factor: float64, of the channels that the node makes or reads.
-        how: which of these.
-        position: of the node's input that is multiplied.
-        axis: of the channels.
-    """
+    """Where a part of a factor goes: into what a node makes, out of what it reads, or into a Mul before one input."""
 
     node: gs.Node
     factor: Factor
     how: Literal["take", "undo", "multiply"]
     position: int = 0
-    axis: int = 1
 
 
 @dataclass(frozen=True, eq=False)
 class _Search:
-    """For where factors can go.
-
-    Attributes:
-        int8: names of the layers that run in INT8.
-        outputs: of the graph.
-        axis: of the channels, 1 or -1.
-    """
+    """For where factors can go, given the names of the layers in INT8, the graph's outputs and the axis of channels."""
 
     int8: Collection[str]
     outputs: Collection[gs.Tensor]
-    axis: int = 1
+    axis: int
 
     def layer(self, tensor: gs.Tensor) -> gs.Node | None:
         """The convolution or product with weights whose result, bias included, a tensor is."""
         layer = Weighted.making(tensor)
-        known = layer is not None and (-1 if layer.node.op in PRODUCTS else 1) == self.axis
-        return layer.node if layer is not None and known and layer.node.op != "ConvTranspose" else None
+        same = layer is not None and channel_axis(layer.node) == self.axis and layer.node.op != "ConvTranspose"
+        return layer.node if layer is not None and same else None
 
     def parts(self, tensor: gs.Tensor, readers: Sequence[str], factor: Factor) -> list[_Part] | None:
         """Where the factor of a tensor can go; None where it cannot go anywhere but after the tensor."""
         others = self.others(tensor, readers)
         before = None if others is None else self._made(tensor, factor)
-        if others is None or before is None:
-            return None
-        if not all(_stays_half(conv, factor, "undo") for conv in others):
+        if others is None or before is None or not all(_stays_half(conv, factor, "undo") for conv in others):
             return None
         return [*before, *(_Part(conv, factor, "undo") for conv in others)]
 
     def others(self, tensor: gs.Tensor, readers: Sequence[str]) -> list[gs.Node] | None:
         """The layers in float that read the tensor beside those named; None where anything else does."""
         # The shape of a tensor does not change.
-        found = [reader for reader in tensor.outputs if reader.op != "Shape"]
-        others = [reader for reader in found if reader.name not in readers]
-        if len(found) - len(others) != len(readers) or any(tensor is output for output in self.outputs):
+        reading = [reader for reader in tensor.outputs if reader.op != "Shape"]
+        others = [reader for reader in reading if reader.name not in readers]
+        if len(reading) - len(others) != len(readers) or tensor in self.outputs:
             return None
         convs = all(self._in_float(reader) and reader.op == "Conv" and reader.inputs[0] is tensor for reader in others)
         return others if convs else None
 
-    def _in_float(self, conv: gs.Node) -> bool:
+    def _in_float(self, layer: gs.Node) -> bool:
         """Whether a node is a layer in float with weights of its own, which can be changed."""
-        constant = all(isinstance(tensor, gs.Constant) for tensor in conv.inputs[1:])
-        known = conv.op in (CONVOLUTIONS if self.axis == 1 else PRODUCTS) and conv.name not in self.int8
-        own = known and constant and len(conv.inputs[1].outputs) == 1
-        return own and (conv.op not in PRODUCTS or not obstacle(conv))
+        constant = all(isinstance(tensor, gs.Constant) for tensor in layer.inputs[1:])
+        layers = CONVOLUTIONS if self.axis == 1 else PRODUCTS
+        own = layer.op in layers and layer.name not in self.int8 and constant and len(layer.inputs[1].outputs) == 1
+        return own and (layer.op not in PRODUCTS or is_layer(layer))
+
+    def _able(self, layer: gs.Node, factor: Factor) -> bool:
+        return layer.name in self.int8 or (self._in_float(layer) and _stays_half(layer, factor, "take"))
 
     def _made(self, tensor: gs.Tensor, factor: Factor) -> list[_Part] | None:
         """Where the factor can go before the tensor."""
-        maker = _maker(tensor)
+        maker = maker_of(tensor)
         if maker is None:
             return None
         if self.axis == -1:
@@ -178,28 +152,37 @@ class _Search:
 
         if maker.op in _PASSING:
             return read(0, factor) if _passes(maker, tensor) else None
-        if maker.op == "Split" and maker.attrs.get("axis", 0) in _CHANNELS:
-            sizes = _sizes(maker.outputs)
+        if maker.op in ("Split", "Concat") and maker.attrs.get("axis", 0) in _CHANNELS:
+            sizes = _sizes(maker.outputs if maker.op == "Split" else maker.inputs)
             if sizes is None:
                 return None
-            start = sum(sizes[: next(index for index, output in enumerate(maker.outputs) if output is tensor)])
-            whole = np.ones(sum(sizes))
-            whole[start : start + len(factor)] = factor
-            return read(0, whole)
-        if maker.op == "Concat" and maker.attrs["axis"] in _CHANNELS:
-            sizes = _sizes(maker.inputs)
-            if sizes is None:
-                return None
+            if maker.op == "Split":
+                start = sum(sizes[: maker.outputs.index(tensor)])
+                joined = np.ones(sum(sizes))
+                joined[start : start + len(factor)] = factor
+                return read(0, joined)
             cut = np.split(factor, np.cumsum(sizes)[:-1])
-            return _joined(maker, cut, [read(position, part) for position, part in enumerate(cut)])
-        return [_Part(maker, factor, "take")] if self._takes(maker, factor) else None
+            before = [read(position, part) for position, part in enumerate(cut)]
+            left = [position for position, parts in enumerate(before) if parts is None]
+            # At least one of the inputs must fold.
+            if len(left) == len(before) or any(_by_plugin(maker.inputs[position]) for position in left):
+                return None
+            folded = [part for parts in before if parts is not None for part in parts]
+            return [*folded, *(_Part(maker, cut[position], how="multiply", position=position) for position in left)]
+        if maker.op in CONVOLUTIONS:
+            able = self._able(maker, factor)
+        elif maker.op == "BatchNormalization":
+            constants = all(isinstance(given, gs.Constant) for given in maker.inputs[1:3])
+            able = not maker.attrs.get("training_mode", 0) and constants
+        else:
+            able = _has_constant(maker, len(factor))
+        return [_Part(maker, factor, "take")] if able else None
 
     def _made_last(self, maker: gs.Node, tensor: gs.Tensor, factor: Factor) -> list[_Part] | None:
         """The same where the channels are on the last axis."""
         product = self.layer(tensor)
         if product is not None:
-            able = product.name in self.int8 or (self._in_float(product) and _stays_half(product, factor, "take"))
-            return [_Part(product, factor, "take")] if able else None
+            return [_Part(product, factor, "take")] if self._able(product, factor) else None
         if maker.op == "LayerNormalization":
             constants = all(isinstance(given, gs.Constant) for given in maker.inputs[1:])
             able = constants and maker.inputs[1].values.shape == factor.shape and tensor is maker.outputs[0]
@@ -209,41 +192,16 @@ class _Search:
         if not _has_constant(maker, len(factor), -1):
             return None
         if maker.op != "Add":
-            return [_Part(maker, factor, "take", axis=-1)]
+            return [_Part(maker, factor, "take")]
         (source,) = (given for given in maker.inputs if not isinstance(given, gs.Constant))
         before = self.parts(source, [maker.name], factor)
-        return None if before is None else [_Part(maker, factor, "take", axis=-1), *before]
-
-    def _takes(self, node: gs.Node, factor: Factor) -> bool:
-        """Whether a node can make its output times the factor without another node."""
-        if node.op in CONVOLUTIONS:
-            return node.name in self.int8 or (self._in_float(node) and _stays_half(node, factor, "take"))
-        if node.op == "BatchNormalization":
-            return not node.attrs.get("training_mode", 0) and all(
-                _constant(node, index) is not None for index in (1, 2)
-            )
-        return _has_constant(node, len(factor))
-
-
-def _joined(concat: gs.Node, cut: list[Factor], found: list[list[_Part] | None]) -> list[_Part] | None:
-    """The parts of a Concat's inputs, of which at least one must fold."""
-    left = [position for position, parts in enumerate(found) if parts is None]
-    if len(left) == len(found) or any(_by_plugin(concat.inputs[position]) for position in left):
-        return None
-    folded = [part for parts in found if parts is not None for part in parts]
-    return [*folded, *(_Part(concat, cut[position], "multiply", position) for position in left)]
+        return None if before is None else [_Part(maker, factor, "take"), *before]
 
 
 def _by_plugin(tensor: gs.Tensor) -> bool:
     """Whether an activation of the plugin library takes over a Mul after the tensor, together with the rounding."""
-    maker = _maker(tensor)
-    if maker is not None and maker.op == "Concat":
-        return any(_by_plugin(joined) for joined in maker.inputs)
-    return maker is not None and maker.op in PLUGIN_ACTIVATIONS
-
-
-def _maker(tensor: gs.Tensor) -> gs.Node | None:
-    return tensor.inputs[0] if tensor.inputs else None
+    maker = maker_of(tensor, "Concat", *PLUGIN_ACTIVATIONS)
+    return maker is not None and (maker.op != "Concat" or any(_by_plugin(joined) for joined in maker.inputs))
 
 
 def _sizes(tensors: Collection[gs.Tensor]) -> list[int] | None:
@@ -260,76 +218,66 @@ def _passes(node: gs.Node, tensor: gs.Tensor) -> bool:
     """Whether a factor a channel may as well come before the node whose first output the tensor is."""
     if tensor is not node.outputs[0]:
         return False
+    given = [None if each.is_empty() else each for each in node.inputs]
     if node.op == "Resize":
         # What is outside has a value of its own, which is no part of the input.
         inside = node.attrs.get("coordinate_transformation_mode", "half_pixel") != "tf_crop_and_resize"
         sizes = _sizes([node.inputs[0], tensor])
         return inside and sizes is not None and sizes[0] == sizes[1]
     if node.op == "Pad":
-        widths = _constant(node, 1)
-        zeros = node.attrs.get("mode", "constant") != "constant" or _is_zero(node, 2)
-        every = len(node.inputs) < 4 or node.inputs[3].is_empty()  # otherwise the axes are listed
-        return zeros and every and widths is not None and len(widths) == 8 and not (widths[1] or widths[5])
+        _, sides, value, axes = (*given, None, None)[:4]
+        if not isinstance(sides, gs.Constant) or axes is not None:
+            return False
+        zeros = value is None or (isinstance(value, gs.Constant) and not np.any(value.values))
+        widths = sides.values
+        return (
+            (zeros or node.attrs.get("mode", "constant") != "constant")
+            and len(widths) == 8
+            and not (widths[1] or widths[5])
+        )
     if node.op == "Slice":
-        axes = _constant(node, 3)
-        return axes is not None and not any(axis in _CHANNELS for axis in axes.reshape(-1).tolist())
+        axes = given[3] if len(given) > 3 else None
+        return isinstance(axes, gs.Constant) and not np.isin(axes.values, _CHANNELS).any()
     return True
 
 
-def _constant(node: gs.Node, position: int) -> NDArray[np.generic] | None:
-    given = node.inputs[position] if len(node.inputs) > position else None
-    return given.values if isinstance(given, gs.Constant) else None
-
-
-def _is_zero(node: gs.Node, position: int) -> bool:
-    value = _constant(node, position)
-    absent = len(node.inputs) <= position or node.inputs[position].is_empty()
-    return absent if value is None else not np.any(value)
-
-
-def _changed(conv: gs.Node, factor: Factor, how: Literal["take", "undo"]) -> list[Factor]:
+def _changed(node: gs.Node, factor: Factor, how: Literal["take", "undo"]) -> list[Factor]:
     """Weights and bias of a layer, times the factor of its outputs, or over that of its inputs."""
-    layer = Weighted.of(conv)
-    if layer is not None and conv.op in PRODUCTS:
-        weight, added = layer.weight.astype(np.float64), [layer.bias.astype(np.float64)] if layer.has_bias else []
-        weight = weight * factor[:, None] if how == "take" else weight / factor
-        return [weight, *(values * factor if how == "take" else values for values in added)]
-    weights, *bias = (tensor.values.astype(np.float64) for tensor in conv.inputs[1:])
-    groups = int(conv.attrs.get("group", 1))
-    # Rows by groups: outputs of a Conv, inputs of a ConvTranspose; columns within the row's group.
-    rows, columns = weights.shape[:2]
-    across = (how == "take") == (conv.op == "ConvTranspose")
-    by_channel = factor if how == "take" else 1 / factor
-    spread = np.repeat(by_channel.reshape(groups, columns), rows // groups, axis=0) if across else by_channel[:, None]
-    changed = weights * spread.reshape(rows, -1, *[1] * (weights.ndim - 2))
+    layer = Weighted.of(node)
+    if layer is not None and node.op in PRODUCTS:
+        weights, bias = layer.weight.astype(np.float64), [layer.bias.astype(np.float64)] if layer.has_bias else []
+        changed = weights * factor[:, None] if how == "take" else weights / factor
+    else:
+        weights, *bias = (tensor.values.astype(np.float64) for tensor in node.inputs[1:])
+        groups = int(node.attrs.get("group", 1))
+        # Rows by groups: outputs of a Conv, inputs of a ConvTranspose; columns within the row's group.
+        rows, columns = weights.shape[:2]
+        across = (how == "take") == (node.op == "ConvTranspose")
+        spread = factor if how == "take" else 1 / factor
+        spread = np.repeat(spread.reshape(groups, columns), rows // groups, axis=0) if across else spread[:, None]
+        changed = weights * spread.reshape(rows, -1, *[1] * (weights.ndim - 2))
     return [changed, *(values * factor if how == "take" else values for values in bias)]
 
 
-def _stays_half(conv: gs.Node, factor: Factor, how: Literal["take", "undo"]) -> bool:
+def _stays_half(node: gs.Node, factor: Factor, how: Literal["take", "undo"]) -> bool:
     """Whether changed weights and bias are normal numbers of FP16 where they were before.
 
     An output channel is as exact as its largest weight, and a bias too small for FP16 is nothing beside the products.
     """
-    layer = Weighted.of(conv)
+    layer = Weighted.of(node)
     assert layer is not None, "only a layer with weights of its own is asked about"
-    for index, after in enumerate(_changed(conv, factor, how)):
-        before = layer.bias if index else layer.weight
-        if index == 0:
-            was, becomes = _largest(conv, before), _largest(conv, after)
-            if np.any((was >= SMALLEST_NORMAL) & (becomes < SMALLEST_NORMAL)):
-                return False
-        else:
-            was, becomes = np.abs(before), np.abs(after)
-        if np.any((was <= LARGEST) & (becomes > LARGEST)):
-            return False
-    return True
+    weights, *bias = _changed(node, factor, how)
+    was, becomes = _largest(node, layer.weight), _largest(node, weights)
+    pairs = [(was, becomes), *((np.abs(layer.bias), np.abs(after)) for after in bias)]
+    lost = np.any((was >= SMALLEST_NORMAL) & (becomes < SMALLEST_NORMAL))
+    return not lost and not any(np.any((before <= LARGEST) & (after > LARGEST)) for before, after in pairs)
 
 
-def _largest(conv: gs.Node, weights: NDArray[np.floating]) -> Factor:
+def _largest(node: gs.Node, weights: NDArray[np.floating]) -> Factor:
     """The largest magnitude of each output channel's weights, float64 (outputs,)."""
     rows, columns = weights.shape[:2]
-    transposed = conv.op == "ConvTranspose"
-    groups = int(conv.attrs.get("group", 1)) if transposed else rows
+    transposed = node.op == "ConvTranspose"
+    groups = int(node.attrs.get("group", 1)) if transposed else rows
     by_output = np.abs(weights.astype(np.float64)).reshape(groups, rows // groups, columns if transposed else 1, -1)
     largest: Factor = by_output.max(axis=(1, 3)).reshape(-1)
     return largest
@@ -353,15 +301,15 @@ def _axis(tensor: gs.Tensor, readers: Sequence[str]) -> int:
     return -1 if any(node.op in PRODUCTS and node.name in readers for node in tensor.outputs) else 1
 
 
-def _apply(write: Writer, part: _Part, weights: MutableMapping[str, Rounded]) -> None:
+def _apply(write: Writer, part: _Part, weights: MutableMapping[str, Rounded], axis: int) -> None:
     node, factor = part.node, part.factor
-    by_channel = factor.reshape(1, -1, 1, 1) if part.axis == 1 else factor
+    spread = by_channel(factor, axis)
     layer = Weighted.of(node)
     if part.how == "multiply":
         source = node.inputs[part.position]
-        node.inputs[part.position] = write.of(Origin.CHANNEL_MAP)("Mul", source, write.const(by_channel, np.float32))
+        node.inputs[part.position] = write.of(Origin.CHANNEL_MAP)("Mul", source, write.const(spread, np.float32))
     elif node.name in weights:
-        weights[node.name] = _scaled(weights[node.name], factor, 0.0)
+        weights[node.name] = _scaled(weights[node.name], factor)
     elif layer is not None and node.op in PRODUCTS:
         weight, *bias = _changed(node, factor, part.how)
         if bias:
@@ -376,9 +324,9 @@ def _apply(write: Writer, part: _Part, weights: MutableMapping[str, Rounded]) ->
     else:
         index = next(index for index, tensor in enumerate(node.inputs) if isinstance(tensor, gs.Constant))
         values = node.inputs[index].values
-        node.inputs[index] = write.const(values / by_channel if node.op == "Div" else values * by_channel, np.float32)
+        node.inputs[index] = write.const(values / spread if node.op == "Div" else values * spread, np.float32)
 
 
-def _scaled(before: Rounded, factor: Factor, offset: Factor | float) -> Rounded:
-    scales, bias = before.scales * factor, before.bias * factor + offset
+def _scaled(before: Rounded, factor: Factor) -> Rounded:
+    scales, bias = before.scales * factor, before.bias * factor
     return Rounded(before.integers, scales.astype(np.float32), bias.astype(np.float32))

@@ -10,7 +10,7 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from trtdet.passes.plugin_ops import PLUGIN_ACTIVATIONS
-from trtdet.quantization.weighted import LAYERS
+from trtdet.quantization.weighted import LAYERS, maker_of
 
 
 @dataclass(frozen=True)
@@ -31,47 +31,44 @@ def lint(model: onnx.ModelProto) -> tuple[GraphProblem, ...]:
     findings: list[GraphProblem] = []
     for node in graph.nodes:
         if node.op in ("QuantizeLinear", "DequantizeLinear"):
-            findings += [GraphProblem(node.name, problem) for problem in _pair_problems(node, fp8)]
+            problems = _pair_problems(node, fp8)
         elif node.op in LAYERS:
-            findings += [GraphProblem(node.name, problem) for problem in _layer_problems(node)]
+            problems = _layer_problems(node)
         elif node.op in PLUGIN_ACTIVATIONS:
-            findings += [GraphProblem(node.name, problem) for problem in _activation_problems(node)]
+            problems = _activation_problems(node)
+        else:
+            continue
+        findings += [GraphProblem(node.name, problem) for problem in problems]
     return tuple(findings)
 
 
 def _pair_problems(node: gs.Node, fp8: Collection[str]) -> list[str]:
-    problems: list[str] = []
-    scale = node.inputs[1]
+    scale, zero = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
     if not isinstance(scale, gs.Constant):
         return ["its scale is not constant: INT8 kernels need scales at build time"]
+    problems: list[str] = []
     bad = scale.values[~(np.isfinite(scale.values) & (scale.values > 0))]
     if bad.size:
         problems.append(f"its scale is {float(bad.flat[0])}: it must be over 0 and finite")
-    if len(node.inputs) > 2 and not isinstance(node.inputs[2], gs.Constant):
-        problems.append("its zero point is not constant: only symmetric quantisation is supported")
-    elif len(node.inputs) > 2 and node.inputs[2].name in fp8:
-        pass  # its zero is the only one that FP8 is given; reading it would change its type
-    elif len(node.inputs) > 2:
-        zero = node.inputs[2].values
-        if zero.dtype != np.int8:
-            problems.append(f"it quantises to {zero.dtype}: only int8 has kernels; an int32 bias stays float")
-        if np.any(zero != 0):
-            problems.append("its zero point is not 0: only symmetric quantisation is supported")
-    elif node.op == "QuantizeLinear":
+    if zero is None and node.op == "QuantizeLinear":
         problems.append("it has no zero point, so it quantises to uint8: give an int8 zero point of 0")
+    elif zero is not None and not isinstance(zero, gs.Constant):
+        problems.append("its zero point is not constant: only symmetric quantisation is supported")
+    elif zero is not None and zero.name not in fp8:  # in FP8 it is always 0, and reading it would change its type
+        if zero.values.dtype != np.int8:
+            problems.append(f"it quantises to {zero.values.dtype}: only int8 has kernels; an int32 bias stays float")
+        if np.any(zero.values != 0):
+            problems.append("its zero point is not 0: only symmetric quantisation is supported")
     if node.op == "QuantizeLinear":
         problems += _strangers(node, (*PLUGIN_ACTIVATIONS, "DequantizeLinear"))
     return problems
 
 
 def _layer_problems(node: gs.Node) -> list[str]:
-    activation, weight = _dequantizer(node.inputs[0]), _dequantizer(node.inputs[1])
-    if activation is None and weight is None:
-        return []
-    if weight is None:
-        return ["only its activation is quantised: it would run in float"]
-    if activation is None:
-        return ["only its weights are quantised: it would run in float"]
+    activation, weight, *rest = (maker_of(tensor, "DequantizeLinear") for tensor in node.inputs[:3])
+    if activation is None or weight is None:
+        alone = "activation is" if weight is None else "weights are"
+        return [] if activation is weight else [f"only its {alone} quantised: it would run in float"]
     outputs = int(node.op == "MatMul" or (node.op == "Gemm" and not node.attrs.get("transB", 0)))
     problems = []
     if isinstance(activation.inputs[1], gs.Constant) and activation.inputs[1].values.size > 1:
@@ -80,15 +77,13 @@ def _layer_problems(node: gs.Node) -> list[str]:
         axis = weight.attrs.get("axis", 1)
         if axis != outputs:
             problems.append(f"its weights are quantised on axis {axis}: it would run in float; use axis {outputs}")
-    if len(node.inputs) > 2 and _dequantizer(node.inputs[2]) is not None:
+    if any(rest):
         problems.append("its bias is quantised: keep the bias in float")
     return problems
 
 
 def _activation_problems(node: gs.Node) -> list[str]:
-    problems = []
-    if node.outputs[0].dtype == np.int8:
-        problems += _strangers(node, ("DequantizeLinear",))
+    problems = _strangers(node, ("DequantizeLinear",)) if node.outputs[0].dtype == np.int8 else []
     scale = np.array(node.attrs.get("input_scale", [1.0]))
     if not np.all(np.isfinite(scale) & (scale > 0)):
         problems.append("its input_scale must be over 0 and finite in every channel")
@@ -104,8 +99,3 @@ def _strangers(node: gs.Node, allowed: tuple[str, ...]) -> list[str]:
         for reader in node.outputs[0].outputs
         if reader.op not in allowed
     ]
-
-
-def _dequantizer(tensor: gs.Tensor) -> gs.Node | None:
-    producer = tensor.inputs[0] if tensor.inputs else None
-    return producer if producer is not None and producer.op == "DequantizeLinear" else None

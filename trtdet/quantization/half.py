@@ -1,10 +1,9 @@
 """float32 around convolutions -> FP16, with as few casts as that needs.
 
 A region grows from its convolutions over activation functions, sums, joins and moves of feature maps as long as all
-that they read is in FP16 already, and back over what is read by nothing else, so that no cast stands between a
-convolution and its activation function. With an INT8 convolution its Q/DQ pairs are in the region: their scales are
-FP16, and so is all between two INT8 kernels. The decoding of boxes and scores stays in float32: half precision cannot
-tell pixels of a large image apart. What only moves values is taken along up to there, so that a tensor is cast once.
+that they read is in FP16 already, and back over what is read by nothing else. With an INT8 convolution its Q/DQ pairs
+are in the region: their scales are FP16, and so is all between two INT8 kernels. The decoding of boxes and scores stays
+in float32: half precision cannot tell pixels of a large image apart. What only moves values is taken along up to there.
 
 Around products with matrices the region takes in what computes features of places: attention, LayerNormalization, GELU.
 Coordinates stay outside, and so do GridSample, which reads them, and a LayerNormalization that is written out in other
@@ -31,7 +30,7 @@ from trtdet.passes.plugin_ops import PLUGIN_ACTIVATIONS
 from trtdet.passes.provenance import Origin, registry
 from trtdet.quantization.encoding import LARGEST
 from trtdet.quantization.placement import FEWEST_FEATURES
-from trtdet.quantization.weighted import CONVOLUTIONS, LAYERS, PRODUCTS
+from trtdet.quantization.weighted import CONVOLUTIONS, LAYERS, PRODUCTS, maker_of
 
 _BETWEEN = (Origin.QDQ, Origin.CHANNEL_MAP)
 """Origins of nodes that stand between convolutions."""
@@ -64,16 +63,12 @@ _VALUES = {
 
 
 def to_half(model: onnx.ModelProto, names: Collection[str], left: Collection[str] = ()) -> onnx.ModelProto:
-    """Puts layers with weights and what belongs to them into FP16.
+    """Puts layers with weights and what belongs to them into FP16; inputs and outputs of the model stay float32.
 
     Args:
-        model: float32, with or without Q/DQ pairs, every node named; it is not changed. Of opset 19 at least where a
-            convolution of ``names`` has Q/DQ pairs, whose scales were float32 before.
+        model: float32, with or without Q/DQ pairs, every node named; it is not changed.
         names: of layers. An INT8 layer that is not among them writes float32.
         left: names of other nodes that stay in float32.
-
-    Returns:
-        The same model, inputs and outputs still float32.
 
     Raises:
         ModelError: the model's opset has no Q/DQ pairs with FP16 scales.
@@ -82,7 +77,14 @@ def to_half(model: onnx.ModelProto, names: Collection[str], left: Collection[str
         return model
     graph = to_graph(model)
     write = Writer(graph, "trtdet/half", Origin.FP16)
-    _part_pairs(write, set(names))
+    # An INT8 layer that writes float32 has a DequantizeLinear of its own, in float32.
+    for node in [node for node in graph.nodes if node.op in LAYERS and node.name not in names]:
+        for position, tensor in enumerate(node.inputs[:2]):
+            dequantizer = maker_of(tensor, "DequantizeLinear")
+            if dequantizer is not None and len(tensor.outputs) > 1:
+                own = write.of(Origin.QDQ)("DequantizeLinear", *dequantizer.inputs, **dequantizer.attrs)
+                own.shape = tensor.shape
+                node.inputs[position] = own
     region = _region(graph, set(names), set(left))
     if graph.opset < HALF_SCALES and any(node.op in _PAIR for node in region):
         raise ModelError(f"Q/DQ pairs in FP16 need opset {HALF_SCALES}, and the model has opset {graph.opset}")
@@ -90,9 +92,7 @@ def to_half(model: onnx.ModelProto, names: Collection[str], left: Collection[str
     _raise_outputs(write, region)
     # Types were inferred for float32.
     for tensor in graph.tensors().values():
-        if isinstance(tensor, gs.Variable) and not any(
-            tensor is boundary for boundary in (*graph.inputs, *graph.outputs)
-        ):
+        if isinstance(tensor, gs.Variable) and tensor not in (*graph.inputs, *graph.outputs):
             tensor.dtype = None
     graph.cleanup()
     return to_model(graph)
@@ -100,14 +100,13 @@ def to_half(model: onnx.ModelProto, names: Collection[str], left: Collection[str
 
 def tensors_of(nodes: Iterable[gs.Node]) -> tuple[str, ...]:
     """The tensors that nodes in FP16 read and make, those that are cast to it included."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for node in nodes:
-        for position in _VALUES.get(node.op, range(len(node.inputs))):
-            if position < len(node.inputs) and isinstance(node.inputs[position], gs.Variable):
-                found[node.inputs[position].name] = None
-        found.update(dict.fromkeys(output.name for output in node.outputs))
-    found.pop("", None)
-    return tuple(found)
+        read = (node.inputs[position] for position in _positions(node))
+        names.update(dict.fromkeys(tensor.name for tensor in read if isinstance(tensor, gs.Variable)))
+        names.update(dict.fromkeys(output.name for output in node.outputs))
+    names.pop("", None)
+    return tuple(names)
 
 
 def nodes_of(model: onnx.ModelProto, names: Collection[str]) -> list[gs.Node]:
@@ -115,17 +114,10 @@ def nodes_of(model: onnx.ModelProto, names: Collection[str]) -> list[gs.Node]:
     return _region(to_graph(model), set(names), set())
 
 
-def _part_pairs(write: Writer, names: set[str]) -> None:
-    """A DequantizeLinear of its own, in float32, for an INT8 convolution that writes float32."""
-    for node in list(write.graph.nodes):
-        if node.op not in LAYERS or node.name in names:
-            continue
-        for position, tensor in enumerate(node.inputs[:2]):
-            maker = _maker(tensor, "DequantizeLinear")
-            if maker is not None and len(tensor.outputs) > 1:
-                own = write.of(Origin.QDQ)("DequantizeLinear", *maker.inputs, **maker.attrs)
-                own.shape = tensor.shape
-                node.inputs[position] = own
+def _positions(node: gs.Node) -> Iterable[int]:
+    """Of a node's inputs those that have the type of the data."""
+    inputs = range(len(node.inputs))
+    return (position for position in _VALUES.get(node.op, inputs) if position in inputs)
 
 
 def _lower_inputs(write: Writer, region: list[gs.Node]) -> None:
@@ -133,14 +125,12 @@ def _lower_inputs(write: Writer, region: list[gs.Node]) -> None:
     lowered: dict[str, gs.Variable] = {}
     made = {id(output) for node in region for output in node.outputs}
     for node in region:
-        for position in _VALUES.get(node.op, range(len(node.inputs))):
-            if position >= len(node.inputs) or node.inputs[position].is_empty():
-                continue
+        for position in _positions(node):
             tensor = node.inputs[position]
             if isinstance(tensor, gs.Constant):
                 if tensor.values.dtype == np.float32:
                     node.inputs[position] = write.const(np.clip(tensor.values, -LARGEST, LARGEST), np.float16)
-            elif id(tensor) not in made:
+            elif id(tensor) not in made and not tensor.is_empty():
                 if tensor.name not in lowered:
                     lowered[tensor.name] = write("Cast", tensor, to=_HALF)
                 node.inputs[position] = lowered[tensor.name]
@@ -155,9 +145,7 @@ def _raise_outputs(write: Writer, region: list[gs.Node]) -> None:
             continue
         for index, tensor in enumerate(node.outputs):
             outer = [reader for reader in tensor.outputs if id(reader) not in inside]
-            final = any(tensor is output for output in graph.outputs)
-            tensor.dtype = np.float16
-            if final:
+            if tensor in graph.outputs:
                 # The name belongs to the output, which stays float32.
                 half = gs.Variable(f"{tensor.name}/half", np.float16, tensor.shape)
                 for reader in list(tensor.outputs):
@@ -168,7 +156,9 @@ def _raise_outputs(write: Writer, region: list[gs.Node]) -> None:
                 name = f"{tensor.name}/float"
                 graph.nodes.append(gs.Node("Cast", name, {"to": _FLOAT}, inputs=[half], outputs=[tensor]))
                 registry(graph)[name] = Origin.FP16
-            elif outer:
+                continue
+            tensor.dtype = np.float16
+            if outer:
                 raised = write("Cast", tensor, to=_FLOAT)
                 for reader in outer:
                     reader.inputs = [raised if given is tensor else given for given in reader.inputs]
@@ -177,11 +167,11 @@ def _raise_outputs(write: Writer, region: list[gs.Node]) -> None:
 def _region(graph: gs.Graph, names: set[str], left: set[str]) -> list[gs.Node]:
     """The nodes that run in FP16, in graph order."""
     region = {id(node) for node in graph.nodes if node.op in LAYERS and node.name in names}
-    places = _of_places(graph, region) - _on_feature_maps(graph)
+    places = _of_places(graph, region)
     # What decodes or suppresses is no part of the model; what stands for a node of the model, or quantises, is.
     foreign = {name for name, origin in registry(graph).items() if not (origin.replaces or origin in _BETWEEN)}
     # Pairs belong to INT8 convolutions: without any there is no FP16 between them.
-    paired = any(id(node) in region and _maker(node.inputs[0], "DequantizeLinear") is not None for node in graph.nodes)
+    paired = any(id(node) in region and maker_of(node.inputs[0], "DequantizeLinear") for node in graph.nodes)
     joining = [node for node in graph.nodes if node.name not in foreign | left and _may_join(node, paired, places)]
     grown = True
     while grown:
@@ -196,69 +186,50 @@ def _joins(graph: gs.Graph, node: gs.Node, region: set[int]) -> bool:
     readers = [reader for output in node.outputs for reader in output.outputs]
     if node.op == "DequantizeLinear":
         return any(id(reader) in region and reader.op != "QuantizeLinear" for reader in readers)
-    positions = (0,) if node.op == "QuantizeLinear" else _VALUES.get(node.op, range(len(node.inputs)))
-    read = [node.inputs[position] for position in positions if position < len(node.inputs)]
-    makers = [source.inputs[0] if source.inputs else None for source in read if isinstance(source, gs.Variable)]
+    read = [node.inputs[position] for position in ((0,) if node.op == "QuantizeLinear" else _positions(node))]
+    makers = [maker_of(source) for source in read if isinstance(source, gs.Variable)]
     if node.op == "QuantizeLinear" and not makers:  # of weights
         return any(id(reader) in region for reader in readers)
-    known = [maker is not None and id(maker) in region for maker in makers]
-    ends = any(output is end for output in node.outputs for end in graph.outputs)
+    in_region = [maker is not None and id(maker) in region for maker in makers]
+    ends = any(output in graph.outputs for output in node.outputs)
     backwards = bool(readers) and not ends and all(id(reader) in region for reader in readers)
     # A sum of two needs one cast on either side of it.
-    enough = node.op in _ARITHMETIC and any(known)
-    return bool(makers) and (all(known) or enough or (any(known) and backwards))
-
-
-def _maker(tensor: gs.Tensor, op: str) -> gs.Node | None:
-    """The node that makes a tensor, where it is of that operator."""
-    maker = tensor.inputs[0] if tensor.inputs else None
-    return maker if maker is not None and maker.op == op else None
+    enough = any(in_region) and (backwards or node.op in _ARITHMETIC)
+    return bool(makers) and (all(in_region) or enough)
 
 
 def _of_places(graph: gs.Graph, region: set[int]) -> set[int]:
-    """The nodes that compute what some layer of the region reads in the end, where there are products among them."""
-    found: set[int] = set()
+    """The nodes that compute what some layer of the region reads in the end, where there are products among them; not
+    those of feature maps: convolutions, and what computes from these with the channels where they are."""
+    before: set[int] = set()
     waiting = [node for node in graph.nodes if id(node) in region]
     products = any(node.op in PRODUCTS for node in waiting)
     while waiting:
         for tensor in waiting.pop().inputs:
             for maker in tensor.inputs:
-                if id(maker) not in found:
-                    found.add(id(maker))
+                if id(maker) not in before:
+                    before.add(id(maker))
                     waiting.append(maker)
                     products = products or maker.op in PRODUCTS
-    return found if products else set()
-
-
-def _on_feature_maps(graph: gs.Graph) -> set[int]:
-    """The nodes that make feature maps: convolutions, and what computes from these with the channels where they are."""
-    found: set[int] = set()
+    maps: set[int] = set()
     for node in graph.nodes:
-        kept = node.op in _JOINING - _REORDERING
-        makers = [maker for tensor in node.inputs for maker in tensor.inputs]
-        if node.op in CONVOLUTIONS or (kept and any(id(maker) in found for maker in makers)):
-            found.add(id(node))
-    return found
+        makers = {id(maker) for tensor in node.inputs for maker in tensor.inputs}
+        if node.op in CONVOLUTIONS or (node.op in _JOINING - _REORDERING and makers & maps):
+            maps.add(id(node))
+    return before - maps if products else set()
 
 
 def _may_join(node: gs.Node, paired: bool, places: set[int]) -> bool:
     if node.op in _PAIR:
         return paired
     values = [tensor for tensor in (*node.inputs[:1], *node.outputs) if isinstance(tensor, gs.Variable)]
+    floats = all(tensor.dtype in (np.float32, None) for tensor in values)
     if node.op in _OF_PLACES and id(node) in places:
-        return all(_has_features(tensor) and tensor.dtype in (np.float32, None) for tensor in values)
-    if node.op not in _JOINING:
-        return False
-    if node.op in _MOVES:
-        return all(tensor.dtype in (np.float32, None) for tensor in values)
-    return all(
-        tensor.shape is not None and len(tensor.shape) == 4 and tensor.dtype in (np.float32, None) for tensor in values
-    )
-
-
-def _has_features(tensor: gs.Tensor) -> bool:
-    """Whether a tensor is a feature map, or has features on its last axis, and no coordinates there."""
-    last = tensor.shape[-1] if tensor.shape else None
-    if len(tensor.shape or ()) == 4:
-        return last not in _COORDINATES
-    return isinstance(last, int) and last >= FEWEST_FEATURES
+        # Feature maps, or features on the last axis, and no coordinates there.
+        lasts = [(len(tensor.shape or ()), tensor.shape[-1] if tensor.shape else None) for tensor in values]
+        return floats and all(
+            last not in _COORDINATES if rank == 4 else isinstance(last, int) and last >= FEWEST_FEATURES
+            for rank, last in lasts
+        )
+    maps = node.op in _MOVES or all(tensor.shape is not None and len(tensor.shape) == 4 for tensor in values)
+    return node.op in _JOINING and floats and maps

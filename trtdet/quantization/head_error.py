@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
@@ -28,6 +27,10 @@ _SWAPS = 4096
 """Exchanges of two models' images that are looked at: all of them up to 12 images, so many at random beyond."""
 
 
+Detections = tuple[NDArray[np.float32], NDArray[np.float32]]
+"""A model's decoded boxes (N, 4), x1 y1 x2 y2 in pixels, and scores (N, C), 0..1."""
+
+
 class HeadError:
     """Gathers the error of one model against a reference over images; 48 bytes an image.
 
@@ -39,27 +42,20 @@ class HeadError:
         self._chosen = chosen
         self._sums: list[tuple[float, ...]] = []
 
-    def update(
-        self,
-        reference: tuple[NDArray[np.float32], NDArray[np.float32]],
-        other: tuple[NDArray[np.float32], NDArray[np.float32]],
-    ) -> HeadError:
-        """Adds one image.
-
-        Args:
-            reference: decoded boxes float32 (N, 4), x1 y1 x2 y2 in pixels, and scores float32 (N, C), 0..1.
-            other: the same of the model that is judged; a score that is NaN is 0, and a box that is overlaps nothing.
-        """
+    def update(self, reference: Detections, other: Detections) -> HeadError:
+        """Adds one image: the reference's detections, and those of the model that is judged, of which a score that is
+        NaN is 0, and a box that is overlaps nothing."""
         if self._chosen:
-            reference, other = _matched(reference, other)
+            rows = paired(reference, other)
+            reference, other = _taken(reference, rows[0]), _taken(other, rows[1])
         (boxes, scores), (moved, changed) = reference, other
         # Few pairs count, and this runs for every variant of a model.
         pairs = np.flatnonzero((scores > SEEN) | (changed > SEEN))
-        rows, place = np.unique(pairs // scores.shape[1], return_inverse=True)
-        shared = _iou(boxes[rows], moved[rows]).astype(np.float64)
+        places, place = np.unique(pairs // scores.shape[1], return_inverse=True)
+        shared = _iou(boxes[places], moved[places]).astype(np.float64)
         before, after = (np.nan_to_num(array.reshape(-1)[pairs].astype(np.float64)) for array in (scores, changed))
         weight = np.maximum(before, after)
-        shares = scores[rows].max(axis=1).astype(np.float64) if rows.size else np.zeros(0)
+        shares = scores[places].max(axis=1).astype(np.float64) if places.size else np.zeros(0)
         shares[~(shares > SEEN)] = 0  # what was no detection has no box to lose
         lost = 1 - shared
         self._sums.append(
@@ -111,12 +107,8 @@ class HeadError:
 
 
 def chooses_rows(model: onnx.ModelProto, outputs: Collection[str]) -> bool:
-    """Whether a model computes some of its tensors from rows that it chooses by a TopK.
-
-    Args:
-        model: as the passes leave it; what decodes and suppresses does not count.
-        outputs: names of its boxes and scores.
-    """
+    """Whether a model, as the passes leave it, computes ``outputs`` from rows that it chooses by a TopK; what decodes
+    and suppresses does not count."""
     makers = {name: node for node in model.graph.node for name in node.output}
     written = {name for name, origin in origin_of(model).items() if not origin.replaces}
     waiting, seen = list(outputs), set(outputs)
@@ -131,37 +123,18 @@ def chooses_rows(model: onnx.ModelProto, outputs: Collection[str]) -> bool:
     return False
 
 
-@dataclass(frozen=True)
-class Pairing:
-    """Which rows of two models' detections detect the same; int64 indices.
-
-    Attributes:
-        ones, twos: rows of the first and of the second, pair by pair.
-        alone: rows that only the first detects.
-        added: rows that only the second detects.
-    """
-
-    ones: NDArray[np.int64]
-    twos: NDArray[np.int64]
-    alone: NDArray[np.int64]
-    added: NDArray[np.int64]
-
-
-def paired(
-    reference: tuple[NDArray[np.float32], NDArray[np.float32]], other: tuple[NDArray[np.float32], NDArray[np.float32]]
-) -> Pairing:
+def paired(reference: Detections, other: Detections) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Pairs the rows of two models that choose their rows, those with a score over :data:`SEEN`.
 
     The rows are paired so that the pairs' IoU times the lower scores of each class, summed up, are most.
 
-    Args:
-        reference: boxes float32 (N, 4) and scores (N, C) of an image.
-        other: the same of the other model.
+    Returns:
+        Rows of the first and of the second, int64 (M,) each, pair by pair; -1 beside what only one detects.
     """
     seen = [np.flatnonzero((scores > SEEN).any(axis=1)) for _, scores in (reference, other)]
     (boxes, scores), (moved, changed) = (
-        (found[rows], np.nan_to_num(values[rows]))
-        for (found, values), rows in zip((reference, other), seen, strict=True)
+        (values[rows], np.nan_to_num(classes[rows]))
+        for (values, classes), rows in zip((reference, other), seen, strict=True)
     )
     first, second = (index.reshape(-1) for index in np.indices((len(boxes), len(moved))))
     shared = _iou(boxes[first], moved[second])
@@ -169,22 +142,19 @@ def paired(
     ones, twos = linear_sum_assignment(gain, maximize=True)
     real = gain[ones, twos] > 0
     ones, twos = ones[real], twos[real]
-    alone, added = (np.setdiff1d(np.arange(len(all_)), some) for all_, some in ((boxes, ones), (moved, twos)))
-    return Pairing(seen[0][ones], seen[1][twos], seen[0][alone], seen[1][added])
+    alone, added = (np.setdiff1d(np.arange(len(every)), some) for every, some in ((boxes, ones), (moved, twos)))
+    nothing = np.full(max(len(alone), len(added)), -1)
+    return (
+        np.concatenate([seen[0][ones], seen[0][alone], nothing[: len(added)]]),
+        np.concatenate([seen[1][twos], nothing[: len(alone)], seen[1][added]]),
+    )
 
 
-def _matched(
-    reference: tuple[NDArray[np.float32], NDArray[np.float32]], other: tuple[NDArray[np.float32], NDArray[np.float32]]
-) -> tuple[tuple[NDArray[np.float32], NDArray[np.float32]], tuple[NDArray[np.float32], NDArray[np.float32]]]:
-    """Boxes and scores of both, row by row of what detects the same; zeros beside what only one detects."""
-    pairs = paired(reference, other)
-    there, here = [], []
-    for kind in range(2):
-        values, others = (found[kind] if kind == 0 else np.nan_to_num(found[kind]) for found in (reference, other))
-        nothing = np.zeros((max(len(pairs.alone), len(pairs.added)), values.shape[1]), np.float32)
-        there.append(np.concatenate([values[pairs.ones], values[pairs.alone], nothing[: len(pairs.added)]]))
-        here.append(np.concatenate([others[pairs.twos], nothing[: len(pairs.alone)], others[pairs.added]]))
-    return (there[0], there[1]), (here[0], here[1])
+def _taken(detections: Detections, rows: NDArray[np.int64]) -> Detections:
+    """Some rows of boxes and scores; zeros for -1."""
+    boxes, scores = detections
+    boxes, scores = (np.pad(values, ((0, 1), (0, 0)))[rows] for values in (boxes, np.nan_to_num(scores)))
+    return boxes, scores
 
 
 def lower_on(first: HeadError, other: HeadError) -> tuple[int, int]:
@@ -233,13 +203,13 @@ def _distance(sums: NDArray[np.float64]) -> NDArray[np.float64]:
     """Of sums (..., 6), see :attr:`HeadError.by_image`."""
     # Differences of sums can be as little below zero as their digits allow.
     scores = np.maximum(_mean(sums[..., 0], sums[..., 1]), 0)
-    found: NDArray[np.float64] = np.sqrt(scores) + _mean(sums[..., 2], sums[..., 4])
-    return found
+    distances: NDArray[np.float64] = np.sqrt(scores) + _mean(sums[..., 2], sums[..., 4])
+    return distances
 
 
 def _mean(total: NDArray[np.float64], weight: NDArray[np.float64]) -> NDArray[np.float64]:
-    found: NDArray[np.float64] = np.where(weight > 0, total / np.where(weight > 0, weight, 1), 0.0)
-    return found
+    means: NDArray[np.float64] = np.where(weight > 0, total / np.where(weight > 0, weight, 1), 0.0)
+    return means
 
 
 def _iou(first: NDArray[np.float32], other: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -249,6 +219,6 @@ def _iou(first: NDArray[np.float32], other: NDArray[np.float32]) -> NDArray[np.f
         low, high = np.maximum(one[:, :2], two[:, :2]), np.minimum(one[:, 2:], two[:, 2:])
         shared = np.prod(np.clip(high - low, 0, None), axis=1)
         union = np.prod(one[:, 2:] - one[:, :2], axis=1) + np.prod(two[:, 2:] - two[:, :2], axis=1) - shared
-        found = np.where(union > 0, shared / np.maximum(union, 1e-9), 1.0)
+        overlaps = np.where(union > 0, shared / np.maximum(union, 1e-9), 1.0)
     finite = np.isfinite(one).all(axis=1) & np.isfinite(two).all(axis=1)
-    return np.where(finite, found, 0.0)
+    return np.where(finite, overlaps, 0.0)

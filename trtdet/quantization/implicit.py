@@ -36,7 +36,7 @@ class Quantizable:
 
     Attributes:
         tensors: what needs a range, in graph order, the network's input first.
-        outside: names of the nodes that stay in float; loops and conditions are left out, which are no layers.
+        outside: names of the nodes that stay in float; loops and conditions, which are no layers, are left out.
         floating: names of nodes before a layer that stay in float all the same: attention, what normalises, GELU.
     """
 
@@ -53,12 +53,7 @@ class Quantizable:
 
 
 def quantizable(model: onnx.ModelProto, plan: PrecisionPlan) -> Quantizable:
-    """Finds what may run in INT8: the layers that can, and all that lies before one of them.
-
-    Args:
-        model: float, as the passes leave it: every node named, constants folded.
-        plan: with ``int8`` for each layer that can be.
-    """
+    """Finds what may run in INT8: the layers that can by the plan, and all that lies before one of them."""
     graph = gs.import_onnx(onnx.shape_inference.infer_shapes(model))
     graph.toposort()
     able = set(plan.names("int8"))

@@ -19,9 +19,7 @@ class Macs:
     Attributes:
         count: multiply-adds for one image; 0 where a size is not known.
         depthwise: each channel that it reads is a group of its own.
-        inputs: channels that it reads, all groups together.
-        outputs: channels that it writes, all groups together.
-        groups: of channels.
+        inputs, outputs: channels that it reads and writes, all groups together.
         kernel: its sizes, such as (3, 3).
     """
 
@@ -45,13 +43,13 @@ def multiply_adds(model: onnx.ModelProto) -> dict[str, Macs]:
     makers = {name: node for node in graph.node for name in node.output}
     counted = products(model)
     batch = max(1, shapes.get(graph.input[0].name, (1,))[0]) if graph.input else 1
-    found = {}
+    work = {}
     for node in graph.node:
         if node.op_type in ("MatMul", "Gemm"):
             matrix = _constant_shape(node.input[1], weights, makers)
             turned = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
             first, second = (matrix[::-1] if turned else matrix) if len(matrix) == 2 else (0, 0)
-            found[node.name] = Macs(counted.get(node.name, 0) // batch, False, first, second)
+            work[node.name] = Macs(counted.get(node.name, 0) // batch, depthwise=False, inputs=first, outputs=second)
         if node.op_type not in ("Conv", "ConvTranspose"):
             continue
         groups = next((attribute.i for attribute in node.attribute if attribute.name == "group"), 1)
@@ -59,13 +57,20 @@ def multiply_adds(model: onnx.ModelProto) -> dict[str, Macs]:
         # A transposed convolution uses each weight once for every place of its input.
         places = shapes.get(node.output[0] if node.op_type == "Conv" else node.input[0], (0, 0, 0))[2:]
         if not kernel:
-            found[node.name] = Macs(0, False)
+            work[node.name] = Macs(0, False)
             continue
         first, second = kernel[0], kernel[1] * groups
         inputs, outputs = (second, first) if node.op_type == "Conv" else (first, second)
         depthwise = groups > 1 and groups == inputs
-        found[node.name] = Macs(math.prod(kernel) * math.prod(places), depthwise, inputs, outputs, groups, kernel[2:])
-    return found
+        work[node.name] = Macs(
+            count=math.prod(kernel) * math.prod(places),
+            depthwise=depthwise,
+            inputs=inputs,
+            outputs=outputs,
+            groups=groups,
+            kernel=kernel[2:],
+        )
+    return work
 
 
 def products(model: onnx.ModelProto) -> dict[str, int]:
@@ -74,13 +79,13 @@ def products(model: onnx.ModelProto) -> dict[str, int]:
     Products whose shapes are not in the model are left out.
     """
     shapes = _shapes(model.graph) | {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
-    found = {}
+    counts = {}
     for node in model.graph.node:
         if node.op_type in ("MatMul", "Gemm") and node.input[0] in shapes and node.output[0] in shapes:
             turned = any(attribute.name == "transA" and attribute.i for attribute in node.attribute)
             summed = shapes[node.input[0]][0 if turned else -1]
-            found[node.name] = math.prod(max(size, 1) for size in (*shapes[node.output[0]], summed))
-    return found
+            counts[node.name] = math.prod(max(size, 1) for size in (*shapes[node.output[0]], summed))
+    return counts
 
 
 def _shapes(graph: onnx.GraphProto) -> dict[str, tuple[int, ...]]:

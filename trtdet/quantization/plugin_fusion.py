@@ -19,19 +19,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
 
-from trtdet.calibration import ChannelRange
+from trtdet.calibration import ChannelRange, expose
+from trtdet.calibration.channel_ranges import SMALLEST, Extremes
 from trtdet.passes.base import Writer
 from trtdet.passes.model import to_graph, to_model
-from trtdet.passes.plugin_ops import INT8, PLUGIN_ACTIVATIONS, SAME, plugin_nodes
+from trtdet.passes.plugin_ops import HARD_SWISH, INT8, PLUGIN_ACTIVATIONS, SAME, SILU, plugin_nodes
 from trtdet.passes.provenance import Origin
 from trtdet.quantization.encoding import QMAX
+from trtdet.quantization.sources import Sources
 from trtdet.quantization.weight_forms import weight_pair
+from trtdet.quantization.weighted import maker_of
 
 _FLOAT32 = 0
 """``output_type`` of an activation that reads INT8 and writes float."""
@@ -40,17 +44,20 @@ MOST_NOISE = 5e-4
 """An activation whose input's rounding would add more than this share of its variance reads float."""
 
 
+_FLOORS = {SILU: 8.0, HARD_SWISH: 3.0}
+"""Below minus this an activation is 0, to 0.003 for SiLU and exactly for HardSwish."""
+
+_SAMPLES = 1024
+"""Places of a tensor that its noise is measured at, from all images together."""
+
+_QUIET = 1e-3
+"""A channel's variance counts as at least this share of the mean variance: no detection hangs on a still channel."""
+
+
 @dataclass(frozen=True, eq=False)
 class Requantized:
-    """What came of it.
-
-    Attributes:
-        model: the same function, but for the rounding of the activations' inputs.
-        activations: how many of the plugin library's there are.
-        read: how many read INT8.
-        written: how many write INT8.
-        skipped: for each side of an activation that stays float, why.
-    """
+    """Result of :func:`requantize`: the same function, but for the rounding of the activations' inputs; how many
+    activations of the plugin library there are, how many of them read and write INT8, and why a side stays float."""
 
     model: onnx.ModelProto
     activations: int = 0
@@ -64,7 +71,7 @@ def requantize(model: onnx.ModelProto, inputs: Mapping[str, ChannelRange]) -> Re
 
     Args:
         model: with Q/DQ pairs; it is not changed.
-        inputs: ranges of what the activations read, see :func:`trtdet.quantization.activation_ranges.reach`.
+        inputs: ranges of what the activations read, see :func:`reach`.
     """
     if next(plugin_nodes(model.graph), None) is None:
         return Requantized(model)
@@ -76,39 +83,30 @@ def requantize(model: onnx.ModelProto, inputs: Mapping[str, ChannelRange]) -> Re
     read = written = 0
     skipped: list[str] = []
     for node in nodes:
-        reason = _write_int8(write, node)
-        written += not reason
-        if reason:
-            skipped.append(f"{node.name}: it writes float: {reason}")
-        reason = _read_int8(write, node, inputs)
-        read += not reason
-        if reason:
-            skipped.append(f"{node.name}: it reads float: {reason}")
+        reasons = {"writes": _write_int8(write, node), "reads": _read_int8(write, node, inputs)}
+        written += not reasons["writes"]
+        read += not reasons["reads"]
+        skipped += [f"{node.name}: it {side} float: {reason}" for side, reason in reasons.items() if reason]
     graph.cleanup()
-    return Requantized(to_model(graph), len(nodes), read, written, tuple(skipped))
+    return Requantized(to_model(graph), activations=len(nodes), read=read, written=written, skipped=tuple(skipped))
 
 
 def _quantize_inputs(write: Writer, concat: gs.Node) -> None:
     """Moves what is quantised of a join of channels before it, if that lets an activation write INT8."""
     made = concat.outputs[0]
     rank = len(made.shape or ())
-    alone = [tensor for tensor in concat.inputs if len(tensor.outputs) == 1 and tensor.inputs]
     if rank < 3 or concat.attrs["axis"] not in (1, 1 - rank):
         return
     sizes = [int(tensor.shape[1]) for tensor in concat.inputs if tensor.shape and isinstance(tensor.shape[1], int)]
-    final = any(made is output for output in write.graph.outputs)
-    if len(sizes) < len(concat.inputs) or len(made.outputs) != 1 or final:
+    if len(sizes) < len(concat.inputs) or len(made.outputs) != 1 or made in write.graph.outputs:
         return
+    alone = [tensor for tensor in concat.inputs if len(tensor.outputs) == 1]
     end = _quantized(write.graph, made, made.outputs[0])
-    if (
-        not any(tensor.inputs[0].op in PLUGIN_ACTIVATIONS for tensor in alone)
-        or isinstance(end, str)
-        or end.pads is not None
-    ):
+    if isinstance(end, str) or end.pads is not None or not any(maker_of(each, *PLUGIN_ACTIVATIONS) for each in alone):
         return
-    channels, start = sum(sizes), 0
     encoding = end.node.inputs[1:]
-    factor, offset = (np.broadcast_to(values, channels) for values in (end.factor, end.offset))
+    factor, offset = (np.broadcast_to(values, sum(sizes)) for values in (end.factor, end.offset))
+    start = 0
     for index, (tensor, size) in enumerate(zip(concat.inputs, sizes, strict=True)):
         part = slice(start, start + size)
         start += size
@@ -125,19 +123,17 @@ def _quantize_inputs(write: Writer, concat: gs.Node) -> None:
 def _write_int8(write: Writer, node: gs.Node) -> str:
     """Makes an activation write what is quantised of its output; the reason where it cannot."""
     made = node.outputs[0]
-    if any(made is output for output in write.graph.outputs):
+    if made in write.graph.outputs:
         return "its output is an output of the model"
-    if not made.outputs:
-        return "nothing reads it"
     ends = {}
     for reader in made.outputs:
         end = _quantized(write.graph, made, reader)
         if isinstance(end, str):
             return end
         ends[id(end.node)] = end
-    if len(ends) > 1:
-        return f"it is quantised in {len(ends)} ways"
-    end = next(iter(ends.values()))
+    if len(ends) != 1:
+        return f"it is quantised in {len(ends)} ways" if ends else "nothing reads it"
+    (end,) = ends.values()
     step = float(end.node.inputs[1].values)
     node.attrs |= {"output_type": INT8, "factor": _floats(end.factor / step), "offset": _floats(end.offset / step)}
     node.outputs = [end.node.outputs[0]]
@@ -148,8 +144,7 @@ def _write_int8(write: Writer, node: gs.Node) -> str:
     return ""
 
 
-@dataclass(frozen=True, eq=False)
-class _End:
+class _End(NamedTuple):
     """A QuantizeLinear, and what it quantises: ``factor * x + offset``, (1,) or (C,) each, of x padded with 0."""
 
     node: gs.Node
@@ -176,12 +171,12 @@ def _quantized(graph: gs.Graph, tensor: gs.Tensor, reader: gs.Node) -> _End | st
         elif reader.op != "Cast" or reader.attrs["to"] != onnx.TensorProto.FLOAT:
             return f"{reader.op} '{reader.name}' reads it as it is"
         made = reader.outputs[0]
-        if len(made.outputs) != 1 or any(made is output for output in graph.outputs):
+        if len(made.outputs) != 1 or made in graph.outputs:
             return f"'{made.name}' on the way to Q is read elsewhere as well"
         tensor, reader = made, made.outputs[0]
     if reader.inputs[0] is not tensor or reader.inputs[1].values.size != 1:
         return f"QuantizeLinear '{reader.name}' has a step a channel"
-    return _End(reader, factor, offset, pads)
+    return _End(reader, factor=factor, offset=offset, pads=pads)
 
 
 def _pads_zeros(pad: gs.Node) -> bool:
@@ -196,26 +191,29 @@ def _pads_zeros(pad: gs.Node) -> bool:
 def _read_int8(write: Writer, node: gs.Node, inputs: Mapping[str, ChannelRange]) -> str:
     """Makes an activation read what its INT8 convolution gives; the reason where it cannot."""
     source = node.inputs[0]
-    pad = source.inputs[0] if source.inputs and source.inputs[0].op == "Pad" else None
+    pad = maker_of(source, "Pad")
     if pad is not None and len(source.outputs) == 1 and _pads_zeros(pad):
         source = pad.inputs[0]
-    conv = source.inputs[0] if source.inputs else None
+    conv = maker_of(source)
     if conv is None or conv.op != "Conv":
         return f"its input comes from {conv.op if conv else 'the graph input'}, not Conv"
-    weight = conv.inputs[1].inputs[0] if conv.inputs[1].inputs else None
-    if weight is None or weight.op != "DequantizeLinear" or conv.inputs[0].inputs[0].op != "DequantizeLinear":
+    dequantizer = maker_of(conv.inputs[1], "DequantizeLinear")
+    if dequantizer is None or maker_of(conv.inputs[0], "DequantizeLinear") is None:
         return f"'{conv.name}' does not run in INT8"
-    if len(source.outputs) != 1 or any(source is output for output in write.graph.outputs):
+    if len(source.outputs) != 1 or source in write.graph.outputs:
         return f"'{source.name}' is read elsewhere as well"
     if source.name not in inputs:
         return f"the range of '{source.name}' is not known"
-    found = inputs[source.name]
-    if found.noise > MOST_NOISE:
-        return f"INT8 would add noise of {found.noise:.2%} of its variance, over {MOST_NOISE:.2%}"
-    channels = np.array(found.amax)
+    noise, channels = inputs[source.name].noise, np.array(inputs[source.name].amax)
+    if noise > MOST_NOISE:
+        return f"INT8 would add noise of {noise:.2%} of its variance, over {MOST_NOISE:.2%}"
     widest = channels.max()
     share = channels / widest
-    conv.inputs = [conv.inputs[0], _scaled(write, weight, 1 / share), *conv.inputs[2:]]
+    # The outputs of the convolution are scaled: the same integers, other steps. The weights may be shared.
+    values, steps = (tensor.values for tensor in dequantizer.inputs[0].inputs[0].inputs[:2])
+    integers = np.rint(values / steps.reshape(-1, *[1] * (values.ndim - 1)))
+    weights = weight_pair(write, integers, (steps * (1 / share)).astype(np.float32))
+    conv.inputs = [conv.inputs[0], weights, *conv.inputs[2:]]
     if len(conv.inputs) > 2:
         conv.inputs[2] = write.const(conv.inputs[2].values / share, np.float32)
     step, zero = write.const(widest / QMAX, np.float32), write.const(0, np.int8)
@@ -230,14 +228,49 @@ def _read_int8(write: Writer, node: gs.Node, inputs: Mapping[str, ChannelRange])
     return ""
 
 
-def _scaled(write: Writer, dequantizer: gs.Node, factor: NDArray[np.float64]) -> gs.Variable:
-    """The weights of a convolution with their outputs scaled: the same integers, other steps. They may be shared."""
-    quantizer = dequantizer.inputs[0].inputs[0]
-    before = quantizer.inputs[1].values
-    values = quantizer.inputs[0].values
-    integers = np.rint(values / before.reshape(-1, *[1] * (values.ndim - 1)))
-    return weight_pair(write, integers, (before * factor).astype(np.float32))
-
-
 def _floats(values: NDArray[np.float64]) -> list[float]:
     return [float(value) for value in values.astype(np.float32)]
+
+
+def reach(model: onnx.ModelProto, sources: Sources) -> dict[str, ChannelRange]:
+    """The range of every channel that an activation of the plugin library reads from a convolution of a float model.
+
+    It is that of the corrections' channel maps: the largest value seen, with room for what was not seen. Values so far
+    below 0 that the activation hardly tells them from 0 are left to saturate.
+    """
+    convs = {output for node in model.graph.node if node.op_type == "Conv" for output in node.output}
+    activations = (node for node in model.graph.node if node.op_type in PLUGIN_ACTIVATIONS)
+    kinds = {node.input[0]: node.op_type for node in activations if node.input[0] in convs}
+    if not kinds:
+        return {}
+    extremes = {name: Extremes() for name in kinds}
+    samples: dict[str, list[NDArray[np.float32]]] = {name: [] for name in kinds}
+    images = sorted(sources.images)
+    places = max(1, _SAMPLES // len(images))
+    for (outputs,) in sources.outputs([expose(model, list(kinds))], images, "ranges of activations"):
+        for name in kinds:
+            extremes[name].update(outputs[name])
+            flat = outputs[name].reshape(len(outputs[name]), -1)
+            samples[name].append(flat[:, :: max(1, flat.shape[1] // places)][:, :places].copy())
+    ranges = {}
+    for name, kind in kinds.items():
+        low, high = extremes[name].ranges()
+        amax = np.maximum(np.minimum(-low, _FLOORS[kind]), high)
+        # A channel that was silent on all images must not blow its weights up.
+        amax = np.maximum(amax, SMALLEST * amax.max()) if amax.max() > 0 else np.ones(len(amax))
+        x = np.concatenate(samples.pop(name), axis=1).astype(np.float64)
+        ranges[name] = ChannelRange(tuple(map(float, amax)), _noise(kind, x, amax))
+    return ranges
+
+
+def _noise(kind: str, x: NDArray[np.float64], amax: NDArray[np.float64]) -> float:
+    """What the steps of a range do to an activation of samples (C, places), as a share of its variance."""
+    step = amax[:, None] / QMAX
+    exact, rounded = (
+        values * (1 / (1 + np.exp(-np.maximum(values, -80.0))) if kind == SILU else np.clip(values / 6 + 0.5, 0, 1))
+        for values in (x, np.rint(x / step).clip(-QMAX - 1, QMAX) * step)
+    )
+    variance = exact.var(axis=1)
+    return float(
+        (np.square(rounded - exact).mean(axis=1) / np.maximum(variance, _QUIET * variance.mean() + 1e-30)).mean()
+    )

@@ -73,10 +73,9 @@ class Cause(str, Enum):
 
 @dataclass(frozen=True)
 class Step:
-    """A correction that was made for a convolution.
+    """A correction that was made for a convolution, such as ``smooth``, ``round`` or ``bias``.
 
     Attributes:
-        name: such as ``smooth, shift``, ``round`` or ``bias``.
         without: the error at the convolution's output without it, the others kept, on images held back; as a share of
             the output's variance.
         error: the same with it.
@@ -94,7 +93,6 @@ class Entry:
     """The precision of a convolution.
 
     Attributes:
-        precision: that it runs in.
         reason: in words; nothing is decided by them.
         cause: the same for code.
         corrections: made for it, where it runs in INT8.
@@ -112,10 +110,9 @@ class Entry:
     format: Format = "int8"
 
     def edited_from(self, known: Entry) -> Entry:
-        """This entry of a plan that a user may have edited, completed from the entry that trtdet made.
+        """This entry of a plan that a user may have edited, completed from the entry that trtdet made now.
 
-        The corrections, and what writes float32, are those that were found now. The cause is ``EDITED`` where the file
-        gives another precision with the cause of the old one, or with none.
+        The cause is ``EDITED`` where the file gives another precision with the cause of the old one, or with none.
         """
         cause = self.cause
         if self.precision != known.precision and cause in (Cause.UNSPECIFIED, known.cause):
@@ -134,8 +131,8 @@ class PrecisionPlan:
 
     def counts(self) -> dict[str, int]:
         """How many nodes run in each precision: keys ``int8``, ``fp16``, ``fp32``."""
-        found = [entry.precision for entry in self.entries.values()]
-        return {precision: found.count(precision) for precision in get_args(Precision)}
+        precisions = [entry.precision for entry in self.entries.values()]
+        return {precision: precisions.count(precision) for precision in get_args(Precision)}
 
     def names(self, precision: Precision) -> tuple[str, ...]:
         """The nodes that run in ``precision``."""
@@ -166,8 +163,7 @@ class PrecisionPlan:
         """Reads ``plan.json``.
 
         Raises:
-            ConfigError: the file is missing, not JSON, or an entry is not ``{precision, reason}`` with an optional
-                ``cause`` and optional ``corrections``.
+            ConfigError: the file is missing, or is no plan.
         """
         try:
             return PrecisionPlan(read_document(path, _file_adapter()).entries)

@@ -4,10 +4,8 @@ Activations have one scale a tensor; weights one scale an output channel, on the
 scale a tensor with the channels' ratios outside, see :mod:`trtdet.quantization.weight_forms`. A tensor is quantised
 once and all its readers share the pair.
 
-Where a tensor has a channel map, ``scale * (x - shift)`` is what is quantised. The map is folded into what makes the
-tensor as far as it can be, see :mod:`trtdet.quantization.folding`; what is left is one Mul and one Add before Q, which
-a builder fuses with the activation function. A shift moves the zero that a convolution pads with, so its zeros are
-written as a Pad before the map; a builder generates that into the same kernel.
+Where a tensor has a channel map, ``scale * x`` is quantised. The map is folded into the layers that make the tensor,
+see :mod:`trtdet.quantization.folding`; what is left is one Mul before Q, which a builder fuses with the activation.
 """
 
 from __future__ import annotations
@@ -16,32 +14,23 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
 
-from trtdet.calibration import Range, Ranges
+from trtdet.calibration import Ranges
 from trtdet.errors import CalibrationError
 from trtdet.passes.base import Writer
 from trtdet.passes.model import to_graph, to_model
 from trtdet.passes.provenance import Origin
-from trtdet.quantization.encoding import (
-    ChannelMap,
-    Rounded,
-    by_channel,
-    fp8_map,
-    fp8_scales,
-    half_step,
-    nearest,
-    weight_scales,
-)
+from trtdet.quantization.encoding import ChannelMap, Rounded, by_channel, fp8_map, half_step, nearest, weight_scales
 from trtdet.quantization.folding import fold_map
 from trtdet.quantization.placement import QdqPlacement
-from trtdet.quantization.precision import Format, PrecisionPlan
-from trtdet.quantization.weight_forms import WeightScales, WeightWriter, fp8_pair
+from trtdet.quantization.precision import Format
+from trtdet.quantization.weight_forms import WeightScales, WeightWriter, activation_pair
 from trtdet.quantization.weighted import Weighted
-from trtdet.quantization.windows import Window
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +48,7 @@ class Corrections:
     def hash_into(self, digest: hashlib._Hash) -> None:
         """Adds every number to a hash, for keys of what follows from them."""
         for name, channels in sorted(self.tensors.items()):
-            for part in (np.float64(channels.amax), channels.scale, channels.shift):
+            for part in (np.float64(channels.amax), channels.scale):
                 digest.update(name.encode() + (b"" if part is None else np.asarray(part).tobytes()))
         for name, rounded in sorted(self.weights.items()):
             digest.update(
@@ -76,14 +65,12 @@ def insert_qdq(
     fold: bool = True,
     weights: WeightScales = WeightScales(),
 ) -> onnx.ModelProto:
-    """Writes the explicit INT8 model: the float model is not changed.
+    """Writes the explicit INT8 model; the float model, of opset 13 or newer, is not changed.
 
     Args:
-        model: float model, opset 13 or newer.
         placement: where the pairs go.
         ranges: amax of each tensor in ``placement.activations``; used where there is no channel map.
-        corrections: channel maps and weights; empty for the textbook form. Those of convolutions that the plan keeps
-            in float are left out.
+        corrections: channel maps and weights; those of convolutions that the plan keeps in float are left out.
         fold: fold channel maps where that is possible; otherwise every tensor of the float model keeps its meaning.
         weights: how the scales of weights are written.
 
@@ -100,8 +87,7 @@ def insert_qdq(
     nodes = {node.name: node for node in graph.nodes}
     tensors = graph.tensors()
     write = Writer(graph, "trtdet/qdq", Origin.QDQ)
-    found = {name: Weighted.of(nodes[name]) for name in placement.plan.names("int8")}
-    layers = {name: layer for name, layer in found.items() if layer is not None}  # attention's products have no weights
+    layers = Weighted.by_name(nodes[name] for name in placement.plan.names("int8"))
     fp8 = placement.plan.fp8
     rounded = {
         name: corrections.weights.get(name) or plain_form(layer) for name, layer in layers.items() if name not in fp8
@@ -109,15 +95,23 @@ def insert_qdq(
     writer = WeightWriter(write, weights, rounded)
     for name in placement.activations:
         readers = [(nodes[reader], position) for reader, position in placement.readers[name]]
-        if fp8:
-            readers = _quantize_to_fp8(write, tensors[name], ranges.tensors[name], readers, placement.plan)
+        in_fp8 = [(reader, position) for reader, position in readers if reader.name in fp8]
+        if in_fp8:
+            step = fp8_map(ranges.tensors[name].low, ranges.tensors[name].high).step
+            pair = activation_pair(write, tensors[name], step, dtype=ml_dtypes.float8_e4m3fn)
+            for reader, position in in_fp8:
+                reader.inputs[position] = pair
+            readers = [(reader, position) for reader, position in readers if reader.name not in fp8]
+        # A sum reads the INT8 copy of a layer, and where all layers are in FP8 the tensor as it is.
+        if fp8 and not any(reader.name in placement.plan.entries for reader, _ in readers):
+            readers = []
         channels = corrections.tensors.get(name)
-        if channels is None and readers:
-            pair = _pair(write, tensors[name], half_step(ranges.tensors[name].scale))
+        if channels is not None:
+            _quantize_mapped(write, tensors[name], channels, readers=readers, weights=rounded, fold=fold)
+        elif readers:
+            pair = activation_pair(write, tensors[name], half_step(ranges.tensors[name].scale))
             for reader, position in readers:
                 reader.inputs[position] = pair
-        elif channels is not None:
-            _quantize_mapped(write, tensors[name], channels, readers, rounded, fold)
     # Written last: folding a map changes the weights of the convolution before it.
     for name, integers in rounded.items():
         writer.write(layers[name], integers)
@@ -127,36 +121,12 @@ def insert_qdq(
     return to_model(graph)
 
 
-def _quantize_to_fp8(
-    write: Writer,
-    tensor: gs.Tensor,
-    found: Range,
-    readers: list[tuple[gs.Node, int]],
-    plan: PrecisionPlan,
-) -> list[tuple[gs.Node, int]]:
-    """Gives the readers in FP8 their pair; the others that a pair in INT8 is for."""
-    fp8 = plan.fp8
-    others = [(reader, position) for reader, position in readers if reader.name not in fp8]
-    if len(others) < len(readers):
-        pair = fp8_pair(write, tensor, fp8_map(found.low, found.high).step)
-        for reader, position in readers:
-            if reader.name in fp8:
-                reader.inputs[position] = pair
-    # A sum reads the INT8 copy of a layer.
-    return others if any(reader.name in plan.entries for reader, _ in others) else []
-
-
 def plain_form(layer: Weighted, format: Format = "int8") -> Rounded:
     """Weights to the nearest, and the float model's bias; in FP8 with one scale for all of them, as its activations."""
     weight = layer.weight.astype(np.float32)
-    scales = (weight_scales if format == "int8" else fp8_scales)(weight, f"'{layer.node.name}'")
+    scales = weight_scales(weight, f"'{layer.node.name}'", format)
     integers = nearest(weight.reshape(len(weight), -1), scales, format).reshape(weight.shape)
     return Rounded(integers, scales, layer.bias)
-
-
-def _pair(write: Writer, tensor: gs.Tensor, scale: NDArray[np.float32] | np.float32) -> gs.Variable:
-    step, zero = write.const(scale, np.float32), write.const(0, np.int8)
-    return write("DequantizeLinear", write("QuantizeLinear", tensor, step, zero), step, zero)
 
 
 def _quantize_mapped(
@@ -167,56 +137,21 @@ def _quantize_mapped(
     weights: dict[str, Rounded],
     fold: bool,
 ) -> None:
-    step = channels.step
-    windows = {node.name: Window.of(node) for node, _ in readers if node.name in weights}
-    moves = channels.shift is not None
-    pads = {name: window.pads for name, window in windows.items() if window and any(window.pads) and moves}
-    direct = len(pads) < len(windows)
-    factor, offset = channels.scale, channels.offset()
+    layers = {node.name for node, _ in readers if node.name in weights}
     # Without a pair a sum would read the tensor as it is.
-    if fold and (direct or len(windows) == len(readers)):
-        # Zeros that are padded in between stay zeros under a factor, not under an offset.
-        names = [node.name for node, _ in readers]
-        factor, rest = fold_map(write, tensor, names, factor, None if pads else offset, weights)
-        offset = offset if pads else rest
-    pair = _pair(write, _mapped(write, tensor, factor, offset, channels.axis), step) if direct else None
-    padded = {
-        sides: _pair(write, _mapped(write, _padded(write, tensor, sides), factor, offset), step)
-        for sides in dict.fromkeys(pads.values())
-    }
-    for node, position in readers:
-        if node.name in pads:
-            node.inputs[position] = padded[pads[node.name]]
-            node.attrs["pads"] = [0, 0, 0, 0]
-            node.attrs.pop("auto_pad", None)
-        elif node.name in windows:
-            node.inputs[position] = pair
-        elif pair is not None:
-            node.inputs[position] = _unmapped(write, pair, channels)
+    if not layers:
+        return
 
+    def multiplied(tensor: gs.Tensor, factor: NDArray[np.float64] | None) -> gs.Tensor:
+        if factor is None:
+            return tensor
+        values = write.const(by_channel(factor, channels.axis), np.float32)
+        return write.of(Origin.CHANNEL_MAP)("Mul", tensor, values)
 
-def _padded(write: Writer, tensor: gs.Tensor, pads: tuple[int, int, int, int]) -> gs.Variable:
-    top, left, bottom, right = pads
-    widths = write.const([0, 0, top, left, 0, 0, bottom, right], np.int64)
-    return write("Pad", tensor, widths, write.const(0, np.float32))
-
-
-def _mapped(
-    write: Writer,
-    tensor: gs.Tensor,
-    factor: NDArray[np.float64] | None,
-    offset: NDArray[np.float64] | None,
-    axis: int = 1,
-) -> gs.Tensor:
-    """``factor * x + offset``; None leaves that part out."""
-    write = write.of(Origin.CHANNEL_MAP)
-    for op, values in (("Mul", factor), ("Add", offset)):
-        if values is not None:
-            tensor = write(op, tensor, write.const(by_channel(values, axis), np.float32))
-    return tensor
-
-
-def _unmapped(write: Writer, tensor: gs.Tensor, channels: ChannelMap) -> gs.Tensor:
-    """The way back, for a reader that is no convolution."""
+    factor = channels.scale
+    if fold:
+        factor = fold_map(write, tensor, [node.name for node, _ in readers], factor=factor, weights=weights)
+    pair = activation_pair(write, multiplied(tensor, factor), channels.step)
     inverse = None if channels.scale is None else 1 / channels.scale
-    return _mapped(write, tensor, inverse, channels.shift, channels.axis)
+    for node, position in readers:
+        node.inputs[position] = pair if node.name in layers else multiplied(pair, inverse)

@@ -9,7 +9,7 @@ Layer-Placement Recommendations".
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -21,6 +21,7 @@ from trtdet.passes.base import Writer
 from trtdet.passes.model import to_graph, to_model
 from trtdet.passes.provenance import Origin
 from trtdet.quantization.placement import QdqPlacement
+from trtdet.quantization.weighted import maker_of
 
 MOST_RATIO = 1.25
 """Tensors share a scale where the largest range is at most so many times the smallest: the rounding noise of a tensor
@@ -29,26 +30,18 @@ grows with the square of what its range is widened by."""
 _MOVES = ("Concat", "MaxPool", "Resize", "Identity")
 
 
-Groups = tuple[tuple[str, ...], ...]
-"""Tensors that share a range, group by group."""
-
-
-def shared(model: onnx.ModelProto, placement: QdqPlacement, ranges: Ranges) -> tuple[Ranges, Groups]:
-    """The ranges with one for each group of tensors that values are only moved between, and the groups of several.
-
-    Args:
-        model: float, as the passes leave it.
-        placement: the tensors that are quantised for convolutions in INT8.
-        ranges: of all of them.
-    """
+def shared(
+    model: onnx.ModelProto, placement: QdqPlacement, ranges: Ranges
+) -> tuple[Ranges, tuple[tuple[str, ...], ...]]:
+    """The ranges with one for each group of tensors that values are only moved between, and the groups of several; of
+    the tensors of a float model that are quantised for layers in INT8."""
     groups = {name: {name} for name in placement.activations}
     amax = {name: ranges.tensors[name].amax for name in placement.activations}
-    links = set(_links(model, amax))
     # The nearest first, so that a group does not begin with two that only just fit.
-    for first, second in sorted(links, key=lambda pair: (abs(math.log(amax[pair[0]] / amax[pair[1]])), pair)):
+    links = sorted(set(_links(model, amax)), key=lambda pair: (abs(math.log(amax[pair[0]] / amax[pair[1]])), pair))
+    for first, second in links:
         both = groups[first] | groups[second]
-        found = [amax[name] for name in both]
-        if max(found) <= MOST_RATIO * min(found):
+        if max(amax[name] for name in both) <= MOST_RATIO * min(amax[name] for name in both):
             groups.update(dict.fromkeys(both, both))
     widest = {name: max(amax[other] for other in group) for name, group in groups.items()}
     changed = {name: replace(ranges.tensors[name], amax=widest[name]) for name in widest if widest[name] != amax[name]}
@@ -56,26 +49,36 @@ def shared(model: onnx.ModelProto, placement: QdqPlacement, ranges: Ranges) -> t
     return replace(ranges, tensors={**ranges.tensors, **changed}) if changed else ranges, together
 
 
+def _links(model: onnx.ModelProto, names: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Pairs of quantised tensors of which the second is made from the first by moving values alone."""
+    tensors = gs.import_onnx(model).tensors()
+    for name in names:
+        waiting = [tensors[name]]
+        while waiting:
+            move = maker_of(waiting.pop(), *_MOVES)
+            if move is None or (move.op == "Resize" and move.attrs.get("mode", "nearest") != "nearest"):
+                continue
+            for source in move.inputs if move.op == "Concat" else move.inputs[:1]:
+                if source.name in names:
+                    yield source.name, name
+                elif isinstance(source, gs.Variable):
+                    waiting.append(source)
+
+
 def quantized_joins(model: onnx.ModelProto) -> onnx.ModelProto:
     """Quantises the inputs of a Concat whose output is quantised with the scale that one of them has already.
 
     Nothing is computed otherwise: a value that is quantised twice with one scale is quantised once.
-
-    Args:
-        model: with Q/DQ pairs; it is not changed.
     """
     graph = to_graph(model)
     write = Writer(graph, "trtdet/join", Origin.QDQ)
     for concat in [node for node in graph.nodes if node.op == "Concat"]:
         made = concat.outputs[0]
-        if len(made.outputs) != 1 or any(made is output for output in graph.outputs):
-            continue
-        quantizer = made.outputs[0]
-        if quantizer.op != "QuantizeLinear" or quantizer.inputs[1].values.size != 1:
+        quantizer = made.outputs[0] if len(made.outputs) == 1 and made not in graph.outputs else None
+        if quantizer is None or quantizer.op != "QuantizeLinear" or quantizer.inputs[1].values.size != 1:
             continue
         pairs = [_pair_of(tensor, quantizer) for tensor in concat.inputs]
-        constants = [tensor for tensor in concat.inputs if isinstance(tensor, gs.Constant)]
-        if constants or all(pair is None for pair in pairs):
+        if all(pair is None for pair in pairs) or any(isinstance(tensor, gs.Constant) for tensor in concat.inputs):
             continue
         for index, (tensor, pair) in enumerate(zip(concat.inputs, pairs, strict=True)):
             if pair is None:
@@ -91,28 +94,5 @@ def _pair_of(tensor: gs.Tensor, like: gs.Node) -> gs.Tensor | None:
     """The tensor quantised and dequantised with the scale of ``like``, where it is already."""
     for reader in tensor.outputs:
         if reader.op == "QuantizeLinear" and np.array_equal(reader.inputs[1].values, like.inputs[1].values):
-            found: gs.Tensor = reader.outputs[0].outputs[0].outputs[0]
-            return found
+            return reader.outputs[0].outputs[0].outputs[0]
     return None
-
-
-def _links(model: onnx.ModelProto, names: dict[str, float]) -> Iterator[tuple[str, str]]:
-    """Pairs of quantised tensors of which the second is made from the first by moving values alone."""
-    tensors = gs.import_onnx(model).tensors()
-    for name in names:
-        waiting = [tensors[name]]
-        while waiting:
-            tensor = waiting.pop()
-            maker = tensor.inputs[0] if tensor.inputs else None
-            if maker is None or not _moves(maker):
-                continue
-            for source in maker.inputs if maker.op == "Concat" else maker.inputs[:1]:
-                if source.name in names:
-                    yield source.name, name
-                elif isinstance(source, gs.Variable):
-                    waiting.append(source)
-
-
-def _moves(node: gs.Node) -> bool:
-    nearest = node.attrs.get("mode", "nearest") in ("nearest", b"nearest")
-    return node.op in _MOVES and (node.op != "Resize" or nearest)

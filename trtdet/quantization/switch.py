@@ -23,38 +23,33 @@ Form = Literal["fp32", "int8"]
 
 
 class Switch:
-    """Makes the variants.
+    """Makes the variants of a float model with inferred shapes.
 
-    Args:
-        model: float model with inferred shapes, as the passes leave it.
-        placement: its INT8 convolutions and where they are quantised.
-        ranges: of its activations.
-        corrections: channel maps and weights; empty for the textbook form.
-        base: the form of every convolution that is not switched; the others take the other form.
+    With ``base`` the form is given of every convolution that is not switched; the others take the other form.
     """
 
     def __init__(
         self, model: onnx.ModelProto, placement: QdqPlacement, ranges: Ranges, corrections: Corrections, base: Form
     ) -> None:
-        int8 = insert_qdq(model, placement, ranges, corrections, fold=False)
+        int8 = insert_qdq(model, placement, ranges, corrections=corrections, fold=False)
         self.base, other = (model, int8) if base == "fp32" else (int8, model)
         self._to_int8 = base == "fp32"
         self._origins = {**origin_of(other), **origin_of(self.base)}
         self._nodes = list(self.base.graph.node)
-        self._makers = {output: index for index, node in enumerate(self._nodes) for output in node.output}
+        makers = {output: index for index, node in enumerate(self._nodes) for output in node.output}
         self._consumers: dict[str, list[int]] = {}
         for index, node in enumerate(self._nodes):
             for name in _reads(node):
                 self._consumers.setdefault(name, []).append(index)
         # What gives a node's output may be another node in INT8, such as a sum with a bias that a product cannot take.
         ends = {node.name: node.output[0] for node in model.graph.node}
-        self._other = _Form(other, self._makers, ends)
+        self._other = _Form(other, makers, ends)
         own = _Form(int8, {output for node in model.graph.node for output in node.output}, ends)
         convs = placement.plan.names("int8")
         chains = {name: {node.name for node in own.local(name)} for name in convs}
         # The bias of a product is in the sum after it, which goes along with it.
-        layers = {node.name: Weighted.of(node) for node in gs.import_onnx(model).nodes if node.name in chains}
-        self._biases = {name: layer.sum.name for name, layer in layers.items() if layer is not None and layer.sum}
+        layers = Weighted.by_name(node for node in gs.import_onnx(model).nodes if node.name in chains)
+        self._biases = {name: layer.sum.name for name, layer in layers.items() if layer.sum}
         sums = {name for readers in placement.readers.values() for name, _ in readers} - set(convs)
         # A sum reads the INT8 copy that some convolution needs.
         self._owners = {}
@@ -69,24 +64,19 @@ class Switch:
             for graph in (other.graph, self.base.graph)
             for value in (*graph.value_info, *graph.input, *graph.output)
         }
-        self._constant = self._of_constants()
+        # The nodes that need no input, such as the Q/DQ pairs of weights: every suffix has its own.
+        self._constant: set[int] = set()
+        for index, node in enumerate(self._nodes):
+            if all(name in self._initializers or makers.get(name) in self._constant for name in _reads(node)):
+                self._constant.add(index)
 
     def whole(self, names: Collection[str], outputs: Iterable[str]) -> onnx.ModelProto:
-        """The whole model with ``names`` switched.
-
-        Args:
-            names: of convolutions.
-            outputs: tensors of the float model.
-        """
+        """The whole model with the convolutions ``names`` switched; ``outputs`` are tensors of the float model."""
         return self._assembled(range(len(self._nodes)), names, tuple(outputs))
 
     def suffix(self, names: Collection[str], outputs: Iterable[str]) -> onnx.ModelProto:
-        """What depends on the switched convolutions, no more; its inputs are tensors of the base.
-
-        Args:
-            names: of convolutions.
-            outputs: tensors of the float model; those that depend on none of ``names`` are left out.
-        """
+        """What depends on the switched convolutions, no more; its inputs are tensors of the base, and its outputs those
+        of ``outputs``, tensors of the float model, that depend on any of them."""
         switched = self._switched(names)
         waiting = [index for index, node in enumerate(self._nodes) if node.name in switched]
         reached = set(waiting)
@@ -97,14 +87,6 @@ class Switch:
                 waiting += fresh
         made = {output for index in reached for output in self._nodes[index].output}
         return self._assembled(sorted(reached | self._constant), names, tuple(name for name in outputs if name in made))
-
-    def _of_constants(self) -> set[int]:
-        """The nodes that need no input, such as the Q/DQ pairs of weights: every suffix has its own."""
-        found: set[int] = set()
-        for index, node in enumerate(self._nodes):
-            if all(name in self._initializers or self._makers.get(name) in found for name in _reads(node)):
-                found.add(index)
-        return found
 
     def _switched(self, names: Collection[str]) -> set[str]:
         """The convolutions, and the sums that read a tensor quantised for them."""
@@ -128,7 +110,12 @@ class Switch:
                     written[written_node.name] = written_node
             elif not ends.intersection(node.output):
                 written[node.name] = node
-        nodes = _needed(list(written.values()), outputs)
+        wanted = set(outputs)
+        nodes: list[onnx.NodeProto] = []
+        for node in reversed(written.values()):
+            if wanted.intersection(node.output):
+                wanted.update(_reads(node))
+                nodes.insert(0, node)
         made = {output for node in nodes for output in node.output}
         read = dict.fromkeys(name for node in nodes for name in _reads(node) if name not in made)
         graph = onnx.helper.make_graph(
@@ -177,13 +164,3 @@ def _reads(node: onnx.NodeProto) -> Iterator[str]:
                 yield from (name for name in _reads(inner) if name not in own)
             # A branch may give a tensor from outside as it is.
             yield from (value.name for value in graph.output if value.name not in own)
-
-
-def _needed(nodes: list[onnx.NodeProto], outputs: Iterable[str]) -> list[onnx.NodeProto]:
-    """The nodes, in order, that the outputs come from."""
-    wanted, kept = set(outputs), []
-    for node in reversed(nodes):
-        if wanted.intersection(node.output):
-            wanted.update(_reads(node))
-            kept.append(node)
-    return kept[::-1]

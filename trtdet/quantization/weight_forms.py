@@ -1,4 +1,4 @@
-"""How the weights of an INT8 layer are written: one scale an output channel, or one for the whole tensor.
+"""How a backend's INT8 kernels take weights, and how the weights of an INT8 layer are written for them.
 
 With one scale a tensor the ratios of the channels follow the layer as a product, and the bias after that. The layer
 then gives each channel divided by its ratio, which must fit into FP16.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
@@ -15,12 +16,39 @@ import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
 
 from trtdet.passes.base import Writer
-from trtdet.quantization.data_flow import WeightForm
 from trtdet.quantization.encoding import LARGEST, QMAX, Rounded
 from trtdet.quantization.weighted import Weighted
 
+WeightForm = Literal["channel", "tensor"]
+"""How the scales of a convolution's weights are written.
+
+- ``channel``: one scale an output channel, on axis 0 of the weights; the bias stays in the convolution.
+- ``tensor``: one scale for the whole tensor, and the channels' ratios to it as a product after the convolution, with
+  the bias after that. It is the same function: ``sum_i s r_o q_oi x_i + b_o``.
+"""
+
 _ROOM = 2.0
 """What images that were not seen may exceed the calibrated magnitude of an output by."""
+
+
+@dataclass(frozen=True)
+class DataFlow:
+    """How the INT8 kernels of a backend read and write.
+
+    Attributes:
+        half: the network is strongly typed, so that FP16 stands between INT8 kernels only where it is written: scales
+            of Q/DQ pairs, biases, constants and all operators up to the decoding of boxes. False where the builder may
+            choose FP16 by itself, or where nothing gains by it.
+        weights: the forms of weight scales that its kernels take without writing float32, each to be tried where there
+            are several.
+        fused: True where an INT8 convolution has its activation function and the quantisation of the result in its own
+            kernel; False where a pointwise kernel follows, which costs its input and output in FP16 and takes products
+            and sums by constants for nothing; None where there is no engine whose kernels could be known.
+    """
+
+    half: bool = False
+    weights: tuple[WeightForm, ...] = ("channel",)
+    fused: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -28,7 +56,6 @@ class WeightScales:
     """The form of the weights' scales.
 
     Attributes:
-        form: see :data:`trtdet.quantization.data_flow.WeightForm`.
         outputs: by layer, the largest magnitude of each channel of its output on the calibration images, bias
             included, float64 (out,); without it the most that the integers can give counts.
     """
@@ -40,10 +67,7 @@ class WeightScales:
 class WeightWriter:
     """Writes the weights of layers; those that share a tensor share it still where nothing set them apart.
 
-    Args:
-        write: to the graph.
-        scales: the form.
-        weights: integers, scales and bias by layer, before any channel map is folded into them.
+    ``weights`` are those by layer before any channel map is folded into them.
     """
 
     def __init__(self, write: Writer, scales: WeightScales, weights: Mapping[str, Rounded]) -> None:
@@ -57,12 +81,7 @@ class WeightWriter:
         self._shared: dict[tuple[str, bool, bytes, bytes], gs.Variable] = {}
 
     def write(self, layer: Weighted, rounded: Rounded) -> None:
-        """Gives a layer its weights and its bias.
-
-        Args:
-            layer: its input 0 comes from a DequantizeLinear.
-            rounded: the integers, scales and bias.
-        """
+        """Gives a layer, whose input comes from a DequantizeLinear, its INT8 weights and its bias."""
         node = layer.node
         if self._form == "channel":
             node.inputs[1] = self._pair(layer, rounded, rounded.scales)
@@ -81,7 +100,7 @@ class WeightWriter:
         """Gives a product its weights in FP8, with one scale, and its bias."""
         values = rounded.integers.astype(np.float32) * rounded.scales[0]
         given = self._write.const(values.T if layer.turned else values, np.float32)
-        layer.node.inputs[1] = fp8_pair(self._write, given, rounded.scales[0])
+        layer.node.inputs[1] = activation_pair(self._write, given, rounded.scales[0], dtype=ml_dtypes.float8_e4m3fn)
         self._add_bias(layer, rounded)
 
     def _add_bias(self, layer: Weighted, rounded: Rounded) -> None:
@@ -109,14 +128,8 @@ class WeightWriter:
 def weight_pair(
     write: Writer, integers: NDArray[np.number], scales: NDArray[np.float32], turned: bool = False
 ) -> gs.Variable:
-    """Weights with the Q/DQ pair that gives their integers.
-
-    Args:
-        write: to the graph.
-        integers: (out, in / groups, kh, kw) or (out, in), -127..127, of any type.
-        scales: float32 (out,) for the output channels, or () for the tensor.
-        turned: write (in, out).
-    """
+    """Weights (out, in / groups, kh, kw) or (out, in), ``turned`` as (in, out), with the Q/DQ pair that gives their
+    integers, -127..127 of any type; the scales are float32 (out,), or () for the tensor."""
     # Float weights that lie on the integers: builders want to see Q and DQ.
     values = integers * scales.reshape(-1, *[1] * (integers.ndim - 1))
     values = values.T if turned else values
@@ -126,6 +139,14 @@ def weight_pair(
     return write("DequantizeLinear", weight, step, zero, **axis)
 
 
+def activation_pair(
+    write: Writer, tensor: gs.Tensor, scale: NDArray[np.float32] | np.float32, dtype: Any = np.int8
+) -> gs.Variable:
+    """A tensor through INT8, or FP8 (E4M3), with one scale."""
+    step, zero = write.const(scale, np.float32), write.const(0, dtype)
+    return write("DequantizeLinear", write("QuantizeLinear", tensor, step, zero), step, zero)
+
+
 def tensor_scale(rounded: Rounded, step: float, sums: NDArray[np.float64] | None) -> NDArray[np.float32]:
     """The one scale of a layer's weights, float32 ().
 
@@ -133,7 +154,6 @@ def tensor_scale(rounded: Rounded, step: float, sums: NDArray[np.float64] | None
     what the layer gives before the channels' ratios would exceed FP16.
 
     Args:
-        rounded: integers, scales and bias.
         step: scale of the input.
         sums: the largest magnitude that was seen of each channel's sum of products of integers, times ``step``,
             float64 (out,); None where it is not known.
@@ -145,9 +165,3 @@ def tensor_scale(rounded: Rounded, step: float, sums: NDArray[np.float64] | None
     while most.max(initial=0.0) * 2.0**exponent > LARGEST and exponent > -24:
         exponent -= 1
     return np.array(2.0**exponent, np.float32)
-
-
-def fp8_pair(write: Writer, tensor: gs.Tensor, scale: np.float32) -> gs.Variable:
-    """A tensor through FP8 (E4M3), with one scale."""
-    step, zero = write.const(scale, np.float32), write.const(0, ml_dtypes.float8_e4m3fn)
-    return write("DequantizeLinear", write("QuantizeLinear", tensor, step, zero), step, zero)

@@ -7,6 +7,7 @@ constant that is all that reads it is its bias.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,12 @@ CONVOLUTIONS = ("Conv", "ConvTranspose")
 PRODUCTS = ("MatMul", "Gemm")
 LAYERS = (*CONVOLUTIONS, *PRODUCTS)
 """Operators that may have weights."""
+
+
+def maker_of(tensor: gs.Tensor, *operators: str) -> gs.Node | None:
+    """The node that makes a tensor; None for inputs, constants and, where operators are named, all others."""
+    node = tensor.inputs[0] if tensor.inputs else None
+    return node if node is not None and (not operators or node.op in operators) else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,17 +46,20 @@ class Weighted:
         return Weighted(node, _sum_after(node) if node.op == "MatMul" else None)
 
     @staticmethod
+    def by_name(nodes: Iterable[gs.Node]) -> dict[str, Weighted]:
+        """The layers among nodes, by name; attention's products have no weights and are none."""
+        layers = {node.name: Weighted.of(node) for node in nodes}
+        return {name: layer for name, layer in layers.items() if layer is not None}
+
+    @staticmethod
     def making(tensor: gs.Tensor) -> Weighted | None:
         """The layer whose result, bias included, a tensor is."""
-        maker = tensor.inputs[0] if tensor.inputs else None
-        if maker is not None and maker.op == "Add":
-            for source in maker.inputs:
-                product = source.inputs[0] if source.inputs else None
-                layer = Weighted.of(product) if product is not None and product.op == "MatMul" else None
-                if layer is not None and layer.sum is maker:
-                    return layer
-            return None
-        layer = None if maker is None else Weighted.of(maker)
+        node = maker_of(tensor)
+        if node is not None and node.op == "Add":
+            products = (maker_of(source, "MatMul") for source in node.inputs)
+            layers = (Weighted.of(product) for product in products if product is not None)
+            return next((layer for layer in layers if layer is not None and layer.sum is node), None)
+        layer = None if node is None else Weighted.of(node)
         return layer if layer is None or layer.sum is None else None
 
     @property
@@ -76,16 +86,6 @@ class Weighted:
         return self._bias_input() is not None
 
     @property
-    def groups(self) -> int:
-        return int(self.node.attrs.get("group", 1))
-
-    @property
-    def result(self) -> gs.Tensor:
-        """What the layer gives, bias included."""
-        found: gs.Tensor = (self.sum or self.node).outputs[0]
-        return found
-
-    @property
     def has_place(self) -> bool:
         """Whether a bias can be given without another node."""
         return self.sum is not None or self.node.op != "MatMul"
@@ -105,8 +105,8 @@ class Weighted:
 
     def _bias_input(self) -> gs.Constant | None:
         if self.sum is not None:
-            found: gs.Constant = self.sum.inputs[_constant_position(self.sum)]
-            return found
+            constant: gs.Constant = self.sum.inputs[_constant_position(self.sum)]
+            return constant
         if self.node.op == "MatMul" or len(self.node.inputs) < 3 or self.node.inputs[2].is_empty():
             return None
         return self.node.inputs[2]
@@ -117,24 +117,18 @@ def channel_axis(reader: gs.Node) -> int:
     return -1 if reader.op in PRODUCTS else 1
 
 
-def obstacle(product: gs.Node) -> str:
-    """Why a product with constant weights cannot be quantised as a layer; empty where it can."""
+def is_layer(product: gs.Node) -> bool:
+    """Whether a product with constant weights can be quantised as a layer: it has a matrix and scales nothing."""
     weight = product.inputs[1].values
-    if weight.ndim != 2:
-        return f"its weights have {weight.ndim} axes, not 2"
-    if product.op == "MatMul":
-        return ""
-    factors = {float(product.attrs.get(key, 1.0)) for key in ("alpha", "beta")}
-    plain = not product.attrs.get("transA", 0) and factors == {1.0}
+    if weight.ndim != 2 or product.op == "MatMul":
+        return bool(weight.ndim == 2)
+    if product.attrs.get("transA", 0) or any(float(product.attrs.get(key, 1.0)) != 1.0 for key in ("alpha", "beta")):
+        return False
     added = product.inputs[2] if len(product.inputs) > 2 else None
-    outputs = weight.shape[0 if product.attrs.get("transB", 0) else 1]
-    row = added is None or added.is_empty() or (isinstance(added, gs.Constant) and _is_row(added, outputs))
-    return "" if plain and row else "it turns or scales what it multiplies, or adds no plain bias"
-
-
-def _is_row(constant: gs.Constant, outputs: int) -> bool:
-    shape = constant.values.shape
-    return bool(constant.values.size == 1 or (constant.values.size == outputs == shape[-1]))
+    if isinstance(added, gs.Constant):
+        outputs = weight.shape[0 if product.attrs.get("transB", 0) else 1]
+        return bool(added.values.size == 1 or added.values.size == outputs == added.values.shape[-1])
+    return added is None or added.is_empty()
 
 
 def _sum_after(product: gs.Node) -> gs.Node | None:

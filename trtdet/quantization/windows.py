@@ -1,4 +1,4 @@
-"""What a convolution sees: its windows over the input, sampled from an activation as the columns of a matrix."""
+"""What a convolution sees: its windows over the input, as the columns of a matrix, and the moments of these."""
 
 from __future__ import annotations
 
@@ -13,27 +13,24 @@ from trtdet.quantization.weighted import PRODUCTS
 
 Float = NDArray[np.float32]
 
+MOST_COLUMNS = 4608
+"""Wider windows (over 512 channels under a 3x3 kernel) have no full second moments: solving grows with the cube."""
+
 
 @dataclass(frozen=True)
 class Window:
     """The geometry of a 2-D convolution, or of a product with a matrix, which is a 1x1 convolution of places in a row.
 
-    Layers that share it and their input share their samples.
-
-    Attributes:
-        source: name of the tensor that is read.
-        groups: how many groups the channels fall into.
-        kernel, strides, dilations: (vertical, horizontal).
-        pads: zeros added at top, left, bottom and right.
-        axis: of the channels, see :func:`trtdet.quantization.weighted.channel_axis`.
+    Layers that share it and their input share their samples. Pairs are (vertical, horizontal), pads zeros at top, left,
+    bottom and right; for ``axis`` see :func:`trtdet.quantization.weighted.channel_axis`.
     """
 
     source: str
-    groups: int
-    kernel: tuple[int, int]
-    strides: tuple[int, int]
-    dilations: tuple[int, int]
-    pads: tuple[int, int, int, int]
+    groups: int = 1
+    kernel: tuple[int, ...] = (1, 1)
+    strides: tuple[int, ...] = (1, 1)
+    dilations: tuple[int, ...] = (1, 1)
+    pads: tuple[int, ...] = (0, 0, 0, 0)
     axis: int = 1
 
     @property
@@ -41,30 +38,33 @@ class Window:
         return self.kernel[0] * self.kernel[1]
 
     @staticmethod
-    def of(conv: gs.Node) -> Window | None:
+    def of(layer: gs.Node) -> Window | None:
         """The window of a layer, None where it is a convolution that is not 2-D or its padding depends on an unknown
         size, or a product of two activations."""
-        weight = conv.inputs[1]
+        source, weight = layer.inputs[:2]
         if not isinstance(weight, gs.Constant):
             return None
-        if conv.op in PRODUCTS:
-            return Window(conv.inputs[0].name, 1, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0), -1)
-        if weight.values.ndim != 4:
+        if layer.op in PRODUCTS:
+            return Window(source.name, axis=-1)
+        size = list(source.shape or ())[2:]
+        sized = len(size) == 2 and all(isinstance(side, int) and side > 0 for side in size)
+        same = layer.attrs.get("auto_pad", "NOTSET") in ("SAME_UPPER", "SAME_LOWER")
+        if weight.values.ndim != 4 or (same and not sized):
             return None
-        kernel = _pair(weight.values.shape[2:])
-        strides, dilations = (_pair(conv.attrs.get(key, (1, 1))) for key in ("strides", "dilations"))
-        pads = _pads(conv, kernel, strides, dilations)
-        if pads is None:
-            return None
-        return Window(conv.inputs[0].name, int(conv.attrs.get("group", 1)), kernel, strides, dilations, pads)
+        steps = (layer.attrs.get(key, (1, 1)) for key in ("strides", "dilations"))
+        kernel, strides, dilations = (tuple(map(int, sides)) for sides in (weight.values.shape[2:], *steps))
+        return Window(
+            source=source.name,
+            groups=int(layer.attrs.get("group", 1)),
+            kernel=kernel,
+            strides=strides,
+            dilations=dilations,
+            pads=padding(layer, size if sized else (0, 0), kernel, strides=strides, dilations=dilations),
+        )
 
     def sample(self, x: Float, count: int, seed: int) -> Float:
-        """Windows at random places of one image's activation, the same places for the same seed.
-
-        Args:
-            x: float32 (C, H, W).
-            count: how many places; all of them where there are no more.
-            seed: of the choice.
+        """Windows at ``count`` random places of one image's activation (C, H, W), the same places for the same seed; at
+        all places where there are no more.
 
         Returns:
             float32 (groups, C / groups * taps, places); a column is laid out as the weights are.
@@ -80,17 +80,17 @@ class Window:
             chosen = np.sort(np.random.default_rng(seed).choice(places, count, replace=False))
         y, z = chosen // columns * down - top, chosen % columns * across - left
         if self.taps == 1 and not any(self.pads):
-            found = x[:, y, z]
+            windows = x[:, y, z]
         else:
             # Each place reads its own taps from the unpadded activation: padding all of it would cost more.
             ys = y[None, :] + step_y * np.arange(high)[:, None]
             xs = z[None, :] + step_x * np.arange(wide)[:, None]
             inside = ((ys >= 0) & (ys < x.shape[1]))[:, None, :] & ((xs >= 0) & (xs < x.shape[2]))[None, :, :]
             ys, xs = ys.clip(0, x.shape[1] - 1), xs.clip(0, x.shape[2] - 1)
-            found = x[:, ys[:, None, :], xs[None, :, :]]
+            windows = x[:, ys[:, None, :], xs[None, :, :]]
             if not inside.all():
-                found *= inside
-        return found.reshape(self.groups, -1, len(chosen))
+                windows *= inside
+        return windows.reshape(self.groups, -1, len(chosen))
 
     def laid_out(self, x: Float) -> Float:
         """One image's activation as (C, H, W); the places of a product are (C, places, 1)."""
@@ -103,21 +103,6 @@ class Window:
     def rows(self, weight: NDArray[np.float64]) -> NDArray[np.float64]:
         """Weights (out, C / groups, kh, kw) as matrices for the samples: (groups, out / groups, C / groups * taps)."""
         return weight.reshape(self.groups, len(weight) // self.groups, -1)
-
-
-def _pair(values: Sequence[int]) -> tuple[int, int]:
-    return int(values[0]), int(values[1])
-
-
-def _pads(
-    conv: gs.Node, kernel: tuple[int, int], strides: tuple[int, int], dilations: tuple[int, int]
-) -> tuple[int, int, int, int] | None:
-    size = list(conv.inputs[0].shape or ())[2:]
-    known = len(size) == 2 and all(isinstance(side, int) and side > 0 for side in size)
-    if conv.attrs.get("auto_pad", "NOTSET") in ("SAME_UPPER", "SAME_LOWER") and not known:
-        return None
-    top, left, bottom, right = padding(conv, size if known else (0, 0), kernel, strides, dilations)
-    return top, left, bottom, right
 
 
 def padding(
@@ -134,3 +119,51 @@ def padding(
     ]
     small, large = [total // 2 for total in totals], [total - total // 2 for total in totals]
     return (*small, *large) if how == "SAME_UPPER" else (*large, *small)
+
+
+class Moments:
+    """Sums over sampled windows, from which mean, variance and covariance come, the last where it is wanted.
+
+    They are float64 sums of deviations from the first sample's mean. An input that hardly varies around a large mean
+    has a variance that is lost where float32 squares are summed, or where the square of the whole mean is taken off.
+    """
+
+    def __init__(self, groups: int, width: int, covariance: bool) -> None:
+        self.dense = covariance and width <= MOST_COLUMNS
+        self._count = 0
+        self._origin = np.zeros((groups, width, 1))
+        self._sum = np.zeros((groups, width))
+        self._products = np.zeros((groups, width, width) if self.dense else (groups, width))
+
+    def update(self, windows: NDArray[np.float32]) -> Moments:
+        """Adds samples, float32 (groups, width, places)."""
+        if not self._count:
+            self._origin = windows.mean(axis=2, dtype=np.float64, keepdims=True)
+        deviations = windows - self._origin
+        self._count += windows.shape[2]
+        self._sum += deviations.sum(axis=2)
+        if self.dense:
+            self._products += deviations @ deviations.transpose(0, 2, 1)
+        else:
+            self._products += np.einsum("gip,gip->gi", deviations, deviations)
+        return self
+
+    def covariance(self) -> NDArray[np.float64]:
+        """float64 (groups, width, width); only where ``dense``."""
+        mean = self._sum / self._count
+        covariance: NDArray[np.float64] = self._products / self._count - mean[:, :, None] * mean[:, None, :]
+        return covariance
+
+    def variance(self) -> NDArray[np.float64]:
+        """float64 (groups, width), at least 0."""
+        products = np.einsum("gii->gi", self._products) if self.dense else self._products
+        variances: NDArray[np.float64] = np.maximum(products / self._count - np.square(self._sum / self._count), 0)
+        return variances
+
+    def through(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The variance of ``rows @ windows``: (groups, out). Without full moments, as if columns were independent."""
+        if self.dense:
+            power: NDArray[np.float64] = np.einsum("goi,goi->go", rows @ self.covariance(), rows)
+            return np.maximum(power, 0)
+        independent: NDArray[np.float64] = np.einsum("goi,gi->go", np.square(rows), self.variance())
+        return independent

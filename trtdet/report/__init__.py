@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from trtdet.report.assembly import report, with_pictures
+from trtdet.report.assembly import report
 from trtdet.report.differences import compare_runs
 from trtdet.report.document import Report
-from trtdet.report.formats import written
-from trtdet.report.html import page
-from trtdet.report.live import front_page, profile_page
+from trtdet.report.pages import experiment_page, page, profile_page, written
 
-__all__ = ["Report", "compare_runs", "front_page", "page", "profile_page", "report", "with_pictures", "written"]
+__all__ = ["Report", "compare_runs", "experiment_page", "page", "profile_page", "report", "written"]

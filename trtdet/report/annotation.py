@@ -14,23 +14,15 @@ import onnx
 
 from trtdet.audit import Layer
 from trtdet.errors import ConfigError
-from trtdet.mixed_precision.breakdown import Breakdown
-from trtdet.mixed_precision.scores import Sensitivity
 from trtdet.passes.provenance import Origin, origin_of
-from trtdet.quantization import PrecisionPlan
 from trtdet.report.runs import Run
-
-Step = Callable[[onnx.NodeProto], list[onnx.NodeProto]]
-"""From a node to those after it, or before it."""
+from trtdet.report.sections.verdicts import listed
 
 PREFIX = "trtdet."
 """Of every key of the metadata."""
 
 _NODE_METADATA = 10
 """The version of ONNX's IR that has metadata of nodes."""
-
-_MOST = 3
-"""Layers of the model that a node between them is named after."""
 
 
 @dataclass(frozen=True)
@@ -65,90 +57,58 @@ def annotated(run: Run, times: Times | None = None) -> onnx.ModelProto:
     model = onnx.ModelProto()
     model.CopyFrom(run.model)
     notes: dict[str, dict[str, str]] = defaultdict(dict)
-    for part in (
-        _of_plan(run.plan),
-        _of_layers(run.audit.layers if run.audit is not None else (), times),
-        _of_ranking(run.ranking),
-        _of_blocks(run.breakdown),
-        _of_origin(model),
-    ):
-        for name, found in part.items():
-            notes[name].update(found)
+    for name, entry in run.plan.entries.items():
+        notes[name] = {
+            "planned": entry.format if entry.precision == "int8" else entry.precision,
+            "reason": entry.reason,
+        }
+        if entry.corrections:
+            notes[name]["corrected"] = "; ".join(step.name for step in entry.corrections)
+    if run.audit is not None:
+        _add_layers(notes, run.audit.layers, times)
+    if run.ranking is not None:
+        ranked = run.ranking.layers
+        total = sum(max(layer.score, 0.0) for layer in ranked) or 1.0
+        for layer in ranked:
+            share = f"{max(layer.score, 0.0) / total:.1%} of all layers' (rank {layer.rank} of {len(ranked)})"
+            notes[layer.name]["error"] = f"{layer.distance:.5f} at the head, {share}"
+    _add_origins(notes, model)
     for node in model.graph.node:
-        _write(node, notes.get(node.name, {}))
-    if any(notes.values()):
+        if own := notes.get(node.name):
+            for key, value in own.items():
+                node.metadata_props.add(key=PREFIX + key, value=value)
+            # What the node said before stays below.
+            lines = [f"{key}: {value}" for key, value in own.items()]
+            node.doc_string = "\n".join([*lines, *(["", node.doc_string] if node.doc_string else [])])
+    if notes:
         model.ir_version = max(model.ir_version, _NODE_METADATA)
     return model
 
 
-def _write(node: onnx.NodeProto, found: Mapping[str, str]) -> None:
-    """Notes in a node; what it said before stays below them."""
-    if not found:
-        return
-    for key, value in found.items():
-        node.metadata_props.add(key=PREFIX + key, value=value)
-    lines = [f"{key}: {value}" for key, value in found.items()]
-    node.doc_string = "\n".join([*lines, *(["", node.doc_string] if node.doc_string else [])])
-
-
-def _of_plan(plan: PrecisionPlan) -> dict[str, dict[str, str]]:
-    found = {}
-    for name, entry in plan.entries.items():
-        said = entry.format if entry.precision == "int8" else entry.precision
-        found[name] = {"planned": said, "reason": entry.reason}
-        if entry.corrections:
-            found[name]["corrected"] = "; ".join(step.name for step in entry.corrections)
-    return found
-
-
-def _of_layers(layers: Sequence[Layer], times: Times | None) -> dict[str, dict[str, str]]:
+def _add_layers(notes: dict[str, dict[str, str]], layers: Sequence[Layer], times: Times | None) -> None:
     """A node that several layers compute, such as one whose inputs are reformatted, has the figures of all of them."""
-    of_node: dict[str, list[Layer]] = defaultdict(list)
+    layers_of: dict[str, list[Layer]] = defaultdict(list)
     for layer in layers:
         for name in dict.fromkeys(layer.onnx):
-            of_node[name].append(layer)
-    found = {}
-    for name, own in of_node.items():
+            layers_of[name].append(layer)
+    for name, own in layers_of.items():
         working = [layer for layer in own if layer.bytes] or own
-        found[name] = {
+        notes[name] |= {
             "layer": "; ".join(layer.name for layer in working),
-            "precision": "; ".join(dict.fromkeys(f"reads {one.input}, writes {one.output}" for one in working)),
+            "precision": "; ".join(dict.fromkeys(f"reads {each.input}, writes {each.output}" for each in working)),
             "bytes": str(sum(layer.bytes for layer in working)),
         }
         shared = len({node for layer in working for node in layer.onnx})
         if shared > 1:
-            found[name]["shared"] = f"{shared - 1} other nodes: bytes and time are of all of them together"
+            notes[name]["shared"] = f"{shared - 1} other nodes: bytes and time are of all of them together"
         if times is not None and any(layer.name in times.ms for layer in working):
             ms = sum(times.ms.get(layer.name, 0.0) for layer in working)
-            found[name]["ms"] = f"{ms:.4f} ({times.basis})"
-    return found
+            notes[name]["ms"] = f"{ms:.4f} ({times.basis})"
 
 
-def _of_ranking(ranking: Sensitivity | None) -> dict[str, dict[str, str]]:
-    if ranking is None:
-        return {}
-    total = sum(max(layer.score, 0.0) for layer in ranking.layers) or 1.0
-    count = len(ranking.layers)
-    return {
-        layer.name: {
-            "error": f"{layer.distance:.5f} at the head, {max(layer.score, 0.0) / total:.1%} of all layers' "
-            f"(rank {layer.rank} of {count})"
-        }
-        for layer in ranking.layers
-    }
-
-
-def _of_blocks(breakdown: Breakdown | None) -> dict[str, dict[str, str]]:
-    blocks = () if breakdown is None else breakdown.blocks
-    return {
-        name: {"block": f"{block.after.distance:.5f} at the head with {block.name} alone in INT8"}
-        for block in blocks
-        for name in block.convs
-    }
-
-
-def _of_origin(model: onnx.ModelProto) -> dict[str, dict[str, str]]:
-    """Of each node that trtdet wrote, the step, and the model's own layers that it is for."""
+def _add_origins(notes: dict[str, dict[str, str]], model: onnx.ModelProto) -> None:
+    """Of each node that trtdet wrote, the step, and the model's own layers that it is for: the nearest behind it, or
+    else before it."""
     origins = {name: origin for name, origin in origin_of(model).items() if not origin.replaces}
     readers: dict[str, list[onnx.NodeProto]] = defaultdict(list)
     makers: dict[str, onnx.NodeProto] = {}
@@ -164,34 +124,23 @@ def _of_origin(model: onnx.ModelProto) -> dict[str, dict[str, str]]:
     def before(node: onnx.NodeProto) -> list[onnx.NodeProto]:
         return [makers[tensor] for tensor in node.input if tensor in makers]
 
-    found = {}
+    def nearest(node: onnx.NodeProto, step: Callable[[onnx.NodeProto], list[onnx.NodeProto]]) -> list[str]:
+        own: dict[str, None] = {}
+        waiting, seen = step(node), {node.output[0]}
+        while waiting:
+            neighbour = waiting.pop(0)
+            if neighbour.output[0] not in seen:
+                seen.add(neighbour.output[0])
+                if neighbour.name in origins:
+                    waiting += step(neighbour)
+                else:
+                    own[neighbour.name] = None
+        return list(own)
+
     for node in model.graph.node:
         origin = origins.get(node.name)
-        if origin is None:
-            continue
-        found[node.name] = {"origin": origin.value}
-        if origin in _BESIDE:
-            own = _own(node, origins, after) or _own(node, origins, before)
-            more = f" and {len(own) - _MOST} more" if len(own) > _MOST else ""
-            found[node.name]["for"] = ", ".join(own[:_MOST]) + more
-    return found
-
-
-_BESIDE = (Origin.QDQ, Origin.CHANNEL_MAP, Origin.FP16, Origin.REQUANTIZE)
-"""Steps whose nodes stand beside a layer of the model."""
-
-
-def _own(node: onnx.NodeProto, origins: Mapping[str, Origin], step: Step) -> list[str]:
-    """The nearest of the model's own nodes along the edges that ``step`` follows, in their order."""
-    found: dict[str, None] = {}
-    waiting, seen = step(node), {node.output[0]}
-    while waiting:
-        one = waiting.pop(0)
-        if one.output[0] in seen:
-            continue
-        seen.add(one.output[0])
-        if one.name in origins:
-            waiting += step(one)
-        else:
-            found[one.name] = None
-    return list(found)
+        if origin is not None:
+            notes[node.name]["origin"] = origin.value
+        # Steps whose nodes stand beside a layer of the model.
+        if origin in (Origin.QDQ, Origin.CHANNEL_MAP, Origin.FP16, Origin.REQUANTIZE):
+            notes[node.name]["for"] = listed(nearest(node, after) or nearest(node, before))

@@ -2,52 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from trtdet.audit.gpus import gpu_named
-from trtdet.audit.roofline import Estimate, estimate, flow_of
+from trtdet.audit.roofline import estimate, flow_of
+from trtdet.building.costs import gpu_of
 from trtdet.errors import ConfigError
-from trtdet.pipeline.stages.costs import default_gpu
-from trtdet.quantization import PrecisionPlan
+from trtdet.options.fields import rule_percentile
 from trtdet.report.document import Missing, Report, Section
-from trtdet.report.runs import Kind, Run, read_run
-from trtdet.report.sections.causes import blocks_section, sensitivity_section
-from trtdet.report.sections.fronts import front_section, sweep_section
+from trtdet.report.runs import Run, read_run
+from trtdet.report.sections.fronts import experiment_section, experiment_verdict
 from trtdet.report.sections.graph import engine_nodes, graph_section, model_nodes
 from trtdet.report.sections.layers import audit_section, plan_section
 from trtdet.report.sections.profiles import profile_section
 from trtdet.report.sections.ranges import inputs_of, ranges_section
-from trtdet.report.sections.reproduce import made_with_section, reproduce_section
+from trtdet.report.sections.ranking import sensitivity_section
+from trtdet.report.sections.reproduce import provenance_section, reproduce_section
 from trtdet.report.sections.scores import AGAINST, scores_section, shift_section
-from trtdet.report.sections.verdicts import (
-    accuracy_said,
-    bundle_verdict,
-    front_verdict,
-    sweep_verdict,
-    verdict_section,
-)
-
-_RANK = "give the -o of 'trtdet sensitivity' or 'trtdet tune' too, or build with --keep-fp16 N"
-
-
-@dataclass(frozen=True)
-class _Told:
-    """What a run has to say."""
-
-    verdict: tuple[str, ...] = ()
-    sections: tuple[Section, ...] = ()
-    missing: tuple[Missing, ...] = ()
-
-    def about(self, name: str) -> _Told:
-        """The same where a report is of several runs."""
-        return replace(
-            self,
-            sections=tuple(replace(section, about=name) for section in self.sections),
-            missing=tuple(replace(missing, about=name) for missing in self.missing),
-        )
+from trtdet.report.sections.verdicts import accuracy_sentence, bundle_verdict, figures_section
 
 
 def report(paths: Sequence[Path]) -> Report:
@@ -62,190 +36,138 @@ def report(paths: Sequence[Path]) -> Report:
     if len({path.resolve() for path in paths}) < len(paths):
         raise ConfigError("a run is given twice; give each once")
     runs = [read_run(path) for path in paths]
-    bundles = [run for run in runs if run.bundle is not None]
-    scored = {run.path: _scores_of(run, runs) for run in bundles}
-    with_bundle = [found.path for found in scored.values() if found is not None]
-    told = []
+    evaluations = {run.path: _evaluation_of(run, runs) for run in runs if run.bundle is not None}
+    beside_bundle = [evaluation.path for evaluation in evaluations.values() if evaluation is not None]
+    parts = []
     for run in runs:
-        if run.path in with_bundle:
-            continue
-        beside = scored.get(run.path)
-        found = _TELLERS[run.kind](run, run.scores if beside is None else beside.scores)
-        told.append(found.about(run.name) if len(runs) - len(with_bundle) > 1 else found)
-    verdict = tuple(line for found in told for line in found.verdict)
+        if run.path not in beside_bundle:
+            part = _part(run, evaluations.get(run.path) or run)
+            if len(runs) - len(beside_bundle) > 1:
+                sections = (replace(section, about=run.name) for section in part.sections)
+                missing = (replace(figure, about=run.name) for figure in part.missing)
+                part = replace(part, sections=tuple(sections), missing=tuple(missing))
+            parts.append(part)
     return Report(
         f"Report of {', '.join(run.name for run in runs)}",
-        verdict,
-        tuple(section for found in told for section in found.sections),
-        tuple(missing for found in told for missing in found.missing),
+        verdict=tuple(line for part in parts for line in part.verdict),
+        sections=tuple(section for part in parts for section in part.sections),
+        missing=tuple(figure for part in parts for figure in part.missing),
     )
 
 
-def with_pictures(found: Report, pictures: Section) -> Report:
-    """A report of one bundle with a section of pictures behind its figures."""
-    return replace(found, sections=(found.sections[0], pictures, *found.sections[1:]))
-
-
-def _scores_of(run: Run, runs: Sequence[Run]) -> Run | None:
+def _evaluation_of(bundle: Run, runs: Sequence[Run]) -> Run | None:
     """The evaluation of a bundle among the runs: the file that it names lies in the bundle, seen from here or from the
     evaluation's own folder."""
-    own = run.path.resolve()
-
-    def of_bundle(other: Run) -> bool:
-        if other.scores is None:
-            return False
-        file = Path(other.scores["file"])
-        return own in (file.parent.resolve(), (other.path.parent / file).parent.resolve())
-
-    return next((other for other in runs if of_bundle(other)), None)
+    for run in runs:
+        if run.scores is not None:
+            file = Path(run.scores["file"])
+            if bundle.path.resolve() in (file.parent.resolve(), (run.path.parent / file).parent.resolve()):
+                return run
+    return None
 
 
-def _tell_bundle(run: Run, scores: Mapping[str, Any] | None) -> _Told:
-    manifest, plan = run.manifest, run.plan
-    assert manifest is not None and plan is not None
-    sections = [verdict_section(run, scores)]
-    missing: list[Missing] = []
+def _part(run: Run, evaluation: Run) -> Report:
+    """What a run has to say; the evaluation of a bundle is another run."""
+    if run.bundle is not None:
+        return _bundle(run, evaluation.scores)
+    if run.experiment is not None:
+        return _experiment(run)
+    if run.scores is not None:
+        return _evaluation(run.name, run.scores)
+    if run.profile is not None:
+        profiles = filter(None, (run.profile, run.profile.get("against")))
+        latency = run.profile["latency_ms"]
+        line = f"{run.name}: a run takes {latency['mean']:.3f} ms (stddev {latency['stddev']:.3f}), "
+        return Report("", (f"{line}{run.profile['ran_on']}.",), tuple(profile_section(plain) for plain in profiles))
+    if run.ranking is not None:
+        layers = run.ranking.layers
+        share = layers[0].score / (sum(max(layer.score, 0.0) for layer in layers) or 1.0)
+        line = f"{run.name}: of {len(layers)} convolutions {layers[0].name} causes most, {share:.1%}."
+        order = Missing("the order of the network", "rank again with this version of trtdet")
+        return Report(
+            "", (line,), (sensitivity_section(run.ranking, None),), missing=() if layers[0].place else (order,)
+        )
+    assert run.plan is not None
+    return Report("", sections=(plan_section(run.plan),))
+
+
+def _bundle(run: Run, scores: Mapping[str, Any] | None) -> Report:
+    bundle, plan, model = run.bundle, run.plan, run.model
+    assert bundle is not None and plan is not None and model is not None
+    manifest = bundle.manifest
+    sections, missing = [figures_section(run)], list[Missing]()
+    int8 = manifest.quantization.mode == "explicit"
     if scores is not None:
-        told = _tell_scores(run, scores)
-        sections += told.sections
-        missing += told.missing
-    elif accuracy_said(run.worth, None):
+        evaluation = _evaluation(run.name, scores)
+        sections += evaluation.sections
+        missing += evaluation.missing
+    elif accuracy_sentence(run.worth, None):
         missing.append(Missing("AP differences by class and size, and the shift of scores", AGAINST))
     else:
         missing.append(Missing("mAP, its differences by class and size, and the shift of scores", AGAINST))
-    int8 = manifest.quantization.mode == "explicit"
-    if run.breakdown is not None:
-        sections.append(blocks_section(run.breakdown))
-    elif int8:
-        missing.append(Missing("which blocks carry the error", "build with --accuracy-report"))
     if run.ranking is not None:
         sections.append(sensitivity_section(run.ranking, plan))
     elif int8:
-        missing.append(Missing("sensitivity by layer", _RANK))
-    sections += _histograms(run, plan)
-    assert run.model is not None
+        how = "give the -o of 'trtdet sensitivity' or 'trtdet tune' too, or build with --keep-fp16 N"
+        missing.append(Missing("sensitivity by layer", how))
+    if run.collection is not None and run.ranges is not None:
+        inputs = inputs_of(model, plan, run.collection)
+        sections.append(ranges_section(run.ranges, run.collection, inputs, worst=run.worst, percent=run.ranges.percent))
     if run.audit is not None:
-        times = _estimate(run)
+        # Times are on the GPU that the build was compared for.
+        compared = (run.worth or {}).get("estimate")
+        gpu = gpu_of(compared["gpu"] if compared else None, manifest.backend.sms)
+        times = estimate(flow_of(bundle), gpu, manifest.input.shape.opt[0])
         basis = f"estimated for {times.gpu.name}, batch {times.batch}"
         sections.append(graph_section(engine_nodes(run.audit.layers, plan, times), True, basis))
         sections.append(audit_section(run.audit, plan, times))
     else:
-        sections.append(graph_section(model_nodes(run.model, plan), False, ""))
-        sections.append(plan_section(plan))
+        sections += [graph_section(model_nodes(model, plan), False, ""), plan_section(plan)]
         missing.append(Missing("the audit of an engine", "build with --backend tensorrt or tensorrt-rtx"))
     if run.worth is None and int8:
-        missing.append(Missing("the time against FP16", "build without --no-measure, for TensorRT or TensorRT-RTX"))
+        missing.append(Missing("the time against FP16", "build with --guard warn, for TensorRT or TensorRT-RTX"))
     sections.append(reproduce_section(manifest, str(run.path)))
-    return _Told(bundle_verdict(run, scores), tuple(sections), tuple(missing))
+    return Report("", bundle_verdict(run, scores), tuple(sections), missing=tuple(missing))
 
 
-def _histograms(run: Run, plan: PrecisionPlan) -> list[Section]:
-    collection, ranges = run.collection, run.ranges
-    if collection is None or ranges is None or run.model is None:
-        return []
-    worst = () if run.ranking is None else tuple(layer.name for layer in run.ranking.layers)
-    inputs = inputs_of(run.model, plan, collection)
-    return [ranges_section(ranges, collection, inputs, worst, ranges.percent)]
-
-
-def _made_with(run: Run, kind: Literal["tune", "sweep"]) -> tuple[list[Section], list[Missing]]:
-    """The histograms of the calibration of a tune or a sweep, and what gives it again."""
-    made, collection = run.made_with, run.collection
-    if made is None:
-        return [], [
-            Missing("histograms, versions, configuration and command", f"repeat the {kind} into its folder"),
-        ]
-    reproduce = made_with_section(made, kind, str(run.path))
-    if collection is None:
-        return [reproduce], [Missing("the histograms of the calibration", f"repeat the {kind} into its folder")]
-    worst = () if run.ranking is None else tuple(layer.name for layer in run.ranking.layers)
-    asked = made.makings[-1].options
-    calibration = (asked["build"] if kind == "tune" else asked)["calibration"]
-    return [
-        ranges_section(run.ranges, collection, made.inputs, worst, calibration["percentile"]),
-        reproduce,
-    ], []
-
-
-def _estimate(run: Run) -> Estimate:
-    """Of the layers' times, on the GPU that the build was compared for."""
-    bundle = run.bundle
-    assert bundle is not None
-    known = (run.worth or {}).get("estimate")
-    gpu = gpu_named(known["gpu"]) if known else default_gpu(bundle.manifest.backend.sms)
-    return estimate(flow_of(bundle), gpu, bundle.manifest.input.shape.opt[0])
-
-
-def _tell_tune(run: Run, scores: Mapping[str, Any] | None) -> _Told:
-    assert run.front is not None
-    sections = [front_section(run.front)]
+def _experiment(run: Run) -> Report:
+    experiment, provenance = run.experiment, run.provenance
+    assert experiment is not None
+    sections, missing = [experiment_section(experiment)], list[Missing]()
+    repeat = f"repeat the {experiment.kind} into its folder"
     if run.ranking is not None:
-        # Of the first plan only the order and the names are of use: points differ in precision.
+        # Variants differ in precision, so the ranking is drawn without.
         sections.append(sensitivity_section(run.ranking, None))
-    more, missing = _made_with(run, "tune")
-    sections += more
-    if not run.front.annotated:
-        missing.append(Missing("mAP of the points", "tune with --val-images and --annotations"))
-    if run.front.gpu is None:
-        missing.append(Missing("the time of the points", "tune with --backend tensorrt or tensorrt-rtx"))
-    return _Told(front_verdict(run.name, run.front), tuple(sections), tuple(missing))
-
-
-def _tell_sweep(run: Run, scores: Mapping[str, Any] | None) -> _Told:
-    assert run.rows is not None
-    more, missing = _made_with(run, "sweep")
-    if all(row["latency_ms"] is None for row in run.rows):
+    if provenance is None:
+        missing.append(Missing("histograms, versions, configuration and command", repeat))
+    else:
+        if run.collection is None:
+            missing.append(Missing("the histograms of the calibration", repeat))
+        else:
+            options = provenance.runs[-1].options
+            calibration = (options["build"] if experiment.kind == "tune" else options)["calibration"]
+            percent = rule_percentile(calibration["rule"])
+            sections.append(
+                ranges_section(run.ranges, run.collection, provenance.inputs, worst=run.worst, percent=percent)
+            )
+        sections.append(provenance_section(provenance, experiment.kind, str(run.path)))
+    if not experiment.annotated:
+        missing.append(Missing("mAP of the variants", "tune with --val-images and --annotations"))
+    if experiment.kind == "tune" and experiment.gpu is None:
+        missing.append(Missing("the time of the variants", "tune with --backend tensorrt or tensorrt-rtx"))
+    if experiment.kind == "sweep" and experiment.device is None:
         missing.append(Missing("the latency of the variants", "sweep on a machine that runs the engines"))
-    return _Told(sweep_verdict(run.name, run.rows), (sweep_section(run.rows), *more), tuple(missing))
+    return Report("", experiment_verdict(run.name, experiment), tuple(sections), missing=tuple(missing))
 
 
-def _tell_ranking(run: Run, scores: Mapping[str, Any] | None) -> _Told:
-    assert run.ranking is not None
-    first = run.ranking.layers[0]
-    total = sum(max(layer.score, 0.0) for layer in run.ranking.layers) or 1.0
-    said = f"{run.name}: of {len(run.ranking.layers)} convolutions {first.name} causes most, {first.score / total:.1%}."
-    section = sensitivity_section(run.ranking, None)
-    missing = () if first.place else (Missing("the order of the network", "rank again with this version of trtdet"),)
-    return _Told((said,), (section,), missing)
-
-
-def _tell_scores(run: Run, scores: Mapping[str, Any] | None) -> _Told:
-    assert scores is not None
+def _evaluation(name: str, scores: Mapping[str, Any]) -> Report:
     against = scores.get("against") or {}
-    said = accuracy_said(None, scores)
-    verdict = (f"{run.name}: {said}.",) if said else ()
-    sections, missing = [], []
+    sentence = accuracy_sentence(None, scores)
+    sections: list[Section] = []
     if scores["map"] is not None:
         sections.append(scores_section(scores, against.get("scores"), Path(against.get("file", "")).name or "-"))
-    if not against:
-        missing.append(Missing("AP differences by class and size, and the shift of scores", AGAINST))
-    elif against.get("score_shift"):
+    if against.get("score_shift"):
         sections.append(shift_section(against["score_shift"]))
-    return _Told(verdict, tuple(sections), tuple(missing))
-
-
-def _tell_profile(run: Run, scores: Mapping[str, Any] | None) -> _Told:
-    assert run.profile is not None
-    against = run.profile.get("against")
-    sections = [profile_section(run.profile)] + ([profile_section(against)] if against else [])
-    latency = run.profile["latency_ms"]
-    said = (
-        f"{run.name}: a run takes {latency['mean']:.3f} ms (stddev {latency['stddev']:.3f}), {run.profile['ran_on']}."
-    )
-    return _Told((said,), tuple(sections))
-
-
-def _tell_plan(run: Run, scores: Mapping[str, Any] | None) -> _Told:
-    assert run.plan is not None
-    return _Told((), (plan_section(run.plan),))
-
-
-_TELLERS: Mapping[Kind, Callable[[Run, Mapping[str, Any] | None], _Told]] = {
-    "bundle": _tell_bundle,
-    "tune": _tell_tune,
-    "sweep": _tell_sweep,
-    "sensitivity": _tell_ranking,
-    "scores": _tell_scores,
-    "profile": _tell_profile,
-    "plan": _tell_plan,
-}
+    differences = Missing("AP differences by class and size, and the shift of scores", AGAINST)
+    verdict = (f"{name}: {sentence}.",) if sentence else ()
+    return Report("", verdict, tuple(sections), missing=() if against else (differences,))

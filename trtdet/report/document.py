@@ -20,10 +20,6 @@ class Text:
 
     kind = "text"
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {"kind": self.kind, "lines": list(self.lines), "code": self.code}
-
 
 @dataclass(frozen=True)
 class Chart:
@@ -45,10 +41,6 @@ class Chart:
 
     kind = "chart"
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {"kind": self.kind, "title": self.title, "traces": list(self.traces), "note": self.note}
-
 
 @dataclass(frozen=True)
 class Grid:
@@ -64,13 +56,9 @@ class Grid:
 
     kind = "table"
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON: an object a row, by the titles of the columns."""
-        return {"kind": self.kind, "title": self.table.title, "rows": self.table.as_dicts()}
-
 
 @dataclass(frozen=True)
-class Histogram:
+class DrawnHistogram:
     """The histogram of one tensor, small enough that a page can hold hundreds.
 
     Attributes:
@@ -91,18 +79,6 @@ class Histogram:
     chosen: float | None
     note: str = ""
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; ``heights`` in base64."""
-        return {
-            "name": self.name,
-            "tensor": self.tensor,
-            "top": self.top,
-            "heights": base64.b64encode(self.heights).decode("ascii"),
-            "thresholds": dict(self.thresholds),
-            "chosen": self.chosen,
-            "note": self.note,
-        }
-
 
 @dataclass(frozen=True)
 class Histograms:
@@ -114,30 +90,16 @@ class Histograms:
         title: what was drawn first, and why.
     """
 
-    entries: tuple[Histogram, ...]
+    entries: tuple[DrawnHistogram, ...]
     shown: tuple[int, ...]
     title: str
 
     kind = "histograms"
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {
-            "kind": self.kind,
-            "title": self.title,
-            "shown": list(self.shown),
-            "entries": [entry.as_dict() for entry in self.entries],
-        }
-
 
 @dataclass(frozen=True)
 class Picture:
-    """An image with a sentence below.
-
-    Attributes:
-        jpeg: the bytes of a JPEG file.
-        caption: the sentence.
-    """
+    """An image, the bytes of a JPEG file, with a sentence below."""
 
     jpeg: bytes
     caption: str
@@ -149,12 +111,26 @@ class Picture:
         """A ``data:`` URL."""
         return f"data:image/jpeg;base64,{base64.b64encode(self.jpeg).decode('ascii')}"
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, without the image."""
-        return {"kind": self.kind, "caption": self.caption}
-
 
 Part = Text | Chart | Grid | Histograms | Picture
+
+
+def plain_part(part: Part) -> dict[str, Any]:
+    """Plain values for JSON: a table as an object a row, bars of histograms in base64, a picture without its image."""
+    values: dict[str, Any]
+    match part:
+        case Text(lines, code):
+            values = {"lines": list(lines), "code": code}
+        case Chart(title, traces, note=note):
+            values = {"title": title, "traces": list(traces), "note": note}
+        case Grid(table):
+            values = {"title": table.title, "rows": table.as_dicts()}
+        case Histograms(entries, shown, title):
+            plain = [{**vars(entry), "heights": base64.b64encode(entry.heights).decode("ascii")} for entry in entries]
+            values = {"title": title, "shown": list(shown), "entries": plain}
+        case Picture(_, caption):
+            values = {"caption": caption}
+    return {"kind": part.kind, **values}
 
 
 @dataclass(frozen=True)
@@ -177,9 +153,18 @@ class Section:
     def heading(self) -> str:
         return f"{self.title}: {self.about}" if self.about else self.title
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {"title": self.title, "run": self.about, "parts": [part.as_dict() for part in self.parts]}
+    def markdown(self) -> str:
+        """The heading, the sentences and the tables, without charts."""
+        blocks = [f"## {self.heading}"]
+        for part in self.parts:
+            match part:
+                case Text(lines, True):
+                    blocks.append("\n".join(("```sh", *lines, "```")))
+                case Text(lines):
+                    blocks.append("\n\n".join(lines))
+                case Grid(table):
+                    blocks.append(table.markdown())
+        return "\n\n".join(blocks)
 
 
 @dataclass(frozen=True)
@@ -206,8 +191,8 @@ class Report:
     """
 
     title: str
-    verdict: tuple[str, ...]
-    sections: tuple[Section, ...]
+    verdict: tuple[str, ...] = ()
+    sections: tuple[Section, ...] = ()
     missing: tuple[Missing, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
@@ -215,27 +200,17 @@ class Report:
         return {
             "title": self.title,
             "verdict": list(self.verdict),
-            "sections": [section.as_dict() for section in self.sections],
-            "missing": [{"what": one.what, "how": one.how, "run": one.about} for one in self.missing],
+            "sections": [
+                {"title": section.title, "run": section.about, "parts": [plain_part(part) for part in section.parts]}
+                for section in self.sections
+            ],
+            "missing": [{"what": figure.what, "how": figure.how, "run": figure.about} for figure in self.missing],
         }
 
     def markdown(self) -> str:
         """The verdict and the sections that are brief, without charts: what fits into a pull request."""
-        parts = [f"# {self.title}", "\n".join(f"- {line}" for line in self.verdict)]
-        for section in self.sections:
-            if section.brief:
-                parts += [f"## {section.heading}", *filter(None, map(_markdown, section.parts))]
+        blocks = [f"# {self.title}", "\n".join(f"- {line}" for line in self.verdict)]
+        blocks += [section.markdown() for section in self.sections if section.brief]
         if self.missing:
-            parts += ["## Not measured", "\n".join(f"- {one}" for one in self.missing)]
-        return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _markdown(part: Part) -> str:
-    match part:
-        case Text(lines, True):
-            return "\n".join(("```sh", *lines, "```"))
-        case Text(lines):
-            return "\n\n".join(lines)
-        case Grid(table):
-            return table.markdown()
-    return ""
+            blocks += ["## Not measured", "\n".join(f"- {figure}" for figure in self.missing)]
+        return "\n\n".join(filter(None, blocks)) + "\n"

@@ -12,20 +12,17 @@ from typing import Any, Literal
 import onnx
 
 from trtdet.audit import Audit
-from trtdet.bundle import Bundle, Manifest
+from trtdet.building.bundle import AUDIT
+from trtdet.building.comparison import WORTH
+from trtdet.building.plan import RANKING
+from trtdet.building.ranges import HISTOGRAMS
+from trtdet.building.variants import CORRECTED, EXPERIMENT, tuned_ranges
+from trtdet.bundle import Bundle
 from trtdet.calibration import Collection, Ranges
-from trtdet.errors import ConfigError, DataError
-from trtdet.mixed_precision.breakdown import Breakdown
-from trtdet.mixed_precision.scores import Sensitivity
-from trtdet.pipeline import HISTOGRAMS
-from trtdet.pipeline.accuracy import ACCURACY
-from trtdet.pipeline.made_with import MadeWith
-from trtdet.pipeline.points import Front
-from trtdet.pipeline.stages.bundles import AUDIT
-from trtdet.pipeline.stages.planning import RANKING
-from trtdet.pipeline.tuned import CORRECTED, FRONT, tuned_ranges
-from trtdet.pipeline.variants import RESULT
-from trtdet.pipeline.worth import WORTH
+from trtdet.errors import ConfigError
+from trtdet.experiments.experiment import Experiment
+from trtdet.experiments.folder import Provenance
+from trtdet.plans.scores import Sensitivity
 from trtdet.quantization import PrecisionPlan
 
 Kind = Literal["bundle", "tune", "sweep", "sensitivity", "scores", "profile", "plan"]
@@ -41,8 +38,7 @@ class Run:
         path: as it was given.
         kind: what it is.
         bundle: an opened bundle.
-        front: of a tune.
-        rows: of a sweep.
+        experiment: of a sweep or a tune.
         scores: what ``trtdet eval -o eval.json`` wrote.
         profile: what ``trtdet profile -o profile.json`` wrote.
         lone_plan: a ``plan.json`` by itself.
@@ -52,8 +48,7 @@ class Run:
     path: Path
     kind: Kind
     bundle: Bundle | None = None
-    front: Front | None = None
-    rows: tuple[Mapping[str, Any], ...] | None = None
+    experiment: Experiment | None = None
     scores: Mapping[str, Any] | None = None
     profile: Mapping[str, Any] | None = None
     lone_plan: PrecisionPlan | None = None
@@ -63,10 +58,6 @@ class Run:
     def name(self) -> str:
         """What a report calls it."""
         return self.path.name or str(self.path)
-
-    @property
-    def manifest(self) -> Manifest | None:
-        return self.bundle.manifest if self.bundle is not None else None
 
     @cached_property
     def plan(self) -> PrecisionPlan | None:
@@ -82,15 +73,9 @@ class Run:
 
     @cached_property
     def worth(self) -> Mapping[str, Any] | None:
-        """INT8 compared with FP16: the values of :meth:`trtdet.pipeline.worth.Worth.as_dict`."""
+        """INT8 compared with FP16: the values of :meth:`trtdet.building.comparison.Worth.as_dict`."""
         path = self._file(WORTH)
-        return None if path is None else _object(path)
-
-    @cached_property
-    def breakdown(self) -> Breakdown | None:
-        """Which blocks carry the error."""
-        path = self._file(ACCURACY)
-        return None if path is None else Breakdown.load(path)
+        return None if path is None else _json_object(path)
 
     @cached_property
     def ranking(self) -> Sensitivity | None:
@@ -98,10 +83,15 @@ class Run:
         path = self._file(RANKING)
         return self.lone_ranking if path is None else Sensitivity.load(path)
 
+    @property
+    def worst(self) -> tuple[str, ...]:
+        """The convolutions, the most sensitive first; empty where nobody ranked them."""
+        return () if self.ranking is None else tuple(layer.name for layer in self.ranking.layers)
+
     @cached_property
     def collection(self) -> Collection | None:
         """The histograms of the calibration."""
-        path = self._file(HISTOGRAMS if self.made_with is None else self.made_with.histograms)
+        path = self._file(HISTOGRAMS if self.provenance is None else self.provenance.histograms)
         return None if path is None else Collection.load(path)
 
     @cached_property
@@ -113,9 +103,9 @@ class Run:
         return None if path is None else Ranges.load(path)
 
     @cached_property
-    def made_with(self) -> MadeWith | None:
-        """What a tune or a sweep was made with; None of those by earlier versions, and of a bundle."""
-        return MadeWith.load(self.path) if self.kind in ("tune", "sweep") else None
+    def provenance(self) -> Provenance | None:
+        """Provenance of the folder of an experiment; None where it has none, and of a bundle."""
+        return Provenance.load(self.path) if self.experiment is not None else None
 
     @cached_property
     def model(self) -> onnx.ModelProto | None:
@@ -141,27 +131,23 @@ def read_run(path: Path) -> Run:
         ConfigError: it is none of these.
         TrtdetError: of the kind of its reader, where it is damaged.
     """
+    allowed = (
+        "give a bundle, the -o of 'trtdet tune' or 'trtdet sweep', a sensitivity.json, a plan.json, a profile.json, "
+        "or an eval.json"
+    )
     if not path.exists():
-        raise ConfigError(f"run '{path}' does not exist; give {_ALLOWED}")
-    if not path.is_dir():
-        return _read_file(path)
-    if (path / FRONT).is_file():
-        return Run(path, "tune", front=Front.load(path / FRONT))
-    if (path / RESULT).is_file():
-        return Run(path, "sweep", rows=_rows(path / RESULT))
+        raise ConfigError(f"run '{path}' does not exist; {allowed}")
+    if (path / EXPERIMENT).is_file():
+        experiment = Experiment.load(path / EXPERIMENT)
+        return Run(path, experiment.kind, experiment=experiment)
     if (path / "manifest.json").is_file():
         return Run(path, "bundle", bundle=Bundle(path))
-    raise ConfigError(f"'{path}' is the folder of no finished run; give {_ALLOWED}")
-
-
-_ALLOWED = (
-    "a bundle, the -o of 'trtdet tune' or 'trtdet sweep', a sensitivity.json, a plan.json, a profile.json, or "
-    "an eval.json"
-)
-
-
-def _read_file(path: Path) -> Run:
-    plain = _object(path)
+    if path.is_dir():
+        raise ConfigError(f"'{path}' is the folder of no finished run; {allowed}")
+    try:
+        plain = _json_object(path)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; {allowed}") from None
     if {"layers", "inferences"} <= plain.keys():
         return Run(path, "sensitivity", lone_ranking=Sensitivity.load(path))
     if {"entries", "schema"} <= plain.keys():
@@ -170,28 +156,16 @@ def _read_file(path: Path) -> Run:
         return Run(path, "profile", profile=plain)
     if {"map", "per_class", "images"} <= plain.keys():
         return Run(path, "scores", scores=plain)
-    raise ConfigError(f"'{path}' is no result that a report reads; give {_ALLOWED}")
+    raise ConfigError(f"'{path}' is no result that a report reads; {allowed}")
 
 
-def _object(path: Path) -> dict[str, Any]:
-    plain = _json(path)
-    if not hasattr(plain, "keys"):
-        raise ConfigError(f"'{path}' holds no JSON object; give {_ALLOWED}")
-    found: dict[str, Any] = plain
-    return found
-
-
-def _rows(path: Path) -> tuple[dict[str, Any], ...]:
-    plain = _json(path)
-    if hasattr(plain, "keys") or not plain or any("variant" not in row for row in plain):
-        raise DataError(f"'{path}' holds no rows of a sweep; repeat the sweep into its folder")
-    return tuple(plain)
-
-
-def _json(path: Path) -> Any:
+def _json_object(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_bytes())
+        plain = json.loads(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"'{path}' cannot be read: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"'{path}' is not JSON ({error}); give {_ALLOWED}") from None
+        raise ConfigError(f"'{path}' is not JSON ({error})") from None
+    if not isinstance(plain, dict):
+        raise ConfigError(f"'{path}' holds no JSON object")
+    return plain

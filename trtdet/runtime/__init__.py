@@ -1,1 +1,1 @@
-"""A detector that runs: a bundle or a model, its pictures and its recordings."""
+"""A detector that runs: a bundle or a model, and its pictures."""

@@ -52,7 +52,10 @@ class Detector:
 
     @staticmethod
     def open(
-        target: Path, config: Config | None = None, nms: NmsMode | Literal["auto"] = "auto", runtime: Runtime = "auto"
+        target: Path | str,
+        config: Config | None = None,
+        nms: NmsMode | Literal["auto"] = "auto",
+        runtime: Runtime = "auto",
     ) -> Detector:
         """Opens a bundle's folder, or an ONNX file together with a configuration.
 
@@ -71,6 +74,7 @@ class Detector:
         Raises:
             BundleError, ModelError, ConfigError, BackendError: it cannot be opened or run.
         """
+        target = Path(target)
         if target.is_dir():
             if config is not None:
                 raise ConfigError(f"'{target}' is a bundle, which carries its own configuration; leave --config out")
@@ -84,24 +88,25 @@ class Detector:
         source = load_model(target, allow_quantized=True)
         own = embedded_nms(source, config) if nms == "auto" else None
         mode: NmsMode = own.kind if own else "host" if nms == "auto" else nms
-        done = rewrite(source, Options(config, mode, keep_embedded=own is not None))
-        return Detector.running(done.model, done.config, mode, target)
+        rewritten = rewrite(source, Options(config, mode, keep_embedded=own is not None))
+        return Detector.running(rewritten.model, rewritten.config, mode, file=target)
 
     @staticmethod
     def running(
         model: onnx.ModelProto | Runner, config: Config, nms_mode: NmsMode, file: Path = Path("model")
     ) -> Detector:
-        """The detector of a rewritten model that is in memory, or of a runner.
-
-        Args:
-            model: with the outputs that ``nms_mode`` gives.
-            config: its configuration.
-            nms_mode: what does the suppression.
-            file: its name in messages.
-        """
+        """The detector of a rewritten model in memory, or of a runner, with the outputs that ``nms_mode`` gives."""
         runner = OnnxRunner(model) if isinstance(model, onnx.ModelProto) else model
-        logits, batch = config.suppresses_logits, runner.batch or 1
-        return Detector(file, runner, nms_mode, config.input, config.nms, logits, config.classes, batch)
+        return Detector(
+            file=file,
+            runner=runner,
+            nms_mode=nms_mode,
+            input=config.input,
+            nms=config.nms,
+            logits=config.suppresses_logits,
+            classes=config.classes,
+            batch=runner.batch or 1,
+        )
 
     @property
     def has_masks(self) -> bool:
@@ -128,7 +133,13 @@ class Detector:
         masks = outputs.get(MASKS)
         if self.nms_mode == "host":
             return non_max_suppression(outputs["boxes"], outputs["scores"], nms, logits=self.logits, masks=masks)
-        return Detections(outputs["num_dets"], outputs["boxes"], outputs["scores"], outputs["classes"], masks)
+        return Detections(
+            outputs["num_dets"],
+            boxes=outputs["boxes"],
+            scores=outputs["scores"],
+            classes=outputs["classes"],
+            masks=masks,
+        )
 
 
 def _open_bundle(bundle: Bundle, nms: str, runtime: Runtime) -> Detector:
@@ -138,23 +149,6 @@ def _open_bundle(bundle: Bundle, nms: str, runtime: Runtime) -> Detector:
         raise ConfigError(
             f"bundle '{bundle.path}' was built with --nms {nms_mode}, not {nms}; build it again or leave --nms out"
         )
-    file, runner = _runner(bundle, runtime)
-    return Detector(
-        file,
-        runner,
-        nms_mode,
-        manifest.input.preprocess,
-        manifest.nms.thresholds,
-        manifest.nms.scores == "logits",
-        manifest.model.classes,
-        # With a dynamic batch, an engine is fastest at the size it was optimised for; on the CPU all are alike.
-        runner.batch or (manifest.input.shape.opt[0] if file == bundle.engine else 1),
-        manifest.masks.threshold if manifest.masks is not None else THRESHOLD,
-    )
-
-
-def _runner(bundle: Bundle, runtime: Runtime) -> tuple[Path, Runner]:
-    """The bundle's file that is run, and what runs it."""
     engine = bundle.engine
     if engine is None and runtime == "engine":
         builders = " or ".join(row.name for row in LIBRARIES if row.makes_engine)
@@ -163,17 +157,30 @@ def _runner(bundle: Bundle, runtime: Runtime) -> tuple[Path, Runner]:
     if engine is not None and runtime != "onnxruntime":
         facts = EngineFacts.of(bundle)
         reason = obstacle(facts)
-        if not reason:
-            return engine, open_engine(engine.read_bytes(), facts)
-        if runtime == "engine":
+        if reason and runtime == "engine":
             raise BackendError(f"the engine of bundle '{bundle.path}' cannot be run here, as {reason}")
-    if bundle.manifest.quantization.mode == "implicit":
+    runner: Runner
+    if engine is not None and runtime != "onnxruntime" and not reason:
+        file, runner = engine, open_engine(engine.read_bytes(), facts)
+    elif manifest.quantization.mode == "implicit":
         raise BackendError(
             f"bundle '{bundle.path}' is quantised implicitly: INT8 is in its engine alone, which "
             + (f"cannot be run here, as {reason}" if reason else "is what --runtime onnxruntime leaves out")
             + "; with --quantization explicit the model has it too"
         )
-    runner = OnnxRunner(bundle.model.read_bytes())
-    if reason:
-        runner.run_info = replace(runner.run_info, fallback_reason=reason)
-    return bundle.model, runner
+    else:
+        file, runner = bundle.model, OnnxRunner(bundle.model.read_bytes())
+        if reason:
+            runner.run_info = replace(runner.run_info, fallback_reason=reason)
+    return Detector(
+        file=file,
+        runner=runner,
+        nms_mode=nms_mode,
+        input=manifest.input.preprocess,
+        nms=manifest.nms.thresholds,
+        logits=manifest.nms.scores == "logits",
+        classes=manifest.model.classes,
+        # With a dynamic batch, an engine is fastest at the size it was optimised for; on the CPU all are alike.
+        batch=runner.batch or (manifest.input.shape.opt[0] if file == bundle.engine else 1),
+        mask_threshold=manifest.masks.threshold if manifest.masks is not None else THRESHOLD,
+    )

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import cv2
-import numpy as np
-from numpy.typing import NDArray
 
 from trtdet.data import ImageStream
 from trtdet.data.images import draw, read_image
@@ -33,8 +31,8 @@ class Pictures:
 
 def infer(
     detector: Detector,
-    images: Sequence[Path],
-    folder: Path,
+    images: Sequence[Path | str],
+    folder: Path | str,
     *,
     score_threshold: float = 0.3,
     progress: Callable[[int, int], None] = lambda done, total: None,
@@ -54,41 +52,41 @@ def infer(
         ConfigError: two images have the same file name, so that one picture would replace the other.
         OutputError: the folder cannot be written.
     """
-    names = [f"{path.stem}.jpg" for path in images]
+    folder, paths = Path(folder), [Path(image) for image in images]
+    names = [f"{path.stem}.jpg" for path in paths]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ConfigError(f"several images would be written as '{twice[0]}'; infer them into different folders with -o")
-    stream = ImageStream(images, detector.input, batch_size=detector.batch, on_bad="raise")
+    stream = ImageStream(paths, detector.input, batch_size=detector.batch, on_bad="raise")
     rows: list[dict[str, Any]] = []
     pictures: list[Path] = []
     for batch in stream:
-        found = detector(batch.images)
+        detections = detector(batch.images)
         for row, (path, transform) in enumerate(zip(batch.paths, batch.transforms, strict=True)):
-            boxes, scores, classes = found.image(row)
+            boxes, scores, classes = detections.image(row)
             keep = scores >= score_threshold
-            inside, grids = transform.to_image(boxes[keep]), found.image_masks(row)
+            inside, grids = transform.to_image(boxes[keep]), detections.image_masks(row)
             pairs = zip(grids[keep], inside, strict=True) if grids is not None else ()
             size = (transform.height, transform.width)
             masks = [paste(grid, box, *size, detector.mask_threshold) for grid, box in pairs]
-            picture = draw(read_image(path), inside, scores[keep], classes[keep], detector.classes, masks)
+            picture = draw(
+                read_image(path), inside, scores[keep], classes=classes[keep], names=detector.classes, masks=masks
+            )
             pictures.append(folder / names[len(pictures)])
-            write_atomically(pictures[-1], _jpeg(picture, pictures[-1]))
-            named = [detector.classes[int(label)] for label in classes[keep]]
-            listed = [_listed(*one) for one in zip_longest(named, scores[keep], inside, masks)]
+            valid, data = cv2.imencode(".jpg", picture[:, :, ::-1], [cv2.IMWRITE_JPEG_QUALITY, 92])
+            if not valid:
+                raise OutputError(
+                    f"'{pictures[-1]}' could not be encoded as JPEG; is the image over 65500 pixels wide or high?"
+                )
+            write_atomically(pictures[-1], bytes(data))
+            listed: list[dict[str, Any]] = []
+            for label, score, box, mask in zip_longest(classes[keep], scores[keep], inside, masks):
+                corners = [round(float(value), 2) for value in box]
+                listed.append({"class": detector.classes[int(label)], "score": round(float(score), 5), "box": corners})
+                if mask is not None:
+                    listed[-1]["mask"] = run_lengths(mask)
             rows.append({"image": path.name, "width": size[1], "height": size[0], "detections": listed})
             progress(len(pictures), len(images))
     listing = folder / "detections.json"
     write_atomically(listing, (json.dumps(rows, indent=1) + "\n").encode())
-    return Pictures(folder, listing, tuple(pictures), tuple(rows))
-
-
-def _listed(name: str, score: float, box: NDArray[Any], mask: NDArray[np.bool_] | None) -> dict[str, Any]:
-    listed = {"class": name, "score": round(float(score), 5), "box": [round(float(value), 2) for value in box]}
-    return listed if mask is None else {**listed, "mask": run_lengths(mask)}
-
-
-def _jpeg(picture: Any, path: Path) -> bytes:
-    done, data = cv2.imencode(".jpg", np.ascontiguousarray(picture[:, :, ::-1]), [cv2.IMWRITE_JPEG_QUALITY, 92])
-    if not done:
-        raise OutputError(f"'{path}' could not be encoded as JPEG; is the image over 65500 pixels wide or high?")
-    return bytes(data)
+    return Pictures(folder, json=listing, pictures=tuple(pictures), detections=tuple(rows))

@@ -19,8 +19,8 @@ struct RecordingOptions {
     std::chrono::microseconds run_time{0};
 };
 
-// Opens what 'trtdet record' wrote: the raw outputs of a bundle for certain images. A run looks up each image by the
-// mean of its pixels in 16 x 16 cells, and gives the recorded outputs of the nearest one.
+// Opens what service/tests/record.py wrote: the raw outputs of a bundle for certain images. A run looks up each image
+// by the mean of its pixels in 16 x 16 cells, and gives the recorded outputs of the nearest one.
 //
 // The lanes throw EngineError for an image that differs from each recorded one by more than a grey level in some cell.
 //

@@ -15,11 +15,10 @@ from trtdet.calibration import CollectionRequest, Ranges, collect, expose
 from trtdet.config import load_config
 from trtdet.data import ImageStream
 from trtdet.passes import Decoded
-from trtdet.quantization import HeadError, Sources, place
-from trtdet.quantization.corrections.base import Layer
-from trtdet.quantization.corrections.moments import Moments
+from trtdet.quantization import HeadError, QdqPlacement, Sources, place
+from trtdet.quantization.corrections.base import RoundedLayer
 from trtdet.quantization.encoding import ChannelMap, weight_scales
-from trtdet.quantization.windows import Window
+from trtdet.quantization.windows import Moments, Window
 
 NET = """(float[1,3,32,32] x) => (float[1,64,4] boxes, float[1,64,2] scores) {
     a = Conv<pads = [1,1,1,1], strides = [2,2]>(x, w1, b1) s = Sigmoid(a) c = Mul(a, s)
@@ -93,6 +92,13 @@ def chosen() -> Callable[..., dict[str, Ranges]]:
 
 
 @pytest.fixture
+def case(model: onnx.ModelProto, sources: Any, chosen: Any) -> tuple[Sources, QdqPlacement, dict[str, Ranges]]:
+    """Eight images of noise, the placement of the model, and its ranges by the largest value."""
+    given = sources()
+    return given, place(model), chosen(model, given, "minmax")
+
+
+@pytest.fixture
 def distance() -> Callable[[onnx.ModelProto, onnx.ModelProto, Sources], float]:
     """How far the detections of a model are from another's on the held-back images, measured here."""
 
@@ -109,10 +115,10 @@ def distance() -> Callable[[onnx.ModelProto, onnx.ModelProto, Sources], float]:
 
 
 @pytest.fixture
-def layer(net: Any) -> Callable[..., Layer]:
+def layer(net: Any) -> Callable[..., RoundedLayer]:
     """A 1x1 convolution whose input had the samples float32 (C, places)."""
 
-    def layer(weight: np.ndarray, samples: np.ndarray, map: ChannelMap, covariance: bool = True) -> Layer:
+    def layer(weight: np.ndarray, samples: np.ndarray, map: ChannelMap, covariance: bool = True) -> RoundedLayer:
         channels = len(samples)
         conv = net(f"(float[1,{channels},4,4] x) => (float[1,N,4,4] y) {{ y = Conv(x, w) }}", w=weight)
         window = Window.of(gs.import_onnx(conv).nodes[0])
@@ -121,6 +127,6 @@ def layer(net: Any) -> Callable[..., Layer]:
         rows = window.rows(weight.astype(np.float64))
         if map.scale is not None:
             rows = rows / window.spread(map.scale)[:, None, :]
-        return Layer("Conv_0", rows, weight_scales(rows[0])[None], map, window, moments)
+        return RoundedLayer("Conv_0", rows, weight_scales(rows[0])[None], map, window, moments)
 
     return layer

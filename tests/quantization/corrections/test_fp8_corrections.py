@@ -11,11 +11,9 @@ import pytest
 from onnx import numpy_helper
 
 from trtdet.quantization import correct, insert_qdq, lint, place
-from trtdet.quantization.corrections.gate import Whole
-from trtdet.quantization.corrections.ladder import rungs
 from trtdet.quantization.corrections.rounding import compensated
 from trtdet.quantization.corrections.trials import find_sites
-from trtdet.quantization.encoding import fp8_scales, nearest
+from trtdet.quantization.encoding import nearest, weight_scales
 
 NET = """(float[1,3,32,32] x) => (float[1,64,4] boxes, float[1,64,2] scores) {
     a = Conv<strides = [4,4]>(x, w1, b1) b = Relu(a) c = Transpose<perm = [0,2,3,1]>(b) d = Reshape(c, to)
@@ -52,7 +50,7 @@ def test_compensated_rounding_to_e4m3_lowers_the_error_of_the_output() -> None:
     mixing = rng.normal(0, 1, (1, 96, 32))
     covariance = mixing @ mixing.transpose(0, 2, 1) + 0.01 * np.eye(96)
     rows = rng.normal(0, 1, (1, 24, 96))
-    scales = fp8_scales(rows[0])[None]
+    scales = weight_scales(rows[0], format="fp8")[None]
     assert np.unique(scales).size == 1 and np.abs(rows).max() <= 448 * scales[0, 0] < 1.002 * np.abs(rows).max()
     errors = []
     for numbers in (nearest(rows, scales, "fp8"), compensated(rows, scales, covariance, "fp8")):
@@ -90,19 +88,6 @@ def test_products_in_fp8_are_corrected_and_judged_with_the_rest(
     )
     sums = [node for node in written.graph.node if node.op_type == "Add"]
     assert len(sums) == 2 and sums[-1].output[0] == "h"
-
-
-def test_the_parts_of_the_corrections_are_taken_apart_in_fp8_too(
-    products: onnx.ModelProto, sources: Any, chosen: Any
-) -> None:
-    placement, given = place(products, fp8=True), sources()
-    candidates = chosen(products, given, "minmax")
-    with pytest.warns(match="too few to tell a gain from chance"):
-        found = correct(products, placement, candidates, ("round", "bias"), given)
-    parts = rungs(products, placement, candidates["minmax"], Whole("all", found.ranges, found.corrections))
-    assert [part.name for part in parts] == ["weights", "biases"]
-    bare = parts[0].without
-    assert bare is not None and is_e4m3(bare.corrections.weights["MatMulh"].integers)
 
 
 def test_what_both_formats_read_is_a_site_of_each(net: Any, normal: Any) -> None:

@@ -11,7 +11,7 @@ import pytest
 from models import head_error, judged_by
 
 from trtdet.quantization import insert_qdq, place
-from trtdet.quantization.corrections.gate import Task, Verdict, Whole, compare
+from trtdet.quantization.corrections.gate import QuantizedForm, Task, Verdict, compare
 from trtdet.quantization.head_error import fewest_images, lower_on, sureness
 
 gate = importlib.import_module("trtdet.quantization.corrections.gate")
@@ -24,11 +24,11 @@ def task(model: Any, sources: Any, chosen: Any) -> Task:
     return Task(model, place(model), candidates, (), *given.split(), given)
 
 
-def wholes(task: Task, *factors: float) -> list[Whole]:
+def wholes(task: Task, *factors: float) -> list[QuantizedForm]:
     """The ranges of the rule, so many times too wide."""
     plain = task.first
     return [
-        Whole(
+        QuantizedForm(
             f"times {factor}",
             replace(plain, tensors={n: replace(t, amax=factor * t.amax) for n, t in plain.tensors.items()}),
         )
@@ -39,13 +39,12 @@ def wholes(task: Task, *factors: float) -> list[Whole]:
 def test_any_wholes_are_judged_by_what_they_do_to_detections(task: Task, distance: Any) -> None:
     given = wholes(task, 30, 1, 4)
     verdict = compare(task, given)
-    assert verdict.best is given[1]
+    assert given[verdict.kept] is given[1]
     found = [error.distance for error in verdict.errors]
     expected = [distance(task.model, insert_qdq(task.model, task.placement, way.ranges), task.sources) for way in given]
     assert found == pytest.approx(expected)
     assert found[1] < found[2] < found[0]
-    assert compare(task, given[1:]).best is given[1]
-    assert compare(task, given[:1]).best is given[0]
+    assert [compare(task, some).kept for some in (given[1:], given[:1])] == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -67,11 +66,11 @@ def test_the_least_error_is_kept(
     same = "0.3000 -> 0.3000" in said or len(distances) == 1
     counts = f"on {0 if same else 6} of 6 where anything is detected, {0 if same else 98} % sure"
     assert sentence.startswith(f"error at the head {said} {counts}; detections agree by ")
-    assert verdict.sure == pytest.approx(0 if same or kept == 0 else 63 / 64)
+    assert sureness(verdict.errors[kept], verdict.errors[0]) == pytest.approx(0 if same or kept == 0 else 63 / 64)
     assert verdict.doubt() == ""
 
 
-PLAIN = Whole("plain", None)  # type: ignore[arg-type]
+PLAIN = QuantizedForm("plain", None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -90,8 +89,8 @@ def test_of_two_that_the_images_cannot_tell_apart_the_simpler_is_kept(
     by_image: list[list[float]], nodes: list[int], kept: int
 ) -> None:
     errors = [head_error(*errors) for errors in by_image]
-    assert gate._kept(errors, nodes) == kept
-    verdict = Verdict((PLAIN,) * len(errors), tuple(errors), tuple(nodes), kept)
+    verdict = Verdict((PLAIN,) * len(errors), tuple(errors), tuple(nodes))
+    assert verdict.kept == kept
     least = min(range(len(errors)), key=lambda index: errors[index].distance)
     assert len(verdict.sentences()) == (1 if least == kept else 2)
     if least != kept:

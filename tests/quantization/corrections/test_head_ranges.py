@@ -12,15 +12,15 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed: pip install 'trtdet[correct]'")
 
 from trtdet.calibration import Range, Ranges
+from trtdet.passes.base import Writer
+from trtdet.passes.model import to_graph, to_model
+from trtdet.passes.provenance import Origin
 from trtdet.quantization import DEFAULT_CORRECTIONS, HeadError, correct, insert_qdq, place, sense
 from trtdet.quantization.corrections import head_ranges
 from trtdet.quantization.corrections.head_ranges import Start, head_noise
 from trtdet.quantization.encoding import ChannelMap
-from trtdet.quantization.gradients.head_noise import CLIPPING, FRACTIONS, TensorNoise, _Tail
-
-
-def with_range(ranges: Ranges, name: str, amax: float) -> Ranges:
-    return replace(ranges, tensors={**ranges.tensors, name: replace(ranges.tensors[name], amax=amax)})
+from trtdet.quantization.gradients.head_noise import CLIPPING, FRACTIONS, TensorNoise
+from trtdet.quantization.weight_forms import activation_pair
 
 
 def only(model: Any, name: str) -> Any:
@@ -29,19 +29,7 @@ def only(model: Any, name: str) -> Any:
     return replace(placement, activations=(name,), readers={name: placement.readers[name]})
 
 
-def test_what_clipping_takes_off_is_added_up_with_its_signs() -> None:
-    import torch
-
-    rng = np.random.default_rng(0)
-    value, slope = rng.normal(0, 1, (2, 500)).astype(np.float32)
-    largest = float(np.abs(value).max())
-    got = _Tail.of(torch.from_numpy(value), largest).lost(torch.from_numpy(slope))
-    for fraction, change in zip(FRACTIONS, got, strict=True):
-        clipped = value.clip(-fraction * largest, fraction * largest)
-        assert change == pytest.approx(float(((clipped - value).astype(np.float64) * slope).sum()), rel=1e-3, abs=1e-3)
-
-
-def test_what_clipping_takes_off_each_channel_is_weighed_by_the_gradients_of_its_place() -> None:
+def test_clipping_is_added_up_with_its_signs_and_for_each_channel_weighed_by_the_gradients_of_its_place() -> None:
     import torch
 
     rng = np.random.default_rng(0)
@@ -50,8 +38,11 @@ def test_what_clipping_takes_off_each_channel_is_weighed_by_the_gradients_of_its
     noise.add(torch.from_numpy(value), [torch.from_numpy(slope), None])
     weight = np.square(slope.astype(np.float64)).sum(0)
     assert noise.counted == pytest.approx(weight.sum(), rel=1e-4)
-    for fraction, cut in zip(FRACTIONS, noise.cut.T, strict=True):
+    assert not noise.clipped[1].any()
+    for fraction, squared, cut in zip(FRACTIONS, noise.clipped[0], noise.cut.T, strict=True):
         clipped = value.clip(-fraction * noise.largest, fraction * noise.largest)
+        change = float(((clipped - value).astype(np.float64) * slope).sum())
+        assert np.sqrt(squared) == pytest.approx(abs(change), rel=1e-3, abs=1e-3)
         expected = ((value - clipped).astype(np.float64) * weight).sum((1, 2))
         np.testing.assert_allclose(cut, expected, rtol=1e-3, atol=1e-3)
 
@@ -87,33 +78,19 @@ def with_boxes(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def rounded_alone(model: onnx.ModelProto, placement: Any, ranges: Ranges) -> onnx.ModelProto:
     """A Q/DQ pair at one tensor, and weights in float."""
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
-    (name,) = placement.activations
-    scale = np.float32(ranges.tensors[name].amax / 127)
-    made.graph.initializer.append(onnx.numpy_helper.from_array(scale, "step"))
-    made.graph.initializer.append(onnx.numpy_helper.from_array(np.int8(0), "zero"))
-    nodes = list(made.graph.node)
-    at = next((index + 1 for index, node in enumerate(nodes) if name in node.output), 0)
-    for node in nodes:
-        for position, read in enumerate(node.input):
+    graph, (name,) = to_graph(model), placement.activations
+    step = np.float32(ranges.tensors[name].amax / 127)
+    pair = activation_pair(Writer(graph, "alone", Origin.QDQ), graph.tensors()[name], step)
+    for node in graph.nodes:
+        for position in range(len(node.inputs)):
             if (node.name, position) in placement.readers[name]:
-                assert read == name
-                node.input[position] = "rounded"
-    pair = [
-        onnx.helper.make_node("QuantizeLinear", [name, "step", "zero"], ["integers"], "q"),
-        onnx.helper.make_node("DequantizeLinear", ["integers", "step", "zero"], ["rounded"], "dq"),
-    ]
-    del made.graph.node[:]
-    made.graph.node.extend([*nodes[:at], *pair, *nodes[at:]])
-    return made
+                node.inputs[position] = pair
+    return to_model(graph)
 
 
-def test_an_outlier_that_no_detection_needs_is_clipped_and_others_are_not(
-    model: Any, sources: Any, chosen: Any
-) -> None:
-    given, placement = sources(), place(model)
-    ranges = chosen(model, given, "minmax")["minmax"]
+def test_an_outlier_that_no_detection_needs_is_clipped_and_others_are_not(model: Any, case: Any) -> None:
+    given, placement, candidates = case
+    ranges = candidates["minmax"]
     noise = head_noise(model, placement, ranges, given)
     assert noise.seen
     found, start = sense(model, placement, ranges, given)
@@ -136,10 +113,10 @@ def test_an_outlier_that_no_detection_needs_is_clipped_and_others_are_not(
     assert CLIPPING > 1
 
 
-def test_a_channel_map_is_judged_as_it_is_written(model: Any, sources: Any, chosen: Any) -> None:
+def test_a_channel_map_is_judged_as_it_is_written(model: Any, case: Any) -> None:
     """A map that only scales every channel alike changes nothing but the unit."""
-    given, placement = sources(), place(model)
-    ranges = chosen(model, given, "minmax")["minmax"]
+    given, placement, candidates = case
+    ranges = candidates["minmax"]
     plain = head_noise(model, placement, ranges, given)
     (name,) = {"c"} & set(placement.activations)
     largest = plain.tensors[name].largest
@@ -153,10 +130,10 @@ def test_a_channel_map_is_judged_as_it_is_written(model: Any, sources: Any, chos
 
 @pytest.mark.parametrize("why", ["torch", "operator", "nothing"])
 def test_without_gradients_the_rule_stands_and_the_summary_says_why(
-    model: Any, sources: Any, chosen: Any, monkeypatch: pytest.MonkeyPatch, why: str
+    model: Any, case: Any, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
-    given, placement = sources(), place(model)
-    ranges = chosen(model, given, "minmax")["minmax"]
+    given, placement, candidates = case
+    ranges = candidates["minmax"]
     if why == "torch":
         monkeypatch.setattr(head_ranges, "available", lambda: False)
     elif why == "operator":
@@ -177,12 +154,10 @@ def test_without_gradients_the_rule_stands_and_the_summary_says_why(
     assert f"range not tried: {start.reason}" in done.summary
 
 
-def test_with_gradients_few_maps_are_among_the_forms_that_are_compared(
-    model: Any, sources: Any, chosen: Any, distance: Any
-) -> None:
+def test_with_gradients_few_maps_are_among_the_forms_that_are_compared(model: Any, case: Any, distance: Any) -> None:
     """The outlier of tensor ``c`` is what a map puts right; whatever is kept is better than the rule by far."""
-    given, placement = sources(), place(model)
-    ranges = chosen(model, given, "minmax")["minmax"]
+    given, placement, candidates = case
+    ranges = candidates["minmax"]
     found, start = sense(model, placement, ranges, given)
     done = correct(model, placement, {"minmax": found}, DEFAULT_CORRECTIONS, given, start)
     int8 = insert_qdq(model, placement, done.ranges, done.corrections)

@@ -7,6 +7,7 @@ import pytest
 
 from trtdet.errors import TrtdetWarning
 from trtdet.quantization.corrections import rounding as module
+from trtdet.quantization.corrections.bias import Bias
 from trtdet.quantization.corrections.rounding import Round, compensated
 from trtdet.quantization.encoding import ChannelMap, half_step, nearest, weight_scales
 
@@ -59,17 +60,23 @@ def test_windows_that_are_too_wide_are_rounded_to_nearest(layer: Any, monkeypatc
     weight = np.random.default_rng(0).normal(0, 1, (3, 8, 1, 1))
     samples = np.random.default_rng(1).normal(0, 1, (8, 500))
     assert Round().round(layer(weight, samples, ChannelMap(4.0))) is not None
-    monkeypatch.setattr("trtdet.quantization.corrections.moments.MOST_COLUMNS", 7)
+    monkeypatch.setattr("trtdet.quantization.windows.MOST_COLUMNS", 7)
     assert Round().round(layer(weight, samples, ChannelMap(4.0))) is None
 
 
 def test_a_covariance_that_cannot_be_factored_leaves_nearest_with_a_warning(
     layer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*_: Any) -> None:
+    def fails(*_: Any, **named: Any) -> None:
         raise np.linalg.LinAlgError("Matrix is not positive definite")
 
     monkeypatch.setattr(module, "compensated", fails)
     given = layer(np.ones((3, 8, 1, 1)), np.random.default_rng(1).normal(0, 1, (8, 50)), ChannelMap(4.0))
     with pytest.warns(TrtdetWarning, match="'Conv_0' are rounded to nearest: the covariance .* not positive definite"):
         assert Round().round(given) is None
+
+
+def test_the_mean_of_the_output_becomes_that_of_the_float_model() -> None:
+    rng = np.random.default_rng(0)
+    bias, wanted, got = rng.normal(0, 1, (3, 2, 5))
+    np.testing.assert_allclose(got + Bias().offset(bias, wanted, got), wanted + bias)

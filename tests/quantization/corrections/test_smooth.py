@@ -5,7 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from trtdet.quantization.corrections.base import Reader
-from trtdet.quantization.corrections.smooth import _noise, choose_scale
+from trtdet.quantization.corrections.smooth import Smooth, _noise
 
 RNG = np.random.default_rng(0)
 REACH = np.array([100.0, 1.0, 2.0, 0.5, 1.0, 3.0])
@@ -21,11 +21,19 @@ def output_noise(x: NDArray[np.float64], weight: NDArray[np.float64], scale: NDA
     return float(np.square(got - weight[:, :, 0, 0] @ x).mean())
 
 
+def chosen(
+    reach: NDArray[np.float64], variance: NDArray[np.float64], reader: Reader, share: float = 1.0
+) -> tuple[NDArray[np.float64], float]:
+    channels, _ = Smooth().propose(reach, variance, [reader], share)
+    assert channels.scale is not None
+    return channels.scale, channels.amax
+
+
 def test_the_scale_beats_both_extremes() -> None:
     x = RNG.uniform(-1, 1, (6, 4000)) * REACH[:, None]
     weight = WEIGHT[:, :, :1, :1]
     reader = Reader.of(weight, 1, np.ones(8))
-    scale, amax, _ = choose_scale(REACH, x.var(axis=1), [reader], 1.0)
+    scale, amax = chosen(REACH, x.var(axis=1), reader)
     assert amax == pytest.approx((scale * REACH).max())
     assert np.log(scale).mean() == pytest.approx(0, abs=1e-9)
     best = output_noise(x, weight, scale)
@@ -35,7 +43,7 @@ def test_the_scale_beats_both_extremes() -> None:
 
 def test_depthwise_weights_do_not_mind() -> None:
     reader = Reader.of(RNG.normal(0, 1, (6, 1, 3, 3)), 6, np.ones(6))
-    scale, _, _ = choose_scale(REACH, REACH**2, [reader], 1.0)
+    scale, _ = chosen(REACH, REACH**2, reader)
     product = scale * REACH
     assert product.max() / product.min() < 0.02 * REACH.max() / REACH.min()
 
@@ -76,7 +84,7 @@ def test_the_noise_is_that_of_the_definition(kernel: int, share: float) -> None:
 @pytest.mark.parametrize("share", [1.0, 0.25])
 def test_no_other_scale_leaves_much_less_noise(share: float) -> None:
     variance = REACH**2 / 3
-    scale, _, _ = choose_scale(REACH, variance, [Reader.of(WEIGHT, 1, np.ones(8))], share)
+    scale, _ = chosen(REACH, variance, Reader.of(WEIGHT, 1, np.ones(8)), share)
     found = expected_noise(scale, variance, WEIGHT, share)
     rng = np.random.default_rng(3)
     others = [scale * np.exp(rng.normal(0, spread, 6)) for spread in (0.05, 0.2, 0.5, 1.0) for _ in range(200)]
@@ -88,6 +96,6 @@ def test_a_silent_channel_counts_as_a_ten_thousandth_of_the_widest() -> None:
     """It gets a scale of its own, but none that leaves its weights nothing of the integers."""
     reach = np.array([4.0, 0.0, 2.0])
     reader = Reader.of(RNG.normal(0, 1, (3, 1, 3, 3)), 3, np.ones(3))
-    scale, amax, _ = choose_scale(reach, np.square(reach), [reader], 1.0)
+    scale, amax = chosen(reach, np.square(reach), reader)
     np.testing.assert_allclose(scale / scale[0], [1, 1e4, 2], rtol=1e-9)
     assert amax == pytest.approx(4 * scale[0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -13,12 +13,11 @@ import pytest
 from trtdet.backends import OnnxRunner
 from trtdet.calibration import Range, Ranges
 from trtdet.quantization import place
-from trtdet.quantization.corrections.base import Activation, Correction, Proposal
+from trtdet.quantization.corrections.base import Correction, Reader
 from trtdet.quantization.corrections.bias import Bias
 from trtdet.quantization.corrections.policies import choose
 from trtdet.quantization.corrections.rounding import Round
-from trtdet.quantization.corrections.shift import Shift
-from trtdet.quantization.corrections.trials import Site, Trial, batches, find_sites
+from trtdet.quantization.corrections.trials import Site, batches, find_sites
 from trtdet.quantization.encoding import ChannelMap, nearest, weight_scales
 
 RANGES = Ranges("minmax", None, {}, "", 1, "")
@@ -33,6 +32,22 @@ def conv(net: Any, normal: Any) -> Callable[..., onnx.ModelProto]:
         )
 
     return conv
+
+
+@pytest.fixture
+def measured_site(conv: Any, normal: Any) -> Callable[..., Site]:
+    """The site of one convolution, judged on the last of four images."""
+
+    def measured_site(*corrections: Correction, parted: bool = False, **changes: Any) -> Site:
+        model = conv()
+        (site,) = find_sites(model, place(model), corrections, ("x",) if parted else ())
+        for name, value in changes.items():
+            setattr(site, name, value)
+        images = [normal(4, 8, 8, seed=seed) for seed in range(4)]
+        judged(model, site, images[:3], images[3:], minmax=4.0)
+        return site
+
+    return measured_site
 
 
 def judged(model: onnx.ModelProto, site: Site, fit: list[np.ndarray], held: list[np.ndarray], **amax: float) -> None:
@@ -132,11 +147,8 @@ def test_a_bias_makes_up_for_what_is_clipped_only_as_far_as_the_head_sees_it(
     assert np.abs(offset[0] - bias).max() < 5
 
 
-def test_a_policy_takes_the_least_error_or_everything(conv: Any, normal: Any) -> None:
-    model = conv()
-    (site,) = find_sites(model, place(model), (Round(), Bias()))
-    images = [normal(4, 8, 8, seed=seed) for seed in range(4)]
-    judged(model, site, images[:3], images[3:], minmax=4.0)
+def test_a_policy_takes_the_least_error_or_everything(measured_site: Any) -> None:
+    site = measured_site(Round(), Bias())
     errors = site.trials[0].errors["Conv_0"]
     assert errors.shape == (2, 2)
     errors[:] = [[3.0, 1.0], [2.0, 4.0]]
@@ -169,12 +181,14 @@ def test_moments_are_held_in_runs_that_fit_into_memory(net: Any, normal: Any, mo
 class Spy(Correction):
     """Proposes a map, and keeps what it was shown."""
 
-    shown: list[Activation] = field(default_factory=list)
+    shown: list[tuple[np.ndarray, np.ndarray, Sequence[Reader]]] = field(default_factory=list)
     name: ClassVar[str] = "spy"
 
-    def propose(self, activation: Activation) -> Proposal:
-        self.shown.append(activation)
-        return Proposal((self.name,), ChannelMap(1.0, np.ones(4)), 1.0)
+    def propose(
+        self, reach: np.ndarray, variance: np.ndarray, readers: Sequence[Reader], weight_share: float
+    ) -> tuple[ChannelMap, float]:
+        self.shown.append((reach, variance, readers))
+        return ChannelMap(1.0, np.ones(4)), 1.0
 
 
 TWO = """(float[1,4,8,8] x) => (float[1,4,8,8] y, float[1,4,8,8] z) {
@@ -190,22 +204,17 @@ def test_a_map_is_chosen_for_all_readers_and_for_the_zeros_of_padding(net: Any, 
     (site,) = find_sites(model, place(model), (spy,))
     images = [5 + normal(4, 8, 8, seed=seed) for seed in range(3)]
     judged(model, site, images[:2], images[2:], minmax=9.0)
-    (shown,) = spy.shown
-    assert shown.padded and len(shown.readers) == 2
-    assert (shown.low == 0).all() and (shown.high > 5).all()
+    ((reach, variance, readers),) = spy.shown
+    assert len(readers) == 2
+    assert (reach > 5).all()
     # Windows that reach into the padding vary by more than the tensor does.
-    assert (shown.variance > 2 * np.var(np.stack(images[:2]), axis=(0, 2, 3))).all()
+    assert (variance > 2 * np.var(np.stack(images[:2]), axis=(0, 2, 3))).all()
 
 
-def test_the_plain_form_is_rounded_to_nearest_where_a_map_competes(conv: Any, normal: Any) -> None:
-    model = conv()
-    images = [normal(4, 8, 8, seed=seed) for seed in range(4)]
-    counts = []
-    for corrections in ((Round(),), (Spy(), Round())):
-        (site,) = find_sites(model, place(model), corrections)
-        judged(model, site, images[:3], images[3:], minmax=4.0)
-        counts.append([len(trial.roundings["Conv_0"]) for trial in site.trials])
-    assert counts == [[2], [1, 2]]
+def test_the_plain_form_is_rounded_to_nearest_where_a_map_competes(measured_site: Any) -> None:
+    for corrections, counts in (((Round(),), [2]), ((Spy(), Round()), [1, 2])):
+        site = measured_site(*corrections)
+        assert [len(trial.roundings["Conv_0"]) for trial in site.trials] == counts
 
 
 def test_other_places_are_looked_at_in_every_image(conv: Any, normal: Any) -> None:
@@ -213,7 +222,7 @@ def test_other_places_are_looked_at_in_every_image(conv: Any, normal: Any) -> No
     (site,) = find_sites(model, place(model), ())
     (window,) = site.windows.values()
     x = normal(4, 64, 64)
-    first, again, second = (site._sample(x, window, seed) for seed in (0, 0, 1))
+    (first, again, second) = (dict(site._samples(x, seed))[window] for seed in (0, 0, 1))
     np.testing.assert_array_equal(first, again)
     assert first.shape == (1, 4, 256)
     assert not np.array_equal(first, second)
@@ -245,12 +254,6 @@ def test_a_mul_costs_its_constants_and_where_it_parts_kernels_its_values(
     assert {site.tensor: site.mul_price for site in sites} == pytest.approx(prices)
 
 
-def with_errors(site: Site, rule: float, mapped: float) -> tuple[Trial, Trial]:
-    plain, other = site.trials
-    plain.errors["Conv_0"][:], other.errors["Conv_0"][:] = rule, mapped
-    return plain, other
-
-
 @pytest.mark.parametrize(
     ("left", "fused", "mapped", "worthwhile"),
     [
@@ -261,14 +264,11 @@ def with_errors(site: Site, rule: float, mapped: float) -> tuple[Trial, Trial]:
     ],
 )
 def test_a_map_is_taken_where_it_buys_more_for_its_bytes_than_fp16(
-    conv: Any, normal: Any, left: int, fused: bool, mapped: float, worthwhile: bool
+    measured_site: Any, left: int, fused: bool, mapped: float, worthwhile: bool
 ) -> None:
-    model = conv()
-    (site,) = find_sites(model, place(model), (Spy(),))
-    site.multiplied, site.parted = left, fused
-    images = [normal(4, 8, 8, seed=seed) for seed in range(4)]
-    judged(model, site, images[:3], images[3:], minmax=4.0)
-    rule, other = with_errors(site, 1.0, mapped)
+    site = measured_site(Spy(), parted=fused, multiplied=left)
+    rule, other = site.trials
+    rule.errors["Conv_0"][:], other.errors["Conv_0"][:] = 1.0, mapped
     taken = {policy: choose(site, policy) for policy in ("layers", "mapped", "all")}
     assert [choice.left_out for choice in taken.values()] == [not worthwhile] * 3
     everywhere = other if worthwhile else rule
@@ -279,33 +279,15 @@ def test_a_map_is_taken_where_it_buys_more_for_its_bytes_than_fp16(
     }
 
 
-def test_a_map_that_costs_more_than_fp16_is_not_tried(conv: Any, normal: Any) -> None:
+def test_a_map_that_costs_more_than_fp16_is_not_tried(measured_site: Any) -> None:
     """FP16 takes all of the error away, so that nothing that costs as much can buy more."""
-    model = conv()
-    images = [normal(4, 8, 8, seed=seed) for seed in range(4)]
-    (site,) = find_sites(model, place(model), (Spy(), Round()), place(model).activations)
-    judged(model, site, images[:3], images[3:], minmax=4.0)
+    site = measured_site(Spy(), Round(), parted=True)
     (rule,) = site.trials
     assert site.mul_price > 1 and site.too_dear and choose(site, "all").left_out
     assert rule.rule == "minmax" and len(rule.roundings["Conv_0"]) == 2
 
 
-def test_beside_a_map_that_may_be_left_out_the_plain_form_is_rounded_as_well_as_it_can_be(
-    conv: Any, normal: Any
-) -> None:
-    model = conv()
-    images = [normal(4, 8, 8, seed=seed) for seed in range(4)]
-    (site,) = find_sites(model, place(model), (Spy(), Round()), place(model).activations)
-    site.multiplied = 1
-    judged(model, site, images[:3], images[3:], minmax=4.0)
+def test_beside_a_map_that_may_be_left_out_the_plain_form_is_rounded_as_well_as_it_can_be(measured_site: Any) -> None:
+    site = measured_site(Spy(), Round(), parted=True, multiplied=1)
     assert 0.1 < site.mul_price < 1
     assert [len(trial.roundings["Conv_0"]) for trial in site.trials] == [2, 2]
-
-
-def test_a_shift_that_is_asked_for_costs_what_it_costs(conv: Any, normal: Any) -> None:
-    model = conv()
-    images = [normal(4, 8, 8, seed=seed) for seed in range(4)]
-    (site,) = find_sites(model, place(model), (Shift(),), place(model).activations)
-    judged(model, site, images[:3], images[3:], minmax=4.0)
-    _, shifted = with_errors(site, 1.0, 0.99)
-    assert choose(site, "mapped").trial is shifted and not choose(site, "mapped").left_out

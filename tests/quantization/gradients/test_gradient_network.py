@@ -14,7 +14,7 @@ from models import small_detector  # noqa: E402
 
 from trtdet.backends import OnnxRunner  # noqa: E402
 from trtdet.errors import ModelError  # noqa: E402
-from trtdet.quantization.gradients.network import Network  # noqa: E402
+from trtdet.quantization.gradients.network import TorchNetwork  # noqa: E402
 
 SHAPE = (2, 4, 6, 8)
 
@@ -144,11 +144,11 @@ def test_an_operator_computes_what_onnxruntime_does(node: str, net: Any, normal:
     model.opset_import[0].version, model.ir_version = 21, 10
     x = normal(*SHAPE, seed=3)
     (expected,) = OnnxRunner(model)(x).values()
-    got = Network(model, ["y"], {})(torch.from_numpy(x), lambda name, value: value)["y"]
+    got = TorchNetwork(model, ["y"], {})(torch.from_numpy(x), lambda name, value: value)["y"]
     np.testing.assert_allclose(got.numpy(), expected, rtol=2e-5, atol=2e-5)
     if node not in READ:
         # On the device that computes shapes alone, what is there with what is not is an error, as on a GPU.
-        made = Network(model, ["y"], {}, "meta")(torch.from_numpy(x), lambda name, value: value)["y"]
+        made = TorchNetwork(model, ["y"], {}, "meta")(torch.from_numpy(x), lambda name, value: value)["y"]
         assert (str(made.device), tuple(made.shape)) == ("meta", expected.shape)
 
 
@@ -158,12 +158,12 @@ def test_a_detector_computes_what_onnxruntime_does_and_reads_what_it_is_given(no
     size = [dim.dim_value or 1 for dim in model.graph.input[0].type.tensor_type.shape.dim]
     x = np.abs(normal(*size))
     expected = OnnxRunner(model)(x)
-    got = Network(model, names, {})(torch.from_numpy(x), lambda name, value: value)
+    got = TorchNetwork(model, names, {})(torch.from_numpy(x), lambda name, value: value)
     for name in names:
         np.testing.assert_allclose(got[name].numpy(), expected[name], rtol=1e-3, atol=1e-4)
     source = model.graph.input[0].name
     conv = next(node for node in model.graph.node if node.op_type == "Conv" and node.input[0] != source)
-    silent = Network(model, names, {conv.input[0]: [(conv.name, 0)]})(
+    silent = TorchNetwork(model, names, {conv.input[0]: [(conv.name, 0)]})(
         torch.from_numpy(x), lambda name, value: 0 * value
     )
     assert any(not np.allclose(silent[name].numpy(), expected[name]) for name in names)
@@ -172,7 +172,7 @@ def test_a_detector_computes_what_onnxruntime_does_and_reads_what_it_is_given(no
 def test_an_operator_without_a_gradient_is_named(net: Any, normal: Any) -> None:
     model = net("(float[1,4,6,8] x) => (float y) { a = CumSum(x, k) y = Relu(a) }", k=np.array(2, np.int64))
     model.graph.node[0].name = "best"
-    network = Network(model, ["y"], {})
+    network = TorchNetwork(model, ["y"], {})
     with pytest.raises(ModelError, match="'best' has no gradient here: the operator CumSum"):
         network(torch.from_numpy(normal(1, 4, 6, 8)).requires_grad_(), lambda name, value: value)
     # Without one it is computed: shapes and anchors need none.

@@ -5,16 +5,13 @@ where that is installed, else through cuda-python.
 """
 
 from trtdet.backends.cuda.bindings import no_bindings
-from trtdet.backends.cuda.clocks import Clocks
-from trtdet.backends.cuda.device import Buffer, Event, Gpu, Graph, Pinned, Stream, open_device
+from trtdet.backends.cuda.device import Buffer, CudaDevice, Graph, Pinned, Stream, open_device
 from trtdet.backends.cuda.driver import Device, absence, devices, driver_version
 
 __all__ = [
     "Buffer",
-    "Clocks",
+    "CudaDevice",
     "Device",
-    "Event",
-    "Gpu",
     "Graph",
     "Pinned",
     "Stream",

@@ -1,23 +1,24 @@
-"""The driver's functions that a Python package for CUDA has to provide, and the errors they end in."""
+"""The driver's functions through the two Python packages that have them, and the errors they end in."""
 
 from __future__ import annotations
 
-import importlib
+import ctypes
 import importlib.metadata
 import importlib.util
+import math
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trtdet.backends.cuda.driver import TOO_OLD
-from trtdet.errors import BackendError
+from trtdet.errors import BackendError, one_line
 
 PIP = "pip install 'trtdet[cuda]'"
 
-OUT_OF_MEMORY = 2
-STICKY = {
+_OUT_OF_MEMORY = 2
+_STICKY = {
     214: "uncorrectable ECC error encountered",
     700: "an illegal memory access was encountered",
     702: "the launch timed out and was terminated",
@@ -40,37 +41,6 @@ class DeviceFailed(BackendError):
     """The device takes no more work from this process."""
 
 
-class Bindings(Protocol):
-    """The driver's functions as a package has them, on its own handles. A context is current at every call but those of
-    ``push``, ``pop`` and ``close``."""
-
-    graphs: bool
-    through: str
-
-    def push(self) -> None: ...
-    def pop(self) -> None: ...
-    def close(self) -> None: ...
-    def bus_id(self) -> str: ...
-    def memory(self) -> tuple[int, int]: ...
-    def allocate(self, nbytes: int) -> Any: ...
-    def free(self, memory: Any) -> None: ...
-    def allocate_pinned(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Any, NDArray[Any]]: ...
-    def free_pinned(self, memory: Any) -> None: ...
-    def new_stream(self) -> Any: ...
-    def stream_handle(self, stream: Any) -> int: ...
-    def free_stream(self, stream: Any) -> None: ...
-    def copy_in(self, to: int, array: NDArray[Any], stream: Any) -> None: ...
-    def copy_out(self, array: NDArray[Any], start: int, stream: Any) -> None: ...
-    def wait(self, stream: Any) -> None: ...
-    def new_event(self) -> Any: ...
-    def record(self, event: Any, stream: Any) -> None: ...
-    def elapsed(self, start: Any, end: Any) -> float: ...
-    def free_event(self, event: Any) -> None: ...
-    def capture(self, stream: Any, enqueue: Callable[[], None]) -> Any: ...
-    def launch(self, graph: Any, stream: Any) -> None: ...
-    def free_graph(self, graph: Any) -> None: ...
-
-
 def no_bindings() -> str:
     """Why no device can be used from Python, as words that fit after "as"; empty where it can."""
     if importlib.util.find_spec("pycuda") is not None:
@@ -80,21 +50,21 @@ def no_bindings() -> str:
     return f"neither cuda-python (12.6 or later) nor pycuda is installed here ({PIP})"
 
 
-def failure(doing: str, words: str, code: int = -1) -> BackendError:
+def _failure(function: str, words: str, code: int = -1) -> BackendError:
     """The error for an error code of the driver."""
-    if code == OUT_OF_MEMORY:
-        return OutOfMemory(f"the GPU has no memory left ({doing}: {words})", "end other programs that use it")
+    if code == _OUT_OF_MEMORY:
+        return OutOfMemory(f"the GPU has no memory left ({function}: {words})", "end other programs that use it")
     if code in TOO_OLD:
-        return BackendError(f"this machine's CUDA driver does not fit ({doing}: {words})", "update the driver")
-    if code in STICKY:
+        return BackendError(f"this machine's CUDA driver does not fit ({function}: {words})", "update the driver")
+    if code in _STICKY:
         return DeviceFailed(
-            f"the GPU failed at what it ran ({doing}: {words}) and takes no more work from this process",
+            f"the GPU failed at what it ran ({function}: {words}) and takes no more work from this process",
             "start the command again, and if it fails again, build the engine again or test the GPU",
         )
-    return BackendError(f"the CUDA driver refused {doing}: {words}")
+    return BackendError(f"the CUDA driver refused {function}: {words}")
 
 
-def version_of(*packages: str) -> str:
+def _version(*packages: str) -> str:
     """The version of the first of these packages that is installed."""
     for package in packages:
         try:
@@ -102,3 +72,155 @@ def version_of(*packages: str) -> str:
         except importlib.metadata.PackageNotFoundError:
             continue
     return "of an unknown version"
+
+
+class CudaPython:
+    """The driver through cuda-python, of CUDA 12.6 and later.
+
+    Attributes:
+        graphs: work can be captured into graphs.
+        through: the package and its version.
+        context: the device's primary context; it is current at every call but those that push, pop and release it.
+    """
+
+    graphs = True
+
+    def __init__(self, driver: Any, index: int) -> None:
+        self._cu = driver
+        self.through = f"cuda-python {_version('cuda-bindings', 'cuda-python')}"
+        self._device = self.call("cuDeviceGet", index)
+        self.context = self.call("cuDevicePrimaryCtxRetain", self._device)
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Calls a function of the driver.
+
+        Returns:
+            Its results: none, a single one, or a tuple.
+
+        Raises:
+            BackendError: the driver refused it.
+        """
+        try:
+            code, *results = getattr(self._cu, name)(*arguments)
+        except RuntimeError as error:
+            raise BackendError(
+                f"this machine's CUDA driver is older than {self.through} ({one_line(error)}); update the driver, or "
+                "install the cuda-python of its CUDA version"
+            ) from None
+        if int(code) != 0:
+            _, text = self._cu.cuGetErrorString(code)
+            words = text.decode(errors="replace") if text else "an unknown error"
+            raise _failure(name, f"error {int(code)}, {words}", int(code))
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def release(self) -> None:
+        self.call("cuDevicePrimaryCtxRelease", self._device)
+
+    def bus_id(self) -> str:
+        text: bytes = self.call("cuDeviceGetPCIBusId", 32, self._device)
+        return text.split(b"\0")[0].decode()
+
+    def allocate_pinned(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Any, NDArray[Any]]:
+        count = math.prod(shape)
+        address = self.call("cuMemHostAlloc", max(1, count * dtype.itemsize), 0)
+        memory: Any = (ctypes.c_ubyte * (count * dtype.itemsize)).from_address(int(address))
+        return address, np.frombuffer(memory, dtype, count).reshape(shape)
+
+    def copy_in(self, to: int, array: NDArray[Any], stream: Any) -> None:
+        self.call("cuMemcpyHtoDAsync", to, array.ctypes.data, array.nbytes, stream)
+
+    def copy_out(self, array: NDArray[Any], start: int, stream: Any) -> None:
+        self.call("cuMemcpyDtoHAsync", array.ctypes.data, start, array.nbytes, stream)
+
+    def capture(self, stream: Any, enqueue: Callable[[], None]) -> Any:
+        # Other threads may allocate meanwhile: in the global mode that would spoil the capture.
+        self.call("cuStreamBeginCapture", stream, self._cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
+        try:
+            enqueue()
+        except BaseException:
+            # What cannot be captured ends the capture with an error that is the same one.
+            code, graph = self._cu.cuStreamEndCapture(stream)
+            if int(code) == 0:
+                self.call("cuGraphDestroy", graph)
+            raise
+        graph = self.call("cuStreamEndCapture", stream)
+        try:
+            return self.call("cuGraphInstantiate", graph, 0)
+        finally:
+            self.call("cuGraphDestroy", graph)
+
+
+_METHODS = {
+    "cuDevicePrimaryCtxRetain": "retain_primary_context",
+    "cuDevicePrimaryCtxRelease": "detach",
+    "cuDeviceGetPCIBusId": "pci_bus_id",
+    "cuCtxPushCurrent": "push",
+    "cuMemFree": "free",
+    "cuMemFreeHost": "free",
+    "cuStreamSynchronize": "synchronize",
+    "cuEventRecord": "record",
+    "cuEventElapsedTime": "time_till",
+}
+"""The driver's functions that PyCUDA has as methods of their first argument."""
+
+_BY_DESTRUCTOR = ("cuStreamDestroy", "cuEventDestroy")
+"""What PyCUDA does when the last reference to the argument ends."""
+
+
+class PyCuda:
+    """The driver through PyCUDA, which has no graphs; the interface of :class:`CudaPython`."""
+
+    graphs = False
+
+    def __init__(self, driver: Any, index: int) -> None:
+        self._cu = driver
+        self.through = f"pycuda {_version('pycuda')}"
+        self._functions: dict[str, Callable[..., Any]] = {
+            "cuInit": driver.init,
+            "cuDeviceGet": driver.Device,
+            # A thread that ends with a context on PyCUDA's own stack takes the process with it.
+            "cuCtxPopCurrent": driver.Context.pop,
+            "cuMemGetInfo": driver.mem_get_info,
+            "cuMemAlloc": driver.mem_alloc,
+            "cuMemHostAlloc": driver.pagelocked_empty,
+            "cuMemcpyHtoDAsync": driver.memcpy_htod_async,
+            "cuMemcpyDtoHAsync": driver.memcpy_dtoh_async,
+            "cuStreamCreate": driver.Stream,
+            "cuEventCreate": driver.Event,
+        }
+        self.call("cuInit")
+        self._device = self.call("cuDeviceGet", index)
+        self.context = self.call("cuDevicePrimaryCtxRetain", self._device)
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        if name in _BY_DESTRUCTOR:
+            return None
+        try:
+            if name in _METHODS:
+                return getattr(arguments[0], _METHODS[name])(*arguments[1:])
+            return self._functions[name](*arguments)
+        except self._cu.MemoryError as error:
+            raise _failure(name, one_line(error), _OUT_OF_MEMORY) from None
+        except self._cu.Error as error:
+            # Its errors carry the driver's words but not its code.
+            text = one_line(error)
+            raise _failure(name, text, next((code for code, words in _STICKY.items() if words in text), -1)) from None
+
+    def release(self) -> None:
+        self.call("cuDevicePrimaryCtxRelease", self.context)
+
+    def bus_id(self) -> str:
+        return str(self.call("cuDeviceGetPCIBusId", self._device))
+
+    def allocate_pinned(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Any, NDArray[Any]]:
+        array = self.call("cuMemHostAlloc", shape, dtype)
+        return array.base, array
+
+    def copy_in(self, to: int, array: NDArray[Any], stream: Any) -> None:
+        self.call("cuMemcpyHtoDAsync", to, array, stream)
+
+    def copy_out(self, array: NDArray[Any], start: int, stream: Any) -> None:
+        self.call("cuMemcpyDtoHAsync", array, start, stream)
+
+    def capture(self, stream: Any, enqueue: Callable[[], None]) -> Any:
+        raise BackendError(f"{self.through} has no CUDA graphs; for them, {PIP}")

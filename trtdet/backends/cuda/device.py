@@ -7,20 +7,31 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from trtdet.backends.cuda.bindings import PIP, Bindings, DeviceFailed, OutOfMemory
-from trtdet.backends.cuda.clocks import Clocks, read_clocks
-from trtdet.backends.cuda.cuda_python import CudaPython
+from trtdet.backends.cuda.bindings import PIP, CudaPython, DeviceFailed, OutOfMemory, PyCuda
 from trtdet.backends.cuda.driver import Device, absence, devices
-from trtdet.backends.cuda.py_cuda import PyCuda
 from trtdet.errors import BackendError, one_line
 
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING in cuda.h
 
-def open_device(index: int = 0) -> Gpu:
+_THROTTLE_REASONS = {
+    0x2: "application clocks are set",
+    0x4: "power limit",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "thermal limit of the software",
+    0x40: "thermal limit of the hardware",
+    0x80: "power brake",
+    0x100: "display clocks are set",
+}
+"""nvmlClocksEventReason* in nvml.h; 0x1 is idleness, which is none."""
+
+
+def open_device(index: int = 0) -> CudaDevice:
     """A device to work on, by its primary context, which it shares with the libraries of this process.
 
     Args:
@@ -29,32 +40,23 @@ def open_device(index: int = 0) -> Gpu:
     Raises:
         BackendError: no driver, one that does not fit, no such device, or neither PyCUDA nor cuda-python is usable.
     """
-    missing = absence()
-    if missing:
-        raise BackendError(missing, "run this on a machine with a CUDA device")
-    found = {device.index: device for device in devices()}
-    if index not in found:
-        raise BackendError(f"no CUDA device {index}; this machine has {', '.join(map(str, found))}")
-    return Gpu(found[index], _new_bindings(index))
-
-
-def _new_bindings(index: int) -> Bindings:
-    """The first installed package, on a device.
-
-    Raises:
-        BackendError: none is installed, or the driver refused the device.
-    """
-    refused = []
-    for package, module, make in (
+    reason = absence()
+    if reason:
+        raise BackendError(reason, "run this on a machine with a CUDA device")
+    shown = {device.index: device for device in devices()}
+    if index not in shown:
+        raise BackendError(f"no CUDA device {index}; this machine has {', '.join(map(str, shown))}")
+    missing = []
+    for package, module, bindings in (
         ("pycuda", "pycuda.driver", PyCuda),
         ("cuda-python", "cuda.bindings.driver", CudaPython),
     ):
         try:
-            return make(importlib.import_module(module), index)
+            return CudaDevice(shown[index], bindings(importlib.import_module(module), index))
         except ImportError as error:
-            refused.append(f"{package}: {one_line(error)}")
+            missing.append(f"{package}: {one_line(error)}")
     raise BackendError(
-        f"no package to reach the GPU with ({'; '.join(refused)})", f"{PIP} or pip install 'trtdet[pycuda]'"
+        f"no package to reach the GPU with ({'; '.join(missing)})", f"{PIP} or pip install 'trtdet[pycuda]'"
     )
 
 
@@ -65,8 +67,11 @@ def _gib(size: int) -> str:
 class _Owned:
     """A resource of the device, released once: by ``free`` or at the end of a ``with`` block."""
 
-    def __init__(self, gpu: Gpu, raw: Any, release: Callable[[Any], None]) -> None:
-        self._gpu, self._raw, self._release = gpu, raw, release
+    release: ClassVar[str]
+    """The driver's function for it."""
+
+    def __init__(self, gpu: CudaDevice, raw: Any) -> None:
+        self._gpu, self._raw = gpu, raw
 
     def free(self) -> None:
         """Releases it; a second call does nothing."""
@@ -76,11 +81,11 @@ class _Owned:
         with self._gpu.current():
             # The failure was reported where the work was waited for; a failed device has nothing to release.
             with suppress(DeviceFailed):
-                self._release(raw)
+                self._gpu.bindings.call(self.release, raw)
             # PyCUDA destroys an object with its last reference, for which the device must be current.
             del raw
 
-    def __enter__(self: _Thing) -> _Thing:
+    def __enter__(self: _Resource) -> _Resource:
         return self
 
     def __exit__(
@@ -89,42 +94,43 @@ class _Owned:
         self.free()
 
 
-_Thing = TypeVar("_Thing", bound=_Owned)
+_Resource = TypeVar("_Resource", bound=_Owned)
 
 
 class Buffer(_Owned):
     """Memory of the device: ``nbytes`` of it from ``address`` on."""
 
-    def __init__(self, gpu: Gpu, raw: Any, nbytes: int) -> None:
-        super().__init__(gpu, raw, gpu.bindings.free)
+    release = "cuMemFree"
+
+    def __init__(self, gpu: CudaDevice, raw: Any, nbytes: int) -> None:
+        super().__init__(gpu, raw)
         self.address, self.nbytes = int(raw), nbytes
 
 
 class Pinned(_Owned):
     """Page-locked memory of the host, which the device copies from and to. ``array`` is invalid after ``free``."""
 
-    def __init__(self, gpu: Gpu, raw: Any, array: NDArray[Any]) -> None:
-        super().__init__(gpu, raw, gpu.bindings.free_pinned)
+    release = "cuMemFreeHost"
+
+    def __init__(self, gpu: CudaDevice, raw: Any, array: NDArray[Any]) -> None:
+        super().__init__(gpu, raw)
         self.array = array
 
 
 class Graph(_Owned):
     """Work that was captured from a stream and is launched as a whole."""
 
-    def __init__(self, gpu: Gpu, raw: Any) -> None:
-        super().__init__(gpu, raw, gpu.bindings.free_graph)
+    release = "cuGraphExecDestroy"
 
 
 class Event(_Owned):
     """A moment in a stream."""
 
-    def __init__(self, gpu: Gpu, raw: Any) -> None:
-        super().__init__(gpu, raw, gpu.bindings.free_event)
+    release = "cuEventDestroy"
 
     def since(self, start: Event) -> float:
         """Milliseconds from ``start`` to here; both were recorded, and their streams waited for."""
-        with self._gpu.current():
-            return self._gpu.bindings.elapsed(start._raw, self._raw)
+        return float(self._gpu.call("cuEventElapsedTime", start._raw, self._raw))
 
 
 class Stream(_Owned):
@@ -134,9 +140,11 @@ class Stream(_Owned):
         handle: its address, for libraries that take one.
     """
 
-    def __init__(self, gpu: Gpu, raw: Any) -> None:
-        super().__init__(gpu, raw, gpu.bindings.free_stream)
-        self.handle = gpu.bindings.stream_handle(raw)
+    release = "cuStreamDestroy"
+
+    def __init__(self, gpu: CudaDevice, raw: Any) -> None:
+        super().__init__(gpu, raw)
+        self.handle = int(getattr(raw, "handle", raw))
 
     def copy_in(self, to: Buffer, array: NDArray[Any]) -> None:
         """Copies a contiguous array to the device; it must stay as it is until the stream was waited for."""
@@ -150,8 +158,7 @@ class Stream(_Owned):
 
     def record(self, event: Event) -> None:
         """Marks the time at which all work queued so far is done."""
-        with self._gpu.current():
-            self._gpu.bindings.record(event._raw, self._raw)
+        self._gpu.call("cuEventRecord", event._raw, self._raw)
 
     def wait(self) -> None:
         """Blocks until all work is done.
@@ -159,8 +166,7 @@ class Stream(_Owned):
         Raises:
             BackendError: the device failed at it.
         """
-        with self._gpu.current():
-            self._gpu.bindings.wait(self._raw)
+        self._gpu.call("cuStreamSynchronize", self._raw)
 
     def capture(self, enqueue: Callable[[], None]) -> Graph:
         """Records what ``enqueue`` puts into this stream, without running it. Other threads may call CUDA meanwhile.
@@ -173,11 +179,10 @@ class Stream(_Owned):
 
     def launch(self, graph: Graph) -> None:
         """Runs a captured graph."""
-        with self._gpu.current():
-            self._gpu.bindings.launch(graph._raw, self._raw)
+        self._gpu.call("cuGraphLaunch", graph._raw, self._raw)
 
 
-class Gpu:
+class CudaDevice:
     """An open device. Any thread may make any call.
 
     Attributes:
@@ -186,10 +191,10 @@ class Gpu:
         through: the package that reaches the driver, with its version.
     """
 
-    def __init__(self, device: Device, bindings: Bindings) -> None:
+    def __init__(self, device: Device, bindings: CudaPython | PyCuda) -> None:
         self.device = device
         self.bindings = bindings
-        self.graphs = bindings.graphs
+        self.graphs: bool = bindings.graphs
         self.through = bindings.through
         self._nvml: Any = None
         self._open = True
@@ -197,16 +202,21 @@ class Gpu:
     @contextmanager
     def current(self) -> Iterator[None]:
         """Makes the device this thread's own inside the block, for libraries that take the current one."""
-        self.bindings.push()
+        self.bindings.call("cuCtxPushCurrent", self.bindings.context)
         try:
             yield
         finally:
-            self.bindings.pop()
+            self.bindings.call("cuCtxPopCurrent")
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Calls a function of the driver with the device current."""
+        with self.current():
+            return self.bindings.call(name, *arguments)
 
     def memory(self) -> tuple[int, int]:
         """Free and total memory, in bytes."""
-        with self.current():
-            return self.bindings.memory()
+        free, total = self.call("cuMemGetInfo")
+        return int(free), int(total)
 
     def buffer(self, nbytes: int) -> Buffer:
         """Memory on the device.
@@ -218,9 +228,9 @@ class Gpu:
         size = max(1, nbytes)
         with self.current():
             try:
-                return Buffer(self, self.bindings.allocate(size), size)
+                return Buffer(self, self.bindings.call("cuMemAlloc", size), size)
             except OutOfMemory:
-                free, total = self.bindings.memory()
+                free, total = self.memory()
                 raise BackendError(
                     f"{self.device.name} has no {_gib(size)} of memory left: {_gib(free)} of {_gib(total)} are free",
                     "take a smaller batch, or end other programs that use it",
@@ -245,16 +255,43 @@ class Gpu:
     def stream(self) -> Stream:
         """A stream of its own, which the default one does not wait for."""
         with self.current():
-            return Stream(self, self.bindings.new_stream())
+            return Stream(self, self.bindings.call("cuStreamCreate", _NON_BLOCKING))
 
     def event(self) -> Event:
         """An event that records the time."""
         with self.current():
-            return Event(self, self.bindings.new_event())
+            return Event(self, self.bindings.call("cuEventCreate", 0))
 
-    def clocks(self) -> Clocks | None:
-        """Its clocks, temperature and power; None where NVML does not report them, and :meth:`no_clocks` says why."""
-        return None if self.no_clocks() else read_clocks(*self._nvml)
+    def clocks(self) -> dict[str, Any] | None:
+        """Its state now; None where NVML does not report it, and :meth:`no_clocks` says why.
+
+        Returns:
+            ``sm_mhz``, ``sm_max_mhz``, ``memory_mhz``, ``memory_max_mhz``, ``temperature_c`` (degrees Celsius) and
+            ``power_w`` (watts), each None where the device does not report it; ``throttled``: why the clocks are held
+            back, in words, empty where they are not or where it is only idle.
+        """
+        if self.no_clocks():
+            return None
+        nvml, handle = self._nvml
+
+        def read(name: str, *arguments: Any) -> Any:
+            try:
+                return getattr(nvml, name)(handle, *arguments)
+            except nvml.NVMLError:
+                return None
+
+        power = read("nvmlDeviceGetPowerUsage")
+        # It was renamed in 2023; drivers before that know it only by its old name.
+        reasons = read("nvmlDeviceGetCurrentClocksThrottleReasons") or 0
+        return {
+            "sm_mhz": read("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
+            "sm_max_mhz": read("nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM),
+            "memory_mhz": read("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM),
+            "memory_max_mhz": read("nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_MEM),
+            "temperature_c": read("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
+            "power_w": None if power is None else power / 1000,
+            "throttled": tuple(words for bit, words in _THROTTLE_REASONS.items() if reasons & bit),
+        }
 
     def no_clocks(self) -> str:
         """Why there are no clocks to read; empty where there are."""
@@ -278,4 +315,4 @@ class Gpu:
             if self._nvml is not None:
                 self._nvml[0].nvmlShutdown()
                 self._nvml = None
-            self.bindings.close()
+            self.bindings.release()

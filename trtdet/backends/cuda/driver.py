@@ -32,9 +32,9 @@ class Device:
 
 def devices() -> tuple[Device, ...]:
     """The CUDA devices that the driver shows; empty where there is no driver or no device."""
-    driver, _ = _started()
-    found = []
-    for index in range(_count(driver) if driver is not None else 0):
+    driver, count, _ = _start()
+    shown = []
+    for index in range(count):
         handle, name = ctypes.c_int(), ctypes.create_string_buffer(256)
         major, minor, memory = ctypes.c_int(), ctypes.c_int(), ctypes.c_size_t()
         if driver.cuDeviceGet(ctypes.byref(handle), index) != 0:
@@ -43,14 +43,14 @@ def devices() -> tuple[Device, ...]:
         driver.cuDeviceGetAttribute(ctypes.byref(major), _MAJOR, handle)
         driver.cuDeviceGetAttribute(ctypes.byref(minor), _MINOR, handle)
         driver.cuDeviceTotalMem_v2(ctypes.byref(memory), handle)
-        found.append(Device(name.value.decode(errors="replace"), 10 * major.value + minor.value, memory.value, index))
-    return tuple(found)
+        sm = 10 * major.value + minor.value
+        shown.append(Device(name.value.decode(errors="replace"), sm=sm, memory=memory.value, index=index))
+    return tuple(shown)
 
 
 def absence() -> str:
     """Why there is no CUDA device, as words that fit after "as"; empty where there is one."""
-    driver, reason = _started()
-    return reason or ("" if _count(driver) else _no_device())
+    return _start()[2]
 
 
 def driver_version() -> str:
@@ -68,34 +68,21 @@ def _driver() -> Any:
         return None
 
 
-def _started() -> tuple[Any, str]:
-    """The driver, initialised, or None and what is in the way."""
-    driver = _driver()
+def _start() -> tuple[Any, int, str]:
+    """The initialised driver, how many devices it has, and why there is none."""
+    driver, count = _driver(), ctypes.c_int()
     if driver is None:
-        return None, "this machine has no CUDA driver"
+        return None, 0, "this machine has no CUDA driver"
     code = driver.cuInit(0)
-    if code == 0:
-        return driver, ""
-    if code == _NO_DEVICE:
-        return None, _no_device()
-    if code in TOO_OLD:
-        return None, f"this machine's CUDA driver does not fit: {_words(driver, code)}; update the driver"
-    return None, f"this machine's CUDA driver does not start: {_words(driver, code)}"
-
-
-def _no_device() -> str:
+    if code not in (0, _NO_DEVICE):
+        text = ctypes.c_char_p()
+        driver.cuGetErrorString(code, ctypes.byref(text))
+        words = f"error {code}" + (f", {text.value.decode(errors='replace')}" if text.value else "")
+        if code in TOO_OLD:
+            return None, 0, f"this machine's CUDA driver does not fit: {words}; update the driver"
+        return None, 0, f"this machine's CUDA driver does not start: {words}"
+    if code == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value:
+        return driver, count.value, ""
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return "this machine's CUDA driver shows no device" + (
-        f" (CUDA_VISIBLE_DEVICES is '{shown}')" if shown is not None else ""
-    )
-
-
-def _count(driver: Any) -> int:
-    count = ctypes.c_int()
-    return count.value if driver.cuDeviceGetCount(ctypes.byref(count)) == 0 else 0
-
-
-def _words(driver: Any, code: int) -> str:
-    text = ctypes.c_char_p()
-    known = driver.cuGetErrorString(code, ctypes.byref(text)) == 0 and text.value
-    return f"error {code}" + (f", {text.value.decode(errors='replace')}" if known and text.value else "")
+    setting = "" if shown is None else f" (CUDA_VISIBLE_DEVICES is '{shown}')"
+    return None, 0, f"this machine's CUDA driver shows no device{setting}"

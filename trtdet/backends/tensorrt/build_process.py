@@ -21,12 +21,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-Tell = Callable[[str, int, int], None]
-Say = Callable[[str], None]
+Report = Callable[[Any], None]
+"""Writes a line of JSON to the standard output: a list of stage, done and total, or a message."""
 
 _ADDR_NO_RANDOMIZE = 0x0040000  # sys/personality.h
 _QUERY = 0xFFFFFFFF
@@ -38,62 +37,62 @@ _LOAD = "load"
 _REFUSED = "refused.txt"
 
 
-@dataclass
-class Made:
-    """The result of a build: an engine, or the reason why there is none, as the builder reported it."""
-
-    engine: bytes = b""
-    error: str = ""
-    timing_cache: bytes = b""
-    calibration_cache: str = ""
+class RefusedError(Exception):
+    """There is no engine; the message is the builder's reason."""
 
 
 def main() -> None:
-    fix_addresses()
+    # Started again without address randomisation; where the system forbids that, it goes on with it.
+    libc = ctypes.CDLL(None, use_errno=True)
+    persona = libc.personality(_QUERY)
+    randomised = persona >= 0 and not persona & _ADDR_NO_RANDOMIZE
+    if randomised and libc.personality(persona | _ADDR_NO_RANDOMIZE) >= 0 and libc.personality(_QUERY) != persona:
+        os.execv(sys.executable, [sys.executable, *sys.argv])
     # A script's own folder comes first on the path, and there this package's tensorrt.py would hide the library.
     sys.path.pop(0)
-    tell, say = channel()
+    report = channel()
     request = json.loads(Path("request.json").read_text())
-    if request["plugins"] and not request["loads_plugins"]:
-        # Once a creator is registered there, parsing its operator ends the process without a message.
-        Path("error.txt").write_text("it takes no plugin libraries; leave them out or use --backend tensorrt")
-        return
-    with Path("log.txt").open("w") as log:
-        trt = __import__(request["module"])
-        logger = logger_of(trt, log, say)
-        made = build_or_explain(trt, request, logger, tell)
-        if made.error:
-            Path("error.txt").write_text(made.error)
-            return
-        if made.timing_cache:
-            Path("timing.cache").write_bytes(made.timing_cache)
-        if made.calibration_cache:
-            Path("calibration.cache").write_text(made.calibration_cache)
-        Path("engine").write_bytes(made.engine)
-        if request["options"]["embed_plugins"]:
-            refused = refused_elsewhere()
-            if refused:
-                Path("error.txt").write_text(refused)
-                return
-        if request["inspect"]:
-            # Last, after the engine was written: loading it can end the process.
-            layers = inspect(trt, made.engine, logger, request)
-            if layers:
-                Path("layers.json").write_text(layers)
+    refusals: tuple[type[Exception], ...] = (RefusedError,)
+    if request["implicit"] or request["compiled_plugins"]:
+        from trtdet.errors import TrtdetError
+
+        refusals = (RefusedError, TrtdetError)
+    try:
+        if request["plugins"] and not request["loads_plugins"]:
+            # Once a creator is registered there, parsing its operator ends the process without a message.
+            raise RefusedError("it takes no plugin libraries; leave them out or use --backend tensorrt")
+        with Path("log.txt").open("w") as log:
+            trt = __import__(request["module"])
+            logger = logger_of(trt, log, report)
+            files = build(trt, request, logger, report=report)
+            for name, data in files.items():
+                Path(name).write_bytes(data)
+            if request["options"]["embed_plugins"]:
+                check_embedded()
+            if request["inspect"]:
+                # Last, after the engine was written: loading it can end the process.
+                layers = inspect(trt, files["engine"], logger, request=request)
+                if layers:
+                    Path("layers.json").write_text(layers)
+    except refusals as error:
+        Path("error.txt").write_text(str(error))
 
 
-def refused_elsewhere() -> str:
-    """Why a process that has loaded no plugin library cannot load the engine; empty where it can.
+def check_embedded() -> None:
+    """Refuses an engine that a process that has loaded no plugin library cannot load.
 
     The engine may lack the libraries that it was to carry: TensorRT documents ``setPluginsToSerialize`` for
     version-compatible engines alone (NvInfer.h, ``IBuilderConfig``). Here they are known to the whole process.
     """
-    done = subprocess.run([sys.executable, __file__, _LOAD], stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    process = subprocess.run(
+        [sys.executable, __file__, _LOAD], stdin=subprocess.DEVNULL, capture_output=True, check=False
+    )
     refused = Path(_REFUSED)
-    if done.returncode == 0 and not refused.is_file():
-        return ""
-    words = refused.read_text() if refused.is_file() else f"it ends with exit code {done.returncode}"
-    return f"the plugin libraries are not in the engine, which a process without them cannot load: {words}"
+    if process.returncode != 0 or refused.is_file():
+        reason = refused.read_text() if refused.is_file() else f"it ends with exit code {process.returncode}"
+        raise RefusedError(
+            f"the plugin libraries are not in the engine, which a process without them cannot load: {reason}"
+        )
 
 
 def load() -> None:
@@ -110,38 +109,23 @@ def load() -> None:
             Path(_REFUSED).write_text(logger.first())
 
 
-def channel() -> tuple[Tell, Say]:
-    """What reports progress, and what passes messages on, both on the original standard output; everything else that is
-    printed is discarded from then on."""
+def channel() -> Report:
+    """Reports on the original standard output; everything else that is printed is discarded from then on."""
     stream = os.fdopen(os.dup(1), "w", buffering=1)
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.close(null)
     alone = threading.Lock()  # the builder's threads speak at the same time
 
-    def write(value: Any) -> None:
+    def report(value: Any) -> None:
         with alone:
             stream.write(json.dumps(value) + "\n")
 
-    def tell(stage: str, done: int, total: int) -> None:
-        write([stage, done, total])
-
-    return tell, write
+    return report
 
 
-def fix_addresses() -> None:
-    """Starts this script again without address randomisation; continues with it where the system forbids that."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    now = libc.personality(_QUERY)
-    if now < 0 or now & _ADDR_NO_RANDOMIZE or libc.personality(now | _ADDR_NO_RANDOMIZE) < 0:
-        return
-    if libc.personality(_QUERY) & _ADDR_NO_RANDOMIZE:
-        os.execv(sys.executable, [sys.executable, *sys.argv])
-
-
-def logger_of(trt: Any, log: Any, say: Say = lambda message: None) -> Any:
-    """A logger for the library: every message goes to a file, those above VERBOSE also to ``say``, and errors are kept
-    for the error message."""
+def logger_of(trt: Any, log: Any, report: Report = lambda message: None) -> Any:
+    """Every message goes to the file ``log``, those above VERBOSE are reported, and errors are kept."""
 
     class Logger(trt.ILogger):  # type: ignore[misc]  # the base is known only at run time
         def __init__(self) -> None:
@@ -152,7 +136,7 @@ def logger_of(trt: Any, log: Any, say: Say = lambda message: None) -> Any:
         def log(self, severity: Any, message: str) -> None:
             log.write(message + "\n")
             if severity != trt.ILogger.Severity.VERBOSE:
-                say(f"[{_LETTERS.get(severity.name, 'I')}] {message}")
+                report(f"[{_LETTERS.get(severity.name, 'I')}] {message}")
             if severity not in (trt.ILogger.Severity.INFO, trt.ILogger.Severity.VERBOSE):
                 self.messages.append(message)
             if severity in (trt.ILogger.Severity.ERROR, trt.ILogger.Severity.INTERNAL_ERROR):
@@ -165,30 +149,21 @@ def logger_of(trt: Any, log: Any, say: Say = lambda message: None) -> Any:
     return Logger()
 
 
-def build_or_explain(trt: Any, request: dict[str, Any], logger: Any, tell: Tell) -> Made:
-    """Builds; an error of trtdet's own calibration code becomes the reason for having no engine."""
-    if not request["implicit"]:
-        return build(trt, request, logger, tell)
-    from trtdet.errors import TrtdetError
+def build(trt: Any, request: dict[str, Any], logger: Any, report: Report) -> dict[str, bytes]:
+    """Builds the engine of a request.
 
-    try:
-        return build(trt, request, logger, tell)
-    except TrtdetError as error:
-        return Made(error=str(error))
+    Returns:
+        ``engine``, and ``timing.cache`` and ``calibration.cache`` where there are any.
 
+    Raises:
+        RefusedError: there is no builder, or the parser or the builder refused.
+        TrtdetError: the ranges, the calibration images or the compiled plugins do not fit.
+    """
+    builder = builder_with(trt, logger, request["plugins"], takes_plugins=request["loads_plugins"])
+    if request["compiled_plugins"]:
+        from trtdet.backends.tensorrt import silu_aot
 
-def build(trt: Any, request: dict[str, Any], logger: Any, tell: Tell) -> Made:
-    """Builds the engine of a request."""
-    try:
-        builder = builder_with(trt, logger, request["plugins"], request["loads_plugins"])
-    except OSError as error:
-        return Made(error=f"a plugin library cannot be loaded: {error}")
-    except TypeError:
-        # The bindings raise it for a null pointer; the reason is among the messages.
-        return Made(error=f"no builder: {logger.first()}")
-    refused = register_compiled(trt) if request["compiled_plugins"] else ""
-    if refused:
-        return Made(error=refused)
+        silu_aot.register(trt)
     flags = 0
     for name in request["network_flags"]:
         flags |= 1 << int(getattr(trt.NetworkDefinitionCreationFlag, name))
@@ -196,12 +171,11 @@ def build(trt: Any, request: dict[str, Any], logger: Any, tell: Tell) -> Made:
     parser = trt.OnnxParser(network, logger)
     model = Path("model.onnx").read_bytes()
     if not parser.parse(model):
-        if parser.num_errors:
-            logger.errors.insert(0, words_of(parser.get_error(0), model))
-        return Made(error="the parser refused the model: " + logger.first())
+        reason = parser_error(parser.get_error(0), model) if parser.num_errors else logger.first()
+        raise RefusedError(f"the parser refused the model: {reason}")
     config = builder.create_builder_config()
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
-    set_precisions(trt, network, config, request)
+    set_precisions(trt, network, config, request=request)
     if request["sms"]:
         config.num_compute_capabilities = len(request["sms"])
         for index, sm in enumerate(request["sms"]):
@@ -217,19 +191,25 @@ def build(trt: Any, request: dict[str, Any], logger: Any, tell: Tell) -> Made:
     # The cache and the monitor are held here: the configuration keeps no references to them.
     timings = timing_cache(config) if request["keep_timings"] else None
     if hasattr(trt, "IProgressMonitor"):
-        monitor = progress_monitor(trt, tell)
+        monitor = progress_monitor(trt, report)
         config.progress_monitor = monitor
-    calibration = calibration_of(trt, builder, network, config, request, tell) if request["implicit"] else None
+    calibration = None
+    if request["implicit"]:
+        calibration = calibration_of(trt, builder, network, config=config, request=request, report=report)
     engine = builder.build_serialized_network(network, config)
     if calibration is not None:
         calibration.check(engine is not None, logger.messages)
     if engine is None:
-        return Made(error="the builder gave no engine: " + logger.first())
-    learnt = bytes(config.get_timing_cache().serialize()) if timings is not None else b""
-    return Made(bytes(engine), "", learnt, (calibration.written or "") if calibration is not None else "")
+        raise RefusedError(f"the builder gave no engine: {logger.first()}")
+    files = {"engine": bytes(engine)}
+    if timings is not None:
+        files["timing.cache"] = bytes(config.get_timing_cache().serialize())
+    if calibration is not None:
+        files["calibration.cache"] = (calibration.written or "").encode()
+    return files
 
 
-def words_of(error: Any, model: bytes) -> str:
+def parser_error(error: Any, model: bytes) -> str:
     """A parser's error and the node it is about; TensorRT 8.6 gives the node's number only."""
     if hasattr(error, "node_name"):
         return f"node '{error.node_name()}' ({error.node_operator()}): {error.desc()}"
@@ -251,15 +231,15 @@ def set_precisions(trt: Any, network: Any, config: Any, request: dict[str, Any])
     computed = (trt.float16, trt.float32)
     for index in range(network.num_layers):
         layer = network.get_layer(index)
-        asked = request["precisions"].get(layer.name)
-        if asked is None:
+        precision = request["precisions"].get(layer.name)
+        if precision is None:
             continue
         # Layers that compute shapes and indices alone accept no other type; an assertion has no output. EfficientNMS
         # gives a count first and then boxes and scores.
         floats = [number for number in range(layer.num_outputs) if layer.get_output(number).dtype in computed]
         if floats:
-            layer.precision = types[asked]
-        if asked == "fp32":
+            layer.precision = types[precision]
+        if precision == "fp32":
             # The precision alone leaves the builder free to store a result in half, which boxes do not fit.
             for number in floats:
                 layer.set_output_type(number, trt.float32)
@@ -297,14 +277,14 @@ def timing_cache(config: Any) -> Any:
     return None
 
 
-def progress_monitor(trt: Any, tell: Tell) -> Any:
+def progress_monitor(trt: Any, report: Report) -> Any:
     """Reports the progress of all phases together; a nested phase is a part of one step of the phase around it."""
 
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]  # the base is known only at run time
         def __init__(self) -> None:
             super().__init__()
             self.phases: dict[str, list[int]] = {}
-            self.told = -1
+            self.reported = -1
 
         def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
             self.phases[phase_name] = [0, max(1, num_steps)]
@@ -317,9 +297,9 @@ def progress_monitor(trt: Any, tell: Tell) -> Any:
                 done += share * steps / count
                 share /= count
             percent = min(99, int(100 * done))
-            if percent > self.told:
-                self.told = percent
-                tell("", percent, 100)
+            if percent > self.reported:
+                self.reported = percent
+                report(["", percent, 100])
             return True
 
         def phase_finish(self, phase_name: str) -> None:
@@ -328,7 +308,7 @@ def progress_monitor(trt: Any, tell: Tell) -> Any:
     return Monitor()
 
 
-def calibration_of(trt: Any, builder: Any, network: Any, config: Any, request: dict[str, Any], tell: Tell) -> Any:
+def calibration_of(trt: Any, builder: Any, network: Any, config: Any, request: dict[str, Any], report: Report) -> Any:
     """Gives the builder the requested calibrator.
 
     Raises:
@@ -345,10 +325,34 @@ def calibration_of(trt: Any, builder: Any, network: Any, config: Any, request: d
             layer = network.get_layer(index)
             names += [layer.get_output(number).name for number in range(layer.num_outputs)]
         cache.matched(cache.read(implicit["cache"]), names, (), "the ranges")
-        calibration = calibrators.from_cache(trt, implicit["cache"])
+        calibration: Any = calibrators.CacheCalibration(trt, implicit["cache"])
     else:
-        images = calibrators.Images(source.name, shape, batches_of(implicit, tell), uploader())
-        calibration = calibrators.from_images(trt, implicit["calibrator"], images, implicit["percentile"] / 100)
+        from trtdet.backends import cuda
+        from trtdet.config import InputConfig
+        from trtdet.data import ImageStream
+
+        def batches() -> Iterator[Any]:
+            preprocess, done = InputConfig.model_validate(implicit["preprocess"]), 0
+            paths = [Path(name) for name in implicit["images"]]
+            for batch in ImageStream(paths, preprocess, batch_size=implicit["batch"]):
+                yield batch.images
+                done += len(batch)
+                report(["calibrating with TensorRT's own calibrator", done, len(paths)])
+
+        device = cuda.open_device()
+        stream, memory = device.stream(), list[cuda.Buffer]()
+
+        def upload(batch: Any) -> int:
+            # Each batch over the one before, in memory that is kept until the process ends.
+            if not memory:
+                memory.append(device.buffer(batch.nbytes))
+            stream.copy_in(memory[0], batch)
+            stream.wait()
+            return memory[0].address
+
+        images = calibrators.Images(source.name, shape, batches(), upload)
+        quantile = implicit["percentile"] / 100
+        calibration = calibrators.ImageCalibration(trt, implicit["calibrator"], images, quantile)
     config.int8_calibrator = calibration.calibrator
     if request["batch"]:
         # The network is calibrated at one shape, that of the images' batches.
@@ -356,36 +360,6 @@ def calibration_of(trt: Any, builder: Any, network: Any, config: Any, request: d
         profile.set_shape(source.name, shape, shape, shape)
         config.set_calibration_profile(profile)
     return calibration
-
-
-def batches_of(implicit: dict[str, Any], tell: Tell) -> Iterator[Any]:
-    """Batches of pre-processed images, of which memory holds one."""
-    from trtdet.config import InputConfig
-    from trtdet.data import ImageStream
-
-    paths = [Path(name) for name in implicit["images"]]
-    done = 0
-    for batch in ImageStream(paths, InputConfig.model_validate(implicit["preprocess"]), batch_size=implicit["batch"]):
-        yield batch.images
-        done += len(batch)
-        tell("calibrating with TensorRT's own calibrator", done, len(paths))
-
-
-def uploader() -> Callable[[Any], int]:
-    """Copies batches to the device, each over the one before, into memory that is kept until the process ends."""
-    from trtdet.backends import cuda
-
-    device = cuda.open_device()
-    stream, memory = device.stream(), list[cuda.Buffer]()
-
-    def upload(batch: Any) -> int:
-        if not memory:
-            memory.append(device.buffer(batch.nbytes))
-        stream.copy_in(memory[0], batch)
-        stream.wait()
-        return memory[0].address
-
-    return upload
 
 
 def inspect(trt: Any, engine: bytes, logger: Any, request: dict[str, Any]) -> str:
@@ -407,34 +381,21 @@ def builder_with(trt: Any, logger: Any, plugins: list[str], takes_plugins: bool)
 
     The registry loads them, also in TensorRT 8.6: Python loads TensorRT with its symbols hidden, so a library that is
     opened by other means does not find the registry in which to enter its creators.
-
-    Raises:
-        OSError: a library cannot be loaded.
     """
     if takes_plugins:
         # TensorRT's own plugins, EfficientNMS among them. TensorRT-RTX must have no creators at all.
         trt.init_libnvinfer_plugins(logger, "")
-    builder = trt.Builder(logger)
+    try:
+        builder = trt.Builder(logger)
+    except TypeError:
+        # The bindings raise it for a null pointer; the reason is among the messages.
+        raise RefusedError(f"no builder: {logger.first()}") from None
     for path in plugins:
         if builder.get_plugin_registry().load_library(path) is None:
-            raise OSError(f"'{path}' has no plugins for TensorRT {trt.__version__}")
+            raise RefusedError(
+                f"a plugin library cannot be loaded: '{path}' has no plugins for TensorRT {trt.__version__}"
+            )
     return builder
-
-
-def register_compiled(trt: Any) -> str:
-    """Registers trtdet's plugins as kernels that the engine carries.
-
-    Returns:
-        Why that is not possible; empty where it was done.
-    """
-    from trtdet.backends.tensorrt import silu_aot
-    from trtdet.errors import BackendError
-
-    try:
-        silu_aot.register(trt)
-    except BackendError as error:
-        return str(error)
-    return ""
 
 
 if __name__ == "__main__":

@@ -16,16 +16,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import onnx
-
 from trtdet.backends import cuda
-from trtdet.backends.base import BuildRequest, Built, Capabilities, Implicit, Typing
+from trtdet.backends.base import BuildRequest, Built, Capabilities, Typing
 from trtdet.backends.libraries import Library, library_named
 from trtdet.backends.tensorrt.messages import advised
-from trtdet.backends.tensorrt.opsets import missing_operators, newest_opset
+from trtdet.backends.tensorrt.opsets import missing_operators
 from trtdet.backends.tensorrt.silu_aot import NETWORK_FLAG
 from trtdet.calibration.cache import version_number
-from trtdet.config import NmsMode
+from trtdet.config import NmsMode, SiluForm
 from trtdet.errors import BackendError, one_line
 from trtdet.passes.plugin_ops import plugin_nodes
 from trtdet.passes.provenance import without_registry
@@ -42,12 +40,12 @@ _BUILDER_FLAGS: dict[str, tuple[str, ...]] = {"int8": ("INT8", "FP16"), "fp16": 
 _ADVICE = (
     (
         r"plugin libraries are not in the engine",
-        "add --version-compatible, as TensorRT's documentation speaks of libraries in such engines only, or leave "
-        "--embed-plugins out: the libraries then lie beside the engine",
+        "set engine.version_compatible=true, as TensorRT's documentation speaks of libraries in such engines only, or "
+        "leave engine.embed_plugins out: the libraries then lie beside the engine",
     ),
     (
         r"out of memory|OutOfMemory|cudaErrorMemoryAllocation",
-        "the device has too little free memory: end what else uses it, or build with a smaller --batch or --workspace",
+        "the device has too little free memory: end what else uses it, or build with a smaller batch or workspace",
     ),
     (
         r"driver version is insufficient|cudaErrorInsufficientDriver|system has unsupported display driver",
@@ -56,7 +54,7 @@ _ADVICE = (
     (
         r"getPluginCreator could not find|Plugin not found|plugin creator",
         "an operator of the model is unknown to this TensorRT: if it is a plugin, give the library that has it with "
-        "--plugin-library",
+        "--set engine.plugins=LIBRARY",
     ),
 )
 """Patterns of the builder's messages, and what to do about each."""
@@ -84,18 +82,33 @@ class TensorRT:
 
     def __init__(self) -> None:
         self._trt: Any = LIBRARY.load()
-        found = cuda.devices()
-        if not found:
+        devices = cuda.devices()
+        if not devices:
             raise BackendError(
                 f"TensorRT {self._trt.__version__} builds only on a machine with a CUDA device, and {cuda.absence()}",
                 "build on one that has, or use --backend tensorrt-rtx, which needs no GPU",
             )
-        self._device = found[0]
+        self._device = devices[0]
 
     @property
     def capabilities(self) -> Capabilities:
         version: str = self._trt.__version__
         major, minor = (int(part) for part in version.split(".")[:2])
+        implicit = LIBRARY.may_read_calibration_cache(version)
+        vc_plugin = True
+        try:
+            ctypes.CDLL(f"libnvinfer_vc_plugin.so.{major}")
+        except OSError:
+            vc_plugin = False
+        # By major version. Up to 10 a convolution, the SiLU after it and the quantisation of the result fuse
+        # (NVIDIA/TensorRT, thread 3205, and the plans in its tools/experimental/trt-engine-explorer); which form of
+        # weight scales 11 fuses is not published.
+        silu: tuple[SiluForm, ...] = ("swish", "keep", "plugin")
+        explicit, data_flow = Typing(), DataFlow(half=True, weights=("channel", "tensor"), fused=False)
+        if major == 10:
+            silu, explicit, data_flow = ("keep", "plugin"), Typing(("STRONGLY_TYPED",)), DataFlow(half=True, fused=True)
+        elif major < 10:
+            silu, explicit, data_flow = ("plugin", "keep"), Typing(("EXPLICIT_BATCH",), weak=True), DataFlow(fused=True)
         return Capabilities(
             name=LIBRARY.name,
             version=version,
@@ -109,35 +122,23 @@ class TensorRT:
             # The plugin of the 8.6.0 wheel takes the field and computes as if it were not there.
             nms_across_classes=not version.startswith("8.6.0"),
             max_topk=3840,
-            explicit=Typing(("EXPLICIT_BATCH",), weak=True)
-            if major < 10
-            else Typing(("STRONGLY_TYPED",) if major == 10 else ()),
-            implicit=Typing(("EXPLICIT_BATCH",) if major < 10 else (), weak=True)
-            if LIBRARY.may_read_calibration_cache(version)
-            else None,
+            explicit=explicit,
+            implicit=Typing(("EXPLICIT_BATCH",) if major < 10 else (), weak=True) if implicit else None,
             version_compatible=(major, minor) >= (8, 6),
             hardware_compatible=(major, minor) >= (8, 6),
             tf32=True,
             tactic_sources=tuple(getattr(getattr(self._trt, "TacticSource", None), "__members__", ())),
             # Without it one context alone could use the batches of a dynamic engine; later versions always share them.
             preview_features=("PROFILE_SHARING_0806",) if (major, minor) == (8, 6) else (),
-            cache_version=version_number(version) if LIBRARY.may_read_calibration_cache(version) else 0,
-            missing_ops=missing_operators((major, minor), _opens(f"libnvinfer_vc_plugin.so.{major}")),
-            max_opset=newest_opset((major, minor)),
-            silu=("plugin", "keep")
-            if major < 10
-            else ("keep", "plugin")
-            if major == 10
-            else ("swish", "keep", "plugin"),
+            cache_version=version_number(version) if implicit else 0,
+            missing_ops=missing_operators((major, minor), vc_plugin),
+            max_opset=LIBRARY.newest_opset(version),
+            silu=silu,
             loads_plugins=LIBRARY.loads_plugins,
             compiles_plugins=(major, minor) >= (10, 9),
-            data_flow=_data_flow(major),
+            data_flow=data_flow,
             fp8=major >= 10,
         )
-
-    def unsupported(self, model: onnx.ModelProto) -> dict[str, str]:
-        missing = self.capabilities.missing_ops
-        return {node.op_type: missing[node.op_type] for node in model.graph.node if node.op_type in missing}
 
     def build(self, request: BuildRequest, progress: Progress = silent) -> Built:
         if request.sms and request.sms != (self._device.sm,):
@@ -145,29 +146,7 @@ class TensorRT:
                 f"TensorRT builds for the GPU it runs on, which is compute capability {self._device.sm}, not "
                 f"{' '.join(map(str, request.sms))}; leave --sm out or use --backend tensorrt-rtx"
             )
-        return replace(build_engine(LIBRARY, self.capabilities, request, progress), sms=(self._device.sm,))
-
-
-def _opens(library: str) -> bool:
-    """Whether a library is found, as the parser looks for it."""
-    try:
-        ctypes.CDLL(library)
-    except OSError:
-        return False
-    return True
-
-
-def _data_flow(major: int) -> DataFlow:
-    """How a version's INT8 kernels read and write.
-
-    Up to 10 a convolution, the SiLU after it and the quantisation of the result fuse (NVIDIA/TensorRT, thread 3205, and
-    the plans in its tools/experimental/trt-engine-explorer); which form of weight scales 11 fuses is not published.
-    """
-    if major < 10:
-        return DataFlow(fused=True)
-    if major == 10:
-        return DataFlow(half=True, fused=True)
-    return DataFlow(half=True, weights=("channel", "tensor"), fused=False)
+        return replace(build_engine(LIBRARY, self.capabilities, request, progress=progress), sms=(self._device.sm,))
 
 
 def build_engine(
@@ -176,8 +155,7 @@ def build_engine(
     """Builds an engine in a process of its own, with detailed layer messages.
 
     Args:
-        library: builds the engine.
-        caps: its row.
+        library, caps: what builds it, and the capabilities of its installed version.
         request: the model and its settings.
         progress: called with the builder's phases.
         sms: compute capabilities to build for ahead of time; empty for the machine's own.
@@ -189,7 +167,7 @@ def build_engine(
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="trtdet-") as name:
         folder = Path(name)
-        (folder / "request.json").write_text(json.dumps(_facts(library, caps, request, sms)))
+        (folder / "request.json").write_text(json.dumps(_facts(library, caps, request, sms=sms)))
         (folder / "model.onnx").write_bytes(without_registry(request.model).SerializeToString())
         (folder / "timings").write_bytes(request.timing_cache)
         # The size of the environment shifts the heap, and with it the order of objects that are sorted by address.
@@ -210,18 +188,18 @@ def build_engine(
         try:
             assert process.stdout is not None
             for line in process.stdout:
-                told = json.loads(line)
-                if isinstance(told, str):
-                    messages.append(told)
-                    _LOG.info("%s", told)
+                report = json.loads(line)
+                if isinstance(report, str):
+                    messages.append(report)
+                    _LOG.info("%s", report)
                     continue
-                stage, done, total = told
+                stage, done, total = report
                 progress(stage or f"building the engine with {caps.name} {caps.version}", done, total)
             process.wait()
         finally:
             process.kill()
             process.communicate()
-        return _built(folder, process.returncode, caps, sms, started, tuple(messages))
+        return _built(folder, process.returncode, caps, sms=sms, started=started, messages=tuple(messages))
 
 
 def _facts(library: Library, caps: Capabilities, request: BuildRequest, sms: tuple[int, ...]) -> dict[str, Any]:
@@ -230,10 +208,23 @@ def _facts(library: Library, caps: Capabilities, request: BuildRequest, sms: tup
     if typing is None:
         raise BackendError(f"{caps.name} {caps.version} has no calibrators; quantise explicitly")
     compiled = caps.compiles_plugins and not request.plugins and any(plugin_nodes(request.model.graph))
+    captured = not any(node.op_type in _CONTROL_FLOW for node in request.model.graph.node)
+    calibration = None
+    if request.implicit is not None:
+        preprocess = request.implicit.preprocess
+        calibration = {
+            **asdict(replace(request.implicit, preprocess=None)),
+            "images": [str(path.resolve()) for path in request.implicit.images],
+            "preprocess": preprocess.model_dump(mode="json") if preprocess is not None else None,
+        }
+    options = ("version_compatible", "hardware_compatible", "embed_plugins", "tactic_sources", "tf32")
     return {
         "module": library.module,
         "network_flags": (*typing.network_flags, *((NETWORK_FLAG,) if compiled else ())),
-        "builder_flags": (*(_BUILDER_FLAGS[request.precision] if typing.weak else ()), *_capture_flags(caps, request)),
+        "builder_flags": (
+            *(_BUILDER_FLAGS[request.precision] if typing.weak else ()),
+            *(caps.capture_flags if captured else ()),
+        ),
         "sms": sms,
         "batch": request.batch,
         "preview_features": caps.preview_features,
@@ -241,22 +232,14 @@ def _facts(library: Library, caps: Capabilities, request: BuildRequest, sms: tup
         "plugins": [str(path.resolve()) for path in request.plugins],
         "loads_plugins": caps.loads_plugins,
         "compiled_plugins": compiled,
-        "implicit": _implicit_facts(request.implicit) if request.implicit is not None else None,
-        "options": asdict(request.options),
+        "implicit": calibration,
+        "options": {
+            "workspace": request.options.workspace_bytes,
+            **{name: getattr(request.options, name) for name in options},
+        },
         "keep_timings": caps.keeps_timing_cache,
         "inspect": caps.has_inspector,
     }
-
-
-def _capture_flags(caps: Capabilities, request: BuildRequest) -> tuple[str, ...]:
-    controlled = any(node.op_type in _CONTROL_FLOW for node in request.model.graph.node)
-    return () if controlled else caps.capture_flags
-
-
-def _implicit_facts(implicit: Implicit) -> dict[str, Any]:
-    preprocess = implicit.preprocess.model_dump(mode="json") if implicit.preprocess is not None else None
-    images = [str(path.resolve()) for path in implicit.images]
-    return {**asdict(replace(implicit, preprocess=None)), "images": images, "preprocess": preprocess}
 
 
 def _built(
@@ -279,16 +262,16 @@ def _built(
         last = printed[-1:] or lines[-1:] or ("no message",)
         problem = f"ended while building, with {how}: {last[0]}"
     if problem:
-        said = f"{caps.name} {caps.version}: {advised(one_line(problem), _ADVICE, lines[-5:])}"
-        raise BackendError(said, messages=(*messages, *printed, problem))
+        words = advised(one_line(problem), _ADVICE, lines[-5:])
+        raise BackendError(f"{caps.name} {caps.version}: {words}", messages=(*messages, *printed, problem))
     timings = folder / "timing.cache"
     return Built(
-        (folder / "engine").read_bytes(),
-        sms,
-        lines,
-        time.perf_counter() - started,
-        text("layers.json"),
-        timings.read_bytes() if timings.is_file() else b"",
-        text("calibration.cache"),
-        messages,
+        engine=(folder / "engine").read_bytes(),
+        sms=sms,
+        log=lines,
+        seconds=time.perf_counter() - started,
+        layers=text("layers.json"),
+        timing_cache=timings.read_bytes() if timings.is_file() else b"",
+        calibration_cache=text("calibration.cache"),
+        messages=messages,
     )

@@ -3,7 +3,7 @@ for TensorRT to choose them from.
 
 They live in the building process, in which the builder calls them. TensorRT's bindings treat an exception in a
 calibrator as the end of the images, and TensorRT builds without INT8 where it has no range: an error is kept here, and
-:meth:`Calibration.check` raises it.
+:meth:`CacheCalibration.check` and :meth:`ImageCalibration.check` raise it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,33 +43,6 @@ _WORDS = (
 """Messages of TensorRT 8.6 where it cannot or does not calibrate."""
 
 
-class Calibration(Protocol):
-    """A calibrator and its result.
-
-    Attributes:
-        calibrator: for ``IBuilderConfig.int8_calibrator``; this object must outlive the build.
-        written: the cache that TensorRT wrote; None before that.
-    """
-
-    calibrator: Any
-
-    @property
-    def written(self) -> str | None: ...
-
-    def check(self, built: bool, messages: Sequence[str]) -> None:
-        """Checks the calibration once the builder has returned, with or without an engine.
-
-        Args:
-            built: whether there is an engine; without one, an error of the builder is reported elsewhere.
-            messages: the builder's, oldest first.
-
-        Raises:
-            CalibrationError: TensorRT did not calibrate as requested; the message quotes it.
-            TrtdetError: the images ended with this error.
-        """
-        ...
-
-
 @dataclass(frozen=True)
 class Images:
     """Images for a network to be calibrated on.
@@ -88,21 +61,88 @@ class Images:
     upload: Callable[[NDArray[np.float32]], int]
 
 
-def from_cache(trt: Any, text: str) -> Calibration:
+def _base(trt: Any, rule: str) -> Any:
+    try:
+        return getattr(trt, CALIBRATORS[rule])
+    except AttributeError:
+        title = next(library.title for library in LIBRARIES if library.module == trt.__name__)
+        raise BackendError(
+            f"implicit quantisation is gone in {title} {trt.__version__}, it has no {CALIBRATORS[rule]}",
+            "use --quantization explicit, which writes the ranges into the model and works with every version",
+        ) from None
+
+
+def _reason(messages: Sequence[str]) -> str:
+    quoted = [line for line in messages if any(words in line for words in _WORDS)]
+    return one_line(" ".join(dict.fromkeys(quoted))) if quoted else "it gave no reason"
+
+
+class CacheCalibration:
     """A calibrator that hands over a cache and has no images.
 
     Args:
         trt: the module ``tensorrt``.
         text: as :func:`trtdet.calibration.cache.write` gives it for this version and ``EntropyCalibration2``.
 
+    Attributes:
+        calibrator: for ``IBuilderConfig.int8_calibrator``; this object must outlive the build.
+        written: the cache that TensorRT wrote; None before that.
+
     Raises:
         BackendError: this version has no calibrators.
     """
-    return _FromCache(_base(trt, "entropy"), text)
+
+    def __init__(self, trt: Any, text: str) -> None:
+        self.written: str | None = None
+        self._read = self._images_requested = False
+        base: Any = _base(trt, "entropy")
+        calibration = self
+
+        class Calibrator(base):  # type: ignore[misc]  # the base is known only at run time
+            def __init__(self) -> None:
+                # Not super(): the bindings find their own part of the object through the base alone.
+                base.__init__(self)
+
+            def get_batch_size(self) -> int:
+                return 1
+
+            def get_batch(self, names: list[str]) -> None:
+                calibration._images_requested = True
+
+            def read_calibration_cache(self) -> bytes:
+                calibration._read = True
+                return text.encode()
+
+            def write_calibration_cache(self, cache: Any) -> None:
+                calibration.written = bytes(cache).decode()
+
+        self.calibrator = Calibrator()
+
+    def check(self, built: bool, messages: Sequence[str]) -> None:
+        """Checks the calibration once the builder has returned, with or without an engine.
+
+        Args:
+            built: whether there is an engine; without one, an error of the builder is reported elsewhere.
+            messages: the builder's, oldest first.
+
+        Raises:
+            CalibrationError: TensorRT did not calibrate as requested; the message quotes it.
+        """
+        if self._images_requested:
+            raise CalibrationError(
+                f"TensorRT refused the ranges that it was given and asked for images instead: {_reason(messages)}",
+                "calibrate again, or use --quantization explicit",
+            )
+        if built and not self._read:
+            raise CalibrationError(
+                f"TensorRT built an engine without the ranges that it was given: {_reason(messages)}",
+                "a network with Q/DQ nodes needs --quantization explicit",
+            )
 
 
-def from_images(trt: Any, rule: str, images: Images, quantile: float = 0.9999) -> Calibration:
-    """One of TensorRT's own calibrators, fed with images through Polygraphy.
+class ImageCalibration:
+    """One of TensorRT's own calibrators, fed with images through Polygraphy; the attributes of
+    :class:`CacheCalibration`.
 
     A batch that is smaller than the network's, as the last may be, is filled with its own images again. TensorRT takes
     a single batch size; leaving images out could lose the largest activation, while counting images twice changes a
@@ -119,121 +159,33 @@ def from_images(trt: Any, rule: str, images: Images, quantile: float = 0.9999) -
         CalibrationError: there are no images, or they do not fit the network.
         ConfigError: TensorRT has no calibrator of that rule.
     """
-    if rule not in CALIBRATORS:
-        raise ConfigError(
-            f"TensorRT has no calibrator for the rule '{rule}'; allowed: {', '.join(CALIBRATORS)}",
-            "--calibrator trtdet takes every rule",
-        )
-    base = _base(trt, rule)
-    try:
-        from polygraphy.backend.trt import Calibrator
-    except ImportError as error:
-        raise BackendError(
-            f"TensorRT's own calibrators are fed through Polygraphy, which is not installed here ({error})",
-            "pip install 'trtdet[trt]', or use --calibrator trtdet, which does not need it",
-        ) from None
-    feed = _Feed(images)
-    calibrator = Calibrator(
-        feed, BaseClass=base, batch_size=images.shape[0], quantile=quantile, regression_cutoff=_CUTOFF
-    )
-    return _FromImages(calibrator, feed)
 
-
-def _base(trt: Any, rule: str) -> Any:
-    try:
-        return getattr(trt, CALIBRATORS[rule])
-    except AttributeError:
-        title = next(library.title for library in LIBRARIES if library.module == trt.__name__)
-        raise BackendError(
-            f"implicit quantisation is gone in {title} {trt.__version__}, it has no {CALIBRATORS[rule]}",
-            "use --quantization explicit, which writes the ranges into the model and works with every version",
-        ) from None
-
-
-def _reason(messages: Sequence[str]) -> str:
-    found = [line for line in messages if any(words in line for words in _WORDS)]
-    return one_line(" ".join(dict.fromkeys(found))) if found else "it gave no reason"
-
-
-class _FromCache:
-    def __init__(self, base: Any, text: str) -> None:
-        self.written: str | None = None
-        self.read = self.asked = False
-        kept = self
-
-        class Calibrator(base):  # type: ignore[misc]  # the base is known only at run time
-            def __init__(self) -> None:
-                # Not super(): the bindings find their own part of the object through the base alone.
-                base.__init__(self)
-
-            def get_batch_size(self) -> int:
-                return 1
-
-            def get_batch(self, names: list[str]) -> None:
-                kept.asked = True
-
-            def read_calibration_cache(self) -> bytes:
-                kept.read = True
-                return text.encode()
-
-            def write_calibration_cache(self, cache: Any) -> None:
-                kept.written = bytes(cache).decode()
-
-        self.calibrator = Calibrator()
-
-    def check(self, built: bool, messages: Sequence[str]) -> None:
-        if self.asked:
-            raise CalibrationError(
-                f"TensorRT refused the ranges that it was given and asked for images instead: {_reason(messages)}",
-                "calibrate again, or use --quantization explicit",
+    def __init__(self, trt: Any, rule: str, images: Images, quantile: float = 0.9999) -> None:
+        if rule not in CALIBRATORS:
+            raise ConfigError(
+                f"TensorRT has no calibrator for the rule '{rule}'; allowed: {', '.join(CALIBRATORS)}",
+                "--set calibration.calibrator=trtdet takes every rule",
             )
-        if built and not self.read:
-            raise CalibrationError(
-                f"TensorRT built an engine without the ranges that it was given: {_reason(messages)}",
-                "a network with Q/DQ nodes needs --quantization explicit",
-            )
-
-
-class _Feed:
-    """The input of Polygraphy's calibrator: for each batch, the address of its copy on the device."""
-
-    def __init__(self, images: Images) -> None:
-        self.batches = 0
-        self.ended = False
-        self.failure: Exception | None = None
-        self._images = images
+        base = _base(trt, rule)
+        try:
+            from polygraphy.backend.trt import Calibrator
+        except ImportError as error:
+            raise BackendError(
+                f"TensorRT's own calibrators are fed through Polygraphy, which is not installed here ({error})",
+                "pip install 'trtdet[trt]', or use --set calibration.calibrator=trtdet, which does not need it",
+            ) from None
+        self._images, self._uploaded, self._ended = images, 0, False
+        self._failure: Exception | None = None
         batches = iter(images.batches)
         first = next(batches, None)
         if first is None:
             raise CalibrationError(
                 "there is no image to calibrate on", "give a folder of images or a list of file names"
             )
-        self._batches = chain([self._whole(first)], map(self._whole, batches))
-
-    def __iter__(self) -> Iterator[dict[str, int]]:
-        try:
-            for batch in self._batches:
-                address = int(self._images.upload(batch))
-                self.batches += 1
-                yield {self._images.input: address}
-            self.ended = True
-        except Exception as error:
-            # TensorRT's bindings would print it and continue as if there were no more images.
-            self.failure = error
-
-    def _whole(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
-        shape = self._images.shape
-        if not 0 < len(batch) <= shape[0] or batch.shape[1:] != shape[1:]:
-            raise CalibrationError(
-                f"a calibration batch has the shape {batch.shape}, the network takes {shape} and fewer images"
-            )
-        return np.ascontiguousarray(batch if len(batch) == shape[0] else np.resize(batch, shape), np.float32)
-
-
-class _FromImages:
-    def __init__(self, calibrator: Any, feed: _Feed) -> None:
-        self.calibrator = calibrator
-        self._feed = feed
+        feed = self._feed(chain([self._filled(first)], map(self._filled, batches)))
+        self.calibrator = Calibrator(
+            feed, BaseClass=base, batch_size=images.shape[0], quantile=quantile, regression_cutoff=_CUTOFF
+        )
 
     @property
     def written(self) -> str | None:
@@ -241,20 +193,43 @@ class _FromImages:
         return None if cache is None else cache.decode()
 
     def check(self, built: bool, messages: Sequence[str]) -> None:
-        feed = self._feed
-        if isinstance(feed.failure, TrtdetError):
-            raise feed.failure
-        if feed.failure is not None:
+        """As :meth:`CacheCalibration.check`.
+
+        Raises:
+            CalibrationError: TensorRT did not calibrate on all images; the message quotes it.
+            TrtdetError: the images ended with this error.
+        """
+        if isinstance(self._failure, TrtdetError):
+            raise self._failure
+        if self._failure is not None:
             raise CalibrationError(
-                f"after {feed.batches} batches the calibration images could not be given to TensorRT: "
-                f"{type(feed.failure).__name__}: {one_line(feed.failure)}",
+                f"after {self._uploaded} batches the calibration images could not be given to TensorRT: "
+                f"{type(self._failure).__name__}: {one_line(self._failure)}",
                 "free device memory and build again",
-            ) from feed.failure
-        if not built:
-            return
-        if not feed.ended or self.written is None:
+            ) from self._failure
+        if built and (not self._ended or self.written is None):
             raise CalibrationError(
-                f"TensorRT built an engine without calibrating it on all images, it asked for {feed.batches} batches: "
-                f"{_reason(messages)}",
+                f"TensorRT built an engine without calibrating it on all images, it asked for {self._uploaded} "
+                f"batches: {_reason(messages)}",
                 "a network with Q/DQ nodes needs --quantization explicit",
             )
+
+    def _feed(self, batches: Iterable[NDArray[np.float32]]) -> Iterator[dict[str, int]]:
+        """For each batch, the address of its copy on the device."""
+        try:
+            for batch in batches:
+                address = int(self._images.upload(batch))
+                self._uploaded += 1
+                yield {self._images.input: address}
+            self._ended = True
+        except Exception as error:
+            # TensorRT's bindings would print it and continue as if there were no more images.
+            self._failure = error
+
+    def _filled(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
+        shape = self._images.shape
+        if not 0 < len(batch) <= shape[0] or batch.shape[1:] != shape[1:]:
+            raise CalibrationError(
+                f"a calibration batch has the shape {batch.shape}, the network takes {shape} and fewer images"
+            )
+        return np.ascontiguousarray(batch if len(batch) == shape[0] else np.resize(batch, shape), np.float32)

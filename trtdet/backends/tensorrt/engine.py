@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from trtdet.backends import cuda
 from trtdet.backends.base import LayerTime, RunInfo
+from trtdet.backends.libraries import LIBRARIES
 from trtdet.backends.tensorrt.engine_context import EngineContext
-from trtdet.backends.tensorrt.engine_facts import EngineFacts, check_format, fitting_devices, obstacle
-from trtdet.backends.tensorrt.engine_layers import layer_times, layers_by_name, new_profiler
+from trtdet.backends.tensorrt.engine_facts import EngineFacts, fitting_devices, obstacle
+from trtdet.backends.tensorrt.engine_layers import layer_times, new_profiler
 from trtdet.backends.tensorrt.loaded_engine import LoadedEngine
 from trtdet.errors import BackendError
 
@@ -35,7 +36,18 @@ def open_engine(engine: bytes, facts: EngineFacts, *, graphs: bool = True) -> En
     reason = obstacle(facts)
     if reason:
         raise BackendError(f"the engine cannot be run here, as {reason}")
-    check_format(engine, facts.library)
+    if not engine:
+        raise BackendError("the engine is empty", "build it again")
+    # As far as the formats are published; TensorRT itself refuses the rest when it loads the engine.
+    library = facts.library
+    foreign = any(engine.startswith(row.magic) for row in LIBRARIES if row.magic and row != library)
+    if foreign or not engine.startswith(library.magic):
+        raise BackendError(f"this is not an engine of {library.title}: it starts with {engine[:4]!r}", "build it again")
+    missing = library.missing_bytes(engine)
+    if missing:
+        raise BackendError(
+            f"the engine was cut short: {len(engine)} of {len(engine) + missing} bytes", "build it again"
+        )
     gpu = cuda.open_device(fitting_devices(facts)[0].index)
     try:
         return EngineRunner(LoadedEngine(engine, facts, gpu), graphs)
@@ -50,10 +62,6 @@ class EngineRunner:
 
     A call with a dynamic batch is launched without a CUDA graph, as its shape may change; a context's does not. Of
     TensorRT-RTX it is launched as such a graph too, which the library captures for each shape.
-
-    Attributes:
-        on_device: the images are copied to a device, and the outputs back.
-        usual_batch: the batch that it was optimised for.
     """
 
     def __init__(self, loaded: LoadedEngine, graphs: bool) -> None:
@@ -63,16 +71,15 @@ class EngineRunner:
         self.batch: int | None = None if loaded.dynamic else loaded.batches[1]
         self.on_device = True
         self.model = None
-        self.usual_batch = loaded.batches[1]
         self.largest_batch: int | None = loaded.batches[2]
-        self.run_info = RunInfo(loaded.gpu.device.name, f"{loaded.title} {loaded.trt.__version__}")
         self._contexts: weakref.WeakSet[EngineContext] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._called: EngineContext | None = None
-        if not graphs:
-            self._run_without_graphs("they were not asked for")
-        elif not loaded.gpu.graphs and not loaded.captures_graphs:
-            self._run_without_graphs(f"{loaded.gpu.through} has none")
+        without_graphs = "" if graphs else "they were not asked for"
+        if graphs and not loaded.gpu.graphs and not loaded.captures_graphs:
+            without_graphs = f"{loaded.gpu.through} has none"
+        library = f"{loaded.title} {loaded.trt.__version__}"
+        self.run_info = RunInfo(loaded.gpu.device.name, library, without_graphs=without_graphs)
 
     def __call__(self, images: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
         smallest, _, largest = self._loaded.batches
@@ -92,7 +99,7 @@ class EngineRunner:
 
     def new_context(self, images: NDArray[np.float32]) -> EngineContext:
         with self._lock:
-            context = self._context_of(images)
+            context = self._filled_context(images)
             # The first run also does what is done once; it must not be captured.
             context.run()
             self._capture(context)
@@ -102,15 +109,14 @@ class EngineRunner:
     def profile(self, images: NDArray[np.float32], runs: int, warm_up: int) -> tuple[LayerTime, ...]:
         profiler = new_profiler(self._loaded.trt)
         with self._lock:
-            context = self._context_of(images, profiler)
+            context = self._filled_context(images, profiler)
         rows: list[list[tuple[str, float]]] = []
         for _ in range(warm_up + runs):
             profiler.times = []
             context.run()
             rows.append(profiler.times)
         context.close()
-        known = layers_by_name(self.inspect())
-        return layer_times(rows[warm_up:], known)
+        return layer_times(rows[warm_up:], self.inspect())
 
     def inspect(self) -> str:
         """The report of TensorRT's inspector on the engine, JSON with a list ``Layers``.
@@ -126,12 +132,11 @@ class EngineRunner:
                 raise BackendError("the engine has no information on its layers", "build it with profiling verbosity")
             return str(report)
 
-    def clocks(self) -> cuda.Clocks | None:
-        """The clocks of the device; None where NVML does not report them."""
+    def clocks(self) -> dict[str, Any] | None:
         return self._loaded.gpu.clocks()
 
     def close(self) -> None:
-        """Releases everything on the device, contexts first. A second call does nothing."""
+        """Releases everything on the device, contexts first; a second call does nothing."""
         for context in list(self._contexts):
             context.close()
         self._loaded.close()
@@ -144,7 +149,7 @@ class EngineRunner:
     ) -> None:
         self.close()
 
-    def _context_of(self, images: NDArray[np.float32], profiler: Any = None) -> EngineContext:
+    def _filled_context(self, images: NDArray[np.float32], profiler: Any = None) -> EngineContext:
         smallest, _, largest = self._loaded.batches
         if not smallest <= len(images) <= largest:
             allowed = str(largest) if smallest == largest else f"{smallest} to {largest}"
@@ -160,7 +165,4 @@ class EngineRunner:
 
     def _capture(self, context: EngineContext) -> None:
         if not self.run_info.without_graphs and not context.captured:
-            self._run_without_graphs(context.capture())
-
-    def _run_without_graphs(self, reason: str) -> None:
-        self.run_info = replace(self.run_info, without_graphs=reason)
+            self.run_info = replace(self.run_info, without_graphs=context.capture())

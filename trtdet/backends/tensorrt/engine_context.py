@@ -48,12 +48,12 @@ class EngineContext:
                 self._trt_context.profiler = profiler
             self._resize(largest)
             self._memory: dict[str, tuple[cuda.Buffer, cuda.Pinned]] = {}
-            for name, shape in self._shapes.items():
-                dtype, count = self._dtypes[name], math.prod(shape)
-                memory = stack.enter_context(gpu.buffer(count * dtype.itemsize))
-                self._memory[name] = memory, stack.enter_context(gpu.pinned((count,), dtype))
-                if not self._trt_context.set_tensor_address(name, memory.address):
-                    raise loaded.refused(f"taking memory for '{name}'", mark)
+            for tensor in (loaded.input, *loaded.outputs):
+                count = math.prod(self._shapes[tensor.name])
+                memory = stack.enter_context(gpu.buffer(count * tensor.dtype.itemsize))
+                self._memory[tensor.name] = memory, stack.enter_context(gpu.pinned((count,), tensor.dtype))
+                if not self._trt_context.set_tensor_address(tensor.name, memory.address):
+                    raise loaded.refused(f"taking memory for '{tensor.name}'", mark)
             self._kept = stack.pop_all()
         self._finish = weakref.finalize(self, _end_context, self._stream, self._kept)
 
@@ -130,10 +130,6 @@ class EngineContext:
     @property
     def _trt_context(self) -> Any:
         return self._held[0]
-
-    @property
-    def _dtypes(self) -> dict[str, np.dtype[Any]]:
-        return {tensor.name: tensor.dtype for tensor in (self._loaded.input, *self._loaded.outputs)}
 
     def _array(self, name: str) -> NDArray[Any]:
         shape = self._shapes[name]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trtdet.backends import cuda
 from trtdet.backends.base import Capabilities
-from trtdet.backends.libraries import LIBRARIES, Library, library_named
+from trtdet.backends.libraries import Library, library_named
 from trtdet.bundle import Bundle
 from trtdet.errors import BackendError
 
@@ -88,16 +88,3 @@ def fitting_devices(facts: EngineFacts) -> list[cuda.Device]:
         for device in cuda.devices()
         if device.sm in facts.sms or (facts.hardware_compatible and device.sm >= _AMPERE)
     ]
-
-
-def check_format(data: bytes, library: Library) -> None:
-    """Refuses another library's engine and one that was cut short, as far as the formats are published; TensorRT itself
-    refuses the rest when it loads the engine."""
-    if not data:
-        raise BackendError("the engine is empty", "build it again")
-    foreign = any(data.startswith(row.engine.magic) for row in LIBRARIES if row.engine.magic and row != library)
-    if foreign or not data.startswith(library.engine.magic):
-        raise BackendError(f"this is not an engine of {library.title}: it starts with {data[:4]!r}", "build it again")
-    missing = library.engine.missing_bytes(data)
-    if missing:
-        raise BackendError(f"the engine was cut short: {len(data)} of {len(data) + missing} bytes", "build it again")

@@ -47,34 +47,22 @@ def new_profiler(trt: Any) -> Any:
     return Profiler()
 
 
-def layers_by_name(report: str) -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Type and ONNX nodes of each layer by its name.
-
-    Args:
-        report: the inspector's JSON; of an engine that was built with layer names alone, it lists just these.
-    """
-    found = {}
-    for layer in json.loads(report).get("Layers", []):
-        entry = {"Name": layer} if isinstance(layer, str) else layer
-        name = entry.get("Name", "")
-        found[name] = entry.get("LayerType", "unknown"), onnx_nodes(name, entry.get("Metadata", ""))
-    return found
-
-
-def layer_times(
-    rows: list[list[tuple[str, float]]], known: dict[str, tuple[str, tuple[str, ...]]]
-) -> tuple[LayerTime, ...]:
+def layer_times(rows: list[list[tuple[str, float]]], report: str) -> tuple[LayerTime, ...]:
     """The times of each layer over all runs, in the order in which the layers first ran.
 
     Args:
         rows: for each run, the layers that ran, with their milliseconds.
-        known: type and ONNX nodes by layer name.
+        report: the inspector's JSON; of an engine that was built with layer names alone, it lists just these.
     """
-    names = dict.fromkeys(name for row in rows for name, _ in row)
-    found = []
-    for name in names:
-        kind, nodes = known.get(name, ("unknown", onnx_nodes(name)))
+    kinds: dict[str, tuple[str, tuple[str, ...]]] = {}
+    for layer in json.loads(report).get("Layers", []):
+        entry = {"Name": layer} if isinstance(layer, str) else layer
+        name = entry.get("Name", "")
+        kinds[name] = entry.get("LayerType", "unknown"), onnx_nodes(name, entry.get("Metadata", ""))
+    times = []
+    for name in dict.fromkeys(name for row in rows for name, _ in row):
+        kind, nodes = kinds.get(name, ("unknown", onnx_nodes(name)))
         sums = tuple(math.fsum(ms for layer, ms in row if layer == name) for row in rows)
         count = max(sum(layer == name for layer, _ in row) for row in rows)
-        found.append(LayerTime(name, kind, nodes, sums, count))
-    return tuple(found)
+        times.append(LayerTime(name, type=kind, onnx=nodes, ms=sums, count=count))
+    return tuple(times)

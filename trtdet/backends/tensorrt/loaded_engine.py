@@ -23,7 +23,7 @@ _ADVICE = (
         r"not compatible with this version|version tag|library version",
         "build it again with the TensorRT installed here",
     ),
-    (r"plugin", "give the library that has the plugin with --plugin-library when building"),
+    (r"plugin", "give the library that has the plugin with --set engine.plugins=LIBRARY when building"),
     (r"out of memory|outofmemory|failed to allocate|memory allocation", "take a smaller batch, or end what else runs"),
     (r"incompatible device|expecting compute", "build it again on this machine"),
     (r"magic tag|serialization|deserializ|checksum|corrupt", "it was altered or cut short; build it again"),
@@ -33,7 +33,7 @@ _ADVICE = (
 
 
 @dataclass(frozen=True)
-class Tensor:
+class EngineTensor:
     """An input or output; with a dynamic batch its shape starts with -1."""
 
     name: str
@@ -50,7 +50,7 @@ class LoadedEngine:
         batches: the smallest batch, the one that it was optimised for, and the largest.
     """
 
-    def __init__(self, engine: bytes, facts: EngineFacts, gpu: cuda.Gpu) -> None:
+    def __init__(self, engine: bytes, facts: EngineFacts, gpu: cuda.CudaDevice) -> None:
         self.title = facts.library.title
         self.trt: Any = facts.library.load()
         self.gpu = gpu
@@ -59,7 +59,10 @@ class LoadedEngine:
         try:
             with self.doing("loading the engine"):
                 self._held.append(self._runtime(facts))
-                self._held.append(self._engine(engine))
+                mark = self.logger.count
+                self._held.append(self._held[0].deserialize_cuda_engine(engine))
+                if self._held[1] is None:
+                    raise self.refused("loading the engine", mark)
             self._read_tensors()
         except BaseException:
             release(gpu, self._held)
@@ -118,18 +121,11 @@ class LoadedEngine:
                 raise self.refused(f"loading the plugin library '{path}'", mark)
         return runtime
 
-    def _engine(self, data: bytes) -> Any:
-        mark = self.logger.count
-        engine = self._held[0].deserialize_cuda_engine(data)
-        if engine is None:
-            raise self.refused("loading the engine", mark)
-        return engine
-
     def _read_tensors(self) -> None:
         # No local name holds the engine: one in the trace of an error would keep it alive beyond its device.
         trt = self.trt
-        inputs: list[Tensor] = []
-        outputs: list[Tensor] = []
+        inputs: list[EngineTensor] = []
+        outputs: list[EngineTensor] = []
         for index in range(self.engine.num_io_tensors):
             name = self.engine.get_tensor_name(index)
             kind = self.engine.get_tensor_dtype(name).name
@@ -137,29 +133,27 @@ class LoadedEngine:
                 raise BackendError(f"tensor '{name}' of the engine is {kind}; allowed: {', '.join(_DTYPES)}")
             if self.engine.get_tensor_location(name) != trt.TensorLocation.DEVICE:
                 raise BackendError(f"tensor '{name}' of the engine is a shape on the host; build it from another model")
-            tensor = Tensor(name, np.dtype(_DTYPES[kind]), tuple(self.engine.get_tensor_shape(name)))
+            tensor = EngineTensor(name, np.dtype(_DTYPES[kind]), tuple(self.engine.get_tensor_shape(name)))
             (inputs if self.engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT else outputs).append(tensor)
         if len(inputs) != 1 or len(inputs[0].shape) != 4 or min(inputs[0].shape[1:]) < 1:
-            found = ", ".join(f"{tensor.name} {'x'.join(map(str, tensor.shape))}" for tensor in inputs)
-            raise BackendError(f"the engine takes {found}; allowed: one input, images of one size")
+            listed = ", ".join(f"{tensor.name} {'x'.join(map(str, tensor.shape))}" for tensor in inputs)
+            raise BackendError(f"the engine takes {listed}; allowed: one input, images of one size")
         self.input, self.outputs = inputs[0], tuple(outputs)
         self.dynamic = self.input.shape[0] < 0
+        shapes = (self.input.shape,) * 3
         if self.dynamic:
-            smallest, usual, largest = (
-                int(shape[0]) for shape in self.engine.get_tensor_profile_shape(self.input.name, 0)
-            )
-        else:
-            smallest = usual = largest = self.input.shape[0]
+            shapes = self.engine.get_tensor_profile_shape(self.input.name, 0)
+        smallest, usual, largest = (int(shape[0]) for shape in shapes)
         self.batches = smallest, usual, largest
 
 
-def release(gpu: cuda.Gpu, held: list[Any]) -> None:
+def release(gpu: cuda.CudaDevice, held: list[Any]) -> None:
     """Deletes a library's objects on the device, the youngest first."""
     with gpu.current():
         while held:
             held.pop()
 
 
-def _give_back(gpu: cuda.Gpu, held: list[Any]) -> None:
+def _give_back(gpu: cuda.CudaDevice, held: list[Any]) -> None:
     release(gpu, held)
     gpu.close()

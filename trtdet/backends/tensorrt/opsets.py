@@ -8,8 +8,6 @@ https://github.com/NVIDIA/TensorRT, are in docs/models.md.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 NEWEST = 24
 """The newest opset that is written for any parser. TensorRT 11.5 reads 25, which brought two-bit types and windows of
 Attention alone, and onnxruntime 1.31, which calibrates, knows Swish in 24 only."""
@@ -42,12 +40,7 @@ _SINCE = {
 """Operators of opsets that an older version reads, and the first version that has them."""
 
 
-def newest_opset(version: tuple[int, int]) -> int:
-    """The newest ONNX opset to write for the parser of a TensorRT (major, minor)."""
-    return next(opset for first, opset in PARSERS if version >= first)
-
-
-def missing_operators(version: tuple[int, int], vc_plugin: bool = True) -> Mapping[str, str]:
+def missing_operators(version: tuple[int, int], vc_plugin: bool = True) -> dict[str, str]:
     """The ONNX operators up to that opset that the parser lacks, each with the reason.
 
     Args:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import onnx
-
 from trtdet.backends.base import BuildRequest, Built, Capabilities
 from trtdet.backends.libraries import library_named
 from trtdet.backends.tensorrt.builder import UNCAPTURED_NMS, build_engine
-from trtdet.backends.tensorrt.opsets import NEVER, NEWEST
+from trtdet.backends.tensorrt.opsets import NEVER
 from trtdet.errors import BackendError
 from trtdet.passes.nms import EFFICIENT
 from trtdet.passes.plugin_ops import PLUGIN_ACTIVATIONS
@@ -17,8 +15,6 @@ from trtdet.progress import Progress, silent
 from trtdet.quantization import DataFlow
 
 LIBRARY = library_named("tensorrt-rtx")
-
-_SMS = (75, 80, 86, 89, 120, 121)
 
 
 class TensorRTRTX:
@@ -39,9 +35,7 @@ class TensorRTRTX:
             makes_engine=LIBRARY.makes_engine,
             lists_layers=True,
             # It takes a timing cache and ignores it; its builder's messages list the layers.
-            keeps_timing_cache=False,
-            has_inspector=False,
-            sms=_SMS,
+            sms=(75, 80, 86, 89, 120, 121),
             default_sms=(80, 86, 89, 120),
             sms_without_int8=(75,),
             uncaptured_nms={"native": UNCAPTURED_NMS["native"]},
@@ -51,7 +45,7 @@ class TensorRTRTX:
             max_topk=3840,
             # Its INT8 convolutions never write INT8, and float32 where the channels' scales are left to them.
             data_flow=DataFlow(half=True, weights=("tensor",), fused=False),
-            max_opset=NEWEST,
+            max_opset=LIBRARY.newest_opset(),
             fp8=True,
             missing_ops={
                 **dict.fromkeys((*NEVER, "DeformConv"), "its parser does not know the operator"),
@@ -62,22 +56,17 @@ class TensorRTRTX:
             },
         )
 
-    def unsupported(self, model: onnx.ModelProto) -> dict[str, str]:
-        """Asks no creator registry: parsing an operator with a registered plugin creator ends the process."""
-        missing = dict(self.capabilities.missing_ops)
-        return {node.op_type: missing[node.op_type] for node in model.graph.node if node.op_type in missing}
-
     def build(self, request: BuildRequest, progress: Progress = silent) -> Built:
         caps = self.capabilities
-        unknown = [sm for sm in request.sms if sm not in caps.sms]
-        if unknown:
-            raise BackendError(
-                f"TensorRT-RTX {caps.version} cannot build for compute capability {unknown[0]}; "
-                f"allowed: {', '.join(map(str, caps.sms))}"
-            )
-        built = build_engine(LIBRARY, caps, request, progress, request.sms or caps.default_sms)
+        for sm in request.sms:
+            if sm not in caps.sms:
+                raise BackendError(
+                    f"{LIBRARY.title} {caps.version} cannot build for compute capability {sm}; allowed: "
+                    f"{', '.join(map(str, caps.sms))}"
+                )
+        built = build_engine(LIBRARY, caps, request, progress=progress, sms=request.sms or caps.default_sms)
         # One that was cut short would fail only when it is loaded.
-        if not built.engine.startswith(LIBRARY.engine.magic) or LIBRARY.engine.missing_bytes(built.engine):
+        if not built.engine.startswith(LIBRARY.magic) or LIBRARY.missing_bytes(built.engine):
             raise BackendError(
                 f"{LIBRARY.title} {caps.version} gave an engine that is not whole",
                 "free memory and build again",

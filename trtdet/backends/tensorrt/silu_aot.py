@@ -23,7 +23,6 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -64,9 +63,8 @@ _HEADERS = ("activation.h", "kernel.cuh")
 _CPP_ACTIVATIONS: dict[Activation, str] = {"silu": "kSiLU", "hard_swish": "kHardSwish"}
 _CPP_TYPES: dict[ElementType, str] = {"float": "float", "half": "trtdet::Half", "int8": "trtdet::Int8"}
 _BYTES: dict[ElementType, int] = {"float": 4, "half": 2, "int8": 1}
-_DTYPES: dict[ElementType, str] = {"float": "FLOAT", "half": "HALF", "int8": "INT8"}
 _AUTOTUNE: dict[ElementType, str] = {"float": "FP32", "half": "FP16", "int8": "INT8"}
-_OUTPUT_TYPES: dict[int, ElementType] = {0: "float", 1: "half", 2: "int8"}  # values of nvinfer1::DataType
+_OUTPUT_TYPES = ("FLOAT", "HALF", "INT8")  # by their values in nvinfer1::DataType
 
 
 @dataclass(frozen=True)
@@ -131,7 +129,7 @@ def compile_ptx(kernel: Kernel) -> bytes:
     folder = shipped_folder("plugins") / "silu"
     headers = [(folder / name).read_bytes() for name in _HEADERS]
     names = [name.encode() for name in _HEADERS]
-    program = _done(
+    program = _results(
         nvrtc,
         nvrtc.nvrtcCreateProgram(kernel.source().encode(), f"{kernel.name}.cu".encode(), len(names), headers, names),
     )
@@ -139,11 +137,11 @@ def compile_ptx(kernel: Kernel) -> bytes:
         options = [b"--std=c++17", f"--gpu-architecture={_ARCHITECTURE}".encode()]
         (result,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
         if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            log = b" " * int(_done(nvrtc, nvrtc.nvrtcGetProgramLogSize(program)))
+            log = b" " * int(_results(nvrtc, nvrtc.nvrtcGetProgramLogSize(program)))
             nvrtc.nvrtcGetProgramLog(program, log)
             raise BackendError(f"NVRTC cannot compile {kernel.name}: {one_line(log.decode(errors='replace'))}")
-        ptx = b" " * int(_done(nvrtc, nvrtc.nvrtcGetPTXSize(program)))
-        _done(nvrtc, nvrtc.nvrtcGetPTX(program, ptx))
+        ptx = b" " * int(_results(nvrtc, nvrtc.nvrtcGetPTXSize(program)))
+        _results(nvrtc, nvrtc.nvrtcGetPTX(program, ptx))
     finally:
         nvrtc.nvrtcDestroyProgram(program)
     return ptx.rstrip(b"\0")
@@ -152,12 +150,20 @@ def compile_ptx(kernel: Kernel) -> bytes:
 def check_compiler() -> None:
     """Refuses kernels that would be compiled here, where they cannot be or the driver could not read them.
 
-    The builder meets them after the calibration, so this is asked first.
+    The builder meets them after the calibration, so this is asked first. A driver reads PTX of its own version of CUDA
+    and of earlier ones (CUDA Compatibility, "Application Considerations").
 
     Raises:
         BackendError: NVRTC is not installed, or is of a newer CUDA than the driver.
     """
-    _check_driver(_import_nvrtc())
+    nvrtc, newest = _import_nvrtc(), cuda.driver_version()
+    major, minor = _results(nvrtc, nvrtc.nvrtcVersion())
+    if newest and (major, minor) > tuple(int(part) for part in newest.split(".")):
+        raise BackendError(
+            f"the plugin's kernel would be PTX of CUDA {major}.{minor}, and this machine's driver reads up to {newest}",
+            "update the driver, give the plugin's library with --set engine.plugins=LIBRARY (plugins/README.md), or "
+            "choose another --silu",
+        )
 
 
 def register(trt: Any) -> None:
@@ -183,22 +189,26 @@ def register(trt: Any) -> None:
         )
     check_compiler()
     trtp = importlib.import_module(f"{trt.__name__}.plugin")
-    known = getattr(trtp.op, NAMESPACE, None)
+    registered = getattr(trtp.op, NAMESPACE, None)
     for op, activation in OPS.items():
-        if not hasattr(known, op):
-            _register(trt, trtp, f"{NAMESPACE}::{op}", activation)
+        if not hasattr(registered, op):
+            _register(trt, trtp, f"{NAMESPACE}::{op}", activation=activation)
 
 
 def _register(trt: Any, trtp: Any, plugin: str, activation: Activation) -> None:
-    types: dict[Any, ElementType] = {getattr(trt.DataType, dtype): name for name, dtype in _DTYPES.items()}
+    types: dict[Any, ElementType] = {
+        trt.DataType.FLOAT: "float",
+        trt.DataType.HALF: "half",
+        trt.DataType.INT8: "int8",
+    }
 
     def describe(x: Any, output_type: Any, input_scale: Any, factor: Any, offset: Any) -> Any:
-        wanted = int(output_type[0])
-        if wanted not in (-1, *_OUTPUT_TYPES):
-            raise BackendError(f"{plugin}: output_type is {wanted}; allowed: -1 (as the input), 0, 1, 2")
+        kind = int(output_type[0])
+        if not -1 <= kind < len(_OUTPUT_TYPES):
+            raise BackendError(f"{plugin}: output_type is {kind}; allowed: -1 (as the input), 0, 1, 2")
         y = x.like()
-        if wanted != -1:
-            y.dtype = getattr(trt.DataType, _DTYPES[_OUTPUT_TYPES[wanted]])
+        if kind != -1:
+            y.dtype = getattr(trt.DataType, _OUTPUT_TYPES[kind])
         return y
 
     # Set by hand, because under `annotations` they are strings, which _validate.py cannot read.
@@ -227,7 +237,7 @@ def _register(trt: Any, trtp: Any, plugin: str, activation: Activation) -> None:
         count = tuple(x.shape)[1]
         if len(table) > 1 and count not in (-1, len(table)):
             raise BackendError(f"{plugin}: the input has {count} channels and the attributes {len(table)}; give 1 or C")
-        kernel = Kernel(activation, source, types[outputs[0].dtype], vector, table)
+        kernel = Kernel(activation, input=source, output=types[outputs[0].dtype], vector=vector, channels=table)
         span, total = trtp.ShapeExpr(1), shape[0] * (trtp.cdiv(shape[1], vector) * vector)
         for axis in range(2, x.ndim):
             span, total = span * shape[axis], total * shape[axis]
@@ -241,13 +251,9 @@ def _register(trt: Any, trtp: Any, plugin: str, activation: Activation) -> None:
 
     implement.__annotations__ = {"return": tuple[str, bytes, trtp.KernelLaunchParams, trtp.SymIntExprs]}
 
-    decorated: list[tuple[Callable[[str], Callable[[Any], Any]], Any]] = [
-        (trtp.register, describe),
-        (trtp.autotune, tune),
-        (trtp.aot_impl, implement),
-    ]
-    for decorator, function in decorated:
-        decorator(plugin)(function)
+    trtp.register(plugin)(describe)
+    trtp.autotune(plugin)(tune)
+    trtp.aot_impl(plugin)(implement)
 
 
 def channel_table(
@@ -258,41 +264,28 @@ def channel_table(
     Raises:
         BackendError: lengths that do not fit, a value that is not finite, or an input_scale not above 0.
     """
-    given = {"input_scale": input_scale, "factor": factor, "offset": offset}
-    count = max(len(values) for values in given.values())
-    for name, values in given.items():
+    attributes = {"input_scale": input_scale, "factor": factor, "offset": offset}
+    count = max(len(values) for values in attributes.values())
+    for name, values in attributes.items():
         if len(values) not in (1, count):
             raise BackendError(f"{name} has {len(values)} values; give 1, or one for each of the {count} channels")
         if not np.isfinite(values).all() or (name == "input_scale" and (values <= 0).any()):
             positive = " and above 0" if name == "input_scale" else ""
             raise BackendError(f"{name} holds a value that is not finite{positive}; every value must be")
-    columns = [np.broadcast_to(values, count).tolist() for values in given.values()]
+    columns = [np.broadcast_to(values, count).tolist() for values in attributes.values()]
     return tuple(zip(*columns, strict=True))
 
 
 def _import_nvrtc() -> Any:
     try:
         nvrtc = importlib.import_module("cuda.bindings.nvrtc")
-        _done(nvrtc, nvrtc.nvrtcVersion())
+        _results(nvrtc, nvrtc.nvrtcVersion())
     except (ImportError, RuntimeError) as error:
         raise BackendError(f"NVRTC, which compiles the kernel, is not installed ({one_line(error)})", PIP) from None
     return nvrtc
 
 
-def _check_driver(nvrtc: Any) -> None:
-    """A driver reads PTX of its own version of CUDA and of earlier ones (CUDA Compatibility, "Application
-    Considerations"); the builder would fail at the first kernel."""
-    newest = cuda.driver_version()
-    major, minor = _done(nvrtc, nvrtc.nvrtcVersion())
-    if newest and (major, minor) > tuple(int(part) for part in newest.split(".")):
-        raise BackendError(
-            f"the plugin's kernel would be PTX of CUDA {major}.{minor}, and this machine's driver reads up to {newest}",
-            "update the driver, give the plugin's library with --plugin-library (plugins/README.md), or choose another "
-            "--silu",
-        )
-
-
-def _done(nvrtc: Any, answer: tuple[Any, ...]) -> Any:
+def _results(nvrtc: Any, answer: tuple[Any, ...]) -> Any:
     """The results after the status, which must be success: a single result, or a tuple."""
     status, *rest = answer
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:

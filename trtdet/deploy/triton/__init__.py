@@ -24,16 +24,8 @@ from pathlib import Path
 
 import onnx
 
-from trtdet.bundle import MANIFEST, Bundle, Manifest
-from trtdet.deploy.triton.model_configs import (
-    engine_config,
-    ensemble_config,
-    postprocess_config,
-    preprocess_config,
-    triton_backend,
-)
-from trtdet.deploy.triton.options import Batch, TritonOptions
-from trtdet.deploy.triton.pbtxt import message
+from trtdet.bundle import MANIFEST, Bundle
+from trtdet.deploy.triton.model_configs import Batch, ModelConfigs, TritonOptions, triton_backend
 from trtdet.deploy.triton.readme import readme
 from trtdet.errors import BundleError
 
@@ -54,68 +46,54 @@ def repository(bundle: Bundle, name: str, options: TritonOptions) -> tuple[dict[
         BundleError: Triton cannot serve the bundle.
     """
     manifest = bundle.manifest
-    batch = Batch(manifest)
-    warnings = [*_mask_warnings(manifest), *_batch_warnings(batch), *_threshold_warnings(manifest)]
-    folder = f"{name}_engine"
-    if bundle.engine is None:
-        warnings += _check_model(bundle)
+    warnings, folder = _warnings(bundle), f"{name}_engine"
     files = {f"{folder}/1/{triton_backend(manifest).file}": (bundle.engine or bundle.model).read_bytes()}
     for file in manifest.backend.loose_plugins:
         files[f"{folder}/{file}"] = bundle.file(file).read_bytes()
-    files[f"{folder}/config.pbtxt"] = message(engine_config(manifest, name, batch, options))
-    files[f"{name}/config.pbtxt"] = message(ensemble_config(manifest, name, batch, options))
+    for model, text in ModelConfigs(manifest, name, options).texts().items():
+        files[f"{model}/config.pbtxt"] = text
     files[f"{name}/labels.txt"] = "".join(f"{label}\n" for label in manifest.model.classes).encode()
     # An ensemble has no files, but Triton looks for a version all the same.
     files[f"{name}/1/README.md"] = b"The ensemble's version; its steps are in ../config.pbtxt.\n"
-    contract = (bundle.path / MANIFEST).read_bytes()
-    for step, config in (("preprocess", preprocess_config), ("postprocess", postprocess_config)):
-        files[f"{name}_{step}/config.pbtxt"] = message(config(manifest, name, batch, options))
+    for step in ("preprocess", "postprocess"):
         files[f"{name}_{step}/1/model.py"] = (_MODELS / f"{step}.py").read_bytes()
-        files[f"{name}_{step}/1/{MANIFEST}"] = contract
-    files["README.md"] = readme(bundle, name, batch, options, warnings).encode()
+        files[f"{name}_{step}/1/{MANIFEST}"] = (bundle.path / MANIFEST).read_bytes()
+    files["README.md"] = readme(bundle, name, options, warnings=warnings).encode()
     return files, tuple(warnings)
 
 
-def _mask_warnings(manifest: Manifest) -> list[str]:
-    if manifest.masks is None:
-        return []
-    return [
-        "masks are left out: the answer has boxes, scores and classes alone; trtdet-serve and libtrtdet give the masks "
-        "of this bundle"
-    ]
-
-
-def _batch_warnings(batch: Batch) -> list[str]:
-    if batch.shared:
-        return []
-    takes = f"{batch.most}" if batch.least == batch.most else f"{batch.least} to {batch.most}"
-    return [
-        f"the engine takes {takes} image{'s' if batch.most > 1 else ''} at once, so that requests do not share a "
-        "batch; Triton fills batches from several requests where a detector of one stage is built with --batch 1:8:16"
-    ]
-
-
-def _threshold_warnings(manifest: Manifest) -> list[str]:
-    """COCO is scored with a threshold far below the one that a client wants."""
-    if manifest.nms.score_threshold >= 0.05:
-        return []
-    return [
-        f"the score threshold is {manifest.nms.score_threshold:g}, as COCO is scored with; filter the scores in the "
-        "client, or build with a higher --score-threshold"
-    ]
-
-
-def _check_model(bundle: Bundle) -> list[str]:
-    model = onnx.load(str(bundle.model))
-    foreign = sorted({node.domain for node in model.graph.node if node.domain not in ("", "ai.onnx")})
-    plugins = sorted({node.op_type for node in model.graph.node if node.domain in foreign})
-    if plugins:
-        raise BundleError(
-            f"bundle '{bundle.path}' has no engine, and Triton's onnxruntime has no operator {', '.join(plugins)}",
-            "build it with --backend tensorrt, or with --silu keep and --nms native",
+def _warnings(bundle: Bundle) -> list[str]:
+    """How serving differs from trtdet, a sentence each without its full stop."""
+    manifest, batch, warnings = bundle.manifest, Batch(bundle.manifest), []
+    if manifest.masks is not None:
+        warnings.append(
+            "masks are left out: the answer has boxes, scores and classes alone; trtdet-serve and libtrtdet give the "
+            "masks of this bundle"
         )
-    opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
-    return [
-        f"the bundle has no engine: Triton's onnxruntime backend runs the model on the CPU; it has opset {opset}, "
-        "which the server's ONNX Runtime must read"
-    ]
+    if not batch.shared:
+        takes = f"{batch.most}" if batch.least == batch.most else f"{batch.least} to {batch.most}"
+        warnings.append(
+            f"the engine takes {takes} image{'s' if batch.most > 1 else ''} at once, so that requests do not share a "
+            "batch; Triton fills batches from several requests where a detector of one stage is built with "
+            "--batch 1:8:16"
+        )
+    # COCO is scored with a threshold far below the one that a client wants.
+    if manifest.nms.score_threshold < 0.05:
+        warnings.append(
+            f"the score threshold is {manifest.nms.score_threshold:g}, as COCO is scored with; filter the scores in "
+            "the client, or build with a higher --score-threshold"
+        )
+    if bundle.engine is None:
+        model = onnx.load(str(bundle.model))
+        plugins = sorted({node.op_type for node in model.graph.node if node.domain not in ("", "ai.onnx")})
+        if plugins:
+            raise BundleError(
+                f"bundle '{bundle.path}' has no engine, and Triton's onnxruntime has no operator {', '.join(plugins)}",
+                "build it with --backend tensorrt, or with --silu keep and --nms native",
+            )
+        opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
+        warnings.append(
+            f"the bundle has no engine: Triton's onnxruntime backend runs the model on the CPU; it has opset {opset}, "
+            "which the server's ONNX Runtime must read"
+        )
+    return warnings

@@ -3,27 +3,53 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from trtdet import __version__
 from trtdet.backends.libraries import TritonBackend, library_named
 from trtdet.bundle import Manifest
-from trtdet.deploy.triton.options import Batch, TritonOptions
-from trtdet.deploy.triton.pbtxt import Word
-from trtdet.errors import BundleError
+from trtdet.errors import BundleError, ConfigError
 
 _TYPES = {"float32": "TYPE_FP32", "float16": "TYPE_FP16", "int32": "TYPE_INT32", "int64": "TYPE_INT64"}
 _OUTPUTS = ("num_dets", "boxes", "scores", "classes")
 
 
-def _tensor(name: str, kind: str, dims: Iterable[int]) -> dict[str, object]:
-    return {"name": name, "data_type": Word(kind), "dims": list(dims)}
+@dataclass(frozen=True)
+class TritonOptions:
+    """How a repository serves.
+
+    Attributes:
+        input: the client's input: ``encoded`` image files, one in each element, or ``pixels``, uint8 RGB.
+        queue_delay_us: how long a request waits for others to fill a batch, in microseconds.
+        cpu_instances: processes for pre-processing, and as many for post-processing.
+    """
+
+    input: Literal["encoded", "pixels"] = "encoded"
+    queue_delay_us: int = 500
+    cpu_instances: int = 2
+
+    def __post_init__(self) -> None:
+        if self.queue_delay_us < 0 or self.cpu_instances < 1:
+            raise ConfigError(
+                f"got a queue delay of {self.queue_delay_us} us and {self.cpu_instances} processes; the delay must be "
+                "at least 0, and the processes at least 1"
+            )
 
 
-def data_type(dtype: str) -> str:
-    if dtype not in _TYPES:
-        raise BundleError(f"a tensor of type {dtype} cannot be served; allowed: {', '.join(_TYPES)}", "build it again")
-    return _TYPES[dtype]
+class Batch:
+    """How many images the engine takes at once."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        shape = manifest.input.shape
+        self.least, self.usual, self.most = shape.min[0], shape.opt[0], shape.max[0]
+        self.shared = self.least == 1 < self.most
+        """Triton's batcher can fill it from several requests."""
+
+
+class _Word(str):
+    """A value of an enumeration, which is written without quotes."""
 
 
 def triton_backend(manifest: Manifest) -> TritonBackend:
@@ -40,35 +66,6 @@ def triton_backend(manifest: Manifest) -> TritonBackend:
     return backend
 
 
-def _image(batch: Batch, options: TritonOptions) -> dict[str, object]:
-    if options.input == "encoded":
-        return _tensor("image", "TYPE_STRING", batch.client(1))
-    return _tensor("image", "TYPE_UINT8", batch.client(-1, -1, 3))
-
-
-def _network_input(manifest: Manifest, batch: Batch, name: str) -> dict[str, object]:
-    return _tensor(name, data_type(manifest.input.dtype), batch.engine(*manifest.input.shape.max[1:]))
-
-
-def _network_outputs(manifest: Manifest, batch: Batch, prefix: str = "") -> list[dict[str, object]]:
-    return [
-        _tensor(
-            prefix + part.name,
-            data_type(part.dtype),
-            batch.engine(*(size if isinstance(size, int) else -1 for size in part.shape[1:])),
-        )
-        for part in manifest.outputs
-    ]
-
-
-def _found(manifest: Manifest, batch: Batch) -> list[dict[str, object]]:
-    """The client's outputs."""
-    room = detections_per_image(manifest)
-    kinds = {"num_dets": ("TYPE_INT32", (1,)), "boxes": ("TYPE_FP32", (room, 4)), "scores": ("TYPE_FP32", (room,))}
-    kinds["classes"] = ("TYPE_INT32", (room,))
-    return [_tensor(name, kinds[name][0], batch.client(*kinds[name][1])) for name in _OUTPUTS]
-
-
 def detections_per_image(manifest: Manifest) -> int:
     """K, the rows of an image's detections; -1 where only the engine knows."""
     if manifest.nms.mode == "host":
@@ -77,97 +74,157 @@ def detections_per_image(manifest: Manifest) -> int:
     return size if isinstance(size, int) else -1
 
 
-def _placement(batch: Batch) -> dict[str, object]:
-    return _tensor("placement", "TYPE_FP64", batch.client(6))
+class ModelConfigs:
+    """The configurations of a bundle's four models.
 
+    Args:
+        manifest: of the bundle.
+        name: of the ensemble.
+        options: how the repository serves.
 
-def _head(name: str, batch: Batch, **kind: str) -> dict[str, object]:
-    return {"name": name, **kind, "max_batch_size": batch.limit, "version_policy": {"latest": {"num_versions": 1}}}
+    Raises:
+        BundleError: Triton has no backend for the bundle, or a tensor has a type that cannot be served.
+    """
 
-
-def engine_config(manifest: Manifest, name: str, batch: Batch, options: TritonOptions) -> dict[str, object]:
-    """The engine's, or the model's where there is no engine."""
-    backend, engine = triton_backend(manifest), library_named(manifest.backend.name).makes_engine
-    config = _head(f"{name}_engine", batch, platform=backend.platform, backend=backend.backend)
-    config["default_model_filename"] = backend.file
-    if engine and not manifest.backend.hardware_compatible:
-        config["cc_model_filenames"] = [
-            {"key": f"{sm // 10}.{sm % 10}", "value": backend.file} for sm in manifest.backend.sms
+    def __init__(self, manifest: Manifest, name: str, options: TritonOptions) -> None:
+        self._manifest, self._name, self._options = manifest, name, options
+        self._batch = Batch(manifest)
+        part, room = manifest.input, detections_per_image(manifest)
+        self._input = self._of_engine(part.name, part.dtype, part.shape.max[1:])
+        encoded = options.input == "encoded"
+        self._image = self._of_client("image", *(("STRING", 1) if encoded else ("UINT8", -1, -1, 3)))
+        self._placement = self._of_client("placement", "FP64", 6)
+        self._detections = [
+            self._of_client("num_dets", "INT32", 1),
+            self._of_client("boxes", "FP32", room, 4),
+            self._of_client("scores", "FP32", room),
+            self._of_client("classes", "INT32", room),
         ]
-    config["input"] = [_network_input(manifest, batch, manifest.input.name)]
-    config["output"] = _network_outputs(manifest, batch)
-    config["instance_group"] = [{"count": 1, "kind": Word("KIND_GPU" if engine else "KIND_CPU")}]
-    sizes = sorted({batch.usual, batch.most}) if batch.shared else [1]
-    if batch.shared:
-        config["dynamic_batching"] = {
-            "preferred_batch_size": sizes,
-            "max_queue_delay_microseconds": options.queue_delay_us,
+
+    def texts(self) -> dict[str, bytes]:
+        """The text of each configuration by the name of its model."""
+        configs: dict[str, dict[str, Any]] = {
+            f"{self._name}_engine": self._engine(),
+            self._name: self._ensemble(),
+            f"{self._name}_preprocess": {
+                "backend": "python",
+                "input": [self._image],
+                "output": [self._input | {"name": "network_input"}, self._placement],
+            },
+            f"{self._name}_postprocess": {
+                "backend": "python",
+                "input": [*self._network_outputs("network_"), self._placement],
+                "output": self._detections,
+            },
         }
-    # A loop over the suppressed boxes and outputs whose size the data decides cannot be captured.
-    if engine and manifest.nms.mode in ("efficient", "host"):
-        config["optimization"] = {"cuda": {"graphs": True}}
-    if not engine and manifest.quantization.mode != "none":
-        # Only exact optimisations: fused into integer kernels, Q/DQ saturates at 16 bits on CPUs without VNNI.
-        config["optimization"] = {"graph": {"level": -1}}
-    zeros = {"data_type": Word(data_type(manifest.input.dtype)), "dims": _network_input(manifest, batch, "")["dims"]}
-    if not batch.shared:
-        zeros["dims"] = [batch.most, *manifest.input.shape.max[1:]]
-    config["model_warmup"] = [
-        {
-            "name": f"zeros_{size}",
-            "batch_size": size,
-            "inputs": [{"key": manifest.input.name, "value": {**zeros, "zero_data": True}}],
+        limit = self._batch.most if self._batch.shared else 0
+        for name, config in configs.items():
+            kind: dict[str, Any] = {key: config[key] for key in ("platform", "backend") if key in config}
+            versions = {"max_batch_size": limit, "version_policy": {"latest": {"num_versions": 1}}}
+            if config.get("backend") == "python":
+                config["instance_group"] = [{"count": self._options.cpu_instances, "kind": _Word("KIND_CPU")}]
+            configs[name] = {"name": name, **kind, **versions, **config}
+        return {name: message(config) for name, config in configs.items()}
+
+    def _of_client(self, name: str, kind: str, *dims: int) -> dict[str, Any]:
+        """A tensor with a row for each image of a request."""
+        return {
+            "name": name,
+            "data_type": _Word(f"TYPE_{kind}"),
+            "dims": list(dims) if self._batch.shared else [-1, *dims],
         }
-        for size in sizes
-    ]
-    return config
 
+    def _of_engine(self, name: str, dtype: str, dims: Iterable[int]) -> dict[str, Any]:
+        if dtype not in _TYPES:
+            raise BundleError(
+                f"a tensor of type {dtype} cannot be served; allowed: {', '.join(_TYPES)}", "build it again"
+            )
+        batch = self._batch
+        rows = [] if batch.shared else [batch.most if batch.least == batch.most else -1]
+        return {"name": name, "data_type": _Word(_TYPES[dtype]), "dims": [*rows, *dims]}
 
-def preprocess_config(manifest: Manifest, name: str, batch: Batch, options: TritonOptions) -> dict[str, object]:
-    """The python model's that makes the network's input."""
-    return {
-        **_head(f"{name}_preprocess", batch, backend="python"),
-        "input": [_image(batch, options)],
-        "output": [_network_input(manifest, batch, "network_input"), _placement(batch)],
-        "instance_group": [{"count": options.cpu_instances, "kind": Word("KIND_CPU")}],
-    }
+    def _network_outputs(self, prefix: str = "") -> list[dict[str, Any]]:
+        return [
+            self._of_engine(prefix + part.name, part.dtype, (n if isinstance(n, int) else -1 for n in part.shape[1:]))
+            for part in self._manifest.outputs
+        ]
 
-
-def postprocess_config(manifest: Manifest, name: str, batch: Batch, options: TritonOptions) -> dict[str, object]:
-    """The python model's that suppresses and maps boxes back."""
-    return {
-        **_head(f"{name}_postprocess", batch, backend="python"),
-        "input": [*_network_outputs(manifest, batch, "network_"), _placement(batch)],
-        "output": _found(manifest, batch),
-        "instance_group": [{"count": options.cpu_instances, "kind": Word("KIND_CPU")}],
-    }
-
-
-def ensemble_config(manifest: Manifest, name: str, batch: Batch, options: TritonOptions) -> dict[str, object]:
-    """The ensemble's of the other three."""
-    raw = {f"network_{part.name}": part.name for part in manifest.outputs}
-    steps = (
-        ("preprocess", {"image": "image"}, {"network_input": "network_input", "placement": "placement"}),
-        ("engine", {manifest.input.name: "network_input"}, {part: tensor for tensor, part in raw.items()}),
-        ("postprocess", {**{key: key for key in raw}, "placement": "placement"}, {key: key for key in _OUTPUTS}),
-    )
-    return {
-        **_head(name, batch, platform="ensemble"),
-        "input": [_image(batch, options)],
-        "output": _found(manifest, batch),
-        "parameters": [
-            {"key": "classes", "value": {"string_value": json.dumps(manifest.model.classes, ensure_ascii=False)}},
-            {"key": "trtdet", "value": {"string_value": __version__}},
-        ],
-        "ensemble_scheduling": {
-            "step": [
-                {
-                    "model_name": f"{name}_{step}",
-                    "model_version": -1,
-                    "input_map": [{"key": key, "value": value} for key, value in taken.items()],
-                    "output_map": [{"key": key, "value": value} for key, value in given.items()],
-                }
-                for step, taken, given in steps
+    def _engine(self) -> dict[str, Any]:
+        """The engine's, or the model's where there is no engine."""
+        manifest, batch, options = self._manifest, self._batch, self._options
+        backend, engine = triton_backend(manifest), library_named(manifest.backend.name).makes_engine
+        config: dict[str, Any] = {"platform": backend.platform, "backend": backend.backend}
+        config["default_model_filename"] = backend.file
+        if engine and not manifest.backend.hardware_compatible:
+            config["cc_model_filenames"] = [
+                {"key": f"{sm // 10}.{sm % 10}", "value": backend.file} for sm in manifest.backend.sms
             ]
-        },
-    }
+        config["input"] = [self._input]
+        config["output"] = self._network_outputs()
+        config["instance_group"] = [{"count": 1, "kind": _Word("KIND_GPU" if engine else "KIND_CPU")}]
+        sizes = sorted({batch.usual, batch.most}) if batch.shared else [1]
+        if batch.shared:
+            delay = {"max_queue_delay_microseconds": options.queue_delay_us}
+            config["dynamic_batching"] = {"preferred_batch_size": sizes, **delay}
+        # A loop over the suppressed boxes and outputs whose size the data decides cannot be captured.
+        if engine and manifest.nms.mode in ("efficient", "host"):
+            config["optimization"] = {"cuda": {"graphs": True}}
+        if not engine and manifest.quantization.mode != "none":
+            # Only exact optimisations: fused into integer kernels, Q/DQ saturates at 16 bits on CPUs without VNNI.
+            config["optimization"] = {"graph": {"level": -1}}
+        dims = [*([] if batch.shared else [batch.most]), *manifest.input.shape.max[1:]]
+        zeros = {"data_type": self._input["data_type"], "dims": dims, "zero_data": True}
+        inputs = [{"key": manifest.input.name, "value": zeros}]
+        config["model_warmup"] = [{"name": f"zeros_{size}", "batch_size": size, "inputs": inputs} for size in sizes]
+        return config
+
+    def _ensemble(self) -> dict[str, Any]:
+        """Of the other three."""
+        manifest = self._manifest
+        raw = {f"network_{part.name}": part.name for part in manifest.outputs}
+        steps = (
+            ("preprocess", {"image": "image"}, {"network_input": "network_input", "placement": "placement"}),
+            ("engine", {manifest.input.name: "network_input"}, {part: tensor for tensor, part in raw.items()}),
+            ("postprocess", {**{key: key for key in raw}, "placement": "placement"}, {key: key for key in _OUTPUTS}),
+        )
+        labels = json.dumps(manifest.model.classes, ensure_ascii=False)
+        return {
+            "platform": "ensemble",
+            "input": [self._image],
+            "output": self._detections,
+            "parameters": [
+                {"key": key, "value": {"string_value": text}}
+                for key, text in (("classes", labels), ("trtdet", __version__))
+            ],
+            "ensemble_scheduling": {
+                "step": [
+                    {
+                        "model_name": f"{self._name}_{step}",
+                        "model_version": -1,
+                        "input_map": [{"key": key, "value": value} for key, value in taken.items()],
+                        "output_map": [{"key": key, "value": value} for key, value in given.items()],
+                    }
+                    for step, taken, given in steps
+                ]
+            },
+        }
+
+
+def message(fields: Mapping[str, object]) -> bytes:
+    """A protocol buffer message as text (https://protobuf.dev/reference/protobuf/textformat-spec/)."""
+    return ("\n".join(_lines(fields)) + "\n").encode()
+
+
+def _lines(fields: Mapping[str, object], indent: str = "") -> Iterable[str]:
+    for key, value in fields.items():
+        if isinstance(value, list) and all(isinstance(item, int) for item in value):
+            yield f"{indent}{key}: [ {', '.join(map(str, value))} ]"
+            continue
+        for item in value if isinstance(value, list) else [value]:
+            if isinstance(item, Mapping):
+                yield f"{indent}{key} {{"
+                yield from _lines(item, indent + "  ")
+                yield f"{indent}}}"
+            else:
+                # JSON writes texts, numbers, true and false as the format does.
+                yield f"{indent}{key}: {item if isinstance(item, _Word) else json.dumps(item, ensure_ascii=False)}"

@@ -43,16 +43,14 @@ class TritonPythonModel:
             for name in self._names
         }
         try:
-            found = self._suppressed(raw)
+            if self._host:
+                found = non_max_suppression(raw["boxes"], raw["scores"], self._nms, logits=self._logits)
+            else:
+                found = Detections(raw["num_dets"], boxes=raw["boxes"], scores=raw["scores"], classes=raw["classes"])
         except ModelError as error:
             return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error)))
         tensors = _in_images(found, placements)
         return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in tensors.items()])
-
-    def _suppressed(self, raw: dict[str, NDArray[Any]]) -> Detections:
-        if self._host:
-            return non_max_suppression(raw["boxes"], raw["scores"], self._nms, logits=self._logits)
-        return Detections(raw["num_dets"], raw["boxes"], raw["scores"], raw["classes"])
 
 
 def _in_images(found: Detections, placements: NDArray[np.float64]) -> dict[str, NDArray[Any]]:
@@ -68,7 +66,9 @@ def _in_images(found: Detections, placements: NDArray[np.float64]) -> dict[str, 
         boxes, scores, classes = found.image(i)
         # With a threshold below 0.007, TensorRT's plugin also counts boxes that do not reach it.
         real = scores > EfficientNms.EMPTY
-        where = ImageTransform(scale_x, scale_y, int(pad_x), int(pad_y), int(width), int(height))
+        where = ImageTransform(
+            scale_x=scale_x, scale_y=scale_y, pad_x=int(pad_x), pad_y=int(pad_y), width=int(width), height=int(height)
+        )
         kept = int(real.sum())
         outputs["num_dets"][i] = kept
         outputs["boxes"][i, :kept] = where.to_image(boxes[real])

@@ -5,9 +5,8 @@ from __future__ import annotations
 import shlex
 
 from trtdet import __version__
-from trtdet.bundle import Bundle, Manifest
-from trtdet.deploy.triton.model_configs import detections_per_image
-from trtdet.deploy.triton.options import Batch, TritonOptions
+from trtdet.bundle import Bundle
+from trtdet.deploy.triton.model_configs import Batch, TritonOptions, detections_per_image
 
 _SENT = {
     "encoded": 'images = np.array([[open("street.jpg", "rb").read()]], dtype=object)\n'
@@ -18,24 +17,24 @@ _SENT = {
 """How the client of the example makes its input."""
 
 
-def readme(bundle: Bundle, name: str, batch: Batch, options: TritonOptions, warnings: list[str]) -> str:
-    """The README, in Markdown.
-
-    Args:
-        bundle: that is served.
-        name: of the ensemble.
-        batch: how many images the engine takes.
-        options: how the repository serves.
-        warnings: differences from trtdet, a sentence each without its full stop.
-    """
-    manifest = bundle.manifest
-    many = f"1 to {batch.limit or batch.most}"
+def readme(bundle: Bundle, name: str, options: TritonOptions, warnings: list[str]) -> str:
+    """The README, in Markdown, of an ensemble of this name with these warnings."""
+    manifest, batch = bundle.manifest, Batch(bundle.manifest)
     shapes = {
-        "encoded": f"`image` BYTES (n, 1): n image files (JPEG, PNG, ...) of any sizes, n from {many}",
-        "pixels": f"`image` UINT8 (n, height, width, 3): n images of one size, RGB, n from {many}",
+        "encoded": "`image` BYTES (n, 1): n image files (JPEG, PNG, ...) of any sizes",
+        "pixels": "`image` UINT8 (n, height, width, 3): n images of one size, RGB",
     }
     room = detections_per_image(manifest)
-    known = "".join(f"- {warning}.\n" for warning in warnings) or "Nothing: what trtdet measured is what is served.\n"
+    post = "suppression with trtdet's own code, and " if manifest.nms.mode == "host" else ""
+    sentences = "".join(f"- {warning}.\n" for warning in warnings) or (
+        "Nothing: what trtdet measured is what is served.\n"
+    )
+    batching = f"A request is served by itself, filled up to {batch.least} images where it has fewer."
+    if batch.shared:
+        batching = (
+            f"A batch has up to {batch.most} images of one or several requests, which wait for others at most "
+            f"{options.queue_delay_us} us\n(`dynamic_batching` in the engine's config.pbtxt)."
+        )
     return f"""# {name}: a model repository of Triton Inference Server
 
 Made by trtdet {__version__}. Serve this folder; nothing in it has to be edited.
@@ -45,16 +44,16 @@ Made by trtdet {__version__}. Serve this folder; nothing in it has to be edited.
 | `{name}` | what clients call: the ensemble of the other three |
 | `{name}_preprocess` | image to network input, with trtdet's own code |
 | `{name}_engine` | {_engine_line(bundle)} |
-| `{name}_postprocess` | {_postprocess_line(manifest)} |
+| `{name}_postprocess` | {post}boxes back to the image's pixels |
 
-In: {shapes[options.input]}.
+In: {shapes[options.input]}, n from 1 to {batch.most}.
 Out: `num_dets` INT32 (n, 1); `boxes` FP32 (n, {room}, 4), x1 y1 x2 y2 in pixels of the image that was sent; `scores`
 FP32 (n, {room}); `classes` INT32 (n, {room}). Entries at or past `num_dets` are zero. Class names: `{name}/labels.txt`,
 and the parameter `classes` of `GET /v2/models/{name}/config`.
 
 ## To know before
 
-{known}
+{sentences}
 {_image_section(bundle)}## Start
 
 ```text
@@ -62,18 +61,47 @@ and the parameter `classes` of `GET /v2/models/{name}/config`.
 ```
 
 Triton is ready when `GET /v2/health/ready` answers 200; its metrics are at port 8002.
-{_batch_line(batch, options)}
+{batching}
 
 ## Call it
 
 ```python
-{_client(name, options)}
+import numpy as np
+import tritonclient.grpc as grpcclient  # pip install 'tritonclient[grpc]'
+
+{_SENT[options.input]}
+tensor.set_data_from_numpy(images)
+found = grpcclient.InferenceServerClient("localhost:8001").infer("{name}", [tensor])
+count = found.as_numpy("num_dets")[0, 0]
+print(found.as_numpy("boxes")[0, :count], found.as_numpy("scores")[0, :count], found.as_numpy("classes")[0, :count])
 ```
 """
 
 
+def _engine_line(bundle: Bundle) -> str:
+    backend = bundle.manifest.backend
+    if bundle.engine is None:
+        return "the ONNX model, run by the onnxruntime backend"
+    made = ", ".join(f"{sm // 10}.{sm % 10}" for sm in backend.sms)
+    devices = "8.0 and later" if backend.hardware_compatible else made
+    return f"the engine of TensorRT {backend.version}" + (f", for compute capability {devices}" if devices else "")
+
+
 def _image_section(bundle: Bundle) -> str:
     """The packages and the version of TensorRT that the server must have."""
+    backend = bundle.manifest.backend
+    if bundle.engine is None:
+        text = (
+            "The onnxruntime backend comes with the server. Triton's compatibility matrix lists the ONNX "
+            "Runtime of each release\n(docs/introduction/compatibility.md of triton-inference-server/server).\n"
+        )
+    else:
+        which = "TensorRT " + backend.version + (" or a later one" if backend.version_compatible else " and no other")
+        text = f"""The server must have **{which}**: an engine of another version is refused when it is loaded. NVIDIA's
+Deep Learning Frameworks Support Matrix lists the TensorRT of each release of Triton; in a container,
+`dpkg -l | grep libnvinfer` prints it. The usual order is the other way round: choose the release, and build the bundle
+with its version of TensorRT. The GPU's compute capability must be one that the engine was built for.
+"""
     return f"""## What the server's image needs
 
 The two python models import trtdet, but only its pre-processing and suppression. Add to the image:
@@ -86,48 +114,7 @@ pip install numpy opencv-python-headless pillow pydantic pyyaml
 Triton's releases up to 24.10 read image files through NumPy 1 only: `'numpy<2' 'opencv-python-headless<4.12'`. The
 python backend takes the packages of the `python3` that is first on its `PATH`.
 
-{_version_lines(bundle)}
-"""
-
-
-def _client(name: str, options: TritonOptions) -> str:
-    """A program that sends one request."""
-    return f"""import numpy as np
-import tritonclient.grpc as grpcclient  # pip install 'tritonclient[grpc]'
-
-{_SENT[options.input]}
-tensor.set_data_from_numpy(images)
-found = grpcclient.InferenceServerClient("localhost:8001").infer("{name}", [tensor])
-count = found.as_numpy("num_dets")[0, 0]
-print(found.as_numpy("boxes")[0, :count], found.as_numpy("scores")[0, :count], found.as_numpy("classes")[0, :count])"""
-
-
-def _engine_line(bundle: Bundle) -> str:
-    backend = bundle.manifest.backend
-    if bundle.engine is None:
-        return "the ONNX model, run by the onnxruntime backend"
-    made = ", ".join(f"{sm // 10}.{sm % 10}" for sm in backend.sms)
-    devices = "8.0 and later" if backend.hardware_compatible else made
-    return f"the engine of TensorRT {backend.version}" + (f", for compute capability {devices}" if devices else "")
-
-
-def _postprocess_line(manifest: Manifest) -> str:
-    back = "boxes back to the image's pixels"
-    return f"suppression with trtdet's own code, and {back}" if manifest.nms.mode == "host" else back
-
-
-def _version_lines(bundle: Bundle) -> str:
-    backend = bundle.manifest.backend
-    if bundle.engine is None:
-        return (
-            "The onnxruntime backend comes with the server. Triton's compatibility matrix lists the ONNX "
-            "Runtime of each release\n(docs/introduction/compatibility.md of triton-inference-server/server).\n"
-        )
-    which = "TensorRT " + backend.version + (" or a later one" if backend.version_compatible else " and no other")
-    return f"""The server must have **{which}**: an engine of another version is refused when it is loaded. NVIDIA's
-Deep Learning Frameworks Support Matrix lists the TensorRT of each release of Triton; in a container,
-`dpkg -l | grep libnvinfer` prints it. The usual order is the other way round: choose the release, and build the bundle
-with its version of TensorRT. The GPU's compute capability must be one that the engine was built for.
+{text}
 """
 
 
@@ -148,13 +135,4 @@ def _start(bundle: Bundle, name: str) -> str:
             "    <your image of Triton with trtdet> tritonserver --model-repository=/models",
             *flags,
         ]
-    )
-
-
-def _batch_line(batch: Batch, options: TritonOptions) -> str:
-    if not batch.shared:
-        return f"A request is served by itself, filled up to {batch.least} images where it has fewer."
-    return (
-        f"A batch has up to {batch.most} images of one or several requests, which wait for others at most "
-        f"{options.queue_delay_us} us\n(`dynamic_batching` in the engine's config.pbtxt)."
     )

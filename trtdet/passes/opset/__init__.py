@@ -9,9 +9,8 @@ import onnx_graphsurgeon as gs
 from trtdet.errors import ConfigError, ModelError, one_line
 from trtdet.passes.base import Options, PassResult
 from trtdet.passes.clean import fold, name_nodes
-from trtdet.passes.model import to_graph, to_model
+from trtdet.passes.model import refill, to_model
 from trtdet.passes.opset.lowering import MINIMUM, lower
-from trtdet.passes.provenance import registry
 
 SWISH = 24
 """The opset that ONNX's Swish came with, and the only one for which onnxruntime 1.31 has a kernel of it."""
@@ -94,11 +93,8 @@ def upgrade(graph: gs.Graph, version: int) -> None:
 
 
 def _replace(graph: gs.Graph, model: onnx.ModelProto) -> None:
-    """Gives a graph the content of a model."""
-    changed = to_graph(model)
-    registry(graph).update(registry(changed))
-    for attribute in ("nodes", "inputs", "outputs", "import_domains", "opset", "functions"):
-        setattr(graph, attribute, getattr(changed, attribute))
+    """Gives a graph the content of a model, in place."""
+    refill(graph, model)
     # Conversion turns attributes into Constant nodes; later passes look for constants.
     fold(graph)
     name_nodes(graph)

@@ -23,19 +23,22 @@ reading the schemas of every version (https://onnx.ai/onnx/operators/):
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection
 from dataclasses import replace
+from typing import Any
 
 import onnx
 import onnx.inliner
 
-from trtdet.errors import ModelError
-from trtdet.passes.opset.definitions import definition_of
-from trtdet.passes.opset.forms import FORMS
-from trtdet.passes.opset.nodes import NodeWriter, copied, replace_nodes, without_no_reduction
+from trtdet.errors import ModelError, one_line
+from trtdet.passes.base import NodeWriter
+from trtdet.passes.clean import fold
+from trtdet.passes.model import to_graph, to_model
+from trtdet.passes.opset.forms import FORMS, older_form
+from trtdet.passes.opset.nodes import ONNX_DOMAINS, InexpressibleError, Scope, attribute, known
 from trtdet.passes.opset.schemas import check_tensors, drop_new_attributes, first_opset, schema_of
-from trtdet.passes.opset.scope import ONNX_DOMAINS, InexpressibleError, Scope, known
-from trtdet.passes.provenance import Origin, node_names, origin_of, put, subgraphs
+from trtdet.passes.provenance import Origin, graphs, node_names, origin_of, put, replace_nodes, subgraphs
 
 MINIMUM = 13
 """The first opset whose QuantizeLinear and DequantizeLinear have an axis: per-channel weights need it. Written into
@@ -58,11 +61,21 @@ def lower(model: onnx.ModelProto, version: int, missing: Collection[str] = ()) -
     Raises:
         ModelError: a node cannot be expressed in that opset; the message names it.
     """
-    changed = _inferred(onnx.inliner.inline_local_functions(model) if model.functions else model)
+    changed = onnx.inliner.inline_local_functions(model) if model.functions else model
+    while True:
+        changed = onnx.shape_inference.infer_shapes(changed, data_prop=True)
+        types, constants = known(changed.graph)
+        norms = [node for node in changed.graph.node if node.op_type == "GroupNormalization"]
+        untyped = [node for node in norms if node.output[0] not in types and node.input[0] in types]
+        if not untyped:
+            break
+        for node in untyped:  # ONNX 1.23 itself infers no type past a GroupNormalization
+            changed.graph.value_info.add(name=node.output[0]).type.tensor_type.CopyFrom(types[node.input[0]])
     (entry,) = (entry for entry in changed.opset_import if entry.domain in ONNX_DOMAINS)
     given = set(node_names(changed.graph))
-    types, constants = known(changed.graph)
-    scope = Scope(entry.version, min(version, entry.version), frozenset(missing), types, constants)
+    scope = Scope(
+        entry.version, target=min(version, entry.version), missing=frozenset(missing), types=types, constants=constants
+    )
     count = _lower_graph(changed.graph, scope)
     if entry.version > version:
         entry.version = version
@@ -71,23 +84,6 @@ def lower(model: onnx.ModelProto, version: int, missing: Collection[str] = ()) -
     written = dict.fromkeys(set(node_names(changed.graph)) - given, Origin.LOWERING)
     put(changed, {**origin_of(model), **written})
     return changed, count
-
-
-def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy with the types and shapes of its tensors; ONNX 1.23 itself infers none past a GroupNormalization."""
-    while True:
-        made: onnx.ModelProto = onnx.shape_inference.infer_shapes(model, data_prop=True)
-        types, _ = known(made.graph)
-        untyped = [
-            node
-            for node in made.graph.node
-            if node.op_type == "GroupNormalization" and node.output[0] not in types and node.input[0] in types
-        ]
-        if not untyped:
-            return made
-        for node in untyped:
-            made.graph.value_info.add(name=node.output[0]).type.tensor_type.CopyFrom(types[node.input[0]])
-        model = made
 
 
 def _lower_graph(graph: onnx.GraphProto, scope: Scope) -> int:
@@ -116,59 +112,126 @@ def _lowered(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
         _lower_graph(inner, scope.inner(inner))
     if node.domain not in ONNX_DOMAINS:
         return [node]
-    newer = schema_of(node.op_type, scope.source)
+    newer, older = schema_of(node.op_type, scope.source), schema_of(node.op_type, scope.target)
     if newer is None:
         raise InexpressibleError(f"opset {scope.source} does not define it")
-    older = schema_of(node.op_type, scope.target)
-    if node.op_type in scope.missing:
-        return _without_operator(node, newer, scope)
+    if node.op_type in scope.missing:  # by other operators, or left where that is impossible
+        try:
+            if node.op_type in FORMS:
+                written = older_form(node, replace(scope, target=first_opset(node.op_type) - 1))
+                if all(other.op_type != node.op_type for other in written):
+                    return written
+            return _defined(node, newer, scope) or [node]
+        except InexpressibleError:
+            return [node]
+    written = [node]
     try:
         if older is None or older.since_version != newer.since_version:
-            return _older_form(node, newer, older, scope)
+            written = older_form(node, scope)
+            for other in written:
+                if other.op_type != node.op_type:
+                    continue
+                if older is None:
+                    raise InexpressibleError(f"the operator exists from opset {first_opset(node.op_type)} on")
+                drop_new_attributes(other, newer, older, scope=scope)
+                check_tensors(other, older, scope)
     except InexpressibleError:
-        written = _defined(node, newer, scope)
-        if written is None:
+        definition = _defined(node, newer, scope)
+        if definition is None:
             raise
-        return written
-    return [without_no_reduction(node)]
+        return definition
+    return [_without_no_reduction(other) for other in written]
 
 
-def _without_operator(node: onnx.NodeProto, schema: onnx.defs.OpSchema, scope: Scope) -> list[onnx.NodeProto]:
-    """A node expressed by other operators; the node itself where that is impossible."""
-    try:
-        if node.op_type in FORMS:
-            before = replace(scope, target=first_opset(node.op_type) - 1)
-            made = FORMS[node.op_type](NodeWriter(node), before)
-            if all(written.op_type != node.op_type for written in made):
-                return made
-        return _defined(node, schema, scope) or [node]
-    except InexpressibleError:
-        return [node]
-
-
-def _older_form(
-    node: onnx.NodeProto, newer: onnx.defs.OpSchema, older: onnx.defs.OpSchema | None, scope: Scope
-) -> list[onnx.NodeProto]:
-    made = FORMS[node.op_type](NodeWriter(node), scope) if node.op_type in FORMS else [copied(node)]
-    for written in made:
-        if written.op_type != node.op_type:
-            continue
-        if older is None:
-            raise InexpressibleError(f"the operator exists from opset {first_opset(node.op_type)} on")
-        drop_new_attributes(written, newer, older, scope)
-        check_tensors(written, older, scope)
-    return [without_no_reduction(written) for written in made]
+def _without_no_reduction(node: onnx.NodeProto) -> onnx.NodeProto:
+    """A scattering node without ``reduction = none``, the default: TensorRT's parser before 10.9 refuses ScatterND with
+    it (its ``onnxOpImporters.cpp`` asks whether the attribute is present)."""
+    if node.op_type not in ("ScatterND", "ScatterElements") or attribute(node, "reduction") != b"none":
+        return node
+    write = NodeWriter(node)
+    write.drop("reduction")
+    return write.node
 
 
 def _defined(node: onnx.NodeProto, schema: onnx.defs.OpSchema, scope: Scope) -> list[onnx.NodeProto] | None:
-    """The nodes of a node's definition, lowered in turn; None where ONNX has no definition."""
-    definition = definition_of(node, schema, scope)
-    if definition is None:
+    """The nodes that ONNX defines a node's operator by, lowered in turn; None where it has no definition.
+
+    The inliner gets the node alone, so that the nodes it writes can be named after that node.
+
+    Raises:
+        InexpressibleError: the definition does not fit the node, or needs a type that is not known.
+    """
+    described: Any = schema  # the stub lacks the attribute
+    if not described.all_function_opset_versions:
         return None
+    # The definition's own nodes are of this opset: an operator that the target has is defined in the target's words.
+    version = max(scope.target, schema.since_version)
+    read = dict.fromkeys(name for name in node.input if name)
+    unknown = next((name for name in read if not scope.type(name)), None)
+    if unknown is not None:
+        raise InexpressibleError(f"the type of its input '{unknown}' is not known, which its definition needs")
+    infos = {name: onnx.ValueInfoProto(name=name) for name in (*read, *filter(None, node.output))}
+    for name, info in infos.items():
+        if name in scope.types:
+            info.type.tensor_type.CopyFrom(scope.types[name])
+    graph = onnx.helper.make_graph(
+        [node],
+        "definition",
+        [infos[name] for name in read],
+        [infos[name] for name in node.output if name],
+        [scope.constants[name] for name in read if name in scope.constants],
+    )
+    alone = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", version)], ir_version=10)
+    try:
+        model = onnx.inliner.inline_selected_functions(alone, [("", node.op_type)], inline_schema_functions=True)
+        model = _folded(onnx.shape_inference.infer_shapes(model))
+    except (RuntimeError, onnx.shape_inference.InferenceError, ModelError) as error:
+        raise InexpressibleError(f"ONNX's definition of it does not fit: {one_line(error)}") from None
+    _rename(model.graph, node)
+    inside = replace(scope, source=version).inner(model.graph)
     nodes: list[onnx.NodeProto] = []
-    for inner in definition.model.graph.node:
+    for inner in model.graph.node:
         try:
-            nodes += _lowered(inner, definition.scope)
+            nodes += _lowered(inner, inside)
         except InexpressibleError as reason:
             raise InexpressibleError(f"its definition by other operators holds a {inner.op_type}: {reason}") from None
     return nodes
+
+
+def _folded(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A definition for the shapes and constants of one node: whatever these decide becomes a Constant."""
+    types, _ = known(model.graph)
+    for node in model.graph.node:
+        # Definitions use it to be of any type; as a Cast of a constant it can be folded.
+        if node.op_type == "CastLike" and node.input[1] in types:
+            node.op_type = "Cast"
+            node.attribute.append(onnx.helper.make_attribute("to", types[node.input.pop()].elem_type))
+    graph = to_graph(model)
+    fold(graph)
+    graph.cleanup().toposort()
+    folded = to_model(graph)
+    constants = [
+        onnx.helper.make_node("Constant", [], [tensor.name], value=tensor)
+        for tensor in folded.graph.initializer
+        if all(tensor.name != given.name for given in model.graph.initializer)
+    ]
+    replace_nodes(folded.graph, [*constants, *folded.graph.node])
+    return folded
+
+
+def _rename(graph: onnx.GraphProto, defined: onnx.NodeProto) -> None:
+    """Names the nodes and tensors of a definition after the node that is defined."""
+    outer = {name for name in (*defined.input, *defined.output) if name}
+    prefix = next(name for name in defined.output if name)
+    everything = list(graphs(graph))
+    tensors = {name for part in everything for node in part.node for name in node.output}
+    tensors |= {value.name for part in everything[1:] for value in part.input}
+    names = {name: f"{prefix}/{defined.op_type}/{name}" for name in tensors - outer if name}
+    numbers = itertools.count()
+    for part in everything:
+        for node in part.node:
+            node.name = f"{defined.name or prefix}/{node.op_type}_{next(numbers)}"
+            for side in (node.input, node.output):
+                side[:] = [names.get(name, name) for name in side]
+        for value in (*part.value_info, *part.input, *part.output):
+            value.name = names.get(value.name, value.name)

@@ -1,81 +1,87 @@
-"""Nodes that are written in the place of another."""
+"""A node to be lowered: what is known around it, the nodes in its place, and the reason why it cannot be."""
 
 from __future__ import annotations
 
-import itertools
+from collections import ChainMap
+from collections.abc import MutableMapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import ArrayLike
+from numpy.typing import NDArray
+
+ONNX_DOMAINS = ("", "ai.onnx")
+"""The two spellings of the domain of ONNX's own operators."""
+
+
+class InexpressibleError(Exception):
+    """Why a node cannot be expressed in the older opset."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scope:
+    """The types and constants known around a node, by tensor, those of outer graphs included."""
+
+    source: int  # the opset that the node is written in
+    target: int  # the opset that it shall be in
+    missing: frozenset[str]  # operators to replace by their definition even where the target has them
+    types: MutableMapping[str, onnx.TypeProto.Tensor]
+    constants: MutableMapping[str, onnx.TensorProto]
+
+    def inner(self, graph: onnx.GraphProto) -> Scope:
+        types, constants = known(graph)
+        return replace(self, types=ChainMap(types, self.types), constants=ChainMap(constants, self.constants))
+
+    def type(self, name: str) -> int:
+        """Of the elements; 0 where it is not known."""
+        return self.types[name].elem_type if name in self.types else 0
+
+    def shape(self, name: str) -> list[int | None] | None:
+        """With None for an open dimension; None where the rank is not known."""
+        if name not in self.types or not self.types[name].HasField("shape"):
+            return None
+        return [dim.dim_value if dim.HasField("dim_value") else None for dim in self.types[name].shape.dim]
+
+    def rank(self, name: str) -> int:
+        shape = self.shape(name)
+        if shape is None:
+            raise InexpressibleError(f"the rank of its input '{name}' is not known")
+        return len(shape)
+
+    def size(self, name: str, axis: int) -> int:
+        shape = self.shape(name)
+        size = shape[axis] if shape is not None else None
+        if size is None:
+            raise InexpressibleError(f"the size of axis {axis} of its input '{name}' is not fixed")
+        return size
+
+    def constant(self, name: str, called: str) -> NDArray[Any]:
+        if name not in self.constants:
+            raise InexpressibleError(f"its {called} are computed in the graph, an older opset needs them as constants")
+        return onnx.numpy_helper.to_array(self.constants[name])
+
+
+def known(graph: onnx.GraphProto) -> tuple[dict[str, onnx.TypeProto.Tensor], dict[str, onnx.TensorProto]]:
+    """By tensor of a graph, its type, and its value where that is constant."""
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        for held in node.attribute if node.op_type == "Constant" and node.domain in ONNX_DOMAINS else ():
+            value = onnx.helper.get_attribute_value(held)
+            if not isinstance(value, onnx.TensorProto):
+                dtype = np.float32 if held.name in ("value_float", "value_floats") else np.int64
+                value = onnx.numpy_helper.from_array(np.array(value, dtype))
+            constants[node.output[0]] = value
+    types = {value.name: value.type.tensor_type for value in (*graph.value_info, *graph.input, *graph.output)}
+    for name, tensor in constants.items():
+        types[name] = onnx.helper.make_tensor_type_proto(tensor.data_type, tensor.dims).tensor_type
+    return {name: kind for name, kind in types.items() if kind.elem_type}, constants
 
 
 def attribute(node: onnx.NodeProto, name: str, otherwise: Any = None) -> Any:
-    found = (each for each in node.attribute if each.name == name)
-    return next((onnx.helper.get_attribute_value(each) for each in found), otherwise)
+    values = (onnx.helper.get_attribute_value(each) for each in node.attribute if each.name == name)
+    return next(values, otherwise)
 
 
-def copied(node: onnx.NodeProto) -> onnx.NodeProto:
-    made = onnx.NodeProto()
-    made.CopyFrom(node)
-    return made
-
-
-def replace_nodes(graph: onnx.GraphProto, nodes: list[onnx.NodeProto]) -> None:
-    copies = [copied(node) for node in nodes]
-    del graph.node[:]
-    graph.node.extend(copies)
-
-
-class NodeWriter:
-    """Writes the nodes that replace a node; their names come from its first output, so that they are unique."""
-
-    def __init__(self, node: onnx.NodeProto) -> None:
-        self.node = copied(node)
-        self._made: list[onnx.NodeProto] = []
-        self._number = itertools.count()
-
-    def const(self, value: ArrayLike, dtype: Any) -> str:
-        tensor = onnx.numpy_helper.from_array(np.array(value, dtype))
-        return self("Constant", value=tensor)
-
-    def __call__(self, op: str, *inputs: str, **attrs: Any) -> str:
-        name = f"{self.node.output[0]}/{self.node.op_type}/{op}_{next(self._number)}"
-        self._made.append(onnx.helper.make_node(op, inputs, [name], name, **attrs))
-        return name
-
-    def before(self) -> list[onnx.NodeProto]:
-        """The nodes written, and after them the node itself, changed."""
-        return [*self._made, self.node]
-
-    def instead(self) -> list[onnx.NodeProto]:
-        """The nodes written, the last with the name and the output of the node that they replace."""
-        self._made[-1].output[0] = self.node.output[0]
-        self._made[-1].name = self.node.name
-        return self._made
-
-    def drop(self, *names: str) -> None:
-        for found in [found for found in self.node.attribute if found.name in names]:
-            self.node.attribute.remove(found)
-
-    def put(self, name: str, value: Any) -> None:
-        self.drop(name)
-        self.node.attribute.append(onnx.helper.make_attribute(name, value))
-
-    def input(self, index: int) -> str:
-        """Its name; empty where the node has none."""
-        return self.node.input[index] if index < len(self.node.input) else ""
-
-    def feed(self, index: int, name: str) -> None:
-        self.node.input.extend([""] * (index + 1 - len(self.node.input)))
-        self.node.input[index] = name
-
-
-def without_no_reduction(node: onnx.NodeProto) -> onnx.NodeProto:
-    """A scattering node without ``reduction = none``, the default: TensorRT's parser before 10.9 refuses ScatterND with
-    it (its ``onnxOpImporters.cpp`` asks whether the attribute is present)."""
-    if node.op_type not in ("ScatterND", "ScatterElements") or attribute(node, "reduction") != b"none":
-        return node
-    made = NodeWriter(node)
-    made.drop("reduction")
-    return made.node
+def text_of(value: Any) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else f"{value}"

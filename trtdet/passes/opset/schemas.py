@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import onnx
 
-from trtdet.passes.opset.scope import InexpressibleError, Scope
+from trtdet.passes.opset.nodes import InexpressibleError, Scope, text_of
 
 _NEW_VALUES = {
     ("Pad", "mode", b"wrap"): 19,
@@ -23,10 +22,10 @@ _NEW_VALUES = {
 def schema_of(op: str, version: int) -> onnx.defs.OpSchema | None:
     """The schema of an operator in an opset; None where it does not exist or is deprecated."""
     try:
-        found: onnx.defs.OpSchema = onnx.defs.get_schema(op, version, "")
+        schema: onnx.defs.OpSchema = onnx.defs.get_schema(op, version, "")
     except onnx.defs.SchemaError:
         return None
-    return None if found.deprecated else found
+    return None if schema.deprecated else schema
 
 
 def first_opset(op: str, test: Callable[[onnx.defs.OpSchema], bool] = lambda schema: True) -> int:
@@ -34,12 +33,6 @@ def first_opset(op: str, test: Callable[[onnx.defs.OpSchema], bool] = lambda sch
     versions = range(1, onnx.defs.onnx_opset_version() + 1)
     schemas = (schema_of(op, version) for version in versions)
     return next(schema.since_version for schema in schemas if schema is not None and test(schema))
-
-
-def _default(schema: onnx.defs.OpSchema | None, name: str) -> Any:
-    """An attribute's default value; None where it has none, or the schema has no such attribute."""
-    value = schema.attributes[name].default_value if schema is not None and name in schema.attributes else None
-    return onnx.helper.get_attribute_value(value) if value is not None and value.name else None
 
 
 def drop_new_attributes(
@@ -53,17 +46,15 @@ def drop_new_attributes(
     for attribute in list(node.attribute):
         name, value = attribute.name, onnx.helper.get_attribute_value(attribute)
         if name not in older.attributes:
-            if value != _default(newer, name):
+            default = newer.attributes[name].default_value if name in newer.attributes else onnx.AttributeProto()
+            if not default.name or value != onnx.helper.get_attribute_value(default):
                 since = first_opset(node.op_type, lambda schema, name=name: name in schema.attributes)  # type: ignore[misc]
                 raise InexpressibleError(f"its attribute {name} = {text_of(value)} exists from opset {since} on")
             node.attribute.remove(attribute)
-        elif isinstance(value, bytes) and scope.crosses(_NEW_VALUES.get((node.op_type, name, value), 0)):
-            since = _NEW_VALUES[node.op_type, name, value]
-            raise InexpressibleError(f"its attribute {name} = {text_of(value)} exists from opset {since} on")
-
-
-def text_of(value: Any) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else f"{value}"
+        elif isinstance(value, bytes):
+            since = _NEW_VALUES.get((node.op_type, name, value), 0)
+            if scope.target < since <= scope.source:
+                raise InexpressibleError(f"its attribute {name} = {text_of(value)} exists from opset {since} on")
 
 
 def check_tensors(node: onnx.NodeProto, older: onnx.defs.OpSchema, scope: Scope) -> None:

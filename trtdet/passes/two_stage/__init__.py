@@ -17,7 +17,7 @@ from trtdet.errors import ModelError
 from trtdet.passes import clean
 from trtdet.passes.base import Options, PassResult, explained
 from trtdet.passes.model import to_graph, to_model
-from trtdet.passes.two_stage import detections, guards, levels, masks, proposals, static, suppressions
+from trtdet.passes.two_stage import detections, levels, proposals, static, suppressions
 from trtdet.passes.two_stage.proposals import BOXES, REAL, up_to_proposals
 
 REWRITES = {
@@ -69,7 +69,7 @@ def prepared(graph: gs.Graph, options: Options) -> tuple[gs.Graph, PassResult]:
     for _ in range(2):  # with the shapes that are inferred after the first time, more is constant
         clean.apply(graph, options)
         graph = to_graph(to_model(graph))
-    result = guards.inline(graph)
+    result = suppressions.inline_guards(graph)
     return to_graph(to_model(graph)), result
 
 
@@ -100,22 +100,16 @@ def cut(graph: gs.Graph, options: Options) -> tuple[gs.Graph, Options, dict[str,
     with explained("two_stage"):
         proposals.name_boxes(graph)
         if DATA_DEPENDENT & options.missing_ops:
-            graph, config, done = static.rewrite(graph, options)
+            graph, config, rewrites = static.rewrite(graph, options)
+            results |= rewrites
         else:
-            graph, done = _rewritten(graph)
-            found = detections.outputs(graph, config)
-            done["cut_masks"] = masks.cut(graph, found, None, config)
-            detections.write(graph, found, config)
+            for name, apply in REWRITES.items():
+                with explained(name):
+                    results[name] = apply(graph)
+                    graph = to_graph(to_model(graph))
+            outputs = detections.outputs(graph, config)
+            results["cut_masks"] = detections.cut_masks(graph, outputs, None, config=config)
+            detections.write(graph, outputs, config)
     head = {"decode": "detections", "boxes": "xyxy", "outputs": None, "units": "pixels"}
     config = config.model_copy(update={"head": config.head.model_copy(update=head)})
-    has_masks = done["cut_masks"].count > 0
-    return graph, replace(options, config=config, masks=has_masks), results | done
-
-
-def _rewritten(graph: gs.Graph) -> tuple[gs.Graph, dict[str, PassResult]]:
-    results: dict[str, PassResult] = {}
-    for name, apply in REWRITES.items():
-        with explained(name):
-            results[name] = apply(graph)
-            graph = to_graph(to_model(graph))
-    return graph, results
+    return graph, replace(options, config=config, masks=results["cut_masks"].count > 0), results

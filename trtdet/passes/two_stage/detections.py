@@ -1,6 +1,11 @@
 """boxes (n, 4), labels (n,), scores (n,) -> rows (1, K, 6) of box, score and class
 
 K is the limit of the second suppression. Rows beyond the n that an image has are zero.
+
+masks (n, 1, M, M), or pasted into the picture -> masks (1, K, M, M) of the rows of detections
+
+What the mask head gives is taken behind its sigmoid, so that a paste in the graph, a loop over the detections, is cut
+off; which column is whose is written anew. See :mod:`trtdet.passes.masks`.
 """
 
 from __future__ import annotations
@@ -13,33 +18,29 @@ import onnx_graphsurgeon as gs
 
 from trtdet.config import Config
 from trtdet.errors import ModelError
-from trtdet.passes.base import Writer
+from trtdet.passes import masks
+from trtdet.passes.base import PassResult, Writer
 from trtdet.passes.masks import MASKS
 from trtdet.passes.provenance import Origin
 from trtdet.passes.two_stage.levels import most_rows
-from trtdet.passes.two_stage.walk import upstream
+from trtdet.passes.walk import maker, upstream
+
+_DATA = ("NonMaxSuppression", "NonZero")
+"""What makes the number of rows depend on the image."""
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a two-stage model finds.
+    """What a two-stage model finds."""
 
-    Attributes:
-        boxes: float32 (n, 4), xyxy in pixels of the input.
-        labels: int64 (n,).
-        scores: float32 (n,).
-        most: n at most.
-        exact: whether n is always that.
-    """
-
-    boxes: gs.Variable
-    labels: gs.Variable
-    scores: gs.Variable
-    most: int
-    exact: bool = False
+    boxes: gs.Variable  # float32 (n, 4), xyxy in pixels of the input
+    labels: gs.Variable  # int64 (n,)
+    scores: gs.Variable  # float32 (n,)
+    most: int  # n at most
+    exact: bool = False  # whether n is always that
 
 
-def write(graph: gs.Graph, found: Outputs, config: Config) -> None:
+def write(graph: gs.Graph, outputs: Outputs, config: Config) -> None:
     """Gives a two-stage graph rows of detections as its output, before that of masks, in place.
 
     Labels count from 1 where the classifier has a column for the background.
@@ -48,18 +49,18 @@ def write(graph: gs.Graph, found: Outputs, config: Config) -> None:
         ModelError: the classes of the model are not those of the configuration.
     """
     put = Writer(graph, "trtdet/two_stage", Origin.DECODE)
-    columns = [found.boxes]
-    for tensor, first in ((found.scores, 0), (found.labels, first_label(found.scores, config))):
+    columns = [outputs.boxes]
+    for tensor, first in ((outputs.scores, 0), (outputs.labels, first_label(outputs.scores, config))):
         column = put("Cast", tensor, to=int(onnx.TensorProto.FLOAT))
         if first:
             column = put("Sub", column, put.const(first, np.float32))
         columns.append(put("Unsqueeze", column, put.const([1], np.int64)))
     rows = put("Concat", *columns, axis=1)
-    if not found.exact:
-        padded = put("Concat", rows, put.const(np.zeros((found.most, 6)), np.float32), axis=0)
-        rows = put("Slice", padded, *(put.const([at], np.int64) for at in (0, found.most, 0)))
-    detections = put("Reshape", rows, put.const([1, found.most, 6], np.int64))
-    detections.dtype, detections.shape = np.dtype(np.float32), [1, found.most, 6]
+    if not outputs.exact:
+        padded = put("Concat", rows, put.const(np.zeros((outputs.most, 6)), np.float32), axis=0)
+        rows = put("Slice", padded, *(put.const([at], np.int64) for at in (0, outputs.most, 0)))
+    detections = put("Reshape", rows, put.const([1, outputs.most, 6], np.int64))
+    detections.dtype, detections.shape = np.dtype(np.float32), [1, outputs.most, 6]
     graph.outputs = [detections, *(tensor for tensor in graph.outputs if tensor.name == MASKS)]
     graph.cleanup().toposort()
 
@@ -70,32 +71,31 @@ def outputs(graph: gs.Graph, config: Config) -> Outputs:
     Raises:
         ModelError: they are not those of one image, or the number of detections is not bounded.
     """
-    names = config.head.outputs
-    tensors = {tensor.name: tensor for tensor in graph.outputs}
+    names, tensors = config.head.outputs, graph.tensors()
     if names is not None:
-        everything = graph.tensors()
-        missing = [name for name in names if name not in everything]
+        missing = [name for name in names if name not in tensors]
         if missing:
             raise ModelError(f"head.outputs names '{missing[0]}', which the model does not have")
-        found = [everything[name] for name in names]
+        given = [tensors[name] for name in names]
     else:
-        found = [tensors[name] for name in ("boxes", "labels", "scores") if name in tensors]
-        found = found if len(found) == 3 else list(graph.outputs)
-    shapes = [list(tensor.shape or ()) for tensor in found]
-    fits = len(found) >= 3 and len(shapes[0]) == 2 and shapes[0][1] == 4 and all(len(s) == 1 for s in shapes[1:3])
+        own = {tensor.name: tensor for tensor in graph.outputs}
+        given = [own[name] for name in ("boxes", "labels", "scores") if name in own]
+        given = given if len(given) == 3 else list(graph.outputs)
+    shapes = [list(tensor.shape or ()) for tensor in given]
+    fits = len(given) >= 3 and len(shapes[0]) == 2 and shapes[0][1] == 4 and all(len(s) == 1 for s in shapes[1:3])
     if not fits:
-        told = ", ".join(f"{tensor.name} {shape}" for tensor, shape in zip(found, shapes, strict=True))
+        listed = ", ".join(f"{tensor.name} {shape}" for tensor, shape in zip(given, shapes, strict=True))
         raise ModelError(
-            f"the outputs of the two-stage model are {told}; expected are boxes (n, 4), labels (n,) and scores (n,) of "
-            "one image, in this order; name them with head.outputs"
+            f"the outputs of the two-stage model are {listed}; expected are boxes (n, 4), labels (n,) and scores (n,) "
+            "of one image, in this order; name them with head.outputs"
         )
-    most = most_rows(found[0])
+    most = most_rows(given[0])
     if most is None:
         raise ModelError(
             "the number of detections of the two-stage model is not bounded: nothing limits its last suppression",
             "export it with a limit (torchvision: box_detections_per_img)",
         )
-    return Outputs(found[0], found[1], found[2], most)
+    return Outputs(given[0], labels=given[1], scores=given[2], most=most)
 
 
 def first_label(scores: gs.Variable, config: Config) -> int:
@@ -115,3 +115,70 @@ def first_label(scores: gs.Variable, config: Config) -> int:
                 )
             return int(columns) - classes
     return 0
+
+
+def cut_masks(
+    graph: gs.Graph, outputs: Outputs, rows: tuple[gs.Variable, gs.Variable] | None, config: Config
+) -> PassResult:
+    """Makes masks of the rows of detections the last output, in place, where the model has any.
+
+    Args:
+        graph: with its levels merged.
+        outputs: the model's detections, which masks are computed from.
+        rows: boxes (n, 4) and labels (n,) to compute them from instead.
+        config: the detector.
+    """
+    given = next((tensor for tensor in graph.outputs if _are_masks(tensor)), None)
+    if given is None:
+        return PassResult(0)
+    four = [node.outputs[0] for node in upstream(given) if node.op == "Sigmoid" and _are_masks(node.outputs[0])]
+    probabilities = four[0] if four and all(isinstance(size, int) for size in four[0].shape[1:]) else None
+    if probabilities is None:
+        return leave_out_masks(graph, "no sigmoid of (n, classes, M, M) is behind it")
+    columns = len(config.classes) + first_label(outputs.scores, config)
+    if probabilities.shape[1] != columns:
+        return leave_out_masks(graph, f"it is of {probabilities.shape[1]} classes, boxes are of {columns}")
+    read = [node for node in upstream(probabilities) if outputs.boxes in node.inputs]
+    obstacle = _masks_obstacle(probabilities, outputs.boxes, read)
+    if obstacle:
+        return leave_out_masks(graph, obstacle)
+    leave_out_masks(graph, "")
+    tensors = graph.tensors()
+    if MASKS in tensors:
+        tensors[MASKS].name = f"{MASKS}/exported"
+    put = Writer(graph, "trtdet/cut_masks", Origin.DECODE)
+    boxes, labels = rows or (outputs.boxes, outputs.labels)
+    chosen, written = masks.write(put, boxes, labels, probabilities=probabilities, most=outputs.most)
+    for node in read:
+        node.inputs = [chosen if tensor is outputs.boxes else tensor for tensor in node.inputs]
+    graph.outputs.append(written)
+    return PassResult(1)
+
+
+def leave_out_masks(graph: gs.Graph, reason: str) -> PassResult:
+    """Takes masks off the outputs, in place; the result has the reason, where there were any."""
+    left = [tensor for tensor in graph.outputs if _are_masks(tensor)]
+    graph.outputs = [tensor for tensor in graph.outputs if tensor not in left]
+    return PassResult(0, tuple(f"{tensor.name}: {reason}" for tensor in left))
+
+
+def _are_masks(tensor: gs.Tensor) -> bool:
+    return len(tensor.shape or ()) == 4
+
+
+def _masks_obstacle(probabilities: gs.Variable, boxes: gs.Variable, read: list[gs.Node]) -> str:
+    """Why masks cannot be computed from other boxes."""
+    if not read:
+        return "its regions are not the boxes that are found"
+    own = {id(node) for node in upstream(boxes)}
+    readers = {id(node) for node in read}
+    line, seen = [probabilities], set[int]()
+    for tensor in line:
+        node = maker(tensor)
+        if node is None or id(node) in seen or tensor is boxes:
+            continue
+        seen.add(id(node))
+        if id(node) in own and node.op in _DATA:
+            return f"it reads the detections at '{node.name}' as well, not their boxes alone"
+        line += [given for given in node.inputs if not (id(node) in readers and given is boxes)]
+    return ""

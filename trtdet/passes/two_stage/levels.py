@@ -7,17 +7,17 @@ image, for builders that have no NonZero.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from trtdet.passes.base import PassResult, Writer
+from trtdet.passes.base import PassResult, Writer, rewrite_nodes
 from trtdet.passes.provenance import Origin
 from trtdet.passes.two_stage.suppressions import Limit, limit_of
-from trtdet.passes.two_stage.walk import above, constant, maker, picks, redirect, unpick, upstream
+from trtdet.passes.walk import above, constant, maker, picks, redirect, unpick, upstream
 
 MOST_ROWS = 3840
 """The largest K of TensorRT's TopK, which sorts the rows."""
@@ -28,25 +28,23 @@ _WIDENING = ("Expand", "Reshape", "Unsqueeze", "Cast")
 
 @dataclass(frozen=True)
 class _Level:
-    """A level of a chain.
-
-    Attributes:
-        number: of the level, as ``chosen`` has it.
-        chosen: int64 (n,), the number of the level of each region.
-        is_mine: bool (n,), the regions of this level.
-        rows: int64 (m,), their indices.
-        aligned: float32 (m, channels, height, width), their features.
-    """
+    """A level of a chain."""
 
     number: int
-    chosen: gs.Variable
-    is_mine: gs.Variable
-    rows: gs.Variable
-    aligned: gs.Variable
+    chosen: gs.Variable  # int64 (n,), the number of the level of each region
+    is_mine: gs.Variable  # bool (n,), the regions of this level
+    rows: gs.Variable  # int64 (m,), their indices
+    aligned: gs.Variable  # float32 (m, channels, height, width), their features
 
 
 def merge(graph: gs.Graph) -> PassResult:
     """Joins the levels of each chain by sorting their rows, in place: Concat, TopK, Gather in the place of scatters."""
+
+    def obstacle(levels: list[_Level]) -> str:
+        most = most_rows(levels[0].chosen)
+        if most is None:
+            return "the number of regions is not bounded"
+        return f"it has up to {most} regions, and TensorRT's TopK sorts {MOST_ROWS}" if most > MOST_ROWS else ""
 
     def joined(write: Writer, levels: list[_Level]) -> gs.Variable:
         features = write("Concat", *(level.aligned for level in levels), axis=0)
@@ -56,7 +54,7 @@ def merge(graph: gs.Graph) -> PassResult:
         _, order = write.many("TopK", 2, keys, write("Shape", rows), axis=0, largest=0, sorted=1)
         return write("Gather", features, order, axis=0)
 
-    return _merged(graph, _too_many, joined)
+    return _merged(graph, obstacle, joined)
 
 
 def merge_static(graph: gs.Graph) -> PassResult:
@@ -64,6 +62,15 @@ def merge_static(graph: gs.Graph) -> PassResult:
 
     It costs an alignment of all regions for each level.
     """
+
+    def obstacle(levels: list[_Level]) -> str:
+        for level in levels:
+            nodes = _picks(level)
+            if not nodes:
+                return f"level {level.number} does not gather its regions"
+            if any(node.attrs.get("axis", 0) != 0 or node.attrs.get("batch_dims", 0) != 0 for node in nodes):
+                return f"level {level.number} gathers along another axis than the regions'"
+        return ""
 
     def joined(write: Writer, levels: list[_Level]) -> gs.Variable:
         for level in levels:
@@ -74,7 +81,7 @@ def merge_static(graph: gs.Graph) -> PassResult:
             merged = write("Where", mine, level.aligned, merged)
         return merged
 
-    return _merged(graph, _not_picked, joined)
+    return _merged(graph, obstacle, joined)
 
 
 def write_sampling(graph: gs.Graph) -> PassResult:
@@ -82,114 +89,86 @@ def write_sampling(graph: gs.Graph) -> PassResult:
 
     ONNX's default, 0, samples as many points as the region has cells. Some importers take 1.
     """
-    found = [node for node in graph.nodes if node.op == "RoiAlign" and "sampling_ratio" not in node.attrs]
-    for node in found:
+    nodes = [node for node in graph.nodes if node.op == "RoiAlign" and "sampling_ratio" not in node.attrs]
+    for node in nodes:
         node.attrs["sampling_ratio"] = 0
-    return PassResult(len(found))
+    return PassResult(len(nodes))
 
 
 def _merged(
     graph: gs.Graph, obstacle: Callable[[list[_Level]], str], joined: Callable[[Writer, list[_Level]], gs.Variable]
 ) -> PassResult:
     """Writes another join of the levels in the place of each chain that has no obstacle."""
-    count, skipped = 0, []
-    for last, levels in _chains(graph):
-        reason = levels if isinstance(levels, str) else obstacle(levels)
-        if reason or isinstance(levels, str):
-            skipped.append(f"{last.name}: {reason}")
-            continue
-        write = Writer(graph, f"{last.name}/merged", Origin.LOWERING)
-        redirect(graph, last.outputs[0], joined(write, levels))
-        last.outputs.clear()
-        count += 1
-    if count:
-        graph.cleanup().toposort()
-        for node in graph.nodes:  # what was inferred of the rows does not hold any more
-            if node.op == "RoiAlign":
-                node.outputs[0].shape = None
-    return PassResult(count, tuple(skipped))
 
+    def merge_chain(graph: gs.Graph, last: gs.Node) -> str | None:
+        if any(reader.op in _SCATTERS and reader.inputs[0] is last.outputs[0] for reader in last.outputs[0].outputs):
+            return None
+        scatters = [last]
+        while (before := maker(scatters[0].inputs[0], *_SCATTERS)) is not None:
+            scatters.insert(0, before)
+        if all(maker(above(scatter.inputs[2], "Cast"), "RoiAlign") is None for scatter in scatters):
+            return None
+        levels = _levels(scatters)
+        if isinstance(levels, str):
+            return levels
+        reason = obstacle(levels)
+        if not reason:
+            write = Writer(graph, f"{last.name}/merged", Origin.LOWERING)
+            redirect(graph, last.outputs[0], joined(write, levels))
+            last.outputs.clear()
+        return reason
 
-def _chains(graph: gs.Graph) -> Iterator[tuple[gs.Node, list[_Level] | str]]:
-    """The last scatter of each chain with its levels, or with the reason that it is none."""
-    for node in [node for node in graph.nodes if node.op in _SCATTERS]:
-        if any(reader.op in _SCATTERS and reader.inputs[0] is node.outputs[0] for reader in node.outputs[0].outputs):
-            continue
-        scatters = [node]
-        while (before := maker(scatters[-1].inputs[0], *_SCATTERS)) is not None:
-            scatters.append(before)
-        if any(maker(above(scatter.inputs[2], "Cast"), "RoiAlign") is not None for scatter in scatters):
-            yield node, _levels(scatters[::-1])
+    result = rewrite_nodes(graph, merge_chain, *_SCATTERS)
+    for node in graph.nodes if result.count else ():  # what was inferred of the rows does not hold any more
+        if node.op == "RoiAlign":
+            node.outputs[0].shape = None
+    return result
 
 
 def _levels(scatters: list[gs.Node]) -> list[_Level] | str:
+    """The levels that scatters join, or the reason that they are none."""
     levels = []
     for scatter in scatters:
-        level = _level(scatter)
-        if isinstance(level, str):
-            return level
-        levels.append(level)
-    chosen = levels[0].chosen
-    if any(level.chosen is not chosen for level in levels):
+        if scatter.attrs.get("reduction", "none") not in ("none", b"none"):
+            return f"it scatters with reduction {scatter.attrs['reduction']}"
+        if scatter.op == "ScatterElements" and scatter.attrs.get("axis", 0) != 0:
+            return f"it scatters along axis {scatter.attrs['axis']}"
+        aligned = scatter.inputs[2]
+        if maker(above(aligned, "Cast"), "RoiAlign") is None:
+            return "it scatters something else than aligned regions"
+        rows = above(scatter.inputs[1], *_WIDENING)
+        column = above(rows, "Squeeze", "Split", "Slice", "Transpose", "Gather")
+        equal = maker(above(column, "NonZero"), "Equal") if maker(column, "NonZero") is not None else None
+        if equal is None:
+            return "its rows are not those of a level"
+        number = constant(equal, 1)
+        if number is None:
+            return "the number of its level is computed"
+        levels.append(_Level(int(number), chosen=equal.inputs[0], is_mine=equal.outputs[0], rows=rows, aligned=aligned))
+    if any(level.chosen is not levels[0].chosen for level in levels):
         return "its levels are chosen by different tensors"
-    numbers, possible = sorted(level.number for level in levels), _possible(chosen)
-    if possible is None:
-        return "the level of a region is not bounded by a Clip, so a region may be of none"
-    if numbers != possible:
-        return f"a region may be of levels {possible}, and it joins {numbers}"
-    return levels
-
-
-def _level(scatter: gs.Node) -> _Level | str:
-    if scatter.attrs.get("reduction", "none") not in ("none", b"none"):
-        return f"it scatters with reduction {scatter.attrs['reduction']}"
-    if scatter.op == "ScatterElements" and scatter.attrs.get("axis", 0) != 0:
-        return f"it scatters along axis {scatter.attrs['axis']}"
-    if maker(above(scatter.inputs[2], "Cast"), "RoiAlign") is None:
-        return "it scatters something else than aligned regions"
-    rows = above(scatter.inputs[1], *_WIDENING)
-    column = above(rows, "Squeeze", "Split", "Slice", "Transpose", "Gather")
-    equal = maker(above(column, "NonZero"), "Equal") if maker(column, "NonZero") is not None else None
-    if equal is None:
-        return "its rows are not those of a level"
-    number = constant(equal, 1)
-    if number is None:
-        return "the number of its level is computed"
-    return _Level(int(number), equal.inputs[0], equal.outputs[0], rows, scatter.inputs[2])
-
-
-def _possible(chosen: gs.Variable) -> list[int] | None:
-    """The levels that a region may be of: whole numbers between the limits of a Clip, less what is subtracted."""
-    tensor, less = chosen, 0
+    # Whole numbers between the limits of a Clip, less what is subtracted.
+    tensor, less = levels[0].chosen, 0
     while (node := maker(tensor, "Cast", "Sub", "Identity")) is not None:
-        if node.op == "Sub":
-            offset = constant(node, 1)
-            if offset is None:
-                return None
-            less += int(offset)
-        tensor = node.inputs[0]
+        offset = constant(node, 1) if node.op == "Sub" else 0
+        if offset is None:
+            break
+        tensor, less = node.inputs[0], less + int(offset)
     clip = maker(tensor, "Clip")
-    if clip is None or maker(clip.inputs[0], "Floor") is None:
-        return None
-    low, high = constant(clip, 1), constant(clip, 2)
-    if low is None or high is None:
-        return None
-    return list(range(int(low) - less, int(high) - less + 1))
-
-
-def _too_many(levels: list[_Level]) -> str:
-    most = most_rows(levels[0].chosen)
-    if most is None:
-        return "the number of regions is not bounded"
-    return f"it has up to {most} regions, and TensorRT's TopK sorts {MOST_ROWS}" if most > MOST_ROWS else ""
+    low, high = (None, None) if clip is None else (constant(clip, 1), constant(clip, 2))
+    if clip is None or maker(clip.inputs[0], "Floor") is None or low is None or high is None:
+        return "the level of a region is not bounded by a Clip, so a region may be of none"
+    possible = list(range(int(low) - less, int(high) - less + 1))
+    numbers = sorted(level.number for level in levels)
+    return levels if numbers == possible else f"a region may be of levels {possible}, and it joins {numbers}"
 
 
 def most_rows(tensor: gs.Variable) -> int | None:
     """How many regions there are at most: the limit of the nearest suppression above."""
     for node in upstream(tensor):
         if node.op == "NonMaxSuppression":
-            found = limit_of(node)
-            return found.count if isinstance(found, Limit) else None
+            limit = limit_of(node)
+            return limit.count if isinstance(limit, Limit) else None
     return None
 
 
@@ -197,13 +176,3 @@ def _picks(level: _Level) -> list[gs.Node]:
     """The nodes that pick the regions of a level out of all. Exporters write the choice anew for each of them."""
     tests = (node for node in level.chosen.outputs if node.op == "Equal")
     return picks(*(node.outputs[0] for node in tests if constant(node, 1) == level.number))
-
-
-def _not_picked(levels: list[_Level]) -> str:
-    for level in levels:
-        picks = _picks(level)
-        if not picks:
-            return f"level {level.number} does not gather its regions"
-        if any(pick.attrs.get("axis", 0) != 0 or pick.attrs.get("batch_dims", 0) != 0 for pick in picks):
-            return f"level {level.number} gathers along another axis than the regions'"
-    return ""

@@ -15,9 +15,7 @@ from trtdet.passes.base import PassResult, Writer
 from trtdet.passes.model import to_graph, to_model
 from trtdet.passes.provenance import Origin
 from trtdet.passes.two_stage.suppressions import in_order, limit_of, minima
-from trtdet.passes.two_stage.walk import constant, picks, upstream
-
-__all__ = ["BOXES", "REAL", "limit_after", "limit_before", "name_boxes", "up_to_proposals"]
+from trtdet.passes.walk import constant, picks, upstream
 
 BOXES = "trtdet/proposals/boxes"
 """float32 (n, 4), the proposals that enter the second stage, xyxy in pixels of the input, the best first."""
@@ -60,8 +58,11 @@ def limit_before(graph: gs.Graph, count: int) -> PassResult:
     Raises:
         ConfigError: ``count`` is below 1.
     """
-    _check("rpn_pre_nms_topk", count)
-    choices = _choices(graph)
+    if count < 1:
+        raise ConfigError(f"rpn_pre_nms_topk is {count}, allowed is 1 or more")
+    suppressions = in_order(graph)
+    # The TopK of each level, which the suppression of the proposals is computed from.
+    choices = [node for node in upstream(suppressions[0].outputs[0]) if node.op == "TopK"] if suppressions else []
     if not choices:
         return PassResult(0, ("no TopK chooses anchors before a NonMaxSuppression",))
     given = [constant(node, 1) for node in choices]
@@ -121,20 +122,21 @@ def limit_after(graph: gs.Graph, count: int) -> PassResult:
     Raises:
         ConfigError: ``count`` is below 1.
     """
-    _check("rpn_post_nms_topk", count)
+    if count < 1:
+        raise ConfigError(f"rpn_post_nms_topk is {count}, allowed is 1 or more")
     nodes = in_order(graph)
     if len(nodes) < 2:
         return PassResult(0, (f"the graph has {len(nodes)} NonMaxSuppression, and proposals have one of their own",))
-    found = limit_of(nodes[0])
-    if isinstance(found, str):
-        return PassResult(0, (f"{nodes[0].name}: {found}",))
-    if count >= found.count:
+    limit = limit_of(nodes[0])
+    if isinstance(limit, str):
+        return PassResult(0, (f"{nodes[0].name}: {limit}",))
+    if count >= limit.count:
         return PassResult(0)
-    kept = found.slice or nodes[0]
+    kept = limit.slice or nodes[0]
     limits = [(kept, 2)]
-    for reader in found.indices.outputs:
+    for reader in limit.indices.outputs:
         if reader is not kept:
-            counted = minima(reader, found.count)
+            counted = minima(reader, limit.count)
             if counted is None and reader.op == "Shape":
                 return PassResult(0, (f"{nodes[0].name}: the number of its boxes is used before the slice",))
             limits += counted or []
@@ -148,19 +150,5 @@ def limit_after(graph: gs.Graph, count: int) -> PassResult:
 
 def _forget_shapes(graph: gs.Graph) -> None:
     """What was inferred from the numbers before."""
-    for node in graph.nodes:
-        for tensor in node.outputs:
-            tensor.shape = None
-    for tensor in graph.outputs:
+    for tensor in (*(output for node in graph.nodes for output in node.outputs), *graph.outputs):
         tensor.shape = None
-
-
-def _check(name: str, count: int) -> None:
-    if count < 1:
-        raise ConfigError(f"{name} is {count}, allowed is 1 or more")
-
-
-def _choices(graph: gs.Graph) -> list[gs.Node]:
-    """The TopK of each level, which the suppression of the proposals is computed from."""
-    nodes = in_order(graph)
-    return [node for node in upstream(nodes[0].outputs[0]) if node.op == "TopK"] if nodes else []

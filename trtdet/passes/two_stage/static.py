@@ -8,25 +8,21 @@ suppresses for every detector, with the thresholds that the model had.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import onnx_graphsurgeon as gs
 
 from trtdet.config import Config
 from trtdet.errors import ModelError
-from trtdet.passes.base import Options, PassResult, Writer
+from trtdet.passes.base import Options, PassResult, Writer, rewrite_nodes
 from trtdet.passes.clean import fold
 from trtdet.passes.model import to_graph, to_model
 from trtdet.passes.nms import greedy
 from trtdet.passes.provenance import Origin
-from trtdet.passes.two_stage import levels, masks
-from trtdet.passes.two_stage.detections import Outputs, outputs
-from trtdet.passes.two_stage.detections import write as write_rows
-from trtdet.passes.two_stage.guards import LOWEST
+from trtdet.passes.two_stage import detections, levels
+from trtdet.passes.two_stage.detections import Outputs
 from trtdet.passes.two_stage.proposals import REAL
-from trtdet.passes.two_stage.suppressions import Limit, in_order, limit_of
-from trtdet.passes.two_stage.walk import above, constant, maker, picks, redirect, unpick, upstream
+from trtdet.passes.two_stage.suppressions import LOWEST, Limit, in_order, limit_of
+from trtdet.passes.walk import above, constant, maker, picks, redirect, unpick, upstream
 
 
 def rewrite(graph: gs.Graph, options: Options) -> tuple[gs.Graph, Config, dict[str, PassResult]]:
@@ -37,37 +33,34 @@ def rewrite(graph: gs.Graph, options: Options) -> tuple[gs.Graph, Config, dict[s
     Raises:
         ModelError: its patterns are not those of torchvision, or its outputs are not those of one image.
     """
-    config, missing = options.config, options.missing_ops
-    found = outputs(graph, config)
-    names = [tensor.name for tensor in (found.boxes, found.labels, found.scores)]
+    config = options.config
+    best = detections.outputs(graph, config)
+    names = [tensor.name for tensor in (best.boxes, best.labels, best.scores)]
     results = {"suppress_proposals": suppress_proposals(graph, config)}
     graph = _folded(graph)
     results["merge_levels"] = levels.merge_static(graph)
     graph = _folded(graph)
-    if "RoiAlign" in missing:
+    if "RoiAlign" in options.missing_ops:
         results["sample_regions"] = sample_regions(graph)
         graph = _folded(graph)
     tensors = graph.tensors()
     boxes, labels, scores = (tensors[name] for name in names)
-    found = Outputs(boxes, labels, scores, 0)
-    everything, config = all_detections(graph, found, config)
-    room = config.nms.max_detections
+    every, config = all_detections(graph, Outputs(boxes, labels=labels, scores=scores, most=0), config)
     if options.nms == "host":
         needed = "where no shape may depend on the image, masks need the suppression in the graph"
         reason = f"left out: {needed}; a build has it there with any --nms but host"
-        results["cut_masks"] = masks.leave_out(graph, reason)
+        results["cut_masks"] = detections.leave_out_masks(graph, reason)
     else:
-        kept = _first_rows(Writer(graph, "trtdet/mask_rows", Origin.DECODE), everything, room)
-        results["cut_masks"] = masks.cut(graph, replace(found, most=room), kept, config)
-    write_rows(graph, everything, config)
+        # The first box and label for each of as many detections as are kept, which take their place.
+        write, room = Writer(graph, "trtdet/mask_rows", Origin.DECODE), config.nms.max_detections
+        start, stop = (write.const([at], np.int64) for at in (0, 1))
+        box, label = (write("Slice", tensor, start, stop, start) for tensor in (every.boxes, every.labels))
+        wide = write("Expand", box, write.const([room, 4], np.int64))
+        rows = (wide, write("Expand", label, write.const([room], np.int64)))
+        best = Outputs(boxes, labels=labels, scores=scores, most=room)
+        results["cut_masks"] = detections.cut_masks(graph, best, rows, config=config)
+    detections.write(graph, every, config)
     return graph, config, results
-
-
-def _first_rows(write: Writer, found: Outputs, room: int) -> tuple[gs.Variable, gs.Variable]:
-    """The first box and label for each of as many detections as are kept, which take their place."""
-    start, stop = (write.const([at], np.int64) for at in (0, 1))
-    box, label = write("Slice", found.boxes, start, stop, start), write("Slice", found.labels, start, stop, start)
-    return write("Expand", box, write.const([room, 4], np.int64)), write("Expand", label, write.const([room], np.int64))
 
 
 def _folded(graph: gs.Graph) -> gs.Graph:
@@ -92,7 +85,7 @@ def suppress_proposals(graph: gs.Graph, config: Config) -> PassResult:
     lowest = write.const(LOWEST, np.float32)
     scores = write("Where", allowed, scores, lowest)
     agnostic = config.with_nms(iou_threshold=overlap, class_agnostic=True)
-    kept = greedy(write, corners, scores, anchors, agnostic)
+    kept = greedy(write, corners, scores, count=anchors, config=agnostic)
     ranked = write("Where", kept, scores, lowest)
     shape = write.const([min(limit.count, anchors)], np.int64)
     best, index = write.many("TopK", 2, ranked, shape, axis=1)
@@ -108,12 +101,12 @@ def suppress_proposals(graph: gs.Graph, config: Config) -> PassResult:
     return PassResult(1)
 
 
-def all_detections(graph: gs.Graph, outputs: Outputs, config: Config) -> tuple[Outputs, Config]:
+def all_detections(graph: gs.Graph, best: Outputs, config: Config) -> tuple[Outputs, Config]:
     """The boxes, labels and scores of every class of every proposal, before any of them is suppressed.
 
     Args:
         graph: in which the proposals are static; changed in place.
-        outputs: of the best detections.
+        best: the outputs that are chosen from them.
         config: the detector.
 
     Returns:
@@ -124,15 +117,19 @@ def all_detections(graph: gs.Graph, outputs: Outputs, config: Config) -> tuple[O
     """
     node, limit, overlap = _suppression(graph, 1)
     write = Writer(graph, "trtdet/all", Origin.DECODE)
-    threshold = _threshold(node)
+    # The score that a filter before the suppression asks for; 0 where there is no filter.
+    filters = [source for tensor in node.inputs[:2] for source in upstream(tensor) if source.op == "NonZero"]
+    tests = [maker(source.inputs[0], "Greater", "GreaterOrEqual") for source in filters]
+    floors = [constant(test, 1) for test in tests if test is not None]
+    threshold = next((float(floor) for floor in floors if floor is not None and 0 < floor < 1), 0.0)
     allowed, count = _unfiltered(graph, node, write)
-    found = []
-    for tensor in (outputs.boxes, outputs.labels, outputs.scores):
+    sources = []
+    for tensor in (best.boxes, best.labels, best.scores):
         gather = maker(above(tensor, "Cast", "Identity"), "Gather", "GatherND")
         if gather is None:
             raise ModelError(f"output '{tensor.name}' of the two-stage model is not gathered behind its suppression")
-        found.append(gather.inputs[0])
-    boxes, labels, scores = found
+        sources.append(gather.inputs[0])
+    boxes, labels, scores = sources
     real = next(tensor for tensor in graph.outputs if tensor.name == REAL)
     proposals = int(real.shape[0])
     column = write("Reshape", real, write.const([proposals, 1], np.int64))
@@ -143,7 +140,7 @@ def all_detections(graph: gs.Graph, outputs: Outputs, config: Config) -> tuple[O
     own = {"iou_threshold": overlap, "class_agnostic": False, "candidates": "all-classes"}
     own["max_detections"] = min(limit.count, config.nms.max_detections)
     own["score_threshold"] = max(threshold, config.nms.score_threshold)
-    return Outputs(boxes, labels, scores, count, exact=True), config.with_nms(**own)
+    return Outputs(boxes, labels=labels, scores=scores, most=count, exact=True), config.with_nms(**own)
 
 
 def sample_regions(graph: gs.Graph) -> PassResult:
@@ -153,39 +150,24 @@ def sample_regions(graph: gs.Graph) -> PassResult:
     image, where regions are clipped to; coordinates are normalised to the size of the features and back, so that the
     last bits differ.
     """
-    count, skipped = 0, []
-    for node in [node for node in graph.nodes if node.op == "RoiAlign"]:
-        obstacle = _unsampled(graph, node)
-        if obstacle:
-            skipped.append(f"{node.name}: {obstacle}")
-            continue
-        redirect(graph, node.outputs[0], _sampled(graph, node))
-        node.outputs.clear()
-        count += 1
-    if count:
-        graph.cleanup().toposort()
-    return PassResult(count, tuple(skipped))
+    return rewrite_nodes(graph, _sample, "RoiAlign")
 
 
-def _unsampled(graph: gs.Graph, node: gs.Node) -> str:
+def _sample(graph: gs.Graph, node: gs.Node) -> str:
+    features, regions = node.inputs[:2]
+    ratio, scale = int(node.attrs.get("sampling_ratio", 0)), float(node.attrs.get("spatial_scale", 1.0))
     if graph.opset < 16:
         return f"opset {graph.opset} has no GridSample; export the model at opset 16 or later"
     if node.attrs.get("mode", "avg") != "avg":
         return "it takes the maximum of its samples"
-    if node.attrs.get("sampling_ratio", 0) < 1:
+    if ratio < 1:
         return "the number of its samples depends on the region; export it with a sampling ratio"
-    shape = node.inputs[0].shape
+    shape = features.shape
     if shape is None or not all(isinstance(size, int) for size in shape) or shape[0] != 1:
         return f"its features have shape {shape}, and one image of a fixed size is needed"
-    return ""
-
-
-def _sampled(graph: gs.Graph, node: gs.Node) -> gs.Variable:
     write = Writer(graph, f"{node.name}/sampled", Origin.LOWERING)
-    features, regions = node.inputs[:2]
-    ratio, scale = int(node.attrs["sampling_ratio"]), float(node.attrs.get("spatial_scale", 1.0))
     half = node.attrs.get("coordinate_transformation_mode", "half_pixel") == "half_pixel"
-    _, channels, height, width = features.shape
+    _, channels, height, width = shape
     down, across = int(node.attrs.get("output_height", 1)), int(node.attrs.get("output_width", 1))
     corners = write("Mul", regions, write.const(scale, np.float32))
     if half:
@@ -211,7 +193,9 @@ def _sampled(graph: gs.Graph, node: gs.Node) -> gs.Variable:
     samples = write("GridSample", features, grid, mode=mode, padding_mode="border", align_corners=1)
     cells = write("AveragePool", samples, kernel_shape=[ratio, ratio], strides=[ratio, ratio])
     split = write("Reshape", cells, write.const([channels, -1, down, across], np.int64))
-    return write("Transpose", split, perm=[1, 0, 2, 3])
+    redirect(graph, node.outputs[0], write("Transpose", split, perm=[1, 0, 2, 3]))
+    node.outputs.clear()
+    return ""
 
 
 def _suppression(graph: gs.Graph, expected: int) -> tuple[gs.Node, Limit, float]:
@@ -234,35 +218,22 @@ def _unfiltered(graph: gs.Graph, node: gs.Node, write: Writer) -> tuple[gs.Varia
         ModelError: the number of boxes before them is not fixed.
     """
     conditions: list[gs.Variable] = []
-    while True:
-        filters = [n for tensor in node.inputs[:2] for n in upstream(tensor) if n.op == "NonZero"]
-        if not filters:
-            break
-        condition = filters[0].inputs[0]
-        unpick(graph, picks(filters[0].outputs[0]))
-        if not any(condition is known for known in conditions):
+
+    def filters() -> list[gs.Node]:
+        return [source for tensor in node.inputs[:2] for source in upstream(tensor) if source.op == "NonZero"]
+
+    while nearest := filters():
+        condition = nearest[0].inputs[0]
+        unpick(graph, picks(nearest[0].outputs[0]))
+        if not any(condition is other for other in conditions):
             conditions.append(condition)
-        still = [n for tensor in node.inputs[:2] for n in upstream(tensor) if n is filters[0]]
-        if still:
-            raise ModelError(f"what '{filters[0].name}' of the two-stage model selects is used in another way")
-    sizes = [
-        c.shape[0] for c in conditions if c.shape is not None and len(c.shape) == 1 and isinstance(c.shape[0], int)
-    ]
-    if not sizes:
+        if any(left is nearest[0] for left in filters()):
+            raise ModelError(f"what '{nearest[0].name}' of the two-stage model selects is used in another way")
+    shapes = [list(condition.shape or ()) for condition in conditions]
+    size = next((shape[0] for shape in shapes if len(shape) == 1 and isinstance(shape[0], int)), None)
+    if size is None:
         raise ModelError(f"the number of boxes before '{node.name}' of the two-stage model is not fixed")
     allowed = conditions[0]
     for condition in conditions[1:]:
         allowed = write("And", allowed, condition)
-    return allowed, int(sizes[0])
-
-
-def _threshold(node: gs.Node) -> float:
-    """The score that a filter before a suppression asks for; 0 where there is no filter."""
-    for tensor in node.inputs[:2]:
-        for above_it in upstream(tensor):
-            if above_it.op == "NonZero":
-                test = maker(above_it.inputs[0], "Greater", "GreaterOrEqual")
-                value = constant(test, 1) if test is not None else None
-                if value is not None and 0 < value < 1:
-                    return float(value)
-    return 0.0
+    return allowed, size

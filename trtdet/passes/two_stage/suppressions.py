@@ -1,4 +1,11 @@
-"""NonMaxSuppression: the threshold that keeps every score, and a limit in the place of a slice behind it."""
+"""Suppressions of a two-stage graph: their guards, the threshold that keeps every score, and the limits behind them.
+
+If(no boxes) { nothing } else { NonMaxSuppression(boxes) } -> NonMaxSuppression(boxes)
+
+The tracing exporter writes torchvision's test for an empty tensor as an ``If``. The suppression itself gives nothing
+for no boxes, so its branch can always run. What may not run on nothing is the largest coordinate that it starts with:
+a maximum of no elements is refused by some runtimes, so the lowest float joins it.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +14,52 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from trtdet.passes.base import PassResult, Writer
+from trtdet.passes.base import PassResult, Writer, rewrite_nodes
 from trtdet.passes.provenance import Origin
-from trtdet.passes.two_stage.guards import LOWEST
-from trtdet.passes.two_stage.walk import above, constant, maker, redirect
+from trtdet.passes.walk import above, constant, maker, redirect
+
+LOWEST = np.finfo(np.float32).min
+"""No score and no coordinate is below it."""
 
 _UNLIMITED = np.iinfo(np.int32).max
+
+
+def inline_guards(graph: gs.Graph) -> PassResult:
+    """Puts the branch of each guarded suppression into the graph, in place."""
+    return rewrite_nodes(graph, _inline, "If")
+
+
+def _inline(graph: gs.Graph, node: gs.Node) -> str | None:
+    nothing, branch = node.attrs["then_branch"], node.attrs["else_branch"]
+    if not any(inner.op == "NonMaxSuppression" for inner in branch.nodes):
+        return None
+    if len(node.outputs) != 1 or len(branch.outputs) != 1:
+        return "it has several outputs"
+    if any(inner.op in ("If", "Loop", "Scan") for inner in branch.nodes):
+        return "its branch holds a branch of its own"
+    for inner in nothing.nodes:
+        if inner.op not in ("Constant", "ConstantOfShape", "Identity", "Cast"):
+            return f"without boxes it computes something: {inner.op}"
+    shape = nothing.outputs[0].shape
+    if shape is None or 0 not in shape:
+        return f"without boxes it gives shape {shape}, not an empty tensor"
+    test = maker(above(node.inputs[0], "Cast"), "Equal")
+    if test is None or maker(above(test.inputs[0], "Cast"), "ReduceProd", "Size") is None:
+        return "its condition is not that there are no boxes"
+    write = Writer(graph, f"{node.name or 'If'}/inlined", Origin.LOWERING)
+    for inner in branch.nodes:
+        inner.name = f"{write.prefix}/{inner.name or inner.op}"
+        for tensor in inner.outputs:
+            tensor.name = f"{write.prefix}/{tensor.name}"
+        graph.nodes.append(inner)
+    for inner in branch.nodes:
+        if inner.op == "ReduceMax":
+            flat = write("Reshape", inner.inputs[0], write.const([-1], np.int64))
+            inner.inputs = [write("Concat", flat, write.const([LOWEST], np.float32), axis=0)]
+            inner.attrs = {"keepdims": 0}
+    redirect(graph, node.outputs[0], branch.outputs[0])
+    node.outputs.clear()
+    return ""
 
 
 def write_thresholds(graph: gs.Graph) -> PassResult:
@@ -21,33 +68,23 @@ def write_thresholds(graph: gs.Graph) -> PassResult:
     ONNX keeps every box where the threshold is absent. TensorRT takes 0 instead, which loses every proposal whose
     objectness is a negative logit.
     """
-    found = [node for node in graph.nodes if node.op == "NonMaxSuppression" and not _given(node, 4)]
-    write = Writer(graph, "trtdet/threshold", Origin.LOWERING)
-    for node in found:
-        most = node.inputs[2] if _given(node, 2) else write.const([_UNLIMITED], np.int64)
-        overlap = node.inputs[3] if _given(node, 3) else write.const([0], np.float32)
-        node.inputs = [*node.inputs[:2], most, overlap, write.const([LOWEST], np.float32)]
-    return PassResult(len(found))
-
-
-def _given(node: gs.Node, position: int) -> bool:
-    return len(node.inputs) > position and not node.inputs[position].is_empty()
+    count, write = 0, Writer(graph, "trtdet/threshold", Origin.LOWERING)
+    for node in [node for node in graph.nodes if node.op == "NonMaxSuppression"]:
+        inputs = [None if tensor.is_empty() else tensor for tensor in node.inputs] + [None] * (5 - len(node.inputs))
+        if inputs[4] is None:
+            most = write.const([_UNLIMITED], np.int64) if inputs[2] is None else inputs[2]
+            overlap = write.const([0], np.float32) if inputs[3] is None else inputs[3]
+            node.inputs = [*inputs[:2], most, overlap, write.const([LOWEST], np.float32)]
+            count += 1
+    return PassResult(count)
 
 
 @dataclass(frozen=True)
 class Limit:
-    """The slice behind a suppression.
+    """The slice behind a suppression."""
 
-    Attributes:
-        suppression: the NonMaxSuppression.
-        indices: int64 (n,), the boxes that it selects, best first.
-        slice: the Slice that keeps the first ``count`` of them; None where the suppression itself is limited.
-        count: how many are kept at most.
-    """
-
-    suppression: gs.Node
-    indices: gs.Variable
-    slice: gs.Node | None
+    indices: gs.Variable  # int64 (n,), the boxes that it selects, best first
+    slice: gs.Node | None  # keeps the first ``count`` of them; None where the suppression itself is limited
     count: int
 
     @property
@@ -65,14 +102,14 @@ def limit_of(node: gs.Node) -> Limit | str:
     slices = [reader for reader in column.outputs if reader.op == "Slice" and reader.inputs[0] is column]
     if not slices:
         limited = most is not None and 0 < most < _UNLIMITED
-        return Limit(node, column, None, int(most or 0)) if limited else "no slice limits its boxes"
+        return Limit(column, slice=None, count=int(most or 0)) if limited else "no slice limits its boxes"
     if len(slices) > 1:
         return f"{len(slices)} slices of its boxes are read"
     (kept,) = slices
     start, stop, step = constant(kept, 1), constant(kept, 2), constant(kept, 4)
     if start != 0 or stop is None or stop <= 0 or stop >= _UNLIMITED or step not in (None, 1):
         return f"the slice behind it is [{start}:{stop}:{step}], not the first of its boxes"
-    return Limit(node, column, kept, int(stop))
+    return Limit(column, slice=kept, count=int(stop))
 
 
 def fold_limits(graph: gs.Graph) -> PassResult:
@@ -80,34 +117,24 @@ def fold_limits(graph: gs.Graph) -> PassResult:
 
     It is the same for one class of one image alone: the limit is one for each class.
     """
-    count, skipped = 0, []
-    for node in [node for node in graph.nodes if node.op == "NonMaxSuppression"]:
-        found = limit_of(node)
-        obstacle = found if isinstance(found, str) else _obstacle(found)
-        if obstacle or isinstance(found, str):
-            skipped.append(f"{node.name}: {obstacle}")
-            continue
-        if found.slice is None:
-            continue
-        write = Writer(graph, f"{node.name}/limit", Origin.LOWERING)
-        node.inputs[2] = write.const([found.count], np.int64)
-        redirect(graph, found.slice.outputs[0], found.indices)
-        found.slice.outputs.clear()
-        count += 1
-    if count:
-        graph.cleanup().toposort()
-    return PassResult(count, tuple(skipped))
+    return rewrite_nodes(graph, _fold_limit, "NonMaxSuppression")
 
 
-def _obstacle(found: Limit) -> str:
-    if found.slice is None:
-        return ""
-    shape = list(found.suppression.inputs[1].shape or ())
+def _fold_limit(graph: gs.Graph, node: gs.Node) -> str | None:
+    limit = limit_of(node)
+    if isinstance(limit, str):
+        return limit
+    if limit.slice is None:
+        return None
+    shape = list(node.inputs[1].shape or ())
     if len(shape) != 3 or shape[:2] != [1, 1]:
         return f"its scores have shape {shape}, and the limit counts for each class of each image; it takes [1, 1, N]"
-    for other in found.indices.outputs:
-        if other is not found.slice and minima(other, found.count) is None:
-            return f"{other.op} reads its boxes before the slice"
+    for reader in limit.indices.outputs:
+        if reader is not limit.slice and minima(reader, limit.count) is None:
+            return f"{reader.op} reads its boxes before the slice"
+    node.inputs[2] = Writer(graph, f"{node.name}/limit", Origin.LOWERING).const([limit.count], np.int64)
+    redirect(graph, limit.slice.outputs[0], limit.indices)
+    limit.slice.outputs.clear()
     return ""
 
 
@@ -116,18 +143,19 @@ def minima(node: gs.Node, limit: int) -> list[tuple[gs.Node, int]] | None:
     limit; None where it is used without."""
     if node.op != "Shape":
         return None
-    found: list[tuple[gs.Node, int]] = []
+    limits: list[tuple[gs.Node, int]] = []
     line = list(node.outputs)
-    for tensor in line:
-        for reader in tensor.outputs:
-            if reader.op in ("Slice", "Squeeze", "Gather", "Reshape", "Identity"):
-                line += reader.outputs
-                continue
-            limits = [at for at in range(len(reader.inputs)) if reader.op == "Min" and constant(reader, at) == limit]
-            if not limits:
-                return None
-            found.append((reader, limits[0]))
-    return found
+    for reader in (reader for tensor in line for reader in tensor.outputs):
+        if reader.op in ("Slice", "Squeeze", "Gather", "Reshape", "Identity"):
+            line += reader.outputs
+            continue
+        at = next(
+            (at for at in range(len(reader.inputs)) if reader.op == "Min" and constant(reader, at) == limit), None
+        )
+        if at is None:
+            return None
+        limits.append((reader, at))
+    return limits
 
 
 def _column(node: gs.Node) -> gs.Variable | None:

@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from trtdet.quantization.corrections.base import Correction, OutputMeans
+from trtdet.quantization.corrections.base import Correction
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class Bias(Correction):
 
     name: ClassVar[str] = "bias"
 
-    def offset(self, means: OutputMeans) -> NDArray[np.float64]:
-        found: NDArray[np.float64] = means.bias + means.wanted - means.got
-        return found
+    def offset(
+        self, bias: NDArray[np.float64], wanted: NDArray[np.float64], got: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        return bias + wanted - got

@@ -15,10 +15,10 @@ from trtdet.calibration import Ranges
 from trtdet.data import evenly
 from trtdet.errors import ModelError
 from trtdet.quantization.corrections.base import Correction
-from trtdet.quantization.corrections.sources import Sources
 from trtdet.quantization.encoding import ChannelMap
 from trtdet.quantization.gradients import NO_TORCH, available, calm_threads
 from trtdet.quantization.placement import QdqPlacement
+from trtdet.quantization.sources import Sources
 
 if TYPE_CHECKING:
     from trtdet.quantization.gradients.head_noise import HeadNoise
@@ -59,16 +59,8 @@ class Start:
 def sense(model: onnx.ModelProto, placement: QdqPlacement, ranges: Ranges, sources: Sources) -> tuple[Ranges, Start]:
     """Chooses the range of every activation by its noise at the head, on the images that corrections come from.
 
-    The network's input keeps its range, see :meth:`trtdet.calibration.Ranges.choose`.
-
-    Args:
-        model: the float model.
-        placement: where Q/DQ pairs go.
-        ranges: of a rule, with the extremes.
-        sources: images and how they become the network's input.
-
-    Returns:
-        The ranges, those of the rule where there are no gradients, and what else is known.
+    The network's input keeps its range, see :meth:`trtdet.calibration.Ranges.choose`; where there are no gradients, all
+    activations keep the ranges of the rule.
 
     Raises:
         ConfigError: fewer than two images.
@@ -77,7 +69,7 @@ def sense(model: onnx.ModelProto, placement: QdqPlacement, ranges: Ranges, sourc
     if not available():
         return ranges, Start(ranges, reason=NO_TORCH)
     try:
-        noise = head_noise(model, placement, ranges, sources)
+        noise = head_noise(model, placement, ranges, sources=sources)
     except ModelError as error:
         return ranges, Start(ranges, reason=str(error))
     if not noise.seen:
@@ -107,7 +99,7 @@ def head_noise(
     calm_threads()
     from trtdet.quantization.gradients.head_noise import HeadNoise
 
-    noise = HeadNoise(model, placement, ranges, sources.head, maps)
+    noise = HeadNoise(model, placement=placement, ranges=ranges, head=sources.head, maps=maps)
     fit, _ = sources.split()
     for images in sources.batches(model, evenly(fit, _IMAGES), "correcting: gradients of the detections"):
         noise.update(images)

@@ -6,10 +6,10 @@ import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from trtdet.calibration import Range, Ranges
+from trtdet.calibration import Ranges
 from trtdet.errors import ModelError, TrtdetWarning
-from trtdet.quantization.corrections.base import Correction, Network
-from trtdet.quantization.corrections.gate import Corrected, Task, Verdict, Whole, compare
+from trtdet.quantization.corrections.base import Network
+from trtdet.quantization.corrections.gate import QuantizedForm, Task, Verdict, compare
 from trtdet.quantization.corrections.head_ranges import HeadRange
 from trtdet.quantization.corrections.trials import Choice, Pick, Site
 from trtdet.quantization.precision import PrecisionPlan
@@ -30,43 +30,54 @@ SEEN = "biases for what the head sees"
 _FEW = 1.15
 """The noise at the head that few channel maps may leave, as a multiple of what all of them would."""
 
-
 _HOPELESS = 2.0
 """A form without channel maps whose error is this many times that of the best is not learned: learning takes away about
 a third."""
 
 
 @dataclass(frozen=True, eq=False)
-class _Together:
-    """The layers' corrections put together by a policy.
+class Corrected:
+    """Result of the corrections.
 
     Attributes:
-        policy: its name.
-        choices: for each site.
-        whole: the network.
-        rebuilt: by convolution, the correction of the whole network that changed it after that.
+        ranges: the thresholds of the rule; with ``auto``, of the best rule of each tensor.
+        corrections: what is written instead of the plain form; empty where nothing was kept.
+        plan: the precision plan with the steps taken for each convolution.
+        summary: one sentence for each kind of correction, and one for the error at the head.
     """
+
+    ranges: Ranges
+    corrections: Corrections
+    plan: PrecisionPlan
+    summary: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Together:
+    """The layers' corrections put together by a policy, with its choice for each site and, by convolution, the
+    correction of the whole network that changed it after that."""
 
     policy: str
     choices: tuple[Choice, ...]
-    whole: Whole
+    form: QuantizedForm
     rebuilt: Mapping[str, str] = field(default_factory=dict)
 
 
 def judge(task: Task, sites: Sequence[Site]) -> Corrected:
     """The policy of the least error at the head on the images held back, or the plain rule where none lowers it."""
-    ways = [_put_together(task, sites, policy) for policy in _policies(task)]
-    plain = Whole(f"the plain rule '{task.plain.rule}'", task.plain)
-    verdict = compare(task, [plain, *(way.whole for way in ways)])
+    plain = QuantizedForm(f"the plain rule '{task.plain.rule}'", task.plain)
+    policies = [name for name in POLICIES if task.start.noise is not None or name not in ("textbook", "few")]
+    ways = [_put_together(task, sites, policy) for policy in (policies if task.corrections else ["layers"])]
+    verdict = compare(task, [plain, *(way.form for way in ways)])
     starts = _starts(ways, verdict)
     biased = [other for way in starts if (other := _with_seen_biases(task, sites, way)) is not None]
     if biased:
         ways = [*starts, *biased]
-        verdict = compare(task, [plain, *(way.whole for way in ways)])
+        verdict = compare(task, [plain, *(way.form for way in ways)])
     rebuilt, failed = _rebuilt(task, ways, verdict)
     if rebuilt:
-        ways = [*(way for way in ways if way.whole is verdict.best), *rebuilt]
-        verdict = compare(task, [plain, *(way.whole for way in ways)])
+        ways = [*ways[verdict.kept - 1 : verdict.kept], *rebuilt]
+        verdict = compare(task, [plain, *(way.form for way in ways)])
     *left, figures = verdict.sentences()
     doubt = verdict.doubt()
     if doubt:
@@ -80,7 +91,7 @@ def judge(task: Task, sites: Sequence[Site]) -> Corrected:
                 stacklevel=4,
             )
         summary = (*failed, *left, f"none kept: {figures}")
-        return Corrected(plain.ranges, plain.corrections, task.placement.plan, summary)
+        return Corrected(plain.ranges, corrections=plain.corrections, plan=task.placement.plan, summary=summary)
     way = ways[verdict.kept - 1]
     steps = {}
     for site, choice in zip(sites, way.choices, strict=True):
@@ -88,9 +99,9 @@ def judge(task: Task, sites: Sequence[Site]) -> Corrected:
     entries = {
         name: replace(entry, corrections=steps.get(name, ())) for name, entry in task.placement.plan.entries.items()
     }
-    how = [way.whole.name] if task.corrections else []
+    how = [way.form.name] if task.corrections else []
     summary = (*_summary(task, sites, way), *failed, *how, *left, figures)
-    return Corrected(way.whole.ranges, way.whole.corrections, PrecisionPlan(entries), summary)
+    return Corrected(way.form.ranges, corrections=way.form.corrections, plan=PrecisionPlan(entries), summary=summary)
 
 
 def _errors(ways: Sequence[_Together], verdict: Verdict) -> dict[_Together, float]:
@@ -110,66 +121,52 @@ def _with_seen_biases(task: Task, sites: Sequence[Site], way: _Together) -> _Tog
     """The same way, with biases that make up for what clipping takes off as far as the head sees it."""
     if task.start.noise is None:
         return None
-    before, weights, choices = way.whole.corrections, {}, []
+    before, weights, choices = way.form.corrections, {}, []
     for site, choice in zip(sites, way.choices, strict=True):
         last = len(choice.trial.offsets) - 1
-        picks = {name: replace(pick, offset=last) for name, pick in choice.picks.items()}
+        picks = {name: Pick(pick.rounding, last) for name, pick in choice.picks.items()}
         choices.append(replace(choice, picks=picks))
         weights.update(site.rounded(choices[-1], seen=True))
     if all(rounded.same(before.weights.get(name)) for name, rounded in weights.items()):
         return None
-    whole = replace(way.whole, name=f"{way.whole.name}, {SEEN}", corrections=replace(before, weights=weights))
-    return replace(way, choices=tuple(choices), whole=whole)
+    form = replace(way.form, name=f"{way.form.name}, {SEEN}", corrections=replace(before, weights=weights))
+    return replace(way, choices=tuple(choices), form=form)
 
 
 def _rebuilt(task: Task, ways: Sequence[_Together], verdict: Verdict) -> tuple[list[_Together], list[str]]:
-    """What corrections of the whole network make of the way that is best so far, and of the way without channel maps.
-
-    Returns:
-        The new ways, and a sentence for each correction that could not be tried.
-    """
+    """What corrections of the whole network make of the way that is best so far, and of the way without channel maps;
+    and a sentence for each correction that could not be tried."""
     best, *others = _starts(ways, verdict)
     errors = _errors(ways, verdict)
     plain = [way for way in others if way.policy == "textbook" and errors[way] < _HOPELESS * errors[best]]
-    starts = [best, *plain]
-    found, failed = [], []
+    rebuilt, failed = [], []
     for correction in [correction for correction in task.corrections if correction.needs_network]:
+        made = []
         try:
-            found += [_corrected_whole(task, correction, way) for way in starts]
+            for way in (best, *plain):
+                form = way.form
+                network = Network(
+                    model=task.model,
+                    placement=task.placement.integers,
+                    ranges=form.ranges,
+                    corrections=form.corrections,
+                    together=task.start.together,
+                    images=task.fit,
+                    sources=task.sources,
+                )
+                ranges, corrections = correction.reconstruct(network)
+                before, after = form.corrections.weights, corrections.weights
+                changed = [name for name, rounded in after.items() if not rounded.same(before.get(name))]
+                form = QuantizedForm(f"{form.name}, {correction.name}", ranges, corrections)
+                rebuilt_by = {**way.rebuilt, **dict.fromkeys(changed, correction.name)}
+                made.append(replace(way, form=form, rebuilt=rebuilt_by))
+            rebuilt += made
         except ModelError as error:
             failed.append(f"{correction.name} not tried: {error}")
-    return found, failed
+    return rebuilt, failed
 
 
-def _corrected_whole(task: Task, correction: Correction, way: _Together) -> _Together:
-    whole = way.whole
-    network = Network(
-        task.model,
-        task.placement.integers,
-        whole.ranges,
-        whole.corrections,
-        task.start.together,
-        task.fit,
-        task.sources,
-    )
-    ranges, corrections = correction.reconstruct(network)
-    changed = {
-        name: correction.name
-        for name, rounded in corrections.weights.items()
-        if not rounded.same(whole.corrections.weights.get(name))
-    }
-    return replace(
-        way, whole=Whole(f"{whole.name}, {correction.name}", ranges, corrections), rebuilt={**way.rebuilt, **changed}
-    )
-
-
-def _policies(task: Task) -> list[str]:
-    if not task.corrections:
-        return ["layers"]
-    return [policy for policy in POLICIES if task.start.noise is not None or policy not in ("textbook", "few")]
-
-
-def worst(task: Task, sites: Sequence[Site]) -> frozenset[str]:
+def worst(sites: Sequence[Site]) -> frozenset[str]:
     """The fewest tensors whose channel maps bring the noise at the head close to that of all maps."""
     gains, left = {}, 0.0
     for site in sites:
@@ -178,23 +175,17 @@ def worst(task: Task, sites: Sequence[Site]) -> frozenset[str]:
         for trial in site.worthwhile():
             gains[site.tensor] = rule.head - trial.head
     goal = _FEW * (left - sum(gain for gain in gains.values() if gain > 0))
-    found = []
+    tensors = []
     for tensor in sorted(gains, key=lambda tensor: -gains[tensor]):
         if left <= goal or gains[tensor] <= 0:
             break
-        found.append(tensor)
+        tensors.append(tensor)
         left -= gains[tensor]
-    return frozenset(found)
+    return frozenset(tensors)
 
 
 def choose(site: Site, policy: str, chosen: Collection[str] = ()) -> Choice:
-    """What a policy takes: one trial and, for each convolution, a rounding and an offset; see :data:`POLICIES`.
-
-    Args:
-        site: with its trials.
-        policy: its name.
-        chosen: for ``few``, the tensors that are mapped.
-    """
+    """What a policy takes, see :data:`POLICIES`; ``chosen`` are the tensors that ``few`` maps."""
     rule = min(site.rules, key=lambda trial: trial.loss())
     maps = site.worthwhile()
     if policy == "textbook" or (policy == "few" and site.tensor not in chosen):
@@ -210,28 +201,23 @@ def choose(site: Site, policy: str, chosen: Collection[str] = ()) -> Choice:
         else:
             best = errors.size - 1 if policy in ("few", "all") else int(errors.argmin())
             picks[name] = Pick(*divmod(best, errors.shape[1]))
-    return Choice(rule, trial, picks, site.too_dear or len(maps) < len(site.mapped))
+    return Choice(rule, trial=trial, picks=picks, left_out=site.too_dear or len(maps) < len(site.mapped))
 
 
 def _put_together(task: Task, sites: Sequence[Site], policy: str) -> _Together:
-    chosen = worst(task, sites) if policy == "few" else ()
-    choices = [choose(site, policy, chosen) for site in sites]
+    chosen = worst(sites) if policy == "few" else ()
+    choices = tuple(choose(site, policy, chosen) for site in sites)
     maps, weights, best = {}, {}, {}
     for site, choice in zip(sites, choices, strict=True):
         weights.update(site.rounded(choice))
         if choice.rule.rule:
             best[site.tensor] = task.candidates[choice.rule.rule].tensors[site.tensor]
-        if choice.trial.names:
+        if choice.trial.name:
             maps[site.tensor] = choice.trial.map
-    whole = Whole(POLICIES[policy], _ranges(task, best), Corrections(maps, weights))
-    return _Together(policy, tuple(choices), whole)
-
-
-def _ranges(task: Task, best: Mapping[str, Range]) -> Ranges:
-    """The ranges of the one rule, or each tensor's from its best rule."""
-    if len(task.candidates) == 1:
-        return task.first
-    return replace(task.first, rule="auto", percent=None, tensors={**task.first.tensors, **best})
+    ranges = task.first
+    if len(task.candidates) > 1:  # each tensor's from its best rule
+        ranges = replace(ranges, rule="auto", percent=None, tensors={**ranges.tensors, **best})
+    return _Together(policy, choices, QuantizedForm(POLICIES[policy], ranges, Corrections(maps, weights)))
 
 
 def _summary(task: Task, sites: Sequence[Site], way: _Together) -> tuple[str, ...]:
@@ -239,15 +225,15 @@ def _summary(task: Task, sites: Sequence[Site], way: _Together) -> tuple[str, ..
     convs = [(choice.trial, name, pick) for choice in way.choices for name, pick in choice.picks.items()]
     used = [trial.roundings[name][pick.rounding].name for trial, name, pick in convs]
     used += [trial.offsets[pick.offset] for trial, _, pick in convs]
-    used += [name for choice in way.choices for name in choice.trial.names]
+    used += [choice.trial.name for choice in way.choices]
     used += way.rebuilt.values()
     pairs = [(site, choice) for site, choice in zip(sites, way.choices, strict=True) if site.format == "int8"]
     total = {"tensors": len(pairs), "convs": len(convs)}
-    plain, written = task.plain.tensors, way.whole.ranges.tensors
+    plain, written = task.plain.tensors, way.form.ranges.tensors
     used += [
         HeadRange.name
         for site, choice in pairs
-        if not choice.trial.names and plain[site.tensor].amax != written[site.tensor].amax
+        if not choice.trial.name and plain[site.tensor].amax != written[site.tensor].amax
     ]
     sentences = [
         f"{correction.name}: {used.count(correction.name)} of {total[correction.counts]} {correction.counts}"
@@ -267,7 +253,7 @@ def _summary(task: Task, sites: Sequence[Site], way: _Together) -> tuple[str, ..
         )
     if task.start.reason:
         sentences.append(f"{HeadRange.name} not tried: {task.start.reason}")
-    if way.whole.ranges.rule == "auto":
+    if way.form.ranges.rule == "auto":
         rules = [choice.rule.rule for _, choice in pairs]
         sentences.append("rules: " + ", ".join(f"{rule} {rules.count(rule)}" for rule in dict.fromkeys(sorted(rules))))
     return tuple(sentences)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +20,6 @@ from trtdet.quantization.corrections.base import Correction, Network
 from trtdet.quantization.gradients import NO_TORCH, available, calm_threads
 from trtdet.quantization.head_error import chooses_rows
 from trtdet.quantization.qdq import Corrections
-
-if TYPE_CHECKING:
-    from trtdet.quantization.gradients.reconstruction import Schedule
-
-_STAGE = "correcting: reconstruction"
 
 
 @dataclass(frozen=True)
@@ -39,34 +34,34 @@ class Reconstruct(Correction):
         if not available():
             raise ModelError(NO_TORCH)
         calm_threads()
-        from trtdet.quantization.gradients.learned import Learned
-        from trtdet.quantization.gradients.reconstruction import Reconstruction, Schedule, Unfinished, learn
+        from trtdet.quantization.gradients.learned import RATES, Learned
+        from trtdet.quantization.gradients.reconstruction import Reconstruction, Schedule
 
-        schedule, head, path = Schedule(), network.sources.head, network.sources.unfinished
-        start = (network.ranges, network.corrections)
-        learned = Learned(network.model, network.placement, start, network.together, head.names)
+        schedule, head, images = Schedule(), network.sources.head, network.images
+        learned = Learned(
+            network.model,
+            placement=network.placement,
+            start=(network.ranges, network.corrections),
+            together=network.together,
+            wanted=head.names,
+        )
         chosen = chooses_rows(network.model, head.names)
-        work = Reconstruction(learned, head, schedule, len(network.images), chosen)
-        unfinished = None if path is None else Unfinished(path, _key(network, schedule))
-        learn(work, lambda index: _shown(network, index, schedule.passes), unfinished)
+        work = Reconstruction(learned, head=head, schedule=schedule, images=len(images), chosen=chosen)
+        # All that the result follows from.
+        digest = hashlib.sha256(network.model.SerializeToString(deterministic=True))
+        digest.update(content_hash(images).encode())
+        plan = (network.placement.plan.names("int8"), network.placement.activations, network.together)
+        digest.update(repr((schedule, RATES, plan, network.sources.preprocess, head)).encode())
+        digest.update(network.ranges.to_json().encode())
+        network.corrections.hash_into(digest)
+
+        def shown(index: int) -> Iterator[NDArray[np.float32]]:
+            """The images of a pass in an order of its own, with the progress of all passes."""
+            order = [images[place] for place in np.random.default_rng(index).permutation(len(images))]
+            before, total = index * len(images), schedule.passes * len(images)
+            progress = network.sources.progress
+            sources = replace(network.sources, progress=lambda stage, done, _: progress(stage, before + done, total))
+            return sources.batches(network.model, order, "correcting: reconstruction")
+
+        work.learn(shown, network.sources.unfinished, digest.hexdigest())
         return learned.written()
-
-
-def _shown(network: Network, index: int, passes: int) -> Iterator[NDArray[np.float32]]:
-    """The images of a pass in an order of its own, with the progress of all passes."""
-    images, progress = network.images, network.sources.progress
-    order = [images[place] for place in np.random.default_rng(index).permutation(len(images))]
-    before, total = index * len(images), passes * len(images)
-    sources = replace(network.sources, progress=lambda stage, done, _: progress(stage, before + done, total))
-    return sources.batches(network.model, order, _STAGE)
-
-
-def _key(network: Network, schedule: Schedule) -> str:
-    """Of everything that the result follows from."""
-    digest = hashlib.sha256(network.model.SerializeToString(deterministic=True))
-    digest.update(content_hash(network.images).encode())
-    plan = (network.placement.plan.names("int8"), network.placement.activations, network.together)
-    digest.update(repr((asdict(schedule), plan, network.sources.preprocess, network.sources.head)).encode())
-    digest.update(network.ranges.to_json().encode())
-    network.corrections.hash_into(digest)
-    return digest.hexdigest()

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtdet.errors import TrtdetWarning
-from trtdet.quantization.corrections.base import Correction, Layer
+from trtdet.quantization.corrections.base import Correction, RoundedLayer
 from trtdet.quantization.encoding import kept, snap
 from trtdet.quantization.precision import Format
 
@@ -30,12 +30,12 @@ class Round(Correction):
     needs_covariance: ClassVar[bool] = True
     weight_share: ClassVar[float] = 0.25
 
-    def round(self, layer: Layer) -> NDArray[np.number] | None:
+    def round(self, layer: RoundedLayer) -> NDArray[np.number] | None:
         covariance = layer.covariance()
         if covariance is None:
             return None
         try:
-            return compensated(layer.rows, layer.scales, covariance, layer.format)
+            return compensated(layer.rows, layer.scales, covariance, format=layer.format)
         except np.linalg.LinAlgError as error:
             warnings.warn(
                 f"the weights of '{layer.name}' are rounded to nearest: the covariance of its input cannot be factored "
@@ -62,9 +62,6 @@ def compensated(
         scales: float32 (groups, out): of each row.
         covariance: float64 (groups, D, D): of the input's windows.
         format: of the numbers.
-
-    Returns:
-        int8 (groups, out, D), or float16 of numbers of E4M3.
 
     Raises:
         numpy.linalg.LinAlgError: the covariance is not positive definite, even with damping.

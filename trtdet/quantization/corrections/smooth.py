@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtdet.calibration.channel_ranges import SMALLEST
-from trtdet.quantization.corrections.base import Activation, Correction, Proposal, Reader
+from trtdet.quantization.corrections.base import Correction, Reader
 from trtdet.quantization.encoding import ChannelMap
 
 _STEPS = 120
@@ -26,57 +26,41 @@ _SHARPNESS = 12.0
 
 @dataclass(frozen=True)
 class Smooth(Correction):
-    """A scale for each channel."""
-
-    name: ClassVar[str] = "smooth"
-    counts: ClassVar[Literal["tensors", "convs"]] = "tensors"
-    equal_steps: ClassVar[bool] = True
-
-    def propose(self, activation: Activation) -> Proposal:
-        reach = np.maximum(np.abs(activation.low), np.abs(activation.high))
-        scale, amax, noise = choose_scale(reach, activation.variance, activation.readers, activation.weight_share)
-        return Proposal((self.name,), ChannelMap(amax, scale), noise)
-
-
-def choose_scale(
-    reach: NDArray[np.float64], variance: NDArray[np.float64], readers: Sequence[Reader], weight_share: float
-) -> tuple[NDArray[np.float64], float, float]:
     """The scale of each channel that leaves the least noise at the outputs of the convolutions that read the tensor.
 
     With ``A = max_i scale_i reach_i`` the activation's rounding noise is ``(A / 127)^2 / (12 scale_i^2)`` a channel,
     and the weights' ``(max_i |w_oi| / scale_i / 127)^2 / 12`` an element; both reach the output through the other
     operand. Their sum is lowered by gradient descent over log scale, which finds for every tensor its own compromise
     between the two extremes: 1 / reach (alpha 1 in SmoothQuant; the solution for depthwise convolutions) and equal
-    weights (alpha 0).
-
-    Args:
-        reach: float64 (C,): the largest magnitude of each channel.
-        variance: float64 (C,): of each channel; the mean's share is left to the bias.
-        readers: the convolutions.
-        weight_share: what the weights' noise counts, 0..1: under 1 where their rounding is chosen, not just nearest.
-
-    Returns:
-        float64 (C,), geometric mean 1, the amax of what is scaled so, and the noise that is left.
+    weights (alpha 0). The geometric mean of the scales is 1; the mean's share of the variance is left to the bias.
     """
-    reach = np.maximum(reach, SMALLEST * reach.max())
-    log_reach = np.log(reach)
-    # Where every output reads a single channel, that channel's scale is its weights' too and costs them nothing.
-    depthwise = all(reader.squares.shape[2] == 1 for reader in readers)
-    u = -log_reach if depthwise else -0.75 * log_reach
-    momentum, power = np.zeros_like(u), np.zeros_like(u)
-    best, best_loss = u, np.inf
-    for step in range(1 if depthwise else _STEPS):
-        loss, slope = _noise(u, log_reach, variance, readers, weight_share)
-        if loss < best_loss:
-            best, best_loss = u, loss
-        slope /= max(loss, 1e-300)
-        # Adam (Kingma and Ba 2015) with a falling rate.
-        momentum = 0.9 * momentum + 0.1 * slope
-        power = 0.98 * power + 0.02 * slope * slope
-        rate = 0.12 * 0.97**step
-        u = u - rate * momentum / (1 - 0.9 ** (step + 1)) / (np.sqrt(power / (1 - 0.98 ** (step + 1))) + 1e-8)
-    scale: NDArray[np.float64] = np.exp(best - best.mean())
-    return scale, float((scale * reach).max()), best_loss
+
+    name: ClassVar[str] = "smooth"
+    counts: ClassVar[Literal["tensors", "convs"]] = "tensors"
+    equal_steps: ClassVar[bool] = True
+
+    def propose(
+        self, reach: NDArray[np.float64], variance: NDArray[np.float64], readers: Sequence[Reader], weight_share: float
+    ) -> tuple[ChannelMap, float]:
+        reach = np.maximum(reach, SMALLEST * reach.max())
+        log_reach = np.log(reach)
+        # Where every output reads a single channel, that channel's scale is its weights' too and costs them nothing.
+        depthwise = all(reader.squares.shape[2] == 1 for reader in readers)
+        u = -log_reach if depthwise else -0.75 * log_reach
+        momentum, power = np.zeros_like(u), np.zeros_like(u)
+        best, best_loss = u, np.inf
+        for step in range(1 if depthwise else _STEPS):
+            loss, slope = _noise(u, log_reach, variance, readers=readers, weight_share=weight_share)
+            if loss < best_loss:
+                best, best_loss = u, loss
+            slope /= max(loss, 1e-300)
+            # Adam (Kingma and Ba 2015) with a falling rate.
+            momentum = 0.9 * momentum + 0.1 * slope
+            power = 0.98 * power + 0.02 * slope * slope
+            rate = 0.12 * 0.97**step
+            u = u - rate * momentum / (1 - 0.9 ** (step + 1)) / (np.sqrt(power / (1 - 0.98 ** (step + 1))) + 1e-8)
+        scale: NDArray[np.float64] = np.exp(best - best.mean())
+        return ChannelMap(float((scale * reach).max()), scale), best_loss
 
 
 def _noise(

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from trtdet.calibration import Ranges
 from trtdet.passes import Decoded
 from trtdet.quantization.encoding import QMAX, ChannelMap
-from trtdet.quantization.gradients.network import Network, factors
+from trtdet.quantization.gradients.network import TorchNetwork, factors
 from trtdet.quantization.head_error import SEEN
 from trtdet.quantization.placement import QdqPlacement
 
@@ -58,25 +58,38 @@ class TensorNoise:
 
     def add(self, value: torch.Tensor, gradients: Sequence[torch.Tensor | None]) -> None:
         """Adds an image's value (C, ...) and the gradients of its scores and its boxes there, None for one of 0."""
-        tail = _Tail.of(value.reshape(-1), self.largest)
+        # What some range cuts off is a small part of most tensors; a tensor that is zero has no such tail.
+        flat = value.reshape(-1)
+        chosen = flat.abs() > float(FRACTIONS[-1]) * self.largest
+        tail = flat[chosen]
+        # What lies in quarter-octave j below the largest is cut off by all narrower ranges j + 1, j + 2, ...
+        octave = torch.floor(-4 * torch.log2(tail.abs() / (self.largest or 1.0))).clamp(0, len(FRACTIONS) - 1)
+        octave, at = octave.to(torch.int64), torch.nonzero(chosen)[:, 0]
+
+        def cut(weight: torch.Tensor, channels: int) -> NDArray[np.float64]:
+            """What clipping to each range takes off, float64 (channels, ranges), summed with weights (places,)."""
+            cells = torch.div(at, len(weight), rounding_mode="floor") * len(FRACTIONS) + octave
+            signed = weight[at % len(weight)] * tail.sign()
+            sums, products = (
+                torch.bincount(cells, part.to(torch.float64), channels * len(FRACTIONS)).cpu().numpy()
+                for part in (signed, signed * tail.abs())
+            )
+            sums, products = (part.reshape(channels, -1).cumsum(1)[:, :-1] for part in (sums, products))
+            return np.concatenate([np.zeros((channels, 1)), products - FRACTIONS[1:] * self.largest * sums], axis=1)
+
         for kind, gradient in enumerate(gradients):
             if gradient is not None:
                 self.squares[kind] += float(torch.linalg.vector_norm(gradient, dtype=torch.float64)) ** 2
-                self.clipped[kind] += np.square(tail.lost(gradient.reshape(-1)))
+                self.clipped[kind] += np.square(cut(gradient.reshape(-1), 1)[0])
                 weight = gradient.square().sum(0).to(torch.float64)
                 self.counted += float(weight.sum())
-                self.cut = self.cut + tail.cut(weight.reshape(-1), len(value))
+                self.cut = self.cut + cut(weight.reshape(-1), len(value))
 
 
 class HeadNoise:
-    """Gathers it over images.
+    """Gathers it over images, for ranges with the extremes of the activations.
 
-    Args:
-        model: the float model.
-        placement: of its Q/DQ pairs.
-        ranges: with the extremes of its activations.
-        head: where the model holds its boxes and scores.
-        maps: channel maps that clip nothing; a tensor that has one is judged as it is mapped.
+    A tensor with one of the channel ``maps``, which clip nothing, is judged as it is mapped.
     """
 
     def __init__(
@@ -87,7 +100,7 @@ class HeadNoise:
         head: Decoded,
         maps: Mapping[str, ChannelMap] = {},
     ) -> None:
-        self._network = Network(model, head.names, placement.readers)
+        self._network = TorchNetwork(model, head.names, placement.readers)
         self._head = head
         self._random = torch.Generator().manual_seed(0)
         self._weight = np.zeros(2)
@@ -112,48 +125,42 @@ class HeadNoise:
                 tapped[name] = value * 1.0
             return tapped[name]
 
-        found = self._network(torch.from_numpy(images).requires_grad_(), read)
-        boxes, scores = found[self._head.boxes], found[self._head.scores]
+        outputs = self._network(torch.from_numpy(images).requires_grad_(), read)
+        boxes, scores = outputs[self._head.boxes], outputs[self._head.scores]
         scores = torch.sigmoid(scores) if self._head.logits else scores
-        gradients = []
-        for kind, (combined, weight) in enumerate((self._scores(scores), self._boxes(boxes, scores.detach()))):
-            self._weight[kind] += weight
-            gradients.append(
-                torch.autograd.grad(combined, list(tapped.values()), retain_graph=kind == 0, allow_unused=True)
-            )
-        for (name, value), *slopes in zip(tapped.items(), *gradients, strict=True):
-            known = [slope if slope is not None and bool(torch.isfinite(slope).all()) else None for slope in slopes]
-            self._add(name, value.detach(), known, len(images))
-        return self
-
-    def _add(self, name: str, value: torch.Tensor, gradients: Sequence[torch.Tensor | None], images: int) -> None:
-        """Adds a tensor's values as they are quantised, and the gradients there."""
-        if name in self._maps:
-            scale, shift = factors(self._maps[name], value)
-            value = (value - shift) * scale
-            gradients = [None if gradient is None else gradient / scale for gradient in gradients]
-        if name in self._last:
-            value, *gradients = (_channels_first(tensor, images) for tensor in (value, *gradients))
-        for row, image in enumerate(value):
-            self.tensors[name].add(image, [None if gradient is None else gradient[row] for gradient in gradients])
-
-    def _signs(self, like: torch.Tensor) -> torch.Tensor:
-        # Drawn on the CPU, so that every device sees the same.
-        return (torch.randint(0, 2, like.shape, generator=self._random) * 2.0 - 1.0).to(like.device)
-
-    def _scores(self, scores: torch.Tensor) -> tuple[torch.Tensor, float]:
         weight = torch.where(scores > SEEN, scores, 0.0).detach()
-        return (weight.sqrt() * self._signs(scores) * scores).sum(), float(weight.sum())
-
-    def _boxes(self, boxes: torch.Tensor, scores: torch.Tensor) -> tuple[torch.Tensor, float]:
-        """Coordinates as shares of their box: where it moves a little, the change of 1 - IoU is of that size."""
-        best = scores.amax(-1)
+        # Coordinates as shares of their box: where it moves a little, the change of 1 - IoU is of that size.
+        best = scores.detach().amax(-1)
         sizes = (boxes[..., 2:] - boxes[..., :2]).detach()
         # A box without an inside has no IoU to lose.
         share = torch.where((best > SEEN) & (sizes.amin(-1) > 0), best, 0.0)
         sizes = sizes.clamp(min=1.0)
         scale = share.sqrt()[..., None] / torch.cat([sizes, sizes], -1)
-        return (scale * self._signs(boxes) * boxes).sum(), float(share.sum())
+        combined = (
+            (weight.sqrt() * self._signs(scores) * scores).sum(),
+            (scale * self._signs(boxes) * boxes).sum(),
+        )
+        self._weight += [float(weight.sum()), float(share.sum())]
+        gradients = [
+            torch.autograd.grad(each, list(tapped.values()), retain_graph=kind == 0, allow_unused=True)
+            for kind, each in enumerate(combined)
+        ]
+        for (name, value), *slopes in zip(tapped.items(), *gradients, strict=True):
+            finite = [slope if slope is not None and bool(torch.isfinite(slope).all()) else None for slope in slopes]
+            value, scale = value.detach(), factors(self._maps.get(name), value)
+            parts: list[Any] = [value * scale, *(None if slope is None else slope / scale for slope in finite)]
+            if name in self._last:  # products read (B, ..., C) or (B * places, C)
+                rows = len(images) if len(value) % len(images) == 0 else 1
+                parts = [
+                    None if part is None else part.reshape(rows, -1, part.shape[-1]).movedim(-1, 1) for part in parts
+                ]
+            for row, image in enumerate(parts[0]):
+                self.tensors[name].add(image, [None if part is None else part[row] for part in parts[1:]])
+        return self
+
+    def _signs(self, like: torch.Tensor) -> torch.Tensor:
+        # Drawn on the CPU, so that every device sees the same.
+        return (torch.randint(0, 2, like.shape, generator=self._random) * 2.0 - 1.0).to(like.device)
 
     @property
     def seen(self) -> bool:
@@ -174,21 +181,13 @@ class HeadNoise:
         None where nothing of the tensor reaches the head.
         """
         tensor = self.tensors[name]
-        known = tensor.largest > 0 and tensor.counted > 0
-        return _at(tensor.cut, amax / tensor.largest) / tensor.counted if known else None
+        reaches = tensor.largest > 0 and tensor.counted > 0
+        return _at(tensor.cut, amax / tensor.largest) / tensor.counted if reaches else None
 
     def best(self, name: str) -> float:
         """The amax of least noise; the widest where nothing of the tensor reaches the head."""
         largest = self.tensors[name].largest
         return float(min(FRACTIONS * largest, key=lambda amax: self.noise(name, float(amax))))
-
-
-def _channels_first(tensor: torch.Tensor | None, images: int) -> Any:
-    """What products read, (B, ..., C) or (B * places, C), as (B, C, places)."""
-    if tensor is None:
-        return None
-    rows = images if len(tensor) % images == 0 else 1
-    return tensor.reshape(rows, -1, tensor.shape[-1]).movedim(-1, 1)
 
 
 def _at(clipped: NDArray[np.float64], fraction: float) -> NDArray[np.float64]:
@@ -197,49 +196,3 @@ def _at(clipped: NDArray[np.float64], fraction: float) -> NDArray[np.float64]:
     low = min(int(place), len(FRACTIONS) - 2)
     share = place - low
     return np.asarray((1 - share) * clipped[..., low] + share * clipped[..., low + 1])
-
-
-@dataclass(frozen=True, eq=False)
-class _Tail:
-    """The values of a tensor that some range cuts off, a small part of most tensors.
-
-    Attributes:
-        largest: the widest range.
-        chosen: bool, which of the values.
-        values: those.
-        place: of each, the quarter-octave below ``largest`` that it lies in; what lies in j is cut off by all narrower
-            ranges j + 1, j + 2, ...
-    """
-
-    largest: float
-    chosen: torch.Tensor
-    values: torch.Tensor
-    place: torch.Tensor
-
-    @staticmethod
-    def of(values: torch.Tensor, largest: float) -> _Tail:
-        chosen = values.abs() > float(FRACTIONS[-1]) * largest
-        tail = values[chosen]
-        # A tensor that is zero has no tail.
-        place = torch.floor(-4 * torch.log2(tail.abs() / (largest or 1.0))).clamp(0, len(FRACTIONS) - 1)
-        return _Tail(largest, chosen, tail, place.to(torch.int64))
-
-    def lost(self, gradient: torch.Tensor) -> NDArray[np.float64]:
-        """The change of a combination with this gradient by clipping to each range, float64 (ranges,)."""
-        signed = gradient[self.chosen] * self.values.sign()
-        sums, products = (
-            np.cumsum(torch.bincount(self.place, weights.to(torch.float64), len(FRACTIONS)).cpu().numpy()[:-1])
-            for weights in (signed, signed * self.values.abs())
-        )
-        return np.concatenate([np.zeros(1), FRACTIONS[1:] * self.largest * sums - products])
-
-    def cut(self, weight: torch.Tensor, channels: int) -> NDArray[np.float64]:
-        """What clipping to each range takes off, summed over places with these weights, float64 (channels, ranges)."""
-        at, ranges = torch.nonzero(self.chosen)[:, 0], len(FRACTIONS)
-        cells = torch.div(at, len(weight), rounding_mode="floor") * ranges + self.place
-        signed = weight[at % len(weight)] * self.values.sign()
-        sums, products = (
-            torch.bincount(cells, part, channels * ranges).cpu().numpy().reshape(channels, ranges).cumsum(1)[:, :-1]
-            for part in (signed, signed * self.values.abs())
-        )
-        return np.concatenate([np.zeros((channels, 1)), products - FRACTIONS[1:] * self.largest * sums], axis=1)

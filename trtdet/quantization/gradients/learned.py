@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 import torch
-from numpy.typing import NDArray
 
 from trtdet.calibration import Ranges
 from trtdet.passes.model import to_graph, to_model
-from trtdet.quantization.encoding import QMAX, SMALLEST_HALF, Rounded, half_step
-from trtdet.quantization.gradients.network import Network, factors
+from trtdet.quantization.encoding import QMAX, Rounded, half_step
+from trtdet.quantization.gradients.network import TorchNetwork, factors
 from trtdet.quantization.placement import QdqPlacement
 from trtdet.quantization.qdq import Corrections, plain_form
 from trtdet.quantization.weighted import Weighted
@@ -24,20 +23,8 @@ DRIFT = 1.5
 """Steps that a weight may move from where it started: what moves further fits the images and no others."""
 
 
-@dataclass(frozen=True)
-class Rates:
-    """Learning rates of Adam by what is learned.
-
-    Attributes:
-        integers: in steps of the weights.
-        weight_scales, activation_scales: of their logarithms.
-        biases: in the units of the network.
-    """
-
-    integers: float = 0.02
-    weight_scales: float = 5e-4
-    activation_scales: float = 2e-3
-    biases: float = 1e-3
+RATES = {"integers": 0.02, "weight scales": 5e-4, "activation scales": 2e-3, "biases": 1e-3}
+"""Learning rates of Adam by what is learned: integers in steps, scales in their logarithm, biases as they are."""
 
 
 class Learned(torch.nn.Module):
@@ -47,8 +34,6 @@ class Learned(torch.nn.Module):
     2020, "Learned Step Size Quantization", arXiv:1902.08153, section 2.1).
 
     Args:
-        model: in float.
-        placement: where Q/DQ pairs go.
         start: ranges of the activations without a channel map, and corrections: channel maps, which stay, and the
             weights to start from; a convolution without any starts from the plain form.
         together: groups of activations that keep one scale.
@@ -67,38 +52,35 @@ class Learned(torch.nn.Module):
         self._ranges, self._corrections = start
         graph = to_graph(model)
         int8 = set(placement.plan.names("int8"))
-        found = {node.name: Weighted.of(node) for node in graph.nodes if node.name in int8}
-        convs = {name: layer for name, layer in found.items() if layer is not None}
+        layers = Weighted.by_name(node for node in graph.nodes if node.name in int8)
         self._reads = {reader: tensor for tensor, readers in placement.readers.items() for reader, _ in readers}
-        self._groups = {name: layer.groups for name, layer in convs.items()}
-        self._turned = frozenset(name for name, layer in convs.items() if layer.turned)
+        self._groups = {name: int(layer.node.attrs.get("group", 1)) for name, layer in layers.items()}
+        self._turned = frozenset(name for name, layer in layers.items() if layer.turned)
         self._convs = {
-            name: _Convolution(self._corrections.weights.get(name) or plain_form(conv)) for name, conv in convs.items()
+            name: _Convolution(self._corrections.weights.get(name) or plain_form(layer))
+            for name, layer in layers.items()
         }
         self.convs = torch.nn.ModuleList(self._convs.values())
         self._tensors = placement.activations
         plain = [[name for name in group if name not in self._corrections.tensors] for group in together]
         leaders = {name: group[0] for group in plain for name in group}
-        self._leader = {name: leaders.get(name, name) for name in placement.activations}
-        self._row = {name: row for row, name in enumerate(dict.fromkeys(self._leader.values()))}
-        steps = [float(self._step(name)) for name in self._row]
+        leading = {name: leaders.get(name, name) for name in placement.activations}
+        rows = {name: row for row, name in enumerate(dict.fromkeys(leading.values()))}
+        self._row = {name: rows[leader] for name, leader in leading.items()}
+        maps, tensors = self._corrections.tensors, self._ranges.tensors
+        steps = [float(maps[name].step if name in maps else half_step(tensors[name].scale)) for name in rows]
         self.steps = torch.nn.Parameter(torch.tensor(np.log(steps), dtype=torch.float32))
-        owned, own = _owning(graph, convs)
-        self._network = Network(owned, wanted, {**placement.readers, **own})
+        owned, own = _owning(graph, layers)
+        self._network = TorchNetwork(owned, wanted, {**placement.readers, **own})
         self._form: dict[str, torch.Tensor] = {}
         self.to(self._network.device)
 
-    def _step(self, name: str) -> float:
-        channels = self._corrections.tensors.get(name)
-        return float(half_step(self._ranges.tensors[name].scale) if channels is None else channels.step)
-
     def forward(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
         """The wanted tensors as the INT8 network has them."""
-        self._form = {}
         try:
             return self._network(images, self._read)
         finally:
-            self._form = {}
+            self._form.clear()
 
     def in_float(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
         """The same of the float model."""
@@ -112,17 +94,12 @@ class Learned(torch.nn.Module):
                 weight = self._weight(conv)
                 self._form[name] = weight.T if conv in self._turned else weight
             elif part == "bias" and conv in self._convs:
-                self._form[name] = self._bias(conv)
+                self._form[name] = self._convs[conv].bias
             else:
-                self._form[name] = self._activation(name, value)
+                scale = factors(self._corrections.tensors.get(name), value)
+                step = self.steps[self._row[name]].exp()
+                self._form[name] = _Rounding.apply(value * scale, step) / scale  # type: ignore[no-untyped-call]
         return self._form[name]
-
-    def _activation(self, name: str, value: torch.Tensor) -> torch.Tensor:
-        scale, shift = factors(self._corrections.tensors.get(name), value)
-        step = self.steps[self._row[self._leader[name]]].exp()
-        found: torch.Tensor = _Rounding.apply((value - shift) * scale, step)  # type: ignore[no-untyped-call]
-        unmapped: torch.Tensor = found / scale + shift
-        return unmapped
 
     def _weight(self, conv: str) -> torch.Tensor:
         """For the input as it is: what a channel map makes of it is in the activation."""
@@ -130,33 +107,22 @@ class Learned(torch.nn.Module):
         channels = self._corrections.tensors.get(self._reads[conv])
         if channels is None or channels.scale is None:
             return weight
-        return weight * self._spread(conv, channels.scale, weight)
-
-    def _bias(self, conv: str) -> torch.Tensor:
-        bias = self._convs[conv].bias
-        channels = self._corrections.tensors.get(self._reads[conv])
-        if channels is None or channels.shift is None:
-            return bias
-        weight = self._read(f"{conv}{_PART}weight", bias)
-        weight = weight.T if conv in self._turned else weight
-        return bias - (weight * self._spread(conv, channels.shift, weight)).flatten(1).sum(1)
-
-    def _spread(self, conv: str, values: Any, weight: torch.Tensor) -> torch.Tensor:
-        """A value an input channel, laid out as the weights (out, in / groups, ...)."""
+        # A value an input channel, laid out as the weights (out, in / groups, ...).
         groups = self._groups[conv]
-        rows = torch.from_numpy(np.asarray(values, np.float32)).reshape(groups, -1)
+        rows = torch.from_numpy(np.asarray(channels.scale, np.float32)).reshape(groups, -1)
         rows = rows.repeat_interleave(len(weight) // groups, 0)
-        return rows.reshape(len(weight), -1, *(1,) * (weight.dim() - 2)).to(weight.device)
+        return weight * rows.reshape(len(weight), -1, *(1,) * (weight.dim() - 2)).to(weight.device)
 
-    def parameter_groups(self, rates: Rates) -> list[dict[str, Any]]:
-        """For an optimiser of torch."""
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """For an optimiser of torch, with the rates of :data:`RATES`."""
         convs = self._convs.values()
-        return [
-            {"params": [conv.latent for conv in convs], "lr": rates.integers},
-            {"params": [conv.scale for conv in convs], "lr": rates.weight_scales},
-            {"params": [self.steps], "lr": rates.activation_scales},
-            {"params": [conv.bias for conv in convs], "lr": rates.biases},
-        ]
+        groups = {
+            "integers": [conv.latent for conv in convs],
+            "weight scales": [conv.scale for conv in convs],
+            "activation scales": [self.steps],
+            "biases": [conv.bias for conv in convs],
+        }
+        return [{"params": parameters, "lr": RATES[name]} for name, parameters in groups.items()]
 
     def confine(self) -> None:
         """Takes weights back that have moved further than :data:`DRIFT`."""
@@ -165,8 +131,8 @@ class Learned(torch.nn.Module):
 
     def written(self) -> tuple[Ranges, Corrections]:
         """The ranges and corrections as they have become."""
-        steps = _near_half(self.steps.detach().exp())
-        amax = {name: float(steps[self._row[self._leader[name]]]) * QMAX for name in self._tensors}
+        steps = half_step(self.steps.detach().exp().cpu().numpy(), up=False)
+        amax = {name: float(steps[self._row[name]]) * QMAX for name in self._tensors}
         maps = {
             name: replace(channels, amax=amax.get(name, channels.amax))
             for name, channels in self._corrections.tensors.items()
@@ -199,22 +165,12 @@ def _owning(
         else:
             layer.set_bias(bias)
             holder = layer.sum or layer.node
-            position = next(index for index, tensor in enumerate(holder.inputs) if tensor is bias)
-            places[bias.name] = ((holder.name, position),)
+            places[bias.name] = ((holder.name, holder.inputs.index(bias)),)
         weight = gs.Constant(f"{name}{_PART}weight", layer.node.inputs[1].values)
         layer.node.inputs[1] = weight
         places[weight.name] = ((name, 1),)
     graph.toposort()
     return to_model(graph), places
-
-
-def _near_half(scales: torch.Tensor) -> NDArray[np.float32]:
-    """The nearest numbers that FP16 holds, for scales."""
-    exact = scales.cpu().numpy()
-    with np.errstate(over="ignore"):
-        near = np.maximum(exact, SMALLEST_HALF).astype(np.float16).astype(np.float32)
-    found: NDArray[np.float32] = np.where(np.isfinite(near), near, exact)
-    return found
 
 
 class _Convolution(torch.nn.Module):
@@ -242,7 +198,9 @@ class _Convolution(torch.nn.Module):
     @torch.no_grad()
     def rounded(self) -> Rounded:
         integers = self.latent.round().clamp(-QMAX, QMAX).cpu().numpy().astype(np.int8)
-        return Rounded(integers, _near_half(self.scale.exp()).reshape(-1), self.bias.cpu().numpy().copy())
+        return Rounded(
+            integers, half_step(self.scale.exp().cpu().numpy(), up=False).reshape(-1), self.bias.cpu().numpy().copy()
+        )
 
 
 class _Straight(torch.autograd.Function):

@@ -28,12 +28,11 @@ _STEPS = (
 """Operators whose results change in steps, with a gradient of 0."""
 
 
-class Network:
-    """The part of a float model that computes some of its tensors.
+class TorchNetwork:
+    """The part of a float model, as the passes leave it, that computes some of its tensors.
 
     Args:
-        model: with every node named and constants folded, as the passes leave it.
-        wanted: names of tensors.
+        wanted: names of the tensors.
         readers: by tensor, the nodes and input positions that read its quantised copy.
         device: what it runs on; a GPU where torch sees one.
     """
@@ -62,18 +61,17 @@ class Network:
         self._last = {tensor.name: index for index, node in enumerate(self._nodes) for tensor in node.inputs}
 
     def __call__(self, images: torch.Tensor, read: Read) -> dict[str, torch.Tensor]:
-        """The wanted tensors.
-
-        Args:
-            images: float32 (B, 3, H, W), as many as the model takes.
-            read: what is read where a Q/DQ pair goes.
+        """The wanted tensors of images, float32 (B, 3, H, W), as many as the model takes.
 
         Raises:
             ModelError: an operator on the way to the wanted tensors is not differentiable here.
         """
         values: dict[str, Any] = {**self._constants, self.input: images.to(self.device)}
         for index, node in enumerate(self._nodes):
-            inputs = [self._input(node, position, values, read) for position in range(len(node.inputs))]
+            inputs: list[Any] = [None if tensor.is_empty() else values[tensor.name] for tensor in node.inputs]
+            for position, tensor in enumerate(node.inputs):
+                if (node.name, position) in self._quantized:
+                    inputs[position] = read(tensor.name, inputs[position])
             made = _run(node, inputs, self._opset)
             outputs = made if isinstance(made, (tuple, list)) else (made,)
             values.update((tensor.name, value) for tensor, value in zip(node.outputs, outputs, strict=False))
@@ -82,24 +80,13 @@ class Network:
                     values.pop(tensor.name, None)
         return {name: values[name] for name in self._wanted}
 
-    def _input(self, node: gs.Node, position: int, values: Mapping[str, Any], read: Read) -> torch.Tensor | None:
-        tensor = node.inputs[position]
-        if tensor.is_empty():
-            return None
-        value: torch.Tensor = values[tensor.name]
-        return read(tensor.name, value) if (node.name, position) in self._quantized else value
 
-
-def factors(channels: ChannelMap | None, like: torch.Tensor) -> tuple[Any, Any]:
-    """Scale and shift of a channel map, laid out as a tensor (B, C, ...) or (..., C); 1 and 0 where there is none."""
-    if channels is None:
-        return 1.0, 0.0
+def factors(channels: ChannelMap | None, like: torch.Tensor) -> Any:
+    """The scale of a channel map, laid out as a tensor (B, C, ...) or (..., C); 1 where there is none."""
+    if channels is None or channels.scale is None:
+        return 1.0
     shape = (1, -1, *(1,) * (like.dim() - 2)) if channels.axis == 1 else (-1,)
-    scale, shift = (
-        neutral if values is None else torch.from_numpy(values.astype(np.float32)).reshape(shape).to(like.device)
-        for values, neutral in ((channels.scale, 1.0), (channels.shift, 0.0))
-    )
-    return scale, shift
+    return torch.from_numpy(channels.scale.astype(np.float32)).reshape(shape).to(like.device)
 
 
 def _placed(value: torch.Tensor, device: str) -> torch.Tensor:
@@ -120,21 +107,17 @@ def _run(node: gs.Node, inputs: Sequence[Any], opset: int) -> Any:
     if node.op not in _STEPS and any(value is not None and value.requires_grad for value in inputs):
         raise ModelError(f"'{node.name}' has no gradient here: the operator {node.op}")
     # What shapes are computed with: ONNX's own evaluator has every operator.
-    given = {
+    values = {
         tensor.name: value.detach().cpu().numpy()
         for tensor, value in zip(node.inputs, inputs, strict=True)
         if value is not None
     }
+    read, made = ([gs.Variable(tensor.name) for tensor in tensors] for tensors in (node.inputs, node.outputs))
     alone = gs.Graph(
-        nodes=[
-            node.copy(
-                inputs=[gs.Variable(tensor.name) for tensor in node.inputs],
-                outputs=[gs.Variable(tensor.name) for tensor in node.outputs],
-            )
-        ],
+        nodes=[node.copy(inputs=read, outputs=made)],
+        inputs=[tensor for tensor in read if tensor.name in values],
+        outputs=made,
         opset=opset,
     )
-    alone.inputs = [tensor for tensor in alone.nodes[0].inputs if tensor.name in given]
-    alone.outputs = list(alone.nodes[0].outputs)
-    found = ReferenceEvaluator(gs.export_onnx(alone, do_type_check=False)).run(None, given)
-    return tuple(torch.from_numpy(np.array(value)) for value in found)
+    results = ReferenceEvaluator(gs.export_onnx(alone, do_type_check=False)).run(None, values)
+    return tuple(torch.from_numpy(np.array(value)) for value in results)

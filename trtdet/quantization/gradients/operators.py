@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,30 +28,32 @@ def _ints(value: torch.Tensor | None) -> list[int]:
     return [] if value is None else [int(number) for number in value.reshape(-1).tolist()]
 
 
+def _geometry(node: gs.Node, x: torch.Tensor, kernel: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Strides, dilations, and what is padded before and after each axis."""
+    axes = len(kernel)
+    strides, dilations = (tuple(node.attrs.get(key, (1,) * axes)) for key in ("strides", "dilations"))
+    pads = padding(node, x.shape[2:], kernel, strides=strides, dilations=dilations)
+    return strides, dilations, pads[:axes], pads[axes:]
+
+
 def _conv(node: gs.Node, inputs: Inputs) -> Any:
-    x, weight, *rest = inputs
-    spatial = weight.dim() - 2
-    strides = tuple(node.attrs.get("strides", (1,) * spatial))
-    dilations = tuple(node.attrs.get("dilations", (1,) * spatial))
-    pads = padding(node, x.shape[2:], weight.shape[2:], strides, dilations)
-    before, after = pads[:spatial], pads[spatial:]
+    x, weight, bias = (*inputs, None)[:3]
+    strides, dilations, before, after = _geometry(node, x, weight.shape[2:])
     if before != after:
-        x, before = functional.pad(x, _torch_pads(before, after)), (0,) * spatial
-    run = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}[spatial]
-    bias = rest[0] if rest else None
-    return run(x, weight, bias, strides, tuple(before), dilations, int(node.attrs.get("group", 1)))
+        x, before = functional.pad(x, _torch_pads(before, after)), (0,) * len(before)
+    run = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}[len(before)]
+    return run(x, weight, bias, strides, before, dilations, int(node.attrs.get("group", 1)))
 
 
 def _conv_transpose(node: gs.Node, inputs: Inputs) -> Any:
-    x, weight, *rest = inputs
-    spatial = weight.dim() - 2
-    pads = tuple(node.attrs.get("pads", (0,) * 2 * spatial))
-    if pads[:spatial] != pads[spatial:] or node.attrs.get("auto_pad", "NOTSET") != "NOTSET" or spatial != 2:
+    x, weight, bias = (*inputs, None)[:3]
+    pads = tuple(node.attrs.get("pads", (0, 0, 0, 0)))
+    if weight.dim() != 4 or pads[:2] != pads[2:] or node.attrs.get("auto_pad", "NOTSET") != "NOTSET":
         raise NotImplementedError("ConvTranspose with such pads")
     return functional.conv_transpose2d(
         x,
         weight,
-        rest[0] if rest else None,
+        bias,
         tuple(node.attrs.get("strides", (1, 1))),
         pads[:2],
         tuple(node.attrs.get("output_padding", (0, 0))),
@@ -66,10 +69,7 @@ def _torch_pads(before: Sequence[int], after: Sequence[int]) -> list[int]:
 def _pool(node: gs.Node, inputs: Inputs) -> Any:
     (x,) = inputs
     kernel = tuple(node.attrs["kernel_shape"])
-    strides = tuple(node.attrs.get("strides", (1,) * len(kernel)))
-    dilations = tuple(node.attrs.get("dilations", (1,) * len(kernel)))
-    pads = padding(node, x.shape[2:], kernel, strides, dilations)
-    before, after = pads[: len(kernel)], pads[len(kernel) :]
+    strides, dilations, before, after = _geometry(node, x, kernel)
     if len(kernel) != 2:
         raise NotImplementedError(f"{node.op} over {len(kernel)} axes")
     if node.attrs.get("ceil_mode", 0):
@@ -90,27 +90,21 @@ def _pool(node: gs.Node, inputs: Inputs) -> Any:
 
 
 def _resize(node: gs.Node, inputs: Inputs) -> Any:
-    x = inputs[0]
-    scales = inputs[2] if len(inputs) > 2 else None
-    sizes = inputs[3] if len(inputs) > 3 else None
+    x, _, scales, sizes = (*inputs, None, None)[:4]
     mode = node.attrs.get("mode", "nearest")
     where = node.attrs.get("coordinate_transformation_mode", "half_pixel")
+    if x.dim() != 4:
+        raise NotImplementedError("Resize of other than four axes")
     if sizes is not None and sizes.numel():
         size = _ints(sizes)[-2:]
     else:
-        assert scales is not None  # ONNX has one of the two
         factors = scales.reshape(-1).tolist()[-2:]
         size = [int(length * factor) for length, factor in zip(x.shape[2:], factors, strict=True)]
-    if x.dim() != 4:
-        raise NotImplementedError("Resize of other than four axes")
-    whole = all(new % old == 0 for new, old in zip(size, x.shape[2:], strict=True))
-    if mode == "nearest" and whole:
+    if mode == "nearest" and all(new % old == 0 for new, old in zip(size, x.shape[2:], strict=True)):
         # By whole factors each value is repeated, however the coordinates are rounded in the usual modes.
         return functional.interpolate(x, size=size, mode="nearest")
-    if mode == "linear" and where in ("half_pixel", "pytorch_half_pixel"):
-        return functional.interpolate(x, size=size, mode="bilinear", align_corners=False)
-    if mode == "linear" and where == "align_corners":
-        return functional.interpolate(x, size=size, mode="bilinear", align_corners=True)
+    if mode == "linear" and where in ("half_pixel", "pytorch_half_pixel", "align_corners"):
+        return functional.interpolate(x, size=size, mode="bilinear", align_corners=where == "align_corners")
     raise NotImplementedError(f"Resize with {mode} and {where}")
 
 
@@ -146,11 +140,6 @@ def _reshape(node: gs.Node, inputs: Inputs) -> Any:
     return x.reshape(shape)
 
 
-def _transpose(node: gs.Node, inputs: Inputs) -> Any:
-    (x,) = inputs
-    return x.permute(tuple(node.attrs.get("perm", range(x.dim())[::-1])))
-
-
 def _squeeze(node: gs.Node, inputs: Inputs) -> Any:
     axes = _ints(inputs[1]) if len(inputs) > 1 else [index for index, size in enumerate(inputs[0].shape) if size == 1]
     return inputs[0].squeeze(tuple(axes))
@@ -163,32 +152,21 @@ def _unsqueeze(node: gs.Node, inputs: Inputs) -> Any:
     return x
 
 
-def _flatten(node: gs.Node, inputs: Inputs) -> Any:
-    (x,) = inputs
-    axis = int(node.attrs.get("axis", 1))
-    rows = 1
-    for size in x.shape[:axis]:
-        rows *= size
-    return x.reshape(rows, -1)
+def _picked(node: gs.Node, inputs: Inputs) -> tuple[Any, int, torch.Tensor]:
+    """What is gathered from, the axis, and the indices along it without negative ones."""
+    x, index = inputs
+    axis = int(node.attrs.get("axis", 0)) % x.dim()
+    return x, axis, torch.where(index < 0, index + x.shape[axis], index).to(x.device, torch.int64)
 
 
 def _gather(node: gs.Node, inputs: Inputs) -> Any:
-    x, index = inputs
-    axis = int(node.attrs.get("axis", 0)) % x.dim()
-    wanted = torch.where(index < 0, index + x.shape[axis], index).to(x.device, torch.int64)
-    found = x.index_select(axis, wanted.reshape(-1))
-    return found.reshape((*x.shape[:axis], *index.shape, *x.shape[axis + 1 :]))
+    x, axis, index = _picked(node, inputs)
+    return x.index_select(axis, index.reshape(-1)).reshape((*x.shape[:axis], *index.shape, *x.shape[axis + 1 :]))
 
 
 def _shape(node: gs.Node, inputs: Inputs) -> Any:
     sizes = list(inputs[0].shape)
     return torch.tensor(sizes[int(node.attrs.get("start", 0)) : node.attrs.get("end")], dtype=torch.int64)
-
-
-def _gather_elements(node: gs.Node, inputs: Inputs) -> Any:
-    x, index = inputs
-    axis = int(node.attrs.get("axis", 0)) % x.dim()
-    return torch.gather(x, axis, torch.where(index < 0, index + x.shape[axis], index).to(x.device, torch.int64))
 
 
 def _gather_nd(node: gs.Node, inputs: Inputs) -> Any:
@@ -215,16 +193,10 @@ def _top(node: gs.Node, inputs: Inputs) -> Any:
 
 def _grid_sample(node: gs.Node, inputs: Inputs) -> Any:
     x, grid = inputs
-    modes = {
-        "bilinear": "bilinear",
-        "linear": "bilinear",
-        "nearest": "nearest",
-        "bicubic": "bicubic",
-        "cubic": "bicubic",
-    }
     if x.dim() != 4:
         raise NotImplementedError("GridSample of other than four axes")
-    mode, padding = modes[node.attrs.get("mode", "linear")], node.attrs.get("padding_mode", "zeros")
+    mode, padding = node.attrs.get("mode", "linear"), node.attrs.get("padding_mode", "zeros")
+    mode = {"linear": "bilinear", "cubic": "bicubic"}.get(mode, mode)
     return functional.grid_sample(x, grid, mode, padding, bool(node.attrs.get("align_corners", 0)))
 
 
@@ -248,13 +220,13 @@ def _roi_align(node: gs.Node, inputs: Inputs) -> Any:
         places.append(at.clamp(0, size - 1) * (2 / max(size - 1, 1)) - 1)
     columns, rows = (count * ratio for count in cells)
     grid = torch.stack([places[0][:, None].expand(-1, rows, -1), places[1][..., None].expand(-1, -1, columns)], -1)
-    found = x.new_zeros((len(regions), x.shape[1], rows, columns))
+    features = x.new_zeros((len(regions), x.shape[1], rows, columns))
     for image in images.unique().tolist():
         mine = (images == image).nonzero().reshape(-1).to(x.device)
         seen = functional.grid_sample(x[image][None], grid[mine].reshape(1, -1, columns, 2), align_corners=True)
-        found = found.index_copy(0, mine, seen[0].reshape(x.shape[1], -1, rows, columns).transpose(0, 1))
-    found = found * (inside[1][:, None, :, None] & inside[0][:, None, None, :])
-    return functional.avg_pool2d(found, ratio) if len(found) else found[:, :, ::ratio, ::ratio]
+        features = features.index_copy(0, mine, seen[0].reshape(x.shape[1], -1, rows, columns).transpose(0, 1))
+    features = features * (inside[1][:, None, :, None] & inside[0][:, None, None, :])
+    return functional.avg_pool2d(features, ratio) if len(features) else features[:, :, ::ratio, ::ratio]
 
 
 def _suppression(node: gs.Node, inputs: Inputs) -> Any:
@@ -265,7 +237,7 @@ def _suppression(node: gs.Node, inputs: Inputs) -> Any:
     if node.attrs.get("center_point_box", 0):
         boxes = torch.cat([boxes[..., :2] - boxes[..., 2:] / 2, boxes[..., :2] + boxes[..., 2:] / 2], -1)
     low, high = torch.minimum(boxes[..., :2], boxes[..., 2:]), torch.maximum(boxes[..., :2], boxes[..., 2:])
-    areas, found = (high - low).prod(-1), []
+    areas, selected = (high - low).prod(-1), []
     for image, label in itertools.product(*map(range, scores.shape[:2])):
         mine = scores[image, label]
         order = torch.argsort(mine, descending=True, stable=True)
@@ -275,11 +247,11 @@ def _suppression(node: gs.Node, inputs: Inputs) -> Any:
             if not len(order):
                 break
             best, order = order[0], order[1:]
-            found.append([image, label, int(best)])
+            selected.append([image, label, int(best)])
             ends = torch.minimum(high[image, order], high[image, best])
             shared = (ends - torch.maximum(low[image, order], low[image, best])).clamp(min=0).prod(-1)
             order = order[shared <= overlap * (areas[image, order] + areas[image, best] - shared)]
-    return torch.tensor(found, dtype=torch.int64).reshape(-1, 3)
+    return torch.tensor(selected, dtype=torch.int64).reshape(-1, 3)
 
 
 def _reduced(reduce: Callable[..., torch.Tensor]) -> Operator:
@@ -358,7 +330,14 @@ def _with(run: Callable[..., torch.Tensor], **defaults: float) -> Operator:
     return lambda node, inputs: run(*inputs, *(float(node.attrs.get(key, value)) for key, value in defaults.items()))
 
 
+_OF_TORCH = (
+    *("Add", "Sub", "Mul", "MatMul", "Where", "Exp", "Log", "Sqrt", "Sin", "Cos", "Abs", "Neg", "Reciprocal", "Floor"),
+    *("Erf", "Tanh", "Sigmoid", "Relu"),
+)
+
 OPERATORS: dict[str, Operator] = {
+    **{name: _each(getattr(torch, name.lower())) for name in _OF_TORCH},
+    **{name: _each(getattr(functional, name.lower())) for name in ("Softplus", "Mish", "HardSwish")},
     "Conv": _conv,
     "ConvTranspose": _conv_transpose,
     "MaxPool": _pool,
@@ -370,13 +349,13 @@ OPERATORS: dict[str, Operator] = {
     "Split": _split,
     "Concat": lambda node, inputs: torch.cat(list(inputs), int(node.attrs["axis"])),
     "Reshape": _reshape,
-    "Transpose": _transpose,
+    "Transpose": lambda node, inputs: inputs[0].permute(tuple(node.attrs.get("perm", range(inputs[0].dim())[::-1]))),
     "Squeeze": _squeeze,
     "Unsqueeze": _unsqueeze,
-    "Flatten": _flatten,
+    "Flatten": lambda node, inputs: inputs[0].reshape(math.prod(inputs[0].shape[: int(node.attrs.get("axis", 1))]), -1),
     "Gather": _gather,
     "Shape": _shape,
-    "GatherElements": _gather_elements,
+    "GatherElements": lambda node, inputs: torch.gather(*_picked(node, inputs)),
     "GatherND": _gather_nd,
     "ScatterND": _scatter,
     "TopK": _top,
@@ -390,7 +369,6 @@ OPERATORS: dict[str, Operator] = {
     "Cast": _cast,
     "Identity": _each(lambda x: x),
     "Dropout": lambda node, inputs: inputs[0],
-    "MatMul": _each(torch.matmul),
     "Gemm": _gemm,
     "DepthToSpace": _space,
     "SpaceToDepth": _space,
@@ -401,31 +379,11 @@ OPERATORS: dict[str, Operator] = {
     "ReduceSum": _reduced(torch.sum),
     "ReduceMax": _reduced(torch.amax),
     "ReduceMin": _reduced(torch.amin),
-    "Add": _each(torch.add),
-    "Sub": _each(torch.sub),
-    "Mul": _each(torch.mul),
     "Div": _each(lambda x, y: x / y if x.is_floating_point() else torch.div(x, y, rounding_mode="trunc")),
     "Pow": _each(lambda x, y: torch.pow(x, y.to(x.dtype))),
     "Min": _each(lambda *inputs: functools.reduce(torch.minimum, inputs)),
     "Max": _each(lambda *inputs: functools.reduce(torch.maximum, inputs)),
-    "Where": _each(torch.where),
-    "Exp": _each(torch.exp),
-    "Log": _each(torch.log),
-    "Sqrt": _each(torch.sqrt),
-    "Sin": _each(torch.sin),
-    "Cos": _each(torch.cos),
-    "Abs": _each(torch.abs),
-    "Neg": _each(torch.neg),
-    "Reciprocal": _each(torch.reciprocal),
-    "Floor": _each(torch.floor),
-    "Erf": _each(torch.erf),
-    "Tanh": _each(torch.tanh),
-    "Sigmoid": _each(torch.sigmoid),
-    "Softplus": _each(functional.softplus),
-    "Relu": _each(torch.relu),
     "PRelu": _each(lambda x, slope: torch.where(x < 0, x * slope, x)),
-    "Mish": _each(functional.mish),
-    "HardSwish": _each(functional.hardswish),
     "Gelu": lambda node, inputs: functional.gelu(inputs[0], approximate=node.attrs.get("approximate", "none")),
     "Clip": _clip,
     "LeakyRelu": _with(functional.leaky_relu, alpha=0.01),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -11,10 +12,9 @@ import onnx
 
 from trtdet.calibration import RULES, Collection, Histogram, Ranges
 from trtdet.calibration.thresholds import percentile
-from trtdet.pipeline import CalibrationOptions
+from trtdet.options import CalibrationOptions
 from trtdet.quantization import PrecisionPlan
-from trtdet.report.document import Histogram as Drawn
-from trtdet.report.document import Histograms, Section, Text
+from trtdet.report.document import DrawnHistogram, Histograms, Section, Text
 
 _SHOWN = 10
 _BARS = 128
@@ -42,60 +42,57 @@ def ranges_section(
         worst: convolutions, the most sensitive first; empty where nobody ranked them.
         percent: of the rule ``percentile``; None for its default.
     """
-    names = [name for name, tensor in inputs.items() if tensor in collection.histograms]
-    tensors = list(dict.fromkeys(inputs[name] for name in names))
-    rules: Mapping[str, Callable[[Histogram], float]] = RULES
+    rules = dict(RULES)
     if percent is not None:
-        rules = {**RULES, "percentile": partial(percentile, percent=percent)}
+        rules["percentile"] = partial(percentile, percent=percent)
+
+    def drawn(tensor: str) -> DrawnHistogram:
+        histogram = collection.histograms[tensor]
+        written = None if ranges is None else ranges.tensors.get(tensor)
+        top, heights = compact(histogram)
+        thresholds, note = {}, ""
+        if histogram.amax:
+            thresholds = {rule: float(f"{choose(histogram):.6g}") for rule, choose in rules.items()}
+        if written is not None and histogram.amax:
+            kept = histogram.counts[: round(written.amax / histogram.width)].sum() / max(histogram.total, 1)
+            note = f"{1 - kept:.2%} of the values are cut off, the largest is {histogram.amax:.4g}"
+        chosen = None if written is None else float(f"{written.amax:.6g}")
+        return DrawnHistogram("", tensor, top=top, heights=heights, thresholds=thresholds, chosen=chosen, note=note)
+
+    inputs = {name: tensor for name, tensor in inputs.items() if tensor in collection.histograms}
+    tensors = list(dict.fromkeys(inputs.values()))
     with ThreadPoolExecutor() as pool:  # NumPy computes outside the interpreter's lock
-        made = pool.map(lambda tensor: _drawn(tensor, collection, ranges, rules), tensors)
-        drawn = dict(zip(tensors, made, strict=True))
-    entries = tuple(
-        Drawn(name, tensor, one.top, one.heights, one.thresholds, one.chosen, one.note)
-        for name, tensor in ((name, inputs[name]) for name in names)
-        for one in (drawn[tensor],)
-    )
-    known = [name for name in worst if name in names]
-    if known:
-        order, why = known, "the most sensitive"
-    else:
-        noises = {name: noise(collection.histograms[inputs[name]], _amax(drawn[inputs[name]])) for name in names}
-        order, why = sorted(names, key=lambda name: -noises[name]), "those with most noise for their signal"
-    places = {name: place for place, name in enumerate(names)}
+        by_tensor = dict(zip(tensors, pool.map(drawn, tensors), strict=True))
+    entries = tuple(replace(by_tensor[tensor], name=name) for name, tensor in inputs.items())
+    order, why = [name for name in worst if name in inputs], "the most sensitive"
+    if not order:
+        why = "those with most noise for their signal"
+        noises = {
+            entry.name: noise(
+                collection.histograms[entry.tensor],
+                # What was written, else the threshold of the default rule.
+                entry.chosen or entry.thresholds.get(CalibrationOptions.rule, 0.0),
+            )
+            for entry in entries
+        }
+        order = sorted(inputs, key=lambda name: -noises[name])
+    places = {name: place for place, name in enumerate(inputs)}
     shown = tuple(places[name] for name in order[:_SHOWN])
-    written = "" if ranges is None else f", dotted what was written (rule {ranges.rule}, then corrections)"
-    said = (
-        f"|x| on {collection.images} calibration images; a line for each rule{written}. What lies right of a line is "
+    dotted = "" if ranges is None else f", dotted what was written (rule {ranges.rule}, then corrections)"
+    text = (
+        f"|x| on {collection.images} calibration images; a line for each rule{dotted}. What lies right of a line is "
         "cut off."
     )
     title = f"Inputs of {len(shown)} convolutions, {why}:"
-    return Section("Histograms and thresholds", (Text((said,)), Histograms(entries, shown, title)))
-
-
-def _amax(one: Drawn) -> float:
-    """What was written, else the threshold of the default rule."""
-    return one.chosen or one.thresholds.get(CalibrationOptions.rule, 0.0)
-
-
-def _drawn(
-    tensor: str, collection: Collection, ranges: Ranges | None, rules: Mapping[str, Callable[[Histogram], float]]
-) -> Drawn:
-    histogram = collection.histograms[tensor]
-    written = None if ranges is None else ranges.tensors.get(tensor)
-    thresholds = {rule: float(f"{choose(histogram):.6g}") for rule, choose in rules.items()} if histogram.amax else {}
-    top, heights = compact(histogram)
-    cut = ""
-    if written is not None and histogram.amax:
-        kept = histogram.counts[: round(written.amax / histogram.width)].sum() / max(histogram.total, 1)
-        cut = f"{1 - kept:.2%} of the values are cut off, the largest is {histogram.amax:.4g}"
-    return Drawn("", tensor, top, heights, thresholds, None if written is None else float(f"{written.amax:.6g}"), cut)
+    return Section("Histograms and thresholds", (Text((text,)), Histograms(entries, shown, title)))
 
 
 def compact(histogram: Histogram) -> tuple[float, bytes]:
     """A histogram as 128 bars up to the largest value.
 
     Returns:
-        |x| at the upper end of the last bar, and the heights as :class:`trtdet.report.document.Histogram` has them.
+        |x| at the upper end of the last bar, and the heights as :class:`trtdet.report.document.DrawnHistogram` has
+        them.
     """
     bins = max(int(np.ceil(histogram.amax / histogram.width)), 1)
     group = -(-bins // _BARS)
@@ -126,13 +123,13 @@ def inputs_of(model: onnx.ModelProto, plan: PrecisionPlan, collection: Collectio
         plan: in the order of the network.
         collection: of the float model.
     """
+    nodes = {node.name: node for node in model.graph.node}
     makers = {output: node for node in model.graph.node for output in node.output}
-    found = {}
-    for node in model.graph.node:
-        if node.name in plan.entries:
-            tensor = node.input[0]
-            while tensor not in collection.histograms and tensor in makers and makers[tensor].op_type in _BETWEEN:
-                tensor = makers[tensor].input[0]
-            if tensor in collection.histograms:
-                found[node.name] = tensor
-    return {name: found[name] for name in plan.entries if name in found}
+    inputs = {}
+    for name in plan.entries:
+        tensor = nodes[name].input[0] if name in nodes else ""
+        while tensor not in collection.histograms and tensor in makers and makers[tensor].op_type in _BETWEEN:
+            tensor = makers[tensor].input[0]
+        if tensor in collection.histograms:
+            inputs[name] = tensor
+    return inputs

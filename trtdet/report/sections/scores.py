@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
+from trtdet.report.charts import COLOURS
 from trtdet.report.document import Chart, Grid, Part, Section, Text
-from trtdet.report.palette import COLOURS
 from trtdet.tables import Cell, Column, Table
 
-_FIGURES = (
-    ("mAP", "map"),
-    ("AP50", "map50"),
-    ("AP75", "map75"),
-    ("small objects", "map_small"),
-    ("medium objects", "map_medium"),
-    ("large objects", "map_large"),
-)
+_FIGURES = {
+    "mAP": "map",
+    "AP50": "map50",
+    "AP75": "map75",
+    "small objects": "map_small",
+    "medium objects": "map_medium",
+    "large objects": "map_large",
+}
 AGAINST = "'trtdet eval BUNDLE --against MODEL --images DIR --annotations JSON -o eval.json', and give eval.json too"
 
 
@@ -28,55 +28,44 @@ def scores_section(scores: Mapping[str, Any], other: Mapping[str, Any] | None, a
         other: the same of the reference; None where there is none.
         against: what the reference is called.
     """
-    parts: list[Part] = [Grid(_table("figure", [(title, key) for title, key in _FIGURES], scores, other, against))]
-    classes = [(name, name) for name in scores["per_class"]]
-    own, others = scores["per_class"], None if other is None else other["per_class"]
-    if others is not None:
-        known = {name: own[name] - others[name] for name in own if None not in (own[name], others.get(name))}
-        if known:
-            parts.append(_by_class(known, against))
-    parts.append(Grid(_table("class", classes, own, others, against)))
-    title = "Accuracy by class and size" if other is None else "AP differences by class and size"
-    return Section(title, tuple(parts))
 
-
-def _table(
-    title: str,
-    names: Sequence[tuple[str, str]],
-    scores: Mapping[str, Any],
-    other: Mapping[str, Any] | None,
-    against: str,
-) -> Table:
-    columns = [Column(title, align="left"), Column("AP", ".2f")]
-    if other is not None:
-        columns += [Column(f"AP of {against}", ".2f"), Column("difference", "+.2f")]
-    rows: list[list[Cell]] = []
-    for name, key in names:
-        value = scores.get(key)
-        row: list[Cell] = [name, None if value is None else 100 * value]
+    def table(title: str, values: Mapping[str, Any], others: Mapping[str, Any]) -> Grid:
+        columns = [Column(title, align="left"), Column("AP", ".2f")]
         if other is not None:
-            theirs = other.get(key)
-            row.append(None if theirs is None else 100 * theirs)
-            row.append(None if value is None or theirs is None else 100 * (value - theirs))
-        rows.append(row)
-    return Table(columns, rows)
+            columns += [Column(f"AP of {against}", ".2f"), Column("difference", "+.2f")]
+        rows: list[tuple[Cell, ...]] = []
+        for name, value in values.items():
+            theirs = others.get(name)
+            apart = None if value is None or theirs is None else 100 * (value - theirs)
+            cells = (name, None if value is None else 100 * value, None if theirs is None else 100 * theirs, apart)
+            rows.append(cells[: len(columns)])
+        return Grid(Table(columns, rows))
 
-
-def _by_class(known: Mapping[str, float], against: str) -> Chart:
-    ordered = sorted(known, key=lambda name: known[name])
-    values = [100 * known[name] for name in ordered]
-    traces = [
-        {
+    parts: list[Part] = [
+        table(
+            "figure",
+            {title: scores.get(key) for title, key in _FIGURES.items()},
+            {title: (other or {}).get(key) for title, key in _FIGURES.items()},
+        )
+    ]
+    own, others = scores["per_class"], {} if other is None else other["per_class"]
+    differences = {name: 100 * (own[name] - others[name]) for name in own if None not in (own[name], others.get(name))}
+    if differences:
+        ordered = sorted(differences, key=lambda name: differences[name])
+        trace = {
             "type": "bar",
             "x": ordered,
-            "y": values,
-            "marker": {"color": [COLOURS[3] if value < 0 else COLOURS[2] for value in values]},
+            "y": [differences[name] for name in ordered],
+            "marker": {"color": [COLOURS[3] if differences[name] < 0 else COLOURS[2] for name in ordered]},
             "hovertemplate": "%{x}: %{y:+.2f}<extra></extra>",
         }
-    ]
-    layout = {"yaxis": {"title": {"text": "points of AP"}}, "xaxis": {"type": "category"}}
-    note = "One class has few boxes, so that single differences are noise more often than the mean."
-    return Chart(f"AP against {against}, the largest loss first", traces, layout, note, 320)
+        layout = {"yaxis": {"title": {"text": "points of AP"}}, "xaxis": {"type": "category"}}
+        note = "One class has few boxes, so that single differences are noise more often than the mean."
+        title = f"AP against {against}, the largest loss first"
+        parts.append(Chart(title, traces=[trace], layout=layout, note=note, height=320))
+    parts.append(table("class", own, others))
+    title = "Accuracy by class and size" if other is None else "AP differences by class and size"
+    return Section(title, tuple(parts))
 
 
 def shift_section(shift: Mapping[str, Any]) -> Section:
@@ -91,10 +80,10 @@ def shift_section(shift: Mapping[str, Any]) -> Section:
     )
     ratio = shift["score_ratio"]
     same = "precision" if shift["basis"] == "precision" else "number of detections"
-    said = [f"Thresholds with the reference's {same}, for all classes together."]
+    lines = [f"Thresholds with the reference's {same}, for all classes together."]
     if ratio["median"] is not None:
-        said.append(
+        lines.append(
             f"{ratio['pairs']} objects are found by both: the median score is {ratio['median']:.3f} of the "
             f"reference's ({ratio['low']:.3f} .. {ratio['high']:.3f})."
         )
-    return Section("Shift of scores", (Text(tuple(said)), Grid(Table(columns, rows).filled())), brief=True)
+    return Section("Shift of scores", (Text(tuple(lines)), Grid(Table(columns, rows).filled())), brief=True)

@@ -1,0 +1,168 @@
+"""The parts of the pipeline that need no whole build: which images are taken, and what counts as done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from models import SMALL_MODEL
+from PIL import Image
+
+from trtdet import build, calibrate, load_config
+from trtdet.building import BuildResult
+from trtdet.building.engine import float_plan
+from trtdet.demo import shapes
+from trtdet.errors import CalibrationError, ConfigError
+from trtdet.options import BuildOptions, CalibrationOptions, PlanOptions
+from trtdet.quantization import CORRECTIONS, Cause, Entry, PrecisionPlan
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return shapes.generate(tmp_path_factory.mktemp("shapes"), "calibration", 12).images
+
+
+@pytest.fixture(scope="module")
+def more_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return shapes.generate(tmp_path_factory.mktemp("more"), "calibration", 24).images
+
+
+def bundle(
+    images: Path, place: Path, config: str = "shapes", correct: tuple[str, ...] = (), **calibration: object
+) -> BuildResult:
+    options = CalibrationOptions(**calibration, images=images)  # type: ignore[arg-type]
+    asked = BuildOptions(
+        effort=",".join(correct) or "none", backend="onnxruntime", calibration=options, plan=PlanOptions(int8_all=True)
+    )
+    return build(SMALL_MODEL, load_config(config), place, asked)
+
+
+def test_images_are_taken_evenly_spaced(images: Path, tmp_path: Path) -> None:
+    seen: list[tuple[str, int, int]] = []
+    options = CalibrationOptions(images=images, num_images=4)
+    done = calibrate(SMALL_MODEL, load_config("shapes"), options, lambda *said: seen.append(said))
+    assert done.collection.images == 4
+    assert seen == [*(("checking the input", at, 1) for at in (0, 1)), *(("calibrating", at, 4) for at in (1, 2, 3, 4))]
+    every_third = tmp_path / "third"
+    every_third.mkdir()
+    for path in sorted(images.iterdir())[::3]:
+        (every_third / path.name).write_bytes(path.read_bytes())
+    same = calibrate(SMALL_MODEL, load_config("shapes"), CalibrationOptions(images=every_third))
+    assert same.collection.images_sha256 == done.collection.images_sha256
+    assert same.ranges == done.ranges
+
+
+def test_fewer_than_one_image_is_refused(images: Path) -> None:
+    with pytest.raises(ConfigError, match="--num-images must be at least 1, got 0"):
+        calibrate(SMALL_MODEL, load_config("shapes"), CalibrationOptions(images=images, num_images=0))
+
+
+def test_a_percentile_out_of_range_is_refused(images: Path) -> None:
+    with pytest.raises(ConfigError, match=r"percentile must be over 0 and up to 100, got 101"):
+        calibrate(SMALL_MODEL, load_config("shapes"), CalibrationOptions(rule="percentile:101", images=images))
+
+
+def test_what_is_done_is_kept_and_what_changed_is_done_again(images: Path, tmp_path: Path) -> None:
+    place = tmp_path / "bundle"
+    first = bundle(images, place)
+    assert not first.up_to_date
+    assert bundle(images, place).up_to_date
+    other = bundle(images, place, rule="mse")
+    assert not other.up_to_date
+    assert other.bundle.manifest.content_hash != first.bundle.manifest.content_hash
+    assert other.bundle.manifest.files["histograms.npz"] == first.bundle.manifest.files["histograms.npz"]
+    assert other.bundle.manifest.files["int8.onnx"] != first.bundle.manifest.files["int8.onnx"]
+    back = bundle(images, place)
+    assert not back.up_to_date
+    assert back.bundle.manifest.files == first.bundle.manifest.files
+
+
+def test_a_spoilt_bundle_is_built_again(images: Path, tmp_path: Path) -> None:
+    place = tmp_path / "bundle"
+    first = bundle(images, place)
+    (place / "int8.onnx").write_bytes(b"spoilt")
+    again = bundle(images, place)
+    assert not again.up_to_date
+    assert again.bundle.manifest.files == first.bundle.manifest.files
+
+
+def test_changed_pixels_are_noticed_under_the_same_names(images: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for path in images.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    first = bundle(folder, tmp_path / "bundle")
+    victim = sorted(folder.iterdir())[0]
+    Image.effect_noise((256, 256), 80).convert("RGB").save(victim)
+    again = bundle(folder, tmp_path / "bundle")
+    assert not again.up_to_date
+    assert again.bundle.manifest.quantization.images != first.bundle.manifest.quantization.images
+
+
+def test_histograms_alone_are_enough_to_build(images: Path, tmp_path: Path) -> None:
+    first = bundle(images, tmp_path / "first")
+    options = CalibrationOptions(histograms=first.bundle.file("histograms.npz"))
+    second = build(
+        SMALL_MODEL,
+        load_config("shapes"),
+        tmp_path / "second",
+        BuildOptions(effort="none", backend="onnxruntime", calibration=options, plan=PlanOptions(int8_all=True)),
+    )
+    assert second.bundle.manifest.files["int8.onnx"] == first.bundle.manifest.files["int8.onnx"]
+    with pytest.raises(CalibrationError, match="does not exist"):
+        build(
+            SMALL_MODEL,
+            load_config("shapes"),
+            tmp_path / "third",
+            BuildOptions(
+                effort="none", backend="onnxruntime", calibration=CalibrationOptions(histograms=tmp_path / "no.npz")
+            ),
+        )
+
+
+@pytest.mark.slow
+def test_corrections_are_written_down_and_repeatable(more_images: Path, tmp_path: Path) -> None:
+    plain = bundle(more_images, tmp_path / "plain")
+    assert plain.bundle.manifest.quantization.corrections == ()
+    first = bundle(more_images, tmp_path / "one", correct=CORRECTIONS)
+    said = first.bundle.manifest.quantization.corrections
+    before, after = (float(part.split()[0]) for part in said[-1].removeprefix("error at the head ").split(" -> "))
+    assert after < before
+    # Of what the corrections map, the rule decides nothing.
+    assert said[-2] == "--calib percentile decides none of 5 ranges, the corrections all"
+    steps = [entry.corrections for entry in PrecisionPlan.load(first.bundle.file("plan.json")).entries.values()]
+    assert {step.name for taken in steps for step in taken} >= {"smooth", "round", "bias"}
+    assert first.bundle.manifest.files["ranges.json"] != plain.bundle.manifest.files["ranges.json"]
+    assert first.bundle.manifest.files["int8.onnx"] != plain.bundle.manifest.files["int8.onnx"]
+    again = bundle(more_images, tmp_path / "two", correct=CORRECTIONS)
+    assert again.bundle.manifest.files["int8.onnx"] == first.bundle.manifest.files["int8.onnx"]
+
+
+def test_corrections_need_images(images: Path, tmp_path: Path) -> None:
+    calibrate(SMALL_MODEL, load_config("shapes"), CalibrationOptions(images=images)).collection.save(tmp_path / "h.npz")
+    for options, message in (
+        (BuildOptions(calibration=CalibrationOptions(histograms=tmp_path / "h.npz")), "give --images, or build with"),
+        (
+            BuildOptions(calibration=CalibrationOptions(images=images, num_images=1), plan=PlanOptions(int8_all=True)),
+            "at least 2 calibration images",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            build(SMALL_MODEL, load_config("shapes"), tmp_path / "bundle", options)
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_what_decodes_boxes_stays_fp32_in_an_fp16_engine_whatever_its_reason_says() -> None:
+    plan = PrecisionPlan(
+        {
+            "body": Entry("int8", "", Cause.QUANTIZABLE),
+            "head": Entry("fp32", "any words at all", Cause.DECODES_BOXES),
+            "other": Entry("fp32", "it decodes boxes, says the text", Cause.TRANSPOSED),
+        }
+    )
+    assert {name: entry.precision for name, entry in float_plan(plan, "fp16").entries.items()} == {
+        "body": "fp16",
+        "head": "fp32",
+        "other": "fp16",
+    }
+    assert float_plan(plan, "fp32").counts() == {"int8": 0, "fp16": 0, "fp32": 3}

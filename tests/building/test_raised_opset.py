@@ -1,0 +1,60 @@
+"""The opset of a model that is to hold scales in FP16."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import onnx
+import pytest
+from tiny_detector import Tiny
+
+from trtdet.backends import Capabilities
+from trtdet.building.graph import build_graph, host_graph
+from trtdet.building.ranges import calibrated, select_images
+from trtdet.options import BuildOptions, CalibrationOptions
+from trtdet.passes.opset import HALF_SCALES
+from trtdet.quantization import DataFlow
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A backend as far as a graph is rewritten for it."""
+
+    capabilities: Capabilities
+
+
+HALF = Capabilities("half", "1", True, True, data_flow=DataFlow(half=True))
+
+
+def opset_of(model: onnx.ModelProto) -> int:
+    return next(entry.version for entry in model.opset_import if entry.domain == "")
+
+
+@pytest.mark.parametrize(
+    ("caps", "changes", "opset"),
+    [
+        (HALF, {}, HALF_SCALES),
+        (replace(HALF, max_opset=20), {}, HALF_SCALES),
+        (replace(HALF, max_opset=17), {}, 17),
+        (replace(HALF, data_flow=DataFlow()), {}, 13),
+        (HALF, {"precision": "fp16"}, 13),
+        (HALF, {"quantization": "implicit"}, 13),
+    ],
+)
+def test_a_model_with_pairs_is_raised_where_the_backend_reads_scales_in_fp16(
+    tiny: Tiny, caps: Capabilities, changes: dict[str, str], opset: int
+) -> None:
+    graph = build_graph(tiny.model, tiny.config, replace(BuildOptions(), **changes), Reader(caps))  # type: ignore[arg-type]
+    assert opset_of(graph.model) == opset
+
+
+def test_histograms_serve_backends_of_every_opset(tiny: Tiny) -> None:
+    options = CalibrationOptions(images=tiny.images, num_images=4)
+    selected = select_images(options)
+    graphs = [host_graph(tiny.model, tiny.config, caps=caps) for caps in (None, HALF)]
+    assert [opset_of(graph.model) for graph in graphs] == [13, HALF_SCALES]
+    assert [opset_of(graph.with_own_activations) for graph in graphs] == [13, 13]
+    first, second = (calibrated(graph, options, selected) for graph in graphs)
+    assert first.collection.key == second.collection.key
+    assert first.ranges.tensors == second.ranges.tensors
+    assert graphs[0].placement.activations == graphs[1].placement.activations

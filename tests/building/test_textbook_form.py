@@ -1,0 +1,101 @@
+"""The INT8 form of a default build: nothing between Q and convolution, and little between convolution and Q."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import onnx
+import pytest
+from models import CONVOLUTIONS, judged_by, small_detector
+
+from trtdet import load_config
+from trtdet.building.corrections import prepared
+from trtdet.building.graph import host_graph
+from trtdet.building.ranges import calibrated, select_images
+from trtdet.demo import shapes
+from trtdet.options import CalibrationOptions
+from trtdet.passes.provenance import Origin, origin_of
+from trtdet.quantization import DEFAULT_CORRECTIONS, DataFlow, PrecisionPlan
+
+gate = importlib.import_module("trtdet.quantization.corrections.gate")
+policies = importlib.import_module("trtdet.quantization.corrections.policies")
+
+Activation = Literal["silu", "relu"]
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return shapes.generate(tmp_path_factory.mktemp("shapes"), "calibration", 12).images
+
+
+def before_rounding(model: onnx.ModelProto, quantizer: onnx.NodeProto) -> list[str]:
+    """What stands between the convolution, or the input, and the rounding: ``map``, operators; no casts."""
+    makers = {name: node for node in model.graph.node for name in node.output}
+    constants = {tensor.name for tensor in model.graph.initializer}
+    origins = origin_of(model)
+    found: list[str] = []
+    node = makers.get(quantizer.input[0])
+    while node is not None and node.op_type != "Conv":
+        if node.op_type != "Cast":
+            found.append("map" if origins.get(node.name) is Origin.CHANNEL_MAP else node.op_type)
+        read = [name for name in node.input if name not in constants]
+        if len(read) == 2:  # x * Sigmoid(x)
+            gate = makers[read[1]]
+            assert (node.op_type, gate.op_type, gate.input[0]) == ("Mul", "Sigmoid", read[0])
+        node = makers.get(read[0])
+    return found
+
+
+@pytest.fixture
+def int8(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[onnx.ModelProto, PrecisionPlan]]:
+    """The Q/DQ model of default corrections, put together with channel maps wherever they may be, and its plan."""
+    monkeypatch.setattr(gate, "head_errors", judged_by(0.5, 0.4, 0.3, 0.4))
+    monkeypatch.setattr(policies, "_with_seen_biases", lambda *_: None)  # which nodes there are they do not change
+
+    def int8(activation: Activation, int8_all: bool, fused: bool) -> tuple[onnx.ModelProto, PrecisionPlan]:
+        onnx.save(small_detector(width=16, activation=activation), tmp_path / "model.onnx")
+        options = CalibrationOptions(rule="minmax", images=images)
+        graph = host_graph(tmp_path / "model.onnx", load_config("shapes"))
+        plan = replace(graph, int8_all=int8_all).plan
+        # Where kernels are not fused, no convolution of a model this small is worth INT8 by itself.
+        ranged = calibrated(replace(graph, flow=DataFlow(fused=fused)), options, select_images(options))
+        ready = prepared(ranged, options, DEFAULT_CORRECTIONS, plan=plan)
+        return ready.explicit(ready.plan).model, ready.plan
+
+    return int8
+
+
+@pytest.mark.parametrize("activation", ["silu", "relu"])
+@pytest.mark.parametrize("int8_all", [False, True])
+@pytest.mark.parametrize("fused", [False, True])
+def test_between_int8_convolutions_stand_the_activation_function_and_at_most_one_mul(
+    int8: Any, activation: Activation, int8_all: bool, fused: bool
+) -> None:
+    model, plan = int8(activation, int8_all, fused)
+    makers = {name: node for node in model.graph.node for name in node.output}
+    constants = {tensor.name for tensor in model.graph.initializer}
+    assert "Pad" not in {node.op_type for node in model.graph.node}
+    assert len(plan.names("int8")) == (CONVOLUTIONS if int8_all else 2)
+    for node in model.graph.node:
+        if node.name in plan.names("int8"):
+            assert makers[makers[node.input[0]].input[0]].op_type == "QuantizeLinear"
+    paths = [
+        before_rounding(model, node)
+        for node in model.graph.node
+        if node.op_type == "QuantizeLinear" and node.input[0] not in constants
+    ]
+    inner = [path for path in paths if path not in ([], ["map"])]  # those may be of the input itself
+    assert len(inner) == (5 if int8_all else 2) and len(paths) - len(inner) == int8_all
+    mapped = {name for name, entry in plan.entries.items() if "smooth" in {step.name for step in entry.corrections}}
+    if activation == "relu":
+        assert inner == [["Relu"]] * len(inner) and mapped <= set(plan.names("int8"))
+    elif fused:
+        assert inner == [["Mul"]] * len(inner) and not mapped
+    else:
+        assert all(path in (["Mul"], ["map", "Mul"]) for path in inner) and mapped

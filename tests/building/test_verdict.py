@@ -1,0 +1,335 @@
+"""INT8 against FP16 after a build: the estimate, the bound on the speed, and the bundle that is shipped."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tiny_detector import Tiny
+
+from trtdet.audit import Audit
+from trtdet.audit.gpus import GPUS
+from trtdet.backends.base import RunInfo
+from trtdet.building import BuildResult, build, comparison
+from trtdet.building.comparison import GUARD, WORTH, EngineFigures, Estimated, Worth, fp16_options
+from trtdet.building.costs import gpu_of
+from trtdet.building.job import Job
+from trtdet.bundle import Bundle
+from trtdet.cli import main
+from trtdet.config import load_config
+from trtdet.data import CocoDataset
+from trtdet.errors import BackendError, ConfigError, ModelError, TrtdetWarning
+from trtdet.evaluation.scoring import evaluate
+from trtdet.options import BuildOptions, CalibrationOptions, PlanOptions, changed
+from trtdet.performance import Ratio
+from trtdet.runtime.detector import Detector
+
+Built = Callable[..., BuildResult]
+Times = Callable[[float, float], None]
+
+
+@pytest.fixture
+def options(tiny: Tiny) -> BuildOptions:
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: pip install 'trtdet[rtx]'")
+    calibration = CalibrationOptions(images=tiny.images)
+    return BuildOptions(
+        effort="none", backend="tensorrt-rtx", sms=(86,), calibration=calibration, plan=PlanOptions(int8_all=True)
+    )
+
+
+@pytest.fixture
+def built(tiny: Tiny, options: BuildOptions, tmp_path: Path) -> Built:
+    """Builds the tiny detector; progress is told to ``told``."""
+
+    def call(told: list[str] | None = None, **changes: Any) -> BuildResult:
+        def progress(stage: str, done: int, total: int) -> None:
+            if told is not None:
+                told.append(stage)
+
+        return build(tiny.model, tiny.config, tmp_path / "b", changed(options, **changes), progress)
+
+    return call
+
+
+@pytest.fixture
+def times(monkeypatch: pytest.MonkeyPatch) -> Times:
+    """Sets the milliseconds that the estimate gives an engine with convolutions in INT8, and one without."""
+
+    def call(int8: float, fp16: float) -> None:
+        def estimate(flow: Any, gpu: Any, batch: int, graph: bool) -> Any:
+            quantized = any(layer.input == "Int8" for layer in flow.layers)
+            ms = int8 if quantized else fp16
+            return SimpleNamespace(ms=ms, bytes=int(1e6 * ms), layers=(1, 2), as_dict=lambda: {"bound_ms": {}})
+
+        monkeypatch.setattr(comparison, "estimate", estimate)
+
+    return call
+
+
+# the estimate
+
+
+@pytest.mark.tensorrt
+def test_int8_is_compared_with_fp16_where_no_engine_runs(
+    tiny: Tiny, options: BuildOptions, built: Built, tmp_path: Path
+) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        done = built()
+    assert done.worth is not None
+    found = done.worth.estimate
+    assert found is not None
+    assert (found.gpu, found.batch, done.worth.latency, done.worth.run_info) == ("A10", 1, None, None)
+    assert str(done.worth) == str(found)
+    said = [str(warning.message) for warning in caught if warning.category is TrtdetWarning]
+    assert any(text.startswith("INT8 is not faster than FP16 (estimate for A10") for text in said) == (found.ratio >= 1)
+    # The other engine is the one that a build in FP16 makes.
+    alone = build(tiny.model, tiny.config, tmp_path / "h", changed(options, precision="fp16", int8_all=False)).bundle
+    moved = Audit.load(alone.file("audit.json")).bytes
+    assert (found.fp16.bytes, found.fp16.file_bytes) == (moved, alone.file("model.engine").stat().st_size)
+    assert found.int8.bytes == Audit.load(done.bundle.file("audit.json")).bytes
+    assert sum(found.int8.bound_ms.values()) == pytest.approx(found.int8.ms)
+    kept = json.loads(done.bundle.file(WORTH).read_text())
+    assert kept["estimate"] == found.as_dict()
+    assert kept["speedup"] == pytest.approx(found.fp16.ms / found.int8.ms)
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+@pytest.mark.tensorrt
+def test_another_gpu_is_estimated_without_another_int8_build(built: Built, times: Times, tmp_path: Path) -> None:
+    times(0.5, 1)
+    first = built()
+    told: list[str] = []
+    other = built(told, gpu="t4")
+    assert other.up_to_date
+    assert other.bundle.manifest.files["model.engine"] == first.bundle.manifest.files["model.engine"]
+    assert [worth.estimate.gpu for worth in (first.worth, other.worth) if worth and worth.estimate] == ["A10", "T4"]
+    assert any(stage.startswith("FP16 to compare with: building the engine") for stage in told)
+    again = built(gpu="T4")
+    assert (again.up_to_date, again.worth) == (True, None)
+
+
+@pytest.mark.tensorrt
+def test_an_engine_that_cannot_be_captured_is_estimated_kernel_by_kernel(built: Built) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TrtdetWarning)
+        captured, native = (built(mode=mode, force=True).worth for mode in ("host", "native"))
+    assert captured is not None and captured.estimate is not None
+    assert native is not None and native.estimate is not None
+    assert (captured.estimate.cuda_graph, native.estimate.cuda_graph) == (True, False)
+    assert "(estimate for A10, batch 1, without CUDA graphs): " in str(native)
+    # In a network this small the launch is all that a kernel costs.
+    launches = [each.fp16.ms / each.fp16.kernels for each in (captured.estimate, native.estimate)]
+    assert launches[1] > 2 * launches[0]
+
+
+@pytest.mark.tensorrt
+def test_annotated_images_are_scored_beside_the_estimate(tiny: Tiny, built: Built, times: Times) -> None:
+    times(0.5, 1)
+    worth = built(val_images=tiny.images, annotations=tiny.annotations).worth
+    assert worth is not None
+    assert worth.against == "fp32"
+    assert worth.comparison is not None and worth.estimate is not None
+    assert str(worth).startswith("INT8 against FP32: mAP ")
+    assert "latency not measured, as " in str(worth)
+    assert str(worth).endswith(f". {worth.estimate}")
+
+
+def test_the_gpu_of_an_estimate_is_one_that_the_engine_was_built_for() -> None:
+    assert gpu_of(None, (86,)).name == "A10"
+    assert gpu_of(None, (80, 86, 89, 120)).name == "L4"
+    assert gpu_of(None, (75,)).name == "T4"
+    unknown = 103
+    assert unknown not in {gpu.capability for gpu in GPUS.values()}
+    assert gpu_of(None, (unknown,)).name == "L4"
+
+
+def test_fp16_is_built_in_its_own_best_form(tmp_path: Path) -> None:
+    asked = BuildOptions(
+        silu="plugin",
+        quantization="implicit",
+        sms=(86,),
+        batch=(1, 4, 8),
+        guard=1.02,
+        plan=PlanOptions(int8_all=True),
+        engine=replace(
+            BuildOptions().engine, embed_plugins=True, workspace=1 << 20, plugins=(tmp_path / "lib.so",), gpu="T4"
+        ),
+    )
+    nms = SimpleNamespace(embedded=False, mode="host")
+    manifest = SimpleNamespace(nms=nms, backend=SimpleNamespace(name="tensorrt"))
+    twin = fp16_options(
+        Job(tmp_path / "m.onnx", load_config("shapes"), tmp_path / "b", asked), SimpleNamespace(manifest=manifest)
+    )  # type: ignore[arg-type]
+    assert (twin.precision, twin.silu, twin.engine.plugins, twin.quantization) == ("fp16", "auto", (), "explicit")
+    assert (twin.engine.embed_plugins, twin.engine.workspace) == (False, 1 << 20)
+    assert (twin.sms, twin.batch, twin.nms.mode, twin.backend) == ((86,), (1, 4, 8), "host", "tensorrt")
+    assert (twin.guard, twin.engine.gpu, twin.plan.int8_all) == ("warn", None, False)
+
+
+# the bound
+
+
+@pytest.mark.tensorrt
+def test_fp16_is_shipped_where_int8_does_not_reach_the_bound(
+    tiny: Tiny, built: Built, times: Times, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times(1, 1.01)
+    done = built(guard=GUARD)
+    manifest = Bundle(tmp_path / "b").manifest
+    assert set(manifest.files) == {
+        *("model.engine", "fp16.onnx", "portable.onnx", "plan.json", "audit.json", "histograms.npz", "worth.json"),
+        "build.log",
+    }
+    guard = manifest.guard
+    assert guard is not None
+    assert (guard.asked, guard.shipped, manifest.shipped, manifest.command["precision"]) == (
+        *("int8", "fp16", "fp16", "int8"),
+    )
+    assert (guard.least, guard.how, guard.on, guard.batch) == (1.02, "estimated", "A10", 1)
+    assert guard.speedup == pytest.approx(1.01)
+    assert guard.reason == "INT8 is 1.01 times as fast as FP16 (estimate for A10, batch 1), and --guard asks for 1.02"
+    assert manifest.quantization.mode == "none"
+    assert (manifest.precision.int8, manifest.audit.int8 if manifest.audit else None) == (0, 0)
+    assert done.audit is not None and done.audit.int8 == 0
+    assert done.worth is not None and done.worth.guard == guard
+    assert json.loads(done.bundle.file(WORTH).read_text())["guard"] == guard.model_dump()
+    # What reads bundles reads it as any other.
+    dataset = CocoDataset.load(tiny.annotations, tiny.images, tiny.config.classes)
+    assert evaluate(Detector.open(tmp_path / "b"), dataset).result.images == 12
+    assert main(["audit", str(tmp_path / "b")]) == 0
+    # The same again finds it up to date, and without a bound the images are not run again.
+    with monkeypatch.context() as patch:
+        patch.setattr(comparison, "assemble", lambda *given: pytest.fail("built again"))
+        again = built(guard=GUARD)
+    assert (again.up_to_date, again.bundle.manifest) == (True, manifest)
+    told: list[str] = []
+    plain = built(told, guard="off")
+    assert not plain.up_to_date and "calibrating" not in told
+    assert (plain.bundle.manifest.shipped, plain.bundle.manifest.guard) == ("int8", None)
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+@pytest.mark.tensorrt
+def test_int8_is_shipped_where_it_reaches_the_bound(built: Built, times: Times, tmp_path: Path) -> None:
+    times(1, 1.02)
+    done = built(guard=1.02)
+    manifest = Bundle(tmp_path / "b").manifest
+    assert manifest.guard is not None
+    assert (manifest.guard.shipped, manifest.shipped) == ("int8", "int8")
+    assert {"int8.onnx", "ranges.json", "calibration.cache", "worth.json"} <= set(manifest.files)
+    assert manifest.quantization.mode == "explicit"
+    assert done.audit is not None and done.audit.int8 > 0
+    assert built(guard=1.02).up_to_date
+    # Another bound may ship another engine.
+    other = built(guard=1.03)
+    assert (other.up_to_date, other.bundle.manifest.shipped) == (False, "fp16")
+
+
+@pytest.mark.tensorrt
+def test_with_a_bound_nothing_is_in_place_before_it_has_decided(
+    built: Built, times: Times, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*given: Any, graph: bool) -> None:
+        raise ModelError("no estimate")
+
+    monkeypatch.setattr(comparison, "estimate", fail)
+    with pytest.raises(ModelError, match="no estimate"):
+        built(guard=1.02)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.tensorrt
+def test_the_command_says_what_was_asked_and_what_was_shipped(
+    tiny: Tiny, times: Times, options: BuildOptions, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times(1.25, 1)
+    command = ["build", str(tiny.model), "--config", str(tiny.yaml), "--images", str(tiny.images), "--effort", "none"]
+    command += ["--int8-all", "--backend", "tensorrt-rtx", "--sm", "86", "--set", "engine.gpu=L4", "-o"]
+    command += [str(tmp_path / "b")]
+    assert main(command) == 0
+    said = capsys.readouterr()
+    size = (tmp_path / "b" / "model.engine").stat().st_size / 1e6
+    line = "INT8 against FP16 (estimate for L4, batch 1): 1.25x the time, 1.2 MB moved against 1.0 MB, "
+    assert f"{line}engine {size:.1f} MB against " in said.out
+    (warning,) = [text for text in said.err.splitlines() if text.startswith("warning: ")]
+    assert "INT8 is not faster than FP16 (estimate for L4, batch 1: 1.25x the time); --guard 1.02 ships FP16" in warning
+    assert main([*command, "--guard", "1.02", "--json"]) == 0
+    said = capsys.readouterr()
+    assert "warning: " not in said.err
+    assert "0 convs INT8" in said.err
+    assert (
+        "shipped FP16: INT8 is 0.80 times as fast as FP16 (estimate for L4, batch 1), and --guard asks for 1.02"
+        in (said.err.splitlines()[-1])
+    )
+    assert "--guard 1.02 " in said.err.splitlines()[-1]
+    found = json.loads(said.out)
+    assert found["worth"]["estimate"]["ratio"] == pytest.approx(1.25)
+    assert found["manifest"]["guard"]["shipped"] == "fp16"
+    assert main([*command, "--guard", "1.02", "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert (again["up_to_date"], again["worth"]) == (True, found["worth"])
+
+
+# what decides
+
+
+def engine(ms: float) -> EngineFigures:
+    return EngineFigures(ms, {"memory": ms}, 2_000_000, 10, 3_000_000)
+
+
+ESTIMATE = Estimated("L4", 4, engine(0.5), engine(1.0))
+
+
+def test_a_measurement_decides_before_an_estimate() -> None:
+    measured = Worth("fp16", RunInfo("GPU", "TensorRT 10"), batch=4, latency=Ratio(1.25, 1.2, 1.3), estimate=ESTIMATE)
+    assert measured.speedup == pytest.approx(0.8)
+    guard = measured.guarded(1.02).guard
+    assert guard is not None
+    assert (guard.shipped, guard.how, guard.on, guard.batch) == ("fp16", "measured", "GPU", 4)
+    assert guard.reason == "INT8 is 0.80 times as fast as FP16 (measured on GPU, batch 4), and --guard asks for 1.02"
+    assert "measured on GPU, batch 4: 1.25x the time" in measured.warning
+    assert "2.0 MB moved against 2.0 MB, engine 3.0 MB against 3.0 MB; on TensorRT 10 (GPU)" in str(measured)
+    assert "estimate" not in str(measured)
+    estimated = replace(measured, latency=None).guarded(1.02).guard
+    assert estimated is not None
+    assert (estimated.shipped, estimated.how, estimated.on) == ("int8", "estimated", "L4")
+
+
+def test_a_bound_that_cannot_be_judged_ships_int8_and_says_why() -> None:
+    found = Worth("fp16", unmeasured="there is no GPU").guarded(1.02)
+    assert found.guard is not None
+    assert (found.guard.shipped, found.guard.speedup, found.guard.how) == ("int8", None, None)
+    assert found.guard.reason == "INT8 could not be compared with FP16, as there is no GPU"
+    assert str(found) == "INT8 not compared with FP16, as there is no GPU"
+
+
+@pytest.mark.parametrize("fp16", [0.5, 1.0, 1.1])
+def test_a_warning_where_int8_is_not_faster(fp16: float) -> None:
+    found = Worth("fp16", estimate=replace(ESTIMATE, int8=engine(1.0), fp16=engine(fp16)))
+    assert bool(found.warning) == (fp16 <= 1)
+    assert found.guarded(0.1).warning == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "message"),
+    [
+        ({"guard": 0.0}, ConfigError, "--guard must be over 0, got 0"),
+        ({"guard": float("nan")}, ConfigError, "--guard must be over 0, got nan"),
+        ({"guard": 1.02, "precision": "fp16"}, ConfigError, "leave it out with --fp16"),
+        ({"gpu": "Voodoo"}, ConfigError, "no figures are known of GPU 'Voodoo'"),
+        ({"guard": 1.02}, BackendError, "compares the speed of engines, and onnxruntime makes none"),
+    ],
+)
+def test_a_bound_that_cannot_be_is_refused(
+    tiny: Tiny, tmp_path: Path, changes: dict[str, Any], kind: type[Exception], message: str
+) -> None:
+    options = BuildOptions(backend="onnxruntime", calibration=CalibrationOptions(images=tiny.images))
+    with pytest.raises(kind, match=message):
+        build(tiny.model, tiny.config, tmp_path / "b", changed(options, **changes))

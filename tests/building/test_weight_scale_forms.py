@@ -1,0 +1,60 @@
+"""Each form of weight scales that a backend may be fastest with is built, and the engine that moves less is kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from tiny_detector import Tiny
+
+import trtdet
+from trtdet.audit import Audit
+from trtdet.backends.libraries import library_named
+from trtdet.backends.tensorrt.rtx import TensorRTRTX
+from trtdet.bundle import Bundle
+from trtdet.quantization import DataFlow
+
+pytest.importorskip("tensorrt_rtx")
+
+
+@pytest.fixture
+def built(tmp_path: Path, tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> Any:
+    def built(*forms: str) -> tuple[Bundle, Audit]:
+        caps = library_named("tensorrt-rtx").new_backend().capabilities
+        flow = DataFlow(half=True, weights=forms, fused=False)
+        monkeypatch.setattr(TensorRTRTX, "capabilities", property(lambda self: replace(caps, data_flow=flow)))
+        options = trtdet.BuildOptions(
+            effort="none",
+            backend="tensorrt-rtx",
+            sms=(86,),
+            guard="off",
+            nms=trtdet.NmsOptions(mode="host"),
+            calibration=trtdet.CalibrationOptions(rule="minmax", images=tiny.images),
+            plan=trtdet.PlanOptions(int8_all=True),
+        )
+        done = trtdet.build(tiny.model, trtdet.load_config(tiny.yaml), tmp_path / "-".join(forms), options)
+        assert done.audit is not None
+        return done.bundle, done.audit
+
+    return built
+
+
+def products(bundle: Bundle) -> int:
+    """How many products of a channel's ratio there are behind convolutions."""
+    model = onnx.load(bundle.file("int8.onnx"))
+    convs = {node.output[0] for node in model.graph.node if node.op_type == "Conv"}
+    return sum(node.op_type == "Mul" and node.input[0] in convs for node in model.graph.node)
+
+
+def test_the_form_that_moves_less_is_kept_and_named(built: Any) -> None:
+    channel, tensor, both = built("channel"), built("tensor"), built("channel", "tensor")
+    least = min(channel[1].bytes, tensor[1].bytes)
+    assert channel[1].bytes != tensor[1].bytes
+    assert both[1].bytes == least
+    kept = "channel" if channel[1].bytes == least else "tensor"
+    assert both[0].manifest.quantization.weight_scales == kept
+    assert products(channel[0]) == 0
+    assert products(tensor[0]) == tensor[1].int8

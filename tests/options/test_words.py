@@ -1,0 +1,55 @@
+"""The words of a command that a report shows give the options again that a bundle, a tune or a sweep was made with."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+from test_keys import another
+
+from trtdet.backends import EngineTarget, choose
+from trtdet.cli import parsers
+from trtdet.cli.options import options_of
+from trtdet.experiments.folder import CommandRun
+from trtdet.options import BuildOptions, OptionSet, Row, SweepOptions, TuneOptions, rows_of, with_values, words
+from trtdet.report.sections.reproduce import _command
+
+KINDS: dict[str, type[OptionSet]] = {"build": BuildOptions, "tune": TuneOptions, "sweep": SweepOptions}
+ROWS = [(verb, row) for verb, kind in KINDS.items() for row in rows_of(kind) if not row.hidden and row.name != "from"]
+
+
+def given_again(verb: str, options: Any) -> Any:
+    """The options that the shown command is parsed to, from the plain values that a file holds."""
+    plain = CommandRun.now(choose("onnxruntime").capabilities, EngineTarget(), options).options
+    shown = shlex.split(_command(verb, KINDS[verb], plain, "out"))
+    assert shown[:2] == ["trtdet", verb] and shown[-2:] == ["-o", "out"]
+    parsed = parsers(verb)[0].parse_args(shown[1:])
+    assert (str(parsed.model), parsed.config, str(parsed.output)) == ("MODEL", "config.yaml", "out")
+    return options_of(parsed, KINDS[verb])
+
+
+@pytest.mark.parametrize(("verb", "row"), ROWS, ids=[f"{verb} {row.name}" for verb, row in ROWS])
+def test_every_option_is_given_again(verb: str, row: Row) -> None:
+    options = with_values(KINDS[verb](), {row.path: another(row)})
+    assert given_again(verb, options) == options
+
+
+@pytest.mark.parametrize("verb", KINDS)
+def test_all_options_together_are_given_again(verb: str) -> None:
+    options = with_values(KINDS[verb](), {row.path: another(row) for kind, row in ROWS if kind == verb})
+    assert given_again(verb, options) == options
+
+
+def test_options_that_an_earlier_version_lacked_are_those_by_default() -> None:
+    older = json.loads(json.dumps(asdict(BuildOptions()), default=str))
+    del older["input"]
+    assert words(older, BuildOptions) == ["--int8"]
+    assert words({**older, "engine": "fp16", "calibration": -1}, BuildOptions) == ["--int8"]
+
+
+def test_a_variant_is_built_from_its_folder() -> None:
+    options = BuildOptions(from_="t:3", force=True)
+    assert words(options) == ["--from", "t:3", "--force"]

@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from trtdet import CocoDataset, Detector, infer, load_config
+from trtdet.demo import shapes
+from trtdet.exporter import SHAPES_MODEL
+
+
+def test_places_are_texts_as_well_as_paths(tmp_path: Path) -> None:
+    split = shapes.generate(str(tmp_path / "data"), "val", 2)
+    config = load_config("shapes")
+    detector = Detector.open(str(SHAPES_MODEL), config)
+    dataset = CocoDataset.load(str(split.annotations), str(split.images), config.classes)
+    assert CocoDataset.unannotated(str(split.images), config.classes).images[0].path == dataset.images[0].path
+    pictures = infer(detector, [str(image.path) for image in dataset.images], str(tmp_path / "out"))
+    assert [path.name for path in pictures.pictures] == ["000001.jpg", "000002.jpg"]
+    assert all(row["detections"] for row in pictures.detections)

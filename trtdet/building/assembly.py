@@ -1,0 +1,98 @@
+"""The way of a build: graph -> ranges -> corrections -> plan -> network -> engine -> bundle."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from trtdet.audit import Audit
+from trtdet.building.bundle import write_bundle
+from trtdet.building.corrections import Prepared, prepared
+from trtdet.building.engine import (
+    BuildNetwork,
+    best_engine,
+    cached_network,
+    explicit_networks,
+    float_network,
+    implicit_network,
+    warn_of_audit,
+)
+from trtdet.building.job import CheckedBuild
+from trtdet.building.plan import Planned, check_latency, choose_plan, ranking, starting_plan
+from trtdet.building.ranges import calibrated, check_detections
+from trtdet.building.variants import load_prepared, tuned_key
+from trtdet.bundle import Bundle, BundleWriter
+from trtdet.progress import Progress, silent
+
+
+def assemble(
+    build: CheckedBuild, place: Path | None = None, progress: Progress = silent
+) -> tuple[Bundle, Audit | None, Planned | None]:
+    """Runs the steps of a build.
+
+    Args:
+        build: the checked build, which holds the graph.
+        place: where the bundle goes; None for the job's output.
+
+    Returns:
+        The bundle; the audit of its engine, None where no layers were listed; and the plan with what it was found by,
+        None where everything is in one float precision or the ranges are given.
+
+    Raises:
+        TrtdetError: of the kind that says where it went wrong; the previous content of the output is untouched.
+    """
+    job, graph, options, caps = build.job, build.graph, build.options, build.backend.capabilities
+    planned: Planned | None = None
+    # Opened before the work is done: a place that cannot be written is found out now, not after it.
+    with BundleWriter(place or job.output) as writer:
+        seen = check_detections(graph, options.calibration, build.selected, progress=progress)
+        networks: tuple[BuildNetwork, ...]
+        if options.calibration.cache is not None:
+            networks = (cached_network(graph, options.calibration.cache, caps),)
+        elif not options.int8:
+            networks = (float_network(graph, options.precision, build.selected, progress=progress),)
+        else:
+            corrected = prepared_of(build, progress)
+            planned = choose_plan(
+                corrected,
+                options,
+                lambda: ranking(corrected, options.plan, previous=build.previous, progress=progress),
+                backend=build.backend,
+                dataset=build.dataset,
+                progress=progress,
+            )
+            if options.implicit:
+                networks = (implicit_network(corrected, planned.plan, options, caps=caps),)
+            else:
+                networks = explicit_networks(corrected, planned.plan, caps)
+        timings = job.beside("timing-cache")
+        engine = best_engine(networks, build.backend, build.target, timings=timings, progress=progress)
+        warn_of_audit(engine, caps)
+        bundle = write_bundle(writer, build, engine, planned=planned, seen=seen)
+    job.beside("reconstruction").unlink(missing_ok=True)
+    return bundle, engine.audit, planned
+
+
+def prepared_of(build: CheckedBuild, progress: Progress = silent) -> Prepared:
+    """Calibrates and corrects, or takes both from the folder of a tune."""
+    graph, options, selected = build.graph, build.options, build.selected
+    if options.tuned is not None:
+        key = tuned_key(options.tuned)
+        return load_prepared(options.tuned, key, graph, options=options, selected=selected, progress=progress)
+    ranged = calibrated(
+        graph,
+        options.calibration,
+        selected,
+        implicit=options.implicit,
+        previous=build.previous,
+        progress=progress,
+    )
+    plan = starting_plan(graph, options.plan)
+    # A reconstruction is kept beside the bundle until the bundle is there.
+    calibration = replace(options.calibration, unfinished=build.job.beside("reconstruction"))
+    if options.implicit:
+        return prepared(ranged, calibration, (), progress=progress, plan=plan, share=False)
+    if options.plan.limited and options.corrections:
+        plain = prepared(ranged, calibration, (), progress=progress, plan=plan)
+        check_latency(plain, build.backend, options, progress=progress)
+    return prepared(ranged, calibration, options.corrections, progress=progress, plan=plan)

@@ -1,0 +1,210 @@
+"""Last step of a build: the engine -> the files and the manifest of a bundle."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from trtdet import __version__
+from trtdet.backends import portable
+from trtdet.building.engine import BuildNetwork, Engine
+from trtdet.building.graph import model_bytes
+from trtdet.building.job import CheckedBuild
+from trtdet.building.plan import RANKING, Planned
+from trtdet.building.ranges import HISTOGRAMS
+from trtdet.bundle import (
+    PORTABLE,
+    AuditPart,
+    BackendPart,
+    Bundle,
+    BundleWriter,
+    CountsPart,
+    FloatConvPart,
+    ImagesPart,
+    InputPart,
+    MasksPart,
+    ModelPart,
+    NmsPart,
+    OutputPart,
+    QuantizationPart,
+    ShapePart,
+    SiluPart,
+)
+from trtdet.config import Config
+from trtdet.detection.masks import THRESHOLD
+from trtdet.errors import BackendError, OutputError
+from trtdet.evaluation.plausibility import Plausibility
+from trtdet.files import sha256_file, write_atomically
+from trtdet.options import BuildOptions
+from trtdet.passes import MASKS
+
+AUDIT = "audit.json"
+"""The file of a bundle that keeps the layers of its engine and what the audit found in them."""
+
+BUILD_LOG = "build.log"
+"""The file of a bundle that keeps the builder's messages."""
+
+TRADE_OFF = "tradeoff.json"
+"""The file of a bundle that keeps what was tried for a bound on the loss."""
+
+
+@contextmanager
+def log_kept(place: Path) -> Iterator[None]:
+    """Writes what a builder said that fails within the block to a file, which the error then names.
+
+    Args:
+        place: of the file; one that is there is removed where the block succeeds.
+
+    Raises:
+        BackendError: the builder's, with where its messages are; as it was where there are none or no place for them.
+    """
+    try:
+        yield
+    except BackendError as error:
+        if not error.messages:
+            raise
+        try:
+            write_atomically(place, _log(error.messages))
+        except OutputError:
+            raise error from None
+        where = f"the builder's messages are in '{place}'"
+        hint = f"{error.hint}; {where}" if error.hint else where
+        raise BackendError(error.problem, hint, error.messages) from error
+    with suppress(OSError):
+        place.unlink(missing_ok=True)
+
+
+def _log(messages: tuple[str, ...]) -> bytes:
+    return "\n".join((*messages, "")).encode("utf-8", "replace")
+
+
+def write_bundle(
+    writer: BundleWriter, build: CheckedBuild, engine: Engine, planned: Planned | None, seen: Plausibility | None
+) -> Bundle:
+    """Adds the files of a bundle to its writer and puts the bundle in place.
+
+    Args:
+        planned: how the plan was found; None for a float engine.
+        seen: what the detections on the images look like; None where nobody looked.
+    """
+    network, built, options, prepared = engine.network, engine.built, build.options, engine.network.prepared
+    name = "float.onnx" if options.implicit else f"{network.precision}.onnx"
+    runnable = network.model if options.implicit else portable(network.model)
+    apart = runnable is not network.model
+    files: dict[str, str | bytes | None] = {
+        "model.engine": built.engine or None,
+        **{path.name: path.read_bytes() for path in build.target.plugins},
+        name: model_bytes(network.model),
+        PORTABLE: model_bytes(runnable) if apart else None,
+        "plan.json": network.plan.to_json(),
+        AUDIT: engine.audit.to_json() if engine.audit is not None else None,
+        BUILD_LOG: _log(built.messages) if built.messages else None,
+        "calibration.cache": built.calibration_cache or network.cache or None,
+        "ranges.json": prepared.ranges.to_json() if prepared is not None else None,
+        HISTOGRAMS: prepared.calibrated.collection.to_bytes() if prepared is not None else None,
+        RANKING: planned.ranking.to_json() if planned is not None and planned.ranking is not None else None,
+        TRADE_OFF: planned.trade_off.to_json() if planned is not None and planned.trade_off is not None else None,
+    }
+    for file, content in files.items():
+        if content is not None:
+            writer.add(file, content.encode() if isinstance(content, str) else content)
+    runs = None if options.implicit else PORTABLE if apart else name
+    return writer.commit({**_manifest(build, engine, seen), "portable": runs})
+
+
+def _manifest(build: CheckedBuild, engine: Engine, seen: Plausibility | None) -> dict[str, Any]:
+    network, graph, options, caps = engine.network, build.graph, build.options, build.backend.capabilities
+    config, audit, silu = graph.config, engine.audit, graph.done.results["silu"]
+    outputs = {value.name: value for value in network.model.graph.output}
+    return {
+        "trtdet_version": __version__,
+        "model": ModelPart(sha256=sha256_file(build.job.model), name=config.name, classes=config.classes),
+        "input": _input_part(network.model, config, build.target.batch),
+        "outputs": tuple(
+            OutputPart(name=name, dtype=_dtype(value), shape=_dimensions(value)) for name, value in outputs.items()
+        ),
+        "nms": NmsPart(
+            where=graph.nms_mode,
+            scores="logits" if graph.nms_mode == "host" and config.suppresses_logits else "probabilities",
+            own=graph.passes.keep_embedded,
+            reason=graph.nms_reason,
+            **config.nms.model_dump(),
+        ),
+        "masks": MasksPart(output=MASKS, size=int(_dimensions(outputs[MASKS])[-1]), threshold=THRESHOLD)
+        if MASKS in outputs
+        else None,
+        "backend": BackendPart(
+            name=caps.name,
+            version=caps.version,
+            sms=engine.built.sms,
+            plugins=build.plugins,
+            version_compatible=options.engine.version_compatible,
+            hardware_compatible=options.engine.hardware_compatible,
+            tf32=caps.tf32 and options.engine.tf32,
+        ),
+        "quantization": _quantization_part(network, options),
+        "precision": CountsPart(**network.plan.counts()),
+        "audit": None
+        if audit is None
+        else AuditPart(
+            **{name: getattr(audit, name) for name in ("int8", "fp8", "fp16", "fp32")},
+            float_by_backend=tuple(
+                FloatConvPart(name=conv.name, got=conv.got, reason=conv.reason) for conv in audit.departures
+            ),
+        ),
+        "command": {**json.loads(json.dumps(asdict(options), default=str)), "config": config.model_dump(mode="json")},
+        "silu": SiluPart(
+            asked=options.silu,
+            done=graph.passes.silu,
+            rewritten=silu.count,
+            read_int8=network.activations.read,
+            write_int8=network.activations.written,
+            skipped=(*silu.skipped, *network.activations.skipped),
+        ),
+        "input_check": seen.as_dict() if seen is not None else None,
+        "content_hash": build.key,
+    }
+
+
+def _dimensions(value: onnx.ValueInfoProto) -> tuple[int | str, ...]:
+    return tuple(
+        dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in value.type.tensor_type.shape.dim
+    )
+
+
+def _dtype(value: onnx.ValueInfoProto) -> str:
+    return str(onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type).name)
+
+
+def _input_part(model: onnx.ModelProto, config: Config, batch: tuple[int, int, int] | None) -> InputPart:
+    value = model.graph.input[0]
+    first, *rest = _dimensions(value)
+    sizes = (first, first, first) if isinstance(first, int) else (batch or (1, 1, 1))
+    low, usual, high = ((size, *(int(axis) for axis in rest)) for size in sizes)
+    shape = ShapePart(min=low, opt=usual, max=high)
+    return InputPart(name=value.name, shape=shape, dtype=_dtype(value), preprocess=config.input)
+
+
+def _quantization_part(network: BuildNetwork, options: BuildOptions) -> QuantizationPart:
+    prepared = network.prepared
+    if prepared is None and network.cache:
+        return QuantizationPart(mode="implicit", source="cache")
+    if prepared is None:
+        return QuantizationPart(mode="none")
+    collection, ranges = prepared.calibrated.collection, prepared.ranges
+    return QuantizationPart(
+        mode=options.quantization,
+        source=options.calibration.calibrator,
+        calibrator=ranges.rule,
+        percentile=ranges.percent,
+        histograms_key=collection.key,
+        images=ImagesPart(count=collection.images, sha256=collection.images_sha256, skipped=collection.skipped),
+        corrections=prepared.summary,
+        weight_scales=network.form,
+    )

@@ -1,0 +1,456 @@
+"""Was INT8 worth it? The same model is built in FP16 and compared; a bound on the speed may ship FP16."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from trtdet.audit.gpus import Gpu
+from trtdet.audit.roofline import estimate, flow_of
+from trtdet.backends import EngineFacts, RunInfo, choose, obstacle
+from trtdet.building.assembly import assemble
+from trtdet.building.bundle import AUDIT
+from trtdet.building.costs import gpu_of, named_gpu
+from trtdet.building.job import Job, checked_build
+from trtdet.building.plan import RANKING
+from trtdet.building.ranges import HISTOGRAMS, select_images
+from trtdet.building.validation import scored_images
+from trtdet.bundle import Bundle, BundleWriter, GuardPart, Manifest, QuantizationPart
+from trtdet.config import NmsMode
+from trtdet.data import CocoDataset, ImageCache
+from trtdet.errors import TrtdetWarning
+from trtdet.evaluation.comparison import Comparison, compare
+from trtdet.evaluation.confidence import apart_from
+from trtdet.evaluation.scoring import evaluate
+from trtdet.files import writing
+from trtdet.files.atomic import Temporary, remove
+from trtdet.options import BuildOptions, CalibrationOptions, NmsOptions, PlanOptions
+from trtdet.performance import BenchOptions, Difference, ProfileOptions, Ratio, bench, profile, slower
+from trtdet.progress import Progress, silent
+from trtdet.runtime.detector import Detector
+
+WORTH = "worth.json"
+"""The file of a bundle that keeps the answer."""
+
+GUARD = 1.02
+"""How many times as fast as FP16 INT8 has to be where nobody says: NVIDIA's autotuner of Q/DQ placement keeps a model
+without Q/DQ below the same figure (Model Optimizer 0.47, github.com/NVIDIA/Model-Optimizer, pull request 2318)."""
+
+_NAMED = 8
+"""How many convolutions the sentence names; the file has all."""
+
+
+@dataclass(frozen=True)
+class EngineFigures:
+    """An engine as it is estimated.
+
+    Attributes:
+        ms: milliseconds of a run.
+        bound_ms: the part of ``ms`` in kernels that are bound by ``memory``, by ``arithmetic`` and by their ``launch``.
+        bytes: that a run reads and writes.
+        kernels: that a run starts.
+        file_bytes: of the engine's file.
+    """
+
+    ms: float
+    bound_ms: Mapping[str, float]
+    bytes: int
+    kernels: int
+    file_bytes: int
+
+
+@dataclass(frozen=True)
+class Estimated:
+    """Both engines on a GPU's published rates: no measurement.
+
+    Attributes:
+        gpu: its name in the table of GPUs.
+        batch: images at once.
+        int8: the engine that was asked for.
+        fp16: of the same model in FP16, in the form that suits FP16 best.
+        cuda_graph: both are launched as one CUDA graph, rather than kernel by kernel, which takes longer.
+    """
+
+    gpu: str
+    batch: int
+    int8: EngineFigures
+    fp16: EngineFigures
+    cuda_graph: bool = True
+
+    @property
+    def ratio(self) -> float:
+        """INT8's time as a multiple of FP16's, below 1 is faster."""
+        return self.int8.ms / self.fp16.ms
+
+    def __str__(self) -> str:
+        """One sentence without a full stop."""
+        return f"INT8 against FP16 ({self.basis}): {self.ratio:.2f}x the time, {self.sizes}"
+
+    @property
+    def basis(self) -> str:
+        """What it is an estimate of, in words that fit into brackets."""
+        launched = "" if self.cuda_graph else ", without CUDA graphs"
+        return f"estimate for {self.gpu}, batch {self.batch}{launched}"
+
+    @property
+    def sizes(self) -> str:
+        """What both move, and how large their files are."""
+        int8, fp16 = self.int8, self.fp16
+        moved = f"{int8.bytes / 1e6:.1f} MB moved against {fp16.bytes / 1e6:.1f} MB"
+        return f"{moved}, engine {int8.file_bytes / 1e6:.1f} MB against {fp16.file_bytes / 1e6:.1f} MB"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {**asdict(self), "ratio": self.ratio, "said": str(self)}
+
+
+@dataclass(frozen=True)
+class Worth:
+    """The answer.
+
+    Attributes:
+        against: precision of the bundle that was run as well, ``fp16`` or ``fp32``.
+        run_info: where both ran; None where nothing was run.
+        comparison: of their mAP; None where no annotated images were given.
+        batch: images at once in ``latency``.
+        latency: INT8's as a multiple of the other's, below 1 is faster; None where no engine can be run here.
+        unmeasured: why there is no latency; empty where there is.
+        slower: the convolutions that INT8 runs slower than the other, the worst first.
+        estimate: of INT8 and FP16; None where the layers of the engines are not known.
+        guard: what a bound on INT8's speed decided; None where none was given.
+    """
+
+    against: str
+    run_info: RunInfo | None = None
+    comparison: Comparison | None = None
+    batch: int = 1
+    latency: Ratio | None = None
+    unmeasured: str = ""
+    slower: tuple[Difference, ...] = ()
+    estimate: Estimated | None = None
+    guard: GuardPart | None = None
+
+    def __str__(self) -> str:
+        """A sentence on what was run, or on the estimate, and another where convolutions should be moved."""
+        if self.run_info is None:
+            return str(self.estimate or f"INT8 not compared with FP16, as {self.unmeasured}")
+        other, ratio, estimate = self.against.upper(), self.latency, self.estimate
+        accuracy = "mAP not measured (give --val-images and --annotations)"
+        if self.comparison is not None:
+            measured = (self.comparison.difference, self.comparison.low, self.comparison.high)
+            difference, low, high = (100 * share for share in measured)
+            accuracy = f"mAP {difference:+.2f} ({low:+.2f} .. {high:+.2f})"
+        if ratio is None:
+            sentences = [f"INT8 against {other}: {accuracy}, latency not measured, as {self.unmeasured}"]
+        else:
+            interval = f"({ratio.low:.2f} .. {ratio.high:.2f}) at batch {self.batch}"
+            sizes = f", {estimate.sizes}" if estimate is not None else ""
+            sentences = [f"INT8 against {other}: {accuracy}, latency {ratio.value:.2f}x of {other} {interval}{sizes}"]
+        sentences[0] += f"; on {self.run_info}"
+        if ratio is not None and ratio.low > 1:
+            sentences.append(f"INT8 is slower than {other} here")
+        if ratio is None and estimate is not None:
+            sentences.append(str(estimate))
+        return ". ".join((*sentences, *filter(None, [self.advice])))
+
+    @property
+    def advice(self) -> str:
+        """Which convolutions to move, and how; empty where none is slower."""
+        names = [name for layer in self.slower for name in layer.convs]
+        if not names:
+            return ""
+        gain = sum(layer.gain_ms for layer in self.slower)
+        listed = ",".join(names[:_NAMED])
+        rest = f" and {len(names) - _NAMED} more, see {WORTH}" if len(names) > _NAMED else ""
+        return f"Slower in INT8, by {gain:.3f} ms in all: --keep-fp16 {listed}{rest}"
+
+    @property
+    def speedup(self) -> float | None:
+        """How many times as fast as FP16 INT8 is: measured, else estimated; None where neither is known."""
+        if self.latency is not None:
+            return 1 / self.latency.value
+        return None if self.estimate is None else 1 / self.estimate.ratio
+
+    @property
+    def basis(self) -> str:
+        """Where ``speedup`` comes from, in words that fit into brackets."""
+        if self.latency is not None and self.run_info is not None:
+            return f"measured on {self.run_info.device}, batch {self.batch}"
+        return "" if self.estimate is None else self.estimate.basis
+
+    def guarded(self, least: float) -> Worth:
+        """The same with what a bound on INT8's speed decides.
+
+        Args:
+            least: how many times as fast as FP16 INT8 has to be.
+        """
+        speedup = self.speedup
+        if speedup is None:
+            reason = f"INT8 could not be compared with FP16, as {self.unmeasured}"
+            return replace(self, guard=GuardPart(shipped="int8", least=least, reason=reason))
+        gpu = "" if self.estimate is None else self.estimate.gpu
+        guard = GuardPart(
+            shipped="int8" if speedup >= least else "fp16",
+            least=least,
+            speedup=speedup,
+            how="estimated" if self.latency is None else "measured",
+            on=self.run_info.device if self.latency is not None and self.run_info is not None else gpu,
+            batch=self.batch,
+            reason=f"INT8 is {speedup:.2f} times as fast as FP16 ({self.basis}), and --guard asks for {least:g}",
+        )
+        return replace(self, guard=guard)
+
+    @property
+    def warning(self) -> str:
+        """What to do where INT8 is not faster than FP16; empty where a bound has decided, or that is not known."""
+        if self.guard is not None or self.speedup is None or self.speedup > 1:
+            return ""
+        return (
+            f"INT8 is not faster than FP16 ({self.basis}: {1 / self.speedup:.2f}x the time); --guard {GUARD:g} ships "
+            "FP16 where INT8 does not pay; 'trtdet audit --gpu NAME' shows what bounds it and what gets in its way"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        plain = asdict(replace(self, comparison=None, estimate=None, guard=None))
+        del plain["run_info"]
+        return {
+            **plain,
+            "said": str(self),
+            "advice": self.advice,
+            "ran_on": str(self.run_info) if self.run_info is not None else None,
+            "comparison": self.comparison.as_dict() if self.comparison is not None else None,
+            "speedup": self.speedup,
+            "estimate": self.estimate.as_dict() if self.estimate is not None else None,
+            "guard": self.guard.model_dump() if self.guard is not None else None,
+        }
+
+
+def compare_with_fp16(
+    job: Job,
+    bundle: Bundle,
+    timing: BenchOptions = BenchOptions(seconds=2.0),
+    profiling: ProfileOptions = ProfileOptions(),
+    progress: Progress = silent,
+) -> Worth | None:
+    """Builds the same model without INT8, compares both, and keeps the answer in the bundle.
+
+    Engines are compared with FP16 in the form that suits FP16 best. Where they can be run here they are measured in one
+    run, by latency, by layer and, where annotated images are given, by mAP; elsewhere their time is estimated from
+    their layers for a GPU, and the models are compared on the CPU and with FP32, by mAP alone.
+
+    Where the job bounds INT8's speed the bundle that is shipped, INT8's or FP16's, is put at the job's output.
+
+    Args:
+        job: the build of the bundle; its ``plan`` names the annotated images.
+        bundle: with INT8, at the job's output or in its :func:`staging_folder`.
+        timing, profiling: how latency and layers are measured; the batch is the one that the engine is optimised for.
+
+    Returns:
+        None where nothing can be compared: the layers of the bundle's engine are not known, or it has none, it cannot
+        be run, there are no annotated images, and no bound is asked for.
+
+    Raises:
+        TrtdetError: the other bundle cannot be built, or one of both cannot be run.
+    """
+    options, batch = job.options, bundle.manifest.input.shape.opt[0]
+    # The search for a plan under a bound on mAP has scored the models already.
+    annotated = options.plan.annotations is not None and options.plan.max_map_drop is None
+    reason = "the bundle has no engine" if bundle.engine is None else obstacle(EngineFacts.of(bundle))
+    scored = annotated and not (reason and bundle.manifest.quantization.mode == "implicit")
+    engines = bundle.engine is not None and (not reason or AUDIT in bundle.manifest.files)
+    if not (engines or scored or options.least_speedup is not None):
+        return None
+    worth = Worth("fp16", batch=batch, unmeasured=reason)
+    with _scratch_folder(bundle.path) as folder:
+        twin = _built(job, folder, fp16_options(job, bundle), progress=progress) if engines else None
+        if twin is not None:
+            worth = replace(worth, estimate=_estimated(bundle, twin, named_gpu(options), batch=batch))
+        if twin is not None and not reason:
+            paths, timing = (bundle.path, twin.path), replace(timing, batches=(batch,))
+            timed = bench(paths, options=timing, baseline=twin.path, progress=progress).targets[0]
+            profiling = replace(profiling, batch=batch)
+            profiled = profile(bundle.path, options=profiling, against=twin.path, progress=progress)
+            assert profiled.against is not None
+            worse = tuple(slower(profiled.profile, profiled.against))
+            worth = replace(worth, run_info=timed.run_info, latency=timed.points[0].ratio, slower=worse)
+        if scored:
+            nms = NmsOptions(mode=_suppression(bundle))
+            fp32 = BuildOptions(precision="fp32", nms=nms, backend="onnxruntime", batch=options.batch)
+            run = twin if twin is not None and not reason else None
+            other = run or _built(job, folder, fp32, progress=progress)
+            dataset, cache = comparison_images(job), ImageCache()
+            int8_score, other_score = (
+                evaluate(Detector.open(path), dataset, lambda *step, stage=stage: progress(stage, *step), cache=cache)
+                for path, stage in ((bundle.path, "mAP with INT8"), (other.path, "mAP without INT8"))
+            )
+            comparison = compare(int8_score, other_score)
+            ran_on = worth.run_info or comparison.reference.run_info
+            worth = replace(worth, against=other.manifest.shipped, run_info=ran_on, comparison=comparison)
+        if options.least_speedup is not None:
+            worth = worth.guarded(options.least_speedup)
+        _keep(worth, bundle, twin, output=job.output)
+    return worth
+
+
+def comparison_images(job: Job) -> CocoDataset:
+    """The annotated images; where a plan was chosen by its error, none of those that it was chosen by."""
+    dataset = scored_images(job.options.plan, job.config)
+    assert dataset is not None
+    if job.options.plan.max_latency is None:
+        return dataset
+    return apart_from(dataset, select_images(job.options.calibration).paths)
+
+
+@contextmanager
+def staging_folder(job: Job) -> Iterator[Path]:
+    """Where the bundle of a build goes first: a folder beside its output while a bound on the speed may replace it.
+
+    Raises:
+        OutputError: the output's place holds something else, or cannot be written.
+    """
+    if job.options.least_speedup is None:
+        yield job.output
+        return
+    with BundleWriter(job.output):
+        pass  # a place that cannot be written is found out now, not after the work
+    with _scratch_folder(job.output) as folder:
+        yield folder / "int8"
+
+
+def has_comparison(bundle: Bundle, options: BuildOptions) -> bool:
+    """Whether a bundle has the answer already, for the GPU that is asked for."""
+    if WORTH not in bundle.manifest.files or (options.least_speedup is not None and bundle.manifest.guard is None):
+        return False
+    gpu = named_gpu(options)
+    if gpu is None:
+        return True
+    try:
+        estimated = json.loads(bundle.file(WORTH).read_text())["estimate"]
+    except (KeyError, ValueError):
+        return False  # of an earlier version
+    return estimated is None or estimated["gpu"] == gpu.name
+
+
+def fp16_options(job: Job, bundle: Bundle) -> BuildOptions:
+    """How the same model is built in FP16 for a comparison.
+
+    The form of SiLU is the backend's own best and not that of INT8: a plugin, which serves INT8, is a kernel of its
+    own, where FP16 has SiLU in the kernel of the convolution before it. The calibration images show what exceeds FP16
+    in an engine that may be shipped.
+    """
+    options, calibration = job.options, CalibrationOptions()
+    if options.least_speedup is not None:
+        calibration = replace(options.calibration.images_alone(), check_input=False)
+    return replace(
+        options,
+        precision="fp16",
+        backend=bundle.manifest.backend.name,
+        nms=replace(options.nms, mode=_suppression(bundle)),
+        calibration=calibration,
+        plan=PlanOptions(),
+        silu="auto",
+        quantization="explicit",
+        engine=replace(
+            options.engine,
+            embed_plugins=False,
+            plugins=(),
+            gpu=None,
+            timing_cache=options.engine.timing_cache or job.beside("timing-cache"),
+        ),
+        guard="warn",
+        from_=None,
+        tuned=None,
+    )
+
+
+def _suppression(bundle: Bundle) -> NmsMode | Literal["auto"]:
+    return "auto" if bundle.manifest.nms.embedded else bundle.manifest.nms.mode
+
+
+@contextmanager
+def _scratch_folder(bundle: Path) -> Iterator[Path]:
+    """A folder beside the bundle, which the next writer of the bundle removes where this process is killed."""
+    with writing(bundle):
+        temporary = Temporary(bundle, folder=True)
+    try:
+        yield temporary.path
+    finally:
+        remove(temporary.path)
+        temporary.release()
+
+
+def _built(job: Job, folder: Path, options: BuildOptions, progress: Progress) -> Bundle:
+    """The same model in another precision; what the model and the configuration warn of was said for INT8."""
+    title = f"{options.precision.upper()} to compare with"
+
+    def tell(stage: str, done: int, total: int) -> None:
+        progress(f"{title}: {stage}", done, total)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TrtdetWarning)
+        twin = checked_build(replace(job, output=folder / options.precision, options=options), tell)
+        return assemble(twin, progress=tell)[0]
+
+
+def _estimated(bundle: Bundle, twin: Bundle, gpu: Gpu | None, batch: int) -> Estimated | None:
+    """Both engines by the roofline; None where their layers are not known."""
+    if not all(AUDIT in each.manifest.files for each in (bundle, twin)):
+        return None
+    row, nms = gpu or gpu_of(None, bundle.manifest.backend.sms), bundle.manifest.nms
+    graph = not choose(bundle.manifest.backend.name).capabilities.uncaptured(nms.mode, nms.thresholds)
+    figures = []
+    for each in (bundle, twin):
+        roofline = estimate(flow_of(each), row, batch, graph=graph)
+        figures.append(
+            EngineFigures(
+                roofline.ms,
+                bound_ms=roofline.as_dict()["bound_ms"],
+                bytes=roofline.bytes,
+                kernels=len(roofline.layers),
+                file_bytes=each.file("model.engine").stat().st_size,
+            )
+        )
+    int8, fp16 = figures
+    return Estimated(row.name, batch=batch, int8=int8, fp16=fp16, cuda_graph=graph) if int8.ms and fp16.ms else None
+
+
+def _keep(worth: Worth, bundle: Bundle, twin: Bundle | None, output: Path) -> None:
+    """Writes the answer into the bundle; where a bound has decided, ships the bundle that it decided for.
+
+    A shipped FP16 bundle keeps what INT8 was asked for, and the hash of that, so that the same build again finds it up
+    to date; and the key of the histograms, so that another build begins with them.
+    """
+    answer = (json.dumps(worth.as_dict(), indent=1) + "\n").encode()
+    if worth.guard is None:
+        bundle.add(WORTH, answer)
+        return
+    shipped, int8 = bundle, bundle.manifest
+    lent: list[str] = []
+    changes: dict[str, Any] = {}
+    if worth.guard.shipped != int8.shipped:
+        assert twin is not None, "nothing is shipped in the place of INT8 without having been compared"
+        shipped, silu = twin, twin.manifest.silu
+        if silu is not None and int8.silu is not None:
+            silu = silu.model_copy(update={"asked": int8.silu.asked})
+        changes = {
+            "quantization": QuantizationPart(mode="none", histograms_key=int8.quantization.histograms_key),
+            "silu": silu,
+            "input_check": int8.input_check,
+            "nms": twin.manifest.nms.model_copy(update={"reason": int8.nms.reason}),
+            "command": int8.command,
+            "content_hash": int8.content_hash,
+        }
+        lent = [name for name in (HISTOGRAMS, RANKING) if name in int8.files]
+    manifest = shipped.manifest.model_copy(update={**changes, "guard": worth.guard})
+    with BundleWriter(output) as writer:
+        for source, names in ((shipped, shipped.manifest.files), (bundle, lent)):
+            for name in names:
+                writer.add(name, source.file(name).read_bytes())
+        writer.add(WORTH, answer)
+        writer.commit({name: getattr(manifest, name) for name in Manifest.model_fields})

@@ -1,0 +1,42 @@
+"""A configuration that was guessed of an ONNX model: confirmed, or corrected, by what the model detects on images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import onnx
+
+from trtdet.config import Config
+from trtdet.evaluation.guessing import settled
+from trtdet.evaluation.plausibility import FEWEST_IMAGES
+from trtdet.exporter import Confirmed
+
+
+def confirm(model: onnx.ModelProto, guess: Config, images: Sequence[Path]) -> Confirmed:
+    """The likeliest of a guess and its near variants: other pixels, other meanings of the same outputs.
+
+    What is clearly better than the guess takes its place, and is looked at in turn, see
+    :mod:`trtdet.evaluation.plausibility`.
+
+    Args:
+        images: of what the model detects; some are looked at.
+    """
+    config, first, seen = settled(model, guess, images)
+    few = seen.images < FEWEST_IMAGES
+    changed = ""
+    if first.better:
+        times = "far more sure" if first.gain > 20 else f"{first.gain:.2f} times as sure"
+        changed = f"with {first.better_text} in place of the guess the detections are {times}; "
+    text = f"the configuration is not confirmed: {seen.obstacle}"
+    if not seen.obstacle and few:
+        text = f"the configuration is not confirmed: {seen.images} images are too few, give {FEWEST_IMAGES} or more"
+    elif not seen.obstacle and seen.symptoms:
+        text = f"{changed}the configuration is not confirmed on {seen.images} images: {'; '.join(seen.symptoms)}"
+    elif not seen.obstacle:
+        text = (
+            f"{changed}the configuration is confirmed on {seen.images} images: in mirror images {seen.agreement:.0%} "
+            "of the same is found, and no other reading is clearly better"
+        )
+    plain = seen.as_dict() | {"changed": first.better, "gain": first.as_dict()["gain"]}
+    return Confirmed(config, text, plain | {"confirmed": not (seen.obstacle or seen.symptoms or few)})

@@ -1,0 +1,203 @@
+"""Forecast of a command: its stages, the results that exist already, and roughly how long the rest takes.
+
+Nothing is run. A stage is counted in runs of the float model on one image, and a run by the model's multiply-adds at a
+rate measured on one core of a server: expect a factor of two or three either way. A progress bar corrects it soon.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from trtdet.backends import Backend
+from trtdet.building.comparison import has_comparison
+from trtdet.building.graph import PlacedGraph
+from trtdet.building.job import CheckedBuild, checked_build, job_of
+from trtdet.building.ranges import existing_histograms
+from trtdet.config import Config
+from trtdet.options import BuildOptions, PlanOptions
+from trtdet.progress import ExpectedStage
+from trtdet.quantization.macs import multiply_adds
+from trtdet.tables import Column, Table
+
+_RATE = 8e9
+"""Multiply-adds a second of one core in float32, layers between the convolutions included."""
+
+IMAGE = 0.004
+"""Seconds to decode and normalise an image and to start a run."""
+
+_CORRECTING = (
+    ("correcting: gradients of the detections", 5.0, ("range",)),
+    ("correcting: moments", 0.8, ("smooth", "round", "bias")),
+    ("correcting: gradients of the detections", 7.0, ("range",)),
+    ("correcting: reconstruction", 400.0, ("reconstruct",)),
+    ("correcting: means", 0.5, ("bias",)),
+    ("correcting: held-back images", 0.7, ()),
+    ("correcting: detections", 0.7, ()),
+)
+"""Stages of the corrections, runs per calibration image, and the corrections that need them (none named: any)."""
+
+_LOOKED, _HISTOGRAMS, _HALF = 60, 2.0, 0.6
+"""Runs of the input check in all; runs per image of the histograms and of the search for FP16 overflow."""
+
+_ENGINE, _KERNEL = 0.5, 0.005
+"""Seconds of a builder for any engine, and for each node of the model."""
+
+_SCORED, _SCORED_QDQ = 1.5, 2.5
+"""Runs of the float model to score an image, as it is and with Q/DQ nodes on the CPU."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A stage to come.
+
+    Attributes:
+        stage: as progress is told it.
+        what: its input, in a few words.
+        seconds: an estimate; 0 where its result exists.
+        there: where the result exists; empty where it is computed.
+    """
+
+    stage: str
+    what: str
+    seconds: float
+    there: str = ""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The stages of a command in their order; none where everything exists."""
+
+    parts: tuple[Part, ...]
+
+    @property
+    def steps(self) -> list[ExpectedStage]:
+        """For a progress bar."""
+        return [ExpectedStage(part.stage, part.seconds) for part in self.parts]
+
+    @property
+    def seconds(self) -> float:
+        """Of all stages."""
+        return sum(part.seconds for part in self.parts)
+
+    def table(self) -> Table:
+        """A row for each stage."""
+        if not self.parts:
+            return Table(("stage",), (), notes=("everything is there already",))
+        rows = [
+            [part.stage, part.what, part.there or "to do", None if part.there else part.seconds] for part in self.parts
+        ]
+        note = (
+            f"about {self.seconds:.0f} s in all on the {_cores()} cores here, by the model's multiply-adds and not "
+            "measured: expect a factor of two or three either way"
+        )
+        return Table(("stage", "of", "state", Column("about s", ".1f")), rows, notes=(note, "nothing was computed"))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        parts = [
+            {"stage": part.stage, "of": part.what, "there": part.there or None, "seconds": round(part.seconds, 1)}
+            for part in self.parts
+        ]
+        return {"stages": parts, "seconds": round(self.seconds, 1)}
+
+
+def foresee_build(model: Path, config: Config, output: Path, options: BuildOptions) -> Forecast:
+    """The stages of :func:`trtdet.build` with the same arguments.
+
+    Raises:
+        TrtdetError: as the build before it decodes an image.
+    """
+    return foresee(checked_build(job_of(model, config, output, options=options)))
+
+
+def foresee(build: CheckedBuild) -> Forecast:
+    """The stages of a checked build."""
+    graph, options, images, current = build.graph, build.options, len(build.selected.paths), build.up_to_date
+    caps, run, plan = build.backend.capabilities, run_seconds(build.graph), build.options.plan
+    int8 = options.int8
+    parts: list[Part] = []
+    if current is None:
+        parts += looked_parts(build, run)
+        if options.calibrated:
+            there = str(options.tuned or "") or existing_histograms(
+                graph, options.calibration, build.selected, implicit=options.implicit, previous=build.previous
+            )
+            parts.append(calibrated_part(images, run, there))
+            if not options.implicit and options.tuned is None:
+                parts += corrected_parts(options.corrections, images, run)
+        if int8 and plan.ranked:
+            parts.append(ranked_part(graph, plan, images, run=run))
+        if images:
+            parts.append(Part("ranges of what FP16 holds", images_of(images), _HALF * images * run))
+        forms = len(caps.data_flow.weights) if options.calibrated and not options.implicit else 1
+        parts.append(engine_part(graph, build.backend, forms))
+    compared = current is not None and has_comparison(current, options)
+    if int8 and options.compare and caps.makes_engine and not compared:
+        part = engine_part(graph, build.backend)
+        parts.append(Part(f"FP16 to compare with: {part.stage}", part.what, part.seconds))
+    return Forecast(tuple(parts))
+
+
+def run_seconds(graph: PlacedGraph) -> float:
+    """Estimated seconds of the float model on one image."""
+    return IMAGE + sum(macs.count for macs in multiply_adds(graph.model).values()) / _RATE / _cores()
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def looked_parts(build: CheckedBuild, run: float) -> list[Part]:
+    """The input check, where there is one."""
+    if not (build.selected.paths and build.options.calibration.check_input):
+        return []
+    return [Part("checking the input", images_of(min(_LOOKED, len(build.selected.paths))), _LOOKED * run)]
+
+
+def calibrated_part(images: int, run: float, there: str) -> Part:
+    """The histograms, or where they exist."""
+    if there:
+        return Part("calibrating", what="histograms", seconds=0.0, there=there)
+    return Part("calibrating", images_of(images), _HISTOGRAMS * images * run)
+
+
+def corrected_parts(names: tuple[str, ...], images: int, run: float) -> list[Part]:
+    """The stages of some corrections."""
+    # Without torch the threshold rule replaces the correction by gradients.
+    wanted = set(names) - ({"range"} if find_spec("torch") is None else set())
+    return [
+        Part(stage, images_of(images), passes * images * run)
+        for stage, passes, needed in _CORRECTING
+        if names and (not needed or wanted.intersection(needed))
+    ]
+
+
+def ranked_part(graph: PlacedGraph, plan: PlanOptions, images: int, run: float) -> Part:
+    """The ranking; a row runs the part of the model behind its layer, half of it on average."""
+    rows, images = len(graph.plan.names("int8")), min(plan.rank_images, images)
+    return Part("ranking", f"{rows} layers on {images_of(images)}", 0.5 * rows * images * run)
+
+
+def engine_part(graph: PlacedGraph, backend: Backend, forms: int = 1) -> Part:
+    """The engine, built once for each form of weight scales."""
+    caps, nodes = backend.capabilities, len(graph.model.graph.node)
+    stage = f"building the engine with {caps.name} {caps.version}"
+    if not caps.makes_engine:
+        return Part(stage, "the model alone, no engine", 0.2)
+    what = f"{nodes} nodes" + (f", {forms} times" if forms > 1 else "")
+    return Part(stage, what, forms * (_ENGINE + _KERNEL * nodes))
+
+
+def scored_part(stage: str, images: int, run: float, engine: bool, quantized: bool) -> Part:
+    """The score of a model on images, on the CPU or by an engine."""
+    seconds = IMAGE * _SCORED if engine else run * (_SCORED_QDQ if quantized else _SCORED)
+    return Part(stage, images_of(images), images * seconds)
+
+
+def images_of(count: int) -> str:
+    """A number of images for people."""
+    return f"{count} image{'s' * (count != 1)}"

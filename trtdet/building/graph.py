@@ -1,0 +1,326 @@
+"""First step of a build: a float ONNX model -> the graph that every later step works on, with its Q/DQ placement."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import onnx
+
+from trtdet.backends import Backend, Capabilities, EngineTarget, check_compiler
+from trtdet.config import Config, NmsConfig, NmsMode, SiluForm
+from trtdet.errors import BackendError, ModelError, TrtdetWarning
+from trtdet.options import BuildOptions, PlanOptions
+from trtdet.passes import EmbeddedNms, Options, Rewritten, embedded_nms, load_model, rewrite
+from trtdet.passes.input_size import with_input_size
+from trtdet.passes.opset import HALF_SCALES
+from trtdet.passes.plugin_ops import PLUGIN_ACTIVATIONS, plugin_nodes
+from trtdet.quantization import DataFlow, PrecisionPlan, QdqPlacement, Quantizable, default_plan, place, quantizable
+
+FORMS: tuple[SiluForm, ...] = ("keep", "swish", "plugin")
+
+
+@dataclass(frozen=True, eq=False)
+class PlacedGraph:
+    """A float model as the passes leave it.
+
+    Attributes:
+        source: the model as it was given.
+        passes: the options of the passes.
+        done: the rewritten model, its configuration, and the result of each pass.
+        placement: where Q/DQ pairs go; its plan has every convolution in INT8 that can be.
+        int8_all: whether INT8 is also wanted where it makes nothing faster.
+        nms_reason: why NMS runs where it does, as far as CUDA graphs decided it or suffer from it.
+        flow: how the INT8 kernels of the backend read and write.
+    """
+
+    source: onnx.ModelProto
+    passes: Options
+    done: Rewritten
+    placement: QdqPlacement
+    int8_all: bool = False
+    nms_reason: str = ""
+    flow: DataFlow = DataFlow()
+
+    @property
+    def model(self) -> onnx.ModelProto:
+        return self.done.model
+
+    @property
+    def config(self) -> Config:
+        """The configuration, as the model's embedded NMS left it."""
+        return self.done.config
+
+    @property
+    def nms_mode(self) -> NmsMode:
+        """What does the suppression."""
+        return self.passes.nms
+
+    @cached_property
+    def plan(self) -> PrecisionPlan:
+        """What each convolution runs in, as long as nothing else is asked for."""
+        return self.placement.plan if self.int8_all else default_plan(self.model, self.placement, self.flow)
+
+    @cached_property
+    def quantizable(self) -> Quantizable:
+        """What TensorRT may run in INT8 where it quantises by itself."""
+        return quantizable(self.model, self.placement.plan)
+
+    @cached_property
+    def with_own_activations(self) -> onnx.ModelProto:
+        """The model with SiLU, HardSwish and opset as they were: histograms of it serve every form and backend."""
+        oldest = self.passes.min_opset
+        raised = oldest is not None and any(
+            entry.domain == "" and entry.version < oldest for entry in self.source.opset_import
+        )
+        if self.passes.silu == "keep" and not raised:
+            return self.model
+        return rewrite(self.source, replace(self.passes, silu="keep", min_opset=None)).model
+
+
+def rewritten(source: onnx.ModelProto, passes: Options, plan: PlanOptions = PlanOptions()) -> PlacedGraph:
+    """Runs the passes over a model and places its Q/DQ pairs.
+
+    Args:
+        plan: what is quantised, and to which format.
+
+    Raises:
+        ModelError: it does not fit the configuration, cannot be rewritten, has no convolutions, or has an opset without
+            FP8 where that is asked for.
+        ConfigError: the NMS asked for is beyond the backend.
+
+    Warns:
+        TrtdetWarning: FP8 or INT8 attention is asked for, and the model has no product for it.
+    """
+    result = rewrite(source, passes)
+    placement = place(result.model, plan.int8_attention, plan.fp8)
+    if not placement.plan.entries:
+        raise ModelError("the model has no convolutions, so there is nothing to quantise; is it a detector?")
+    if placement.plan.fp8 and (opset := _opset(result.model)) < HALF_SCALES:
+        reasons = "; ".join(result.results["opset"].skipped)
+        raise ModelError(
+            f"plan.fp8 needs opset {HALF_SCALES}, and the model has opset {opset}{f': {reasons}' * bool(reasons)}",
+            "export it with that opset or a later one, or leave plan.fp8 out",
+        )
+    if plan.int8_attention and not placement.attention:
+        warnings.warn(
+            "plan.int8_attention changes nothing: the model has no product of two activations that it would quantize",
+            TrtdetWarning,
+            stacklevel=3,
+        )
+    if plan.fp8 and not placement.plan.fp8:
+        others = 0 if plan.int8_attention else len(place(result.model, attention=True, fp8=True).plan.fp8)
+        more = f", and its {others} products of two activations are quantised with plan.int8_attention only"
+        warnings.warn(
+            f"there is nothing to put into FP8: the model has no products with a matrix of weights{more * bool(others)}"
+            "; convolutions stay in INT8",
+            TrtdetWarning,
+            stacklevel=3,
+        )
+    return PlacedGraph(source, passes=passes, done=result, placement=placement, int8_all=plan.int8_all)
+
+
+def host_graph(
+    model: Path,
+    config: Config,
+    silu: SiluForm = "keep",
+    caps: Capabilities | None = None,
+    plan: PlanOptions = PlanOptions(),
+) -> PlacedGraph:
+    """A float ONNX model with decoded boxes and scores as outputs and a batch of 1 where it is dynamic.
+
+    Args:
+        silu: what SiLU is written as.
+        caps: of the backend that is to read it; None for a backend that reads everything.
+        plan: what is quantized, and to which format.
+
+    Raises:
+        ModelError, ConfigError: as of :func:`rewritten`.
+    """
+    source = load_model(model)
+    batch = _batch(source, config.input.name, None)
+    passes = Options(config, batch=batch, silu=silu, min_opset=HALF_SCALES if plan.fp8 else None)
+    if caps is None:
+        return rewritten(source, passes, plan)
+    passes = replace(
+        passes, max_opset=caps.max_opset, missing_ops=frozenset(caps.missing_ops), min_opset=_min_opset(caps, plan.fp8)
+    )
+    graph = rewritten(source, passes, plan)
+    return replace(graph, flow=_flow(graph, caps))
+
+
+def build_graph(model: Path, config: Config, options: BuildOptions, backend: Backend) -> PlacedGraph:
+    """A float ONNX model as a backend is to build it.
+
+    Raises:
+        ModelError: as of :func:`rewritten`, or the backend cannot build an operator of the model.
+        ConfigError, BackendError: the suppression or the form of SiLU is beyond the backend.
+
+    Warns:
+        TrtdetWarning: as of :func:`rewritten` and :func:`warn_of_left`; or the model's embedded NMS, which stays, has
+            other thresholds than the configuration.
+    """
+    caps, plan, target = backend.capabilities, options.plan, EngineTarget.of(options)
+    source = load_model(model)
+    if options.input.size is not None:
+        source = with_input_size(source, config.input.size, config)
+    embedded = embedded_nms(source, config)
+    kept = embedded if options.nms.mode == "auto" else None
+    nms = config.with_nms(**kept.thresholds).nms if kept is not None else config.nms
+    mode, nms_reason = suppression(options.nms.mode, caps, embedded, nms=nms)
+    passes = Options(
+        config=config,
+        nms=mode,
+        batch=_batch(source, config.input.name, target.batch),
+        max_topk=caps.max_topk,
+        silu=silu_form(options.silu, target.plugins, caps),
+        keep_embedded=kept is not None,
+        max_opset=caps.max_opset,
+        missing_ops=frozenset(caps.missing_ops),
+        min_opset=_min_opset(caps, plan.fp8) if options.int8 and not options.implicit else None,
+    )
+    if kept is not None:
+        wanted = config.nms.model_dump()
+        other = [f"{key} {own}, not {wanted[key]}" for key, own in kept.thresholds.items() if own != wanted[key]]
+        if other:
+            warnings.warn(
+                f"the model's embedded NMS '{kept.name}' is left as it is: {'; '.join(other)}; replace it with --nms",
+                TrtdetWarning,
+                stacklevel=3,
+            )
+    graph = rewritten(source, passes, plan if options.int8 else PlanOptions())
+    warn_of_left(graph)
+    unsupported = caps.unsupported(graph.model)
+    if unsupported:
+        listed = "; ".join(f"{op}: {reason}" for op, reason in unsupported.items())
+        raise ModelError(
+            f"the model uses operators that {caps.name} {caps.version} cannot build: {listed}; cut the graph before "
+            "them with head.outputs, or choose another --backend"
+        )
+    return replace(graph, nms_reason=nms_reason, flow=_flow(graph, caps))
+
+
+def warn_of_left(graph: PlacedGraph) -> None:
+    """Warns of the parts of a two-stage model that are not rewritten, or left out."""
+    if graph.done.left:
+        message = f"not all of the two-stage model is rewritten: {'; '.join(graph.done.left)}"
+        warnings.warn(message, TrtdetWarning, stacklevel=3)
+
+
+class Suppression(NamedTuple):
+    """What does the suppression, and what that has to do with CUDA graphs; empty where nothing."""
+
+    mode: NmsMode
+    reason: str = ""
+
+
+def suppression(
+    requested: NmsMode | Literal["auto"], caps: Capabilities, own: EmbeddedNms | None, nms: NmsConfig
+) -> Suppression:
+    """Chooses what does the suppression.
+
+    With ``auto`` it is the model's own kind, if it has one; else the backend's best with which the engine can still be
+    launched as a CUDA graph, and the host where there is none.
+
+    Raises:
+        BackendError: it is beyond the backend.
+    """
+    allowed = caps.in_graph_nms
+    if nms.class_agnostic and not caps.nms_across_classes:
+        allowed = tuple(mode for mode in allowed if mode != "efficient")
+    if not nms.suppresses:  # the best candidates are a TopK, which a plugin for suppression only makes longer
+        allowed = tuple(sorted(allowed, key=lambda mode: mode != "native"))
+    captured: tuple[NmsMode, ...] = (*(mode for mode in allowed if not caps.uncaptured(mode, nms)), "host")
+    wanted: NmsMode = requested if requested != "auto" else own.kind if own else captured[0]
+    if caps.uncaptured(wanted, nms) and wanted in allowed:
+        others = " or ".join(captured)
+        reason = f"{caps.uncaptured(wanted, nms)}; --nms {others} lets the engine be launched as a CUDA graph"
+        return Suppression(wanted, reason)
+    if wanted == "host" and requested == "auto" and allowed:
+        causes = "; ".join(caps.uncaptured(mode, nms) for mode in allowed)
+        reason = f"with --nms {' or '.join(allowed)} the engine could not be launched as a CUDA graph ({causes})"
+        return Suppression(wanted, reason)
+    if wanted == "host" or wanted in allowed:
+        return Suppression(wanted)
+    subject = f"--nms {requested}" if requested != "auto" or own is None else f"the model's embedded NMS '{own.name}'"
+    if wanted in caps.in_graph_nms:
+        subject += " with key 'nms.class_agnostic', which its EfficientNMS ignores"
+    raise BackendError(f"{caps.name} {caps.version} cannot take {subject}; allowed: --nms {', '.join(allowed)} or host")
+
+
+def silu_form(requested: str, plugins: tuple[Path, ...], caps: Capabilities) -> SiluForm:
+    """What SiLU is written as; ``auto`` takes the backend's first form that needs no library that was not given.
+
+    Raises:
+        BackendError: the backend lacks the form, the plugin library for it was not given, or the plugin cannot be
+            compiled here.
+    """
+    # onnxruntime runs a plugin's operators by their definition, and so needs no library.
+    library = bool(plugins) or not caps.makes_engine
+    compiled = caps.compiles_plugins and requested == "plugin"
+    usable = [form for form in caps.silu if form != "plugin" or library or compiled]
+    for form in usable:
+        if requested in ("auto", form):
+            if form == "plugin" and compiled and not plugins:
+                check_compiler()
+            return form
+    if requested in caps.silu:
+        raise BackendError(
+            f"--silu plugin with {caps.name} needs the library that has the plugin: give it with --set "
+            f"engine.plugins=LIBRARY, or choose --silu {' or '.join(usable)}"
+        )
+    operator = {"plugin": PLUGIN_ACTIVATIONS[0], "swish": "Swish"}.get(requested, "")
+    reason = f": {caps.missing_ops[operator]}" if operator in caps.missing_ops else ""
+    raise BackendError(
+        f"{caps.name} {caps.version} cannot take --silu {requested}{reason}; allowed: auto, {', '.join(caps.silu)}"
+    )
+
+
+def _batch(model: onnx.ModelProto, name: str | None, batch: tuple[int, int, int] | None) -> int | str | None:
+    """The batch that the model is to have: a size, a name for a dynamic batch, None to keep it as it is."""
+    if batch is not None:
+        return batch[0] if batch[0] == batch[2] else "batch"
+    initializers = {tensor.name for tensor in model.graph.initializer}
+    inputs = [tensor for tensor in model.graph.input if tensor.name not in initializers and name in (None, tensor.name)]
+    if not inputs or not inputs[0].type.tensor_type.shape.dim:
+        return None  # the passes say what is wrong with it
+    return None if inputs[0].type.tensor_type.shape.dim[0].dim_value else 1
+
+
+def _min_opset(caps: Capabilities, fp8: bool) -> int | None:
+    """The oldest opset of a model with Q/DQ pairs; pairs in FP8 came with those whose scales are FP16."""
+    return HALF_SCALES if caps.data_flow.half or fp8 else None
+
+
+def _opset(model: onnx.ModelProto) -> int:
+    return max(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
+
+
+def _flow(graph: PlacedGraph, caps: Capabilities) -> DataFlow:
+    """How INT8 kernels read and write, as far as the graph's opset can express it.
+
+    Between INT8 convolutions a plugin reads and writes INT8 by itself, and takes channel maps over.
+    """
+    if next(plugin_nodes(graph.model.graph), None) is not None:
+        return DataFlow()
+    flow, wanted, opset = caps.data_flow, graph.passes.min_opset, _opset(graph.model)
+    if wanted is None or (caps.max_opset is not None and caps.max_opset < wanted):
+        return replace(flow, half=False)
+    if opset >= wanted:
+        return flow
+    reasons = "; ".join(graph.done.results["opset"].skipped)
+    warnings.warn(
+        f"between INT8 kernels {caps.name} {caps.version} is given float32, not FP16, which takes opset {wanted}: "
+        f"{reasons or f'the model has opset {opset}'}",
+        TrtdetWarning,
+        stacklevel=4,
+    )
+    return replace(flow, half=False)
+
+
+def model_bytes(model: onnx.ModelProto) -> bytes:
+    """The model serialised, equal for equal models."""
+    return model.SerializeToString(deterministic=True)

@@ -1,0 +1,220 @@
+"""What FP16 holds of a model's values, by the calibration images: never by random ones, whose values are others."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+from numpy.typing import NDArray
+
+from trtdet.backends import OnnxRunner
+from trtdet.building.graph import PlacedGraph
+from trtdet.building.ranges import Selection
+from trtdet.calibration import expose
+from trtdet.data import ImageStream
+from trtdet.errors import TrtdetWarning
+from trtdet.passes.base import Writer
+from trtdet.passes.model import to_graph, to_model
+from trtdet.passes.provenance import Origin
+from trtdet.progress import Progress, silent
+from trtdet.quantization import (
+    LARGEST,
+    LAYERS,
+    PRODUCTS,
+    SMALLEST_NORMAL,
+    Cause,
+    DataFlow,
+    Entry,
+    PrecisionPlan,
+    nodes_of,
+    tensors_of,
+)
+
+_BOUNDED = frozenset(
+    (
+        *("Sigmoid", "HardSigmoid", "HardSwish", "Relu", "LeakyRelu", "Clip", "Tanh", "Elu", "Softplus", "Mish"),
+        *("Swish", "Gelu", "Erf", "Concat", "Split", "Slice", "MaxPool", "AveragePool", "GlobalAveragePool", "Resize"),
+        *("Transpose", "Pad", "DepthToSpace", "SpaceToDepth", "Identity", "Reshape", "Flatten", "Squeeze"),
+        *("Unsqueeze", "Min", "Max", "Neg", "Softmax"),
+    )
+)
+"""Operators whose output is no larger than their inputs, or than a small constant."""
+
+
+class Magnitudes:
+    """The largest magnitudes of a model's tensors on its calibration images, measured when they are first asked for.
+
+    Args:
+        selected: the images; there may be none.
+        largest: magnitudes by tensor that an earlier step measured.
+    """
+
+    def __init__(self, graph: PlacedGraph, selected: Selection, largest: Mapping[str, float] | None = None) -> None:
+        self._graph, self._selected = graph, selected
+        self._largest = dict(largest or {})
+        self._by_channel: dict[str, NDArray[np.float64]] = {}
+
+    def of(self, tensors: Iterable[str], progress: Progress = silent) -> dict[str, float]:
+        """By tensor, the largest magnitude.
+
+        Tensors that cannot be measured without images are left out, with a warning that counts them.
+        """
+        wanted = list(dict.fromkeys(tensors))
+        self._measure([name for name in wanted if name not in self._largest], progress)
+        return {name: self._largest[name] for name in wanted if name in self._largest}
+
+    def by_channel(self, tensors: Iterable[str], progress: Progress = silent) -> dict[str, NDArray[np.float64]]:
+        """By tensor, the largest magnitude of each channel, float64 (C,); empty without images."""
+        wanted = list(dict.fromkeys(tensors))
+        self._measure([name for name in wanted if name not in self._by_channel], progress, quiet=True)
+        return {name: self._by_channel[name] for name in wanted if name in self._by_channel}
+
+    def _measure(self, names: list[str], progress: Progress, quiet: bool = False) -> None:
+        model, config, selected = self._graph.model, self._graph.config.input, self._selected
+        names = [name for name in names if name != model.graph.input[0].name]
+        if names and not selected.paths and not quiet:
+            warnings.warn(
+                f"without images {len(names)} tensors that run in FP16 cannot be checked for overflow; give --images",
+                TrtdetWarning,
+                stacklevel=6,
+            )
+        if not names or not selected.paths:
+            return
+        # They are computed in the graph, so that the feature maps need not leave it.
+        graph = to_graph(model)
+        tensors, write = graph.tensors(), Writer(graph, "trtdet/maxima", Origin.FP16)
+        outputs = {}
+        for name in names:
+            tensor = tensors[name]
+            sizes = write("Abs", tensor)
+            shape, maker = tensor.shape or (), tensor.inputs[0] if tensor.inputs else None
+            product = maker is not None and maker.op in PRODUCTS
+            if shape and isinstance(shape[-1], int) and (len(shape) == 2 or product):  # with channels on the last axis
+                rows = write("Reshape", sizes, write.const([1, -1, shape[-1]], np.int64))
+                sizes = write("Transpose", rows, perm=[0, 2, 1])
+            pooled = write("GlobalMaxPool", sizes)
+            pooled.dtype = np.float32
+            outputs[name] = pooled.name
+            graph.outputs.append(pooled)
+        runner = OnnxRunner(expose(to_model(graph), list(outputs.values())))
+        images = 0
+        for batch in ImageStream(selected.paths, config, batch_size=runner.batch or 1, cache=selected.cache):
+            maxima = runner(batch.images)
+            for name in names:
+                values = maxima[outputs[name]].astype(np.float64)
+                most = values.reshape(*values.shape[:2], -1).max(axis=(0, 2))
+                self._by_channel[name] = np.maximum(self._by_channel.get(name, 0.0), most)
+            images += len(batch)
+            progress("ranges of what FP16 holds", images, len(selected.paths))
+        self._largest.update({name: float(self._by_channel[name].max()) for name in names})
+
+
+@dataclass(frozen=True, eq=False)
+class HalfParts:
+    """What of a model runs in FP16.
+
+    Attributes:
+        names: convolutions, those in INT8 among them where FP16 stands between INT8 kernels.
+        left: other nodes that stay in float32.
+        reasons: by convolution or other node, why FP16 does not hold its values.
+        outputs: by INT8 convolution, the largest magnitude of each channel of its output; float64 (out,).
+    """
+
+    names: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    outputs: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+
+
+def half_parts(
+    model: onnx.ModelProto, plan: PrecisionPlan, flow: DataFlow, magnitudes: Magnitudes, progress: Progress = silent
+) -> HalfParts:
+    """What of a float model runs in FP16 under a plan, and what FP16 does not hold.
+
+    Args:
+        flow: of the backend.
+        magnitudes: of the model's tensors.
+    """
+    int8 = plan.names("int8") if flow.half else ()
+    wanted = {*plan.names("fp16"), *int8}
+    names = tuple(name for name in plan.entries if name in wanted)
+    if not names:
+        return HalfParts()
+    nodes = nodes_of(model, names)
+    made = {output.name for node in nodes for output in node.outputs}
+    measured = [output.name for node in nodes if node.op not in _BOUNDED for output in node.outputs]
+    # A channel's maximum can be taken of tensors with more axes than one.
+    feature_maps = {
+        value.name
+        for value in (*model.graph.value_info, *model.graph.output)
+        if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT and len(value.type.tensor_type.shape.dim) > 1
+    }
+    measured += sorted(feature_maps & (set(tensors_of(nodes)) - made))
+    bad = _problems(magnitudes.of(measured, progress))
+    # What is computed from these by operators that give nothing larger than they read.
+    handed_on: dict[str, None] = {}
+    for node in nodes:
+        if node.op in _BOUNDED and any(tensor.name in handed_on or tensor.name in bad for tensor in node.inputs):
+            handed_on.update(dict.fromkeys(output.name for output in node.outputs if len(output.shape or ()) > 2))
+    bad |= _problems(magnitudes.of(handed_on, progress))
+    reasons: dict[str, str] = {}
+    for node in nodes:
+        # A convolution reads a tensor that exceeds FP16 through Q/DQ, or not at all in FP16.
+        read = [] if node.name in int8 else [tensor.name for tensor in node.inputs]
+        touched = [name for name in (*read, *(output.name for output in node.outputs)) if name in bad]
+        if touched:
+            reasons[node.name] = bad[touched[-1]]
+        elif node.op in LAYERS and node.name not in int8 and isinstance(node.inputs[1], gs.Constant):
+            heaviest = float(np.abs(node.inputs[1].values).max(initial=0.0))
+            if heaviest > LARGEST:
+                reasons[node.name] = f"FP16 would overflow: 'its weights' reaches {heaviest:.3g}, over {LARGEST:g}"
+    makers = {node.outputs[0].name: node.name for node in nodes if node.name in int8}
+    largest = magnitudes.by_channel(makers, progress) if flow.half else {}
+    return HalfParts(
+        tuple(name for name in names if name not in reasons),
+        left=tuple(node.name for node in nodes if node.name in reasons and node.name not in wanted),
+        reasons=reasons,
+        outputs={makers[name]: most for name, most in largest.items()},
+    )
+
+
+def within_half(
+    model: onnx.ModelProto, plan: PrecisionPlan, flow: DataFlow, magnitudes: Magnitudes, progress: Progress = silent
+) -> PrecisionPlan:
+    """A plan with FP32 for what FP16 does not hold on the calibration images; a warning names each case.
+
+    An INT8 convolution stays in INT8 and writes float32; its entry says why. See :func:`half_parts`.
+    """
+    parts = half_parts(model, plan, flow, magnitudes=magnitudes, progress=progress)
+    entries = dict(plan.entries)
+    named = {reason for name, reason in parts.reasons.items() if name in entries}
+    for name, reason in parts.reasons.items():
+        if name not in entries and reason in named:
+            continue  # the convolution beside it is named
+        entry = entries.get(name)
+        if entry is None:
+            effect = f"'{name}' stays in float32"
+        elif entry.precision == "int8":
+            entries[name] = replace(entry, float_output=reason)
+            effect = f"'{name}' writes float32"
+        else:
+            entries[name] = Entry("fp32", reason, Cause.FP16_OVERFLOW)
+            effect = f"'{name}' stays in FP32"
+        warnings.warn(f"{effect}: {reason}", TrtdetWarning, stacklevel=4)
+    return PrecisionPlan(entries)
+
+
+def _problems(magnitudes: Mapping[str, float]) -> dict[str, str]:
+    """By tensor that FP16 does not hold, why: where no value is a normal number, FP16 rounds them all coarsely."""
+    problems = {}
+    for name, largest in magnitudes.items():
+        if largest > LARGEST:
+            problems[name] = f"FP16 would overflow: '{name}' reaches {largest:.3g}, over {LARGEST:g}"
+        elif 0 < largest < SMALLEST_NORMAL:
+            least = f"under its smallest normal {SMALLEST_NORMAL:.3g}"
+            problems[name] = f"FP16 would lose it: '{name}' reaches only {largest:.3g}, {least}"
+    return problems

@@ -1,0 +1,192 @@
+"""A build before any image is decoded: what is built, checked, and the keys that say whether it is up to date."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from trtdet import __version__
+from trtdet.backends import Backend, Capabilities, EngineTarget, choose
+from trtdet.building.graph import PlacedGraph, build_graph, model_bytes
+from trtdet.building.plan import check_placement
+from trtdet.building.ranges import Selection, select_images
+from trtdet.building.validation import bounding_images, check_build, plugin_parts
+from trtdet.building.variants import check_tuned, resolved, tuned_key
+from trtdet.bundle import Bundle, PluginPart
+from trtdet.calibration import Collection
+from trtdet.config import Config
+from trtdet.data import CocoDataset, content_hash, find_images
+from trtdet.errors import BundleError, ModelError, OutputError
+from trtdet.files import sha256_file
+from trtdet.options import BuildOptions, Stage, stage_keys
+from trtdet.plans.front import limit_of
+from trtdet.progress import Progress, silent
+from trtdet.quantization import PrecisionPlan
+
+
+@dataclass(frozen=True)
+class Job:
+    """One build: a float ONNX model, its configuration, the bundle's folder, and how it is built."""
+
+    model: Path
+    config: Config
+    output: Path
+    options: BuildOptions
+
+    def beside(self, name: str) -> Path:
+        """A file beside the bundle, such as ``timing-cache``: the default file of measured kernel times."""
+        return self.output.with_name(f"{self.output.name}.{name}")
+
+
+def job_of(model: Path, config: Config, output: Path, options: BuildOptions) -> Job:
+    """The build of a model, with the variant that ``--from`` names and what the options change of the configuration."""
+    if not Path(model).exists():
+        raise ModelError(f"model '{model}' does not exist; give the path of an ONNX file")
+    options, config = resolved(options, config)
+    config = config.with_nms(**options.nms.values)
+    if options.input.size is not None:
+        config = config.with_size(options.input.size)
+    return Job(Path(model), config=config, output=Path(output), options=options)
+
+
+@dataclass(frozen=True, eq=False)
+class CheckedBuild:
+    """A build of which everything is known that needs no image to be decoded.
+
+    Attributes:
+        job: what is built.
+        backend: builds the engine.
+        graph: the rewritten model.
+        plugins: the plugin libraries.
+        selected: the calibration images.
+        dataset: images, for a bound on the loss; annotated where that is in mAP.
+        previous: the bundle at the output's place, which may lend its histograms and its ranking.
+        keys: the key of every stage.
+    """
+
+    job: Job
+    backend: Backend
+    graph: PlacedGraph
+    plugins: tuple[PluginPart, ...]
+    selected: Selection
+    dataset: CocoDataset | None
+    previous: Bundle | None
+    keys: Mapping[Stage, str]
+
+    @property
+    def options(self) -> BuildOptions:
+        """How it is built."""
+        return self.job.options
+
+    @property
+    def target(self) -> EngineTarget:
+        """What the engine is built for."""
+        return EngineTarget.of(self.options)
+
+    @property
+    def key(self) -> str:
+        """The key of the last stage, which is the bundle's content hash."""
+        return self.keys[Stage.ENGINE]
+
+    @property
+    def up_to_date(self) -> Bundle | None:
+        """The bundle at the output's place, where it is the one that would be built."""
+        manifest = None if self.previous is None else self.previous.manifest
+        current = manifest is not None and manifest.content_hash == self.key and not manifest.lacks_portable
+        return self.previous if current else None
+
+
+def checked_build(job: Job, progress: Progress = silent) -> CheckedBuild:
+    """Checks everything about a build that needs no image to be decoded, and rewrites its model.
+
+    Raises:
+        TrtdetError: of the kind that says what is wrong; nothing has been written.
+    """
+    options, backend = job.options, choose(job.options.backend)
+    caps, int8 = backend.capabilities, job.options.int8
+    check_build(options, caps)
+    plugins = plugin_parts(options.engine.plugins, caps, options.engine.embed_plugins)
+    progress("rewriting the graph", 0, 1)
+    graph = build_graph(job.model, job.config, options, backend=backend)
+    if int8:
+        check_placement(options.plan, graph)
+    previous = _previous_bundle(job)
+    selected = select_images(options.calibration) if options.runs_images else Selection()
+    dataset = bounding_images(options.plan, graph.config, selected.paths)
+
+    def keys(asked: BuildOptions) -> dict[Stage, str]:
+        return stage_keys(asked, _facts(graph, asked, caps, selected=selected, plugins=plugins), int8)
+
+    if options.tuned is not None:
+        plain = replace(options, plan=options.plan.formats_alone(), from_=None, tuned=None)
+        check_tuned(options.tuned, sha256_file(job.model), keys(plain)[Stage.CORRECTIONS])
+    return CheckedBuild(
+        job=job,
+        backend=backend,
+        graph=graph,
+        plugins=plugins,
+        selected=selected,
+        dataset=dataset,
+        previous=previous,
+        keys=keys(options),
+    )
+
+
+def _previous_bundle(job: Job) -> Bundle | None:
+    """The bundle at the output's place; None where there is none, or it is damaged and built again.
+
+    Raises:
+        OutputError: it is a bundle of another model, and nobody has said that it may be replaced.
+    """
+    try:
+        model = Bundle(job.output, verify=False).manifest.model
+        if job.options.force or model.sha256 == sha256_file(job.model):
+            return Bundle(job.output)
+    except BundleError:
+        return None
+    raise OutputError(
+        f"'{job.output}' is a bundle of another model ('{model.name}', SHA-256 {model.sha256[:12]}...), not of "
+        f"'{job.model}'; choose another place with -o, or replace it with --force"
+    )
+
+
+def _facts(
+    graph: PlacedGraph,
+    options: BuildOptions,
+    caps: Capabilities,
+    selected: Selection,
+    plugins: tuple[PluginPart, ...],
+) -> dict[str, Any]:
+    """What the options resolve to, by the names that their metadata gives, and what stands for no option."""
+    plan, histograms, cache = options.plan, options.calibration.histograms, options.calibration.cache
+    kept: Any = plan.keep_fp16
+    if isinstance(kept, Path):
+        kept = ["plan", json.dumps(asdict(PrecisionPlan.load(kept)), sort_keys=True)]
+    annotated: list[str | None] | None = None
+    if limit_of(plan) is not None and plan.val_images is not None:  # the plan is found by their score
+        annotations = sha256_file(plan.annotations) if plan.annotations is not None else None
+        annotated = [annotations, content_hash(find_images(plan.val_images))]
+    return {
+        "trtdet": __version__,
+        "config": graph.config.model_dump(mode="json"),
+        "model": hashlib.sha256(model_bytes(graph.model)).hexdigest(),
+        "nms": [graph.nms_mode, graph.passes.keep_embedded],
+        "backend": [caps.name, caps.version],
+        "images": selected.sha256,
+        # Images say it all; without them the given collection does.
+        "histograms": Collection.load(histograms).key if histograms is not None and not selected.paths else None,
+        "cache": sha256_file(cache) if cache is not None else None,
+        "kept": kept,
+        "annotated": annotated,
+        "ranked_images": plan.rank_images if plan.ranked else None,
+        "tuned": tuned_key(options.tuned) if options.tuned is not None else None,
+        "plugins": [part.sha256 for part in plugins],
+        # The GPU decides nothing unless its estimate does.
+        "guard": [options.least_speedup, options.engine.gpu]
+        if options.least_speedup is not None or plan.limited
+        else None,
+    }

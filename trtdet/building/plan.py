@@ -1,0 +1,319 @@
+"""Fourth step of a build: all that INT8 needs -> what precision each convolution runs in.
+
+A limit on the loss or on the latency is a pick from the optimiser's front, see :mod:`trtdet.plans.front`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from pathlib import Path
+
+import onnx
+
+from trtdet.audit.neighbours import Costs
+from trtdet.backends import Backend
+from trtdet.building.corrections import Prepared
+from trtdet.building.costs import plan_costs, plan_stopwatch
+from trtdet.building.graph import PlacedGraph
+from trtdet.bundle import Bundle
+from trtdet.data import CocoDataset
+from trtdet.errors import ConfigError, TrtdetWarning
+from trtdet.evaluation.agreement import agree
+from trtdet.evaluation.comparison import compare
+from trtdet.evaluation.confidence import halves
+from trtdet.evaluation.scoring import Evaluation, evaluate
+from trtdet.options import BuildOptions, PlanOptions, spelled
+from trtdet.plans.front import (
+    MAP,
+    LatencyPlan,
+    LossLimit,
+    Score,
+    Search,
+    TradeOff,
+    cheapest_within,
+    check_reachable,
+    limit_of,
+    most_accurate_within,
+)
+from trtdet.plans.measuring import Method, subject_key
+from trtdet.plans.optimiser import PrecisionChoice, Problem
+from trtdet.plans.planning import check_count, keeping, most_sensitive, named, reasons, within_budget
+from trtdet.plans.ranking import rank
+from trtdet.plans.scores import Sensitivity
+from trtdet.progress import Progress, silent
+from trtdet.quantization import Cause, PrecisionPlan, QdqPlacement
+from trtdet.quantization.macs import DEPTHWISE, multiply_adds
+from trtdet.runtime.detector import Detector
+
+RANKING = "sensitivity.json"
+"""The file of a bundle that keeps the ranking."""
+
+
+def check_placement(plan: PlanOptions, graph: PlacedGraph) -> None:
+    """Refuses what a model cannot keep in FP16: unknown names, more convolutions than there are, a foreign plan."""
+    if isinstance(plan.keep_fp16, tuple):
+        named(graph.plan, [name for name in plan.keep_fp16 if name != DEPTHWISE])
+    elif isinstance(plan.keep_fp16, int):
+        check_count(plan.keep_fp16, len(graph.plan.names("int8")))
+    if not starting_plan(graph, plan).names("int8"):
+        warn_of_nothing(graph)
+
+
+def warn_of_nothing(graph: PlacedGraph) -> None:
+    """Says that INT8 has nothing to do in a model whose convolutions all stay in FP16 by default."""
+    left = graph.plan.names("fp16")
+    if left and not graph.plan.names("int8"):
+        example = graph.plan.entries[left[0]].reason
+        warnings.warn(
+            f"INT8 has nothing to do: all {len(left)} convolutions that can be in INT8 stay in FP16 by default, the "
+            f"first '{left[0]}' ({example}); {spelled(BuildOptions, 'plan.int8_all')} puts them into INT8",
+            TrtdetWarning,
+            stacklevel=3,
+        )
+
+
+def edited_plan(path: Path, placement: QdqPlacement) -> PrecisionPlan:
+    """A plan from a file.
+
+    Raises:
+        ConfigError: it cannot be read, is of another model, or asks for INT8 where that is impossible.
+    """
+    plan = PrecisionPlan.load(path)
+    try:
+        placement.following(plan)
+    except ConfigError as error:
+        raise ConfigError(f"plan '{path}': {error.problem}", error.hint) from None
+    return plan
+
+
+def starting_plan(graph: PlacedGraph, options: PlanOptions) -> PrecisionPlan:
+    """What corrections are made for: the graph's plan, with INT8 where an edited plan asks for it."""
+    entries = dict(graph.plan.entries)
+    if isinstance(options.keep_fp16, Path):
+        for name in edited_plan(options.keep_fp16, graph.placement).names("int8"):
+            entries[name] = graph.placement.plan.entries[name]
+    return PrecisionPlan(entries)
+
+
+def check_latency(plain: Prepared, backend: Backend, options: BuildOptions, progress: Progress = silent) -> None:
+    """Refuses a time that no plan keeps before corrections are worked out, which make no plan faster."""
+    limit = options.plan.max_latency
+    if limit is None or plan_stopwatch(plain, backend, options, progress=progress) is not None:
+        return  # what is measured says it, of the plan itself
+    costs = plan_costs(plain, backend, options, progress=progress)
+    if costs is not None:
+        check_reachable(costs.unit, plan_problem(plain, costs), limit)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What each convolution runs in, and what that was found by."""
+
+    plan: PrecisionPlan
+    ranking: Sensitivity | None = None
+    trade_off: TradeOff | None = None
+    within: LatencyPlan | None = None
+
+
+def choose_plan(
+    prepared: Prepared,
+    options: BuildOptions,
+    ranked: Callable[[], Sensitivity],
+    backend: Backend | None = None,
+    dataset: CocoDataset | None = None,
+    progress: Progress = silent,
+) -> Planned:
+    """The plan that the options ask for, with FP32 for what FP16 does not hold.
+
+    Args:
+        ranked: gives the ranking; called only where one is needed.
+        backend: builds what costs are estimated from; needed for a limit.
+        dataset: the images for a limit on the loss.
+
+    Raises:
+        ConfigError: the options do not fit the model, or no plan keeps the limit.
+    """
+    asked, plan, trade_off, latency = options.plan, prepared.plan, None, None
+    ranked = cache(ranked)
+    chosen: tuple[str, ...] = ()
+    if isinstance(asked.keep_fp16, Path):
+        edited = edited_plan(asked.keep_fp16, prepared.graph.placement)
+        own = {
+            name: replace(entry, corrections=plan.entries[name].corrections)
+            for name, entry in prepared.graph.plan.entries.items()
+        }
+        plan = PrecisionPlan({name: edited.entries[name].edited_from(entry) for name, entry in own.items()})
+    elif isinstance(asked.keep_fp16, tuple):
+        macs = multiply_adds(prepared.model)
+        depthwise = [name for name in plan.names("int8") if macs[name].depthwise]
+        names = [name for item in asked.keep_fp16 for name in (depthwise if item == DEPTHWISE else (item,))]
+        plan = keeping(plan, dict.fromkeys(named(plan, names), "kept: named"), Cause.KEPT_NAMED)
+    elif asked.max_latency is not None:
+        assert backend is not None
+        costs = plan_costs(prepared, backend, options, progress=progress)
+        stopwatch = plan_stopwatch(prepared, backend, options, progress=progress)
+        assert costs is not None, "validation refuses a backend without layers"
+        if stopwatch is None:
+            check_reachable(costs.unit, plan_problem(prepared, costs), asked.max_latency)
+        latency = most_accurate_within(
+            costs.unit, plan_problem(prepared, costs, ranked()), limit=asked.max_latency, measure=stopwatch
+        )
+        chosen, cause = latency.kept, Cause.KEPT_LATENCY
+    elif (accuracy_limit := limit_of(asked)) is not None:
+        assert dataset is not None and backend is not None, "validation gives the images"
+        figure, limit = accuracy_limit
+        costs = plan_costs(prepared, backend, options, progress=progress)
+        search = search_within(prepared, ranked, costs, dataset=dataset, figure=figure, progress=progress)
+        trade_off = cheapest_within(search, limit)
+        chosen, cause = trade_off.chosen.names, Cause.KEPT_BOUND
+    elif asked.keep_fp16:
+        chosen, cause = most_sensitive(ranked(), asked.keep_fp16), Cause.KEPT_SENSITIVE
+    elif asked.fp16_budget is not None:
+        chosen, cause = within_budget(ranked(), asked.fp16_budget), Cause.KEPT_BUDGET
+    ranking = ranked() if ranked.cache_info().currsize else None
+    if chosen:
+        faster = dict.fromkeys(chosen, "kept: FP16 is estimated to be as fast here")
+        plan = keeping(plan, faster if ranking is None else reasons(ranking, chosen), cause)
+    return Planned(prepared.without_overflow(plan, progress), ranking, trade_off, within=latency)
+
+
+def ranking(
+    prepared: Prepared,
+    options: PlanOptions,
+    method: Method = Method(),
+    previous: Bundle | None = None,
+    rows: Path | None = None,
+    progress: Progress = silent,
+) -> Sensitivity:
+    """The ranking of the convolutions, on calibration images or on the method's annotated images.
+
+    Args:
+        previous: a bundle whose ranking is taken where it was made from the same.
+        rows: a file that every finished row is appended to; an existing file is resumed.
+    """
+    dataset = None if method.dataset is None else method.dataset.first(options.rank_images)
+    subject, method = prepared.subject(options.rank_images, dataset), replace(method, dataset=dataset)
+    if previous is not None and RANKING in previous.manifest.files:
+        kept = Sensitivity.load(previous.file(RANKING))
+        if kept.key == subject_key(subject, method):
+            return kept
+    return rank(subject, method, rows, ray=options.ray, progress=progress)
+
+
+_UNSEEN = 1e-6
+"""The share of the largest error that every convolution in INT8 has at least."""
+
+
+def plan_problem(prepared: Prepared, costs: Costs | None, ranked: Sensitivity | None = None) -> Problem:
+    """INT8 or FP16 for every convolution that is in INT8 as long as nothing else is asked for.
+
+    Args:
+        costs: of plans; None counts millions of multiply-adds, those in FP16 twice.
+        ranked: the errors; None for none. A convolution that shows no error alone loses detections with others, so each
+            has a millionth of the largest at least, and the least error is that of all in FP16.
+    """
+    macs = multiply_adds(prepared.model)
+    errors = {layer.name: layer.score for layer in ranked.layers} if ranked is not None else {}
+    least = 0.0 if ranked is None else _UNSEEN * max(errors.values(), default=0.0) or _UNSEEN
+    choices = {}
+    for name in prepared.plan.names("int8"):
+        cost = macs[name].count / 1e6 if costs is None else 0.0
+        int8 = PrecisionChoice("int8", max(errors.get(name, 0.0), least), cost=cost)
+        choices[name] = (int8, PrecisionChoice("fp16", error=0.0, half=True, cost=2 * cost))
+    joints, fixed = ((), 0.0) if costs is None else (costs.joints, costs.fixed)
+    return Problem(choices, joints, fixed)
+
+
+def cost_unit(costs: Costs | None) -> str:
+    """Of the costs in :func:`plan_problem`."""
+    return "million multiply-adds, FP16 twice" if costs is None else costs.unit
+
+
+def search_within(
+    prepared: Prepared,
+    ranked: Callable[[], Sensitivity],
+    costs: Costs | None,
+    dataset: CocoDataset,
+    figure: LossLimit = MAP,
+    progress: Progress = silent,
+) -> Search:
+    """A search in which one half of the images chooses and the other half verifies.
+
+    Args:
+        ranked: gives the ranking; called only where it is needed.
+        costs: of plans, see :func:`plan_problem`.
+        dataset: the images, annotated where mAP is limited.
+        figure: the limited measure.
+    """
+    macs = multiply_adds(prepared.model)
+    depthwise = tuple(name for name in prepared.plan.names("int8") if macs[name].depthwise)
+    choosing, verifying = (
+        PlanScorer(prepared, figure=figure, dataset=half, progress=progress) for half in halves(dataset)
+    )
+    return Search(
+        start=plan_problem(prepared, costs),
+        ranked=lambda: plan_problem(prepared, costs, ranked()),
+        macs={name: work.count for name, work in macs.items() if name in prepared.plan.entries},
+        unit=cost_unit(costs),
+        measure=choosing,
+        report=verifying,
+        figure=figure,
+        others=(depthwise,) if depthwise else (),
+    )
+
+
+class PlanScorer:
+    """Scores plans on images, against the float model on the same; annotated images where mAP is scored."""
+
+    def __init__(self, prepared: Prepared, figure: LossLimit, dataset: CocoDataset, progress: Progress) -> None:
+        self._prepared, self._figure, self._dataset, self._progress = prepared, figure, dataset, progress
+        self._count = 0
+        self._scores: dict[tuple[str, ...], Score] = {}
+
+    @cached_property
+    def _float(self) -> Evaluation:
+        return self._scored(self._prepared.model)
+
+    @property
+    def reference(self) -> float:
+        """The float model's own score, 0..1."""
+        return self._float.result.map if self._figure is MAP else 1.0
+
+    def __call__(self, names: tuple[str, ...]) -> Score:
+        """Of the plan with these convolutions in FP16; measured once."""
+        if names in self._scores:
+            return self._scores[names]
+        prepared, reference = self._prepared, self._float
+        plan = keeping(prepared.plan, dict.fromkeys(names, "tried"), Cause.KEPT_BOUND)
+        evaluation = self._scored(prepared.explicit(prepared.without_overflow(plan, self._progress)).model)
+        if self._figure is MAP:
+            gap = compare(evaluation, reference)
+            score = Score(
+                evaluation.result.map, difference=gap.difference, low=gap.low, high=gap.high, images=gap.images
+            )
+        else:
+            agreement = agree(evaluation, reference)
+            if agreement.ap is None or agreement.low is None or agreement.high is None:
+                raise ConfigError(f"{self._figure.option}: {agreement.problem}")
+            score = Score(
+                map=None,
+                difference=agreement.ap - 1,
+                low=agreement.low - 1,
+                high=agreement.high - 1,
+                images=agreement.images,
+                agreement=agreement.ap,
+            )
+        self._scores[names] = score
+        return score
+
+    def _scored(self, model: onnx.ModelProto) -> Evaluation:
+        self._count += 1
+        stage = f"{self._figure.column} on {len(self._dataset.images)} images, evaluation {self._count}"
+        prepared, progress = self._prepared, self._progress
+        detector = Detector.running(model, prepared.config, prepared.graph.nms_mode)
+        return evaluate(
+            detector, self._dataset, lambda done, total: progress(stage, done, total), cache=prepared.calibrated.cache
+        )

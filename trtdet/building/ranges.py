@@ -1,0 +1,199 @@
+"""Second step of a build: the graph and calibration images -> a histogram and a range for every activation."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from trtdet.backends import OnnxRunner
+from trtdet.building.graph import PlacedGraph
+from trtdet.bundle import Bundle
+from trtdet.calibration import Collection, CollectionRequest, Ranges, collect, collection_key, expose
+from trtdet.data import ImageCache, ImageStream, content_hash, evenly, find_images
+from trtdet.errors import CalibrationError, TrtdetWarning
+from trtdet.evaluation.plausibility import Plausibility, examine_model, warn_of
+from trtdet.options import DEFAULT_IMAGES, CalibrationOptions
+from trtdet.passes import decoded
+from trtdet.progress import Progress, silent
+from trtdet.quantization import Sources, reach
+
+HISTOGRAMS = "histograms.npz"
+"""The file of a bundle that keeps the histograms."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The images that are run, sorted, and the hash of their names and contents.
+
+    Attributes:
+        cache: shared by all passes of a build, over these images and over annotated images.
+    """
+
+    paths: tuple[Path, ...] = ()
+    sha256: str = content_hash(())
+    cache: ImageCache = field(default_factory=ImageCache, repr=False, compare=False)
+
+
+def calibration_images(options: CalibrationOptions) -> list[Path]:
+    """All images that may calibrate, sorted.
+
+    Raises:
+        DataError: the source does not exist, or has no images.
+    """
+    return [] if options.images is None else sorted(find_images(options.images, options.root))
+
+
+def select_images(options: CalibrationOptions) -> Selection:
+    """The calibration images: evenly spaced over the sorted names, so that all of a video or of a set is covered.
+
+    Sorted, because the images that judge the corrections are every fourth: the order of a list is to change nothing.
+
+    Raises:
+        DataError: the source does not exist, or has no images.
+    """
+    images = calibration_images(options)
+    if not images:
+        return Selection()
+    wanted = options.num_images or DEFAULT_IMAGES
+    if options.num_images is not None and len(images) < wanted:
+        warnings.warn(
+            f"--num-images {wanted} but '{options.images}' has {len(images)}: all of them are used",
+            TrtdetWarning,
+            stacklevel=3,
+        )
+    paths = evenly(images, wanted)
+    return Selection(paths, content_hash(paths))
+
+
+@dataclass(frozen=True, eq=False)
+class Calibrated:
+    """Histograms, and the ranges chosen from them.
+
+    Attributes:
+        graph: the model.
+        collection: the histograms.
+        ranges: by the rule that was named; by the default rule for ``auto``, which decides with the corrections.
+        paths: calibration images that could be read.
+        cache: the selection's.
+        reused: the histograms were there already.
+        seen: what the detections on the images look like; None where nobody looked.
+    """
+
+    graph: PlacedGraph
+    collection: Collection
+    ranges: Ranges
+    paths: tuple[Path, ...]
+    cache: ImageCache
+    reused: bool
+    seen: Plausibility | None = None
+
+
+def check_detections(
+    graph: PlacedGraph, options: CalibrationOptions, selected: Selection, progress: Progress = silent
+) -> Plausibility | None:
+    """Whether the float model looks like a working detector on the images; None without images, or where nobody asks.
+
+    Warns:
+        ImplausibleDetections: it does not, or does so clearly more with another configuration.
+    """
+    if not (selected.paths and options.check_input):
+        return None
+    progress("checking the input", 0, 1)
+    seen = examine_model(graph.source, graph.passes, selected.paths)
+    progress("checking the input", 1, 1)
+    warn_of(seen.warning)
+    return seen
+
+
+def calibrated(
+    graph: PlacedGraph,
+    options: CalibrationOptions,
+    selected: Selection,
+    *,
+    implicit: bool = False,
+    previous: Bundle | None = None,
+    progress: Progress = silent,
+) -> Calibrated:
+    """Runs the images through a graph, or takes histograms of an earlier run, and applies the rule.
+
+    Args:
+        options: the rule; its ``histograms`` are taken instead of running images.
+        implicit: give every tensor a range that TensorRT may quantise by itself, not only those of the Q/DQ pairs.
+        previous: a bundle that may lend its histograms.
+
+    Raises:
+        CalibrationError: the histograms are of something else, or an activation is not finite.
+        DataError: images cannot be read.
+        ConfigError: an unknown rule, or a percentile out of range.
+    """
+    tensors, key = _histogram_key(graph, selected, implicit)
+    reused = True
+    if options.histograms is not None:
+        collection = Collection.load(options.histograms)
+        # Without images the names of the tensors are all that can be compared.
+        if set(collection.histograms) != set(tensors) or (selected.paths and collection.key != key):
+            raise CalibrationError(
+                f"the histograms '{options.histograms}' were collected from another model, other images or another "
+                "pre-processing",
+                "leave calibration.histograms out to collect them again",
+            )
+    elif previous is not None and previous.manifest.quantization.histograms_key == key:
+        collection = Collection.load(previous.file(HISTOGRAMS))
+    else:
+        # The detections are computed as well, so that a head that is not finite is noticed.
+        head = decoded(graph.nms_mode, graph.config).names
+        runner = OnnxRunner(expose(graph.with_own_activations, list(dict.fromkeys([*tensors, *head]))))
+        stream = ImageStream(selected.paths, graph.config.input, batch_size=runner.batch or 1, cache=selected.cache)
+        request = CollectionRequest(runner.input, tensors=tensors, key=key, images_sha256=selected.sha256)
+        collection = collect(
+            runner, request, stream, progress=lambda images: progress("calibrating", images, len(selected.paths))
+        )
+        reused = False
+    # Unreadable images were named when they were met first.
+    skipped = set(collection.skipped)
+    paths = tuple(path for path in selected.paths if path.name not in skipped)
+    ranges = Ranges.choose(collection, options.rule_name, options.percentile)
+    sources = sources_of(graph, paths, cache=selected.cache, progress=progress)
+    return Calibrated(
+        graph=graph,
+        collection=collection,
+        ranges=replace(ranges, inputs=reach(graph.model, sources) if paths else {}),
+        paths=paths,
+        cache=selected.cache,
+        reused=reused,
+    )
+
+
+def sources_of(
+    graph: PlacedGraph, paths: tuple[Path, ...], cache: ImageCache, progress: Progress, unfinished: Path | None = None
+) -> Sources:
+    """What runs images through versions of a model."""
+    return Sources(
+        images=paths,
+        preprocess=graph.config.input,
+        load=OnnxRunner,
+        head=decoded(graph.nms_mode, graph.config),
+        progress=progress,
+        cache=cache,
+        unfinished=unfinished,
+    )
+
+
+def existing_histograms(
+    graph: PlacedGraph, options: CalibrationOptions, selected: Selection, implicit: bool, previous: Bundle | None
+) -> str:
+    """Where histograms are that serve, so that no image is run for them; empty where they have to be collected."""
+    if options.histograms is not None:
+        return "calibration.histograms"
+    if previous is None:
+        return ""
+    key = _histogram_key(graph, selected, implicit)[1]
+    return "the bundle at -o" if previous.manifest.quantization.histograms_key == key else ""
+
+
+def _histogram_key(graph: PlacedGraph, selected: Selection, implicit: bool) -> tuple[tuple[str, ...], str]:
+    """The tensors that get a range, and the key of their histograms."""
+    tensors = graph.quantizable.tensors if implicit else graph.placement.activations
+    exposed = expose(graph.with_own_activations, tensors)
+    return tensors, collection_key(exposed, tensors, selected.sha256, preprocess=graph.config.input.model_dump_json())

@@ -1,0 +1,333 @@
+"""All checks that need no images: a wrong option is an error before anything is decoded, run or written."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from collections.abc import Collection
+from pathlib import Path
+from typing import get_args
+
+from trtdet.backends import Capabilities, EngineTarget, OwnCalibrator, cuda
+from trtdet.building.costs import named_gpu
+from trtdet.bundle import PluginPart
+from trtdet.config import Config
+from trtdet.data import CocoDataset
+from trtdet.errors import BackendError, CalibrationError, ConfigError, TrtdetWarning
+from trtdet.evaluation.confidence import apart_from
+from trtdet.files import cluster, sha256_file
+from trtdet.options import (
+    BuildOptions,
+    CalibrationOptions,
+    PlanOptions,
+    SweepOptions,
+    TuneOptions,
+    rows_of,
+    spelled,
+    value_of,
+)
+from trtdet.options.fields import rule_percentile
+from trtdet.plans.front import AGREEMENT, MAP, limit_of
+
+FIRST_FP8 = 89
+"""The compute capability that FP8 came with."""
+
+
+def _spelled(name: str) -> str:
+    return spelled(BuildOptions, name)
+
+
+_KEEP, _LATENCY = _spelled("plan.keep_fp16"), _spelled("plan.max_latency")
+_VAL_IMAGES, _ANNOTATIONS = _spelled("plan.val_images"), _spelled("plan.annotations")
+
+
+def check_build(options: BuildOptions, caps: Capabilities) -> None:
+    """Refuses options that contradict each other or are beyond the backend.
+
+    Raises:
+        ConfigError: two options do not fit together.
+        BackendError: the backend cannot do it.
+        CalibrationError: the given cache or histograms do not exist.
+    """
+    plan = options.plan
+    _check_engine(options, caps)
+    if plan.fp8 and options.implicit:
+        raise ConfigError(f"{_spelled('plan.fp8')} is written into the model; leave --quantization implicit out")
+    check_targets(options, caps)
+    if not options.int8:
+        if options.least_speedup is not None:
+            raise ConfigError(f"{_spelled('guard')} is about INT8's speed; leave it out with --{options.precision}")
+        rows = [row for row in rows_of(BuildOptions) if row.path[0] == "plan"]
+        wrong = next((row for row in rows if value_of(options, row) != row.default), None)
+        if wrong is not None:
+            raise ConfigError(f"{wrong.spelled} is about INT8; leave it out with --{options.precision}")
+        return
+    if options.implicit:
+        _check_implicit(options, caps)
+    _check_plan(plan, caps)
+    if options.calibration.cache is not None:
+        return
+    lost = [sm for sm in EngineTarget.of(options).sms if sm in caps.sms_without_int8]
+    if lost:
+        raise BackendError(
+            f"--sm {lost[0]} together with --int8: with compute capability {lost[0] / 10} among the targets "
+            f"{caps.name} {caps.version} runs every convolution in float without saying so; leave {lost[0]} out, "
+            "or build for it alone with --fp32"
+        )
+    check_calibration(options.calibration, () if options.implicit else options.corrections)
+    warn_of_percentile(options.calibration.rule)
+    if plan.ranked and options.calibration.images is None:
+        raise ConfigError("a ranking of the convolutions is measured on images: give --images, or name them")
+
+
+def _check_engine(options: BuildOptions, caps: Capabilities) -> None:
+    engine, backend = options.engine, f"{caps.name} {caps.version}"
+    if engine.version_compatible and not caps.version_compatible:
+        raise BackendError(
+            f"{backend} cannot make version-compatible engines; leave {_spelled('engine.version_compatible')} out"
+        )
+    if engine.hardware_compatible and not caps.hardware_compatible:
+        raise BackendError(
+            f"{backend} cannot make engines for GPUs later than those it builds for; leave "
+            f"{_spelled('engine.hardware_compatible')} out" + (" and name them with --sm" if caps.sms else "")
+        )
+    if engine.embed_plugins and not engine.plugins:
+        libraries = _spelled("engine.plugins")
+        raise ConfigError(f"{_spelled('engine.embed_plugins')} needs the libraries: give them with {libraries}")
+    unknown = [name for name in engine.tactic_sources or () if name not in caps.tactic_sources]
+    if unknown or (engine.tactic_sources is not None and not caps.tactic_sources):
+        allowed = f"allowed: {', '.join(caps.tactic_sources)}" if caps.tactic_sources else "leave it out"
+        raise BackendError(f"{backend} has no tactic source{f' {unknown[0]!r}' if unknown else 's'}; {allowed}")
+    if not engine.tf32 and not caps.tf32:
+        raise BackendError(f"{backend} does not compute in TF32; leave {_spelled('engine.tf32')}=false out")
+    if not options.implicit:
+        for name in ("calibrator", "cache"):
+            if getattr(options.calibration, name) != getattr(CalibrationOptions, name):
+                option = _spelled(f"calibration.{name}")
+                raise ConfigError(f"{option} belongs to --quantization implicit; Q/DQ nodes hold trtdet's own ranges")
+    elif not options.int8:
+        raise ConfigError(f"--quantization implicit is about INT8; leave it out with --{options.precision}")
+    named_gpu(options)  # refuses a GPU that the table lacks
+    if options.least_speedup is not None and options.int8 and not caps.makes_engine:
+        raise BackendError(
+            f"{_spelled('guard')} compares the speed of engines, and {caps.name} makes none; leave it out, or choose "
+            "another --backend"
+        )
+
+
+def check_targets(options: BuildOptions | SweepOptions, caps: Capabilities) -> None:
+    """Refuses compute capabilities that cannot be built for, and FP8 where the backend or one of the GPUs has none.
+
+    A backend without engines builds for no GPU; where none are named, those by default count.
+    """
+    sms = EngineTarget.of(options).sms
+    if caps.makes_engine:
+        # Without targets of its own the library builds for the machine's GPU; where there is none, choosing it fails.
+        possible = caps.sms or tuple(device.sm for device in cuda.devices()[:1])
+        impossible = [sm for sm in sms if sm not in possible]
+        if impossible and possible:
+            hint = "" if caps.sms else "; leave --sm out, or use --backend tensorrt-rtx, which builds for other GPUs"
+            raise BackendError(
+                f"{caps.name} {caps.version} cannot build for compute capability {impossible[0]}; allowed: "
+                f"{', '.join(map(str, possible))}{hint}"
+            )
+    if options.plan.fp8 and not caps.fp8:
+        raise BackendError(
+            f"{caps.name} {caps.version} has no FP8 for products of matrices; allowed: TensorRT 10 and later, "
+            "tensorrt-rtx"
+        )
+    older = [sm for sm in sms or caps.default_sms if options.plan.fp8 and sm < FIRST_FP8]
+    if older:
+        raise BackendError(
+            f"compute capability {older[0]} has no FP8, which came with {FIRST_FP8}",
+            "give newer ones with --sm, such as --sm 89 120",
+        )
+
+
+def _check_implicit(options: BuildOptions, caps: Capabilities) -> None:
+    calibration, plan = options.calibration, options.plan
+    if caps.implicit is None:
+        raise BackendError(
+            f"{caps.name} {caps.version} has no calibrators, so it cannot quantize implicitly; use --quantization "
+            "explicit, which writes the same ranges into the model as Q/DQ nodes"
+        )
+    if options.effort not in ("none", BuildOptions.effort):
+        raise ConfigError(
+            f"corrections are made in the Q/DQ model, which --quantization implicit has not; leave "
+            f"{_spelled('effort')} out"
+        )
+    if calibration.calibrator == "tensorrt" and calibration.rule_name not in get_args(OwnCalibrator):
+        raise ConfigError(
+            f"TensorRT has no calibrator for --calib {calibration.rule}; allowed with "
+            f"{_spelled('calibration.calibrator')}=tensorrt: {', '.join(get_args(OwnCalibrator))}"
+        )
+    if calibration.calibrator == "tensorrt" and calibration.images is None:
+        raise ConfigError("TensorRT's own calibrators look at images: give them with --images")
+    if plan.limited:
+        limit = limit_of(plan)
+        option = _LATENCY if limit is None else limit[0].option
+        raise ConfigError(f"{option} scores Q/DQ models; with --quantization implicit give {_KEEP}")
+    if calibration.cache is not None and not calibration.cache.is_file():
+        raise CalibrationError(f"the calibration cache '{calibration.cache}' does not exist; give another")
+    if calibration.cache is not None and plan != plan.formats_alone():
+        raise ConfigError(f"what stays in FP16 is found on images; leave it out with {_spelled('calibration.cache')}")
+
+
+def _check_plan(plan: PlanOptions, caps: Capabilities) -> None:
+    """Refuses two ways to say what stays in FP16, and a search for a plan that lacks what it measures."""
+    ways = {
+        _KEEP: plan.keep_fp16,
+        _spelled("plan.fp16_budget"): plan.fp16_budget,
+        MAP.option: plan.max_map_drop,
+        AGREEMENT.option: plan.max_disagreement,
+        _LATENCY: plan.max_latency,
+    }
+    asked = [name for name, value in ways.items() if value is not None]
+    if len(asked) > 1:
+        raise ConfigError(f"{asked[0]} and {asked[1]} both say what stays in FP16: give one of them")
+    limit, objective = limit_of(plan), _spelled("plan.objective")
+    if plan.objective != "latency" and not plan.limited:
+        raise ConfigError(
+            f"{objective}={plan.objective} says what is cheap within a limit: give {MAP.option} or {AGREEMENT.option}"
+        )
+    if _LATENCY in asked and plan.objective == "size":
+        raise ConfigError(f"{_LATENCY} limits milliseconds; leave {objective}=size out")
+    if _LATENCY in asked and not caps.lists_layers:
+        raise BackendError(
+            f"{_LATENCY}: {caps.name} lists no layers that a time could be estimated from; choose another --backend, "
+            "such as tensorrt-rtx"
+        )
+    if plan.max_disagreement is None or plan.val_images is None:
+        check_annotated(plan)
+    if limit is not None and plan.val_images is None:
+        if limit[0] is MAP:
+            raise ConfigError(f"{MAP.option} measures mAP: give annotated images with {_VAL_IMAGES} and {_ANNOTATIONS}")
+        raise ConfigError(
+            f"{AGREEMENT.option} compares detections on images that ranges and corrections were not made from: give "
+            f"some with {_VAL_IMAGES}; they need no annotations"
+        )
+    if plan.ranked:
+        check_ray(plan)
+
+
+def check_annotated(plan: PlanOptions) -> None:
+    """Refuses annotated images without annotations, and the reverse."""
+    if (plan.val_images is None) != (plan.annotations is None):
+        raise ConfigError(f"{_VAL_IMAGES} and {_ANNOTATIONS} belong together: give both")
+
+
+def check_ray(plan: PlanOptions) -> None:
+    """Refuses Ray where it is asked for and missing."""
+    if plan.ray is not None and importlib.util.find_spec("ray") is None:
+        raise BackendError("Ray is not installed here", cluster.PIP)
+
+
+def check_calibration(calibration: CalibrationOptions, correct: tuple[str, ...]) -> None:
+    """Refuses a calibration that lacks images, or whose histograms do not exist."""
+    if calibration.images is None and calibration.histograms is None:
+        raise ConfigError("INT8 needs calibration images: a folder or a list of file names with --images")
+    if calibration.histograms is not None and not calibration.histograms.is_file():
+        raise CalibrationError(f"'{calibration.histograms}' does not exist; make it with 'trtdet calibrate'")
+    # Histograms alone are enough for a rule, not for what is judged on images.
+    if calibration.images is None and correct:
+        raise ConfigError(
+            f"corrections are worked out on images: give --images, or build with {_spelled('effort')} none"
+        )
+
+
+def warn_of_percentile(*rules: str) -> None:
+    """Warns where one of the rules takes a percentile that looks like a share: up to 1, or under 50."""
+    percentiles = [rule_percentile(rule) for rule in rules if rule.startswith("percentile")]
+    percentile = min(percentiles, default=100.0)
+    if percentile >= 50:
+        return
+    meant = 100 * percentile if percentile <= 1 else 99.99
+    warnings.warn(
+        f"percentile {percentile:g} is in percent: all but the smallest {percentile:g} % of the values exceed such a "
+        f"range; {meant:.10g} is likely meant",
+        TrtdetWarning,
+        stacklevel=3,
+    )
+
+
+def check_sweep(options: SweepOptions) -> None:
+    """Refuses a sweep without the images that it needs."""
+    _check_images(options.calibration, "a sweep")
+    if options.plan.val_images is None or options.plan.annotations is None:
+        raise ConfigError(f"a sweep scores its variants on annotated images: give {_VAL_IMAGES} and {_ANNOTATIONS}")
+
+
+def _check_images(calibration: CalibrationOptions, subject: str) -> None:
+    if calibration.images is None:
+        raise ConfigError(f"{subject} needs calibration images: a folder or a list of file names with --images")
+
+
+def check_tune(options: TuneOptions) -> None:
+    """Refuses a tune that cannot be measured, as far as :func:`check_build` does not."""
+    build, plan = options.build, options.build.plan
+    if not build.int8 or build.implicit:
+        raise ConfigError("a tune is about INT8 with Q/DQ nodes; leave --fp16, --fp32 and --quantization implicit out")
+    if plan.keep_fp16 is not None or plan.limited or plan.fp16_budget is not None or build.tuned is not None:
+        raise ConfigError("a tune finds plans itself; leave out what else says what stays in FP16")
+    _check_images(build.calibration, "a tune")
+    if plan.annotations is not None and plan.val_images is None:
+        raise ConfigError(f"{_ANNOTATIONS} are those of {_VAL_IMAGES}: give both")
+    check_ray(plan)
+
+
+def plugin_parts(plugins: tuple[Path, ...], caps: Capabilities, embedded: bool = False) -> tuple[PluginPart, ...]:
+    """The libraries that were given, checked: the one place that another source of plugins is added to.
+
+    Raises:
+        BackendError: the backend loads none, a file is missing, or two have the same name.
+    """
+    if plugins and not caps.loads_plugins:
+        raise BackendError(
+            f"{caps.name} {caps.version} loads no plugin libraries; leave engine.plugins out, or use --backend tensorrt"
+        )
+    for path in plugins:
+        if not path.is_file():
+            raise BackendError(f"plugin library '{path}' does not exist; build it in plugins/ and give its path")
+    names = [path.name for path in plugins]
+    if len(set(names)) < len(names):
+        raise BackendError(
+            f"plugin libraries have the same file name ({', '.join(names)}): the bundle keeps them by it"
+        )
+    return tuple(PluginPart(file=path.name, sha256=sha256_file(path), embedded=embedded) for path in plugins)
+
+
+def scored_images(plan: PlanOptions, config: Config) -> CocoDataset | None:
+    """The images that accuracy is measured on, read and checked but not decoded; None where none are given.
+
+    Raises:
+        DataError: there are no images; or the annotations cannot be read, or do not fit the images or the classes.
+    """
+    if plan.val_images is None:
+        return None
+    if plan.annotations is None:
+        return CocoDataset.unannotated(plan.val_images, config.classes)
+    return CocoDataset.load(plan.annotations, plan.val_images, config.classes)
+
+
+def bounding_images(plan: PlanOptions, config: Config, calibrating: Collection[Path]) -> CocoDataset | None:
+    """The images of a build that plans are scored on; None where none are given.
+
+    Warns:
+        TrtdetWarning: some are left out under a limit, since ranges and corrections were made from them.
+
+    Raises:
+        DataError: as of :func:`scored_images`, or there are none besides those that calibrate.
+    """
+    given, limit = scored_images(plan, config), limit_of(plan)
+    if given is None or limit is None:
+        return given
+    apart = apart_from(given, calibrating)
+    left_out = len(given.images) - len(apart.images)
+    if left_out:
+        warnings.warn(
+            f"{left_out} of {len(given.images)} images of '{plan.val_images}' are calibration images too: ranges and "
+            f"corrections were made from these, so that they show nothing for {limit[0].option} and are left out",
+            TrtdetWarning,
+            stacklevel=3,
+        )
+    return apart

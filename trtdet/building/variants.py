@@ -1,0 +1,254 @@
+"""The folder of an experiment, as a build reads it: how a variant is built, by its number.
+
+A variant of a search is built from the ranges and corrections that the folder keeps and from its own plan; a variant of
+a grid from the options that its row stores.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import TypeAdapter
+from typing_extensions import TypedDict
+
+from trtdet.building.corrections import Prepared
+from trtdet.building.graph import PlacedGraph
+from trtdet.building.ranges import HISTOGRAMS, Selection, calibrated
+from trtdet.calibration import Ranges
+from trtdet.config import Config
+from trtdet.errors import ConfigError, one_line
+from trtdet.files import write_atomically
+from trtdet.files.documents import DocumentError, parse_document, read_document
+from trtdet.options import BuildOptions, changed, rows_of, value_of, with_values
+from trtdet.progress import Progress, silent
+from trtdet.quantization import Corrections, Entry, PrecisionPlan
+from trtdet.quantization.encoding import ChannelMap, Rounded
+
+OPTIONS = "options.json"
+CORRECTED = "corrected.npz"
+RANKING_ROWS = "ranking.jsonl"
+ROWS = "rows.jsonl"
+PLANS = "plans"
+EXPERIMENT = "experiment.json"
+"""The files of the folder; ``plans`` is a folder of its own."""
+
+_WEIGHTS = ("integers", "scales", "bias")
+
+
+@dataclass(frozen=True)
+class _SearchOptions:
+    """Content of ``options.json``."""
+
+    schema: Literal[1]
+    model: str
+    key: str
+    options: BuildOptions
+
+
+class Overrides(TypedDict):
+    """Sections of the configuration that a variant of a grid changes."""
+
+    nms: dict[str, Any]
+    head: dict[str, Any]
+
+
+class _BuiltVariant(TypedDict):
+    """The parts of a variant in ``experiment.json`` that a build needs; both are None for a search."""
+
+    number: int
+    build: BuildOptions | None
+    config: Overrides | None
+
+
+class _Experiment(TypedDict):
+    variants: list[_BuiltVariant]
+
+
+@dataclass(frozen=True)
+class _Meta:
+    """What ``corrected.npz`` holds beside arrays."""
+
+    schema: Literal[1]
+    key: str
+    ranges: Ranges
+    plain: Ranges
+    plan: dict[str, Entry]
+    summary: tuple[str, ...]
+    maps: tuple[tuple[str, float], ...]
+    weights: tuple[str, ...]
+
+
+_T = TypeVar("_T")
+_adapter: Any = cache(TypeAdapter)
+
+
+def _read(path: Path, kind: type[_T], missing: str, again: str) -> _T:
+    try:
+        document: _T = read_document(path, _adapter(kind))
+    except FileNotFoundError:
+        raise ConfigError(f"--from: {missing}") from None
+    except (OSError, DocumentError) as error:
+        raise ConfigError(f"--from: '{path}' cannot be used ({one_line(error)}); {again}") from None
+    return document
+
+
+def _read_options(folder: Path) -> _SearchOptions:
+    missing = f"'{folder}' is not the folder of a 'trtdet tune'; give its -o"
+    return _read(folder / OPTIONS, _SearchOptions, missing, again="run 'trtdet tune' again")
+
+
+def with_absolute_paths(options: BuildOptions) -> BuildOptions:
+    """Options that mean the same in another working directory; histograms of a file are left out."""
+    paths: dict[tuple[str, ...], Any] = {}
+    for row in rows_of(BuildOptions):
+        value = value_of(options, row)
+        if row.kind is Path and value:
+            paths[row.path] = tuple(path.absolute() for path in value) if row.many else value.absolute()
+    absolute: BuildOptions = with_values(options, paths)
+    return changed(absolute, histograms=None)
+
+
+def save_options(folder: Path, model: str, key: str, options: BuildOptions) -> None:
+    """Writes ``options.json``: how variants of a search are built, the model's SHA-256, the corrections' key."""
+    document = _SearchOptions(1, model=model, key=key, options=with_absolute_paths(options))
+    write_atomically(folder / OPTIONS, _adapter(_SearchOptions).dump_json(document, indent=1) + b"\n")
+
+
+def variant_options(folder: Path, number: int, config: Config) -> tuple[BuildOptions, Config]:
+    """How a variant of an experiment is built: its options, and the configuration with its settings.
+
+    Args:
+        folder: of a finished experiment.
+        number: of the variant, from 1.
+        config: the configuration of the model.
+
+    Raises:
+        ConfigError: the folder has no finished experiment, or no such variant.
+    """
+    missing = f"'{folder}' has no finished experiment; give the -o of 'trtdet sweep' or 'trtdet tune'"
+    experiment = _read(folder / EXPERIMENT, _Experiment, missing, again="repeat the experiment")
+    variants = {variant["number"]: variant for variant in experiment["variants"]}
+    if number not in variants:
+        raise ConfigError(f"--from {folder}:{number}: there is no such variant; allowed are 1 to {max(variants)}")
+    build, overrides = variants[number]["build"], variants[number]["config"]
+    if build is None:
+        options = _read_options(folder).options
+        plan = replace(options.plan.formats_alone(), keep_fp16=folder / PLANS / f"{number}.json")
+        return replace(options, plan=plan, tuned=folder), config
+    if overrides is not None:
+        head = config.head.model_copy(update=overrides["head"])
+        config = config.model_copy(update={"head": head}).with_nms(**overrides["nms"])
+    return build, config
+
+
+def resolved(options: BuildOptions, config: Config) -> tuple[BuildOptions, Config]:
+    """The options and the configuration of the variant that ``--from`` names, with what was given beside it.
+
+    Options that name no variant are returned as they are.
+
+    Raises:
+        ConfigError: there is no such variant, or an option contradicts it.
+    """
+    if options.from_ is None or options.tuned is not None:
+        return options, config
+    values = [(row, value_of(options, row)) for row in rows_of(BuildOptions)]
+    for row, value in values:
+        if not row.beside_variant and value != row.default:
+            flag = next((flag for flag, (meant, _) in row.flags.items() if meant == value), row.spelled)
+            raise ConfigError(f"--from: leave {flag} out, as a variant is built as it was measured")
+    folder, _, number = options.from_.rpartition(":")
+    if not folder or not number.isdigit():
+        raise ConfigError(f"--from {options.from_} must be DIR:N, such as tuned:3")
+    variant, config = variant_options(Path(folder), int(number), config)
+    return with_values(variant, {row.path: value for row, value in values if row.beside_variant}), config
+
+
+def tuned_key(folder: Path) -> str:
+    """Key of the corrections that the folder of a search keeps."""
+    return _read_options(folder).key
+
+
+def tuned_ranges(folder: Path) -> Ranges:
+    """The ranges that every variant of a search is built with."""
+    return _read_corrected(folder / CORRECTED)[0].ranges
+
+
+def check_tuned(folder: Path, model: str, key: str) -> None:
+    """Refuses a variant of a search for another model (its SHA-256) or with a build's other key of the corrections."""
+    search = _read_options(folder)
+    if search.model != model:
+        raise ConfigError(f"--from: '{folder}' is of another model; give the model that was tuned, or tune this model")
+    if search.key != key:
+        raise ConfigError(
+            f"--from: '{folder}' was tuned with another configuration, other calibration images, another backend or "
+            "another trtdet; give those, or run 'trtdet tune' again into another folder"
+        )
+
+
+def save_prepared(folder: Path, key: str, prepared: Prepared) -> None:
+    """Writes histograms, ranges and corrections, for a search that is resumed and for builds of its variants."""
+    prepared.calibrated.collection.save(folder / HISTOGRAMS)
+    maps, weights = prepared.corrections.tensors, prepared.corrections.weights
+    meta = _Meta(
+        schema=1,
+        key=key,
+        ranges=prepared.ranges,
+        plain=prepared.calibrated.ranges,
+        plan=dict(prepared.plan.entries),
+        summary=prepared.summary,
+        maps=tuple((name, float(channels.amax)) for name, channels in maps.items()),
+        weights=tuple(weights),
+    )
+    arrays: dict[str, NDArray[np.generic]] = {"meta": np.frombuffer(_adapter(_Meta).dump_json(meta), np.uint8)}
+    for place, channels in enumerate(maps.values()):
+        if channels.scale is not None:
+            arrays[f"map{place}.scale"] = channels.scale
+    for place, rounded in enumerate(weights.values()):
+        arrays.update({f"weight{place}.{part}": getattr(rounded, part) for part in _WEIGHTS})
+    stream = io.BytesIO()
+    np.savez(stream, **arrays)  # type: ignore[arg-type]
+    write_atomically(folder / CORRECTED, stream.getvalue())
+
+
+def has_corrected(folder: Path, key: str) -> bool:
+    """Whether the folder of a search seems to hold what :func:`save_prepared` wrote for these corrections."""
+    return (folder / CORRECTED).exists() and (folder / OPTIONS).exists() and tuned_key(folder) == key
+
+
+def load_prepared(
+    folder: Path, key: str, graph: PlacedGraph, options: BuildOptions, selected: Selection, progress: Progress = silent
+) -> Prepared:
+    """What :func:`save_prepared` wrote; ConfigError where it is missing, damaged, or of another key."""
+    calibration = replace(options.calibration, histograms=folder / HISTOGRAMS)
+    ranged = calibrated(graph, calibration, selected, progress=progress)
+    meta, corrections = _read_corrected(folder / CORRECTED)
+    if meta.key != key:
+        raise ConfigError(f"'{folder / CORRECTED}' is of another model, other images or other options")
+    ranged, plan = replace(ranged, ranges=meta.plain), PrecisionPlan(meta.plan)
+    return Prepared(ranged, ranges=meta.ranges, corrections=corrections, plan=plan, summary=meta.summary)
+
+
+def _read_corrected(path: Path) -> tuple[_Meta, Corrections]:
+    try:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as data:
+            meta: _Meta = parse_document(data["meta"].tobytes(), _adapter(_Meta))
+            maps = {
+                name: ChannelMap(amax, data.get(f"map{place}.scale")) for place, (name, amax) in enumerate(meta.maps)
+            }
+            weights = {
+                name: Rounded(*(data[f"weight{place}.{part}"] for part in _WEIGHTS))
+                for place, name in enumerate(meta.weights)
+            }
+    except FileNotFoundError:
+        raise ConfigError(f"'{path}' does not exist; run the same 'trtdet tune' again") from None
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        problem = one_line(error)
+        raise ConfigError(f"'{path}' is damaged ({problem}); remove it and run the same 'trtdet tune' again") from None
+    return meta, Corrections(maps, weights)

@@ -1,0 +1,177 @@
+"""The verbs: calibrate a model, rank its convolutions, build its bundle. The command line and Python call the same."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from trtdet.audit import Audit
+from trtdet.building.assembly import assemble
+from trtdet.building.bundle import AUDIT, BUILD_LOG, log_kept
+from trtdet.building.comparison import Worth, compare_with_fp16, has_comparison, staging_folder
+from trtdet.building.corrections import prepared
+from trtdet.building.forecasts import foresee
+from trtdet.building.graph import host_graph
+from trtdet.building.job import checked_build, job_of
+from trtdet.building.plan import Planned, ranking
+from trtdet.building.ranges import Calibrated, calibrated, check_detections, select_images
+from trtdet.building.validation import check_annotated, check_calibration, check_ray, scored_images, warn_of_percentile
+from trtdet.bundle import Bundle
+from trtdet.config import Config
+from trtdet.data import ImageCache
+from trtdet.errors import ConfigError, TrtdetWarning
+from trtdet.evaluation.plausibility import warn_of
+from trtdet.options import BuildOptions, CalibrationOptions, PlanOptions, SensitivityOptions
+from trtdet.plans.front import LatencyPlan, TradeOff
+from trtdet.plans.measuring import Method
+from trtdet.plans.ranking import check_rankable
+from trtdet.plans.scores import Sensitivity
+from trtdet.progress import Expect, Progress, silent, unheard
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """A finished bundle.
+
+    Attributes:
+        bundle: the bundle.
+        audit: of its engine; None where no layers were listed, or the bundle was up to date.
+        up_to_date: an equal bundle was there already.
+        trade_off: plans scored for a limit on the loss.
+        worth: accuracy and speed of INT8 against FP16; None where they were not compared.
+        within: the plan within a latency limit; None without a limit, or where the bundle was up to date.
+    """
+
+    bundle: Bundle
+    audit: Audit | None = None
+    up_to_date: bool = False
+    trade_off: TradeOff | None = None
+    worth: Worth | None = None
+    within: LatencyPlan | None = None
+
+
+def build(
+    model: Path,
+    config: Config,
+    output: Path,
+    options: BuildOptions = BuildOptions(),
+    progress: Progress = silent,
+    expect: Expect = unheard,
+) -> BuildResult:
+    """Builds a bundle from a float ONNX model, and compares INT8 with FP16.
+
+    A bundle at ``output`` that was made from the same model, configuration, images and options is kept as it is; a
+    bundle that differs only in what comes after the histograms lends them. Where INT8 is not faster than FP16 a warning
+    says so; with ``options.least_speedup`` the bundle then has the FP16 engine.
+
+    Args:
+        model: float ONNX model.
+        config: its configuration, NMS thresholds included.
+        output: the bundle's folder.
+        options: precision, calibration, backend.
+        progress: told of every image and every stage.
+        expect: told of the stages to come, once the build is checked.
+
+    Raises:
+        TrtdetError: of the kind that says where it went wrong; the previous content of ``output`` is untouched. Where a
+            builder fails, its messages are kept in a file beside ``output``, which the error names.
+    """
+    job = job_of(model, config, output, options=options)
+    options = job.options
+    audit: Audit | None = None
+    planned: Planned | None = None
+    with log_kept(job.beside(f"failed-{BUILD_LOG}")), staging_folder(job) as place:
+        checked = checked_build(job, progress)
+        expect(foresee(checked).steps)
+        current = checked.up_to_date
+        if current is None:
+            bundle, audit, planned = assemble(checked, place, progress)
+        else:
+            bundle, check = current, current.manifest.input_check
+            if check is not None and options.calibration.check_input:
+                warn_of(check["warning"])
+        worth = None
+        compared = current is not None and has_comparison(current, options)
+        if options.int8 and options.compare and not compared:
+            worth = compare_with_fp16(job, bundle, progress=progress)
+            bundle = Bundle(job.output, verify=False)
+            if bundle.manifest.shipped != "int8":
+                audit = Audit.load(bundle.file(AUDIT)) if AUDIT in bundle.manifest.files else None
+                for warning in audit.warnings if audit is not None else ():
+                    warnings.warn(warning, TrtdetWarning, stacklevel=2)
+    # A plan with nothing in INT8 has been warned of.
+    if worth is not None and worth.warning and bundle.manifest.precision.int8:
+        warnings.warn(worth.warning, TrtdetWarning, stacklevel=2)
+    trade_off, within = (planned.trade_off, planned.within) if planned is not None else (None, None)
+    return BuildResult(
+        bundle, audit=audit, up_to_date=current is not None, trade_off=trade_off, worth=worth, within=within
+    )
+
+
+def calibrate(
+    model: Path,
+    config: Config,
+    options: CalibrationOptions,
+    progress: Progress = silent,
+    quantization: Literal["explicit", "implicit"] = "explicit",
+    attention: bool = False,
+) -> Calibrated:
+    """Runs calibration images through a model and chooses the range of every activation that INT8 needs.
+
+    Args:
+        model: float ONNX model.
+        config: its configuration.
+        options: images and rule.
+        progress: told of every image.
+        quantization: ``explicit`` for what Q/DQ nodes read; ``implicit`` for every tensor that TensorRT may run in
+            INT8 by itself, about four times as many.
+        attention: give what the products of two activations read a range as well, for ``int8_attention``.
+
+    Raises:
+        ModelError, DataError, CalibrationError, ConfigError: see the messages; nothing has been written.
+    """
+    if options.images is None and options.histograms is None:
+        raise ConfigError("calibration needs images: a folder or a list of file names with --images")
+    check_calibration(options, ())
+    warn_of_percentile(options.rule)
+    graph = host_graph(model, config, plan=PlanOptions(int8_attention=attention))
+    selected = select_images(options)
+    seen = check_detections(graph, options, selected, progress=progress)
+    selected = replace(selected, cache=ImageCache(0))  # there is no other pass that would read it
+    ranged = calibrated(graph, options, selected, implicit=quantization == "implicit", progress=progress)
+    # Whatever is put into INT8 later is to find its range here.
+    ranges = prepared(ranged, options, (), progress=progress, plan=graph.placement.plan, share=False).ranges
+    return replace(ranged, ranges=ranges, seen=seen)
+
+
+def sensitivity(
+    model: Path, config: Config, options: SensitivityOptions, rows: Path | None = None, progress: Progress = silent
+) -> Sensitivity:
+    """Ranks the convolutions of a model by what INT8 costs at each.
+
+    Args:
+        model: float ONNX model.
+        config: its configuration.
+        options: calibration, corrections and method.
+        rows: a file that every finished row is appended to; an existing file is resumed.
+        progress: told of every image and row.
+
+    Raises:
+        ModelError, DataError, CalibrationError, ConfigError, BackendError: see the messages.
+    """
+    calibration, plan = options.calibration, options.plan
+    check_calibration(calibration, options.corrections)
+    warn_of_percentile(calibration.rule)
+    check_annotated(plan)
+    check_ray(plan)
+    graph = host_graph(model, config, plan=plan)
+    check_rankable(graph.plan)
+    dataset = scored_images(plan, config)
+    selected = select_images(calibration)
+    check_detections(graph, calibration, selected, progress=progress)
+    ranged = calibrated(graph, calibration, selected, progress=progress)
+    corrected = prepared(ranged, calibration, options.corrections, progress=progress)
+    method = Method(options.method, base="int8" if options.all_but_one else "fp32", dataset=dataset, nms=config.nms)
+    return ranking(corrected, plan, method, rows=rows, progress=progress)

@@ -1,0 +1,93 @@
+"""``trtdet sweep`` and ``trtdet tune``: a grid of variants, and accuracy-speed trade-offs found by a search."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from trtdet.cli.command import Command
+from trtdet.cli.options import add_dry_run, add_model, add_output, add_rows, options_of
+from trtdet.options import SweepOptions, TuneOptions
+from trtdet.progress import Console
+
+if TYPE_CHECKING:
+    from trtdet.building.forecasts import Forecast
+    from trtdet.experiments.experiment import Experiment
+
+
+def _sweep_options(parser: ArgumentParser) -> None:
+    add_model(parser)
+    add_output(parser, "DIR", "folder of the rows and the table; rows of an earlier sweep in it are kept")
+    add_rows(parser, SweepOptions)
+    add_dry_run(parser)
+
+
+def _sweep(options: Namespace, console: Console) -> dict[str, Any]:
+    from trtdet.experiments.grid import foresee_sweep, sweep
+
+    return _measure(options, console, options_of(options, SweepOptions), foresee=foresee_sweep, measure=sweep)
+
+
+def _tune_options(parser: ArgumentParser) -> None:
+    add_model(parser)
+    add_output(parser, "DIR", "folder of the variants; what an earlier tune of the model measured in it is kept")
+    add_rows(parser, TuneOptions)
+    add_dry_run(parser)
+
+
+def _tune(options: Namespace, console: Console) -> dict[str, Any]:
+    from trtdet.experiments.search import foresee_tune, tune
+
+    return _measure(options, console, options_of(options, TuneOptions), foresee=foresee_tune, measure=tune)
+
+
+def _measure(
+    options: Namespace,
+    console: Console,
+    chosen: Any,
+    foresee: Callable[..., Forecast],
+    measure: Callable[..., Experiment],
+) -> dict[str, Any]:
+    """Prints the variants of an experiment and draws them on a page beside its files, or prints what it would do."""
+    from trtdet.config import load_config
+    from trtdet.files import write_atomically
+    from trtdet.report import experiment_page
+
+    config = load_config(options.config)
+    if options.dry_run:
+        forecast = foresee(options.model, config, options.output, options=chosen)
+        console.say(forecast.table())
+        return {"dry_run": True, "folder": str(options.output), **forecast.as_dict()}
+    experiment = measure(
+        options.model, config, options.output, options=chosen, progress=console.progress, expect=console.expect
+    )
+    folder = experiment.folder
+    page = folder / "experiment.html"
+    write_atomically(page, experiment_page(experiment).encode())
+    console.say(experiment.table())
+    console.say(experiment.basis)
+    if experiment.repeated:
+        console.say(experiment.repeated)
+    console.say(
+        f"{len(experiment.best)} of {len(experiment.variants)} variants are Pareto-optimal; wrote {page} and "
+        f"{folder / 'experiment.json'}"
+    )
+    console.say(f"trtdet build {options.model} --config {options.config} --from {folder}:N -o BUNDLE")
+    return experiment.as_dict()
+
+
+SWEEP = Command(
+    "sweep",
+    summary="build and score every combination of some options",
+    add_options=_sweep_options,
+    run=_sweep,
+    usage="MODEL --config CONFIG --images DIR --val-images DIR --annotations JSON -o DIR [options]",
+)
+TUNE = Command(
+    "tune",
+    summary="measure what plans of INT8 and FP16 layers cost and keep; each can be built",
+    add_options=_tune_options,
+    run=_tune,
+    usage="MODEL --config CONFIG --images DIR -o DIR [options]",
+)

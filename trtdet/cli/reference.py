@@ -1,0 +1,62 @@
+"""The page of every command, its options and its settings, from the parsers: ``python -m trtdet.cli.reference``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from trtdet.cli import COMMANDS, parsers
+from trtdet.cli.options import default_text, settings_of
+from trtdet.options import Row
+
+
+def reference() -> str:
+    """The page as Markdown."""
+    _, commands = parsers(*(command.name for command in COMMANDS))
+    lines = [
+        "# Commands",
+        "",
+        "Every command takes `--json`, which prints one JSON object, and `--verbose`. A setting is given as "
+        "`--set NAME=VALUE`; several follow one `--set`. Options cannot be abbreviated.",
+    ]
+    for command in COMMANDS:
+        parser = commands[command.name]
+        lines += ["", f"## trtdet {command.name}", "", f"{command.summary[:1].upper()}{command.summary[1:]}.", ""]
+        lines += ["| option | meaning |", "|---|---|", *_options(parser)]
+        holder: Any = parser.options().get("--help-settings")
+        if holder is not None:
+            lines += ["", "| setting | default | meaning |", "|---|---|---|"]
+            lines += [_setting(row) for row in settings_of(holder.rows)]
+    return "\n".join(lines) + "\n"
+
+
+_EVERYWHERE = {"-h", "--json", "--verbose", "--set", "--help-settings"}
+
+
+def _options(parser: argparse.ArgumentParser) -> Iterator[str]:
+    for action in parser._actions:  # argparse has no public list of its options.
+        if action.help == argparse.SUPPRESS or _EVERYWHERE & set(action.option_strings):
+            continue
+        value = "" if action.nargs == 0 else action.metavar or "|".join(map(str, action.choices or ())) or action.dest
+        words = [*action.option_strings[-1:], str(value)] if action.option_strings else [str(value)]
+        help = str(action.help) % {**vars(action), "prog": parser.prog}
+        yield f"| {_code(' '.join(filter(None, words)))} | {_cell(help)} |"
+
+
+def _setting(row: Row) -> str:
+    default = "" if row.default in (None, ()) else _code(default_text(row))
+    return f"| {_code(f'{row.name}={row.placeholder}')} | {default} | {_cell(row.help)} |"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _code(text: str) -> str:
+    return f"`{_cell(text)}`"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(reference())

@@ -1,0 +1,314 @@
+"""The variants of an experiment and their measurements: as values, as a table and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import TypeAdapter
+from typing_extensions import TypedDict
+
+from trtdet.building.variants import EXPERIMENT, Overrides
+from trtdet.evaluation.comparison import Finite, MaskScore
+from trtdet.files import write_atomically
+from trtdet.files.documents import read_result
+from trtdet.options import BuildOptions, Objective
+from trtdet.tables import Cell, Column, Table
+
+TABLE = "experiment.md"
+
+_MULTIPLY_ADDS = "million multiply-adds, FP16 twice"
+
+
+class Proposals(TypedDict):
+    """Recall of the proposals of a two-stage detector, as fractions, 0..1.
+
+    ``proposals`` is their mean number in an image; ``before`` and ``after`` are ``head.rpn_pre_nms_topk`` and
+    ``head.rpn_post_nms_topk``, None for the configuration's.
+    """
+
+    before: int | None
+    after: int | None
+    ar100: Finite
+    ar1000: Finite
+    proposals: Finite
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A row of an experiment; mAP and differences are fractions, 0..1.
+
+    Attributes:
+        name: identifies the row in ``rows.jsonl``.
+        titles: of a search, such as ``all FP16`` or ``default``, several where these are one plan, and ``optimiser``
+            for a plan that has no other title; of a grid, one that lists its settings.
+        axes: of a grid, the setting on each axis.
+        kept: convolutions in FP16, in the order of the network.
+        counts: convolutions by precision, as built where an engine lists its layers and else as planned.
+        weights: bytes of the convolutions' weights.
+        multiply_adds: in millions for one image, those in FP16 twice.
+        map, map50: COCO mAP 0.50:0.95 and 0.50; None without annotations.
+        reference: mAP of the float model; None without annotations.
+        difference: from the float model's mAP; without annotations, of the agreement with its detections from 1.
+        low, high: 90 % interval of the difference; None for the float model itself.
+        engine: bytes of the engine's file; None where none was built.
+        latency_ms: measured; of an image where the objective is throughput; None where no engine ran.
+        device: the GPU that ran it.
+        seconds: of a grid, to build the engine.
+        masks: score of masks; None where the detector or the annotations have none.
+        tf32: the engine has float32 convolutions, which may run in TF32.
+        proposals: of a two-stage detector, where their number is an axis.
+        same_as: title of an earlier variant with the same network, which was scored for both.
+        build: of a grid, the options that build the variant.
+        config: of a grid, the settings of the configuration that it changes.
+        error: predicted at the output: the sum of the INT8 convolutions' error powers; None where nothing was ranked.
+        estimated: milliseconds on the experiment's GPU; None where no engine lists its layers.
+        number: in the experiment, from 1.
+        dominated_by: number of the cheapest variant that is no worse in accuracy and cost and better in one, or is
+            cheaper, has no larger predicted error, and is not shown to be less accurate by the interval.
+    """
+
+    name: str
+    titles: tuple[str, ...]
+    kept: tuple[str, ...]
+    counts: dict[str, int]
+    weights: int
+    multiply_adds: Finite
+    map: Finite | None
+    reference: Finite | None
+    difference: Finite
+    low: Finite | None
+    high: Finite | None
+    axes: dict[str, str] = field(default_factory=dict)
+    map50: Finite | None = None
+    engine: int | None = None
+    latency_ms: Finite | None = None
+    device: str | None = None
+    seconds: Finite | None = None
+    masks: MaskScore | None = None
+    tf32: bool = False
+    proposals: Proposals | None = None
+    same_as: str = ""
+    build: BuildOptions | None = None
+    config: Overrides | None = None
+    error: Finite | None = None
+    estimated: Finite | None = None
+    number: int = 0
+    dominated_by: int | None = None
+
+    @property
+    def title(self) -> str:
+        return ", ".join(self.titles)
+
+    @property
+    def interval(self) -> str:
+        """Of the difference, in points (hundredths); empty for the float model itself."""
+        return interval(self.low, self.high)
+
+    @property
+    def mask_difference(self) -> str:
+        """Difference of mask mAP and its 90 % interval, in points (hundredths); empty without masks."""
+        if self.masks is None or self.masks["low"] is None:
+            return ""
+        return f"{100 * self.masks['difference']:+.2f} ({interval(self.masks['low'], self.masks['high'])})"
+
+    def row(self) -> dict[str, Any]:
+        """Plain values for ``rows.jsonl``."""
+        plain: dict[str, Any] = TypeAdapter(Variant).dump_python(self, mode="json")
+        return plain
+
+
+def interval(low: float | None, high: float | None) -> str:
+    """An interval in points (hundredths)."""
+    return "" if low is None or high is None else f"{100 * low:+.2f} .. {100 * high:+.2f}"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Result of a sweep or a tune.
+
+    Attributes:
+        kind: ``sweep`` for a grid, ``tune`` for a search.
+        name: of the model.
+        folder: of its files.
+        variants: of a search, the cheapest first; of a grid, FP32 first and then in the order of the axes.
+        objective: what the variants are compared by.
+        gpu: of the estimates; None where there are none.
+        batch: images at once that times refer to.
+        device: what measured; None where nothing ran.
+        reference: mAP of the float model, 0..1; None without annotations.
+        calibration: number of images that calibrate and rank.
+        reported: number of images that accuracy is measured on; none of a search's calibrate.
+        left_out: images that were given to measure accuracy on and calibrate.
+        formats: the options that say what is quantised, such as ``plan.fp8``.
+        older: variants at the end that an earlier command measured in the folder.
+    """
+
+    kind: Literal["sweep", "tune"]
+    name: str
+    folder: Path
+    variants: tuple[Variant, ...]
+    objective: Objective
+    gpu: str | None
+    batch: int
+    device: str | None
+    reference: float | None
+    calibration: int
+    reported: int
+    left_out: int = 0
+    formats: tuple[str, ...] = ()
+    older: int = 0
+
+    @property
+    def annotated(self) -> bool:
+        """Whether accuracy is mAP; else it is the agreement with the float model's detections."""
+        return self.reference is not None
+
+    @property
+    def best(self) -> tuple[Variant, ...]:
+        """The Pareto-optimal variants."""
+        return tuple(variant for variant in self.variants if variant.dominated_by is None)
+
+    @property
+    def unit(self) -> str:
+        """Unit of the costs that variants are compared by."""
+        image = " an image" if self.objective == "throughput" else ""
+        if self.objective == "size":
+            return "MB of weights"
+        if self.device is not None and all(variant.latency_ms is not None for variant in self.variants):
+            return f"ms{image} (measured on {self.device}, batch {self.batch})"
+        if self.gpu is not None:
+            return f"ms{image} (estimate, {self.gpu}, batch {self.batch})"
+        return _MULTIPLY_ADDS
+
+    @property
+    def basis(self) -> str:
+        """The images and the costs that the columns rest on, in two sentences."""
+        left = f" ({self.left_out} that calibrate left out)" if self.left_out else ""
+        measure = "mAP is of" if self.annotated else "agreement with the detections of FP32 (at 0.25 and more) is of"
+        images = f"{self.calibration} calibration images chose, {measure} {self.reported} others{left}"
+        if self.kind == "sweep":
+            images = f"{self.calibration} calibration images, {measure} {self.reported} images"
+        formats = f"; made with {' '.join(self.formats)}" if self.formats else ""
+        return f"Variants are compared by {self.unit}; {images}{formats}"
+
+    @property
+    def accuracy(self) -> str:
+        """What the differences refer to."""
+        others = f"{self.reported} images" + (" that chose nothing" if self.kind == "tune" else "")
+        measure = "mAP against FP32" if self.annotated else "agreement with FP32's detections against 1"
+        return f"{measure}, on {others}"
+
+    @property
+    def repeated(self) -> str:
+        """One line about the variants with an earlier variant's network; empty where there are none."""
+        titles = [variant.same_as for variant in self.variants if variant.same_as]
+        if not titles:
+            return ""
+        first = "; ".join(dict.fromkeys(titles))
+        return f"{len(titles)} of the rows have the network of an earlier variant, which was scored once: {first}"
+
+    def cost(self, variant: Variant) -> float:
+        """Cost of a variant, in ``unit``."""
+        if self.objective == "size":
+            return variant.weights / 1e6
+        if self.unit == _MULTIPLY_ADDS:
+            return variant.multiply_adds
+        cost = variant.estimated if variant.latency_ms is None or self.device is None else variant.latency_ms
+        return variant.multiply_adds if cost is None else cost
+
+    def numbered(self) -> Experiment:
+        """The same with numbers, and with the variants compared with each other; a search is ordered by cost."""
+        order = self.variants
+        if self.kind == "tune":
+            order = tuple(
+                sorted(order, key=lambda variant: (self.cost(variant), -variant.difference, len(variant.kept)))
+            )
+        variants = [replace(variant, number=number) for number, variant in enumerate(order, 1)]
+        by_cost = sorted(variants, key=self.cost)
+
+        def dominates(other: Variant, variant: Variant) -> bool:
+            own, theirs = ((self.cost(each), -each.difference) for each in (variant, other))
+            measured = theirs != own and theirs[0] <= own[0] and theirs[1] <= own[1]
+            # A difference within the interval is no reason to pay more for a larger predicted error.
+            predicted = (
+                None not in (variant.error, other.error, variant.low)
+                and theirs[0] < own[0]
+                and (other.error or 0.0) <= (variant.error or 0.0)
+                and other.difference >= (variant.low or 0.0)
+            )
+            return measured or predicted
+
+        best = {
+            variant.number: next((other.number for other in by_cost if dominates(other, variant)), None)
+            for variant in variants
+        }
+        return replace(
+            self, variants=tuple(replace(variant, dominated_by=best[variant.number]) for variant in variants)
+        )
+
+    def markdown(self) -> str:
+        """The table as Markdown."""
+        return self.table().markdown()
+
+    def table(self) -> Table:
+        """A row for each variant; mAP in points, intervals of 90 %; without the columns that are empty."""
+        rows = self.variants
+        axes = list(dict.fromkeys(name for row in rows for name in row.axes))
+        against = "against FP32" if self.annotated else "agreement with FP32, against 100"
+        columns: list[tuple[Column, Callable[[Variant], Cell]]] = [
+            (Column("variant", align="right"), lambda row: row.number),
+            *((Column(name), lambda row, name=name: row.axes.get(name) or None) for name in axes),
+            *(() if axes else ((Column("plan"), lambda row: row.title),)),
+            (Column("INT8 / FP16 / FP32 convs"), lambda row: " / ".join(map(str, row.counts.values()))),
+            (Column("ms, measured", ".4f"), lambda row: row.latency_ms),
+            (Column(f"ms, estimate for {self.gpu}", ".4f"), lambda row: row.estimated),
+            (Column(_MULTIPLY_ADDS, ".1f"), lambda row: None if self.gpu else row.multiply_adds),
+            (Column("weights MB", ".3f"), lambda row: row.weights / 1e6),
+            (Column("engine MB", ".2f"), lambda row: row.engine and row.engine / 1e6),
+            (Column("proposals", ".0f"), lambda row: row.proposals and row.proposals["proposals"]),
+            (Column("AR@100", ".2f"), lambda row: row.proposals and 100 * row.proposals["ar100"]),
+            (Column("AR@1000", ".2f"), lambda row: row.proposals and 100 * row.proposals["ar1000"]),
+            (Column("mAP", ".2f"), lambda row: None if row.map is None else 100 * row.map),
+            (Column("AP50", ".2f"), lambda row: None if row.map50 is None else 100 * row.map50),
+            (Column(against, "+.2f"), lambda row: 100 * row.difference),
+            (Column("90 % interval", align="right"), lambda row: row.interval or None),
+            (Column("mask mAP", ".2f"), lambda row: row.masks and 100 * row.masks["map"]),
+            (Column("masks against FP32", align="right"), lambda row: row.mask_difference or None),
+            (Column("predicted error", ".3g"), lambda row: row.error),
+            (Column(""), lambda row: f"dominated by {row.dominated_by}" if row.dominated_by else None),
+        ]
+        shown = [(column, cell) for column, cell in columns if any(cell(row) is not None for row in rows)]
+        notes = [f"measured on {self.device}, batch {self.batch}"] if self.device is not None else []
+        return Table([column for column, _ in shown], [[cell(row) for _, cell in shown] for row in rows], notes=notes)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON: ``experiment.json``."""
+        plain = asdict(replace(self, variants=()))
+        variants = [{**variant.row(), "cost": self.cost(variant)} for variant in self.variants]
+        accuracy = "map" if self.annotated else "agreement"
+        return {
+            "schema": 1,
+            **plain,
+            "folder": str(self.folder),
+            "unit": self.unit,
+            "accuracy": accuracy,
+            "variants": variants,
+        }
+
+    def save(self) -> None:
+        """Writes the table, and then ``experiment.json``, which makes the variants available to builds."""
+        write_atomically(self.folder / TABLE, (self.markdown() + "\n").encode())
+        write_atomically(self.folder / EXPERIMENT, (json.dumps(self.as_dict(), indent=1) + "\n").encode())
+
+    @staticmethod
+    def load(path: Path) -> Experiment:
+        """Reads ``experiment.json``.
+
+        Raises:
+            ConfigError: it cannot be read, or holds no experiment.
+        """
+        return read_result(path, Experiment, "repeat the 'trtdet sweep' or 'trtdet tune'")

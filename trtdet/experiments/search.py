@@ -1,0 +1,481 @@
+"""A search over plans: the Pareto front of a model, each plan measured and built by its number.
+
+Only calibration images choose: ranges, corrections, and the ranking that gives the optimiser the error of each
+convolution. Other images measure. Everything that plans share is computed once and kept in the folder, so that a search
+is resumed, and a variant is built from what it was measured with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from trtdet.audit.neighbours import Costs
+from trtdet.backends import Capabilities, EngineFacts, EngineTarget, open_engine
+from trtdet.building.assembly import prepared_of
+from trtdet.building.corrections import Prepared
+from trtdet.building.costs import batch_of, plan_times, run_ms, size_costs, weight_bytes, weighted_macs
+from trtdet.building.engine import (
+    BuildNetwork,
+    Engine,
+    best_engine,
+    explicit_networks,
+    float_network,
+    runs_on,
+)
+from trtdet.building.forecasts import (
+    Forecast,
+    Part,
+    calibrated_part,
+    corrected_parts,
+    engine_part,
+    looked_parts,
+    ranked_part,
+    run_seconds,
+    scored_part,
+)
+from trtdet.building.graph import PlacedGraph
+from trtdet.building.job import CheckedBuild, Job, checked_build
+from trtdet.building.plan import RANKING, plan_problem, ranking
+from trtdet.building.ranges import HISTOGRAMS, calibration_images, check_detections
+from trtdet.building.validation import check_tune, scored_images
+from trtdet.building.variants import (
+    CORRECTED,
+    EXPERIMENT,
+    PLANS,
+    RANKING_ROWS,
+    ROWS,
+    has_corrected,
+    load_prepared,
+    save_options,
+    save_prepared,
+)
+from trtdet.config import Config
+from trtdet.data import CocoDataset, content_hash, evenly
+from trtdet.errors import DataError, TrtdetError, TrtdetWarning
+from trtdet.evaluation.agreement import agree
+from trtdet.evaluation.comparison import compare, mask_score
+from trtdet.evaluation.confidence import apart_from
+from trtdet.evaluation.scoring import Evaluation, evaluate
+from trtdet.experiments.experiment import Experiment, Variant
+from trtdet.experiments.folder import (
+    TIMINGS,
+    CommandRun,
+    Provenance,
+    completed,
+    on_ray,
+    opened_rows,
+    ray_parts,
+    row_names,
+)
+from trtdet.files import sha256_file, writing
+from trtdet.options import DEFAULT_IMAGES, Stage, TuneOptions, changed
+from trtdet.plans.optimiser import Problem, front
+from trtdet.plans.ranking import check_rankable
+from trtdet.plans.scores import Sensitivity
+from trtdet.progress import Expect, Progress, silent, unheard
+from trtdet.quantization import Cause, Entry, PrecisionPlan, default_plan
+from trtdet.quantization.macs import multiply_adds
+from trtdet.runtime.detector import Detector
+
+_FLOAT = "measuring the float model"
+
+
+def _stage(number: int) -> str:
+    """The stage in which a plan is measured, by its place among those that are."""
+    return f"measuring plan {number}"
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """A tune, as a worker of a cluster gets it; the key stands for the rest."""
+
+    key: str
+    model: Path = field(compare=False)
+    config: Config = field(compare=False)
+    folder: Path = field(compare=False)
+    options: TuneOptions = field(compare=False)
+
+    @property
+    def job(self) -> Job:
+        """The build that every plan is a variant of: all in INT8 that can be."""
+        options = replace(self.options.build, plan=self.options.build.plan.formats_alone())
+        return Job(self.model, config=self.config, output=self.folder, options=options)
+
+    def runs_on(self, caps: Capabilities) -> Literal["engine", "onnxruntime"]:
+        """What the plans are run by."""
+        return runs_on(self.options.on, caps, EngineTarget.of(self.options.build))
+
+
+@dataclass(frozen=True)
+class CandidatePlan:
+    """A plan before it is measured; other fields as of :class:`Variant`."""
+
+    titles: tuple[str, ...]
+    kept: tuple[str, ...]
+    plan: PrecisionPlan
+    error: float
+    estimated: float | None
+
+    @property
+    def name(self) -> str:
+        """Identifies a plan of a model."""
+        return hashlib.sha256("\n".join(self.kept).encode()).hexdigest()[:16]
+
+
+def tune(
+    model: Path,
+    config: Config,
+    output: Path,
+    options: TuneOptions,
+    progress: Progress = silent,
+    expect: Expect = unheard,
+) -> Experiment:
+    """Finds the Pareto front of a model and measures each of its plans.
+
+    A tune that was stopped is resumed, and a tune that is repeated with more points, for another objective or for
+    another GPU measures only the new plans.
+
+    Args:
+        model: float ONNX model.
+        config: its configuration.
+        output: a folder.
+        options: how plans are built, and the images that measure them.
+        progress: told of images, builds and plans.
+        expect: told of the stages to come, once the tune is checked.
+
+    Raises:
+        TrtdetError: of the kind that says what is wrong; the finished rows stay.
+    """
+    tuning, build, dataset, left_out = _checked(model, config, output=output, options=options, progress=progress)
+    with opened_rows(output, tuning.key) as rows:
+        expect(_foresee(tuning, build, len(dataset.images), measured=frozenset(rows.found)).steps)
+        given, options = options, tuning.options
+        save_options(output, sha256_file(model), build.keys[Stage.CORRECTIONS], options=options.build)
+        run = CommandRun.now(build.backend.capabilities, EngineTarget.of(options.build), given)
+        provenance = Provenance.of(
+            run, model, config, graph=build.graph, selected=build.selected, histograms=HISTOGRAMS
+        )
+        provenance.save(output, None)
+        check_detections(build.graph, options.build.calibration, build.selected, progress=progress)
+        work = _Measuring(tuning, build, dataset, progress=progress)
+        plans = work.candidates()
+        waiting = [plan for plan in plans if plan.name not in rows.found]
+        missing: Iterator[Variant] = (work.variant(plan, number) for number, plan in enumerate(waiting, 1))
+        missing = on_ray(options.build.plan, variant_of_plan, tuning, waiting=waiting) or missing
+        measured = completed(rows, [plan.name for plan in plans], missing, stage="tune", progress=progress)
+    work.ranking.save(output / RANKING)
+    experiment = Experiment(
+        kind="tune",
+        name=model.stem,
+        folder=output,
+        # A row of an earlier tune gets the titles and predictions of this one.
+        variants=tuple(
+            replace(row, titles=plan.titles, error=plan.error, estimated=plan.estimated)
+            for row, plan in zip(measured, plans, strict=True)
+        ),
+        objective=options.build.plan.objective,
+        gpu=None if work.times is None else work.times.gpu,
+        batch=batch_of(options.build, work.prepared.model),
+        device=measured[0].device,
+        reference=measured[0].reference,
+        calibration=len(build.selected.paths),
+        reported=len(dataset.images),
+        left_out=left_out,
+        formats=given.build.plan.formats,
+    ).numbered()
+    # While the experiment's file is missing no variant can be built: plans and numbers change together.
+    with writing(output):
+        (output / EXPERIMENT).unlink(missing_ok=True)
+        for path in (output / PLANS).glob("*.json"):
+            path.unlink()
+    by_kept = {plan.kept: plan.plan for plan in plans}
+    for variant in experiment.variants:
+        by_kept[variant.kept].save(output / PLANS / f"{variant.number}.json")
+    experiment.save()
+    return experiment
+
+
+def foresee_tune(model: Path, config: Config, output: Path, options: TuneOptions) -> Forecast:
+    """The stages of :func:`tune` with the same arguments.
+
+    Raises:
+        TrtdetError: as the tune before it decodes an image.
+    """
+    tuning, build, dataset, _ = _checked(model, config, output=output, options=options, progress=silent)
+    return _foresee(tuning, build, len(dataset.images), measured=row_names(output, tuning.key))
+
+
+def _foresee(tuning: Tuning, build: CheckedBuild, images: int, measured: frozenset[str]) -> Forecast:
+    options, folder, graph, backend = tuning.options, tuning.folder, build.graph, build.backend
+    run, count, caps = run_seconds(graph), len(build.selected.paths), backend.capabilities
+    engine = tuning.runs_on(caps) == "engine"
+    there = str(folder / CORRECTED) if has_corrected(folder, build.keys[Stage.CORRECTIONS]) else ""
+    parts = [*looked_parts(build, run), calibrated_part(count, run, there)]
+    ranked = ranked_part(graph, options.build.plan, count, run=run)
+    if there:
+        parts.append(Part("correcting", what="kept in the folder", seconds=0.0, there=there))
+        rows = folder / RANKING_ROWS
+        # The header is a line, and depthwise convolutions as a group are a row.
+        if rows.exists() and rows.read_bytes().count(b"\n") > len(graph.plan.names("int8")):
+            ranked = replace(ranked, seconds=0.0, there=str(rows))
+    else:
+        parts += corrected_parts(options.build.corrections, count, run)
+    parts.append(ranked)
+    built = [engine_part(graph, backend, len(caps.data_flow.weights))] if caps.makes_engine else []
+    if measured:
+        parts.append(Part("measuring plans", f"{len(measured)} plans", seconds=0.0, there=str(folder / ROWS)))
+    # The optimiser may find fewer plans, or some of those that have a title.
+    plans = len(titled_plans(graph, graph.plan.names("int8"))) + options.points
+    plan_parts: list[Part] = []
+    for number in range(1, max(0, plans - len(measured)) + 1):
+        plan_parts += [*built, scored_part(_stage(number), images, run, engine=engine, quantized=True)]
+        if number == 1:
+            plan_parts += built if engine else []
+            plan_parts.append(scored_part(_FLOAT, images, run, engine=engine, quantized=False))
+    return Forecast((*parts, *ray_parts(options.build.plan, "tune", "plans", parts=plan_parts)))
+
+
+def _checked(
+    model: Path, config: Config, output: Path, options: TuneOptions, progress: Progress
+) -> tuple[Tuning, CheckedBuild, CocoDataset, int]:
+    """The tune with every ``auto`` resolved, checked without decoding an image: with its build, the images that
+    measure, and how many images were left out of them."""
+    options = replace(options, build=changed(options.build, int8_all=True))
+    check_tune(options)
+    tuning = Tuning("", model=model, config=config, folder=output, options=options)
+    build = checked_build(tuning.job, progress)
+    check_rankable(build.graph.plan)
+    dataset, left_out = measuring_images(options, build)
+    if left_out:
+        warnings.warn(
+            f"{left_out} of the {left_out + len(dataset.images)} images of --val-images are calibration images too and "
+            "are left out: images that chose a setting must not score it",
+            TrtdetWarning,
+            stacklevel=3,
+        )
+    target, run = EngineTarget.of(options.build), tuning.runs_on(build.backend.capabilities)
+    engine = repr(replace(target.options, gpu=None, timing_cache=None))
+    facts = {
+        "corrections": build.keys[Stage.CORRECTIONS],
+        "engine": [target.sms, target.batch, engine, [part.sha256 for part in build.plugins]],
+        # Times are measured of a run or of an image; accuracy is that of what runs.
+        "run": [run, run == "engine" and options.build.plan.objective == "throughput"],
+        "images": content_hash([image.path for image in dataset.images]),
+        "annotations": sha256_file(dataset.annotations) if dataset.annotated else None,
+    }
+    key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    return replace(tuning, key=key), build, dataset, left_out
+
+
+def measuring_images(options: TuneOptions, build: CheckedBuild) -> tuple[CocoDataset, int]:
+    """The images that accuracy is measured on, none of which calibrates, and how many were left out for that.
+
+    Raises:
+        DataError: there are none, or they and their annotations do not fit.
+    """
+    dataset = scored_images(options.build.plan, build.graph.config)
+    if dataset is None:
+        calibration = options.build.calibration
+        assert calibration.images is not None, "validation asks for calibration images"
+        paths = calibration_images(calibration)
+        rest = sorted(set(paths).difference(build.selected.paths))
+        if not rest:
+            raise DataError(
+                f"all {len(paths)} images of '{calibration.images}' calibrate, so that none can report on what they "
+                "choose; give others with --val-images, or let fewer calibrate with --num-images"
+            )
+        classes = build.graph.config.classes
+        dataset = CocoDataset.of_files(evenly(rest, DEFAULT_IMAGES), classes, calibration.images)
+    apart = apart_from(dataset, build.selected.paths)
+    return apart, len(dataset.images) - len(apart.images)
+
+
+def titled_plans(graph: PlacedGraph, names: Sequence[str]) -> dict[tuple[str, ...], tuple[str, ...]]:
+    """The plans that every tune measures: their titles by the convolutions that they have in FP16.
+
+    Args:
+        names: of the convolutions that can be in INT8.
+    """
+    macs, default = multiply_adds(graph.model), default_plan(graph.model, graph.placement, graph.flow)
+    titled: dict[str, tuple[str, ...]] = {
+        "all INT8": (),
+        "default": tuple(name for name in names if default.entries[name].precision != "int8"),
+        "depthwise in FP16": tuple(name for name in names if macs[name].depthwise),
+        "all FP16": tuple(names),
+    }
+    plans: dict[tuple[str, ...], tuple[str, ...]] = {}
+    for title, kept in titled.items():
+        if kept or not title.startswith("depthwise"):
+            plans[kept] = (*plans.get(kept, ()), title)
+    return plans
+
+
+class _Measuring:
+    """The plans of a tune and their measurements."""
+
+    def __init__(self, tuning: Tuning, build: CheckedBuild, dataset: CocoDataset, progress: Progress) -> None:
+        self._folder, self._points, self._checked = tuning.folder, tuning.options.points, build
+        self._options, self._backend, self._dataset, self._progress = (
+            tuning.options.build,
+            build.backend,
+            dataset,
+            progress,
+        )
+        self._on = tuning.runs_on(build.backend.capabilities)
+
+    def candidates(self) -> list[CandidatePlan]:
+        """Every plan to measure: those with a title, and those of the optimiser."""
+        prepared, problem, graph = self.prepared, self._problem, self._checked.graph
+        titles = titled_plans(graph, prepared.plan.names("int8"))
+        plans = front(problem, self._points)
+        for plan in plans:
+            titles.setdefault(plan.half, ("optimiser",))
+        # The cheapest plan of all may be the most accurate; then plans between differ in bytes alone.
+        if len(plans) < self._points:
+            by_size = plan_problem(prepared, size_costs(prepared), self.ranking)
+            for plan in front(by_size, self._points - len(plans) + 2):
+                titles.setdefault(plan.half, ("optimiser, by size",))
+        default = default_plan(graph.model, graph.placement, graph.flow)
+        candidates = []
+        for kept, title in titles.items():
+            entries = dict(prepared.plan.entries)
+            for name in kept:
+                entries[name] = default.entries[name]
+                if entries[name].precision != "fp16":
+                    entries[name] = Entry("fp16", "kept: in FP16 in this plan of the front", Cause.KEPT_TUNED)
+            picks = {name: "fp16" if name in kept else "int8" for name in problem.choices}
+            candidates.append(
+                CandidatePlan(
+                    titles=title,
+                    kept=kept,
+                    plan=prepared.without_overflow(PrecisionPlan(entries), self._progress),
+                    error=problem.plan(picks).error,
+                    estimated=None if self.times is None else self.times.of(kept),
+                )
+            )
+        return candidates
+
+    def variant(self, plan: CandidatePlan, number: int = 1) -> Variant:
+        """Builds a plan where the backend makes engines, runs it, and compares it with the float model.
+
+        Args:
+            number: its place among the measured plans, for progress.
+        """
+        prepared, caps = self.prepared, self._backend.capabilities
+        networks = explicit_networks(prepared, plan.plan, caps)
+        network = networks[0]
+        facts: dict[str, Any] = {"counts": plan.plan.counts()}
+        evaluation = None
+        if caps.makes_engine:
+            engine = self._built(networks)
+            network, facts["engine"] = engine.network, len(engine.built.engine)
+            if engine.audit is not None:
+                facts["counts"] = engine.audit.counts()
+            if self._on == "engine":
+                evaluation, timed = self._run(engine, _stage(number))
+                facts.update(timed)
+        if evaluation is None:
+            evaluation = self._scored(network.model, _stage(number))
+        reference = self._reference
+        if self._dataset.annotated:
+            comparison = compare(evaluation, reference)
+            facts.update({name: getattr(comparison, name) for name in ("difference", "low", "high")})
+            facts.update(map50=evaluation.result.map50, masks=mask_score(evaluation, reference))
+        else:
+            agreement = agree(evaluation, reference)
+            if agreement.ap is None or agreement.low is None or agreement.high is None:
+                raise DataError(f"accuracy cannot be measured by agreement: {agreement.problem}")
+            facts.update(difference=agreement.ap - 1, low=agreement.low - 1, high=agreement.high - 1)
+        return Variant(
+            name=plan.name,
+            titles=plan.titles,
+            kept=plan.kept,
+            weights=weight_bytes(prepared.model, plan.plan),
+            multiply_adds=weighted_macs(prepared.model, plan.plan),
+            map=evaluation.result.map if self._dataset.annotated else None,
+            reference=reference.result.map if self._dataset.annotated else None,
+            **facts,
+        )
+
+    @cached_property
+    def prepared(self) -> Prepared:
+        """The corrected model; read from the folder where it exists."""
+        build, folder = self._checked, self._folder
+        key = build.keys[Stage.CORRECTIONS]
+        if (folder / CORRECTED).exists():
+            try:
+                return load_prepared(
+                    folder, key, build.graph, options=self._options, selected=build.selected, progress=self._progress
+                )
+            except TrtdetError as error:
+                warnings.warn(f"{error.problem}: it is made again", TrtdetWarning, stacklevel=2)
+        prepared = prepared_of(build, self._progress)
+        save_prepared(folder, key, prepared)
+        return prepared
+
+    @cached_property
+    def ranking(self) -> Sensitivity:
+        """The error of each convolution."""
+        rows = self._folder / RANKING_ROWS
+        return ranking(self.prepared, self._options.plan, rows=rows, progress=self._progress)
+
+    @cached_property
+    def times(self) -> Costs | None:
+        """Estimated milliseconds of every plan; None where no engine lists its layers."""
+        return plan_times(self.prepared, self._backend, self._options, progress=self._progress)
+
+    @cached_property
+    def _problem(self) -> Problem:
+        by_size = self._options.plan.objective == "size"
+        return plan_problem(self.prepared, size_costs(self.prepared) if by_size else self.times, self.ranking)
+
+    @cached_property
+    def _reference(self) -> Evaluation:
+        """The float model's score, on the runtime of the plans."""
+        if self._on == "engine":
+            return self._run(self._built((float_network(self.prepared.graph, "fp32"),)), _FLOAT)[0]
+        return self._scored(self.prepared.model, _FLOAT)
+
+    def _built(self, networks: tuple[BuildNetwork, ...]) -> Engine:
+        timings = self._folder / TIMINGS
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", TrtdetWarning)  # the build of a variant says it
+            return best_engine(networks, self._backend, self._checked.target, timings=timings, progress=self._progress)
+
+    def _run(self, engine: Engine, stage: str) -> tuple[Evaluation, dict[str, Any]]:
+        facts = EngineFacts.built(self._backend.capabilities, engine.built.sms, self._checked.target.plugins)
+        with open_engine(engine.built.engine, facts) as run:
+            ms, device = run_ms(run, self.prepared, self._options, progress=self._progress)
+            evaluation = self._scored(run, stage)
+        return evaluation, {"latency_ms": ms, "device": device}
+
+    def _scored(self, model: Any, stage: str) -> Evaluation:
+        """The score of an ONNX model or of a runner."""
+        detector = Detector.running(model, self.prepared.config, self.prepared.graph.nms_mode)
+        return evaluate(
+            detector,
+            self._dataset,
+            lambda done, total: self._progress(stage, done, total),
+            cache=self._checked.selected.cache,
+        )
+
+
+def variant_of_plan(tuning: Tuning, plan: CandidatePlan) -> Variant:
+    """A row, as a worker of a cluster measures it."""
+    return _measuring_of(tuning).variant(plan)
+
+
+@lru_cache(maxsize=1)
+def _measuring_of(tuning: Tuning) -> _Measuring:
+    """Several rows of a worker share the float model's score."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TrtdetWarning)  # said by the driver
+        build = checked_build(tuning.job)
+    return _Measuring(tuning, build, dataset=measuring_images(tuning.options, build)[0], progress=silent)

@@ -1,0 +1,79 @@
+"""Steps from tensor to tensor that the rewrites share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+_INDEXING = ("NonZero", "Transpose", "Split", "Slice", "Squeeze", "Unsqueeze", "Reshape", "Cast")
+
+
+def maker(tensor: gs.Tensor, *ops: str) -> gs.Node | None:
+    """The node that makes a tensor, where it is of one of ``ops``, or of any where none is named."""
+    if not isinstance(tensor, gs.Variable) or not tensor.inputs:
+        return None
+    node = tensor.inputs[0]
+    return node if not ops or node.op in ops else None
+
+
+def above(tensor: gs.Tensor, *ops: str) -> gs.Tensor:
+    """The tensor behind a row of nodes of ``ops``, each followed to its first input."""
+    while (node := maker(tensor, *ops)) is not None:
+        tensor = node.inputs[0]
+    return tensor
+
+
+def number(tensor: gs.Tensor) -> float | None:
+    """The value of a constant of one element; None for any other tensor."""
+    values = np.asarray(tensor.values).reshape(-1) if isinstance(tensor, gs.Constant) else np.zeros(0)
+    return values[0].item() if values.size == 1 else None
+
+
+def constant(node: gs.Node, position: int) -> float | None:
+    """The value of an input of one element; None where it is missing or computed."""
+    return number(node.inputs[position]) if len(node.inputs) > position else None
+
+
+def redirect(graph: gs.Graph, old: gs.Variable, new: gs.Variable) -> None:
+    """All readers of a tensor, and the graph's outputs, read another; a graph's output keeps its name and its place."""
+    for node in list(old.outputs):
+        for position, tensor in enumerate(node.inputs):
+            if tensor is old:
+                node.inputs[position] = new
+    for position, tensor in enumerate(graph.outputs):
+        if tensor is old:
+            graph.outputs[position] = new
+            new.name, old.name = old.name, f"{old.name}/before"
+
+
+def upstream(tensor: gs.Tensor) -> Iterator[gs.Node]:
+    """Every node that a tensor is computed from, the nearest first."""
+    seen: set[int] = set()
+    line = [maker(tensor)]
+    for node in line:
+        if node is not None and id(node) not in seen:
+            seen.add(id(node))
+            yield node
+            line += [maker(source) for source in node.inputs]
+
+
+def picks(*indices: gs.Variable) -> list[gs.Node]:
+    """The nodes that pick rows by indices, which NonZero gives in a column."""
+    nodes: list[gs.Node] = []
+    line = list(indices)
+    for tensor in line:
+        for node in tensor.outputs:
+            if node.op in ("Gather", "GatherND") and node.inputs[1] is tensor:
+                nodes.append(node)
+            elif node.op in _INDEXING and node.inputs[0] is tensor:
+                line += node.outputs
+    return nodes
+
+
+def unpick(graph: gs.Graph, nodes: list[gs.Node]) -> None:
+    """What read the rows that nodes pick reads all rows, in place."""
+    for node in nodes:
+        redirect(graph, node.outputs[0], node.inputs[0])
+        node.outputs.clear()

@@ -1,0 +1,415 @@
+"""Picks from the optimiser's front: the cheapest plan within an accuracy limit, and the most accurate within a latency.
+
+The optimiser knows what a plan costs and what its errors add up to; what an error costs in detections only measurements
+say. So the Pareto-optimal plans are searched by bisection on one half of the images. The plan found, and before it more
+accurate plans, are then verified on the other half, in an order fixed before anything is scored there, up to the first
+plan that fails. In such a fixed sequence each plan may be tested at the full confidence level, and the chance that any
+plan is accepted wrongly is no larger than for a single test (Maurer, Hothorn and Lehmacher 1995, "Multiple comparisons
+in drug clinical trials and preclinical assays: a-priori ordered hypotheses").
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from typing import Any, Protocol
+
+from trtdet.errors import ConfigError
+from trtdet.evaluation.confidence import images_needed
+from trtdet.options import PlanOptions, spelled
+from trtdet.plans.optimiser import Plan, Problem, cheapest, front, most_accurate
+from trtdet.tables import Column, Table
+
+TRIES = 4
+"""Measurements of a bisection over the front."""
+
+FRONT = 2**TRIES - 1
+"""Plans of the front that are bisected."""
+
+_VERIFIED_BEFORE = (0.0, 0.25, 0.5)
+"""Plans with at most these shares of the chosen plan's error are verified before it."""
+
+_CLEAR = 0.5
+"""A cheapest plan that loses at most this share of the limit is verified alone, and nothing is ranked."""
+
+
+@dataclass(frozen=True)
+class LossLimit:
+    """The measure that a limit on the loss refers to: its name in files, option, unit and title in tables."""
+
+    name: str
+    option: str
+    unit: str
+    column: str
+
+
+MAP = LossLimit("map", option=spelled(PlanOptions, "plan.max_map_drop"), unit="mAP points", column="mAP")
+"""COCO mAP 0.50:0.95 on annotated images."""
+
+AGREEMENT = LossLimit(
+    "agreement", option=spelled(PlanOptions, "plan.max_disagreement"), unit="points of agreement", column="agreement"
+)
+"""Average precision 0.50:0.95 against the float model's detections, see :func:`trtdet.evaluation.agreement.agree`."""
+
+
+def limit_of(options: PlanOptions) -> tuple[LossLimit, float] | None:
+    """The measure that a plan is searched for within a limit, and the limit in points; None where there is none."""
+    limits = ((MAP, options.max_map_drop), (AGREEMENT, options.max_disagreement))
+    return next(((figure, limit) for figure, limit in limits if limit is not None), None)
+
+
+@dataclass(frozen=True)
+class Score:
+    """A measured score of a plan.
+
+    Attributes:
+        map: COCO mAP 0.50:0.95, 0..1; None without annotations.
+        difference: from the float model's mAP, or of the agreement from 1.
+        low, high: 90 % interval of the difference.
+        images: number of images.
+        agreement: average precision against the float model's detections, 0..1; None where mAP is limited.
+    """
+
+    map: float | None
+    difference: float
+    low: float
+    high: float
+    images: int = 0
+    agreement: float | None = None
+
+    @property
+    def value(self) -> float | None:
+        """The limited measure, 0..1."""
+        return self.map if self.agreement is None else self.agreement
+
+    @property
+    def loss(self) -> float:
+        """In points (hundredths)."""
+        return -100 * self.difference
+
+    @property
+    def worst(self) -> float:
+        """Upper end of the 90 % interval of the loss, in points (hundredths)."""
+        return -100 * self.low
+
+    @property
+    def interval(self) -> str:
+        """Of the difference, in points."""
+        return f"{100 * self.low:+.2f} .. {100 * self.high:+.2f}"
+
+
+@dataclass(frozen=True)
+class ScoredPlan:
+    """A plan that was scored.
+
+    Attributes:
+        kept: how many convolutions stay in FP16, in words.
+        names: of these convolutions, in the order of the network.
+        share: of all multiply-adds in FP16, 0..1.
+        score: on the images that choose.
+        error: predicted error power at the output: the sum over its INT8 convolutions, each measured alone.
+        cost: by the optimiser, in the unit of the trade-off.
+        reported: score on the images that verify; None where the plan was not verified.
+    """
+
+    kept: str
+    names: tuple[str, ...]
+    share: float
+    score: Score
+    error: float = 0.0
+    cost: float = 0.0
+    reported: Score | None = None
+
+
+@dataclass(frozen=True)
+class TradeOff:
+    """The plans scored for a limit on the loss.
+
+    Attributes:
+        bound: largest loss allowed, in points (hundredths), at the upper end of its 90 % interval.
+        reference: the float model's score on the images that choose, 0..1; 1 for an agreement.
+        candidates: the scored plans, cheapest first.
+        chosen: the cheapest plan that keeps the limit on the images that verify.
+        evaluations: number of scores, the float model's two included.
+        unit: of the costs.
+        needed: images in each half that would verify a cheaper plan, if its loss is what was measured; None where no
+            number would.
+        figure: name of the limited measure, see :class:`LossLimit`.
+    """
+
+    bound: float
+    reference: float
+    candidates: tuple[ScoredPlan, ...]
+    chosen: ScoredPlan
+    evaluations: int
+    unit: str = "ms"
+    needed: int | None = None
+    figure: str = MAP.name
+
+    @property
+    def summary(self) -> str:
+        """One sentence: the scores it took, and how many images would verify a cheaper plan."""
+        reference = f"; FP32 mAP {100 * self.reference:.2f}" if self.figure == MAP.name else ""
+        more = f"; {self.needed} images on each side would show it of a cheaper plan" if self.needed else ""
+        return f"{self.evaluations} scores{reference}{more}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+    def to_json(self) -> str:
+        return json.dumps({"schema": 1, **asdict(self)}, indent=1) + "\n"
+
+    def table(self) -> Table:
+        """The scored plans; scores in points."""
+        column = AGREEMENT.column if self.figure == AGREEMENT.name else MAP.column
+        columns = (
+            *(Column("kept in FP16", align="left"), "convs", Column("multiply-adds", ".1%"), Column(self.unit, ".4g")),
+            *(Column(column, ".2f"), Column("against FP32", "+.2f"), Column("90 % interval", align="right")),
+            *(Column("on other images", "+.2f"), Column("90 % interval", align="right"), ""),
+        )
+        rows = [
+            [
+                *(plan.kept, len(plan.names), plan.share, plan.cost, 100 * (plan.score.value or 0.0)),
+                *(100 * plan.score.difference, plan.score.interval),
+                *(None if plan.reported is None else 100 * plan.reported.difference,),
+                *("" if plan.reported is None else plan.reported.interval,),
+                "<- chosen" if plan is self.chosen else "",
+            ]
+            for plan in self.candidates
+        ]
+        return Table(columns, rows)
+
+
+class Scorer(Protocol):
+    """Scores plans on images, against the float model on the same images."""
+
+    @property
+    def reference(self) -> float:
+        """The float model's own score, 0..1."""
+
+    def __call__(self, names: tuple[str, ...]) -> Score:
+        """Score of the plan with these convolutions in FP16."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """Inputs of a search within an accuracy limit.
+
+    Attributes:
+        start: the choices and their costs, without errors.
+        ranked: gives the same with errors; not called where the cheapest plan clearly keeps the limit.
+        macs: multiply-adds of every convolution for one image, by name.
+        unit: of the costs.
+        measure: scores plans on the images that choose.
+        report: scores plans on the images that verify.
+        figure: the limited measure.
+        others: further plans, by their convolutions in FP16, scored where they are cheaper than the plan found.
+    """
+
+    start: Problem
+    ranked: Callable[[], Problem]
+    macs: dict[str, int]
+    unit: str
+    measure: Scorer
+    report: Scorer
+    figure: LossLimit = MAP
+    others: tuple[tuple[str, ...], ...] = ()
+
+
+def cheapest_within(search: Search, bound: float) -> TradeOff:
+    """The cheapest plan whose loss is within a limit at the upper end of its interval, on images that chose nothing.
+
+    Args:
+        bound: largest loss allowed, in points (hundredths).
+
+    Raises:
+        ConfigError: the limit is below 0; no plan keeps it on the images that choose; or none keeps it on the others,
+            with the number of images that would show it.
+    """
+    scored: dict[tuple[str, ...], ScoredPlan] = {}
+
+    def score(plan: Plan) -> ScoredPlan:
+        if plan.half not in scored:
+            count, total = len(plan.half), len(plan.picks)
+            scored[plan.half] = ScoredPlan(
+                "none" if not count else "all" if count == total else f"{count} of {total}",
+                names=plan.half,
+                share=sum(search.macs[name] for name in plan.half) / max(sum(search.macs.values()), 1),
+                score=search.measure(plan.half),
+                cost=plan.cost,
+            )
+        scored[plan.half] = replace(scored[plan.half], error=plan.error)
+        return scored[plan.half]
+
+    first = cheapest(search.start, math.inf)
+    keeps = score(first).score.worst <= bound
+    alone = keeps and (len(first.half) == len(first.picks) or score(first).score.worst <= _CLEAR * bound)
+    order = [score(first)] if alone else []
+    if not alone:
+        problem = search.ranked()
+        plans = front(problem, FRONT)
+        score(problem.plan(first.picks))
+        if not keeps:
+            place = _last_within(plans, lambda plan: score(plan).score.worst <= bound)
+            others = (_named(problem, names) for names in search.others)
+            limit = plans[place].cost if place >= 0 else math.inf
+            for plan in (plan for plan in others if plan is not None and plan.cost < limit):
+                score(plan)
+        chosen = _cheapest_of(scored, search, bound)
+        limits = [share * chosen.error for share in _VERIFIED_BEFORE]
+        before = {max((plan.error, plan.half) for plan in plans if plan.error <= limit)[1] for limit in limits}
+        accurate = [score(plan) for plan in plans if plan.half in before - {chosen.names}]
+        order = [candidate for candidate in accurate if candidate.score.worst <= bound] + [chosen]
+    verified: ScoredPlan | None = None
+    reports = 0
+    for candidate in order:
+        report, reports = search.report(candidate.names), reports + 1
+        scored[candidate.names] = replace(candidate, reported=report)
+        if report.worst > bound:
+            break
+        verified = scored[candidate.names]
+    if verified is None:
+        raise ConfigError(
+            f"{search.figure.option} {bound:g}: {candidate.kept} keeps it on the images that chose it and is not shown "
+            f"to on the {report.images} others, where it loses {report.loss:.2f} (up to {report.worst:.2f} at 90 %)"
+            f"{_would_show(report, bound)}"
+        )
+    candidates = tuple(sorted(scored.values(), key=lambda each: (each.cost, len(each.names))))
+    return TradeOff(
+        bound=bound,
+        reference=search.measure.reference,
+        candidates=candidates,
+        chosen=verified,
+        evaluations=len(candidates) + 1 + reports + 1,
+        unit=search.unit,
+        needed=_needed(candidates, verified, bound),
+        figure=search.figure.name,
+    )
+
+
+def _last_within(plans: Sequence[Plan], holds: Callable[[Plan], bool]) -> int:
+    """Place of the last plan that holds, by bisection; -1 where none does. Those that hold come first."""
+    low, high = -1, len(plans)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(plans[middle]) else (low, middle)
+    return low
+
+
+def _named(problem: Problem, names: tuple[str, ...]) -> Plan | None:
+    """The plan with exactly these convolutions in FP16; None where a convolution has no such choice."""
+    picks = {
+        name: next((choice.name for choice in choices if choice.half == (name in names)), choices[0].name)
+        for name, choices in problem.choices.items()
+    }
+    plan = problem.plan(picks)
+    return plan if plan.half == names else None
+
+
+def _cheapest_of(scored: dict[tuple[str, ...], ScoredPlan], search: Search, bound: float) -> ScoredPlan:
+    """The cheapest plan that keeps the limit on the images that choose."""
+    within = [plan for plan in scored.values() if plan.score.worst <= bound]
+    if within:
+        return min(within, key=lambda plan: plan.cost)
+    best = min(scored.values(), key=lambda plan: plan.score.worst)
+    raise ConfigError(
+        f"{search.figure.option} {bound:g}: no plan keeps the loss within {bound:g} {search.figure.unit} of "
+        f"{100 * search.measure.reference:.2f}; the best of {len(scored)}, {best.kept}, loses {best.score.loss:.2f} "
+        f"(up to {best.score.worst:.2f} at 90 %){_would_show(best.score, bound)}"
+    )
+
+
+def _would_show(score: Score, bound: float) -> str:
+    needed = images_needed(score.loss, score.worst, score.images, bound=bound)
+    return f"; {needed} images on each side would show it" if needed is not None else ""
+
+
+def _needed(candidates: Sequence[ScoredPlan], chosen: ScoredPlan, bound: float) -> int | None:
+    """The fewest images that would show that a plan cheaper than the chosen one keeps the limit."""
+    scores = [plan.reported or plan.score for plan in candidates if plan.cost < chosen.cost]
+    counts = [
+        images_needed(score.loss, score.worst, score.images, bound=bound) for score in scores if score.worst > bound
+    ]
+    return min((count for count in counts if count is not None), default=None)
+
+
+Measure = Callable[[tuple[str, ...]], float]
+"""Milliseconds of the plan with these convolutions in FP16."""
+
+_LONGER = "ask for at least that, or name another GPU"
+
+
+@dataclass(frozen=True)
+class LatencyPlan:
+    """The most accurate plan within a latency limit.
+
+    Attributes:
+        limit: milliseconds.
+        kept: its convolutions in FP16, in the order of the network.
+        error: predicted error power at the output: the sum over its INT8 convolutions.
+        estimated: milliseconds, by the optimiser.
+        measured: milliseconds; None where no engine ran.
+        unit: of the estimate.
+    """
+
+    limit: float
+    kept: tuple[str, ...]
+    error: float
+    estimated: float
+    measured: float | None
+    unit: str
+
+    def __str__(self) -> str:
+        """One sentence without a full stop."""
+        took = f"{self.estimated:.4g} {self.unit}"
+        if self.measured is not None:
+            took = f"{self.measured:.4g} ms measured"
+        return f"the least error within {self.limit:g} ms: {took}, {len(self.kept)} convolutions in FP16"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+
+def check_reachable(unit: str, problem: Problem, limit: float) -> None:
+    """Refuses a latency limit, in milliseconds, below the cheapest plan's; the problem needs no errors."""
+    least = cheapest(problem, math.inf).cost
+    if least > limit:
+        raise ConfigError(f"no plan runs in {limit:g} ms: the cheapest plan takes {least:.4g} {unit}", _LONGER)
+
+
+def most_accurate_within(unit: str, problem: Problem, limit: float, measure: Measure | None = None) -> LatencyPlan:
+    """The plan of least error within a latency limit: by estimates, or by measuring plans of the front by bisection.
+
+    Args:
+        limit: milliseconds.
+        measure: measures a plan; None takes the estimates.
+
+    Raises:
+        ConfigError: the cheapest plan takes longer.
+    """
+    times: dict[tuple[str, ...], float] = {}
+    if measure is None:
+        check_reachable(unit, problem, limit)
+        plan = most_accurate(problem, limit)
+    else:
+        timed = cache(measure)
+
+        def fits(plan: Plan) -> bool:
+            times[plan.half] = timed(plan.half)
+            return times[plan.half] <= limit
+
+        first = cheapest(problem, math.inf)
+        if not fits(first):
+            took = f"{times[first.half]:.4g} ms measured"
+            raise ConfigError(f"no plan runs in {limit:g} ms: the cheapest plan takes {took}", _LONGER)
+        plans = [plan for plan in reversed(front(problem, FRONT)) if plan.half != first.half]
+        place = _last_within(plans, fits)
+        plan = plans[place] if place >= 0 else first
+    return LatencyPlan(
+        limit, kept=plan.half, error=plan.error, estimated=plan.cost, measured=times.get(plan.half), unit=unit
+    )

@@ -1,0 +1,281 @@
+"""Measures the rows of a ranking: the error at the head with convolutions switched to INT8 or back, on real images."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import onnx
+from numpy.typing import NDArray
+from pydantic import TypeAdapter
+from typing_extensions import TypedDict
+
+from trtdet.backends import OnnxRunner
+from trtdet.calibration import Ranges, expose
+from trtdet.config import InputConfig, NmsConfig
+from trtdet.data import CocoDataset, ImageBatch, ImageCache, ImageStream
+from trtdet.detection.suppression import non_max_suppression
+from trtdet.errors import TrtdetWarning
+from trtdet.evaluation.metrics import CocoMetric
+from trtdet.files import cluster
+from trtdet.files.documents import DocumentError, check_value
+from trtdet.passes import Decoded
+from trtdet.progress import Progress
+from trtdet.quantization import Corrections, HeadError, QdqPlacement, Switch
+from trtdet.quantization.head_error import chooses_rows
+
+_TOGETHER = 32
+"""At most so many convolutions share one pass over the images."""
+
+_WEIGHTS = 1 << 30
+"""Bytes of weights that are held at a time by the models of one pass."""
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+def row_check(schema: Any, path: Path) -> Callable[[Mapping[str, Any]], bool]:
+    """A check of rows against a ``TypedDict``, for :class:`trtdet.files.journal.Rows`.
+
+    It warns of a row that does not fit, which is left out, so that it is measured again.
+    """
+    adapter: TypeAdapter[Any] = TypeAdapter(schema)
+
+    def valid(row: Mapping[str, Any]) -> bool:
+        try:
+            check_value(row, adapter)
+        except DocumentError as error:
+            warnings.warn(f"'{path}': a row is damaged ({error}) and is measured again", TrtdetWarning, stacklevel=3)
+            return False
+        return True
+
+    return valid
+
+
+@dataclass(frozen=True)
+class RankingSubject:
+    """What is ranked.
+
+    Attributes:
+        model: float model, as the passes leave it.
+        placement: its INT8 convolutions.
+        ranges: of its activations.
+        corrections: channel maps and weights; empty for the textbook form.
+        head: where the model holds its decoded boxes and scores.
+        images: the images to measure on.
+        images_sha256: hash of their names and contents.
+        preprocess: how they become the network's input.
+        cache: images that other passes decoded; None decodes them in each pass.
+    """
+
+    model: onnx.ModelProto
+    placement: QdqPlacement
+    ranges: Ranges
+    corrections: Corrections
+    head: Decoded
+    images: tuple[Path, ...]
+    images_sha256: str
+    preprocess: InputConfig
+    cache: ImageCache | None = field(default=None, repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class Method:
+    """How it is measured.
+
+    Attributes:
+        name: ``fast`` or ``reference``.
+        base: ``fp32``: each convolution alone in INT8; ``int8``: all but each.
+        dataset: annotated images, to measure mAP as well; the subject's images are then its images.
+        nms: the suppression for mAP.
+    """
+
+    name: Literal["fast", "reference"] = "fast"
+    base: Literal["fp32", "int8"] = "fp32"
+    dataset: CocoDataset | None = None
+    nms: NmsConfig | None = None
+
+
+def subject_key(subject: RankingSubject, method: Method) -> str:
+    """A hash of the model, its ranges and corrections, the images and what is measured."""
+    digest = hashlib.sha256()
+    facts = {
+        "ranges": subject.ranges.to_json(),
+        "int8": subject.placement.plan.names("int8"),
+        "fp8": sorted(subject.placement.plan.fp8),
+        "images": subject.images_sha256,
+        "preprocess": subject.preprocess.model_dump(mode="json"),
+        "base": method.base,
+        "method": method.name,
+        "map": [str(method.dataset.annotations), repr(method.nms)] if method.dataset else None,
+    }
+    digest.update(json.dumps(facts, sort_keys=True).encode())
+    digest.update(subject.model.SerializeToString(deterministic=True))
+    subject.corrections.hash_into(digest)
+    return digest.hexdigest()
+
+
+class LayerRow(TypedDict):
+    """One measured convolution or group, as ``sensitivity.jsonl`` holds it."""
+
+    name: str
+    score: float
+    distance: float
+    map: float | None
+    base_distance: float
+    base_map: float | None
+    inferences: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Work:
+    """What every worker needs; ``members`` are the convolutions that are switched together, by row."""
+
+    subject: RankingSubject
+    method: Method
+    members: tuple[tuple[str, tuple[str, ...]], ...]
+    threads: int
+
+    def blocks(self) -> list[tuple[str, ...]]:
+        """The rows that are measured together: always the same, so that a resumed run gives the same bits."""
+        size = sum(len(tensor.raw_data) for tensor in self.subject.model.graph.initializer)
+        count = max(1, min(_TOGETHER, _WEIGHTS // max(1, 2 * size)))
+        names = [name for name, _ in self.members]
+        return [tuple(names[start : start + count]) for start in range(0, len(names), count)]
+
+
+def measure_missing(
+    work: Work,
+    measured: Mapping[str, dict[str, Any]],
+    add: Callable[[str, dict[str, Any]], None],
+    ray: str | None,
+    progress: Progress,
+) -> None:
+    """Measures the blocks of which rows are missing, here or on a Ray cluster; ``add`` takes a finished row."""
+    waiting = [block for block in work.blocks() if any(name not in measured for name in block)]
+    total = sum(len(block) for block in work.blocks())
+    finished = total - sum(len(block) for block in waiting)
+    progress("ranking", finished, total)
+
+    def tell(start: int, block: tuple[str, ...]) -> Callable[[float], None]:
+        return lambda part: progress("ranking", int(start + part * len(block)), total)
+
+    results = (
+        cluster.run(measure_block, work, waiting, address=ray)
+        if ray
+        else (measure_block(work, block, tell(finished, block)) for block in waiting)
+    )
+    for rows in results:
+        for row in rows:
+            add(row["name"], row)
+        finished += len(rows)
+        progress("ranking", finished, total)
+
+
+def measure_block(
+    work: Work, names: tuple[str, ...], progress: Callable[[float], None] = lambda part: None
+) -> list[dict[str, Any]]:
+    """Measures some rows in one pass over the images."""
+    return _Block(work, names).rows(progress)
+
+
+class _Block:
+    """The models of a block of rows, and the errors that were found so far."""
+
+    def __init__(self, work: Work, names: tuple[str, ...]) -> None:
+        self._started = time.perf_counter()
+        self._work, self._names = work, names
+        subject, method, members = work.subject, work.method, dict(work.members)
+        switch = Switch(
+            subject.model,
+            placement=subject.placement,
+            ranges=subject.ranges,
+            corrections=subject.corrections,
+            base=method.base,
+        )
+        fast = method.name == "fast"
+        make = switch.suffix if fast else switch.whole
+        head = subject.head.names
+        models = {name: make(members[name], head) for name in names}
+        # What does not reach the boxes and scores, such as the head of masks, leaves nothing to run.
+        self._variants = {
+            name: OnnxRunner(model, alone=fast) if model.graph.output else None for name, model in models.items()
+        }
+        self._source = subject.model.graph.input[0].name
+        runners = [runner for runner in self._variants.values() if runner is not None]
+        read = (name for runner in runners for name in runner.inputs if name != self._source)
+        self._base = OnnxRunner(expose(switch.base, list(dict.fromkeys([*head, *read]))))
+        # What the errors are against: the float model, which is the base itself where each is in INT8 alone.
+        self._exact = OnnxRunner(expose(subject.model, head)) if method.base == "int8" else self._base
+        chosen = chooses_rows(subject.model, head)
+        self._errors = {name: _Errors(method, chosen) for name in names}
+        self._own = _Errors(method, chosen)
+
+    def rows(self, progress: Callable[[float], None]) -> list[dict[str, Any]]:
+        subject, method, runs, images = self._work.subject, self._work.method, 0, 0
+        stream = ImageStream(
+            subject.images,
+            subject.preprocess,
+            batch_size=self._base.batch or 1,
+            on_bad="raise" if method.dataset else "skip",
+            cache=subject.cache,
+        )
+        with ThreadPoolExecutor(self._work.threads if method.name == "fast" else 1) as pool:
+            for batch in stream:
+                filled = self._base.filled(batch.images)
+                tensors: Arrays = {**self._base.feed({self._source: filled}), self._source: filled}
+                exact = self._exact.feed({self._source: filled}) if self._exact is not self._base else tensors
+                list(pool.map(partial(self._add_variant, batch, tensors, exact), self._names))
+                self._own.update(subject, batch, exact, tensors)
+                runs += 1 + (self._exact is not self._base) + len(self._variants)
+                images += len(batch)
+                progress(images / len(subject.images))
+        seconds, names = time.perf_counter() - self._started, self._names
+        own, base_map = self._own.error, self._own.map()
+        rows = []
+        for name, errors in self._errors.items():
+            power = errors.error.power
+            row = LayerRow(
+                name=name,
+                score=power if method.base == "fp32" else own.power - power,
+                distance=errors.error.distance,
+                map=errors.map(),
+                base_distance=own.distance,
+                base_map=base_map,
+                inferences=runs // len(names) + (runs % len(names) if name == names[0] else 0),
+                seconds=seconds / len(names),
+            )
+            rows.append(dict(row))
+        return rows
+
+    def _add_variant(self, batch: ImageBatch, tensors: Arrays, exact: Arrays, name: str) -> None:
+        runner = self._variants[name]
+        made = {} if runner is None else runner.feed({tensor: tensors[tensor] for tensor in runner.inputs})
+        self._errors[name].update(self._work.subject, batch, exact, {**tensors, **made})
+
+
+class _Errors:
+    """The error of one variant and, where boxes are known, its detections."""
+
+    def __init__(self, method: Method, chosen: bool) -> None:
+        self.error = HeadError(chosen)
+        self._nms = method.nms or NmsConfig()
+        self._metric = CocoMetric(method.dataset) if method.dataset else None
+
+    def update(self, subject: RankingSubject, batch: ImageBatch, reference: Arrays, outputs: Arrays) -> None:
+        exact, (boxes, scores) = subject.head.read(reference), subject.head.read(outputs)
+        for row in range(len(batch)):
+            self.error.update((exact[0][row], exact[1][row]), (boxes[row], scores[row]))
+        if self._metric is not None:
+            self._metric.update_batch(batch, non_max_suppression(boxes, scores, self._nms))
+
+    def map(self) -> float | None:
+        return None if self._metric is None else self._metric.compute().map

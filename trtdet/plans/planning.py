@@ -1,0 +1,74 @@
+"""From a ranking to a precision plan: how many of the most sensitive convolutions stay in FP16."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from trtdet.errors import ConfigError
+from trtdet.plans.optimiser import PrecisionChoice, Problem, most_accurate
+from trtdet.plans.scores import Sensitivity
+from trtdet.quantization import Cause, Entry, PrecisionPlan
+
+
+def check_count(count: int, convolutions: int) -> None:
+    """Refuses a number of convolutions that the model does not have in INT8."""
+    if not 0 <= count <= convolutions:
+        raise ConfigError(f"--keep-fp16 {count}: the model has {convolutions} convolutions in INT8 to keep")
+
+
+def most_sensitive(ranking: Sensitivity, count: int) -> tuple[str, ...]:
+    """The first ``count`` convolutions.
+
+    Raises:
+        ConfigError: there are not so many.
+    """
+    check_count(count, len(ranking.layers))
+    return tuple(layer.name for layer in ranking.layers[:count])
+
+
+def within_budget(ranking: Sensitivity, share: float) -> tuple[str, ...]:
+    """The convolutions that take the most error away for a share of all multiply-adds.
+
+    Args:
+        ranking: scores and multiply-adds.
+        share: of the multiply-adds of all convolutions, 0..1.
+    """
+    useful = {layer.name: layer for layer in ranking.layers if layer.score > 0}
+    choices = {
+        name: (PrecisionChoice("int8", layer.score), PrecisionChoice("fp16", 0.0, half=True, cost=layer.macs))
+        for name, layer in useful.items()
+    }
+    return most_accurate(Problem(choices), share * ranking.macs).half
+
+
+def named(plan: PrecisionPlan, names: Collection[str]) -> tuple[str, ...]:
+    """``names``, all of them convolutions of the model.
+
+    Raises:
+        ConfigError: a name is not that of a convolution of the model.
+    """
+    unknown = [name for name in names if name not in plan.entries]
+    if unknown:
+        close = [name for name in plan.entries if unknown[0].lower() in name.lower()][:3]
+        hint = f"; did you mean {', '.join(close)}?" if close else "; plan.json of a bundle lists them"
+        raise ConfigError(f"--keep-fp16: the model has no convolution '{unknown[0]}'{hint}")
+    return tuple(names)
+
+
+def keeping(plan: PrecisionPlan, reasons: Mapping[str, str], cause: Cause) -> PrecisionPlan:
+    """The plan with some convolutions in FP16, for reasons by name; the others keep their entries."""
+    entries = {
+        name: Entry("fp16", reasons[name], cause) if name in reasons else entry for name, entry in plan.entries.items()
+    }
+    return PrecisionPlan(entries)
+
+
+def reasons(ranking: Sensitivity, names: Collection[str]) -> dict[str, str]:
+    """Why each of the convolutions is kept: its rank and its part of the error."""
+    total = sum(max(layer.score, 0.0) for layer in ranking.layers) or 1.0
+    count = len(ranking.layers)
+    return {
+        layer.name: f"kept: rank {layer.rank} of {count}, {max(layer.score, 0.0) / total:.1%} of the error"
+        for layer in ranking.layers
+        if layer.name in names
+    }

@@ -1,0 +1,140 @@
+"""What each convolution costs in INT8: which to keep in FP16, by measuring and not by guessing.
+
+Each convolution in turn is quantised alone (or kept in float alone, with all others in INT8), and the error of the
+decoded boxes and scores is measured on real images. The reference method runs the whole model for every convolution and
+image. The fast method, which is the default, computes the tensors before a convolution once for many convolutions and
+shares the convolutions among the cores, which changes no number; and it uses only the images that together hold 85 % of
+what is detected, which the error is weighted by.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trtdet.backends import OnnxRunner
+from trtdet.calibration import expose
+from trtdet.data import ImageStream
+from trtdet.errors import ConfigError
+from trtdet.files.journal import Rows
+from trtdet.plans.measuring import LayerRow, Method, RankingSubject, Work, measure_missing, row_check, subject_key
+from trtdet.plans.scores import LayerScore, Sensitivity
+from trtdet.progress import Progress, silent
+from trtdet.quantization import HeadError, PrecisionPlan
+from trtdet.quantization.macs import DEPTHWISE, Macs, multiply_adds
+
+_WEIGHT = 0.85
+"""The fast method takes the images that hold so much of what is detected."""
+
+
+def check_rankable(plan: PrecisionPlan) -> None:
+    """Refuses a model without INT8 convolutions."""
+    if not plan.names("int8"):
+        hint = "rank those that stay in FP16 by default with --int8-all" if plan.names("fp16") else ""
+        raise ConfigError("no convolution of the model runs in INT8, so there is nothing to rank", hint)
+
+
+def rank(
+    subject: RankingSubject,
+    method: Method = Method(),
+    rows: Path | None = None,
+    ray: str | None = None,
+    progress: Progress = silent,
+) -> Sensitivity:
+    """Measures every INT8 convolution, and the depthwise convolutions as a group.
+
+    Args:
+        subject: model, ranges and images.
+        method: fast or reference, alone or all but one.
+        rows: a file that every finished row is appended to; an existing file is resumed.
+        ray: None, ``local`` or a cluster's address, see :func:`trtdet.files.cluster.run`.
+
+    Raises:
+        ConfigError: there is nothing to rank, or ``rows`` belongs to something else.
+        BackendError: Ray is asked for and missing.
+
+    Warns:
+        TrtdetWarning: rows of the existing file are damaged; they are measured again.
+    """
+    check_rankable(subject.placement.plan)
+    if not subject.images:
+        raise ConfigError("a ranking needs images: a folder or a list of file names with --images")
+    macs = multiply_adds(subject.model)
+    names = subject.placement.plan.names("int8")
+    # By row, the convolutions that are switched together.
+    members: dict[str, tuple[str, ...]] = {name: (name,) for name in names}
+    depthwise = tuple(name for name in names if macs[name].depthwise)
+    if len(depthwise) > 1:
+        members.setdefault(DEPTHWISE, depthwise)
+    key = subject_key(subject, method)
+    if method.name == "fast" and method.dataset is None:
+        subject = replace(subject, images=telling(subject))
+    work = Work(
+        subject, method=method, members=tuple(members.items()), threads=1 if ray else len(os.sched_getaffinity(0))
+    )
+    measured: dict[str, dict[str, Any]] = {}
+    if rows is None:
+        measure_missing(work, measured, measured.__setitem__, ray=ray, progress=progress)
+    else:
+        with Rows(rows, key, valid=row_check(LayerRow, rows)) as file:
+            measured = file.found
+            measure_missing(work, measured, lambda name, row: file.append(row), ray=ray, progress=progress)
+    return _ranked(work, {name: measured[name] for name in members}, macs, key=key)
+
+
+def _ranked(work: Work, measured: Mapping[str, dict[str, Any]], macs: Mapping[str, Macs], key: str) -> Sensitivity:
+    """The measured rows in their order."""
+    members = dict(work.members)
+    names = work.subject.placement.plan.names("int8")
+    order = sorted(names, key=lambda name: (-measured[name]["score"], names.index(name)))
+    ranks = {name: place + 1 for place, name in enumerate(order)}
+    plan = work.subject.placement.plan
+
+    def scored(name: str) -> LayerScore:
+        own = [macs[member] for member in members[name]]
+        entry = plan.entries.get(name)
+        return LayerScore(
+            name=name,
+            score=measured[name]["score"],
+            rank=ranks.get(name, 0),
+            distance=measured[name]["distance"],
+            macs=sum(conv.count for conv in own),
+            convs=len(own),
+            depthwise=all(conv.depthwise for conv in own),
+            map=measured[name]["map"],
+            format=entry.format if entry else "int8",
+            kind=entry.reason if entry else "",
+            place=names.index(name) + 1 if name in ranks else 0,
+        )
+
+    any_row = measured[names[0]]
+    return Sensitivity(
+        layers=tuple(scored(name) for name in order),
+        groups=tuple(scored(name) for name in members if name not in ranks),
+        macs=sum(conv.count for conv in macs.values()),
+        base=work.method.base,
+        distance=any_row["base_distance"],
+        map=any_row["base_map"],
+        images=len(work.subject.images),
+        key=key,
+        seconds=round(sum(row["seconds"] for row in measured.values()), 3),
+        inferences=sum(row["inferences"] for row in measured.values()),
+    )
+
+
+def telling(subject: RankingSubject) -> tuple[Path, ...]:
+    """The subject's images in which most is detected, in their order, down to what hardly counts."""
+    runner = OnnxRunner(expose(subject.model, subject.head.names))
+    weights = np.zeros(len(subject.images))
+    stream = ImageStream(subject.images, subject.preprocess, batch_size=runner.batch or 1, cache=subject.cache)
+    for batch in stream:
+        for index, scores in zip(batch.indices, subject.head.read(runner(batch.images))[1], strict=True):
+            weights[index] = HeadError.weight(scores)
+    order = np.argsort(-weights, kind="stable")
+    enough = int(np.searchsorted(np.cumsum(weights[order]), _WEIGHT * weights.sum())) + 1
+    return tuple(subject.images[index] for index in sorted(order[:enough]))

@@ -1,0 +1,141 @@
+"""A ranking of convolutions by what INT8 costs at each, as a value and as a file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+from typing_extensions import TypedDict
+
+from trtdet.errors import ConfigError
+from trtdet.files import write_atomically
+from trtdet.files.documents import DocumentError, parse_document
+from trtdet.quantization import Format
+from trtdet.tables import Cell, Column, Table
+
+_SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class LayerScore:
+    """One convolution, or the group ``depthwise``.
+
+    Attributes:
+        name: of the node.
+        score: the power of the error at the head that it causes; with all but it in INT8, the power that leaving it
+            out takes away. Powers of independent causes add up.
+        rank: 1 for the most sensitive; 0 for a group.
+        distance: the error at the head itself, as the corrections are judged by.
+        macs: multiply-adds for one image.
+        convs: how many convolutions it is.
+        depthwise: every input channel is convolved by itself.
+        map: COCO mAP 0.50:0.95, 0..1, of the variant, where it was measured.
+        format: what it was measured in; FP8 is for products of matrices.
+        kind: what it is, as the plan says it; empty for a group.
+        place: among the ranked convolutions in the order of the network, from 1; 0 for a group, and in files of earlier
+            versions.
+    """
+
+    name: str
+    score: float
+    rank: int
+    distance: float
+    macs: int
+    convs: int
+    depthwise: bool
+    map: float | None = None
+    format: Format = "int8"
+    kind: str = ""
+    place: int = 0
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """A ranking.
+
+    Attributes:
+        layers: every INT8 convolution, the most sensitive first.
+        groups: groups of convolutions, which have no rank.
+        macs: multiply-adds of all convolutions for one image, those that stay in float anyway included.
+        base: ``fp32`` or ``int8``, see :class:`trtdet.plans.measuring.Method`.
+        distance: of the base itself from the float model.
+        map: COCO mAP of the base, where it was measured.
+        images: how many images were measured on.
+        key: hash of what it was made from.
+        seconds: wall time of all runs that it took.
+        inferences: model runs, whole or in part.
+    """
+
+    layers: tuple[LayerScore, ...]
+    groups: tuple[LayerScore, ...]
+    macs: int
+    base: str
+    distance: float
+    map: float | None
+    images: int
+    key: str
+    seconds: float
+    inferences: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+    def table(self, count: int = 15) -> Table:
+        """The first ``count``."""
+        columns = [
+            *(Column("rank", align="right"), Column("convolution", align="left"), Column("error", ".6f")),
+            *(Column("share", ".1%"), Column("macs", ".1%")),
+        ]
+        if self.map is not None:
+            columns.append(Column("mAP", ".2f"))
+        left = len(self.layers) - count
+        total = sum(max(scored.score, 0.0) for scored in self.layers) or 1.0
+        rows: list[list[Cell]] = []
+        for layer in (*self.layers[:count], *self.groups):
+            cells: list[Cell] = [layer.rank or None, layer.name, layer.score, layer.score / total]
+            cells.append(layer.macs / max(self.macs, 1))
+            if self.map is not None:
+                cells.append(None if layer.map is None else 100 * layer.map)
+            kind = f"{layer.convs} convs" if layer.convs > 1 else "depthwise" if layer.depthwise else layer.kind
+            notes = [kind if kind != "convolution" else "", layer.format.upper() if layer.format != "int8" else ""]
+            rows.append([*cells, ", ".join(filter(None, notes))])
+        return Table([*columns, ""], rows, notes=[f"{left} more convolutions"] if left > 0 else ())
+
+    def to_json(self) -> str:
+        return json.dumps({"schema": _SCHEMA, **asdict(self)}, indent=1) + "\n"
+
+    def save(self, path: Path) -> None:
+        """Writes ``sensitivity.json`` atomically."""
+        write_atomically(path, self.to_json().encode())
+
+    @staticmethod
+    def load(path: Path) -> Sensitivity:
+        """Reads ``sensitivity.json``.
+
+        Raises:
+            ConfigError: it is missing, or not a ranking.
+        """
+        try:
+            text = path.read_bytes()
+            schema = parse_document(text, _HEADER)["schema"]
+            if schema != _SCHEMA:
+                raise ConfigError(f"ranking '{path}' has schema {schema}, not {_SCHEMA}; measure it again")
+            return parse_document(text, _RANKING)
+        except FileNotFoundError:
+            raise ConfigError(f"ranking '{path}' does not exist; 'trtdet sensitivity' writes one") from None
+        except OSError as error:
+            raise ConfigError(f"ranking '{path}' cannot be read: {error.strerror or error}") from None
+        except DocumentError as error:
+            raise ConfigError(f"'{path}' is not a ranking ({error}); 'trtdet sensitivity' writes one") from None
+
+
+class _Header(TypedDict):
+    schema: int
+
+
+_HEADER = TypeAdapter(_Header)
+_RANKING = TypeAdapter(Sensitivity)

@@ -1,0 +1,75 @@
+"""A report as the bytes of a file, and the pages of what a command has just measured, before anything is read back.
+
+A page is one HTML file, whose content security policy lets it load nothing from elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from typing import Literal
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from trtdet.experiments.experiment import Experiment
+from trtdet.performance.profiling import Profiling
+from trtdet.report.document import Chart, Histograms, Report, plain_part
+from trtdet.report.sections.fronts import experiment_section, experiment_verdict
+from trtdet.report.sections.profiles import profiling_sections
+
+Format = Literal["html", "md", "json"]
+
+PLOTLY = "plotly-basic.min.js"
+"""plotly.js-basic-dist-min 4.1.1 from npm, unchanged (MIT, its licence beside it): bars and scatter in 1.2 MB, where
+the whole library has 4.6 MB."""
+
+
+def written(report: Report, kind: Format) -> bytes:
+    """A report as a page, as Markdown or as JSON."""
+    if kind == "html":
+        return page(report).encode()
+    if kind == "md":
+        return report.markdown().encode()
+    return (json.dumps(report.as_dict(), indent=1) + "\n").encode()
+
+
+def page(report: Report) -> str:
+    """A report as HTML: light or dark as the reader's system asks, with tables that sort and filter, and charts that
+    zoom by mouse, touch and keys."""
+    figures = {}  # What the page's script draws, by the part's identity.
+    for part in (part for section in report.sections for part in section.parts):
+        if isinstance(part, Chart):
+            figures[id(part)] = {"traces": list(part.traces), "layout": dict(part.layout)}
+        elif isinstance(part, Histograms):
+            figures[id(part)] = plain_part(part)
+    environment = Environment(
+        loader=PackageLoader("trtdet.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["identity"] = id
+    assets = resources.files("trtdet.report") / "assets"
+    return environment.get_template("report.html.j2").render(
+        report=report,
+        numbers={key: number for number, key in enumerate(figures)},
+        # What ends a script element in HTML cannot stand in JSON then.
+        figures=json.dumps([*figures.values()], separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
+        style=(assets / "report.css").read_text(encoding="utf-8"),
+        script=(assets / "report.js").read_text(encoding="utf-8"),
+        plotly=(assets / PLOTLY).read_text(encoding="utf-8") if figures else "",
+    )
+
+
+def profile_page(profiling: Profiling) -> str:
+    """A profile, or two compared: bars by kind of operator and by part, the layers in order, the tables."""
+    name = profiling.profile.name
+    return page(Report(f"Profile of {name}", (f"{name}: {profiling.profile.summary}.",), profiling_sections(profiling)))
+
+
+def experiment_page(experiment: Experiment) -> str:
+    """An experiment: accuracy with its interval against cost, a point for each variant, and the table."""
+    title = f"Accuracy and speed of {experiment.name}"
+    verdict = experiment_verdict(experiment.name, experiment)
+    return page(Report(title, verdict, (experiment_section(experiment),)))
