@@ -12,6 +12,7 @@ from onnx_graphsurgeon.logger import G_LOGGER
 
 from trtdet.errors import ModelError
 from trtdet.passes.base import Options, PassResult
+from trtdet.passes.walk import redirect
 
 _PLAIN_VALUES = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
 
@@ -124,12 +125,12 @@ def _checked_input(graph: gs.Graph, options: Options) -> gs.Variable:
 
 def name_nodes(graph: gs.Graph) -> None:
     """Gives every node a name of its own; names that a single node has stay."""
-    given, taken = {node.name for node in graph.nodes}, set[str]()
+    own_names, used_names = {node.name for node in graph.nodes}, set[str]()
     for index, node in enumerate(graph.nodes):
-        if not node.name or node.name in taken:
+        if not node.name or node.name in used_names:
             numbered = (f"{node.name or node.op}_{number}" for number in itertools.count(index))
-            node.name = next(name for name in numbered if name not in given and name not in taken)
-        taken.add(node.name)
+            node.name = next(name for name in numbered if name not in own_names and name not in used_names)
+        used_names.add(node.name)
 
 
 def _drop_no_ops(graph: gs.Graph) -> None:
@@ -137,9 +138,6 @@ def _drop_no_ops(graph: gs.Graph) -> None:
     for node in list(graph.nodes):
         if node.op not in ("Identity", "Dropout") or not node.inputs or len(node.outputs) != 1:
             continue
-        if node.outputs[0].name in outputs or not isinstance(node.inputs[0], gs.Variable):
-            continue
-        source, gone = node.inputs[0], node.outputs[0]
-        for consumer in list(gone.outputs):
-            consumer.inputs = [source if tensor is gone else tensor for tensor in consumer.inputs]
-        node.outputs.clear()
+        if node.outputs[0].name not in outputs and isinstance(node.inputs[0], gs.Variable):
+            redirect(graph, node.outputs[0], node.inputs[0])
+            node.outputs.clear()

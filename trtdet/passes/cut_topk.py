@@ -8,7 +8,6 @@ where those of every other detector are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,13 +15,10 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from trtdet.passes.base import Options
-from trtdet.passes.walk import above, maker
+from trtdet.passes.walk import above, depends, maker, upstream
 
 _SAME_VALUES = ("Unsqueeze", "Squeeze", "Flatten", "Reshape", "Cast", "Identity")
 """Operators that change the shape of their first input, or its type, and no value."""
-
-_FARTHEST = 200
-"""Nodes that are looked at between a TopK and the rows that it leads to; exporters write some forty."""
 
 
 def cut(graph: gs.Graph, options: Options) -> Options:
@@ -82,9 +78,9 @@ def _best_of_three(graph: gs.Graph, given: list[gs.Variable]) -> tuple[gs.Tensor
     scaling = None if best is None else maker(best[0], "Mul")
     if best is None or scaling is None:
         return None
-    inputs = {id(tensor) for tensor in graph.inputs if len(tensor.shape or ()) == 2}
-    for relative, size in (scaling.inputs, scaling.inputs[::-1]):
-        here, there = (any(id(source) in inputs for source in _behind(tensor)) for tensor in (relative, size))
+    sizes = [tensor for tensor in graph.inputs if len(tensor.shape or ()) == 2]
+    for relative, factor in (scaling.inputs, scaling.inputs[::-1]):
+        here, there = (any(depends(tensor, size) for size in sizes) for tensor in (relative, factor))
         if there and not here:
             return relative, best[1], best[2]
     return None
@@ -101,20 +97,20 @@ def _best(boxes: gs.Tensor, score: gs.Tensor, label: gs.Tensor) -> tuple[gs.Tens
     gather = maker(scores, "GatherElements")
     if gather is not None:  # the scores of the anchors whose highest score is best
         scores = gather.inputs[0]
-        choices = [node for tensor in _behind(gather.inputs[1]) if (node := maker(tensor, "TopK")) is not None]
-        highest = maker(above(choices[0].inputs[0], *_SAME_VALUES), "ReduceMax") if choices else None
+        choice = next((node for node in upstream(gather.inputs[1]) if node.op == "TopK"), None)
+        highest = None if choice is None else maker(above(choice.inputs[0], *_SAME_VALUES), "ReduceMax")
         if highest is None or highest.inputs[0] is not scores:
             return None
-    if places not in _behind(label):
+    if not depends(label, places):
         return None
     chosen = False
     while (gather := maker(boxes, "GatherElements", "GatherND")) is not None:
-        chosen = chosen or places in _behind(gather.inputs[1])
+        chosen = chosen or depends(gather.inputs[1], places)
         boxes = gather.inputs[0]
     if not chosen:
         return None
-    made = maker(best.inputs[1])
-    limit = made.attrs.get("value") if made is not None else best.inputs[1]
+    computed = maker(best.inputs[1])
+    limit = best.inputs[1] if computed is None else computed.attrs.get("value")
     return boxes, scores, int(np.asarray(limit.values).reshape(-1)[0]) if isinstance(limit, gs.Constant) else None
 
 
@@ -122,17 +118,8 @@ def _fit(boxes: gs.Tensor, scores: gs.Tensor, classes: int) -> bool:
     """Whether boxes are (B, N, 4) and scores (B, N, C), as far as their shapes are known."""
     if boxes.shape is None or scores.shape is None:
         return True
-    one, other = list(boxes.shape), list(scores.shape)
-    return len(one) == len(other) == 3 and one[2] == 4 and other[2] == classes and one[1] == other[1]
-
-
-def _behind(tensor: gs.Tensor) -> Iterator[gs.Tensor]:
-    """The tensors that a tensor is computed from, itself included, the nearest first."""
-    waiting, seen = [tensor], {id(tensor)}
-    for current in waiting:
-        yield current
-        node = maker(current)
-        for source in node.inputs if node is not None and len(waiting) < _FARTHEST else ():
-            if id(source) not in seen:
-                seen.add(id(source))
-                waiting.append(source)
+    return (
+        len(boxes.shape) == len(scores.shape) == 3
+        and (boxes.shape[2], scores.shape[2]) == (4, classes)
+        and boxes.shape[1] == scores.shape[1]
+    )

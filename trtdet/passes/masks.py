@@ -12,6 +12,7 @@ import onnx_graphsurgeon as gs
 
 from trtdet.passes.base import Writer
 from trtdet.passes.provenance import Origin
+from trtdet.passes.walk import downstream, redirect
 
 MASKS = "masks"
 """Output float32 (B, K, M, M) of a detector with masks: row i is of row i of ``boxes``."""
@@ -43,7 +44,7 @@ def write(
     cells = write("GatherND", probabilities, column, batch_dims=1)
     chosen.name, column.name, cells.name = _BOXES, _LABELS, _CELLS
     size = int(probabilities.shape[-1])
-    return chosen, _named(_padded(write, cells, most, size=size), most, size)
+    return chosen, _named(padded(write, cells, most, size, size), most, size)
 
 
 def follow(graph: gs.Graph, classes: int) -> None:
@@ -69,27 +70,17 @@ def follow(graph: gs.Graph, classes: int) -> None:
         index = put("Reshape", places, put.const([-1], np.int64))
         rows, column = put("Gather", rows, index, axis=0), put("Gather", column, index, axis=0)
     for name, tensor in ((_BOXES, rows), (_LABELS, column)):
-        _redirect(tensors[name], tensor)
+        readers = list(tensors[name].outputs)
+        redirect(graph, tensors[name], tensor)
+        for node in downstream(readers):  # the number of rows that was inferred does not hold any more
+            for output in node.outputs:
+                output.shape = None
     if fixed:
         masks = put("Reshape", cells, put.const([1, room, size, size], np.int64))
     else:
-        masks = _padded(put, cells, room, size=size)
+        masks = padded(put, cells, room, size, size)
     before.name = f"{MASKS}/before"
     graph.outputs[-1] = _named(masks, room, size)
-
-
-def _redirect(old: gs.Variable, new: gs.Variable) -> None:
-    """What reads a tensor reads another; what was inferred of the number of rows behind it is forgotten."""
-    line = list(old.outputs)
-    for node in line:
-        node.inputs = [new if tensor is old else tensor for tensor in node.inputs]
-    seen = {id(node) for node in line}
-    for node in line:
-        for tensor in node.outputs:
-            tensor.shape = None
-            behind = [reader for reader in tensor.outputs if id(reader) not in seen]
-            seen |= {id(reader) for reader in behind}
-            line += behind
 
 
 def _named(masks: gs.Variable, room: int, size: int) -> gs.Variable:
@@ -97,8 +88,9 @@ def _named(masks: gs.Variable, room: int, size: int) -> gs.Variable:
     return masks
 
 
-def _padded(write: Writer, cells: gs.Variable, most: int, size: int) -> gs.Variable:
-    zeros = write.const(np.zeros((most, size, size)), np.float32)
-    rows = write("Concat", cells, zeros, axis=0)
-    kept = write("Slice", rows, *(write.const([at], np.int64) for at in (0, most, 0)))
-    return write("Reshape", kept, write.const([1, most, size, size], np.int64))
+def padded(write: Writer, rows: gs.Variable, most: int, *sizes: int) -> gs.Variable:
+    """Writes rows float32 (n, ...) as (1, most, ...) with the other ``sizes``, zeros past n."""
+    zeros = write.const(np.zeros((most, *sizes)), np.float32)
+    longer = write("Concat", rows, zeros, axis=0)
+    kept = write("Slice", longer, *(write.const([bound], np.int64) for bound in (0, most, 0)))
+    return write("Reshape", kept, write.const([1, most, *sizes], np.int64))

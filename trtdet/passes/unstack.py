@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_graphsurgeon as gs
 
 from trtdet.passes.base import Options, PassResult, rewrite_nodes
-from trtdet.passes.walk import maker
+from trtdet.passes.walk import maker, redirect
 
 
 def apply(graph: gs.Graph, options: Options) -> PassResult:
@@ -44,7 +44,6 @@ def _read_chosen(graph: gs.Graph, choice: gs.Node) -> str | None:
             return "what it chooses is an input, a constant or another output of the model"
         (source,) = old.inputs
         source.outputs = [new if tensor is old else tensor for tensor in source.outputs]
-    for reader in list(old.outputs):
-        reader.inputs = [new if tensor is old else tensor for tensor in reader.inputs]
+    redirect(graph, old, new)
     choice.outputs.clear()
     return ""

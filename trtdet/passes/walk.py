@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -48,27 +48,45 @@ def redirect(graph: gs.Graph, old: gs.Variable, new: gs.Variable) -> None:
             new.name, old.name = old.name, f"{old.name}/before"
 
 
-def upstream(tensor: gs.Tensor) -> Iterator[gs.Node]:
-    """Every node that a tensor is computed from, the nearest first."""
-    seen: set[int] = set()
-    line = [maker(tensor)]
-    for node in line:
-        if node is not None and id(node) not in seen:
-            seen.add(id(node))
+def upstream(tensor: gs.Tensor, end: gs.Tensor | None = None) -> Iterator[gs.Node]:
+    """Every node that a tensor is computed from, the nearest first; none that only ``end`` is computed from."""
+    visited: set[int] = set()
+    queue = [tensor]
+    for source in queue:
+        node = None if source is end else maker(source)
+        if node is not None and id(node) not in visited:
+            visited.add(id(node))
             yield node
-            line += [maker(source) for source in node.inputs]
+            queue += node.inputs
+
+
+def depends(tensor: gs.Tensor, source: gs.Tensor) -> bool:
+    """Whether a tensor is computed from another, or is that tensor itself."""
+    return tensor is source or any(source is operand for node in upstream(tensor) for operand in node.inputs)
+
+
+def downstream(nodes: Iterable[gs.Node], *ends: str) -> Iterator[gs.Node]:
+    """The nodes and all that read what they compute, the nearest first; none behind an operator of ``ends``."""
+    queue = list(nodes)
+    visited = {id(node) for node in queue}
+    for node in queue:
+        yield node
+        for reader in (reader for output in node.outputs for reader in output.outputs if node.op not in ends):
+            if id(reader) not in visited:
+                visited.add(id(reader))
+                queue.append(reader)
 
 
 def picks(*indices: gs.Variable) -> list[gs.Node]:
     """The nodes that pick rows by indices, which NonZero gives in a column."""
     nodes: list[gs.Node] = []
-    line = list(indices)
-    for tensor in line:
+    queue = list(indices)
+    for tensor in queue:
         for node in tensor.outputs:
             if node.op in ("Gather", "GatherND") and node.inputs[1] is tensor:
                 nodes.append(node)
             elif node.op in _INDEXING and node.inputs[0] is tensor:
-                line += node.outputs
+                queue += node.outputs
     return nodes
 
 

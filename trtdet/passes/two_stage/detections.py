@@ -23,7 +23,7 @@ from trtdet.passes.base import PassResult, Writer
 from trtdet.passes.masks import MASKS
 from trtdet.passes.provenance import Origin
 from trtdet.passes.two_stage.levels import most_rows
-from trtdet.passes.walk import maker, upstream
+from trtdet.passes.walk import upstream
 
 _DATA = ("NonMaxSuppression", "NonZero")
 """What makes the number of rows depend on the image."""
@@ -56,10 +56,10 @@ def write(graph: gs.Graph, outputs: Outputs, config: Config) -> None:
             column = put("Sub", column, put.const(first, np.float32))
         columns.append(put("Unsqueeze", column, put.const([1], np.int64)))
     rows = put("Concat", *columns, axis=1)
-    if not outputs.exact:
-        padded = put("Concat", rows, put.const(np.zeros((outputs.most, 6)), np.float32), axis=0)
-        rows = put("Slice", padded, *(put.const([at], np.int64) for at in (0, outputs.most, 0)))
-    detections = put("Reshape", rows, put.const([1, outputs.most, 6], np.int64))
+    if outputs.exact:
+        detections = put("Reshape", rows, put.const([1, outputs.most, 6], np.int64))
+    else:
+        detections = masks.padded(put, rows, outputs.most, 6)
     detections.dtype, detections.shape = np.dtype(np.float32), [1, outputs.most, 6]
     graph.outputs = [detections, *(tensor for tensor in graph.outputs if tensor.name == MASKS)]
     graph.cleanup().toposort()
@@ -170,15 +170,8 @@ def _masks_obstacle(probabilities: gs.Variable, boxes: gs.Variable, read: list[g
     """Why masks cannot be computed from other boxes."""
     if not read:
         return "its regions are not the boxes that are found"
-    own = {id(node) for node in upstream(boxes)}
-    readers = {id(node) for node in read}
-    line, seen = [probabilities], set[int]()
-    for tensor in line:
-        node = maker(tensor)
-        if node is None or id(node) in seen or tensor is boxes:
-            continue
-        seen.add(id(node))
-        if id(node) in own and node.op in _DATA:
+    sources = {id(node) for node in upstream(boxes)}
+    for node in upstream(probabilities, boxes):
+        if id(node) in sources and node.op in _DATA:
             return f"it reads the detections at '{node.name}' as well, not their boxes alone"
-        line += [given for given in node.inputs if not (id(node) in readers and given is boxes)]
     return ""

@@ -15,7 +15,7 @@ from trtdet.passes.base import PassResult, Writer
 from trtdet.passes.model import to_graph, to_model
 from trtdet.passes.provenance import Origin
 from trtdet.passes.two_stage.suppressions import in_order, limit_of, minima
-from trtdet.passes.walk import constant, picks, upstream
+from trtdet.passes.walk import constant, downstream, picks, upstream
 
 BOXES = "trtdet/proposals/boxes"
 """float32 (n, 4), the proposals that enter the second stage, xyxy in pixels of the input, the best first."""
@@ -87,9 +87,8 @@ def _resize(graph: gs.Graph, changed: list[gs.Node], sizes: dict[int, int]) -> s
     """Gives constants the new sizes, where nodes between the choices and the suppression read them; or the reason that
     a constant cannot have it, with nothing changed."""
     replaced: list[tuple[gs.Node, int, gs.Constant]] = []
-    line, seen = list(changed), {id(node) for node in changed}
     write = Writer(graph, f"{changed[0].name}/sizes", Origin.LOWERING)
-    for node in line:
+    for node in downstream(changed, "NonMaxSuppression"):
         for position, tensor in enumerate(node.inputs):
             if not isinstance(tensor, gs.Constant) or node.op == "TopK":
                 continue
@@ -105,12 +104,6 @@ def _resize(graph: gs.Graph, changed: list[gs.Node], sizes: dict[int, int]) -> s
                 resized = values
             if resized.shape != np.shape(tensor.values) or not np.array_equal(resized, tensor.values):
                 replaced.append((node, position, write.const(resized, resized.dtype)))
-        if node.op == "NonMaxSuppression":
-            continue
-        for reader in [reader for output in node.outputs for reader in output.outputs]:
-            if id(reader) not in seen:
-                seen.add(id(reader))
-                line.append(reader)
     for node, position, constant_of_size in replaced:
         node.inputs[position] = constant_of_size
     return ""
