@@ -1,4 +1,4 @@
-"""The bundle: a folder with an engine and everything that is known about it. The contract with C++.
+"""The bundle: a folder with an engine and its documentation. The contract with C++.
 
 ``manifest.json`` is written last and holds the SHA-256 of every other file, so a folder with a manifest that
 verifies is complete. A bundle appears under its name in one step; an older bundle stays until then.
@@ -60,11 +60,11 @@ class OutputPart(_Part):
 class NmsPart(_Part):
     mode: NmsMode = Field(alias="where")
     scores: Literal["probabilities", "logits"] = "probabilities"
-    """The values of the output ``scores`` with ``host``; thresholds and results are probabilities all the same."""
+    """The values of the output ``scores`` with ``host``; thresholds are probabilities all the same."""
     embedded: bool = Field(False, alias="own")
-    """The model brought its suppression along: kind and thresholds are the model's, not the configuration's."""
+    """The suppression and its thresholds are the model's, not the configuration's."""
     reason: str = ""
-    """What the choice has to do with CUDA graphs, where it has to; a sentence without its beginning and its stop."""
+    """How CUDA graphs decided the mode, as part of a sentence; empty where they did not."""
     score_threshold: float
     iou_threshold: float
     max_detections: int
@@ -79,13 +79,15 @@ class NmsPart(_Part):
 
 
 class MasksPart(_Part):
-    """Masks of the detections, which a program pastes into the picture, see :mod:`trtdet.detection.masks`."""
+    """Masks of the detections, which a program pastes into the picture, see :mod:`trtdet.detection.masks`.
+
+    ``output`` is float32 (B, K, size, size), the probabilities of each detection's class; a pixel of the object exceeds
+    ``threshold``.
+    """
 
     output: str
-    """The output float32 (B, K, size, size) with the probabilities of each detection's class; rows as of ``boxes``."""
     size: int
     threshold: float
-    """Probability that a pixel of the object exceeds."""
 
 
 class PluginPart(_Part):
@@ -109,12 +111,12 @@ class BackendPart(_Part):
 
     @property
     def loose_plugins(self) -> tuple[str, ...]:
-        """Files with plugins that the engine does not carry: a program must load them before the engine."""
+        """Files with plugins that a program must load before the engine."""
         return tuple(part.file for part in self.plugins if not part.embedded)
 
     @property
     def carries_plugins(self) -> bool:
-        """The engine itself holds plugins, which are code that runs on the host."""
+        """The engine holds plugins, which are code that runs on the host."""
         return any(part.embedded for part in self.plugins)
 
 
@@ -140,9 +142,8 @@ class QuantizationPart(_Part):
 class SiluPart(_Part):
     """How SiLU and HardSwish were rewritten.
 
-    ``asked`` and ``done`` are values of ``--silu``; ``rewritten`` counts the rewritten activations, ``read_int8`` and
-    ``write_int8`` those nodes of the plugin that read and write INT8; ``skipped`` has the reason for each activation
-    that was left.
+    ``asked`` and ``done`` are values of ``--silu``; ``rewritten``, ``read_int8`` and ``write_int8`` count activations;
+    ``skipped`` has the reason for each activation that was left.
     """
 
     asked: str
@@ -173,10 +174,10 @@ class AuditPart(CountsPart):
 
 
 class GuardPart(_Part):
-    """What a bound on INT8's speed decided about a bundle that was asked for in INT8.
+    """What ``--guard`` decided about a bundle in INT8.
 
     ``least`` is how many times as fast as FP16 INT8 had to be, ``speedup`` how many times as fast it is, None where
-    that could not be found out; ``on`` names the GPU that was measured, or that it was estimated for.
+    that is unknown; ``on`` names the GPU.
     """
 
     asked: Literal["int8"] = "int8"
@@ -187,7 +188,6 @@ class GuardPart(_Part):
     on: str = ""
     batch: int = 1
     reason: str
-    """One sentence for people."""
 
 
 class Manifest(_Part):
@@ -207,22 +207,20 @@ class Manifest(_Part):
     files: dict[str, str]
     command: dict[str, Any]
     portable: str | None = None
-    """The file that onnxruntime runs as it is, and that computes what the engine does; None where INT8 is in the engine
-    alone, and in bundles of the first versions."""
+    """The file that onnxruntime runs, and that computes what the engine does; None where INT8 is in the engine alone,
+    and in bundles of the first versions."""
     silu: SiluPart | None = None
     input_check: dict[str, Any] | None = None
-    """What the detections on some of the images looked like, see
-    :meth:`trtdet.evaluation.plausibility.Plausibility.as_dict`; None where nobody looked."""
+    """:meth:`trtdet.evaluation.plausibility.Plausibility.as_dict`; None where the input was not checked."""
     masks: MasksPart | None = None
-    """None where the detector gives boxes alone."""
     guard: GuardPart | None = None
-    """What ``--guard`` decided; None where it was not given, or INT8 has not been compared yet."""
+    """None without ``--guard``, or where INT8 has not been compared yet."""
     content_hash: str
     """SHA-256 over everything the engine was made from; equal hashes mean there is nothing to build."""
 
     @property
     def lacks_portable(self) -> bool:
-        """The bundle was made before bundles had such a file."""
+        """The bundle was made before bundles had a portable model."""
         return self.portable is None and self.quantization.mode != "implicit"
 
     @property
@@ -231,11 +229,7 @@ class Manifest(_Part):
         return self.guard.shipped if self.guard else self.command["precision"]
 
     def to_json(self) -> str:
-        """The file's text.
-
-        Bytes of file names that are no UTF-8 are written as ``\\udcXX``, six characters each: as surrogates, no
-        reader would take them.
-        """
+        """The file's text; bytes of file names that are no UTF-8 become ``\\udcXX``, six characters each."""
         return json.dumps(_encodable(self.model_dump(mode="json", by_alias=True)), indent=2) + "\n"
 
 
@@ -291,8 +285,8 @@ class Bundle:
             BundleError: the bundle has no such file.
         """
         if name not in self.manifest.files:
-            held = ", ".join(sorted(self.manifest.files))
-            raise BundleError(f"bundle '{self.path}' has no '{name}'; it holds {held}")
+            names = ", ".join(sorted(self.manifest.files))
+            raise BundleError(f"bundle '{self.path}' has no '{name}'; it holds {names}")
         return self.path / name
 
     def add(self, name: str, data: bytes) -> None:
@@ -327,8 +321,7 @@ class Bundle:
 
     @property
     def model(self) -> Path:
-        """The ONNX model that the engine was built from, Q/DQ and casts included; float where ``quantization.mode`` is
-        ``implicit``, since INT8 is then in the engine alone."""
+        """The ONNX model that the engine was built from, Q/DQ and casts included; float with implicit quantisation."""
         return next(self.path / name for name in self.manifest.files if name.endswith(".onnx") and name != PORTABLE)
 
     @property

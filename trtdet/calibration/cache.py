@@ -1,11 +1,11 @@
 """TensorRT's calibration cache: the text in which TensorRT up to 10 keeps a network's ranges for implicit quantisation.
 
 The first line is ``TRT-<version>-<algorithm>``, the version being ``NV_TENSORRT_VERSION``. Every other line is
-``<tensor>: <scale>``, the scale (amax / 127) being the bits of a float32 as a hexadecimal number. Names are written as
-they are: they may hold colons and spaces.
+``<tensor>: <scale>``, the scale (amax / 127) being the bits of a float32 as a hexadecimal number. Names may hold colons
+and spaces.
 
-TensorRT takes a cache only where version and algorithm are its calibrator's own; with any other it calibrates anew, on
-images that may not be there. So both are checked here before that.
+TensorRT takes a cache only where version and algorithm are its calibrator's own, and calibrates anew otherwise, on
+images that may not be there. So both are checked before.
 
 Sources: ``samples/opensource/sampleINT8/README.md`` of NVIDIA/TensorRT, release/7.0; the algorithms' names and the
 messages are those in libnvinfer 8.6.0; that leading zeros are left out, and what stands for a tensor of zeros, is as in
@@ -23,12 +23,9 @@ import numpy as np
 
 from trtdet.errors import CalibrationError, one_line
 
-ALGORITHMS = ("MinMaxCalibration", "EntropyCalibration2", "EntropyCalibration", "LegacyCalibration")
-"""What TensorRT calls the algorithms of its calibrators."""
-
 OURS = "EntropyCalibration2"
-"""The algorithm in whose name trtdet hands ranges over: its calibrator takes them before layers are fused, by the names
-that the model has (NVIDIA, TensorRT 8.6 documentation, "Post-Training Quantization Using Calibration")."""
+"""The algorithm of the calibrator that reads trtdet's caches: it takes ranges before layers are fused, by the model's
+names (NVIDIA, TensorRT 8.6 documentation, "Post-Training Quantization Using Calibration")."""
 
 _HEADING = re.compile(r"TRT-(\d+)-(\w+)")
 _DIGITS = re.compile(r"[0-9a-fA-F]{1,8}")
@@ -50,21 +47,17 @@ def version_number(version: str) -> int:
     return major * (10000 if major >= 10 else 1000) + minor * 100 + patch
 
 
-def write(scales: Mapping[str, float], version: int, algorithm: str = OURS) -> str:
+def write(scales: Mapping[str, float], version: int) -> str:
     """The text of a cache.
 
     Args:
         scales: by name of a tensor, amax / 127.
         version: of the TensorRT that will read it, see :func:`version_number`.
-        algorithm: of the calibrator that will hand it over, one of ``ALGORITHMS``.
 
     Raises:
-        CalibrationError: an unknown algorithm, a scale that is no finite float32 over 0, or a name that is empty or has
-            a line break.
+        CalibrationError: a scale is no finite float32 over 0, or a name is empty or has a line break.
     """
-    if algorithm not in ALGORITHMS:
-        raise CalibrationError(f"TensorRT has no calibration algorithm '{algorithm}'; allowed: {', '.join(ALGORITHMS)}")
-    lines = [f"TRT-{version}-{algorithm}"]
+    lines = [f"TRT-{version}-{OURS}"]
     for name, scale in scales.items():
         if not name or "\n" in name:
             raise CalibrationError(f"no cache holds a tensor named {name!r}: empty, or with a line break; rename it")
@@ -77,26 +70,20 @@ def write(scales: Mapping[str, float], version: int, algorithm: str = OURS) -> s
 
 
 def read(
-    text: str,
-    where: str = "the calibration cache",
-    *,
-    version: int | None = None,
-    algorithm: str | None = None,
-    skip_unusable: bool = False,
+    text: str, where: str = "the calibration cache", *, version: int | None = None, skip_unusable: bool = False
 ) -> dict[str, float]:
     """The scales of a cache, by name of the tensor and in its order.
 
     Args:
         text: of the cache.
         where: what an error calls it.
-        version: that it must be of; None for any.
-        algorithm: that it must be of; None for any.
-        skip_unusable: leaves tensors without a usable scale out instead of refusing the cache. TensorRT itself writes 0
-            for one that was zero on every image and infinity for one that overflowed.
+        version: of the TensorRT that will read it, by a calibrator of ``OURS``; None for any.
+        skip_unusable: leaves tensors without a usable scale out instead of refusing the cache. TensorRT writes 0 for a
+            tensor of zeros and infinity for one that overflowed.
 
     Raises:
-        CalibrationError: the text is no cache, or of another version or algorithm; a line is not ``name: digits``; a
-            name stands there twice; a scale is not over 0 and finite.
+        CalibrationError: the text is no cache, or of another version or algorithm; a line is malformed or a name
+            repeated; a scale is not over 0 and finite.
     """
     heading, *lines = text.removesuffix("\n").split("\n")
     fields = _HEADING.fullmatch(heading)
@@ -105,8 +92,8 @@ def read(
             f"{where} is no calibration cache of TensorRT: its first line is {one_line(repr(heading), 80)}, expected a "
             "line like 'TRT-8600-EntropyCalibration2'; make a cache with 'trtdet calibrate'"
         )
-    for expected, actual, label in ((algorithm, fields[2], "the algorithm"), (version, int(fields[1]), "TensorRT")):
-        if expected is not None and actual != expected:
+    for expected, actual, label in ((OURS, fields[2], "the algorithm"), (version, int(fields[1]), "TensorRT")):
+        if version is not None and actual != expected:
             raise CalibrationError(
                 f"{where} is of {label} {actual}, and {expected} is what will read it: TensorRT takes no other; "
                 "calibrate again"
@@ -137,8 +124,8 @@ def matched(
 ) -> dict[str, float]:
     """The scales for a network, in the order of its tensors.
 
-    TensorRT passes over scales of tensors that it does not have, and runs what reads or gives a tensor without one in
-    float, with no more than a warning for each: the cache of another model would become an engine without INT8.
+    TensorRT ignores scales of other tensors and runs layers without a scale in float, with a warning for each: the
+    cache of another model would become an engine without INT8.
 
     Args:
         scales: by name of a tensor.
@@ -149,7 +136,7 @@ def matched(
     Raises:
         CalibrationError: scales of tensors that the network does not have, or needed tensors without one.
     """
-    unknown = sorted(scales.keys() - set(network), key=list(scales).index)
+    unknown = [name for name in scales if name not in network]
     missing = [name for name in needed if name not in scales]
     problems = []
     if missing:

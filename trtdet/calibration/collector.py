@@ -31,32 +31,29 @@ def collection_key(exposed: onnx.ModelProto, tensors: Sequence[str], images_sha2
         preprocess: the pre-processing as text.
     """
     digest = hashlib.sha256(f"{SCHEMA} {BINS} {images_sha256} {preprocess} {sorted(tensors)}".encode())
-    plain = onnx.ModelProto()
-    plain.CopyFrom(exposed)
     # Which step wrote a node changes no number.
-    provenance.put(plain, {})
-    digest.update(plain.SerializeToString(deterministic=True))
+    digest.update(provenance.without_registry(exposed).SerializeToString(deterministic=True))
     return digest.hexdigest()
 
 
 def expose(model: onnx.ModelProto, tensors: Sequence[str]) -> onnx.ModelProto:
     """The part of a model that computes ``tensors``, with them as its outputs.
 
-    The graph's own inputs are left out: they need no inference. Where nothing else is asked for, a copy of the first
-    input stands in, because a model must have an output.
+    The graph's own inputs need no inference and are left out. A copy of the first input is the output where there is no
+    other: a model must have one.
 
     Raises:
         CalibrationError: the model has no such tensor.
     """
     graph = gs.import_onnx(model)
-    own = graph.tensors()
-    missing = [name for name in tensors if name not in own]
+    by_name = graph.tensors()
+    missing = [name for name in tensors if name not in by_name]
     if missing:
         raise CalibrationError(
             f"the model has no tensor '{missing[0]}' ({len(missing)} missing); calibrate this model anew"
         )
     inputs = {tensor.name for tensor in graph.inputs}
-    graph.outputs = [own[name] for name in tensors if name not in inputs]
+    graph.outputs = [by_name[name] for name in tensors if name not in inputs]
     if not graph.outputs:
         copy = gs.Variable("trtdet/expose/copy")
         graph.nodes.append(gs.Node("Identity", "trtdet/expose", inputs=[graph.inputs[0]], outputs=[copy]))
@@ -68,14 +65,14 @@ def expose(model: onnx.ModelProto, tensors: Sequence[str]) -> onnx.ModelProto:
     graph.ir_version = model.ir_version
     graph.cleanup()
     exposed: onnx.ModelProto = gs.export_onnx(graph, do_type_check=False)
-    provenance.carry(model, exposed)
+    provenance.put(exposed, provenance.origin_of(model))
     return exposed
 
 
 @dataclass(frozen=True)
 class CollectionRequest:
-    """What is to be collected: ``source`` is the network's input, which may be among ``tensors``, the activations;
-    ``key`` is that of :func:`collection_key`, empty where nothing will be compared with it."""
+    """The activations to collect, ``tensors``, among which ``source`` may be, the network's input; ``key`` is that of
+    :func:`collection_key`, empty where nothing will be compared with it."""
 
     source: str
     tensors: Sequence[str]
@@ -86,21 +83,19 @@ class CollectionRequest:
 def collect(
     run: Run, request: CollectionRequest, stream: ImageStream, progress: Callable[[int], None] = lambda done: None
 ) -> Collection:
-    """Runs the images through a model and gathers a histogram for each tensor.
+    """Runs the images through a model and collects a histogram for each tensor.
 
-    Decoding, inference and counting overlap: while a batch is counted the next is computed and those after it are
-    decoded.
+    While a batch is counted, the next is computed and those after it are decoded.
 
     Args:
-        run: the model that :func:`expose` gives, ready to run: float32 (B, 3, H, W) to arrays by tensor name. Those
-            that are not asked for, such as the detections, are only checked for values that are not finite.
+        run: the model that :func:`expose` gives: float32 (B, 3, H, W) to arrays by tensor name. Those that are not
+            requested, such as the detections, are only checked for values that are not finite.
         request: the tensors.
         stream: batches of float32 (B, 3, H, W).
         progress: called with the number of images done.
 
     Raises:
-        CalibrationError: an activation or an output is NaN or infinite (which tensor, which image), or there were no
-            images.
+        CalibrationError: an activation or an output is NaN or infinite, or there were no images.
         DataError: too many unreadable images, or pixels that cannot be right.
     """
     histograms: dict[str, Histogram] = {}

@@ -1,9 +1,8 @@
 """Histograms of activations, and the file that keeps those of one pass over the images.
 
 Each tensor has one histogram of |x| with a fixed number of bins over [0, 2**exponent). When a larger value comes, the
-range doubles and neighbouring bins are added together. Because every range is a power of two, the result is the same
-as if the final range had been known from the start: it depends neither on the order of the images nor on how they are
-divided among processes, so collections can be merged and compared bit for bit. Counts are int64.
+range doubles and neighbouring bins are added together. Because every range is a power of two, the result depends
+neither on the order of the images nor on how they are divided among processes, bit for bit.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import math
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -37,10 +36,10 @@ SCHEMA = 1
 """Of a collection's file."""
 
 _LEAST_EXPONENT, _LARGEST_EXPONENT = -60, 128
-"""Of a histogram's range: of what is that small no scale is a normal float32, and no float32 is larger."""
+"""Of a histogram's range: below it no scale is a normal float32, and no float32 is above it."""
 
 _MOST_VALUES = 1 << 53
-"""That a histogram counts; float64, in which the rules reckon, has every number up to here."""
+"""That a histogram counts; float64, in which the rules compute, has every whole number up to here."""
 
 _UNREADABLE = (
     *(OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError),
@@ -160,7 +159,7 @@ class Collection:
     images: int
     images_sha256: str
     source: str
-    skipped: tuple[str, ...] = field(default=())
+    skipped: tuple[str, ...] = ()
 
     def to_bytes(self) -> bytes:
         """The collection as a compressed ``.npz``."""
@@ -200,13 +199,11 @@ class Collection:
                 raise CalibrationError(f"'{path}' {_OTHER_VERSION}")
             histograms = _histograms(meta.tensors, counts, exponents, extremes=extremes)
             return Collection(histograms, **{name: getattr(meta, name) for name in _STORED})
-        except DocumentError as error:
-            if error.place == "schema" and error.kind == "literal_error":
-                raise CalibrationError(f"'{path}' {_OTHER_VERSION}") from None
-            raise CalibrationError(f"'{path}' is not a collection of histograms: {error}; collect again") from None
         except FileNotFoundError:
             raise CalibrationError(f"'{path}' does not exist; make it with 'trtdet calibrate'") from None
         except _UNREADABLE as error:
+            if isinstance(error, DocumentError) and (error.place, error.kind) == ("schema", "literal_error"):
+                raise CalibrationError(f"'{path}' {_OTHER_VERSION}") from None
             raise CalibrationError(
                 f"'{path}' is not a collection of histograms: {one_line(error)}; collect again"
             ) from None
@@ -214,7 +211,7 @@ class Collection:
 
 @dataclass(frozen=True)
 class _Meta:
-    """What a file says of its histograms, as JSON."""
+    """The JSON part of a collection's file."""
 
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid")
 
@@ -230,11 +227,7 @@ class _Meta:
 def _histograms(
     tensors: Sequence[str], counts: NDArray[Any], exponents: NDArray[Any], extremes: NDArray[Any]
 ) -> dict[str, Histogram]:
-    """The histograms of a file.
-
-    Raises:
-        ValueError: the arrays do not belong together, or a histogram is none that values could have made.
-    """
+    """The histograms of a file; a ValueError where the arrays do not fit each other, or no values have such counts."""
     total = len(tensors)
     shapes = (counts.shape, exponents.shape, extremes.shape)
     if shapes != ((total, BINS), (total,), (total, 2)):

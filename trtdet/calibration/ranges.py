@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
-from trtdet.calibration import cache as calibration_cache
+from trtdet.calibration import cache
 from trtdet.calibration.histograms import Collection
 from trtdet.calibration.thresholds import RULES, percentile
 from trtdet.errors import CalibrationError, ConfigError, TrtdetWarning
@@ -49,7 +49,7 @@ class ChannelRange:
 
     Attributes:
         amax: by channel; its step is ``amax / 127``.
-        noise: what these steps do to the activation of the tensor: mean square over variance, averaged over channels.
+        noise: mean square error of the tensor's activation over its variance, averaged over channels.
     """
 
     __pydantic_config__ = _STRICT
@@ -60,7 +60,7 @@ class ChannelRange:
 
 @dataclass(frozen=True)
 class Ranges:
-    """The ranges of a model's activations and what they were made from.
+    """The ranges of a model's activations, and their provenance.
 
     Attributes:
         rule: ``minmax``, ``entropy``, ``percentile`` or ``mse``.
@@ -86,12 +86,9 @@ class Ranges:
     def choose(collection: Collection, rule: str, percent: float = 99.99) -> Ranges:
         """Applies a rule to every histogram of a collection.
 
-        The network's input keeps its whole range under every rule: pixels are bounded and spread over that range by
-        design, while the one grey level of a letterbox's border is a spike that misleads a rule about activations
-        (entropy then cuts the brighter half of every picture off).
-
-        A tensor that was zero on every image, or so small that its scale is no normal float32, gets amax 1 and a
-        warning: a scale must be over 0.
+        The network's input keeps its whole range: pixels are spread over it by design, and the one grey level of a
+        letterbox's border misleads rules (entropy then cuts the brighter half of every picture off). A tensor that was
+        zero on every image, or so small that its scale is no normal float32, gets amax 1 and a warning.
 
         Raises:
             ConfigError: no such rule, or a percentile out of range.
@@ -145,16 +142,15 @@ class Ranges:
         except FileNotFoundError:
             raise CalibrationError(f"ranges '{path}' do not exist; make them with 'trtdet calibrate'") from None
         except DocumentError as error:
-            if error.place == "schema" and error.kind == "literal_error":
+            if (error.place, error.kind) == ("schema", "literal_error"):
                 raise CalibrationError(f"ranges '{path}' are of another schema; calibrate again") from None
             raise CalibrationError(f"ranges '{path}' are no ranges: {error}; calibrate again") from None
         except OSError as error:
             raise CalibrationError(f"ranges '{path}' cannot be read: {error}; calibrate again") from None
 
-    def to_calibration_cache(self, version: int = 8600, algorithm: str = calibration_cache.OURS) -> str:
-        """The text that TensorRT up to 10 reads as a calibration cache; arguments and errors are those of
-        :func:`trtdet.calibration.cache.write`."""
-        return calibration_cache.write({name: entry.scale for name, entry in self.tensors.items()}, version, algorithm)
+    def to_calibration_cache(self, version: int) -> str:
+        """The text that TensorRT up to 10 reads as a calibration cache, see :func:`trtdet.calibration.cache.write`."""
+        return cache.write({name: entry.scale for name, entry in self.tensors.items()}, version)
 
 
 @dataclass(frozen=True)

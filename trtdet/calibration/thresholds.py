@@ -26,8 +26,6 @@ _KL_EDGES = -(-(_KL_CANDIDATES[:, None] * np.arange(LEVELS + 1)[None, :]) // LEV
 _LOG_SIZES = np.log(np.maximum(np.arange(KL_BINS // LEVELS + 2), 1))
 _TINY = float(np.finfo(np.float64).tiny)
 
-_MSE_CANDIDATES = 100
-
 
 def minmax(histogram: Histogram) -> float:
     """The largest magnitude seen: nothing saturates."""
@@ -37,9 +35,10 @@ def minmax(histogram: Histogram) -> float:
 def percentile(histogram: Histogram, percent: float = 99.99) -> float:
     """The smallest bin edge that ``percent`` % of the magnitudes do not exceed, at most the largest seen.
 
-    Args:
-        histogram: of |x|.
-        percent: over 0, up to 100; the rule of TensorRT's BERT demonstration uses 99.99.
+    ``percent`` is over 0 and up to 100; TensorRT's BERT demonstration uses 99.99.
+
+    Raises:
+        ConfigError: ``percent`` is out of range.
     """
     if not 0 < percent <= 100:
         raise ConfigError(f"percentile must be over 0 and up to 100, got {percent}; the usual value is 99.99")
@@ -70,15 +69,15 @@ def entropy(histogram: Histogram) -> float:
     last = int(np.flatnonzero(bins)[-1]) + 1 if bins.any() else 0
     if last <= LEVELS:
         return histogram.amax
-    candidates, edges = _KL_CANDIDATES, _KL_EDGES
+    candidates = _KL_CANDIDATES
     below = np.concatenate([[0.0], np.cumsum(bins)])
     filled = np.concatenate([[0], np.cumsum(bins > 0)])
     logs = np.concatenate([[0.0], np.cumsum(_xlogx(bins))])
     total = below[-1]
     inside = below[candidates]
     tail = total - inside
-    sums = np.diff(below.take(edges), axis=1)
-    sizes = np.diff(filled.take(edges), axis=1)
+    sums = np.diff(below.take(_KL_EDGES), axis=1)
+    sizes = np.diff(filled.take(_KL_EDGES), axis=1)
     final = bins[candidates - 1]
     # An empty level has the sum 0, so that any finite logarithm will do for it.
     level = np.log(np.maximum(sums, _TINY)) - _LOG_SIZES.take(sizes)
@@ -105,7 +104,7 @@ def mse(histogram: Histogram) -> float:
     last = int(np.flatnonzero(counts)[-1]) + 1
     weights = counts[:last].astype(np.float64)
     centres = (np.arange(last) + 0.5) * width
-    amaxes = histogram.amax * np.arange(1, _MSE_CANDIDATES + 1) / _MSE_CANDIDATES
+    amaxes = histogram.amax * np.arange(1, 101) / 100
     steps = (amaxes / (LEVELS - 1))[:, None]
     rounded = np.minimum(np.rint(centres[None, :] / steps), LEVELS - 1) * steps
     losses = np.square(rounded - centres[None, :]) @ weights

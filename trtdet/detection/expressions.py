@@ -1,13 +1,15 @@
 """Boxes and scores that a configuration computes: ``head.compute``, NumPy's notation over a model's outputs.
 
-An expression is read as Python and walked, never run: what it may hold is what :func:`evaluate` names. Each step is an
-ONNX operator, which is either computed here, the reference, or written into a graph.
+An expression is parsed as Python and walked, never run. Each step is an ONNX operator, which is either computed here,
+the reference, or written into a graph.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -61,16 +63,13 @@ def computed(outputs: Mapping[str, Array], config: Config) -> dict[str, Array]:
     return evaluate(dict(outputs), _numpy_step, config)
 
 
-def shapes(given: Mapping[str, tuple[int | None, ...]], config: Config) -> dict[str, tuple[int | None, ...]]:
-    """The shapes of ``boxes`` and ``scores``, of the outputs' shapes; None for open dimensions.
-
-    Raises:
-        ConfigError, ModelError: see :func:`computed`.
-    """
-    if any(None in shape[1:] for shape in given.values()):
+def shapes(outputs: Mapping[str, tuple[int | None, ...]], config: Config) -> dict[str, tuple[int | None, ...]]:
+    """The shapes of ``boxes`` and ``scores``, of the outputs' shapes; None for open dimensions. Errors are those of
+    :func:`computed`."""
+    if any(None in shape[1:] for shape in outputs.values()):
         return dict.fromkeys(("boxes", "scores"), (None, None, None))
-    zeros = {name: np.broadcast_to(np.float32(0), [size or 1 for size in shape]) for name, shape in given.items()}
-    open_batch = any(shape[:1] == (None,) for shape in given.values())
+    zeros = {name: np.broadcast_to(np.float32(0), [size or 1 for size in shape]) for name, shape in outputs.items()}
+    open_batch = any(shape[:1] == (None,) for shape in outputs.values())
     results = computed(zeros, config)
     return {name: (None, *array.shape[1:]) if open_batch else array.shape for name, array in results.items()}
 
@@ -91,36 +90,36 @@ def evaluate(outputs: dict[str, T], step: Step[T], config: Config) -> dict[str, 
     """
     numbered = {f"output{index}": tensor for index, tensor in enumerate(outputs.values())}
     sides = {"input_width": config.input.width, "input_height": config.input.height}
-    known: dict[str, T | Array] = {name: np.array(side, np.float32) for name, side in sides.items()}
-    known |= numbered | outputs
+    names: dict[str, T | Array] = {name: np.array(side, np.float32) for name, side in sides.items()}
+    names |= numbered | outputs
     for name, text in (config.head.compute or {}).items():
         expression = ast.parse(text.strip(), mode="eval").body
         try:
-            known[name] = _Walk(name, known=known, step=step, config=config).of(expression)
+            names[name] = _Walk(name, names=names, step=step, config=config).of(expression)
         except RecursionError:
             raise ConfigError(f"key 'head.compute.{name}' is nested too deeply; name its parts before it") from None
-    results = {name: known[name] for name in ("boxes", "scores")}
+    results = {name: names[name] for name in ("boxes", "scores")}
     for name, tensor in results.items():
         if isinstance(tensor, np.ndarray) and not isinstance(next(iter(outputs.values())), np.ndarray):
             raise ConfigError(f"key 'head.compute.{name}' is a constant; compute it from an output of the model")
     return results  # type: ignore[return-value]
 
 
+@dataclass(frozen=True)
 class _Walk:
-    """The steps of an expression."""
+    """The steps of an expression, which gets a name and may use ``names``."""
 
-    def __init__(self, name: str, known: Mapping[str, Any], step: Step[Any], config: Config) -> None:
-        self.name = name
-        self.known = known
-        self.step = step
-        self.config = config
+    name: str
+    names: Mapping[str, Any]
+    step: Step[Any]
+    config: Config
 
     def of(self, node: ast.expr) -> Any:
         name = node.id if isinstance(node, ast.Name) else node.value if isinstance(node, ast.Constant) else None
         if isinstance(name, str):
-            if name not in self.known:
-                raise self._error(None, f"names '{name}', there are {', '.join(self.known)}")
-            return self.known[name]
+            if name not in self.names:
+                raise self._error(None, f"names '{name}', there are {', '.join(self.names)}")
+            return self.names[name]
         if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
             return self._do(_BINARY[type(node.op)], self.of(node.left), self.of(node.right))
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
@@ -138,61 +137,55 @@ class _Walk:
             values = [self.of(part) for part in node.elts]
             if values and all(isinstance(value, (np.ndarray, np.floating)) and np.ndim(value) == 0 for value in values):
                 return np.array(values, np.float32)
-        elif (
-            isinstance(node, ast.Constant) and isinstance(node.value, (int, float)) and not isinstance(node.value, bool)
-        ):
-            try:
+        elif isinstance(node, ast.Constant) and type(node.value) in (int, float):
+            with contextlib.suppress(OverflowError):
                 return np.array(float(node.value), np.float32)
-            except OverflowError:
-                pass
         raise self._error(node, "is no number of float32 and no list of such numbers")
 
     def _call(self, node: ast.Call, function: str) -> Any:
-        axis = -1
+        axis, arguments = -1, node.args
         for keyword in node.keywords:
             if keyword.arg != "axis" or function not in _ALONG:
                 allowed = f"axis, of {', '.join(_ALONG)}, is the only one"
                 raise self._error(node, f"has a keyword '{keyword.arg}'; {allowed}")
             axis = self._whole(keyword.value)
-        given = node.args
-        if function in _GRIDS and len(given) == (function == "points"):
-            offset = self._number(given[0]) if given else 0.0
+        if function in _GRIDS and len(arguments) == (function == "points"):
+            offset = self._number(arguments[0]) if arguments else 0.0
             if np.ndim(offset):
                 raise self._error(node, "gives points a list; an offset in cells is a number")
             return anchor_points(self.config, float(offset))[function == "strides"][None]
-        if function in ("transpose", "reshape") and len(given) > 1:
-            numbers = [self._whole(argument) for argument in given[1:]]
+        if function in ("transpose", "reshape") and len(arguments) > 1:
+            numbers = [self._whole(argument) for argument in arguments[1:]]
             if function == "transpose":
-                return self._do("Transpose", self.of(given[0]), perm=numbers)
-            return self._do("Reshape", self.of(given[0]), np.array(numbers, np.int64))
+                return self._do("Transpose", self.of(arguments[0]), perm=numbers)
+            return self._do("Reshape", self.of(arguments[0]), np.array(numbers, np.int64))
         functions = (*_UNARY, *_PAIRS, *_ALONG, "transpose", "reshape", *_GRIDS)
         if function not in functions:
             raise self._error(node, f"calls '{function}'; there are {', '.join(functions)}")
-        tensors = [] if function in _GRIDS else [self.of(argument) for argument in given]
-        if function in _UNARY and len(tensors) == 1:
-            return self._do(_UNARY[function], *tensors)
-        if function in _PAIRS and len(tensors) == 2:
-            return self._do(_PAIRS[function], *tensors)
+        tensors = [] if function in _GRIDS else [self.of(argument) for argument in arguments]
+        table = {1: _UNARY, 2: _PAIRS}.get(len(tensors), {})
+        if function in table:
+            return self._do(table[function], *tensors)
         if function == "softmax" and len(tensors) == 1:
             return self._do("Softmax", *tensors, axis=axis)
         if function == "sum" and len(tensors) == 1:
             return self._do("ReduceSum", *tensors, np.array([axis], np.int64), keepdims=0)
         if function == "concat" and tensors:
             return self._do("Concat", *tensors, axis=axis)
-        raise self._error(node, f"gives {function} {len(given)} arguments")
+        raise self._error(node, f"gives {function} {len(arguments)} arguments")
 
     def _part(self, node: ast.Subscript) -> Any:
         """A Slice of all axes that are cut, a Gather for each list, and a Squeeze of those that a number chose."""
-        given = list(node.slice.elts) if isinstance(node.slice, ast.Tuple) else [node.slice]
-        dots = [at for at, part in enumerate(given) if isinstance(part, ast.Constant) and part.value is Ellipsis]
+        parts = list(node.slice.elts) if isinstance(node.slice, ast.Tuple) else [node.slice]
+        dots = [at for at, part in enumerate(parts) if isinstance(part, ast.Constant) and part.value is Ellipsis]
         if len(dots) > 1:
             raise self._error(node, "has more than one '...'")
         tensor = self.of(node.value)
         bounds: list[tuple[int, int, int, int]] = []
         lists: list[tuple[int, Array]] = []
-        gone = []
-        for at, part in enumerate(given):
-            axis = at - len(given) if dots and at > dots[0] else at
+        removed_axes = []
+        for at, part in enumerate(parts):
+            axis = at - len(parts) if dots and at > dots[0] else at
             if at in dots:
                 continue
             if isinstance(part, ast.Slice):
@@ -206,12 +199,12 @@ class _Walk:
             else:
                 index = self._whole(part)
                 bounds.append((index, _END if index == -1 else index + 1, axis, 1))
-                gone.append(axis)
+                removed_axes.append(axis)
         if bounds:
             tensor = self._do("Slice", tensor, *(np.array(column, np.int64) for column in zip(*bounds, strict=True)))
         for axis, indices in lists:
             tensor = self._do("Gather", tensor, indices, axis=axis)
-        return self._do("Squeeze", tensor, np.array(gone, np.int64)) if gone else tensor
+        return self._do("Squeeze", tensor, np.array(removed_axes, np.int64)) if removed_axes else tensor
 
     def _whole(self, node: ast.expr) -> int:
         sign = 1
@@ -237,7 +230,7 @@ class _Walk:
 
 
 def _numpy_step(op: str, tensors: Sequence[Array], attributes: dict[str, Any]) -> Array:
-    first, *others = tensors
+    first, *operands = tensors
     with np.errstate(all="ignore"):  # what is not finite is a value like any other, as in the graph
         if op in _ELEMENTS:
             return np.asarray(_ELEMENTS[op](*tensors), np.float32)
@@ -248,14 +241,15 @@ def _numpy_step(op: str, tensors: Sequence[Array], attributes: dict[str, Any]) -
         if op == "Transpose":
             return first.transpose(attributes["perm"])
         if op == "Reshape":
-            return first.reshape([first.shape[at] if size == 0 else size for at, size in enumerate(others[0].tolist())])
+            sizes = operands[0].tolist()
+            return first.reshape([size or first.shape[at] for at, size in enumerate(sizes)])
         if op == "Gather":
-            return np.take(first, others[0], axis=attributes["axis"])
+            return np.take(first, operands[0], axis=attributes["axis"])
         if op == "ReduceSum":
-            return np.asarray(first.sum(axis=tuple(others[0].tolist())), np.float32)
+            return np.asarray(first.sum(axis=tuple(operands[0].tolist())), np.float32)
         if op == "Squeeze":
-            return np.squeeze(first, tuple(others[0].tolist()))
+            return np.squeeze(first, tuple(operands[0].tolist()))
         slices = [slice(None)] * first.ndim
-        for start, stop, axis, step in zip(*(column.tolist() for column in others), strict=True):
+        for start, stop, axis, step in zip(*(column.tolist() for column in operands), strict=True):
             slices[axis] = slice(start, stop, step)
         return first[tuple(slices)]

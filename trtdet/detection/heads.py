@@ -36,8 +36,7 @@ def decode(outputs: Mapping[str, NDArray[Any]] | Sequence[NDArray[Any]], config:
         float32 (B, N, C), 0..1 or logits.
 
     Raises:
-        ModelError: an output is missing or its shape does not fit the head, the classes and the input size; the
-            message names the output, both shapes and the key that is likely wrong.
+        ModelError: an output is missing or its shape does not fit the head, the classes and the input size.
     """
     names = config.head.outputs
     if not isinstance(outputs, Mapping):
@@ -85,7 +84,6 @@ def decode(outputs: Mapping[str, NDArray[Any]] | Sequence[NDArray[Any]], config:
 
 
 def _corners_in_pixels(boxes: Float, config: Config) -> Float:
-    """Boxes of rules ``boxes`` and ``detections`` as x1 y1 x2 y2 in pixels."""
     if config.head.boxes == "cxcywh":
         boxes = corners_of(boxes[..., :2], boxes[..., 2:])
     elif config.head.boxes == "yxyx":
@@ -118,8 +116,8 @@ def match_outputs(shapes: Mapping[str, Shape], config: Config) -> tuple[tuple[st
         config: the head, the input size and the class names.
 
     Returns:
-        The outputs that hold everything, or the class maps, or the boxes; and the distance maps in the order of the
-        strides, or the scores that belong to the boxes; empty where one output holds everything.
+        The output that holds everything and nothing else, the class maps and the distance maps in the order of the
+        strides, or the boxes and the scores.
 
     Raises:
         ModelError: an output is missing or its shape does not fit; the message names the key that is likely wrong.
@@ -195,11 +193,11 @@ def _match_levels(chosen: Mapping[str, Shape], config: Config) -> tuple[tuple[st
             f"{list(head.strides)}, got {len(chosen)} outputs: {_listing(chosen)}; set head.strides, or "
             "head.outputs"
         )
-    left, score_maps, distance_maps = dict(chosen), list[str](), list[str]()
+    unmatched, score_maps, distance_maps = dict(chosen), list[str](), list[str]()
     for stride, count in zip(head.strides, cells, strict=True):
         for width, maps, kind in ((classes, score_maps, "class"), (sides, distance_maps, "distance")):
             # Where classes and distances have as many channels, the model's order decides: classes first.
-            fitting = [name for name, shape in left.items() if shape[1] in (None, count) and shape[2] == width]
+            fitting = [name for name, shape in unmatched.items() if shape[1] in (None, count) and shape[2] == width]
             if not fitting:
                 raise ModelError(
                     f"no output is the {kind} map (B, {count}, {width}) of stride {stride}, got "
@@ -207,7 +205,7 @@ def _match_levels(chosen: Mapping[str, Shape], config: Config) -> tuple[tuple[st
                     f"head.bins and the {classes} classes"
                 )
             maps.append(fitting[0])
-            del left[fitting[0]]
+            del unmatched[fitting[0]]
     return tuple(score_maps), tuple(distance_maps)
 
 
@@ -244,10 +242,10 @@ def _check_channels(name: str, shape: Shape, config: Config) -> None:
         "is head.decode 'detections' (with nms: none)?": last == 6,
         f"does 'classes' list the model's classes{room}?": True,
     }
-    layout = "(B, N, {})" if axis == 2 else "(B, {}, N)"
-    others = f"4 * {bins} head.bins" if rule == "dfl" else str(extra)
+    layout = f"(B, N, {extra + classes})" if axis == 2 else f"(B, {extra + classes}, N)"
+    box_channels = f"4 * {bins} head.bins" if rule == "dfl" else str(extra)
     raise ModelError(
         f"output '{name}' has shape {_text(shape)}, that is {shape[axis]} channels; decode rule '{rule}' expects "
-        f"{layout.format(extra + classes)}, {others} + {classes} classes; "
+        f"{layout}, {box_channels} + {classes} classes; "
         f"{next(hint for hint, fits in hints.items() if fits)}"
     )

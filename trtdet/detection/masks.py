@@ -54,8 +54,7 @@ def paste(probabilities: Float, box: Float, height: int, width: int, threshold: 
 
 
 def run_lengths(mask: NDArray[np.bool_]) -> dict[str, Any]:
-    """A mask bool (height, width) in COCO's compressed form, ``{"size": [height, width], "counts": text}``, of the
-    columns from top to bottom."""
+    """A mask bool (height, width) in COCO's compressed form, ``{"size": [height, width], "counts": text}``."""
     from faster_coco_eval.core import mask as coco  # takes most of a second
 
     encoded = coco.encode(np.asfortranarray(mask, np.uint8))
@@ -70,34 +69,34 @@ def areas(encoded: Sequence[dict[str, Any]]) -> list[float]:
 
 
 def overlaps(
-    found: Sequence[dict[str, Any]], wanted: Sequence[Any], crowd: Sequence[bool], height: int, width: int
+    detected: Sequence[dict[str, Any]], annotated: Sequence[Any], crowd: Sequence[bool], height: int, width: int
 ) -> NDArray[np.float64]:
     """The IoU of masks (D, G), 0..1; over the detection's own area for a crowd.
 
     Args:
-        found: D masks of :func:`run_lengths`.
-        wanted: G segmentations as COCO's files have them, polygons or run lengths.
+        detected: D masks of :func:`run_lengths`.
+        annotated: G segmentations as COCO's files have them, polygons or run lengths.
         crowd: of the G, which are groups of objects.
         height, width: of the picture.
     """
     from faster_coco_eval.core import mask as coco
 
-    if not found or not wanted:
-        return np.zeros((len(found), len(wanted)))
-    theirs = []
-    for segmentation in wanted:
+    if not detected or not annotated:
+        return np.zeros((len(detected), len(annotated)))
+
+    def encoded(segmentation: Any) -> Any:
         if isinstance(segmentation, list):
-            theirs.append(coco.merge(coco.frPyObjects(segmentation, height, width)))
-        elif isinstance(segmentation["counts"], list):
-            theirs.append(coco.frPyObjects(segmentation, height, width))
-        else:
-            theirs.append(_in_bytes(segmentation))
-    ours = [_in_bytes(mask) for mask in found]
-    return np.asarray(coco.iou(ours, theirs, [int(flag) for flag in crowd]), np.float64)
+            return coco.merge(coco.frPyObjects(segmentation, height, width))
+        if isinstance(segmentation["counts"], list):
+            return coco.frPyObjects(segmentation, height, width)
+        return _in_bytes(segmentation)
+
+    crowds = [int(flag) for flag in crowd]
+    return np.asarray(coco.iou([_in_bytes(mask) for mask in detected], [*map(encoded, annotated)], crowds), np.float64)
 
 
 def _in_bytes(encoded: dict[str, Any]) -> dict[str, Any]:
-    """Run lengths as the library takes them: the text of JSON as bytes."""
+    """Run lengths with their counts as bytes, which the library takes."""
     counts = encoded["counts"]
     return {**encoded, "counts": counts.encode()} if isinstance(counts, str) else encoded
 

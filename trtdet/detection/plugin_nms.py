@@ -35,11 +35,10 @@ class EfficientNms:
 def efficient_nms(boxes: NDArray[Any], scores: NDArray[Any], attributes: EfficientNms) -> Detections:
     """The outputs of TensorRT's EfficientNMS_TRT, with its differences from :func:`non_max_suppression`.
 
-    It suppresses at an IoU equal to the threshold as well and keeps a score equal to it; no more than 4096 pairs of
-    box and class enter; an inverted box is turned round before its overlaps are computed, not after; and with a
-    threshold under 0.007 nothing is filtered: pairs that do not reach it get the score -32768, come last and are
-    counted, and a NaN comes first. Where it filters, the order of equal scores changes from run to run; here it is that
-    of the pairs.
+    It suppresses at an IoU equal to the threshold and keeps a score equal to it; no more than 4096 pairs of box and
+    class enter; an inverted box is turned round before its overlaps are computed; and with a threshold under 0.007
+    nothing is filtered: pairs that do not reach it get the score -32768, come last and are counted, and a NaN comes
+    first. Where it filters, the order of equal scores changes from run to run; here it is that of the pairs.
     Source: NVIDIA/TensorRT, ``plugin/efficientNMSPlugin/efficientNMSInference.cu`` (main, 2026-07).
 
     Args:

@@ -1,8 +1,4 @@
-"""Non-maximum suppression in NumPy: the reference that every backend is held to.
-
-``non_max_suppression`` defines detections: it turns decoded boxes and scores into ``Detections``, whose four
-arrays are the outputs of every engine.
-"""
+"""Non-maximum suppression in NumPy: the reference that every backend is held to."""
 
 from __future__ import annotations
 
@@ -25,7 +21,7 @@ _BLOCK = 128
 
 @dataclass(frozen=True, eq=False)
 class Detections:
-    """The detections of a batch of B images, with room for K detections each, best first.
+    """The detections of a batch of B images, with room for K detections each, best first: the outputs of every engine.
 
     Entries at or past ``num_dets`` are undefined (zeros, where this module made them).
     """
@@ -70,9 +66,8 @@ def non_max_suppression(
         boxes: float (B, N, 4), x1 y1 x2 y2 in any unit. N may be 0.
         scores: float (B, N, C), 0..1, or any real number with ``logits``.
         config: thresholds and limits.
-        logits: the scores have no sigmoid yet: a negative score is a probability under one half, not a missing box.
-            They are compared as they are and the result holds their probabilities. The detections are those that a
-            sigmoid before would give, except that logits whose probabilities are equal in float32 keep their order.
+        logits: the scores have no sigmoid yet. They are compared as they are and the result holds their probabilities:
+            what a sigmoid before would give, but that logits of equal probabilities in float32 keep their order.
         masks: float32 (B, N, M, M), of the boxes.
 
     Returns:
@@ -82,7 +77,7 @@ def non_max_suppression(
         ModelError: the shapes are not (B, N, 4) and (B, N, C).
     """
     all_boxes, all_scores = checked(boxes, scores)
-    found, rows = [], []
+    images, rows = [], []
     for image_boxes, image_scores in zip(all_boxes, all_scores, strict=True):
         box_index, class_index, score = _candidates(image_scores, config, score_bound(config.score_threshold, logits))
         candidates = image_boxes[box_index]
@@ -92,9 +87,9 @@ def non_max_suppression(
         if config.suppresses:
             kept = greedy(len(candidates), overlaps, config.max_detections)
         score = sigmoid(score[kept]) if logits else score[kept]
-        found.append((candidates[kept], score, class_index[kept]))
+        images.append((candidates[kept], score, class_index[kept]))
         rows.append(box_index[kept])
-    detections = packed(found, config.max_detections)
+    detections = packed(images, config.max_detections)
     if masks is None:
         return detections
     kept_masks = np.zeros((len(masks), config.max_detections, *masks.shape[2:]), np.float32)
@@ -143,16 +138,16 @@ def checked(boxes: NDArray[Any], scores: NDArray[Any]) -> tuple[Float, Float]:
     return np.asarray(boxes, dtype=np.float32), np.asarray(scores, dtype=np.float32)
 
 
-def packed(found: Sequence[tuple[Float, Float, NDArray[np.intp]]], room: int) -> Detections:
+def packed(images: Sequence[tuple[Float, Float, NDArray[np.intp]]], room: int) -> Detections:
     """Boxes (n, 4), scores (n,) and classes (n,) of each image as the arrays of the contract."""
-    batch = len(found)
+    batch = len(images)
     result = Detections(
-        np.array([[len(score)] for _, score, _ in found], np.int32).reshape(batch, 1),
+        np.array([[len(score)] for _, score, _ in images], np.int32).reshape(batch, 1),
         boxes=np.zeros((batch, room, 4), np.float32),
         scores=np.zeros((batch, room), np.float32),
         classes=np.zeros((batch, room), np.int32),
     )
-    for image, (boxes, scores, classes) in enumerate(found):
+    for image, (boxes, scores, classes) in enumerate(images):
         result.boxes[image, : len(boxes)] = boxes
         result.scores[image, : len(scores)] = scores
         result.classes[image, : len(classes)] = classes
@@ -193,9 +188,8 @@ def greedy(
 ) -> NDArray[np.intp]:
     """Indices of the candidates, sorted best first, that survive; at most ``limit``.
 
-    ``overlaps`` gives bool (rows, columns) for two lists of candidates: which pairs cannot both stay. A block of
-    candidates is first compared with all that were kept before it and then within itself, which is the greedy rule in
-    another order of evaluation.
+    ``overlaps`` gives bool (rows, columns) for two lists of candidates: which pairs cannot both stay. Each block of
+    candidates is compared with those that were kept before it, then within itself.
     """
     kept = np.zeros(0, np.intp)
     for start in range(0, count, _BLOCK):

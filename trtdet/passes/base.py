@@ -96,17 +96,17 @@ class Writer:
         self.graph = graph
         self.origin = origin
         self._registry = registry(graph if outer is None else outer)
-        taken = {node.name for node in graph.nodes} | set(graph.tensors())
-        while any(name.startswith(f"{prefix}/") for name in taken):
+        used_names = {node.name for node in graph.nodes} | set(graph.tensors())
+        while any(name.startswith(f"{prefix}/") for name in used_names):
             prefix += "+"
         self.prefix = prefix
         self._numbers = itertools.count(1)
 
     def of(self, origin: Origin) -> Writer:
         """The same writer, with its graph, prefix and numbers, for nodes of another origin."""
-        other = copy.copy(self)
-        other.origin = origin
-        return other
+        writer = copy.copy(self)
+        writer.origin = origin
+        return writer
 
     def const(self, value: ArrayLike, dtype: Any) -> gs.Constant:
         return gs.Constant(f"{self.prefix}/const_{next(self._numbers)}", np.array(value, dtype=dtype))
@@ -131,14 +131,12 @@ class NodeWriter:
         self.node = onnx.NodeProto.FromString(node.SerializeToString())
         """A copy, to be changed."""
         self.nodes: list[onnx.NodeProto] = []
-        """What was written."""
         self.replaced = False
-        """Whether these stand in the node's place."""
+        """Whether ``nodes`` stand in the node's place."""
         self._kind = kind or node.op_type
 
     def const(self, value: ArrayLike, dtype: Any) -> str:
-        tensor = onnx.numpy_helper.from_array(np.array(value, dtype))
-        return self("Constant", value=tensor)
+        return self("Constant", value=onnx.numpy_helper.from_array(np.array(value, dtype)))
 
     def __call__(self, op: str, *inputs: str, **attrs: Any) -> str:
         name = f"{self.node.output[0]}/{self._kind}/{op}_{len(self.nodes)}"
@@ -152,8 +150,8 @@ class NodeWriter:
         self.replaced = True
 
     def drop(self, *names: str) -> None:
-        for dropped in [dropped for dropped in self.node.attribute if dropped.name in names]:
-            self.node.attribute.remove(dropped)
+        for attribute in [attribute for attribute in self.node.attribute if attribute.name in names]:
+            self.node.attribute.remove(attribute)
 
     def put(self, name: str, value: Any) -> None:
         self.drop(name)

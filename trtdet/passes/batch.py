@@ -1,8 +1,7 @@
-"""batch of B fixed at export -> the batch asked for
+"""batch of B fixed at export -> another batch
 
-Exporters write the batch into the shapes that Reshape, Resize and Expand are given, so that a model that was traced
-with one image takes one image. Those shapes are rewritten. Whether the images of a batch stay independent is then
-tested on random images, against the original model.
+Exporters write the batch into the shapes that Reshape, Resize and Expand read. Those shapes are rewritten. Whether the
+images of a batch stay independent is then tested on random images, against the original model.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ _SHAPES = {"Reshape": 1, "Resize": 3, "Expand": 1}
 """By operator, the input that holds the shape of the output."""
 
 _BLOCK = 16
-"""Pixels along the side of a block of equal colour: noise of single pixels looks the same to a network everywhere."""
+"""Side in pixels of a block of equal colour: noise of single pixels looks the same to a network everywhere."""
 
 _TOLERANCE = 1e-2
-"""Allowed change of an image's outputs, as a share of its difference from the other images; for another batch kernels
+"""Allowed change of an image's outputs, as a share of its difference from the other images; kernels for another batch
 sum in another order."""
 
 
@@ -37,11 +36,11 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
         ModelError: the model's operators mix the images of a batch, or depend on how many there are.
     """
     source, config = graph.inputs[0], options.config.input
-    fixed, wanted = source.shape[0], options.batch
-    if wanted is None or not isinstance(fixed, int) or fixed == wanted:
+    fixed, batch = source.shape[0], options.batch
+    if batch is None or not isinstance(fixed, int) or fixed == batch:
         return PassResult(0)
     before = to_model(graph.copy())
-    source.shape = [wanted, *source.shape[1:]]
+    source.shape = [batch, *source.shape[1:]]
     for tensor in graph.tensors().values():
         if isinstance(tensor, gs.Variable) and tensor is not source:
             tensor.shape = None
@@ -51,7 +50,7 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
     graph.cleanup().toposort()
     after = to_model(graph.copy())
     # Coloured blocks, each image of another brightness, as the network reads them.
-    size = wanted if isinstance(wanted, int) else 2 * fixed + 1
+    size = batch if isinstance(batch, int) else 2 * fixed + 1
     height, width = source.shape[2:]
     blocks = np.random.default_rng(0).uniform(0, 255, (size, 3, -(-height // _BLOCK), -(-width // _BLOCK)))
     blocks *= np.linspace(0.2, 1, size).reshape(-1, 1, 1, 1)
@@ -96,14 +95,14 @@ def _obstacle(before: onnx.ModelProto, after: onnx.ModelProto, fixed: int, image
     session = cpu_session(plain(before))
     pieces = [session.run(None, {name: padded[start : start + fixed]}) for start in range(0, size, fixed)]
     for index, output in enumerate(outputs):
-        every = np.concatenate([piece[index] for piece in pieces])
-        expected = every[: len(output)]
+        padded_output = np.concatenate([piece[index] for piece in pieces])
+        expected = padded_output[: len(output)]
         if output.shape != expected.shape:
             return f"a batch of {size} gives an output of shape {output.shape} where {expected.shape} is expected"
         with np.errstate(invalid="ignore"):  # a difference of infinities is NaN, which exceeds nothing
-            between = float(np.abs(every - every[:1]).max(initial=0))
+            between = float(np.abs(padded_output - padded_output[:1]).max(initial=0))
             rounding = 1e-5 * float(np.abs(expected).max(initial=0))
-            apart = float(np.abs(output - expected).max(initial=0))
-        if apart > max(_TOLERANCE * between, rounding):
+            difference = float(np.abs(output - expected).max(initial=0))
+        if difference > max(_TOLERANCE * between, rounding):
             return "an image's outputs depend on the others of its batch"
     return ""

@@ -102,24 +102,24 @@ def network_input(graph: gs.Graph, name: str | None) -> gs.Variable:
 
 def _checked_input(graph: gs.Graph, options: Options) -> gs.Variable:
     """The image input, with the height and width of the configuration."""
-    wanted = options.config.input
-    tensor = network_input(graph, wanted.name)
+    config = options.config.input
+    tensor = network_input(graph, config.name)
     if len(graph.inputs) > 1:
-        others = ", ".join(other.name for other in graph.inputs if other is not tensor)
-        raise ModelError(f"the model has inputs besides the image ({others}); export it with the image alone")
+        names = ", ".join(other.name for other in graph.inputs if other is not tensor)
+        raise ModelError(f"the model has inputs besides the image ({names}); export it with the image alone")
     if tensor.dtype != np.float32:
-        got = np.dtype(tensor.dtype).name
-        raise ModelError(f"input '{tensor.name}' is {got}, float32 is needed; export the float model")
+        dtype = np.dtype(tensor.dtype).name
+        raise ModelError(f"input '{tensor.name}' is {dtype}, float32 is needed; export the float model")
     shape = list(tensor.shape or [])
     if len(shape) != 4 or shape[1] != 3:
         raise ModelError(f"input '{tensor.name}' has shape {shape}, (batch, 3, height, width) is needed")
-    for axis, size in ((2, wanted.height), (3, wanted.width)):
+    for axis, size in ((2, config.height), (3, config.width)):
         if isinstance(shape[axis], int) and shape[axis] > 0 and shape[axis] != size:
             raise ModelError(
                 f"input '{tensor.name}' is {shape[2]}x{shape[3]} (height x width) but key 'input.size' is "
-                f"{wanted.height}x{wanted.width}; make them equal, or export the model for that size"
+                f"{config.height}x{config.width}; make them equal, or export the model for that size"
             )
-    tensor.shape = [shape[0], 3, wanted.height, wanted.width]
+    tensor.shape = [shape[0], 3, config.height, config.width]
     return tensor
 
 

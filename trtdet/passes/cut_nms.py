@@ -1,8 +1,7 @@
 """EfficientNMS_TRT(boxes, scores), NonMaxSuppression(boxes, scores) -> boxes, scores
 
-A model may embed an NMS. Its inputs are decoded boxes and scores, the outputs of every other model. The model is cut
-there, and a suppression with the outputs of the contract is written instead: the same kind with the same thresholds, or
-another kind that was asked for.
+A model may embed an NMS, which reads decoded boxes and scores. The model is cut there, and a suppression with the
+outputs of the contract is written instead: the same kind with the same thresholds, or another kind.
 """
 
 from __future__ import annotations
@@ -29,17 +28,11 @@ _KINDS: dict[str, Literal["efficient", "onnx"]] = {EFFICIENT: "efficient", "NonM
 
 @dataclass(frozen=True)
 class EmbeddedNms:
-    """The NMS that is embedded in a model.
+    """The NMS that is embedded in a model."""
 
-    Attributes:
-        name: of the node.
-        kind: a value of ``--nms``.
-        thresholds: keys of :class:`trtdet.config.NmsConfig` that the node fixes.
-    """
-
-    name: str
-    kind: Literal["efficient", "onnx"]
-    thresholds: dict[str, Any]
+    name: str  # of the node
+    kind: Literal["efficient", "onnx"]  # a value of --nms
+    thresholds: dict[str, Any]  # keys of NmsConfig that the node fixes
 
 
 def embedded_nms(model: onnx.ModelProto, config: Config) -> EmbeddedNms | None:
@@ -49,7 +42,7 @@ def embedded_nms(model: onnx.ModelProto, config: Config) -> EmbeddedNms | None:
         ModelError: there are several, or the NMS cannot be cut off.
     """
     if all(node.op_type not in _KINDS for node in model.graph.node):
-        return None  # most models, which need not be parsed further
+        return None  # most models need no parsing
     with explained("cut_nms"):
         return _find(gs.import_onnx(model), config)[0]
 
@@ -58,10 +51,7 @@ def cut(graph: gs.Graph, options: Options) -> Options:
     """Cuts the embedded NMS off a graph, in place; gives the options for the rest of the model.
 
     Its boxes and scores become the outputs, decoded with rule ``boxes``. With ``keep_embedded`` its thresholds become
-    the configuration's.
-
-    Raises:
-        ModelError: see :func:`embedded_nms`.
+    the configuration's. Errors are those of :func:`embedded_nms`.
     """
     config = options.config
     nms, node = _find(graph, config)
@@ -78,8 +68,8 @@ def cut(graph: gs.Graph, options: Options) -> Options:
     else:
         centre = node.attrs.get("center_point_box", 0) == 1
         scores = write("Transpose", scores, perm=[0, 2, 1])
-    given = config.head.boxes if config.head.decode == "boxes" else "xyxy"
-    head["boxes"] = "cxcywh" if centre else given
+    corners = config.head.boxes if config.head.decode == "boxes" else "xyxy"
+    head["boxes"] = "cxcywh" if centre else corners
     for tensor in (boxes, scores):
         tensor.dtype = tensor.dtype or np.float32
     graph.outputs = [boxes, scores]
@@ -128,22 +118,22 @@ def _obstacle(node: gs.Node, config: Config) -> str:
 
 
 def _thresholds(node: gs.Node, config: Config) -> dict[str, Any]:
-    """The thresholds that a node fixes. ONNX's limits the detections of each class: their number stays the
-    configuration's, and so do thresholds that are computed."""
+    """The thresholds that a node fixes: neither those that are computed, nor ONNX's limit, which is one for a class."""
     if node.op == EFFICIENT:
-        keys = {
-            "score_threshold": "score_threshold",
-            "iou_threshold": "iou_threshold",
-            "max_detections": "max_output_boxes",
-        }
-        missing = [name for name in keys.values() if name not in node.attrs]
+        names = ("score_threshold", "iou_threshold", "max_output_boxes")
+        missing = [name for name in names if name not in node.attrs]
         if missing:
             raise ModelError(
                 f"node '{node.name or node.op}' lacks its attribute '{missing[0]}'; export the model again"
             )
-        agnostic = bool(node.attrs.get("class_agnostic", 0))
-        own = {"class_agnostic": agnostic, "pre_nms_topk": EfficientNms.CANDIDATES, "candidates": "all-classes"}
-        return {**{key: node.attrs[name] for key, name in keys.items()}, **own}
+        return {
+            "score_threshold": node.attrs["score_threshold"],
+            "iou_threshold": node.attrs["iou_threshold"],
+            "max_detections": node.attrs["max_output_boxes"],
+            "class_agnostic": bool(node.attrs.get("class_agnostic", 0)),
+            "pre_nms_topk": EfficientNms.CANDIDATES,
+            "candidates": "all-classes",
+        }
     thresholds: dict[str, Any] = {"class_agnostic": False, "candidates": "all-classes"}
     iou, score = constant(node, 3), constant(node, 4)
     if iou is not None and iou > 0:

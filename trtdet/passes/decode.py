@@ -27,7 +27,7 @@ CONTRACT = (NUM_DETS, BOXES, SCORES, CLASSES)
 """Names of the outputs of every engine; a model's own tensors give way to them."""
 
 _SIZED_BY_DATA = ("Compress", "If", "Loop", "NonMaxSuppression", "NonZero", "Scan", "Unique")
-"""Operators whose outputs can have as many rows as the image makes them have."""
+"""Operators whose outputs may have a number of rows that depends on the image."""
 
 ALL_BOXES, ALL_SCORES = f"{BOXES}_all", f"{SCORES}_all"
 """Names of the decoded tensors in a model whose outputs are others."""
@@ -35,17 +35,11 @@ ALL_BOXES, ALL_SCORES = f"{BOXES}_all", f"{SCORES}_all"
 
 @dataclass(frozen=True)
 class Decoded:
-    """The tensors of a rewritten model that hold all of its boxes and scores.
+    """The tensors of a rewritten model that hold all of its boxes and scores, by name."""
 
-    Attributes:
-        boxes: name of the tensor float32 (B, N, 4), xyxy in network pixels.
-        scores: name of the tensor float32 (B, N, C).
-        logits: whether the scores still lack their sigmoid.
-    """
-
-    boxes: str
-    scores: str
-    logits: bool = False
+    boxes: str  # float32 (B, N, 4), xyxy in network pixels
+    scores: str  # float32 (B, N, C)
+    logits: bool = False  # whether the scores still lack their sigmoid
 
     @property
     def names(self) -> tuple[str, str]:
@@ -91,23 +85,22 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
 
 
 def _measure(graph: gs.Graph) -> None:
-    """Gives the outputs whose sizes the graph computes from shapes the sizes that they have, in place: an input of one
-    height and width has one number of boxes, which no inference of shapes finds behind what exporters write for an open
-    batch. The graph is run once, on a black image."""
+    """Gives the outputs whose sizes the graph computes the sizes that they have on a black image, in place: shape
+    inference does not find the number of boxes behind what exporters write for an open batch."""
     image = graph.inputs[0]
     sides = list(image.shape or ())[1:]
-    lacking = [tensor for tensor in graph.outputs if not tensor.shape or None in _shape(tensor)[1:]]
-    if not lacking or len(graph.inputs) != 1 or not all(isinstance(side, int) for side in sides):
+    unsized = [tensor for tensor in graph.outputs if not tensor.shape or None in _shape(tensor)[1:]]
+    if not unsized or len(graph.inputs) != 1 or not all(isinstance(side, int) for side in sides):
         return
     if any(node.op in _SIZED_BY_DATA for node in graph.nodes):
         return
     batch = image.shape[0] if isinstance(image.shape[0], int) and image.shape[0] > 0 else 1
     feeds = {image.name: np.zeros((batch, *sides), np.float32)}
     try:
-        arrays = cpu_session(gs.export_onnx(graph)).run([tensor.name for tensor in lacking], feeds)
-    except Exception:  # an operator that onnxruntime lacks: sizes stay open, which whoever needs them says
+        arrays = cpu_session(gs.export_onnx(graph)).run([tensor.name for tensor in unsized], feeds)
+    except Exception:  # an operator that onnxruntime lacks: the sizes stay open
         return
-    for tensor, array in zip(lacking, arrays, strict=True):
+    for tensor, array in zip(unsized, arrays, strict=True):
         tensor.shape = [image.shape[0], *array.shape[1:]]
 
 

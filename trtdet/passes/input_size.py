@@ -1,9 +1,8 @@
-"""input of H x W fixed at export -> the height and width asked for, where nothing else in the graph holds the size
+"""input of H x W fixed at export -> another height and width, where nothing else in the graph holds the size
 
-A network of convolutions computes at any size, and so does what reshapes with -1 for the places. A graph that holds
-numbers of its size in constants (grids of cells, sizes to resize to, a factor that makes pixels of shares, parts that
-are cut out) would compute something else, and is refused with the reason. What the new graph gives is looked at by
-running both.
+A network of convolutions computes at any size, and so does a reshape with -1 for the places. A graph with constants of
+its size (grids of cells, sizes to resize to, a factor from relative to pixels, bounds of slices) is refused with the
+reason. Both graphs are run to compare the shapes of their outputs.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from trtdet.passes.walk import maker
 
 _ELEMENT_WISE = ("Add", "Sub", "Mul", "Div", "Min", "Max", "Clip", "Pow")
 _FEW = 8
-"""A constant of more values is a table: where it depends on the size, it does not fit another."""
+"""A constant of more values is a table, whose shape does not fit another size."""
 
 _MOST_QUERIES = 1000
 """Outputs with more rows than this are of cells, whose number follows from the size."""
 
 _NEAR = 0.02
-"""What a number of cells may differ by, as a share, where strides do not divide the sides."""
+"""Relative tolerance of a number of cells, where strides do not divide the sides."""
 
 
 def with_input_size(model: onnx.ModelProto, size: tuple[int, int], config: Config | None = None) -> onnx.ModelProto:
@@ -80,8 +79,8 @@ def _values(tensor: gs.Tensor) -> NDArray[Any] | None:
 
 
 def _constant_of_size(graph: gs.Graph, sides: tuple[int, int]) -> str:
-    """What holds the size in numbers that would fit another size too, and then be wrong; empty where nothing does."""
-    wanted = np.array([*sides, *(1 / side for side in sides)], np.float64)
+    """Which constant of the size would fit another size too, and then be wrong; empty where none does."""
+    factors = np.array([*sides, *(1 / side for side in sides)], np.float64)
     for node in graph.nodes:
         target = _values(node.inputs[3]) if node.op == "Resize" and len(node.inputs) > 3 else None
         if target is not None and len(target):
@@ -91,7 +90,7 @@ def _constant_of_size(graph: gs.Graph, sides: tuple[int, int]) -> str:
             if values is None or values.size > _FEW or not np.issubdtype(values.dtype, np.floating):
                 continue
             flat = values.astype(np.float64).reshape(-1, 1)
-            if np.isclose(flat, wanted, rtol=1e-6, atol=0).any():
+            if np.isclose(flat, factors, rtol=1e-6, atol=0).any():
                 return f"{node.op} '{node.name}' reads the constant {float(flat.max()):g}, which is of the size"
     return ""
 
@@ -114,8 +113,8 @@ def _misfit(
     for name, old in _shapes(model).items():
         new = shapes[name]
         fits = len(old) == len(new) and all(
-            any(abs(given - side * ratio) <= _NEAR * side * ratio for ratio in ratios)
-            for side, given in zip(old, new, strict=True)
+            any(abs(changed_side - side * ratio) <= _NEAR * side * ratio for ratio in ratios)
+            for side, changed_side in zip(old, new, strict=True)
         )
         if not fits:
             return f"output '{name}' has shape {old} at its own size and {new} at the other"
@@ -146,8 +145,8 @@ def _fixed_slice(graph: gs.Graph, model: onnx.ModelProto, changed: onnx.ModelPro
         if starts is None or ends is None:
             continue
         old, new = before[node.inputs[0].name], after[node.inputs[0].name]
-        given = _values(node.inputs[3]) if len(node.inputs) > 3 and not node.inputs[3].is_empty() else None
-        axes = range(len(starts)) if given is None else given.reshape(-1).tolist()
+        listed = _values(node.inputs[3]) if len(node.inputs) > 3 and not node.inputs[3].is_empty() else None
+        axes = range(len(starts)) if listed is None else listed.reshape(-1).tolist()
         for axis, start, end in zip(axes, starts.reshape(-1).tolist(), ends.reshape(-1).tolist(), strict=True):
             to_the_end = end < 0 or end >= max(old[axis], new[axis])
             if old[axis] != new[axis] and not (to_the_end and -2 < start < 2):
@@ -167,7 +166,5 @@ def _shapes(model: onnx.ModelProto, names: Sequence[str] = ()) -> dict[str, tupl
     session = cpu_session(exposed)
     source = session.get_inputs()[0]
     image = np.zeros([side if isinstance(side, int) else 1 for side in source.shape], np.float32)
-    outputs = [output.name for output in session.get_outputs()]
-    return {
-        name: np.shape(value) for name, value in zip(outputs, session.run(outputs, {source.name: image}), strict=True)
-    }
+    values = session.run(None, {source.name: image})
+    return {output.name: np.shape(value) for output, value in zip(session.get_outputs(), values, strict=True)}

@@ -23,9 +23,9 @@ def load_model(path: Path, *, allow_quantized: bool = False) -> onnx.ModelProto:
     domain ``ai.onnx`` becomes the empty one, nodes in the wrong order are sorted.
 
     Raises:
-        ModelError: the file is missing, empty, truncated or not ONNX; lacks its external data; is not valid, see
-            :func:`trtdet.passes.validation.check`; holds an operator that no ONNX opset defines; or (unless
-            ``allow_quantized``) is quantised already.
+        ModelError: the file is missing, truncated or not ONNX; lacks its external data; is not valid, see
+            :func:`trtdet.passes.validation.check`; holds an unknown operator; or (unless ``allow_quantized``) is
+            quantised already.
     """
     try:
         model = onnx.load(str(path), format="protobuf", load_external_data=False)
@@ -74,8 +74,7 @@ def load_model(path: Path, *, allow_quantized: bool = False) -> onnx.ModelProto:
 
 
 def _unify_domains(model: onnx.ModelProto) -> None:
-    """Writes the domain of ONNX's own operators as the empty one, the only spelling that its shape inference knows. A
-    domain without an opset gets opset 1."""
+    """Writes the domain ``ai.onnx`` as the empty one, which shape inference needs; a domain without an opset gets 1."""
     for entries in (model.opset_import, *(function.opset_import for function in model.functions)):
         versions: dict[str, int] = {}
         for entry in entries:

@@ -1,7 +1,6 @@
 """masks of all rows -> masks of the rows that are kept
 
-A two-stage detector computes masks from its final boxes. They follow the suppression: what reads the boxes of all rows
-reads those that are kept.
+A two-stage detector computes masks from its final boxes: what reads the boxes of all rows reads those that are kept.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ _CELLS = "trtdet/masks/cells"
 def write(
     write: Writer, boxes: gs.Variable, labels: gs.Variable, probabilities: gs.Variable, most: int
 ) -> tuple[gs.Variable, gs.Variable]:
-    """Writes masks, of all classes float32 (n, C, M, M) in ``probabilities``, as an output.
+    """Writes the masks of rows.
 
     Args:
         write: of the nodes.
         boxes: float32 (n, 4).
         labels: int64 (n,), columns of ``probabilities``.
-        probabilities: to be computed from the first tensor that is returned, in the place of ``boxes``.
+        probabilities: float32 (n, C, M, M), masks of all classes.
         most: n at most.
 
     Returns:
-        That tensor, and float32 (1, most, M, M), zeros past n.
+        The tensor to compute ``probabilities`` from instead of ``boxes``, and float32 (1, most, M, M), zeros past n.
     """
-    # Nodes of their own, so that they can be found again: no rewrite takes a Reshape out.
+    # Nodes whose outputs follow() finds by name: no rewrite removes a Reshape.
     chosen = write("Reshape", boxes, write.const([-1, 4], np.int64))
     column = write("Reshape", labels, write.const([-1, 1], np.int64))
     cells = write("GatherND", probabilities, column, batch_dims=1)
@@ -48,8 +47,7 @@ def write(
 
 
 def follow(graph: gs.Graph, classes: int) -> None:
-    """Makes the last output of a graph of one image, of masks, that of the detections before it: ``num_dets``,
-    ``boxes``, ``scores`` and ``classes`` of so many classes, in place.
+    """Makes the last output of a graph of one image the masks of the detections before it, in place.
 
     Where the number of rows depends on the image, masks are computed for as many boxes as there are.
     """

@@ -32,16 +32,15 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
 
     - ``native`` is written with plain operators that every backend has. With ``S[i, j] = 1`` where the better
       candidate j overlaps i by more than the threshold, greedy suppression is the only fixed point of ``keep = valid
-      and not (S @ keep)``: S is strictly lower triangular, so the i-th step settles candidate i, and a Loop that ends
-      when nothing changes has found it. It is exact, and takes as many steps as the longest chain of suppressions, not
-      as there are candidates. Memory is that of a few (B, K, K) matrices with K = pre_nms_topk.
+      and not (S @ keep)``: S is strictly lower triangular, so the i-th step settles candidate i, and a Loop runs until
+      nothing changes. It takes as many steps as the longest chain of suppressions. Memory is that of a few (B, K, K)
+      matrices with K = pre_nms_topk.
     - ``onnx`` is a NonMaxSuppression with all five inputs: without the fifth TensorRT drops scores up to 0.
     - ``efficient`` is TensorRT's plugin EfficientNMS_TRT, with the same meaning: it suppresses at the threshold and
       keeps at the threshold, so it gets the next larger float32 of both; boxes that it counts though they have no
       score are subtracted from ``num_dets``. It chooses its candidates itself where ``pre_nms_topk`` is its own 4096.
 
-    Without suppression (``nms: none``) ``native`` and ``onnx`` are the best candidates and no more: a TopK, and nothing
-    that the data decide.
+    Without suppression (``nms: none``) ``native`` and ``onnx`` are a TopK alone.
 
     Scores may be logits: they are compared as they are, and the sigmoid is computed for the result alone.
 
@@ -64,6 +63,7 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
         )
     pool = count * (len(config.classes) if nms.candidates == "all-classes" else 1)
     topk = min(nms.most_candidates, pool)
+    bound = score_bound(nms.score_threshold, config.suppresses_logits)
     write = Writer(graph, "trtdet/nms", Origin.NMS)
     # NaN goes below every other value: neither a sort nor the plugin has a place for it.
     numbers = write("Where", write("Equal", scores, scores), scores, write.const(_no_score(config), np.float32))
@@ -73,13 +73,13 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
     else:
         _check_topk(topk, options)
         best = _candidates(write, boxes, numbers, count=topk, config=config)
-        valid = write("Cast", write("Greater", best.score, write.const(_bound(config), np.float32)), to=1)
+        valid = write("Cast", write("Greater", best.score, write.const(bound, np.float32)), to=1)
         if not nms.suppresses:
             keep = valid
         elif options.nms == "native":
             keep = _fixed_point(write, _suppression(write, best, config), valid, shape=[best.batch, topk, 1])
         else:
-            keep = _selected(write, best, valid, config=config)
+            keep = _selected(write, best, valid, bound=bound, config=config)
         graph.outputs = _best(write, best, keep, config=config)
     if masks:
         graph.outputs += masks
@@ -89,13 +89,9 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
 
 
 def decoded(nms_mode: NmsMode, config: Config) -> Decoded:
-    """The tensors of all decoded boxes and scores, in a model that was rewritten for ``nms_mode``."""
+    """The tensors of all decoded boxes and scores in a model that is rewritten for ``nms_mode``."""
     names = (BOXES, SCORES) if nms_mode == "host" else (ALL_BOXES, ALL_SCORES)
     return Decoded(*names, config.suppresses_logits)
-
-
-def _bound(config: Config) -> np.float32:
-    return score_bound(config.nms.score_threshold, config.suppresses_logits)
 
 
 def _no_score(config: Config) -> float:
@@ -156,7 +152,7 @@ def _by_class(
     return write("Where", mine, write("Unsqueeze", score, at), empty)
 
 
-def _selected(write: Writer, best: _Candidates, valid: gs.Variable, config: Config) -> gs.Variable:
+def _selected(write: Writer, best: _Candidates, valid: gs.Variable, bound: np.float32, config: Config) -> gs.Variable:
     """float32 (B, K), 1 for each candidate that NonMaxSuppression keeps.
 
     It takes the corners of a box in any order. Here an inverted box has no area, so its upper corner is moved to the
@@ -175,7 +171,7 @@ def _selected(write: Writer, best: _Candidates, valid: gs.Variable, config: Conf
     limits = (
         write.const([config.nms.max_detections], np.int64),
         write.const([config.nms.iou_threshold], np.float32),
-        write.const([_bound(config)], np.float32),
+        write.const([bound], np.float32),
     )
     selected = write("NonMaxSuppression", upright, scores, *limits)
     positions = write("Gather", selected, write.const([0, 2], np.int64), axis=1)
@@ -223,8 +219,8 @@ def _rows(write: Writer, table: gs.Variable, index: gs.Variable) -> gs.Variable:
 def _suppression(write: Writer, best: _Candidates, config: Config) -> gs.Variable:
     """float32 (B, K, K), 1 where the better candidate j would suppress i.
 
-    Better is decided by score and then by index, not by position: a constant (K, K) triangle would be stored in the
-    engine, nine megabytes of it at K = 3000, and the order would hang on how a backend's TopK treats equal scores.
+    Better is decided by score and then by index, not by position: a constant (K, K) triangle would take nine megabytes
+    of the engine at K = 3000, and the order would depend on how a backend's TopK treats equal scores.
     """
     column, row = write.const([2], np.int64), write.const([1], np.int64)
     x1, y1, x2, y2 = write.many("Split", 4, best.corners, write.const([1, 1, 1, 1], np.int64), axis=2)
@@ -255,8 +251,8 @@ def _suppression(write: Writer, best: _Candidates, config: Config) -> gs.Variabl
 def greedy(write: Writer, boxes: gs.Variable, scores: gs.Variable, count: int, config: Config) -> gs.Variable:
     """Greedy suppression in plain operators, of boxes of one class: see ``native`` of :func:`apply`.
 
-    Of boxes float32 (1, K, 4), xyxy, with scores float32 (1, K) in any order, of which the lowest float is no
-    candidate, it gives bool (1, K): whether a box is kept. The overlap is that of ``config.nms``, and K is ``count``.
+    Gives bool (1, K), whether a box is kept, for K = ``count`` boxes float32 (1, K, 4), xyxy, and scores float32 (1, K)
+    in any order, of which the lowest float is no candidate. The overlap is that of ``config.nms``.
     """
     order = write.const(np.arange(count)[None], np.int64)
     best = _Candidates(batch=1, count=count, score=scores, order=order, label=order, corners=boxes)
@@ -287,7 +283,7 @@ def _fixed_point(write: Writer, suppression: gs.Variable, valid: gs.Variable, sh
 
 
 def _best(write: Writer, best: _Candidates, keep: gs.Variable, config: Config) -> list[gs.Variable]:
-    """The four outputs, of the best kept candidates."""
+    """The four outputs, of the best kept candidates; zeros past ``num_dets``."""
     room = config.nms.max_detections
     count = min(room, best.count)
     kept = write("Greater", keep, write.const(0.5, np.float32))
@@ -296,7 +292,6 @@ def _best(write: Writer, best: _Candidates, keep: gs.Variable, config: Config) -
     axis = write.const([1], np.int64)
     total = write("ReduceSum", keep, axis, keepdims=1)
     num = write("Cast", write("Min", total, write.const(float(count), np.float32)), to=6)
-    # Entries past num_dets are undefined by contract; readers expect zeros.
     values = write("Sigmoid", score) if config.suppresses_logits else write("Max", score, write.const(0.0, np.float32))
     labels = write("Cast", write("GatherElements", best.label, position, axis=1), to=6)
     boxes = _rows(write, best.corners, position)

@@ -72,8 +72,9 @@ def plain(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _lower(graph: onnx.GraphProto, outer: Mapping[str, onnx.TypeProto.Tensor]) -> None:
-    values = (*graph.value_info, *graph.input, *graph.output)
-    types = {**outer, **{value.name: value.type.tensor_type for value in values}}
+    types = dict(outer)
+    for value in (*graph.value_info, *graph.input, *graph.output):
+        types[value.name] = value.type.tensor_type
     for tensor in graph.initializer:
         types[tensor.name] = onnx.helper.make_tensor_type_proto(tensor.data_type, tensor.dims).tensor_type
     nodes: list[onnx.NodeProto] = []
@@ -87,15 +88,15 @@ def _lower(graph: onnx.GraphProto, outer: Mapping[str, onnx.TypeProto.Tensor]) -
 
 def _lowered(node: onnx.NodeProto, source: onnx.TypeProto.Tensor | None) -> list[onnx.NodeProto]:
     """Float32 operators, each for a rounding of the contract; steps that change nothing are left out."""
-    given = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+    values = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
     title = f"node '{node.name}' ({node.op_type})"
     if source is None or source.elem_type not in _TYPES.values():
         raise ModelError(f"{title}: its input must be float32, float16 or int8")
-    if given.get("output_type", SAME) not in (SAME, *_TYPES):
+    if values.get("output_type", SAME) not in (SAME, *_TYPES):
         raise ModelError(
-            f"{title}: output_type is {given['output_type']}; allowed: -1 as the input, 0 float32, 1 float16, 2 int8"
+            f"{title}: output_type is {values['output_type']}; allowed: -1 as the input, 0 float32, 1 float16, 2 int8"
         )
-    wanted = _TYPES.get(given.get("output_type", SAME), source.elem_type)
+    output_type = _TYPES.get(values.get("output_type", SAME), source.elem_type)
     write = NodeWriter(node, "plain")
     value: str = node.input[0]
 
@@ -103,7 +104,7 @@ def _lowered(node: onnx.NodeProto, source: onnx.TypeProto.Tensor | None) -> list
         return write.const(number, np.float32)
 
     def by_channel(op: str, tensor: str, attribute: str, neutral: float) -> str:
-        numbers = np.array(given.get(attribute, [neutral]), np.float32)
+        numbers = np.array(values.get(attribute, [neutral]), np.float32)
         if numbers.size == 1:
             return tensor if numbers[0] == neutral else write(op, tensor, const(numbers[0]))
         shape = list(source.shape.dim) if source.HasField("shape") else []
@@ -126,12 +127,12 @@ def _lowered(node: onnx.NodeProto, source: onnx.TypeProto.Tensor | None) -> list
         gate = write("Clip", write("Add", sixth, const(0.5)), const(0.0), const(1.0))
     value = by_channel("Mul", write("Mul", gate, value), "factor", 1.0)
     value = by_channel("Add", value, "offset", 0.0)
-    if wanted == _BYTE:
+    if output_type == _BYTE:
         rounded = write("Round", value)
         number = write("Where", write("IsNaN", rounded), const(0.0), rounded)
         value = write("Clip", number, const(-128.0), const(127.0))
-    if wanted != _FLOAT:
-        write("Cast", value, to=wanted)
+    if output_type != _FLOAT:
+        write("Cast", value, to=output_type)
     write.nodes[-1].output[0] = node.output[0]
     return write.nodes
 
@@ -148,11 +149,9 @@ def _infer(context: Any) -> None:
 
 
 def _register() -> None:
-    """Makes the operators known to ONNX's checker and its shape inference, once in a process."""
+    """Makes the operators known to ONNX's checker and its shape inference."""
     types = ["tensor(float)", "tensor(float16)", "tensor(int8)"]
     for name in PLUGIN_ACTIVATIONS:
-        if onnx.defs.has(name, PLUGIN_DOMAIN):
-            continue
         schema = OpSchema(
             name,
             PLUGIN_DOMAIN,

@@ -70,28 +70,20 @@ def origin_of(model: onnx.ModelProto) -> dict[str, Origin]:
 
 def registry(graph: gs.Graph) -> dict[str, Origin]:
     """The registry of a graph-surgeon graph, to be read and written; ``Graph.copy`` leaves it behind."""
-    found: dict[str, Origin] | None = vars(graph).get("provenance")
-    if found is None:
-        found = graph.provenance = {}
-    return found
+    origins: dict[str, Origin] = vars(graph).setdefault("provenance", {})
+    return origins
 
 
 def put(model: onnx.ModelProto, origins: Mapping[str, Origin]) -> None:
     """Makes ``origins`` the registry of a model, less the names that it has no node of."""
-    kept = [entry for entry in model.metadata_props if entry.key != KEY]
-    del model.metadata_props[:]
-    model.metadata_props.extend(kept)
+    for entry in [entry for entry in model.metadata_props if entry.key == KEY]:
+        model.metadata_props.remove(entry)
     names: dict[str, list[str]] = {}
     for name in dict.fromkeys(node_names(model.graph)):
         if name in origins:
             names.setdefault(origins[name].value, []).append(name)
     if names:
         model.metadata_props.add(key=KEY, value=json.dumps(names, sort_keys=True, separators=(",", ":")))
-
-
-def carry(source: onnx.ModelProto, target: onnx.ModelProto) -> None:
-    """Copies the registry of a model to a model that was made out of its nodes."""
-    put(target, origin_of(source))
 
 
 def without_registry(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -127,7 +119,7 @@ def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 
 
 def replace_nodes(graph: onnx.GraphProto, nodes: list[onnx.NodeProto]) -> None:
-    """Makes ``nodes`` those of a graph, which they may be in already."""
+    """Makes ``nodes`` those of a graph; some may be its own."""
     copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
     del graph.node[:]
     graph.node.extend(copies)

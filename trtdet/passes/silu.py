@@ -1,8 +1,8 @@
 """x * Sigmoid(x) -> SiLU(x)
 
-and ``x * clip(x + 3, 0, 6) / 6 -> HardSwish(x)``, however an exporter wrote it: the clip as Clip, HardSigmoid or a Min
-and a Max, the factors before the product or after it. ``Options.silu`` selects the result: ``swish`` the ONNX
-operators Swish (opset 24) and HardSwish (opset 14), ``plugin`` the operators of trtdet's plugin library.
+and ``x * clip(x + 3, 0, 6) / 6 -> HardSwish(x)``, with the clip as Clip, HardSigmoid or Min and Max, and the factors
+before the product or after it. ``Options.silu`` selects the result: ``swish`` the ONNX operators Swish (opset 24) and
+HardSwish (opset 14), ``plugin`` the operators of trtdet's plugin library.
 
 A Cast in between is ignored where it keeps every value; a Cast that rounds belongs to the computation and stays.
 """
@@ -37,7 +37,7 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
     if options.silu == "keep":
         return PassResult(0, skipped)
     silu, hard_swish = _OPERATORS[options.silu]
-    minimum = max((_OPSETS.get(silu if found.silu else hard_swish, 0) for found in activations), default=0)
+    minimum = max((_OPSETS.get(silu if each.silu else hard_swish, 0) for each in activations), default=0)
     if graph.opset < minimum:
         upgrade(graph, minimum)
         activations, skipped = _search(graph)
@@ -46,13 +46,13 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
         op, last = silu if activation.silu else hard_swish, activation.last
         if last.op == op:
             continue
-        plugin, output, source = op in PLUGIN_ACTIVATIONS, last.outputs[0], activation.source
+        output, source = last.outputs[0], activation.source
         last.outputs.clear()
         if output.dtype is None or output.shape is None:
             output.dtype, output.shape = output.dtype or source.dtype, output.shape or source.shape
         name = f"{last.name}/{op}"
         registry(graph)[name] = Origin.ACTIVATION
-        domain, attrs = (PLUGIN_DOMAIN, attributes()) if plugin else (None, {})
+        domain, attrs = (PLUGIN_DOMAIN, attributes()) if op in PLUGIN_ACTIVATIONS else (None, {})
         graph.nodes.append(gs.Node(op=op, name=name, attrs=attrs, inputs=[source], outputs=[output], domain=domain))
         count += 1
     graph.cleanup().toposort()
@@ -120,9 +120,9 @@ def _product(graph: gs.Graph, product: gs.Node) -> _Activation | str | None:
         gate = _gate(product.inputs[position])
         if gate is None:
             continue
-        others = {id(line.tensor): line for line in _lines(_Line(product.inputs[1 - position]))}
+        factors = {id(line.tensor): line for line in _lines(_Line(product.inputs[1 - position]))}
         for line in _lines(gate.of):
-            other = others.get(id(line.tensor))
+            other = factors.get(id(line.tensor))
             if other is not None and other.offset == 0 and other.factor != 0:
                 return _checked(graph, product, gate, line=line, other=other)
         if gate.silu and not isinstance(product.inputs[1 - position], gs.Constant):
@@ -150,20 +150,16 @@ def _checked(graph: gs.Graph, product: gs.Node, gate: _Gate, line: _Line, other:
             through = (*through, last)
     if line.rounds or other.rounds:
         return "a Cast in between rounds"
-    for node in through:
-        if node is last:
-            continue
-        tensor = node.outputs[0]
+    for tensor in (node.outputs[0] for node in through if node is not last):
         if any(tensor is output for output in graph.outputs):
             return f"'{tensor.name}' in between is an output of the model"
-        stranger = next((reader for reader in tensor.outputs if not any(reader is inner for inner in through)), None)
-        if stranger is not None:
-            return f"'{tensor.name}' in between is read by '{stranger.name}' as well"
+        for reader in tensor.outputs:
+            if not any(reader is inner for inner in through):
+                return f"'{tensor.name}' in between is read by '{reader.name}' as well"
     return _Activation(gate.silu, other.tensor if not other.through else line.tensor, last)
 
 
 def _gate(tensor: gs.Tensor) -> _Gate | None:
-    """The gate that a factor of a product is, if it is a gate."""
     for line in _lines(_Line(tensor)):
         node = maker(line.tensor)
         if node is None or line.offset != 0:
@@ -183,7 +179,7 @@ def _gate(tensor: gs.Tensor) -> _Gate | None:
 
 
 def _clipped(line: _Line) -> tuple[_Line, float, float] | None:
-    """The clipped tensor and the bounds, of a Clip or of Min, Max and Relu in a row."""
+    """The clipped tensor and the bounds, of a Clip or of Min, Max and Relu in sequence."""
     low, high = -math.inf, math.inf
     while (node := maker(line.tensor)) is not None and not (math.isfinite(low) and math.isfinite(high)):
         values = [number(tensor) for tensor in node.inputs]

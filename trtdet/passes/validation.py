@@ -7,6 +7,7 @@ node or the tensor. Its problem begins with a verb: the caller names the file.
 
 from __future__ import annotations
 
+import graphlib
 import math
 
 import numpy as np
@@ -84,28 +85,24 @@ def sort_nodes(graph: onnx.GraphProto) -> None:
                     "export it again with a name for each tensor",
                 )
             makers[name] = index
-    needed = [_makers_of(node, makers) - {index} for index, node in enumerate(graph.node)]
+    needed = {index: _makers_of(node, makers) - {index} for index, node in enumerate(graph.node)}
     itself = next((node for node in graph.node if not set(node.output).isdisjoint({*node.input} - {""})), None)
     if itself is not None:
         raise ModelError(f"is not valid ONNX: node '{_title(itself)}' reads its own output")
-    if all(earlier < index for index, before in enumerate(needed) for earlier in before):
+    if all(earlier < index for index, before in needed.items() for earlier in before):
         return
-    readers: dict[int, list[int]] = {}
-    for index, before in enumerate(needed):
-        for earlier in before:
-            readers.setdefault(earlier, []).append(index)
-    waiting = [len(before) for before in needed]
-    ready = [index for index, count in enumerate(waiting) if not count][::-1]
+    sorter = graphlib.TopologicalSorter(needed)
+    try:
+        sorter.prepare()
+    except graphlib.CycleError as error:
+        title = _title(graph.node[min(error.args[1])])
+        raise ModelError(f"is not valid ONNX: node '{title}' depends on its own output") from None
+    ready = sorted(sorter.get_ready(), reverse=True)
     order: list[int] = []
-    while ready:
+    while ready:  # what a node makes ready comes right after it, so that few nodes move
         order.append(ready.pop())
-        for reader in readers.get(order[-1], ()):
-            waiting[reader] -= 1
-            if not waiting[reader]:
-                ready.append(reader)
-    if len(order) < len(needed):
-        stuck = next(node for node, count in zip(graph.node, waiting, strict=True) if count)
-        raise ModelError(f"is not valid ONNX: node '{_title(stuck)}' depends on its own output")
+        sorter.done(order[-1])
+        ready += sorter.get_ready()
     replace_nodes(graph, [graph.node[index] for index in order])
 
 
@@ -156,25 +153,24 @@ def check(model: onnx.ModelProto) -> None:
 
 
 def _check_tensors(model: onnx.ModelProto) -> None:
-    every, readers = list(graphs(model.graph)), dict[str, set[str]]()
-    for graph in every:
+    readers: dict[str, set[str]] = {}
+    for graph in graphs(model.graph):
         for node in graph.node:
             for name in node.input:
                 readers.setdefault(name, set()).add(node.op_type)
         for value in graph.output:
             readers.setdefault(value.name, set()).add("Identity")
-    for graph in every:
+    for graph in graphs(model.graph):
         for tensor in graph.initializer:
             _check_tensor(tensor, tensor.name, readers.get(tensor.name, set()))
         for node in graph.node:
-            for attribute in node.attribute:
-                for tensor in (attribute.t, *attribute.tensors):
-                    read = readers.get(node.output[0], set()) if node.op_type == "Constant" and node.output else set()
-                    _check_tensor(tensor, node.name or next(iter(node.output), node.op_type), read)
+            read = readers.get(node.output[0], set()) if node.op_type == "Constant" and node.output else set()
+            for tensor in (tensor for attribute in node.attribute for tensor in (attribute.t, *attribute.tensors)):
+                _check_tensor(tensor, node.name or next(iter(node.output), node.op_type), read)
 
 
 def _check_tensor(tensor: onnx.TensorProto, name: str, readers: set[str]) -> None:
-    """Raises an error where the data does not fit the shape and the type, or holds NaN or an infinity."""
+    """Refuses data that does not fit the shape and the type, or holds NaN or an infinity that is no bound."""
     if not tensor.data_type and not tensor.dims:
         return  # an attribute that is no tensor
     kind, dims = tensor.data_type, list(tensor.dims)
@@ -210,17 +206,17 @@ def _check_sizes(node: onnx.NodeProto, shapes: dict[str, tuple[int | None, ...]]
     if node.domain or node.op_type not in (*_WINDOWED, "BatchNormalization"):
         return
     title = f"is not valid ONNX: node '{_title(node)}' ({node.op_type})"
-    given = [shapes.get(name) if name else None for name in node.input]
-    channels = given[0][1] if given and given[0] is not None and len(given[0]) > 1 else None
+    inputs = [shapes.get(name) if name else None for name in node.input]
+    channels = inputs[0][1] if inputs and inputs[0] is not None and len(inputs[0]) > 1 else None
     attributes = {attribute.name: list(attribute.ints) for attribute in node.attribute}
     axes = len(attributes.get("kernel_shape", ()))
     needed: list[tuple[str, int | None, int | None]] = []
     if node.op_type == "BatchNormalization":
-        lengths = [shape[0] for shape in given[1:] if shape is not None and len(shape) == 1]
+        lengths = [shape[0] for shape in inputs[1:] if shape is not None and len(shape) == 1]
         expected = next((size for size in (channels, *lengths) if size is not None), None)
         needed = [("a parameter", size, expected) for size in lengths]
     elif node.op_type in _CONVOLUTIONS:
-        weight, bias = (*given[1:3], None, None)[:2]
+        weight, bias = (*inputs[1:3], None, None)[:2]
         if weight is None or len(weight) < 3 or weight[0] is None or weight[1] is None:
             return
         group = next((attribute.i for attribute in node.attribute if attribute.name == "group"), 1)

@@ -23,7 +23,7 @@ HALF_SCALES = 19
 def apply(graph: gs.Graph, options: Options) -> PassResult:
     """Raises an old model with ONNX's own version converter, and lowers a newer one to ``max_opset``.
 
-    Operators among ``missing_ops`` that ONNX defines by others are replaced by that definition.
+    Operators among ``missing_ops`` are replaced by their definition where ONNX has one.
 
     Raises:
         ModelError: an operator has no conversion; the message names the node.
@@ -49,8 +49,8 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
 
 def _raise(graph: gs.Graph, options: Options) -> tuple[str, ...]:
     """Raises a graph in place to the oldest opset that it may have; the reason where it stays below what is wanted."""
-    wanted = options.min_opset or MINIMUM
-    oldest = max(MINIMUM, wanted if options.max_opset is None else min(wanted, options.max_opset))
+    limits = [limit for limit in (options.min_opset or MINIMUM, options.max_opset) if limit is not None]
+    oldest = max(MINIMUM, min(limits))
     if graph.opset >= oldest:
         return ()
     try:
@@ -93,7 +93,6 @@ def upgrade(graph: gs.Graph, version: int) -> None:
 
 
 def _replace(graph: gs.Graph, model: onnx.ModelProto) -> None:
-    """Gives a graph the content of a model, in place."""
     refill(graph, model)
     # Conversion turns attributes into Constant nodes; later passes look for constants.
     fold(graph)

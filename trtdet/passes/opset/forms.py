@@ -1,7 +1,7 @@
 """What an operator of a newer opset is in an older one, by operator.
 
-Each form belongs to the opset that changed the operator. It takes the node and what is known around it, and writes what
-computes the same before that opset, or raises ``InexpressibleError``.
+Each form belongs to the opset that changed the operator. It writes nodes that compute the same before that opset, or
+raises ``InexpressibleError``.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def _resize(write: NodeWriter, scope: Scope) -> None:
         write.feed(2, write.const(scales, np.float32))
     elif axes == list(range(rank - len(axes), rank)):
         first = [write.const([at], np.int64) for at in (0, rank - len(axes), 0)]
-        others = write("Slice", write("Shape", node.input[0]), *first)
-        write.feed(3, write("Concat", others, node.input[3], axis=0))
+        kept = write("Slice", write("Shape", node.input[0]), *first)
+        write.feed(3, write("Concat", kept, node.input[3], axis=0))
     else:
         sizes = np.array([1 if axis in axes else scope.size(node.input[0], axis) for axis in range(rank)])
         sizes[axes] = scope.constant(node.input[3], "sizes").reshape(-1)
@@ -214,14 +214,13 @@ def _group_normalization(write: NodeWriter, scope: Scope) -> None:
     write.instead()
 
 
-def _attention(write: NodeWriter, scope: Scope) -> None:
-    """24: which keys a query sees where there are more keys than queries, or the mask is shorter."""
-    raise InexpressibleError("it hides other keys from opset 24 on")
+def _refuse(reason: str) -> Callable[[NodeWriter, Scope], None]:
+    """No older form, for a reason."""
 
+    def form(write: NodeWriter, scope: Scope) -> None:
+        raise InexpressibleError(reason)
 
-def _dft(write: NodeWriter, scope: Scope) -> None:
-    """20: the axis is an input, with another default."""
-    raise InexpressibleError("its axis is an input from opset 20 on")
+    return form
 
 
 FORMS: Mapping[str, Mapping[int, Callable[[NodeWriter, Scope], None]]] = {
@@ -243,8 +242,8 @@ FORMS: Mapping[str, Mapping[int, Callable[[NodeWriter, Scope], None]]] = {
     "GridSample": {20: _grid_sample},
     "Swish": {24: _swish},
     "GroupNormalization": {21: _group_normalization},
-    "Attention": {24: _attention},
-    "DFT": {20: _dft},
+    "Attention": {24: _refuse("it hides other keys from opset 24 on")},
+    "DFT": {20: _refuse("its axis is an input from opset 20 on")},
 }
 """By operator, the forms by the opset that changed it."""
 

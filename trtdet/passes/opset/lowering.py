@@ -36,7 +36,7 @@ from trtdet.passes.base import NodeWriter
 from trtdet.passes.clean import fold
 from trtdet.passes.model import to_graph, to_model
 from trtdet.passes.opset.forms import FORMS, older_form
-from trtdet.passes.opset.nodes import ONNX_DOMAINS, InexpressibleError, Scope, attribute, known
+from trtdet.passes.opset.nodes import ONNX_DOMAINS, InexpressibleError, Scope, attribute, types_and_constants
 from trtdet.passes.opset.schemas import check_tensors, drop_new_attributes, first_opset, schema_of
 from trtdet.passes.provenance import Origin, graphs, node_names, origin_of, put, replace_nodes, subgraphs
 
@@ -64,7 +64,7 @@ def lower(model: onnx.ModelProto, version: int, missing: Collection[str] = ()) -
     changed = onnx.inliner.inline_local_functions(model) if model.functions else model
     while True:
         changed = onnx.shape_inference.infer_shapes(changed, data_prop=True)
-        types, constants = known(changed.graph)
+        types, constants = types_and_constants(changed.graph)
         norms = [node for node in changed.graph.node if node.op_type == "GroupNormalization"]
         untyped = [node for node in norms if node.output[0] not in types and node.input[0] in types]
         if not untyped:
@@ -72,7 +72,7 @@ def lower(model: onnx.ModelProto, version: int, missing: Collection[str] = ()) -
         for node in untyped:  # ONNX 1.23 itself infers no type past a GroupNormalization
             changed.graph.value_info.add(name=node.output[0]).type.tensor_type.CopyFrom(types[node.input[0]])
     (entry,) = (entry for entry in changed.opset_import if entry.domain in ONNX_DOMAINS)
-    given = set(node_names(changed.graph))
+    own_names = set(node_names(changed.graph))
     scope = Scope(
         entry.version, target=min(version, entry.version), missing=frozenset(missing), types=types, constants=constants
     )
@@ -81,7 +81,7 @@ def lower(model: onnx.ModelProto, version: int, missing: Collection[str] = ()) -
         entry.version = version
     elif not count and not model.functions:
         return model, 0
-    written = dict.fromkeys(set(node_names(changed.graph)) - given, Origin.LOWERING)
+    written = dict.fromkeys(set(node_names(changed.graph)) - own_names, Origin.LOWERING)
     put(changed, {**origin_of(model), **written})
     return changed, count
 
@@ -157,9 +157,6 @@ def _defined(node: onnx.NodeProto, schema: onnx.defs.OpSchema, scope: Scope) -> 
     """The nodes that ONNX defines a node's operator by, lowered in turn; None where it has no definition.
 
     The inliner gets the node alone, so that the nodes it writes can be named after that node.
-
-    Raises:
-        InexpressibleError: the definition does not fit the node, or needs a type that is not known.
     """
     described: Any = schema  # the stub lacks the attribute
     if not described.all_function_opset_versions:
@@ -200,7 +197,7 @@ def _defined(node: onnx.NodeProto, schema: onnx.defs.OpSchema, scope: Scope) -> 
 
 def _folded(model: onnx.ModelProto) -> onnx.ModelProto:
     """A definition for the shapes and constants of one node: whatever these decide becomes a Constant."""
-    types, _ = known(model.graph)
+    types, _ = types_and_constants(model.graph)
     for node in model.graph.node:
         # Definitions use it to be of any type; as a Cast of a constant it can be folded.
         if node.op_type == "CastLike" and node.input[1] in types:
@@ -213,7 +210,7 @@ def _folded(model: onnx.ModelProto) -> onnx.ModelProto:
     constants = [
         onnx.helper.make_node("Constant", [], [tensor.name], value=tensor)
         for tensor in folded.graph.initializer
-        if all(tensor.name != given.name for given in model.graph.initializer)
+        if all(tensor.name != initializer.name for initializer in model.graph.initializer)
     ]
     replace_nodes(folded.graph, [*constants, *folded.graph.node])
     return folded

@@ -1,4 +1,4 @@
-"""A node to be lowered: what is known around it, the nodes in its place, and the reason why it cannot be."""
+"""A node to be lowered: the types and constants around it, and the reason why it cannot be lowered."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Scope:
     constants: MutableMapping[str, onnx.TensorProto]
 
     def inner(self, graph: onnx.GraphProto) -> Scope:
-        types, constants = known(graph)
+        types, constants = types_and_constants(graph)
         return replace(self, types=ChainMap(types, self.types), constants=ChainMap(constants, self.constants))
 
     def type(self, name: str) -> int:
@@ -62,14 +62,14 @@ class Scope:
         return onnx.numpy_helper.to_array(self.constants[name])
 
 
-def known(graph: onnx.GraphProto) -> tuple[dict[str, onnx.TypeProto.Tensor], dict[str, onnx.TensorProto]]:
+def types_and_constants(graph: onnx.GraphProto) -> tuple[dict[str, onnx.TypeProto.Tensor], dict[str, onnx.TensorProto]]:
     """By tensor of a graph, its type, and its value where that is constant."""
     constants = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:
-        for held in node.attribute if node.op_type == "Constant" and node.domain in ONNX_DOMAINS else ():
-            value = onnx.helper.get_attribute_value(held)
+        for entry in node.attribute if node.op_type == "Constant" and node.domain in ONNX_DOMAINS else ():
+            value = onnx.helper.get_attribute_value(entry)
             if not isinstance(value, onnx.TensorProto):
-                dtype = np.float32 if held.name in ("value_float", "value_floats") else np.int64
+                dtype = np.float32 if entry.name in ("value_float", "value_floats") else np.int64
                 value = onnx.numpy_helper.from_array(np.array(value, dtype))
             constants[node.output[0]] = value
     types = {value.name: value.type.tensor_type for value in (*graph.value_info, *graph.input, *graph.output)}

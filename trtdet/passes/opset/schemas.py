@@ -74,11 +74,7 @@ def check_tensors(node: onnx.NodeProto, older: onnx.defs.OpSchema, scope: Scope)
         if not least <= len(names) <= most:
             raise InexpressibleError(f"it has {len(names)} {side}s, opset {scope.target} takes {least} to {most}")
         for index, name in enumerate(names):
-            written = parameters[min(index, len(parameters) - 1)].type_str
-            kind = scope.type(name)
-            if kind and f"tensor({type_name(kind)})" not in allowed.get(written, [written]):
-                raise InexpressibleError(f"its {side} '{name}' is {type_name(kind)}, which newer opsets take")
-
-
-def type_name(kind: int) -> str:
-    return str(onnx.TensorProto.DataType.Name(kind)).lower()
+            parameter_type = parameters[min(index, len(parameters) - 1)].type_str
+            kind = onnx.TensorProto.DataType.Name(scope.type(name)).lower()
+            if kind != "undefined" and f"tensor({kind})" not in allowed.get(parameter_type, [parameter_type]):
+                raise InexpressibleError(f"its {side} '{name}' is {kind}, which newer opsets take")

@@ -1,10 +1,9 @@
 """Two-stage detectors: what Faster R-CNN and Mask R-CNN are exported as, in the form that engines run well.
 
 An export of torchvision suppresses twice, among proposals and among detections, and aligns each region on one level of
-a pyramid. Either exporter of PyTorch is read: the tracing one guards each suppression with an ``If`` and joins the
-levels by ScatterElements, the newer one joins them by ScatterND. Each rewrite leaves the results as they are, bit for
-bit, unless it is asked for fewer proposals; the outputs become rows of detections, the rule ``detections`` of
-:class:`trtdet.config.HeadConfig`, and masks of the rows.
+a pyramid. The tracing exporter of PyTorch guards each suppression with an ``If`` and joins the levels by
+ScatterElements, the newer one joins them by ScatterND. But for fewer proposals, each rewrite keeps the results bit for
+bit; the outputs become rows of detections, the rule ``detections`` of :class:`trtdet.config.HeadConfig`, and masks.
 """
 
 from __future__ import annotations
@@ -26,11 +25,10 @@ REWRITES = {
     "merge_levels": levels.merge,
     "roi_align_sampling": levels.write_sampling,
 }
-"""The rewrites in the order they run, after ``inline_nms_guard``; for a backend that lacks one of ``DATA_DEPENDENT``
-they are those of :mod:`trtdet.passes.two_stage.static`."""
+"""The rewrites in order, after ``inline_nms_guard``, where a backend has all of ``DATA_DEPENDENT``; others get those of
+:mod:`trtdet.passes.two_stage.static`."""
 
 DATA_DEPENDENT = frozenset(("NonZero", "NonMaxSuppression", "RoiAlign"))
-"""Operators of ONNX that the route with shapes that depend on the image needs."""
 
 __all__ = ["BOXES", "REAL", "REWRITES", "check_batch", "cut", "is_two_stage", "prepared", "up_to_proposals"]
 
@@ -41,15 +39,15 @@ def is_two_stage(graph: gs.Graph) -> bool:
 
 
 def check_batch(graph: gs.Graph, batch: int | str | None, option: str) -> None:
-    """Refuses any batch but one image of a two-stage model.
+    """Refuses a batch other than 1 for a two-stage model.
 
     Args:
         graph: of any detector.
-        batch: images at once that are asked for; a name for any number, None for what the model has.
-        option: that asks for it, as the command line has it.
+        batch: the size; a name for any size, None for that of the model.
+        option: of the command line that sets it.
 
     Raises:
-        ModelError: another batch than 1 is asked of a two-stage model.
+        ModelError: the model is a two-stage model and the batch another than 1.
     """
     if batch in (None, 1) or not is_two_stage(graph):
         return
@@ -60,8 +58,7 @@ def check_batch(graph: gs.Graph, batch: int | str | None, option: str) -> None:
 
 
 def prepared(graph: gs.Graph, options: Options) -> tuple[gs.Graph, PassResult]:
-    """A two-stage graph with folded constants and no guards, which the rewrites look for their patterns in, and the
-    result of ``inline_nms_guard``.
+    """A two-stage graph with folded constants and no guards, and the result of ``inline_nms_guard``.
 
     Raises:
         ModelError: the model does not fit the configuration.
@@ -75,8 +72,6 @@ def prepared(graph: gs.Graph, options: Options) -> tuple[gs.Graph, PassResult]:
 
 def cut(graph: gs.Graph, options: Options) -> tuple[gs.Graph, Options, dict[str, PassResult]]:
     """A two-stage graph with rows of detections as its output, the options for them and each rewrite's result.
-
-    A graph of one stage is given back as it is.
 
     Raises:
         ModelError: the outputs are not the boxes, labels and scores of one image, or another batch is asked for.

@@ -4,8 +4,8 @@ K is the limit of the second suppression. Rows beyond the n that an image has ar
 
 masks (n, 1, M, M), or pasted into the picture -> masks (1, K, M, M) of the rows of detections
 
-What the mask head gives is taken behind its sigmoid, so that a paste in the graph, a loop over the detections, is cut
-off; which column is whose is written anew. See :mod:`trtdet.passes.masks`.
+The probabilities of the mask head are read behind its sigmoid, so that a paste in the graph, a loop over the
+detections, is cut off. See :mod:`trtdet.passes.masks`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,10 @@ from trtdet.passes.provenance import Origin
 from trtdet.passes.two_stage.levels import most_rows
 from trtdet.passes.walk import upstream
 
-_DATA = ("NonMaxSuppression", "NonZero")
-"""What makes the number of rows depend on the image."""
-
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a two-stage model finds."""
+    """The detections of a two-stage model."""
 
     boxes: gs.Variable  # float32 (n, 4), xyxy in pixels of the input
     labels: gs.Variable  # int64 (n,)
@@ -76,26 +73,25 @@ def outputs(graph: gs.Graph, config: Config) -> Outputs:
         missing = [name for name in names if name not in tensors]
         if missing:
             raise ModelError(f"head.outputs names '{missing[0]}', which the model does not have")
-        given = [tensors[name] for name in names]
+        selected = [tensors[name] for name in names]
     else:
-        own = {tensor.name: tensor for tensor in graph.outputs}
-        given = [own[name] for name in ("boxes", "labels", "scores") if name in own]
-        given = given if len(given) == 3 else list(graph.outputs)
-    shapes = [list(tensor.shape or ()) for tensor in given]
-    fits = len(given) >= 3 and len(shapes[0]) == 2 and shapes[0][1] == 4 and all(len(s) == 1 for s in shapes[1:3])
+        named = [tensor for name in ("boxes", "labels", "scores") for tensor in graph.outputs if tensor.name == name]
+        selected = named if len(named) == 3 else list(graph.outputs)
+    shapes = [list(tensor.shape or ()) for tensor in selected]
+    fits = len(selected) >= 3 and len(shapes[0]) == 2 and shapes[0][1] == 4 and all(len(s) == 1 for s in shapes[1:3])
     if not fits:
-        listed = ", ".join(f"{tensor.name} {shape}" for tensor, shape in zip(given, shapes, strict=True))
+        listed = ", ".join(f"{tensor.name} {shape}" for tensor, shape in zip(selected, shapes, strict=True))
         raise ModelError(
             f"the outputs of the two-stage model are {listed}; expected are boxes (n, 4), labels (n,) and scores (n,) "
             "of one image, in this order; name them with head.outputs"
         )
-    most = most_rows(given[0])
+    most = most_rows(selected[0])
     if most is None:
         raise ModelError(
             "the number of detections of the two-stage model is not bounded: nothing limits its last suppression",
             "export it with a limit (torchvision: box_detections_per_img)",
         )
-    return Outputs(given[0], labels=given[1], scores=given[2], most=most)
+    return Outputs(selected[0], labels=selected[1], scores=selected[2], most=most)
 
 
 def first_label(scores: gs.Variable, config: Config) -> int:
@@ -128,12 +124,12 @@ def cut_masks(
         rows: boxes (n, 4) and labels (n,) to compute them from instead.
         config: the detector.
     """
-    given = next((tensor for tensor in graph.outputs if _are_masks(tensor)), None)
-    if given is None:
+    exported = next((tensor for tensor in graph.outputs if _are_masks(tensor)), None)
+    if exported is None:
         return PassResult(0)
-    four = [node.outputs[0] for node in upstream(given) if node.op == "Sigmoid" and _are_masks(node.outputs[0])]
-    probabilities = four[0] if four and all(isinstance(size, int) for size in four[0].shape[1:]) else None
-    if probabilities is None:
+    sigmoids = (node.outputs[0] for node in upstream(exported) if node.op == "Sigmoid")
+    probabilities = next((tensor for tensor in sigmoids if _are_masks(tensor)), None)
+    if probabilities is None or not all(isinstance(size, int) for size in probabilities.shape[1:]):
         return leave_out_masks(graph, "no sigmoid of (n, classes, M, M) is behind it")
     columns = len(config.classes) + first_label(outputs.scores, config)
     if probabilities.shape[1] != columns:
@@ -157,9 +153,9 @@ def cut_masks(
 
 def leave_out_masks(graph: gs.Graph, reason: str) -> PassResult:
     """Takes masks off the outputs, in place; the result has the reason, where there were any."""
-    left = [tensor for tensor in graph.outputs if _are_masks(tensor)]
-    graph.outputs = [tensor for tensor in graph.outputs if tensor not in left]
-    return PassResult(0, tuple(f"{tensor.name}: {reason}" for tensor in left))
+    exported = [tensor for tensor in graph.outputs if _are_masks(tensor)]
+    graph.outputs = [tensor for tensor in graph.outputs if not _are_masks(tensor)]
+    return PassResult(0, tuple(f"{tensor.name}: {reason}" for tensor in exported))
 
 
 def _are_masks(tensor: gs.Tensor) -> bool:
@@ -172,6 +168,6 @@ def _masks_obstacle(probabilities: gs.Variable, boxes: gs.Variable, read: list[g
         return "its regions are not the boxes that are found"
     sources = {id(node) for node in upstream(boxes)}
     for node in upstream(probabilities, boxes):
-        if id(node) in sources and node.op in _DATA:
+        if id(node) in sources and node.op in ("NonMaxSuppression", "NonZero"):
             return f"it reads the detections at '{node.name}' as well, not their boxes alone"
     return ""

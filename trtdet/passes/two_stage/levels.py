@@ -1,8 +1,7 @@
 """RoiAlign on the levels of a pyramid: each region is aligned on the level that fits its size.
 
 Exporters write the choice as a chain, a scatter for each level: the regions of the level are picked, aligned and
-written into their rows. :func:`merge` joins all of them at once; :func:`merge_static` has no shape that depends on the
-image, for builders that have no NonZero.
+written into their rows.
 """
 
 from __future__ import annotations
@@ -28,8 +27,6 @@ _WIDENING = ("Expand", "Reshape", "Unsqueeze", "Cast")
 
 @dataclass(frozen=True)
 class _Level:
-    """A level of a chain."""
-
     number: int
     chosen: gs.Variable  # int64 (n,), the number of the level of each region
     is_mine: gs.Variable  # bool (n,), the regions of this level
@@ -58,10 +55,7 @@ def merge(graph: gs.Graph) -> PassResult:
 
 
 def merge_static(graph: gs.Graph) -> PassResult:
-    """Aligns every region on every level of each chain and picks by level, in place; no shape depends on the image.
-
-    It costs an alignment of all regions for each level.
-    """
+    """Aligns every region on every level of each chain and picks by level, in place; no shape depends on the image."""
 
     def obstacle(levels: list[_Level]) -> str:
         for level in levels:
@@ -164,7 +158,7 @@ def _levels(scatters: list[gs.Node]) -> list[_Level] | str:
 
 
 def most_rows(tensor: gs.Variable) -> int | None:
-    """How many regions there are at most: the limit of the nearest suppression above."""
+    """The largest number of regions: the limit of the nearest suppression above."""
     for node in upstream(tensor):
         if node.op == "NonMaxSuppression":
             limit = limit_of(node)
@@ -173,6 +167,6 @@ def most_rows(tensor: gs.Variable) -> int | None:
 
 
 def _picks(level: _Level) -> list[gs.Node]:
-    """The nodes that pick the regions of a level out of all. Exporters write the choice anew for each of them."""
+    """The nodes that pick the regions of a level; exporters write the choice anew for each of them."""
     tests = (node for node in level.chosen.outputs if node.op == "Equal")
     return picks(*(node.outputs[0] for node in tests if constant(node, 1) == level.number))

@@ -1,7 +1,6 @@
 """How many proposals the first stage gives to its suppression, and to the second stage.
 
-Both are constants of an exported graph. Fewer before the suppression make it faster, which looks at pairs of them;
-fewer after it make the second stage faster. Either costs recall.
+Both are constants of an exported graph. Fewer make the suppression or the second stage faster, and cost recall.
 """
 
 from __future__ import annotations
@@ -51,9 +50,7 @@ def up_to_proposals(model: onnx.ModelProto) -> onnx.ModelProto | None:
 
 
 def limit_before(graph: gs.Graph, count: int) -> PassResult:
-    """Keeps the best ``count`` anchors of each level, in place, in the place of the number that was exported.
-
-    Sizes that the exporter wrote out as constants between there and the suppression follow.
+    """Keeps at most the best ``count`` anchors of each level, in place, and changes the constants that follow from it.
 
     Raises:
         ConfigError: ``count`` is below 1.
@@ -65,10 +62,10 @@ def limit_before(graph: gs.Graph, count: int) -> PassResult:
     choices = [node for node in upstream(suppressions[0].outputs[0]) if node.op == "TopK"] if suppressions else []
     if not choices:
         return PassResult(0, ("no TopK chooses anchors before a NonMaxSuppression",))
-    given = [constant(node, 1) for node in choices]
-    if None in given:
-        return PassResult(0, (f"{choices[given.index(None)].name}: its number of anchors is not constant",))
-    before = [int(most or 0) for most in given]
+    counts = [constant(node, 1) for node in choices]
+    if None in counts:
+        return PassResult(0, (f"{choices[counts.index(None)].name}: its number of anchors is not constant",))
+    before = [int(most or 0) for most in counts]
     after = [min(most, count) for most in before]
     sizes = {old: new for old, new in zip([*before, sum(before)], [*after, sum(after)], strict=True) if old != new}
     changed = [node for node, old in zip(choices, before, strict=True) if old in sizes]
@@ -84,8 +81,8 @@ def limit_before(graph: gs.Graph, count: int) -> PassResult:
 
 
 def _resize(graph: gs.Graph, changed: list[gs.Node], sizes: dict[int, int]) -> str:
-    """Gives constants the new sizes, where nodes between the choices and the suppression read them; or the reason that
-    a constant cannot have it, with nothing changed."""
+    """Gives constants between the choices and the suppression the new sizes; or, with nothing changed, the reason why a
+    constant cannot have it."""
     replaced: list[tuple[gs.Node, int, gs.Constant]] = []
     write = Writer(graph, f"{changed[0].name}/sizes", Origin.LOWERING)
     for node in downstream(changed, "NonMaxSuppression"):
@@ -142,6 +139,5 @@ def limit_after(graph: gs.Graph, count: int) -> PassResult:
 
 
 def _forget_shapes(graph: gs.Graph) -> None:
-    """What was inferred from the numbers before."""
     for tensor in (*(output for node in graph.nodes for output in node.outputs), *graph.outputs):
         tensor.shape = None

@@ -1,9 +1,8 @@
 """A two-stage graph without a shape that depends on the image, for builders that have no NonZero and no RoiAlign.
 
-What was filtered is kept and marked instead: every anchor that was chosen enters the suppression of the proposals, and
-every class of every proposal is a row of detections, with a score that no threshold lets through where it was filtered
-out. The suppression of the proposals is written with plain operators; that of the detections is left to the pass that
-suppresses for every detector, with the thresholds that the model had.
+Nothing is filtered: every chosen anchor enters the suppression of the proposals, and every class of every proposal is a
+row of detections, with a score below every threshold where the model filters it out. The suppression of the proposals
+is written with plain operators; the pass ``nms`` writes that of the detections, with the model's thresholds.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from trtdet.passes.walk import above, constant, maker, picks, redirect, unpick, 
 def rewrite(graph: gs.Graph, options: Options) -> tuple[gs.Graph, Config, dict[str, PassResult]]:
     """A two-stage graph, its guards inlined, with rows of all detections, and the thresholds to suppress them with.
 
-    Masks are of the detections that are kept, so that they need a suppression in the graph.
+    Masks of the detections need a suppression in the graph.
 
     Raises:
         ModelError: its patterns are not those of torchvision, or its outputs are not those of one image.
@@ -72,7 +71,7 @@ def _folded(graph: gs.Graph) -> gs.Graph:
 
 
 def suppress_proposals(graph: gs.Graph, config: Config) -> PassResult:
-    """Suppresses the proposals among all anchors that were chosen, in place: always as many proposals as there may be.
+    """Suppresses the proposals among all chosen anchors, in place; their number is always the largest possible.
 
     Raises:
         ModelError: the number of anchors, the limit or the overlap is computed.
@@ -94,7 +93,7 @@ def suppress_proposals(graph: gs.Graph, config: Config) -> PassResult:
     chosen = write("Reshape", index, shape)
     for tensor in {id(tensor): tensor for tensor in (limit.kept, limit.indices)}.values():
         redirect(graph, tensor, chosen)
-    # Regions that are no proposals are aligned all the same; that they count is seen at the scores alone.
+    # Regions that are no proposals are aligned all the same; their scores leave them out.
     graph.outputs.append(real)
     real.dtype = bool
     graph.cleanup().toposort()
@@ -146,9 +145,8 @@ def all_detections(graph: gs.Graph, best: Outputs, config: Config) -> tuple[Outp
 def sample_regions(graph: gs.Graph) -> PassResult:
     """RoiAlign -> GridSample, AveragePool, in place, for graphs of one image.
 
-    GridSample with the corners of the border cells aligned and the border repeated samples as RoiAlign does inside the
-    image, where regions are clipped to; coordinates are normalised to the size of the features and back, so that the
-    last bits differ.
+    GridSample with aligned corners and a repeated border samples as RoiAlign does inside the image, to which regions
+    are clipped; coordinates are normalised to the size of the features and back, so that the last bits differ.
     """
     return rewrite_nodes(graph, _sample, "RoiAlign")
 
@@ -199,7 +197,7 @@ def _sample(graph: gs.Graph, node: gs.Node) -> str:
 
 
 def _suppression(graph: gs.Graph, expected: int) -> tuple[gs.Node, Limit, float]:
-    """The first suppression of as many as there must be, with its limit and overlap."""
+    """The first of as many suppressions as expected, with its limit and overlap."""
     nodes = in_order(graph)
     if len(nodes) != expected:
         raise ModelError(f"the two-stage model has {len(nodes)} NonMaxSuppression where {expected} are expected")
@@ -225,9 +223,9 @@ def _unfiltered(graph: gs.Graph, node: gs.Node, write: Writer) -> tuple[gs.Varia
     while nearest := filters():
         condition = nearest[0].inputs[0]
         unpick(graph, picks(nearest[0].outputs[0]))
-        if not any(condition is other for other in conditions):
+        if all(condition is not other for other in conditions):
             conditions.append(condition)
-        if any(left is nearest[0] for left in filters()):
+        if any(remaining is nearest[0] for remaining in filters()):
             raise ModelError(f"what '{nearest[0].name}' of the two-stage model selects is used in another way")
     shapes = [list(condition.shape or ()) for condition in conditions]
     size = next((shape[0] for shape in shapes if len(shape) == 1 and isinstance(shape[0], int)), None)

@@ -2,9 +2,9 @@
 
 If(no boxes) { nothing } else { NonMaxSuppression(boxes) } -> NonMaxSuppression(boxes)
 
-The tracing exporter writes torchvision's test for an empty tensor as an ``If``. The suppression itself gives nothing
-for no boxes, so its branch can always run. What may not run on nothing is the largest coordinate that it starts with:
-a maximum of no elements is refused by some runtimes, so the lowest float joins it.
+The tracing exporter writes torchvision's test for an empty tensor as an ``If``. The suppression gives nothing for no
+boxes, so its branch can always run. It starts with the largest coordinate, and some runtimes refuse a maximum of no
+elements, so the lowest float joins it.
 """
 
 from __future__ import annotations
@@ -63,10 +63,9 @@ def _inline(graph: gs.Graph, node: gs.Node) -> str | None:
 
 
 def write_thresholds(graph: gs.Graph) -> PassResult:
-    """Writes the score threshold of each suppression that has none, in place, so that no score is below it.
+    """Writes a threshold below every score into each suppression that has none, in place.
 
-    ONNX keeps every box where the threshold is absent. TensorRT takes 0 instead, which loses every proposal whose
-    objectness is a negative logit.
+    Without a threshold, ONNX keeps every box and TensorRT takes 0, which loses proposals with negative logits.
     """
     count, write = 0, Writer(graph, "trtdet/threshold", Origin.LOWERING)
     for node in [node for node in graph.nodes if node.op == "NonMaxSuppression"]:
@@ -139,22 +138,20 @@ def _fold_limit(graph: gs.Graph, node: gs.Node) -> str | None:
 
 
 def minima(node: gs.Node, limit: int) -> list[tuple[gs.Node, int]] | None:
-    """Where a node reads the number of boxes, the Min nodes that limit it before it is used, with the position of the
-    limit; None where it is used without."""
+    """The Min nodes that limit the number of boxes a node reads, with the position of the limit; None where the number
+    is used without a limit."""
     if node.op != "Shape":
         return None
     limits: list[tuple[gs.Node, int]] = []
-    line = list(node.outputs)
-    for reader in (reader for tensor in line for reader in tensor.outputs):
+    queue = list(node.outputs)
+    for reader in (reader for tensor in queue for reader in tensor.outputs):
         if reader.op in ("Slice", "Squeeze", "Gather", "Reshape", "Identity"):
-            line += reader.outputs
+            queue += reader.outputs
             continue
-        at = next(
-            (at for at in range(len(reader.inputs)) if reader.op == "Min" and constant(reader, at) == limit), None
-        )
-        if at is None:
+        positions = [at for at in range(len(reader.inputs)) if constant(reader, at) == limit]
+        if reader.op != "Min" or not positions:
             return None
-        limits.append((reader, at))
+        limits.append((reader, positions[0]))
     return limits
 
 
@@ -163,17 +160,17 @@ def _column(node: gs.Node) -> gs.Variable | None:
     readers = node.outputs[0].outputs
     if len(readers) != 1:
         return None
-    (taken,) = readers
-    if taken.op == "Gather":
-        third = taken.attrs.get("axis", 0) == 1 and constant(taken, 1) == 2
+    (reader,) = readers
+    if reader.op == "Gather":
+        third = reader.attrs.get("axis", 0) == 1 and constant(reader, 1) == 2
     else:
-        third = taken.op == "Slice" and [constant(taken, at) for at in (1, 2, 3)] == [2, 3, 1]
+        third = reader.op == "Slice" and [constant(reader, at) for at in (1, 2, 3)] == [2, 3, 1]
     if not third:
         return None
-    column = taken.outputs[0]
+    column = reader.outputs[0]
     while len(column.outputs) == 1 and column.outputs[0].op in ("Squeeze", "Reshape", "Cast"):
         column = column.outputs[0].outputs[0]
-    return column if above(column, "Squeeze", "Reshape", "Cast", taken.op) is node.outputs[0] else None
+    return column if above(column, "Squeeze", "Reshape", "Cast", reader.op) is node.outputs[0] else None
 
 
 def in_order(graph: gs.Graph) -> list[gs.Node]:
