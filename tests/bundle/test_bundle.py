@@ -56,11 +56,11 @@ FIELDS: dict[str, Any] = {
 }
 
 
-def make(path: Path, engine: bytes = b"engine") -> Bundle:
+def make(path: Path, engine: bytes = b"engine", **fields: Any) -> Bundle:
     with BundleWriter(path) as writer:
         writer.add("model.engine", engine)
         writer.add("int8.onnx", b"onnx" * 1000)
-        return writer.commit(FIELDS)
+        return writer.commit(FIELDS | fields)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -107,7 +107,7 @@ def test_the_manifest_has_every_key_of_the_contract_and_schema_comes_first(tmp_p
     assert {"count", "sha256"} <= set(data["quantization"]["images"])
     assert {"int8", "fp16", "fp32"} == set(data["precision"])
     assert {"int8", "fp8", "fp16", "fp32", "float_by_backend"} == set(data["audit"])
-    assert set(data["files"]) == {"model.engine", "int8.onnx"}
+    assert data["files"] == {name: sha256_file(tmp_path / "bundle" / name) for name in ("model.engine", "int8.onnx")}
     assert data["input"]["preprocess"]["size"] == [416, 416]
     assert data["created"].endswith("+00:00")
 
@@ -115,17 +115,10 @@ def test_the_manifest_has_every_key_of_the_contract_and_schema_comes_first(tmp_p
 def test_masks_are_a_part_of_their_own(tmp_path: Path) -> None:
     assert make(tmp_path / "boxes").manifest.masks is None
     part = MasksPart(output="masks", size=28, threshold=0.5)
-    with BundleWriter(tmp_path / "masks") as writer:
-        writer.add("model.engine", b"engine")
-        writer.commit({**FIELDS, "masks": part})
+    make(tmp_path / "masks", masks=part)
     assert Bundle(tmp_path / "masks").manifest.masks == part
     data = json.loads((tmp_path / "masks" / MANIFEST).read_text())
     assert data["masks"] == {"output": "masks", "size": 28, "threshold": 0.5}
-
-
-def test_every_hash_is_that_of_the_file(tmp_path: Path) -> None:
-    bundle = make(tmp_path / "bundle")
-    assert {name: sha256_file(bundle.path / name) for name in bundle.manifest.files} == bundle.manifest.files
 
 
 @pytest.mark.parametrize("position", [0, 1999, 3999])
@@ -155,9 +148,7 @@ def test_a_file_the_bundle_never_had_is_an_error_that_lists_the_others(tmp_path:
 @pytest.mark.parametrize("name", shipped("configs"))
 def test_the_configuration_it_was_built_with_comes_back(tmp_path: Path, name: str) -> None:
     config = load_config(name).with_nms(iou_threshold=0.5)
-    with BundleWriter(tmp_path / "b") as writer:
-        writer.add("int8.onnx", b"onnx")
-        writer.commit({**FIELDS, "command": {"config": config.model_dump(mode="json")}})
+    make(tmp_path / "b", command={"config": config.model_dump(mode="json")})
     assert Bundle(tmp_path / "b").config == config
 
 
@@ -215,18 +206,13 @@ def test_a_manifest_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
 
 def test_a_folder_whose_name_is_no_text_is_named_in_a_manifest_that_can_be_read(tmp_path: Path) -> None:
     """File names are bytes; Python makes half surrogate pairs of those that are no UTF-8."""
-    with BundleWriter(tmp_path / "bundle") as writer:
-        writer.add("int8.onnx", b"x")
-        writer.commit({**FIELDS, "command": {"images": os.fsdecode(b"/im\xffages/\xc3\xa9"), "list": ["\ud800"]}})
+    make(tmp_path / "bundle", command={"images": os.fsdecode(b"/im\xffages/\xc3\xa9"), "list": ["\ud800"]})
     command = Bundle(tmp_path / "bundle").manifest.command
     assert command == {"images": "/im\\udcffages/é", "list": ["\\ud800"]}
 
 
 def test_keys_that_have_another_name_in_python_keep_theirs_in_the_file(tmp_path: Path) -> None:
-    part = NmsPart(where="host", own=True, **CONFIG.nms.model_dump())
-    with BundleWriter(tmp_path / "bundle") as writer:
-        writer.add("int8.onnx", b"x")
-        writer.commit({**FIELDS, "nms": part})
+    make(tmp_path / "bundle", nms=NmsPart(where="host", own=True, **CONFIG.nms.model_dump()))
     data = json.loads((tmp_path / "bundle" / MANIFEST).read_text())
     assert (data["nms"]["where"], data["nms"]["own"], data["schema"]) == ("host", True, 1)
     assert not {"mode", "embedded", "schema_"} & {*data, *data["nms"]}

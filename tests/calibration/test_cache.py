@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trtdet.calibration import Range, Ranges
-from trtdet.calibration.cache import ALGORITHMS, matched, read, version_number, write
+from trtdet.calibration.cache import matched, read, version_number, write
 from trtdet.errors import CalibrationError
 
 # Any name of an ONNX tensor but one with a line break: colons, spaces and other separators of lines included.
@@ -32,10 +32,9 @@ def text(*lines: str) -> str:
     return "\n".join(("TRT-8600-EntropyCalibration2", *lines)) + "\n"
 
 
-@given(st.dictionaries(NAMES, SCALES), st.integers(0, 10**6), st.sampled_from(ALGORITHMS))
-def test_what_is_written_is_read(scales: dict[str, float], version: int, algorithm: str) -> None:
-    written = write(scales, version, algorithm)
-    assert list(read(written, version=version, algorithm=algorithm).items()) == list(scales.items())
+@given(st.dictionaries(NAMES, SCALES), st.integers(0, 10**6))
+def test_what_is_written_is_read(scales: dict[str, float], version: int) -> None:
+    assert list(read(write(scales, version), version=version).items()) == list(scales.items())
 
 
 @given(st.floats(1e-30, 1e30))
@@ -46,19 +45,18 @@ def test_a_scale_is_rounded_to_float32_and_written_big_endian(scale: float) -> N
 
 
 def test_the_text_of_a_known_cache() -> None:
-    assert write({"data": 1 / 127, "a b: c:0": 2.0}, 8601, "MinMaxCalibration") == (
-        "TRT-8601-MinMaxCalibration\ndata: 3c010204\na b: c:0: 40000000\n"
+    assert write({"data": 1 / 127, "a b: c:0": 2.0}, 8601) == (
+        "TRT-8601-EntropyCalibration2\ndata: 3c010204\na b: c:0: 40000000\n"
     )
 
 
-def test_ranges_are_written_for_the_version_and_the_algorithm_asked_for() -> None:
+def test_ranges_are_written_for_a_version() -> None:
     ranges = Ranges("minmax", None, {"images": Range(127.0, 0.0, 127.0)}, "", 1, "")
-    written = ranges.to_calibration_cache(100900, "MinMaxCalibration")
-    assert written == "TRT-100900-MinMaxCalibration\nimages: 3f800000\n"
+    assert ranges.to_calibration_cache(100900) == "TRT-100900-EntropyCalibration2\nimages: 3f800000\n"
 
 
 def test_a_cache_that_tensorrt_wrote_is_read_at_the_last_colon() -> None:
-    scales = read(OWN_7, version=7203, algorithm="EntropyCalibration2")
+    scales = read(OWN_7, version=7203)
     assert list(scales) == [
         "input_image",
         "ssd_300_vgg/conv_init/Conv2D__176:0",
@@ -101,17 +99,15 @@ def test_what_is_no_cache_says_what_its_first_line_is(heading: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "algorithm", "message"),
+    ("written", "version", "message"),
     [
-        (100900, None, "is of TensorRT 8600, and 100900 is what will read it.*calibrate again"),
-        (8600, "MinMaxCalibration", "algorithm EntropyCalibration2, and MinMaxCalibration is what will read"),
+        (text("x: 3f800000"), 100900, "is of TensorRT 8600, and 100900 is what will read it.*calibrate again"),
+        (OWN_10, 101303, "algorithm MinMaxCalibration, and EntropyCalibration2 is what will read"),
     ],
 )
-def test_another_version_or_algorithm_is_refused_and_both_are_named(
-    version: int, algorithm: str | None, message: str
-) -> None:
+def test_another_version_or_algorithm_is_refused_and_both_are_named(written: str, version: int, message: str) -> None:
     with pytest.raises(CalibrationError, match=message):
-        read(text("x: 3f800000"), version=version, algorithm=algorithm)
+        read(written, version=version)
 
 
 @pytest.mark.parametrize(
@@ -173,11 +169,6 @@ def test_a_scale_that_is_not_over_0_and_finite_is_refused(digits: str) -> None:
 def test_a_scale_that_float32_does_not_hold_is_not_written(scale: float) -> None:
     with pytest.raises(CalibrationError, match="scale of tensor 'bad' is .*; it must be a float32 over 0 and finite"):
         write({"good": 1.0, "bad": scale}, 8600)
-
-
-def test_an_unknown_algorithm_is_not_written() -> None:
-    with pytest.raises(CalibrationError, match="no calibration algorithm 'Entropy'; allowed: MinMaxCalibration, Ent"):
-        write({}, 8600, "Entropy")
 
 
 @pytest.mark.parametrize("name", ["", "a\nb"])

@@ -186,9 +186,9 @@ def test_a_value_that_is_not_finite_names_the_tensor_and_the_image(
         return {"layer/b": outputs}
 
     stream = ImageStream(pictures(tmp_path, 8), CONFIG, batch_size=batch)
-    with pytest.raises(CalibrationError) as caught:
+    places = f"activation 'layer/b' is {what} in 1 of {16 * batch} places for image '005.jpg'"
+    with pytest.raises(CalibrationError, match=f"{places}; the model overflows in float: check its weights"):
         collect(run, CollectionRequest("images", ("layer/b",)), stream)
-    assert f"activation 'layer/b' is {what} in 1 of {16 * batch} places for image '005.jpg'" in str(caught.value)
 
 
 def test_a_tensor_that_holds_nothing_for_an_image_counts_for_the_others(tmp_path: Path) -> None:
@@ -202,11 +202,6 @@ def test_a_tensor_that_holds_nothing_for_an_image_counts_for_the_others(tmp_path
     found = collect(run, CollectionRequest("images", ("some", "none")), stream).histograms
     assert (found["some"].counts.sum(), found["some"].low, found["some"].high) == (9, -2, -2)
     assert (found["none"].counts.sum(), found["none"].low, found["none"].high) == (1, 0, 0)
-
-
-def test_a_model_that_overflows_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(CalibrationError, match=r"activation 'b' is (infinite|NaN) .* check its weights"):
-        gather(pictures(tmp_path, 2), model(w1=np.full((4, 3, 1, 1), 3e38)))
 
 
 def test_an_error_of_the_run_is_not_hidden(tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def test_channel_ranges_survive_their_file(ranges: Ranges, tmp_path: Path) -> No
 
 
 def test_the_calibration_cache_has_a_heading_and_the_scale_of_each_tensor(ranges: Ranges) -> None:
-    text = ranges.to_calibration_cache()
+    text = ranges.to_calibration_cache(8600)
     assert text.startswith("TRT-8600-EntropyCalibration2\n")
     scales = {name: float(np.float32(entry.amax / 127)) for name, entry in ranges.tensors.items()}
     assert cache.read(text) == scales

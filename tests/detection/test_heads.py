@@ -178,13 +178,12 @@ def test_outputs_are_chosen_by_name() -> None:
     outputs = {"other": noise(1, 7, 9), "wanted": raw}
     config = make("yolov5", outputs=["wanted"])
     np.testing.assert_array_equal(decode(outputs, config)[0], decode([raw], config)[0])
-    with pytest.raises(
-        ModelError, match=r"reads one output, the model gives 2: 'other' \(1, 7, 9\), 'wanted'.*head\.outputs"
-    ):
-        decode(outputs, make("yolov5"))
-    with pytest.raises(
-        ModelError, match=r"head.outputs names 'gone', which the model does not give.* 'other', 'wanted'"
-    ):
+    for rule in ("yolox", "yolov5", "yolov8"):
+        listed = r"'other' \(1, 7, 9\), 'wanted' \(1, 5, 8\); name the one to read with head\.outputs"
+        with pytest.raises(ModelError, match=f"decode rule '{rule}' reads one output, the model gives 2: {listed}"):
+            decode(outputs, make(rule))
+    missing = "head.outputs names 'gone', which the model does not give; its outputs are 'other', 'wanted'"
+    with pytest.raises(ModelError, match=missing):
         decode(outputs, make("yolov5", outputs=["gone"]))
     with pytest.raises(ModelError, match=r"head.outputs names 1 outputs, got 2"):
         decode(list(outputs.values()), config)
@@ -211,15 +210,22 @@ def test_overflow_is_quiet() -> None:
         (
             "yolox",
             (1, 126, 85),
-            r"'out' has shape \(1, 126, 85\).*85 channels.*5 \+ 3 classes; does 'classes'.*for 80\)",
+            r"'out' has shape \(1, 126, 85\), that is 85 channels; decode rule 'yolox' expects \(B, N, 8\), 5 \+ 3 "
+            r"classes; does 'classes'.*for 80\)",
         ),
         ("yolox", (1, 126, 4), r"4 channels.*does 'classes' list the model's classes\?$"),
         (
             "yolox",
             (1, 8400, 8),
-            r"8400 cells; input.size \[64, 96\] with head.strides \[8, 16, 32\] gives 126; set",
+            r"8400 cells; input.size \[64, 96\] with head.strides \[8, 16, 32\] gives 126; set input.size to the size "
+            r"the model was exported for, or head.strides to its strides",
         ),
-        ("yolox", (126, 8), r"three dimensions.*head.decode"),
+        ("yolox", (126, 8), r"\(126, 8\), decode rule 'yolox' expects three dimensions with the batch.*head.decode"),
+        (
+            "yolov8",
+            (3, 8, 8, 8),
+            r"rule 'yolov8' expects three dimensions with the batch first; choose the raw outputs",
+        ),
         ("yolox", (1, 7, 126), r"is head.decode 'yolov8'\?"),
         ("yolov5", (1, 7, 126), r"is head.decode 'yolov8'\?"),
         ("yolov5", (1, 9, 35), r"is head.decode 'dfl'\?"),
@@ -227,7 +233,7 @@ def test_overflow_is_quiet() -> None:
         ("yolov8", (1, 126, 8), r"is head.decode 'yolox' or 'yolov5'\?"),
         ("yolov8", (1, 126, 7), r"transposed, it must be \(B, 4 \+ C, N\)"),
         ("yolov8", (1, 84, 126), r"84 channels.*\(B, 7, N\), 4 \+ 3 classes; does 'classes' .*for 80\)"),
-        ("dfl", (1, 126, 112), r"112 channels.*4 \* 8 head.bins \+ 3 classes; does 'classes' .*for 80\)"),
+        ("dfl", (1, 126, 112), r"112 channels.*\(B, N, 35\), 4 \* 8 head.bins \+ 3 classes; does 'classes' .*for 80\)"),
         ("dfl", (1, 100, 35), r"100 cells"),
         ("dfl", (1, 126, 8), r"is head.decode 'yolox' or 'yolov5'\?"),
     ],
@@ -240,9 +246,12 @@ def test_wrong_shapes_name_the_likely_key(rule: str, shape: tuple[int, ...], mat
 def test_dfl_pairs_that_do_not_fit() -> None:
     config = make("dfl", strides=[8, 16], bins=4)
     scores, sides = dfl_maps(config)
-    with pytest.raises(ModelError, match=r"for each of head.strides \[8, 16\], got 3 outputs"):
+    pair = r"takes one output or a class map and a distance map for each of head.strides \[8, 16\], got 3 outputs: '#0'"
+    with pytest.raises(ModelError, match=f"{pair}.*; set head.strides, or head.outputs"):
         decode([*scores, sides[0]], config)
-    with pytest.raises(ModelError, match=r"no output is the class map \(B, 96, 3\) of stride 8, got '#0' \(2, 95, 3\)"):
+    wrong = r"no output is the class map \(B, 96, 3\) of stride 8, got '#0' \(2, 95, 3\)"
+    keys = r"check input.size \[64, 96\], head.strides, head.bins and the 3 classes"
+    with pytest.raises(ModelError, match=f"{wrong}.*{keys}"):
         decode([scores[0][:, 1:], scores[1], *sides], config)
     with pytest.raises(ModelError, match=r"no output is the distance map \(B, 24, 16\) of stride 16"):
         decode([*scores, sides[0], sides[1][..., 1:]], config)

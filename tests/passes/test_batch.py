@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
-import onnx.parser
 import pytest
 
 from trtdet.backends import OnnxRunner
@@ -16,43 +17,38 @@ from trtdet.passes import Options, batch, load_model, rewrite, to_graph, to_mode
 CONFIG = load_config("shapes")
 
 
-def net(text: str, **weights: np.ndarray) -> onnx.ModelProto:
-    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 13]>\nnet {text}')
-    for name, value in weights.items():
-        model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
-    return model
-
-
 def changed(model: onnx.ModelProto, wanted: int | str) -> onnx.ModelProto:
     graph = to_graph(onnx.shape_inference.infer_shapes(model))
     batch.apply(graph, Options(CONFIG, batch=wanted))
     return to_model(graph)
 
 
-SHAPED = net(
-    "(float[2,3,4,4] x) => (float[2,48] flat, float[2,3,8,8] large, float[2,3,4,4] whole, float[2,5] wide) {\n"
-    'flat = Reshape(x, f)\n large = Resize<mode = "nearest">(x, , , s)\n'
-    "ones = Reshape(flat, w)\n whole = Mul(ones, half)\n mean = ReduceMean<axes = [1, 2, 3], keepdims = 1>(x)\n"
-    "row = Reshape(mean, r)\n wide = Expand(row, e)\n}",
-    f=np.array([2, -1]),
-    s=np.array([2, 3, 8, 8]),
-    w=np.array([2, 3, 4, 4]),
-    half=np.array(0.5, np.float32),
-    r=np.array([2, 1]),
-    e=np.array([2, 5]),
-)
+@pytest.fixture
+def shaped(net: Any) -> onnx.ModelProto:
+    return net(  # type: ignore[no-any-return]
+        "(float[2,3,4,4] x) => (float[2,48] flat, float[2,3,8,8] large, float[2,3,4,4] whole, float[2,5] wide) {\n"
+        'flat = Reshape(x, f)\n large = Resize<mode = "nearest">(x, , , s)\n'
+        "ones = Reshape(flat, w)\n whole = Mul(ones, half)\n mean = ReduceMean<axes = [1, 2, 3], keepdims = 1>(x)\n"
+        "row = Reshape(mean, r)\n wide = Expand(row, e)\n}",
+        f=np.array([2, -1]),
+        s=np.array([2, 3, 8, 8]),
+        w=np.array([2, 3, 4, 4]),
+        half=np.array(0.5, np.float32),
+        r=np.array([2, 1]),
+        e=np.array([2, 5]),
+    )
 
 
 @pytest.mark.parametrize("wanted", [1, 3, 5, "batch"])
-def test_shapes_that_hold_the_batch_are_written_anew(wanted: int | str) -> None:
-    made = OnnxRunner(changed(SHAPED, wanted))
-    assert made.batch == (wanted if isinstance(wanted, int) else None)
+def test_shapes_that_hold_the_batch_are_written_anew(shaped: onnx.ModelProto, wanted: int | str) -> None:
+    rewritten = OnnxRunner(changed(shaped, wanted))
+    assert rewritten.batch == (wanted if isinstance(wanted, int) else None)
     images = np.random.default_rng(0).normal(size=(wanted if isinstance(wanted, int) else 7, 3, 4, 4))
     images = images.astype(np.float32)
-    expected = OnnxRunner(SHAPED)
+    expected = OnnxRunner(shaped)
     for start in range(len(images)):
         one = expected(images[start : start + 1])
-        for name, value in made(images).items():
+        for name, value in rewritten(images).items():
             np.testing.assert_array_equal(value[start], one[name][0])
 
 
@@ -65,7 +61,7 @@ def test_shapes_that_hold_the_batch_are_written_anew(wanted: int | str) -> None:
         ("y = Add(x, c)", "with a batch of"),
     ],
 )
-def test_what_mixes_the_images_is_refused_with_the_reason(body: str, why: str) -> None:
+def test_what_mixes_the_images_is_refused_with_the_reason(net: Any, body: str, why: str) -> None:
     constants = {"s": np.array([2, 3, 4, 4]), "c": np.ones((2, 3, 4, 4), np.float32)}
     used = {name: value for name, value in constants.items() if f" {name})" in body}
     model = net(f"(float[2,3,4,4] x) => (float[2,3,4,4] y) {{ {body} }}", **used)
@@ -73,9 +69,9 @@ def test_what_mixes_the_images_is_refused_with_the_reason(body: str, why: str) -
         changed(model, "batch")
 
 
-def test_a_model_whose_batch_is_right_or_open_is_left_alone() -> None:
-    for model, wanted in ((SHAPED, 2), (SHAPED, None)):
-        graph = to_graph(onnx.shape_inference.infer_shapes(model))
+def test_a_model_whose_batch_is_right_or_open_is_left_alone(shaped: onnx.ModelProto) -> None:
+    for wanted in (2, None):
+        graph = to_graph(onnx.shape_inference.infer_shapes(shaped))
         names = [node.name for node in graph.nodes]
         assert batch.apply(graph, Options(CONFIG, batch=wanted)).count == 0
         assert [node.name for node in graph.nodes] == names

@@ -35,39 +35,28 @@ def test_the_convolution_takes_the_normalisation_in(
     same(after, model, rtol=1e-4, atol=1e-5)
 
 
-def test_a_normalisation_that_is_the_graph_output_keeps_its_name(
-    net: Any, normal: Any, applied: Any, same: Any
+@pytest.mark.parametrize(
+    ("nodes", "outputs"),
+    [
+        ("a = Conv(x, w) y = NORM(a)", "y"),
+        ("a = Conv(x, w, b) y = NORM(a) r = Neg(x) c = Conv(r, w, b) z = SWAPPED(c)", "y z"),  # they share weights
+        ("a = Conv(x, w) b = NORM(a) y = SWAPPED(b)", "y"),
+    ],
+)
+def test_every_normalisation_is_folded_and_outputs_keep_their_names(
+    net: Any, normal: Any, applied: Any, same: Any, nodes: str, outputs: str
 ) -> None:
-    model = net(
-        """(float[1,3,8,8] x) => (float[1,4,8,8] y) {
-            c = Conv(x, w) y = BatchNormalization(c, scale, shift, mean, variance) }""",
-        w=normal(4, 3, 1, 1),
-        **statistics(4),
-    )
-    after, _ = applied(batchnorm, model)
-    assert [output.name for output in after.graph.output] == ["y"]
-    same(after, model, rtol=1e-4, atol=1e-5)
-
-
-def test_convolutions_that_share_weights_are_folded_each_on_its_own(
-    net: Any, normal: Any, applied: Any, same: Any
-) -> None:
-    text = """(float[1,3,8,8] x) => (float[1,4,8,8] y, float[1,4,8,8] z) {
-        a = Conv(x, w, b) y = BatchNormalization(a, scale, shift, mean, variance)
-        r = Neg(x) c = Conv(r, w, b) z = BatchNormalization(c, shift, scale, mean, variance) }"""
-    model = net(text, w=normal(4, 3, 1, 1), b=normal(4), **statistics(4))
+    count = nodes.count("NORM") + nodes.count("SWAPPED")
+    for written, parameters in (("NORM", "scale, shift"), ("SWAPPED", "shift, scale")):
+        for name in "abc":
+            call = f"BatchNormalization({name}, {parameters}, mean, variance)"
+            nodes = nodes.replace(f"{written}({name})", call)
+    listed = ", ".join(f"float[1,4,8,8] {name}" for name in outputs.split())
+    bias = {"b": normal(4)} if "w, b" in nodes else {}
+    model = net(f"(float[1,3,8,8] x) => ({listed}) {{ {nodes} }}", w=normal(4, 3, 1, 1), **bias, **statistics(4))
     after, result = applied(batchnorm, model)
-    assert result == PassResult(2)
-    same(after, model, rtol=1e-4, atol=1e-5)
-
-
-def test_two_normalisations_in_a_row_are_both_folded(net: Any, normal: Any, applied: Any, same: Any) -> None:
-    text = """(float[1,3,8,8] x) => (float[1,4,8,8] y) {
-        a = Conv(x, w) b = BatchNormalization(a, scale, shift, mean, variance)
-        y = BatchNormalization(b, shift, scale, mean, variance) }"""
-    model = net(text, w=normal(4, 3, 1, 1), **statistics(4))
-    after, result = applied(batchnorm, model)
-    assert result == PassResult(2)
+    assert result == PassResult(count)
+    assert [output.name for output in after.graph.output] == outputs.split()
     same(after, model, rtol=1e-4, atol=1e-5)
 
 

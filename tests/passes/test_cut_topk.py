@@ -57,26 +57,29 @@ TAILS = {
 }
 
 
+CONSTANTS: dict[str, Any] = {
+    "w": np.random.default_rng(0).normal(0, 0.2, ((4 + CLASSES) * ANCHORS, 3, 8, 8)).astype(np.float32),
+    "rows_shape": np.array([1, 4 + CLASSES, ANCHORS]),
+    "parts": np.array([4, CLASSES]),
+    "k": np.array([ROWS]),
+    "last": np.array([-1]),
+    "middle": np.array([1]),
+    "classes": np.array(CLASSES),
+    "wide_classes": np.array([1, ROWS, CLASSES]),
+    "wide_boxes": np.array([1, ROWS, 4]),
+    "flat_shape": np.array([1, -1]),
+    "zero": np.zeros((1, 1, 1), np.int64),
+    "ones": np.ones((1, 1, 4), np.float32),
+}
+
+
 def exported(net: Any, tail: str) -> onnx.ModelProto:
     body = (BOTH + tail).replace("(image_rows)", "(rows)")
     text = f"(float[1,3,8,8] image) => (float[1,{ROWS},6] output0) {{"
     if "first_wide" in body:
         body = "first_wide = Expand (zero, wide_boxes)\n" + body
     text += f"rows_flat = Conv <strides = [8, 8]> (image, w)\nrows = Reshape (rows_flat, rows_shape)\n{body}}}"
-    rng = np.random.default_rng(0)
-    whole: dict[str, Any] = {
-        "w": rng.normal(0, 0.2, ((4 + CLASSES) * ANCHORS, 3, 8, 8)).astype(np.float32),
-        "rows_shape": np.array([1, 4 + CLASSES, ANCHORS]),
-        "parts": np.array([4, CLASSES]),
-        "k": np.array([ROWS]),
-        "last": np.array([-1]),
-        "classes": np.array(CLASSES),
-        "wide_classes": np.array([1, ROWS, CLASSES]),
-        "wide_boxes": np.array([1, ROWS, 4]),
-        "flat_shape": np.array([1, -1]),
-        "zero": np.zeros((1, 1, 1), np.int64),
-    }
-    return net(text, opset=17, **{name: value for name, value in whole.items() if name in text})
+    return net(text, opset=17, **{name: value for name, value in CONSTANTS.items() if name in text})
 
 
 def configuration(**keys: Any) -> Config:
@@ -127,13 +130,9 @@ def test_rows_that_are_made_in_another_way_stay(net: Any, case: str) -> None:
     assert done.config.head.decode == "detections"
 
 
-def test_rows_that_are_suppressed_stay(net: Any) -> None:
-    done = rewrite(exported(net, TAILS["all scores"]), Options(configuration(nms={"iou_threshold": 0.5})))
-    assert done.config.head.decode == "detections"
-
-
-def test_rows_of_another_number_of_classes_stay(net: Any) -> None:
-    done = rewrite(exported(net, TAILS["all scores"]), Options(configuration(classes=["a", "b"])))
+@pytest.mark.parametrize("keys", [{"nms": {"iou_threshold": 0.5}}, {"classes": ["a", "b"]}])
+def test_rows_that_are_suppressed_or_of_another_number_of_classes_stay(net: Any, keys: dict[str, Any]) -> None:
+    done = rewrite(exported(net, TAILS["all scores"]), Options(configuration(**keys)))
     assert done.config.head.decode == "detections"
 
 
@@ -162,19 +161,8 @@ THREE = """
 
 def with_sizes(net: Any, old: str = "", new: str = "") -> onnx.ModelProto:
     assert old in THREE
-    whole: dict[str, Any] = {
-        "w": np.random.default_rng(0).normal(0, 0.2, ((4 + CLASSES) * ANCHORS, 3, 8, 8)).astype(np.float32),
-        "rows_shape": np.array([1, 4 + CLASSES, ANCHORS]),
-        "parts": np.array([4, CLASSES]),
-        "k": np.array([ROWS]),
-        "last": np.array([-1]),
-        "middle": np.array([1]),
-        "classes": np.array(CLASSES),
-        "wide_boxes": np.array([1, ROWS, 4]),
-        "ones": np.ones((1, 1, 4), np.float32),
-    }
     text = THREE.replace(old, new).replace("ROWS", str(ROWS))
-    return net(text, opset=16, **{name: value for name, value in whole.items() if name in text})
+    return net(text, opset=16, **{name: value for name, value in CONSTANTS.items() if name in text})
 
 
 @pytest.mark.parametrize("rule", ["boxes", "detections"])

@@ -624,11 +624,3 @@ def test_the_shipped_detector_needs_no_lowering() -> None:
     assert lower(model, 17)[0] is model
     after = lowered(model, 13, images=np.zeros((1, 3, 256, 256), np.float32))
     assert [node.name for node in after.graph.node] == [node.name for node in model.graph.node]
-
-
-@pytest.mark.parametrize("alpha", [1.0, 2.0, -0.5])
-def test_swish_keeps_its_alpha(alpha: float) -> None:
-    x = np.linspace(-3, 3, 8, dtype=np.float32)
-    after, _ = lower(parsed(f"(float[8] x) => (float[8] y) {{ y = Swish<alpha = {alpha}>(x) }}", 24), 17)
-    assert all(node.op_type != "Swish" for node in after.graph.node)
-    np.testing.assert_allclose(compute(after, {"x": x})[0], x / (1 + np.exp(-np.float32(alpha) * x)), rtol=1e-5)

@@ -47,18 +47,14 @@ def test_a_path_that_is_no_model_is_an_error(tmp_path: Path) -> None:
     assert "has no nodes or no opset; export it again" in refused(tmp_path / "empty.onnx")
 
 
-@pytest.mark.parametrize("name", ["a.onnx", "a.json", "a.textproto", "a.onnxtxt"])
-@pytest.mark.parametrize("seed", range(4))
-def test_random_bytes_are_an_error_whatever_the_name(tmp_path: Path, seed: int, name: str) -> None:
-    path = tmp_path / name
-    path.write_bytes(np.random.default_rng(seed).bytes(3000))
-    assert "is not ONNX or is truncated" in refused(path)
+JPEG = b"\xff\xd8\xff\xe0\x00\x10JFIF" + bytes(100)
 
 
-def test_an_image_is_not_a_model(tmp_path: Path) -> None:
-    path = tmp_path / "a.jpg"
-    path.write_bytes(b"\xff\xd8\xff\xe0\x00\x10JFIF" + bytes(100))
-    assert "is not ONNX" in refused(path)
+@pytest.mark.parametrize("name", ["a.onnx", "a.json", "a.textproto", "a.onnxtxt", "a.jpg"])
+def test_bytes_of_something_else_are_an_error_whatever_the_name(tmp_path: Path, name: str) -> None:
+    for data in (JPEG, *(np.random.default_rng(seed).bytes(3000) for seed in range(4))):
+        (tmp_path / name).write_bytes(data)
+        assert "is not ONNX or is truncated" in refused(tmp_path / name)
 
 
 def test_every_truncation_of_a_model_is_an_error(model: onnx.ModelProto, tmp_path: Path) -> None:
@@ -67,13 +63,7 @@ def test_every_truncation_of_a_model_is_an_error(model: onnx.ModelProto, tmp_pat
     for length in range(len(data)):
         path.write_bytes(data[:length])
         assert "is not ONNX or is truncated" in refused(path)
-
-
-def test_a_real_model_cut_in_half_says_its_size(shared_data: Path, tmp_path: Path) -> None:
-    data = (shared_data / "models" / "yolox_nano.onnx").read_bytes()
-    path = tmp_path / "cut.onnx"
-    path.write_bytes(data[: len(data) // 2])
-    assert f"({len(data) // 2} bytes)" in refused(path)
+    assert f"({len(data) - 1} bytes)" in refused(path)
 
 
 def test_the_real_models_load(shared_data: Path) -> None:

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
-from other_nms import nms_layer, torchvision_nms
 
 from trtdet.backends import OnnxRunner
 from trtdet.config import Config, NmsConfig, NmsMode
@@ -257,60 +256,6 @@ def test_all_ways_keep_what_torchvision_keeps() -> None:
     assert done == 2400
 
 
-def test_the_reference_of_torchvisions_own_functions_keeps_what_they_keep() -> None:
-    """In the library's own words: filter, sort, ``batched_nms``, cut."""
-    for setting, cases in torchvision_cases():
-        if setting.get("best"):
-            continue
-        for boxes, values, kept in cases:
-            scores = sigmoid(values) if setting.get("logits") else values
-            index, label = np.nonzero(scores > np.float32(setting["score"]))
-            order = np.argsort(-scores[index, label], kind="stable")[: setting["topk"]]
-            index, label = index[order], label[order]
-            groups = None if setting.get("agnostic") else label
-            chosen = torchvision_nms(boxes[index], scores[index, label], groups, setting["iou"])
-            chosen = chosen[: setting["detections"]]
-            np.testing.assert_array_equal(np.stack([index[chosen], label[chosen]], axis=1), kept)
-
-
-def test_torchvision_puts_a_score_that_is_not_a_number_first() -> None:
-    boxes = np.array([[0, 0, 10, 10], [0, 0, 10, 9], [50, 50, 60, 60]], np.float32)
-    assert torchvision_nms(boxes, np.array([0.5, np.nan, 0.9], np.float32), None, 0.5).tolist() == [1, 2]
-
-
-def test_the_reference_of_nonmaxsuppression_is_what_onnxruntime_computes() -> None:
-    """Where every corner is in order; with inverted boxes too, because any two corners across will do."""
-    value, kind = helper.make_tensor_value_info, TensorProto.FLOAT
-    names = ["boxes", "scores", "most", "iou", "floor"]
-    for wired in (4, 5):
-        node = helper.make_node("NonMaxSuppression", names[:wired], ["kept"])
-        inputs = [value(name, kind, [None] * 3) for name in names[:2]]
-        limits = [value("most", TensorProto.INT64, [1]), value("iou", kind, [1]), value("floor", kind, [1])]
-        inputs += limits[: wired - 2]
-        graph = helper.make_graph([node], "nms", inputs, [value("kept", TensorProto.INT64, [None, 3])])
-        onnx_runner = OnnxRunner(helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 13)]))
-        rng = np.random.default_rng(wired)
-        for trial in range(200):
-            boxes, scores = clustered(rng, 2, 30, 3, trial % 2 == 0)
-            boxes, scores = boxes.astype(np.float32), (scores.transpose(0, 2, 1) * 8 - 4).astype(np.float32)
-            turned = rng.random((2, 30)) < 0.3
-            boxes[turned] = boxes[turned][:, [2, 3, 0, 1]]
-            feed = {"boxes": boxes, "scores": scores, "most": np.array([7]), "iou": np.array([0.5], np.float32)}
-            if wired == 5:
-                feed["floor"] = np.array([0.25], np.float32)
-            kept = onnx_runner.feed(feed)["kept"]
-            threshold = 0.25 if wired == 5 else None
-            np.testing.assert_array_equal(nms_layer(boxes, scores, 7, 0.5, threshold), kept)
-
-
-def test_inmslayer_without_a_threshold_drops_logits_that_are_not_positive() -> None:
-    boxes = np.array([[[0, 0, 10, 10], [20, 20, 30, 30], [40, 40, 50, 50]]], np.float32)
-    scores = np.array([[[-1.0, 0.0, 1.0]]], np.float32)
-    assert nms_layer(boxes, scores, 10, 0.5).tolist() == [[0, 0, 2]]  # TensorRT's default, 0.0
-    assert nms_layer(boxes, scores, 10, 0.5, None).tolist() == [[0, 0, 2], [0, 0, 1], [0, 0, 0]]  # onnxruntime's
-    assert nms_layer(boxes, scores, 10, 0.5, None, candidates=2).tolist() == [[0, 0, 2], [0, 0, 1]]
-
-
 def test_every_nonmaxsuppression_has_its_five_inputs_and_the_last_survives_fp16() -> None:
     for logits, threshold in itertools.product((False, True), (0.0, 0.001, 0.25)):
         model = suppressing("onnx", 1, 5, configuration(3, logits=logits, score_threshold=threshold))
@@ -514,12 +459,6 @@ def test_no_candidate_at_all_gives_zero_detections() -> None:
     got = execute(native(2, 5, configuration(3)), np.ones((2, 5, 4)), np.zeros((2, 5, 3)))
     assert got.num_dets.tolist() == [[0], [0]]
     assert not got.scores.any()
-
-
-def test_equal_boxes_with_equal_scores_keep_the_first() -> None:
-    boxes = np.tile(np.array([0.0, 0, 10, 10]), (1, 50, 1))
-    found = check(boxes, np.full((1, 50, 4), 0.5), configuration(4))
-    assert found.image(0)[2].tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 30])

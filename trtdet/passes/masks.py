@@ -43,7 +43,7 @@ def write(
     cells = write("GatherND", probabilities, column, batch_dims=1)
     chosen.name, column.name, cells.name = _BOXES, _LABELS, _CELLS
     size = int(probabilities.shape[-1])
-    return chosen, _named(padded(write, cells, most, size, size), most, size)
+    return chosen, _named(padded(write, cells, most, sizes=(size, size)), most, size)
 
 
 def follow(graph: gs.Graph, classes: int) -> None:
@@ -76,7 +76,7 @@ def follow(graph: gs.Graph, classes: int) -> None:
     if fixed:
         masks = put("Reshape", cells, put.const([1, room, size, size], np.int64))
     else:
-        masks = padded(put, cells, room, size, size)
+        masks = padded(put, cells, room, sizes=(size, size))
     before.name = f"{MASKS}/before"
     graph.outputs[-1] = _named(masks, room, size)
 
@@ -86,7 +86,7 @@ def _named(masks: gs.Variable, room: int, size: int) -> gs.Variable:
     return masks
 
 
-def padded(write: Writer, rows: gs.Variable, most: int, *sizes: int) -> gs.Variable:
+def padded(write: Writer, rows: gs.Variable, most: int, sizes: tuple[int, ...]) -> gs.Variable:
     """Writes rows float32 (n, ...) as (1, most, ...) with the other ``sizes``, zeros past n."""
     zeros = write.const(np.zeros((most, *sizes)), np.float32)
     longer = write("Concat", rows, zeros, axis=0)

@@ -56,7 +56,7 @@ def write(graph: gs.Graph, outputs: Outputs, config: Config) -> None:
     if outputs.exact:
         detections = put("Reshape", rows, put.const([1, outputs.most, 6], np.int64))
     else:
-        detections = masks.padded(put, rows, outputs.most, 6)
+        detections = masks.padded(put, rows, outputs.most, sizes=(6,))
     detections.dtype, detections.shape = np.dtype(np.float32), [1, outputs.most, 6]
     graph.outputs = [detections, *(tensor for tensor in graph.outputs if tensor.name == MASKS)]
     graph.cleanup().toposort()
