@@ -109,7 +109,7 @@ class Histogram:
         return Histogram(counts, exponent=exponent, low=low, high=high)
 
     def widened(self, exponent: int) -> Histogram:
-        """The same counts over a range that is a power of two larger."""
+        """The same counts over a range that is at least as large."""
         counts = self.counts
         for _ in range(exponent - self.exponent):
             halved = np.zeros_like(counts)
@@ -176,11 +176,7 @@ class Collection:
         return stream.getvalue()
 
     def save(self, path: Path) -> None:
-        """Writes the collection atomically.
-
-        Raises:
-            OutputError: the place cannot be written.
-        """
+        """Writes the collection atomically."""
         write_atomically(path, self.to_bytes())
 
     @staticmethod

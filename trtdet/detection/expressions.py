@@ -137,9 +137,10 @@ class _Walk:
             values = [self.of(part) for part in node.elts]
             if values and all(isinstance(value, (np.ndarray, np.floating)) and np.ndim(value) == 0 for value in values):
                 return np.array(values, np.float32)
-        elif isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        value = node.value if isinstance(node, ast.Constant) else None
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
             with contextlib.suppress(OverflowError):
-                return np.array(float(node.value), np.float32)
+                return np.array(float(value), np.float32)
         raise self._error(node, "is no number of float32 and no list of such numbers")
 
     def _call(self, node: ast.Call, function: str) -> Any:

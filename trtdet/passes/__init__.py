@@ -40,9 +40,9 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Rewritten:
-    """A rewritten model, the result of each pass by its name, and the configuration of what an embedded NMS left.
+    """A rewritten model, its configuration without what was cut off, and the result of each pass by its name.
 
-    ``left`` has, of a two-stage model, why parts that nearly match a rewrite stay as they are, or are left out.
+    ``left`` has the reasons why parts of a two-stage model stay as they are, or are left out.
     """
 
     model: onnx.ModelProto
@@ -52,13 +52,13 @@ class Rewritten:
 
 
 def rewrite(model: onnx.ModelProto, options: Options) -> Rewritten:
-    """Runs all passes over a model; the model given is not changed.
+    """Runs all passes over a model, which is not changed.
 
     What the model does with its decoded boxes and scores is cut off first: an NMS, or the choice of the best.
 
     Raises:
         ModelError: the model does not fit the configuration or cannot be rewritten.
-        ConfigError: the NMS asked for is beyond the backend.
+        ConfigError: the backend cannot run the NMS.
     """
     graph, options, results = _cut(model, options)
     left = tuple(f"{name}: {reason}" for name, result in results.items() for reason in result.skipped)
@@ -76,9 +76,7 @@ def rewrite(model: onnx.ModelProto, options: Options) -> Rewritten:
 
 
 def raw_outputs(model: onnx.ModelProto, options: Options) -> tuple[onnx.ModelProto, Config]:
-    """A model up to the outputs that head decoding reads, and the configuration of them.
-
-    An embedded NMS or TopK is cut off, as :func:`rewrite` does, nothing is decoded, and masks are left out.
+    """A model up to the outputs that head decoding reads, without masks, and the configuration of them.
 
     Raises:
         ModelError: the model cannot be cut there.

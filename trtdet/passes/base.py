@@ -29,13 +29,13 @@ class Options:
     Attributes:
         config: the detector.
         nms: the form of the suppression, see :mod:`trtdet.passes.nms`; ``host`` leaves it to the consumer.
-        batch: a size, which any batch is fixed to; a name, which makes it dynamic; None keeps the model's own.
+        batch: a size; a name for a dynamic batch; None for the model's own.
         max_topk: the largest K that the backend's TopK takes; None for any.
         silu: the form of SiLU and HardSwish, see :mod:`trtdet.passes.silu`; ``keep`` leaves the model's own.
         keep_embedded: keep the thresholds of an NMS that is embedded in the model instead of the configuration's.
         max_opset: the newest ONNX opset that the backend reads; None for any.
         missing_ops: operators that the backend lacks, to be replaced where ONNX defines them by other operators.
-        min_opset: the oldest ONNX opset that is wanted, where ``max_opset`` and the model allow it.
+        min_opset: raise the model to this ONNX opset, where ``max_opset`` and the model allow it.
         masks: the last output of the graph is that of masks, see :mod:`trtdet.passes.masks`.
     """
 
@@ -125,14 +125,12 @@ class Writer:
 
 
 class NodeWriter:
-    """Writes the nodes that replace a node or come before it, named after its first output, so that they are unique."""
+    """Writes the nodes that replace a node or come before it, named after its first output."""
 
     def __init__(self, node: onnx.NodeProto, kind: str = "") -> None:
-        self.node = onnx.NodeProto.FromString(node.SerializeToString())
-        """A copy, to be changed."""
+        self.node = onnx.NodeProto.FromString(node.SerializeToString())  # a copy, to be changed
         self.nodes: list[onnx.NodeProto] = []
-        self.replaced = False
-        """Whether ``nodes`` stand in the node's place."""
+        self.replaced = False  # whether ``nodes`` stand in the node's place
         self._kind = kind or node.op_type
 
     def const(self, value: ArrayLike, dtype: Any) -> str:
@@ -158,7 +156,6 @@ class NodeWriter:
         self.node.attribute.append(onnx.helper.make_attribute(name, value))
 
     def input(self, index: int) -> str:
-        """Its name; empty where the node has none."""
         return self.node.input[index] if index < len(self.node.input) else ""
 
     def feed(self, index: int, name: str) -> None:

@@ -45,7 +45,11 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
         if key is not None:  # a tensor is the form that graph-surgeon folds
             value = np.array(node.attrs[key], dtype=_PLAIN_VALUES[key])
             node.attrs = {"value": gs.Constant(f"{node.name}/value", value)}
-    _drop_no_ops(graph)
+    outputs = {tensor.name for tensor in graph.outputs}
+    for node in [node for node in graph.nodes if node.op in ("Identity", "Dropout") and len(node.outputs) == 1]:
+        if node.inputs and isinstance(node.inputs[0], gs.Variable) and node.outputs[0].name not in outputs:
+            redirect(graph, node.outputs[0], node.inputs[0])
+            node.outputs.clear()
     fold(graph)
     for node in graph.nodes:
         # TensorRT 8.6's parser cannot read a kernel's shape from weights in INT8.
@@ -131,13 +135,3 @@ def name_nodes(graph: gs.Graph) -> None:
             numbered = (f"{node.name or node.op}_{number}" for number in itertools.count(index))
             node.name = next(name for name in numbered if name not in own_names and name not in used_names)
         used_names.add(node.name)
-
-
-def _drop_no_ops(graph: gs.Graph) -> None:
-    outputs = {tensor.name for tensor in graph.outputs}
-    for node in list(graph.nodes):
-        if node.op not in ("Identity", "Dropout") or not node.inputs or len(node.outputs) != 1:
-            continue
-        if node.outputs[0].name not in outputs and isinstance(node.inputs[0], gs.Variable):
-            redirect(graph, node.outputs[0], node.inputs[0])
-            node.outputs.clear()

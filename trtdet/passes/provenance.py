@@ -1,8 +1,7 @@
 """Which step of trtdet wrote a node of a graph.
 
-Names cannot tell: a model may bring along nodes named ``trtdet/nms/...``, and a prefix that is taken is lengthened.
-Each node that trtdet writes is registered instead, and the registry travels with the model, as JSON under one key of
-its metadata (``ModelProto.metadata_props``). It stays out of engines, see :func:`without_registry`.
+Names do not show it: a model may have nodes named ``trtdet/nms/...`` of its own. So each node that trtdet writes is
+registered, and the registry travels with the model, as JSON under one key of its metadata.
 """
 
 from __future__ import annotations
@@ -49,10 +48,7 @@ class Origin(str, Enum):
 
 
 def origin_of(model: onnx.ModelProto) -> dict[str, Origin]:
-    """By name, the origin of each node that trtdet wrote; nodes of the model itself are absent.
-
-    A registry that cannot be read counts as empty, an origin that this version does not know as absent.
-    """
+    """By name, the origin of each node that trtdet wrote. What cannot be read of the registry counts as absent."""
     text = next((entry.value for entry in model.metadata_props if entry.key == KEY), "{}")
     try:
         lists = json.loads(text)
@@ -69,13 +65,13 @@ def origin_of(model: onnx.ModelProto) -> dict[str, Origin]:
 
 
 def registry(graph: gs.Graph) -> dict[str, Origin]:
-    """The registry of a graph-surgeon graph, to be read and written; ``Graph.copy`` leaves it behind."""
+    """The registry of a graph-surgeon graph, which ``Graph.copy`` does not copy."""
     origins: dict[str, Origin] = vars(graph).setdefault("provenance", {})
     return origins
 
 
 def put(model: onnx.ModelProto, origins: Mapping[str, Origin]) -> None:
-    """Makes ``origins`` the registry of a model, less the names that it has no node of."""
+    """Makes ``origins`` the registry of a model, without names that the model has no node of."""
     for entry in [entry for entry in model.metadata_props if entry.key == KEY]:
         model.metadata_props.remove(entry)
     names: dict[str, list[str]] = {}

@@ -85,7 +85,12 @@ def sort_nodes(graph: onnx.GraphProto) -> None:
                     "export it again with a name for each tensor",
                 )
             makers[name] = index
-    needed = {index: _makers_of(node, makers) - {index} for index, node in enumerate(graph.node)}
+    needed: dict[int, set[int]] = {}
+    for index, node in enumerate(graph.node):
+        read = set(node.input)
+        for inner in (inner for subgraph in subgraphs(node) for inner in graphs(subgraph)):
+            read.update(*(inner_node.input for inner_node in inner.node), (value.name for value in inner.output))
+        needed[index] = {makers[name] for name in read if name in makers} - {index}
     itself = next((node for node in graph.node if not set(node.output).isdisjoint({*node.input} - {""})), None)
     if itself is not None:
         raise ModelError(f"is not valid ONNX: node '{_title(itself)}' reads its own output")
@@ -108,14 +113,6 @@ def sort_nodes(graph: onnx.GraphProto) -> None:
 
 def _title(node: onnx.NodeProto) -> str:
     return str(node.name or node.op_type)
-
-
-def _makers_of(node: onnx.NodeProto, makers: dict[str, int]) -> set[int]:
-    """The positions of the nodes that a node depends on, its branches and loop bodies included."""
-    read = set(node.input)
-    for inner in (graph for subgraph in subgraphs(node) for graph in graphs(subgraph)):
-        read.update(*(inner_node.input for inner_node in inner.node), (value.name for value in inner.output))
-    return {makers[name] for name in read if name in makers}
 
 
 def check(model: onnx.ModelProto) -> None:

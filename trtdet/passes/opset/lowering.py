@@ -1,8 +1,8 @@
 """opset N -> opset M < N, node by node, with the same numbers
 
-ONNX's own version converter is no help downwards: onnx 1.23 has no way back for Split (18), Pad (18), Mul (14), Reshape
-(14) or any operator that is newer than the target, and leaves attributes behind that the older opset does not know. So
-each node is looked up in ONNX's schemas:
+The version converter of onnx 1.23 cannot lower Split (18), Pad (18), Mul (14), Reshape (14) or any operator that is
+newer than the target, and keeps attributes that the older opset does not know. So each node is looked up in ONNX's
+schemas:
 
 1. A node whose operator did not change between the two opsets stays as it is.
 2. Where its form changed, the operator's entry in ``FORMS`` writes the older form, or tells why there is none.
@@ -10,8 +10,8 @@ each node is looked up in ONNX's schemas:
 4. An operator that the older opset cannot express is replaced by its definition, where ONNX
    gives one as a function of other operators; the nodes of that definition are lowered in turn.
 
-Between opsets 13 and 28 only these operators changed their meaning with their attributes and inputs unchanged; found by
-reading the schemas of every version (https://onnx.ai/onnx/operators/):
+Between opsets 13 and 28 only these operators changed their meaning with their attributes and inputs unchanged
+(https://onnx.ai/onnx/operators/):
 
 - RoiAlign 16: the sampling grid moved by half a pixel;
 - GroupNormalization 21: scale and bias are those of a channel, not of a group;

@@ -135,9 +135,13 @@ def cut_masks(
     if probabilities.shape[1] != columns:
         return leave_out_masks(graph, f"it is of {probabilities.shape[1]} classes, boxes are of {columns}")
     read = [node for node in upstream(probabilities) if outputs.boxes in node.inputs]
-    obstacle = _masks_obstacle(probabilities, outputs.boxes, read)
-    if obstacle:
-        return leave_out_masks(graph, obstacle)
+    if not read:
+        return leave_out_masks(graph, "its regions are not the boxes that are found")
+    sources = {id(node) for node in upstream(outputs.boxes)}
+    for node in upstream(probabilities, outputs.boxes):
+        if id(node) in sources and node.op in ("NonMaxSuppression", "NonZero"):
+            reason = f"it reads the detections at '{node.name}' as well, not their boxes alone"
+            return leave_out_masks(graph, reason)
     leave_out_masks(graph, "")
     tensors = graph.tensors()
     if MASKS in tensors:
@@ -160,14 +164,3 @@ def leave_out_masks(graph: gs.Graph, reason: str) -> PassResult:
 
 def _are_masks(tensor: gs.Tensor) -> bool:
     return len(tensor.shape or ()) == 4
-
-
-def _masks_obstacle(probabilities: gs.Variable, boxes: gs.Variable, read: list[gs.Node]) -> str:
-    """Why masks cannot be computed from other boxes."""
-    if not read:
-        return "its regions are not the boxes that are found"
-    sources = {id(node) for node in upstream(boxes)}
-    for node in upstream(probabilities, boxes):
-        if id(node) in sources and node.op in ("NonMaxSuppression", "NonZero"):
-            return f"it reads the detections at '{node.name}' as well, not their boxes alone"
-    return ""
