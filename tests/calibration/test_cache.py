@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtdet.calibration import Range, Ranges
 from trtdet.calibration.cache import matched, read, version_number, write
 from trtdet.errors import CalibrationError
 
@@ -48,11 +47,6 @@ def test_the_text_of_a_known_cache() -> None:
     assert write({"data": 1 / 127, "a b: c:0": 2.0}, 8601) == (
         "TRT-8601-EntropyCalibration2\ndata: 3c010204\na b: c:0: 40000000\n"
     )
-
-
-def test_ranges_are_written_for_a_version() -> None:
-    ranges = Ranges("minmax", None, {"images": Range(127.0, 0.0, 127.0)}, "", 1, "")
-    assert ranges.to_calibration_cache(100900) == "TRT-100900-EntropyCalibration2\nimages: 3f800000\n"
 
 
 def test_a_cache_that_tensorrt_wrote_is_read_at_the_last_colon() -> None:

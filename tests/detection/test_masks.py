@@ -46,9 +46,9 @@ def test_run_lengths_are_those_of_coco() -> None:
     coco = pytest.importorskip("pycocotools.mask")
     masks = np.random.default_rng(1).random((20, 31, 17)) > np.linspace(0, 1, 20)[:, None, None]
     for mask in masks:
+        expected = coco.encode(np.asfortranarray(mask, np.uint8))
         encoded = run_lengths(mask)
-        want = coco.encode(np.asfortranarray(mask, np.uint8))
-        assert encoded == {"size": [31, 17], "counts": want["counts"].decode()}
+        assert encoded == {"size": [31, 17], "counts": expected["counts"].decode()}
         np.testing.assert_array_equal(from_run_lengths(encoded), mask)
 
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trtdet.backends import OnnxRunner
 from trtdet.config import NmsConfig, load_config
 from trtdet.data import CocoDataset, ImageStream
 from trtdet.detection import suppression
@@ -15,6 +16,7 @@ from trtdet.detection.heads import decode
 from trtdet.detection.suppression import Detections, non_max_suppression
 from trtdet.errors import ModelError
 from trtdet.evaluation.metrics import CocoMetric, CocoResult
+from trtdet.passes import load_model
 
 # Suppression
 
@@ -170,20 +172,13 @@ MODELS = {"yolox": "yolox_nano.onnx", "yolov5": "yolov5n.onnx", "dfl": "picodet_
 
 def score(data: Path, name: str, count: int) -> dict[str, CocoResult]:
     """Both conventions of one model in FP32, from one run of it."""
-    onnxruntime = pytest.importorskip("onnxruntime")
     config = load_config(name)
     root = data / "coco"
     dataset = CocoDataset.load(root / "annotations/instances_val2017.json", root / "val2017", config.classes)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(
-        str(data / "models" / MODELS[name]), options, providers=["CPUExecutionProvider"]
-    )
-    names = [output.name for output in session.get_outputs()]
+    runner = OnnxRunner(load_model(data / "models" / MODELS[name]))
     metrics = {"all-classes": CocoMetric(dataset), "best-class": CocoMetric(dataset)}
     for batch in ImageStream([image.path for image in dataset.images][:count], config.input):
-        outputs = session.run(names, {session.get_inputs()[0].name: batch.images})
-        boxes, scores = decode(dict(zip(names, outputs, strict=True)), config)
+        boxes, scores = decode(runner(batch.images), config)
         for candidates, metric in metrics.items():
             found = non_max_suppression(boxes, scores, config.with_nms(candidates=candidates).nms)
             places, values, classes = found.image(0)

@@ -61,10 +61,6 @@ def suppressing(
     return to_model(graph)
 
 
-def native(batch: int | str, count: int, config: Config, max_topk: int | None = None) -> onnx.ModelProto:
-    return suppressing("native", batch, count, config, max_topk)
-
-
 def execute(model: onnx.ModelProto | OnnxRunner, boxes: np.ndarray, scores: np.ndarray) -> Detections:
     runner = model if isinstance(model, OnnxRunner) else OnnxRunner(model, alone=True)
     found = runner.feed({"in_boxes": boxes.astype(np.float32), "in_scores": scores.astype(np.float32)})
@@ -108,9 +104,9 @@ def test_without_suppression_the_best_candidates_leave_as_they_are(where: NmsMod
 
 def test_without_suppression_no_more_candidates_are_sorted_than_leave() -> None:
     config = configuration(3, iou_threshold=1, max_detections=20)
-    native(1, 8400, config, max_topk=20)
+    suppressing("native", 1, 8400, config, max_topk=20)
     with pytest.raises(ConfigError, match="TopK takes at most 20"):
-        native(1, 8400, configuration(3, max_detections=20), max_topk=20)
+        suppressing("native", 1, 8400, configuration(3, max_detections=20), max_topk=20)
 
 
 def check(boxes: np.ndarray, scores: np.ndarray, config: Config) -> Detections:
@@ -456,7 +452,7 @@ def test_how_many_boxes_are_kept(boxes: Any, scores: Any, keys: dict[str, float]
 
 
 def test_no_candidate_at_all_gives_zero_detections() -> None:
-    got = execute(native(2, 5, configuration(3)), np.ones((2, 5, 4)), np.zeros((2, 5, 3)))
+    got = execute(suppressing("native", 2, 5, configuration(3)), np.ones((2, 5, 4)), np.zeros((2, 5, 3)))
     assert got.num_dets.tolist() == [[0], [0]]
     assert not got.scores.any()
 
@@ -465,7 +461,7 @@ def test_no_candidate_at_all_gives_zero_detections() -> None:
 def test_more_room_than_candidates_is_padded(limit: int) -> None:
     boxes = np.array([[[0, 0, 1, 1], [5, 5, 6, 6], [9, 9, 10, 10]]])
     config = configuration(1, max_detections=limit)
-    model = native(1, 3, config)
+    model = suppressing("native", 1, 3, config)
     shapes = {
         output.name: [dim.dim_value for dim in output.type.tensor_type.shape.dim] for output in model.graph.output
     }
@@ -486,16 +482,16 @@ def test_the_pool_may_be_smaller_or_larger_than_the_number_of_candidates(topk: i
 
 
 def test_no_constant_grows_with_the_pool() -> None:
-    assert native(1, 8400, configuration(80)).ByteSize() < 30_000
+    assert suppressing("native", 1, 8400, configuration(80)).ByteSize() < 30_000
 
 
 def test_a_pool_beyond_the_backends_topk_is_an_error_that_says_what_to_do() -> None:
     config = configuration(80, pre_nms_topk=5000)
     words = "'nms.pre_nms_topk' is 5000 but this backend's TopK takes at most 3840; lower it with --set "
     with pytest.raises(ConfigError, match=words + "nms.pre_nms_topk=3840 or choose --nms host"):
-        native(1, 8400, config, max_topk=3840)
-    native(1, 8400, config, max_topk=None)
-    native(1, 40, config, max_topk=3840)  # there are only 3200 candidates
+        suppressing("native", 1, 8400, config, max_topk=3840)
+    suppressing("native", 1, 8400, config, max_topk=None)
+    suppressing("native", 1, 40, config, max_topk=3840)  # there are only 3200 candidates
 
 
 def test_host_leaves_the_graph_as_it_is() -> None:

@@ -123,26 +123,16 @@ def test_a_model_with_plugins_is_read_checked_and_keeps_its_names(tmp_path: Path
     assert plugin_ops.plain(lowered) is lowered
 
 
-def test_a_plugin_in_a_branch_is_found_and_lowered(normal: Any) -> None:
-    plugin = onnx.helper.make_node(
-        plugin_ops.SILU, ["x"], ["b"], "in branch", domain=PLUGIN_DOMAIN, **plugin_ops.attributes(factor=[1.0, 2.0])
-    )
-    other = onnx.helper.make_node("Neg", ["x"], ["c"], "else")
-    branches = [
-        onnx.helper.make_graph([node], name, [], [onnx.helper.make_tensor_value_info(node.output[0], 1, (1, 2, 3))])
-        for name, node in (("then", plugin), ("else", other))
-    ]
-    nodes = [
-        onnx.helper.make_node("ReduceSum", ["x"], ["sum"], keepdims=0),
-        onnx.helper.make_node("Cast", ["sum"], ["yes"], to=9),
-        onnx.helper.make_node("If", ["yes"], ["y"], then_branch=branches[0], else_branch=branches[1]),
-    ]
-    info = [onnx.helper.make_tensor_value_info(name, 1, (1, 2, 3)) for name in "xy"]
-    imports = [onnx.helper.make_opsetid("", 13), onnx.helper.make_opsetid(PLUGIN_DOMAIN, 1)]
-    model = onnx.helper.make_model(
-        onnx.helper.make_graph(nodes, "net", info[:1], info[1:]), opset_imports=imports, ir_version=8
-    )
-    assert [node.name for node in plugin_ops.plugin_nodes(model.graph)] == ["in branch"]
+def test_a_plugin_in_a_branch_is_found_and_lowered(net: Any, normal: Any) -> None:
+    text = """(float[1,2,3] x) => (float[1,2,3] y) {
+        sum = ReduceSum<keepdims = 0>(x)
+        positive = Cast<to = 9>(sum)
+        y = If (positive) <
+            then_branch = yes () => (float[1,2,3] b) { b = trt.plugins.TRT_SiLU<factor = [1.0, 2.0]>(x) },
+            else_branch = no () => (float[1,2,3] c) { c = Neg(x) }
+        > }"""
+    model = net(text, domain=PLUGIN_DOMAIN)
+    assert [list(node.output) for node in plugin_ops.plugin_nodes(model.graph)] == [["b"]]
     x = normal(1, 2, 3)
     expected = contract(plugin_ops.SILU, x, np.float32, factor=[1, 2])
     np.testing.assert_allclose(OnnxRunner(model)(x)["y"], expected, rtol=1e-6)

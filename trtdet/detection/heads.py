@@ -48,8 +48,8 @@ def decode(outputs: Mapping[str, NDArray[Any]] | Sequence[NDArray[Any]], config:
     arrays = {name: np.asarray(array, dtype=np.float32) for name, array in outputs.items()}
     if config.head.compute is not None:
         arrays, config = computed(arrays, config), of_computed(config)
-    first, others = match_outputs({name: array.shape for name, array in arrays.items()}, config)
-    array = np.concatenate([arrays[name] for name in first], axis=1)
+    primary, secondary = match_outputs({name: array.shape for name, array in arrays.items()}, config)
+    array = np.concatenate([arrays[name] for name in primary], axis=1)
     head, classes = config.head, len(config.classes)
     if head.decode in ("yolox", "yolov5"):
         factors = sigmoid(array[..., 4:]) if head.scores == "logits" else array[..., 4:]
@@ -67,13 +67,13 @@ def decode(outputs: Mapping[str, NDArray[Any]] | Sequence[NDArray[Any]], config:
         mine = array[..., 5:] == np.arange(classes, dtype=np.float32)
         return _corners_in_pixels(array[..., :4], config), np.where(mine, array[..., 4:5], np.float32(0))
     if head.decode == "boxes":
-        scores = arrays[others[0]]
+        scores = arrays[secondary[0]]
         if head.scores == "softmax":
             scores = softmax(scores)
         columns = class_columns(head, scores.shape[-1]) if head.columns is None else list(head.columns)
         return _corners_in_pixels(array, config), scores[..., columns]
-    if others:
-        scores, distances = array, np.concatenate([arrays[name] for name in others], axis=1)
+    if secondary:
+        scores, distances = array, np.concatenate([arrays[name] for name in secondary], axis=1)
     else:
         scores, distances = array[..., :classes], array[..., classes:]
     # Each side of a box is the mean of a softmax over ``bins`` distances, in strides (Li et al. 2020).

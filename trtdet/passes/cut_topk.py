@@ -38,23 +38,23 @@ def cut(graph: gs.Graph, options: Options) -> Options:
     if config.nms.suppresses or config.head.decode not in ("boxes", "detections") or config.head.compute is not None:
         return options
     outputs = {tensor.name: tensor for tensor in graph.outputs}
-    given = [outputs[name] for name in config.head.outputs or outputs if name in outputs]
+    selected = [outputs[name] for name in config.head.outputs or outputs if name in outputs]
     head: dict[str, Any] = {"decode": "boxes", "outputs": None}
-    joined = maker(given[0], "Concat") if len(given) == 1 and config.head.decode == "detections" else None
+    joined = maker(selected[0], "Concat") if len(selected) == 1 and config.head.decode == "detections" else None
     if joined is not None and len(joined.inputs) == 3:
         best = _best(*joined.inputs)
         # Rows can be read as they are, so that what is not known to fit is left alone.
         if best is not None and (best[0].shape is None or best[1].shape is None):
             best = None
-    elif len(given) == 3:
-        best = _best_of_three(graph, given)
+    elif len(selected) == 3:
+        best = _best_of_three(graph, selected)
         head |= {"boxes": "xyxy", "units": "relative", "scores": "probabilities", "background": "none", "columns": None}
     else:
         return options
     if best is None or not _fit(best[0], best[1], len(config.classes)):
         return options
     boxes, scores, count = best
-    if len(given) == 3 and (sigmoid := maker(scores, "Sigmoid")) is not None:
+    if len(selected) == 3 and (sigmoid := maker(scores, "Sigmoid")) is not None:
         scores, head["scores"] = sigmoid.inputs[0], "logits"
     for tensor in (boxes, scores):
         tensor.dtype = tensor.dtype or np.float32
@@ -66,15 +66,15 @@ def cut(graph: gs.Graph, options: Options) -> Options:
     return replace(options, config=changed)
 
 
-def _best_of_three(graph: gs.Graph, given: list[gs.Variable]) -> tuple[gs.Tensor, gs.Tensor, int | None] | None:
+def _best_of_three(graph: gs.Graph, selected: list[gs.Variable]) -> tuple[gs.Tensor, gs.Tensor, int | None] | None:
     """As :func:`_best`, of labels, boxes and scores in any order; boxes before they are multiplied by an input of the
     model, the size of the original image."""
-    boxes = [tensor for tensor in given if len(tensor.shape or ()) == 3]
-    others = [tensor for tensor in given if len(tensor.shape or ()) == 2]
-    labels = [tensor for tensor in others if tensor.dtype in (np.int64, np.int32)]
-    if (len(boxes), len(others), len(labels)) != (1, 2, 1):
+    boxes = [tensor for tensor in selected if len(tensor.shape or ()) == 3]
+    flat = [tensor for tensor in selected if len(tensor.shape or ()) == 2]
+    labels = [tensor for tensor in flat if tensor.dtype in (np.int64, np.int32)]
+    if (len(boxes), len(flat), len(labels)) != (1, 2, 1):
         return None
-    best = _best(boxes[0], others[1 - others.index(labels[0])], labels[0])
+    best = _best(boxes[0], flat[1 - flat.index(labels[0])], labels[0])
     scaling = None if best is None else maker(best[0], "Mul")
     if best is None or scaling is None:
         return None

@@ -73,9 +73,9 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
             tensors[name].name = free
     if config.head.compute is not None:
         raw, config = _computed(write, raw, config), of_computed(config)
-    first, others = match_outputs({name: _shape(tensor) for name, tensor in raw.items()}, config)
-    raw_first, raw_others = ([raw[name] for name in names] for names in (first, others))
-    boxes, scores = _decoded(write, raw_first, raw_others, config=config)
+    primary, secondary = match_outputs({name: _shape(tensor) for name, tensor in raw.items()}, config)
+    raw_primary, raw_secondary = ([raw[name] for name in names] for names in (primary, secondary))
+    boxes, scores = _decoded(write, raw_primary, raw_secondary, config=config)
     for tensor, name in ((boxes, BOXES), (scores, SCORES)):
         tensor.name = name
         tensor.dtype = np.float32
@@ -140,11 +140,11 @@ def _corners(write: Writer, centre: gs.Variable, size: gs.Variable) -> gs.Variab
 
 
 def _decoded(
-    write: Writer, first: list[gs.Variable], others: list[gs.Variable], config: Config
+    write: Writer, primary: list[gs.Variable], secondary: list[gs.Variable], config: Config
 ) -> tuple[gs.Variable, gs.Variable]:
     """Boxes and scores of the outputs that :func:`match_outputs` chose."""
     head, classes = config.head, len(config.classes)
-    joined = _joined(write, first)
+    joined = _joined(write, primary)
     if head.decode in ("yolox", "yolov5"):
         centre, size, *factors = _split(write, joined, [2, 2, 1, classes])
         if head.decode == "yolox":
@@ -164,7 +164,7 @@ def _decoded(
         mine = write("Equal", label, write.const(np.arange(classes)[None, None], np.float32))
         return _boxes(write, boxes, config), write("Where", mine, score, write.const(0.0, np.float32))
     if head.decode == "boxes":
-        boxes, scores = _boxes(write, joined, config), _joined(write, others)
+        boxes, scores = _boxes(write, joined, config), _joined(write, secondary)
         if head.scores == "softmax":
             scores = write("Softmax", scores, axis=2)
         if head.columns is not None:
@@ -173,8 +173,8 @@ def _decoded(
             columns = class_columns(head, classes + 1)
             scores = write("Slice", scores, *(write.const([at], np.int64) for at in (columns.start, columns.stop, 2)))
         return boxes, scores
-    if others:
-        scores, distances = joined, _joined(write, others)
+    if secondary:
+        scores, distances = joined, _joined(write, secondary)
     else:
         scores, distances = _split(write, joined, [classes, 4 * head.bins])
     points, strides = anchor_points(config, head.cell_offset)
