@@ -54,7 +54,7 @@ def with_input_size(model: onnx.ModelProto, size: tuple[int, int], config: Confi
     before: tuple[int, int] = (shape[2], shape[3])
     changed = onnx.ModelProto()
     changed.CopyFrom(model)
-    # Shapes were inferred for the old size, and say so of the outputs.
+    # Shapes were inferred for the old size.
     del changed.graph.value_info[:]
     for output in changed.graph.output:
         output.type.tensor_type.ClearField("shape")

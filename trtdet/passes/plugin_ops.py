@@ -65,9 +65,8 @@ def plain(model: onnx.ModelProto) -> onnx.ModelProto:
     written: onnx.ModelProto = onnx.shape_inference.infer_shapes(model)
     _lower(written.graph, {})
     if all(node.domain != PLUGIN_DOMAIN for node in written.graph.node):
-        imports = [entry for entry in written.opset_import if entry.domain != PLUGIN_DOMAIN]
-        del written.opset_import[:]
-        written.opset_import.extend(imports)
+        for entry in [entry for entry in written.opset_import if entry.domain == PLUGIN_DOMAIN]:
+            written.opset_import.remove(entry)
     return written
 
 

@@ -9,7 +9,6 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from trtdet.errors import ConfigError
 from trtdet.passes.base import PassResult, Writer
 from trtdet.passes.model import to_graph, to_model
 from trtdet.passes.provenance import Origin
@@ -50,13 +49,7 @@ def up_to_proposals(model: onnx.ModelProto) -> onnx.ModelProto | None:
 
 
 def limit_before(graph: gs.Graph, count: int) -> PassResult:
-    """Keeps at most the best ``count`` anchors of each level, in place, and changes the constants that follow from it.
-
-    Raises:
-        ConfigError: ``count`` is below 1.
-    """
-    if count < 1:
-        raise ConfigError(f"rpn_pre_nms_topk is {count}, allowed is 1 or more")
+    """Keeps at most the best ``count`` anchors of each level, in place, and changes constants that depend on it."""
     suppressions = in_order(graph)
     # The TopK of each level, which the suppression of the proposals is computed from.
     choices = [node for node in upstream(suppressions[0].outputs[0]) if node.op == "TopK"] if suppressions else []
@@ -107,13 +100,7 @@ def _resize(graph: gs.Graph, changed: list[gs.Node], sizes: dict[int, int]) -> s
 
 
 def limit_after(graph: gs.Graph, count: int) -> PassResult:
-    """Gives the best ``count`` proposals to the second stage, in place, where it got more.
-
-    Raises:
-        ConfigError: ``count`` is below 1.
-    """
-    if count < 1:
-        raise ConfigError(f"rpn_post_nms_topk is {count}, allowed is 1 or more")
+    """Gives the best ``count`` proposals to the second stage, in place, where it got more."""
     nodes = in_order(graph)
     if len(nodes) < 2:
         return PassResult(0, (f"the graph has {len(nodes)} NonMaxSuppression, and proposals have one of their own",))
