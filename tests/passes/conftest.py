@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.parser
-import onnxruntime
 import pytest
 
+from trtdet.backends import OnnxRunner
 from trtdet.config import Config
 from trtdet.passes import Options
 from trtdet.passes.base import PassResult
@@ -37,12 +37,7 @@ def net() -> Net:
 @pytest.fixture
 def run() -> Callable[..., dict[str, np.ndarray]]:
     def run(model: onnx.ModelProto, **feeds: np.ndarray) -> dict[str, np.ndarray]:
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
-        options.intra_op_num_threads = 1
-        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        names = [output.name for output in session.get_outputs()]
-        return dict(zip(names, session.run(None, feeds), strict=True))
+        return OnnxRunner(model, alone=True).feed(feeds)
 
     return run
 

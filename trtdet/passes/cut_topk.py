@@ -1,9 +1,8 @@
 """TopK(boxes, scores) -> boxes, scores
 
-Exporters of detectors without NMS end the graph with the best detections, rows of a box, its score and its class. What
-is quantised changes their order, so that rows could not be compared with those of the float model, and no gradient
-passes a TopK. The model is cut before it: all boxes and scores become the outputs, and the best of them are taken
-where those of every other detector are.
+Exporters of detectors without NMS end the graph with the best detections, rows of a box, its score and its class.
+Quantisation changes their order, so that rows cannot be compared with those of the float model, and no gradient passes
+a TopK. The model is cut before it: all boxes and scores become the outputs, and the pass ``nms`` chooses the best.
 """
 
 from __future__ import annotations
@@ -24,15 +23,13 @@ _SAME_VALUES = ("Unsqueeze", "Squeeze", "Flatten", "Reshape", "Cast", "Identity"
 def cut(graph: gs.Graph, options: Options) -> Options:
     """Cuts the choice of the best detections off a graph, in place; gives the options for the rest of the model.
 
-    It takes, where nothing is suppressed,
+    Two forms are cut, where nothing is suppressed:
 
-    - rows (B, K, 6) of rule ``detections``, made as the YOLOv10, YOLO26 and RT-DETR of Ultralytics are exported
+    - rows (B, K, 6) of rule ``detections``, as the YOLOv10, YOLO26 and RT-DETR of Ultralytics are exported
       (``Detect.postprocess`` in ultralytics/nn/modules/head.py): the best of all scores, or of the scores of the
       anchors whose highest is best, which are the same;
-    - labels (B, K), boxes (B, K, 4) and scores (B, K), made as the exporters of RT-DETR, D-FINE and DEIM make them
-      (``RTDETRPostProcessor``), with boxes times the size of the original image, a second input, which goes as well.
-
-    Any other graph is left alone.
+    - labels (B, K), boxes (B, K, 4) and scores (B, K), as RT-DETR, D-FINE and DEIM are exported
+      (``RTDETRPostProcessor``), with boxes times the size of the original image, an input that is removed as well.
     """
     config = options.config
     if config.nms.suppresses or config.head.decode not in ("boxes", "detections") or config.head.compute is not None:
@@ -43,7 +40,7 @@ def cut(graph: gs.Graph, options: Options) -> Options:
     joined = maker(selected[0], "Concat") if len(selected) == 1 and config.head.decode == "detections" else None
     if joined is not None and len(joined.inputs) == 3:
         best = _best(*joined.inputs)
-        # Rows can be read as they are, so that what is not known to fit is left alone.
+        # Rows of unknown shape stay, since they can be read as they are.
         if best is not None and (best[0].shape is None or best[1].shape is None):
             best = None
     elif len(selected) == 3:
@@ -87,8 +84,8 @@ def _best_of_three(graph: gs.Graph, selected: list[gs.Variable]) -> tuple[gs.Ten
 
 
 def _best(boxes: gs.Tensor, score: gs.Tensor, label: gs.Tensor) -> tuple[gs.Tensor, gs.Tensor, int | None] | None:
-    """What the best detections are taken from: boxes (B, N, 4), scores (B, N, C), and how many detections there are,
-    None where the graph computes that. None where the detections are not made in a known way."""
+    """The boxes (B, N, 4) and scores (B, N, C) that the best detections are chosen from, and the number of detections,
+    None where the graph computes it. None where the graph has another pattern."""
     values = above(score, *_SAME_VALUES)
     best = maker(values, "TopK")
     if best is None or best.outputs[0] is not values or not best.attrs.get("largest", 1):

@@ -9,16 +9,16 @@ from trtdet.passes.walk import maker, redirect
 
 
 def apply(graph: gs.Graph, options: Options) -> PassResult:
-    """Reads what a choice among stacked tensors chooses, and leaves out what only the others need.
+    """Reads the chosen tensor of a stack directly, and removes what only the other tensors need.
 
-    DETR's kin as transformers writes them stack the logits and boxes of all layers of the decoder and take the last:
-    the heads of the other layers serve training alone, but would be quantised, built and run.
+    The DETR models of transformers stack the logits and boxes of all decoder layers and choose the last: the other
+    heads serve training alone, but would be quantised, built and run.
     """
     return rewrite_nodes(graph, _read_chosen, "Gather")
 
 
 def _read_chosen(graph: gs.Graph, choice: gs.Node) -> str | None:
-    """Puts the tensor that is chosen in the place of the choice, under the name of one that is an output."""
+    """Replaces the choice by the chosen tensor, under the name of the one that is an output."""
     stack, index = maker(choice.inputs[0], "Concat"), choice.inputs[1]
     if stack is None:
         return None
