@@ -111,9 +111,9 @@ def pictures(folder: Path, count: int, seed: int = 0) -> list[Path]:
     return paths
 
 
-def gather(paths: list[Path], made: onnx.ModelProto | None = None, batch: int = 1, **options: Any) -> Collection:
+def gather(paths: list[Path], batch: int = 1, **options: Any) -> Collection:
     tensors = ("images", "b")
-    exposed = expose(made or model(), tensors)
+    exposed = expose(model(), tensors)
     runner = OnnxRunner(exposed)
     stream = ImageStream(paths, CONFIG, batch_size=batch)
     return collect(runner, CollectionRequest(runner.input, tensors, "key", "sha"), stream, **options)

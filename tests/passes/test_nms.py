@@ -318,8 +318,8 @@ def test_efficient_is_held_to_the_same_meaning(seed: int, setting: int, kind: st
     efficient_check(boxes, scores, config)
 
 
-def attributes_of(config: Config, count: int = 30) -> dict[str, Any]:
-    model = suppressing("efficient", 1, count, config)
+def attributes_of(config: Config) -> dict[str, Any]:
+    model = suppressing("efficient", 1, 30, config)
     (node,) = [node for node in model.graph.node if node.op_type == "EfficientNMS_TRT"]
     assert node.domain == "trt.plugins"
     return {one.name: helper.get_attribute_value(one) for one in node.attribute}
