@@ -15,7 +15,7 @@ from hypothesis.extra.numpy import arrays
 from trtdet.calibration import Collection, Histogram
 from trtdet.calibration import histograms as module
 from trtdet.calibration.histograms import BINS
-from trtdet.errors import CalibrationError, OutputError
+from trtdet.errors import CalibrationError
 
 finite = arrays(
     np.float32,
@@ -168,12 +168,6 @@ def test_a_collection_survives_its_file(collection: Collection, tmp_path: Path) 
 def test_a_collection_of_nothing_survives_its_file(tmp_path: Path) -> None:
     Collection({}, "key", 1, "sha", "images").save(tmp_path / "empty.npz")
     assert Collection.load(tmp_path / "empty.npz").histograms == {}
-
-
-def test_a_collection_cannot_be_written_under_a_file(collection: Collection, tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(OutputError, match="cannot be written"):
-        collection.save(tmp_path / "file" / "h.npz")
 
 
 def test_a_collection_that_is_cut_or_damaged_is_an_error(collection: Collection, tmp_path: Path) -> None:

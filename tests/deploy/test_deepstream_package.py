@@ -139,7 +139,7 @@ def test_where_tensorrt_has_no_calibrators_there_is_no_table(remade: Remake, tmp
 
 def test_a_table_of_another_algorithm_is_told_where_it_matters(remade: Remake, tmp_path: Path) -> None:
     def told(mode: str, algorithm: str) -> bool:
-        table = {"calibration.cache": cache.write({"images": 0.1}, 8600, algorithm).encode()}
+        table = {"calibration.cache": cache.write({"images": 0.1}, 8600).replace(cache.OURS, algorithm).encode()}
         part = INT8.model_copy(update={"mode": mode})
         _, warnings, _ = nvinfer(remade(files=table, quantization=part), tmp_path)
         return any(f"algorithm {algorithm}" in warning for warning in warnings)

@@ -144,10 +144,8 @@ def test_nodes_that_a_model_has_already_are_understood(net: Any, normal: Any, ap
 
 
 def test_several_in_a_row_and_side_by_side(written: Any, normal: Any, applied: Any) -> None:
-    text = (
-        "s = Sigmoid(x) a = Mul(x, s) t = Sigmoid(a) b = Mul(t, a) h = HardSigmoid<alpha = 0.166667>(a) c = Mul(a, h) "
-    )
-    text += "y = Add(b, c)"
+    text = """s = Sigmoid(x) a = Mul(x, s) t = Sigmoid(a) b = Mul(t, a)
+        h = HardSigmoid<alpha = 0.166667>(a) c = Mul(a, h) y = Add(b, c)"""
     model, x = written(text), normal(2, 4, 6, 6, scale=4)
     for form in ("swish", "plugin"):
         after, result = applied(silu, model, silu=form)
