@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable
+from functools import reduce
+from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -88,16 +90,9 @@ def test_neither_the_order_nor_the_division_of_the_values_matters(parts: list[np
         # As the collector does it: the range so far is the least the next one gets.
         one_by_one = one_by_one + Histogram.of(part, one_by_one.exponent)
     half = len(parts) // 2
-    left, right = (sum_of(some) for some in (shuffled[:half], shuffled[half:]))
+    left, right = (reduce(add, map(Histogram.of, some)) for some in (shuffled[:half], shuffled[half:]))
     assert same(one_by_one, whole)
     assert same(left + right, whole) and same(right + left, whole)
-
-
-def sum_of(parts: list[np.ndarray]) -> Histogram:
-    total = Histogram.of(parts[0])
-    for part in parts[1:]:
-        total = total + Histogram.of(part)
-    return total
 
 
 @pytest.mark.parametrize("by", [-5, 0, 1, 3, 14, 20])

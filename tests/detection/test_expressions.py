@@ -20,6 +20,9 @@ from trtdet.errors import ConfigError, ModelError, TrtdetError
 from trtdet.exporter import SHAPES_MODEL
 from trtdet.passes import Options, load_model, rewrite
 
+PAGE = Path(__file__).parents[2] / "docs" / "heads.md"
+BLOCKS = re.findall(r"^```yaml\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
 
 def make(compute: dict[str, str], **head: Any) -> Config:
     return Config.model_validate(
@@ -39,18 +42,19 @@ def noise(*shape: int, seed: int = 0) -> np.ndarray:
 def model(outputs: dict[str, np.ndarray], batch: int | str) -> onnx.ModelProto:
     """Gives what it is given, and an image's mean times 0 on top, so that it depends on an image."""
     tensor, floats = onnx.helper.make_tensor_value_info, onnx.TensorProto.FLOAT
-    nodes, inputs, given = [], [tensor("image", floats, [batch, 3, 64, 96])], []
-    nodes.append(onnx.helper.make_node("ReduceMean", ["image"], ["mean"], axes=[1, 2, 3], keepdims=1))
-    nodes.append(onnx.helper.make_node("Sub", ["mean", "mean"], ["nothing"]))
+    nodes = [
+        onnx.helper.make_node("ReduceMean", ["image"], ["mean"], axes=[1, 2, 3], keepdims=1),
+        onnx.helper.make_node("Sub", ["mean", "mean"], ["nothing"]),
+    ]
+    constants = {f"held_{name}": array for name, array in outputs.items()}
     for name, array in outputs.items():
-        held = onnx.numpy_helper.from_array(array, f"held_{name}")
-        nodes.append(onnx.helper.make_node("Constant", [], [f"held_{name}"], value=held))
-        shape = onnx.numpy_helper.from_array(np.array([0] + [1] * (array.ndim - 1)), f"shape_{name}")
-        nodes.append(onnx.helper.make_node("Constant", [], [f"shape_{name}"], value=shape))
+        constants[f"shape_{name}"] = np.array([0] + [1] * (array.ndim - 1))
         nodes.append(onnx.helper.make_node("Reshape", ["nothing", f"shape_{name}"], [f"zero_{name}"]))
         nodes.append(onnx.helper.make_node("Add", [f"held_{name}", f"zero_{name}"], [name]))
-        given.append(tensor(name, floats, [batch, *array.shape[1:]]))
-    graph = onnx.helper.make_graph(nodes, "g", inputs, given)
+    inputs = [tensor("image", floats, [batch, 3, 64, 96])]
+    results = [tensor(name, floats, [batch, *array.shape[1:]]) for name, array in outputs.items()]
+    weights = [onnx.numpy_helper.from_array(array, name) for name, array in constants.items()]
+    graph = onnx.helper.make_graph(nodes, "g", inputs, results, weights)
     return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
 
 
@@ -66,8 +70,7 @@ def both(outputs: dict[str, np.ndarray], config: Config, batch: int | str = 2) -
 
 
 def test_the_head_that_the_page_describes_is_that_of_the_shapes(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "heads.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"^```yaml\n(# my-head\.yaml\n.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (block,) = (text for text in BLOCKS if text.startswith("# my-head.yaml\n"))
     (tmp_path / "my-head.yaml").write_text(block, encoding="utf-8")
     mine, shipped = load_config(tmp_path / "my-head.yaml"), load_config("shapes")
     assert (mine.classes, mine.input, mine.nms) == (shipped.classes, shipped.input, shipped.nms)
@@ -101,8 +104,7 @@ def test_maps_become_boxes_and_scores(batch: int | str) -> None:
 
 
 def test_the_distributions_that_the_page_describes_are_those_of_the_decode_rule() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "heads.md").read_text(encoding="utf-8")
-    (block,) = (text for text in re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL) if "sum(" in text)
+    (block,) = (text for text in BLOCKS if "sum(" in text)
     shipped = load_config("nanodet")
     size = shipped.input.model_copy(update={"size": (64, 96)})
     rule = shipped.model_copy(update={"input": size})

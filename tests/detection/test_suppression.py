@@ -92,9 +92,8 @@ def test_result_is_padded_with_zeros_and_each_image_is_its_own() -> None:
     scores = np.array([[[0.5], [0.9]], [[0.4], [0.8]]], np.float32)
     found = non_max_suppression(boxes, scores, NmsConfig(max_detections=5))
     assert isinstance(found, Detections) and len(found) == 2
-    assert [a.dtype for a in (found.num_dets, found.boxes, found.scores, found.classes)] == [
-        np.int32, np.float32, np.float32, np.int32,
-    ]  # fmt: skip
+    dtypes = [array.dtype for array in (found.num_dets, found.boxes, found.scores, found.classes)]
+    assert dtypes == [np.int32, np.float32, np.float32, np.int32]
     assert found.num_dets.tolist() == [[2], [1]]
     assert found.boxes.shape == (2, 5, 4) and found.scores.shape == found.classes.shape == (2, 5)
     np.testing.assert_array_equal(found.scores, np.array([[0.9, 0.5, 0, 0, 0], [0.8, 0, 0, 0, 0]], np.float32))

@@ -59,10 +59,8 @@ def values(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
 
 
 def dimension(model: onnx.ModelProto, draw: random.Random) -> None:
-    dims = draw.choice(
-        [value for value in values(model) if value.type.tensor_type.shape.dim]
-    ).type.tensor_type.shape.dim
-    draw.choice(list(dims)).dim_value = odd(draw)
+    shape = draw.choice([value for value in values(model) if value.type.tensor_type.shape.dim]).type.tensor_type.shape
+    draw.choice(list(shape.dim)).dim_value = odd(draw)
 
 
 def all_dimensions(model: onnx.ModelProto, draw: random.Random) -> None:
@@ -81,11 +79,11 @@ def missing_type(model: onnx.ModelProto, draw: random.Random) -> None:
 
 def attribute(model: onnx.ModelProto, draw: random.Random) -> None:
     node = draw.choice([node for node in model.graph.node if node.attribute])
-    found = draw.choice(list(node.attribute))
-    if found.ints:
-        found.ints[draw.randrange(len(found.ints))] = odd(draw)
+    changed = draw.choice(list(node.attribute))
+    if changed.ints:
+        changed.ints[draw.randrange(len(changed.ints))] = odd(draw)
     else:
-        found.i = odd(draw)
+        changed.i = odd(draw)
 
 
 def attribute_length(model: onnx.ModelProto, draw: random.Random) -> None:

@@ -142,8 +142,8 @@ class QuantizationPart(_Part):
 class SiluPart(_Part):
     """How SiLU and HardSwish were rewritten.
 
-    ``asked`` and ``done`` are values of ``--silu``; ``rewritten``, ``read_int8`` and ``write_int8`` count activations;
-    ``skipped`` has the reason for each activation that was left.
+    ``asked`` and ``done`` are values of ``--silu``; ``rewritten`` counts the rewritten activations, ``read_int8`` and
+    ``write_int8`` those that read and write INT8; ``skipped`` has the reason for each activation that was left.
     """
 
     asked: str

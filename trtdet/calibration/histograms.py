@@ -45,7 +45,7 @@ _UNREADABLE = (
     *(OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError),
     *(ValueError, KeyError, IndexError, TypeError, AttributeError, MemoryError),
 )
-"""What NumPy, zipfile and json raise on a file that is cut, damaged or something else."""
+"""Raised by NumPy and zipfile on a file that is cut, damaged or something else."""
 
 
 @dataclass(frozen=True, eq=False)

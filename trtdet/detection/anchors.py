@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trtdet.config import Config
-
-Float = NDArray[np.float32]
+from trtdet.detection.suppression import Float
 
 
 def grid_shapes(config: Config) -> list[tuple[int, int]]:

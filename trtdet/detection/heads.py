@@ -11,10 +11,8 @@ from numpy.typing import NDArray
 from trtdet.config import Config, HeadConfig
 from trtdet.detection.anchors import anchor_points, grid_shapes
 from trtdet.detection.expressions import computed
-from trtdet.detection.suppression import corners_of, sigmoid, softmax
+from trtdet.detection.suppression import Float, corners_of, sigmoid, softmax
 from trtdet.errors import ModelError
-
-Float = NDArray[np.float32]
 
 Shape = tuple[int | None, ...]
 """Dimensions of a raw output; None for an open dimension."""

@@ -24,12 +24,9 @@ class EfficientNms:
     class_agnostic: int = 0  # 1 where boxes of all classes suppress each other
     box_coding: int = 0  # 0 for two corners, 1 for centre and size
 
-    CANDIDATES: ClassVar[int] = 4096
-    """At most so many (box, class) pairs of an image enter the suppression, best first."""
-    DENSE: ClassVar[float] = 0.007
-    """Under this threshold the pairs that do not reach it are sorted to the end instead of being left out."""
-    EMPTY: ClassVar[float] = -32768.0
-    """The score of these pairs; they are still counted in ``num_detections``."""
+    CANDIDATES: ClassVar[int] = 4096  # (box, class) pairs of an image that enter the suppression at most, best first
+    DENSE: ClassVar[float] = 0.007  # a lower threshold leaves no pair out: those that miss it are sorted to the end
+    EMPTY: ClassVar[float] = -32768.0  # the score of these pairs; they are counted in ``num_detections``
 
 
 def efficient_nms(boxes: NDArray[Any], scores: NDArray[Any], attributes: EfficientNms) -> Detections:

@@ -80,10 +80,9 @@ def cut(graph: gs.Graph, options: Options) -> Options:
 
 def _find(graph: gs.Graph, config: Config) -> tuple[EmbeddedNms | None, gs.Node | None]:
     nodes = [node for node in graph.nodes if node.op in _KINDS]
-    if not nodes or is_two_stage(graph):
-        return None, None  # the suppressions of two stages are parts of the network
-    tensors = graph.tensors()
-    if config.head.outputs is not None and all(name in tensors for name in config.head.outputs):
+    named, tensors = config.head.outputs, graph.tensors()
+    is_cut_off = named is not None and all(name in tensors for name in named)
+    if not nodes or is_cut_off or is_two_stage(graph):  # the suppressions of two stages are parts of the network
         return None, None
     if len(nodes) > 1:
         raise ModelError(

@@ -35,7 +35,7 @@ from trtdet.errors import ModelError, one_line
 from trtdet.passes.base import NodeWriter
 from trtdet.passes.clean import fold
 from trtdet.passes.model import to_graph, to_model
-from trtdet.passes.opset.forms import FORMS, older_form
+from trtdet.passes.opset.forms import older_form
 from trtdet.passes.opset.nodes import ONNX_DOMAINS, InexpressibleError, Scope, attribute, types_and_constants
 from trtdet.passes.opset.schemas import check_tensors, drop_new_attributes, first_opset, schema_of
 from trtdet.passes.provenance import Origin, graphs, node_names, origin_of, put, replace_nodes, subgraphs
@@ -117,10 +117,9 @@ def _lowered(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
         raise InexpressibleError(f"opset {scope.source} does not define it")
     if node.op_type in scope.missing:  # by other operators, or left where that is impossible
         try:
-            if node.op_type in FORMS:
-                written = older_form(node, replace(scope, target=first_opset(node.op_type) - 1))
-                if all(other.op_type != node.op_type for other in written):
-                    return written
+            written = older_form(node, replace(scope, target=first_opset(node.op_type) - 1))
+            if all(other.op_type != node.op_type for other in written):
+                return written
             return _defined(node, newer, scope) or [node]
         except InexpressibleError:
             return [node]

@@ -101,16 +101,16 @@ def first_label(scores: gs.Variable, config: Config) -> int:
         ModelError: the classes of the model are not those of the configuration.
     """
     classes = len(config.classes)
-    for node in upstream(scores):
-        if node.op == "Softmax":
-            columns = (node.inputs[0].shape or [None])[-1]
-            if columns not in (classes, classes + 1):
-                raise ModelError(
-                    f"the classifier of the two-stage model has {columns} columns, and 'classes' lists {classes}; "
-                    f"expected are {classes}, or {classes + 1} with the background"
-                )
-            return int(columns) - classes
-    return 0
+    softmax = next((node for node in upstream(scores) if node.op == "Softmax"), None)
+    if softmax is None:
+        return 0
+    columns = (softmax.inputs[0].shape or [None])[-1]
+    if columns not in (classes, classes + 1):
+        raise ModelError(
+            f"the classifier of the two-stage model has {columns} columns, and 'classes' lists {classes}; "
+            f"expected are {classes}, or {classes + 1} with the background"
+        )
+    return int(columns) - classes
 
 
 def cut_masks(

@@ -159,11 +159,9 @@ def _levels(scatters: list[gs.Node]) -> list[_Level] | str:
 
 def most_rows(tensor: gs.Variable) -> int | None:
     """The largest number of regions: the limit of the nearest suppression above."""
-    for node in upstream(tensor):
-        if node.op == "NonMaxSuppression":
-            limit = limit_of(node)
-            return limit.count if isinstance(limit, Limit) else None
-    return None
+    node = next((node for node in upstream(tensor) if node.op == "NonMaxSuppression"), None)
+    limit = None if node is None else limit_of(node)
+    return limit.count if isinstance(limit, Limit) else None
 
 
 def _picks(level: _Level) -> list[gs.Node]:
