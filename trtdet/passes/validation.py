@@ -7,6 +7,7 @@ node or the tensor. Its problem begins with a verb: the caller names the file.
 
 from __future__ import annotations
 
+import contextlib
 import graphlib
 import math
 
@@ -97,17 +98,17 @@ def sort_nodes(graph: onnx.GraphProto) -> None:
     if all(earlier < index for index, before in needed.items() for earlier in before):
         return
     sorter = graphlib.TopologicalSorter(needed)
-    try:
+    with contextlib.suppress(graphlib.CycleError):  # what is in a circle, or behind one, never gets ready
         sorter.prepare()
-    except graphlib.CycleError as error:
-        title = _title(graph.node[min(error.args[1])])
-        raise ModelError(f"is not valid ONNX: node '{title}' depends on its own output") from None
     ready = sorted(sorter.get_ready(), reverse=True)
     order: list[int] = []
     while ready:  # what a node makes ready comes right after it, so that few nodes move
         order.append(ready.pop())
         sorter.done(order[-1])
         ready += sorter.get_ready()
+    if len(order) < len(needed):
+        stuck = graph.node[min(needed.keys() - order)]
+        raise ModelError(f"is not valid ONNX: node '{_title(stuck)}' depends on its own output")
     replace_nodes(graph, [graph.node[index] for index in order])
 
 
