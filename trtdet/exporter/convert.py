@@ -19,39 +19,42 @@ from torch import Tensor, nn
 
 from trtdet.config import Config
 from trtdet.errors import ConfigError, ModelError
-from trtdet.exporter import SOURCES, ExportOptions, ParityComparison, checkpoints, parity, torchvision_models, trials
+from trtdet.exporter import (
+    LOADERS,
+    SOURCES,
+    ExportOptions,
+    ParityComparison,
+    checkpoints,
+    parity,
+    torchvision_models,
+    trials,
+    yolox,
+)
 from trtdet.exporter.trials import SourceModel, first_line, quiet, resized
 from trtdet.passes.model import to_graph, to_model
 from trtdet.passes.provenance import graphs
-
-_LOADERS = {
-    "ultralytics": "ultralytics_models",
-    "yolov5": "yolov5",
-    "hf": "hugging_face",
-    "torchvision": "torchvision_models",
-}
-"""The module for each prefix of a source. Its ``load(place, options)`` takes what follows the colon and gives the
-SourceModel, or raises a ModelError or a ConfigError; a configuration in the options replaces that of the source."""
 
 
 def convert(source: str, options: ExportOptions) -> tuple[onnx.ModelProto, Config, ParityComparison]:
     """The ONNX model of a source, compared with it; errors are those of ``trtdet.exporter.export``."""
     prefix, _, place = source.partition(":")
     detector: SourceModel
-    if source in SOURCES or prefix in _LOADERS:
-        module = importlib.import_module(f"trtdet.exporter.{_LOADERS.get(prefix, 'yolox')}")
-        detector = module.load(place or source, options)
+    if source in SOURCES:
+        detector = yolox.load(source, options)
+    elif prefix in LOADERS:
+        detector = importlib.import_module(f"trtdet.exporter.{LOADERS[prefix][1]}").load(place, options)
     else:
         detector = _from_factory(source, options)
     inputs = trials.batches(detector.config.input, options)
     example = torch.from_numpy(inputs[0])
     names = _output_names(detector, example)
-    model, exporter, notes = _written(detector, example, (detector.input_name, *names), options=options)
-    outputs = trials.run(source, model, names, input_name=detector.input_name, inputs=inputs)
-    if detector.stages is not None:
-        comparison = detector.stages.compared(detector, inputs, outputs, options.tolerance)
+    input_name = detector.config.input.name or "images"
+    model, exporter, notes = _written(detector, example, (input_name, *names), options=options)
+    outputs = trials.run(source, model, names, input_name=input_name, inputs=inputs)
+    if detector.compare_stages is not None:
+        comparison = detector.compare_stages(detector, inputs, outputs, options.tolerance)
         graph = to_graph(model)
-        graph.outputs = [tensor for tensor in graph.outputs if tensor.name not in detector.stages.hidden]
+        graph.outputs = [tensor for tensor in graph.outputs if tensor.name not in torchvision_models.STEPS]
         graph.cleanup(recurse_subgraphs=False)
         model = to_model(graph)
     else:
