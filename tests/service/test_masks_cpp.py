@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,13 +22,11 @@ from trtdet.building import build
 from trtdet.bundle import Bundle
 from trtdet.data.images import preprocess, read_image
 from trtdet.demo import shapes
-from trtdet.detection.masks import from_run_lengths, paste, run_lengths
+from trtdet.detection.masks import from_run_lengths, paste
 from trtdet.options import BuildOptions
 from trtdet.runtime.detector import Detector
 
 TWO_STAGE = Path(__file__).parents[1] / "fixtures" / "two_stage"
-FIXTURE = Path(__file__).parents[1] / "fixtures" / "pasted_masks.npz"
-"""Of tests/fixtures/pasted_masks.py."""
 SIDE, CELLS, ROWS = 32, 28, 3
 
 
@@ -37,31 +34,6 @@ def only_edges(got: NDArray[np.bool_], want: NDArray[np.bool_]) -> bool:
     """Whether masks differ at most at pixels that have one of the object and one of none beside them."""
     inside, outside = (cv2.erode(part.astype(np.uint8), np.ones((3, 3))) > 0 for part in (want, ~want))
     return bool(got[inside].all() and not got[outside].any() and (got != want).sum() <= max(1, 0.001 * want.size))
-
-
-def pasted_by_probe(
-    probe: Path, masks: NDArray[np.float32], boxes: NDArray[np.float32], size: tuple[int, int], threshold: float = 0.5
-) -> list[dict[str, Any]]:
-    cases = b"".join(
-        f"{mask.shape[0]} {size[1]} {size[0]} {threshold}\n".encode() + box.tobytes() + mask.tobytes()
-        for mask, box in zip(masks, boxes, strict=True)
-    )
-    done = subprocess.run([probe, "paste"], input=cases, capture_output=True, check=True)
-    return [{"size": list(size), "counts": line} for line in done.stdout.decode().splitlines()]
-
-
-def test_masks_are_pasted_as_in_torchvision_and_python(program: Callable[[str], Path]) -> None:
-    with np.load(FIXTURE) as found:
-        boxes, masks, packed = found["boxes"], found["masks"].astype(np.float32), found["pasted"]
-    wanted = np.unpackbits(packed, axis=-1, count=120).astype(bool)
-    probe = program("tests/trtdet-probe")
-    for threshold in (0.5, 0.3):
-        got = pasted_by_probe(probe, masks, boxes, wanted.shape[1:], threshold)
-        for mask, box, encoded, want in zip(masks, boxes, got, wanted, strict=True):
-            decoded = from_run_lengths(encoded)
-            assert run_lengths(decoded) == encoded
-            assert only_edges(decoded, paste(mask, box, *want.shape, threshold))
-            assert threshold != 0.5 or only_edges(decoded, want)
 
 
 def pixels_as_masks() -> onnx.ModelProto:
