@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 from models import RCNN
 from numpy.typing import NDArray
 from PIL import Image
-from serving import ONNXRUNTIME, Server, handmade
+from serving import ONNXRUNTIME, Server, handmade, turned
 
 from service.tests.record import record
 from trtdet.building import build
@@ -152,12 +151,8 @@ def test_a_mask_rcnn_is_served_without_python(start: Callable[..., Server], tmp_
 
 
 def test_masks_are_turned_with_the_image(start: Callable[..., Server], bundle: Path, images: Sequence[Path]) -> None:
-    lying, exif = io.BytesIO(), Image.Exif()
-    exif[0x0112] = 6
-    with Image.open(images[1]) as image:
-        image.transpose(Image.Transpose.ROTATE_90).save(lying, "PNG", exif=exif)
     with start(bundle, "--exif-orientation") as server:
-        answer = server.detect(lying.getvalue(), kind="image/png").json["images"][0]
+        answer = server.detect(turned(images[1]), kind="image/png").json["images"][0]
         assert (answer["width"], answer["height"]) == (200, 150)
         assert check_masks(answer, bundle, read_image(images[1])) > 20
 

@@ -62,7 +62,7 @@ def convert(source: str, options: ExportOptions) -> tuple[onnx.ModelProto, Confi
             references = [tensors(detector.reference(torch.from_numpy(batch))).values() for batch in inputs]
         expected = [{name: value.numpy() for name, value in zip(names, values, strict=True)} for values in references]
         if detector.unordered:
-            outputs = [parity.reordered(want, rows) for want, rows in zip(expected, outputs, strict=True)]
+            outputs = [parity.reordered(*pair) for pair in zip(expected, outputs, strict=True)]
         pairs = list(zip(expected, outputs, strict=True))
         comparison = trials.compared(source, detector.config, pairs, options=options)
     return model, detector.config, replace(comparison, exporter=exporter, notes=(*notes, *comparison.notes))
@@ -75,7 +75,7 @@ def _from_factory(source: str, options: ExportOptions) -> SourceModel:
     sys.path.insert(0, path)
     importlib.invalidate_caches()
     try:
-        model = _made_by(source)
+        model = _call_factory(source)
     finally:
         with contextlib.suppress(ValueError):
             sys.path.remove(path)
@@ -89,7 +89,7 @@ def _from_factory(source: str, options: ExportOptions) -> SourceModel:
     return SourceModel(source, model, config)
 
 
-def _made_by(source: str) -> nn.Module:
+def _call_factory(source: str) -> nn.Module:
     module_name, _, attribute = source.partition(":")
     if not module_name or not attribute:
         raise ModelError(f"export source is {source!r}, expected package.module:factory")
@@ -102,9 +102,9 @@ def _made_by(source: str) -> nn.Module:
         ) from error
     factory = getattr(module, attribute, None)
     if factory is None:
-        own = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+        names = sorted(n for n, v in vars(module).items() if callable(v) and not n.startswith("_"))
         raise ModelError(
-            f"module '{module_name}' has no '{attribute}'; it has {', '.join(sorted(own)[:8]) or 'nothing callable'}"
+            f"module '{module_name}' has no '{attribute}'; it has {', '.join(names[:8]) or 'nothing callable'}"
         )
     if not callable(factory):
         raise ModelError(f"'{source}' is {type(factory).__name__}, expected a function that gives a torch.nn.Module")
@@ -246,17 +246,17 @@ def _output_names(detector: SourceModel, example: Tensor) -> tuple[str, ...]:
             f"'{detector.source}' cannot run on an input {tuple(example.shape)}: {type(error).__name__}: "
             f"{first_line(error)}; check input.size"
         ) from error
-    wanted = detector.config.head.outputs
+    configured = detector.config.head.outputs
     if not names[0].startswith(":"):
-        missing = sorted(set(wanted or ()) - set(names))
+        missing = sorted(set(configured or ()) - set(names))
         if missing:
             raise ConfigError(f"head.outputs names {', '.join(missing)}, '{detector.source}' gives {', '.join(names)}")
         return names
-    if wanted is None:
+    if configured is None:
         return ("output",) if len(names) == 1 else tuple(f"output_{index}" for index in range(len(names)))
-    if len(wanted) != len(names):
-        raise ConfigError(f"head.outputs names {len(wanted)} outputs, '{detector.source}' gives {len(names)}")
-    return wanted
+    if len(configured) != len(names):
+        raise ConfigError(f"head.outputs names {len(configured)} outputs, '{detector.source}' gives {len(names)}")
+    return configured
 
 
 def tensors(outputs: Any) -> dict[str, Tensor]:

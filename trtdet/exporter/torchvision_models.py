@@ -216,11 +216,8 @@ class TwoStageModel(nn.Module):
 
     It gives the detections and what each stage computed: of the first stage the ``objectness`` (a, 1) and the offsets
     of all anchors, ``deltas`` (a, 4), and the ``proposals`` (p, 4) with their ``proposal_scores`` (p,); of the second
-    the ``logits`` (p, columns) and the offsets of the proposals, ``regression`` (p, 4 x columns).
-
-    Args:
-        model: FasterRCNN or MaskRCNN of torchvision.
-        size: height and width of the image.
+    the ``logits`` (p, columns) and the offsets of the proposals, ``regression`` (p, 4 x columns). ``size`` is height
+    and width of the image.
     """
 
     def __init__(self, model: Any, size: tuple[int, int]) -> None:
@@ -297,14 +294,8 @@ def check_batch(source: str, options: ExportOptions) -> None:
 
 
 def two_stage_source(source: str, model: Any, config: Config, columns: Sequence[int] | None = None) -> SourceModel:
-    """A detector as it is exported.
-
-    Args:
-        source: as the user named it.
-        model: FasterRCNN or MaskRCNN of torchvision, in evaluation mode.
-        config: of the input.
-        columns: that are classes, in their order; None for all but the first, which is the background.
-    """
+    """A FasterRCNN or MaskRCNN of torchvision in evaluation mode as it is exported; ``columns`` are those that are
+    classes, in their order, None for all but the first, which is the background."""
     size = config.input.size
     reference = TwoStageModel(model, size).eval()
     detector = SourceModel(

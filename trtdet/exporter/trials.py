@@ -72,13 +72,8 @@ def compared(
     options: ExportOptions,
     reference: str = "torch",
 ) -> ParityComparison:
-    """Compares outputs and final detections of the written model with those of its reference.
-
-    Args:
-        source: for messages, as ``reference`` is.
-        config: of the model.
-        pairs: the reference's outputs and the model's, for each batch.
-        options: the tolerance, and whether the configuration is the user's.
+    """Compares outputs and final detections of the written model with those of its reference; ``pairs`` are the
+    reference's outputs and the model's, for each batch.
 
     Raises:
         ModelError: they differ, or a configuration that is trtdet's own does not fit.

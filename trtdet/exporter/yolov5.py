@@ -142,11 +142,8 @@ class Detect(nn.Module):
             y, x = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
             # Column and row of each cell less a half, where twice a sigmoid begins.
             cells = torch.stack((x, y), 2).float()[None, None] - 0.5
-            box = (
-                (xy * 2 + cells) * stride,
-                (wh * 2) ** 2 * (self.anchors[index] * stride)[:, None, None],
-            )
-            levels.append(torch.cat((*box, scores), 4).view(-1, self.na * rows * columns, self.no))
+            centres, sides = (xy * 2 + cells) * stride, (wh * 2) ** 2 * (self.anchors[index] * stride)[:, None, None]
+            levels.append(torch.cat((centres, sides, scores), 4).view(-1, self.na * rows * columns, self.no))
         return torch.cat(levels, 1)
 
 
@@ -173,9 +170,8 @@ _LAYERS = {"Conv": Conv, "Bottleneck": Bottleneck, "C3": C3, "SPP": SPP, "SPPF":
 def build(description: Any) -> DetectionModel:
     """The network of a description, untrained, in evaluation mode.
 
-    Args:
-        description: as YOLOv5's YAML files: ``nc``, ``anchors``, ``depth_multiple``, ``width_multiple``, and the rows
-            [from, number, module, arguments] of ``backbone`` and ``head``, the last of which is Detect.
+    Descriptions are as YOLOv5's YAML files: ``nc``, ``anchors``, ``depth_multiple``, ``width_multiple``, and the rows
+    [from, number, module, arguments] of ``backbone`` and ``head``, the last of which is Detect.
 
     Raises:
         ModelError: a key or a row is not so.
