@@ -155,13 +155,8 @@ def missing_packages(file: Path, packages: set[str]) -> dict[str, set[str]]:
 def closure(packages: set[str]) -> set[str]:
     """The packages with all that they depend on, and Debian's own of every image."""
     options = ["--recurse", "--no-recommends", "--no-suggests", "--no-conflicts", "--no-breaks", "--no-replaces"]
-    asked = subprocess.run(
-        ["apt-cache", "depends", "--installed", *options, "--no-enhances", *sorted(packages)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return {line.partition(":")[0] for line in asked.stdout.splitlines() if re.match(r"[a-z0-9]", line)}
+    listed = finished("apt-cache", "depends", "--installed", *options, "--no-enhances", *sorted(packages)).stdout
+    return {line.partition(":")[0] for line in listed.splitlines() if re.match(r"[a-z0-9]", line)}
 
 
 @pytest.mark.slow
