@@ -194,9 +194,9 @@ def compare_detections(
         near = max(near, 4 * off)
     checks = []
     for sides in decoded:
-        ours, theirs = (non_max_suppression(*side, config.nms, logits=logits) for side in sides)
-        for index in range(len(ours)):
-            images = _Side(*ours.image(index)), _Side(*theirs.image(index))
+        expected, detections = (non_max_suppression(*side, config.nms, logits=logits) for side in sides)
+        for index in range(len(expected)):
+            images = _Side(*expected.image(index)), _Side(*detections.image(index))
             checks.append(_match((source, reference), *images, nms=config.nms, reach=_Reach(tolerance, longer, near)))
     return _total(checks)
 
