@@ -5,7 +5,6 @@
 //     trtdet-probe upright IMAGE                   the same, turned as its EXIF data say
 //     trtdet-probe preprocess MANIFEST IMAGE       "scale_x scale_y pad_x pad_y\n", then the network's input
 //     trtdet-probe nms                             cases on stdin, detections on stdout, see nms()
-//     trtdet-probe paste                           masks on stdin, their runs as COCO's text on stdout, see paste()
 //     trtdet-probe scans WIDTH HEIGHT COUNT        a JPEG file that goes over its pixels so often
 //
 // Ends with 1 and one line on stderr where the library throws an Error, and with 3 where there is no memory.
@@ -19,7 +18,6 @@
 #include "trtdet/detections.hpp"
 #include "trtdet/errors.hpp"
 #include "trtdet/image.hpp"
-#include "trtdet/masks.hpp"
 
 namespace {
 
@@ -82,23 +80,6 @@ void nms() {
     }
 }
 
-// Each case: a line "side width height threshold", then float32 x1 y1 x2 y2 and the mask's values. Each answer: a line.
-void paste() {
-    std::size_t side = 0;
-    int width = 0;
-    int height = 0;
-    float threshold = 0;
-    while (std::cin >> side >> width >> height >> threshold) {
-        std::cin.ignore(1);
-        std::vector<float> values(4 + side * side);
-        std::cin.read(
-            reinterpret_cast<char*>(values.data()), static_cast<std::streamsize>(values.size() * sizeof(float)));
-        const Box box{values[0], values[1], values[2], values[3]};
-        const Span<const float> mask(values.data() + 4, side * side);
-        std::cout << paste_mask(mask, box, width, height, threshold).counts() << "\n";
-    }
-}
-
 }  // namespace
 
 int main(int count, char** arguments) {
@@ -114,13 +95,11 @@ int main(int count, char** arguments) {
             preprocess(arguments[2], arguments[3]);
         } else if (what == "nms" && count == 2) {
             nms();
-        } else if (what == "paste" && count == 2) {
-            paste();
         } else if (what == "scans" && count == 5) {
             const auto side = [&](int index) { return static_cast<std::uint32_t>(std::stoul(arguments[index])); };
             std::cout << tests::progressive_jpeg(side(2), side(3), std::stoi(arguments[4]));
         } else {
-            std::fprintf(stderr, "usage: trtdet-probe manifest|decode|upright|preprocess|nms|paste|scans ...\n");
+            std::fprintf(stderr, "usage: trtdet-probe manifest|decode|upright|preprocess|nms|scans ...\n");
             return 2;
         }
     } catch (const Error& error) {

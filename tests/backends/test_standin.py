@@ -33,7 +33,6 @@ print(json.dumps({name: sorted({key for key in own(one) if not key.startswith("_
 
 ONLY_BEFORE_11 = {
     "the calibrators went in 11": {
-        "CalibrationAlgoType",
         "IInt8Calibrator",
         "IInt8EntropyCalibrator",
         "IInt8EntropyCalibrator2",
@@ -41,8 +40,6 @@ ONLY_BEFORE_11 = {
         "IInt8MinMaxCalibrator",
         "IBuilderConfig.int8_calibrator",
         "IBuilderConfig.set_calibration_profile",
-        "ITensor.dynamic_range",
-        "ITensor.set_dynamic_range",
     },
     "networks are always strongly typed from 11 on": {
         "BuilderFlag.FP16",
@@ -50,8 +47,6 @@ ONLY_BEFORE_11 = {
         "BuilderFlag.OBEY_PRECISION_CONSTRAINTS",
         "BuilderFlag.PREFER_PRECISION_CONSTRAINTS",
         "BuilderFlag.STRICT_TYPES",
-        "Builder.platform_has_fast_fp16",
-        "Builder.platform_has_fast_int8",
         "ILayer.precision",
         "ILayer.precision_is_set",
         "ILayer.set_output_type",

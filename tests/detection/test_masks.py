@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import cv2
@@ -9,17 +10,16 @@ import pytest
 from trtdet.detection.masks import from_run_lengths, paste, run_lengths
 from trtdet.detection.suppression import Detections
 
-FIXTURE = Path(__file__).parents[1] / "fixtures" / "pasted_masks.npz"
-"""Of tests/fixtures/pasted_masks.py."""
+FIXTURE = Path(__file__).parents[1] / "fixtures" / "torchvision_masks.json"
 
 
 def test_masks_are_pasted_as_torchvision_pastes_them() -> None:
-    with np.load(FIXTURE) as found:
-        boxes, masks, packed = found["boxes"], found["masks"].astype(np.float32), found["pasted"]
-    wanted = np.unpackbits(packed, axis=-1, count=120).astype(bool)
+    stored = json.loads(FIXTURE.read_text())
+    masks = np.array(stored["masks"], np.float32).reshape(-1, 28, 28) / np.float32(255)
     filled = 0
-    for box, mask, want in zip(boxes, masks, wanted, strict=True):
-        got = paste(mask, box, *want.shape)
+    for case in stored["cases"]:
+        want = from_run_lengths(case)
+        got = paste(masks[case["mask"]], np.array(case["box"], np.float32), *want.shape)
         # Differing pixels lie on the edge: of any pixel and its neighbours, one is the object's and one is not.
         inside, outside = (cv2.erode(part.astype(np.uint8), np.ones((3, 3))) > 0 for part in (want, ~want))
         assert got[inside].all() and not got[outside].any()

@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import runpy
 import subprocess
 import sys
 import warnings
@@ -22,13 +23,7 @@ from trtdet.exporter import SOURCES, ExportOptions, ExportReport, export
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'trtdet[export]'")
 
-from trtdet.exporter import (  # noqa: E402
-    SHAPES_MODEL,
-    convert,
-    parity,
-    trials,
-    yolox,
-)
+from trtdet.exporter import SHAPES_MODEL, convert, parity, trials, yolox  # noqa: E402
 
 torch.set_num_threads(1)  # the networks are small, and spinning threads are slow where cores are shared
 
@@ -369,12 +364,8 @@ def test_what_is_computed_in_float64_is_exported_in_float32(own: str) -> None:
 
 
 def test_factory_takes_output_names_weights_and_a_dynamic_batch(own: str) -> None:
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        module = __import__(own)
-    finally:
-        sys.path.pop(0)
-    torch.save(module.pair().state_dict(), "c.pth")
+    module = runpy.run_path(f"{own}.py")
+    torch.save(module["pair"]().state_dict(), "c.pth")
     options = ExportOptions(weights=Path("c.pth"), config=_config(32, 32, outputs=["a", "b"]), dynamic_batch=True)
     report = export(f"{own}:pair", Path("m.onnx"), options)
     assert [(o.name, o.shape) for o in report.outputs] == [("a", (1, 8, 1024)), ("b", (1, 1024))]

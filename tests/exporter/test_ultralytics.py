@@ -103,12 +103,6 @@ def test_a_missing_package_is_an_error_with_its_pip_line(tmp_path: Path, monkeyp
     assert not (tmp_path / "m.onnx").exists()
 
 
-def test_a_checkpoint_without_a_network(tmp_path: Path) -> None:
-    torch.save({"model": {"w": torch.zeros(1)}}, tmp_path / "c.pt")
-    with pytest.raises(ModelError, match=r"holds no network under 'ema' or 'model'"):
-        export(f"ultralytics:{tmp_path / 'c.pt'}", tmp_path / "m.onnx")
-
-
 def test_the_head_is_chosen_for_ultralytics_alone(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--one-to-many chooses a head of a checkpoint of ultralytics"):
         export("shapes", tmp_path / "m.onnx", ExportOptions(one_to_many=True))

@@ -112,6 +112,9 @@ def test_a_checkpoint_of_another_network(tmp_path: Path) -> None:
     torch.save({"model": torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1))}, tmp_path / "c.pt")
     with pytest.raises(ModelError, match="cannot be followed .* expected a checkpoint of YOLOv5 6.0 to 7.0"):
         export(f"yolov5:{tmp_path / 'c.pt'}", tmp_path / "m.onnx")
-    torch.save({"state_dict": {}}, tmp_path / "c.pt")
-    with pytest.raises(ModelError, match="holds no network under 'ema' or 'model'; expected a checkpoint of YOLOv5"):
-        export(f"yolov5:{tmp_path / 'c.pt'}", tmp_path / "m.onnx")
+    for content in ({"state_dict": {}}, {"model": {"w": torch.zeros(1)}}):
+        torch.save(content, tmp_path / "c.pt")
+        with pytest.raises(
+            ModelError, match="holds no network under 'ema' or 'model'; expected a checkpoint of YOLOv5"
+        ):
+            export(f"yolov5:{tmp_path / 'c.pt'}", tmp_path / "m.onnx")

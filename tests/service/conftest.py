@@ -5,22 +5,20 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from PIL import Image
-from serving import ONNXRUNTIME, Case, Found, Picture, Server, find
+from serving import ONNXRUNTIME, Case, Server, pictured
 
 from service.tests.record import record
 from trtdet.building import build
 from trtdet.building.bundle import BUILD_LOG
-from trtdet.bundle import Bundle
 from trtdet.config import load_config
-from trtdet.data.images import read_image
 from trtdet.demo import shapes
 from trtdet.exporter import SHAPES_MODEL
 from trtdet.options import BuildOptions, NmsOptions
-from trtdet.runtime.detector import Detector
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -56,27 +54,19 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
         model, config = SHAPES_MODEL, load_config("shapes")
     recordings = folder / "recordings"
     recordings.mkdir()
-    found: dict[Path, dict[str, Found]] = {file: {} for file in files}
     bundles = []
     # Two ways of suppression and two thresholds: another number of boxes in nearly every image.
     for nms, threshold in (("host", 0.1), ("native", 0.3)):
-        bundle = folder / nms
         own = config.model_copy(update={"nms": config.nms.model_copy(update={"score_threshold": threshold})})
-        build(
-            model,
-            own,
-            bundle,
-            BuildOptions(precision="fp32", backend="onnxruntime", nms=NmsOptions(mode=nms), batch=(1, 4, 8)),
-        )
+        options = BuildOptions(precision="fp32", backend="onnxruntime", nms=NmsOptions(mode=nms), batch=(1, 4, 8))
+        bundle = build(model, own, folder / nms, options).bundle
         # The builder's log, as a bundle with an engine has it: the service checks it as every other file.
-        Bundle(bundle).add(BUILD_LOG, b"[I] Engine generation completed in 0.6 seconds.\n")
-        content_hash = Bundle(bundle).manifest.content_hash
-        record(bundle, files, recordings / f"{content_hash}.recording", runtime="onnxruntime")
-        detector = Detector.open(bundle, runtime="onnxruntime")
-        for file in files:
-            found[file][content_hash] = find(detector, file)
-        bundles.append(bundle)
-    pictures = [Picture(file, file.read_bytes(), *read_image(file).shape[1::-1], found[file]) for file in files]
+        bundle.add(BUILD_LOG, b"[I] Engine generation completed in 0.6 seconds.\n")
+        content_hash = bundle.manifest.content_hash
+        record(bundle.path, files, recordings / f"{content_hash}.recording", runtime="onnxruntime")
+        bundles.append(bundle.path)
+    both = zip(*(pictured(bundle, files) for bundle in bundles), strict=True)
+    pictures = [replace(first, found={**first.found, **second.found}) for first, second in both]
     return Case((bundles[0], bundles[1]), recordings, pictures)
 
 

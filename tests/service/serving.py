@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import io
 import json
 import signal
 import socket
@@ -11,7 +12,7 @@ import struct
 import subprocess
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,14 +21,21 @@ import numpy as np
 import onnx
 import onnxruntime
 from numpy.typing import NDArray
+from PIL import Image
 
+from trtdet.building import build
 from trtdet.bundle import Bundle, BundleWriter
 from trtdet.config import load_config
 from trtdet.data.images import preprocess, read_image
+from trtdet.exporter import SHAPES_MODEL
+from trtdet.options import BuildOptions
 from trtdet.runtime.detector import Detector
 
 ONNXRUNTIME = Path(onnxruntime.__file__).parent / "capi"
 """Where the wheel has the library."""
+
+Serve = Callable[..., "Server"]
+"""Makes a service, see the fixtures."""
 
 PATIENCE = 60.0
 """Seconds until a test gives up on what should take none: the machine may be busy, sanitizers make all of it slow."""
@@ -59,9 +67,9 @@ def find(detector: Detector, file: Path) -> Found:
     return Found(placement.to_image(batch.boxes[0, :count]), batch.scores[0, :count], batch.classes[0, :count])
 
 
-def pictured(bundle: Path, files: Sequence[Path]) -> list[Picture]:
-    """Image files and what Python finds in them with onnxruntime."""
-    content_hash, detector = Bundle(bundle).manifest.content_hash, Detector.open(bundle, runtime="onnxruntime")
+def pictured(bundle: Path, files: Sequence[Path], runtime: str = "onnxruntime") -> list[Picture]:
+    """Image files and what Python finds in them."""
+    content_hash, detector = Bundle(bundle).manifest.content_hash, Detector.open(bundle, runtime=runtime)
     return [
         Picture(file, file.read_bytes(), *read_image(file).shape[1::-1], {content_hash: find(detector, file)})
         for file in files
@@ -233,11 +241,20 @@ def call(
     return Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, response.read())
 
 
+def finished(
+    *command: object, code: int = 0, timeout: float | None = None, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Runs a program to its end, which has this exit code; ``options`` are those of ``subprocess.run``."""
+    words = list(map(str, command))
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=timeout, **options)
+    assert done.returncode == code, done.stdout[-3000:] + done.stderr[-3000:]
+    return done
+
+
 def failed_start(program: Path, *arguments: object) -> str:
     """The one line of a start that fails with exit code 1."""
-    command = [program, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1), done.stderr
+    done = finished(program, *arguments, code=1, timeout=PATIENCE)
+    assert (done.stdout, done.stderr.count("\n")) == ("", 1), done.stderr
     assert done.stderr.startswith("trtdet-serve: error: ")
     return done.stderr
 
@@ -342,6 +359,21 @@ def parse_metrics(text: str) -> dict[str, float]:
             assert buckets[-1] == samples[f"{name}_count"]
             assert f'{name}_bucket{{le="+Inf"}}' in samples
     return samples
+
+
+def shapes_bundle(path: Path, **options: Any) -> Path:
+    """A bundle of the shipped detector for onnxruntime, in float32 unless the options of a build say another."""
+    settings = BuildOptions(**{"precision": "fp32", "backend": "onnxruntime", **options})
+    return build(SHAPES_MODEL, load_config("shapes"), path, settings).bundle.path
+
+
+def turned(file: Path) -> bytes:
+    """A PNG file of an image that lies on its side, and says so in its EXIF data."""
+    exif, stream = Image.Exif(), io.BytesIO()
+    exif[0x0112] = 6
+    with Image.open(file) as image:
+        image.convert("RGB").transpose(Image.Transpose.ROTATE_90).save(stream, "PNG", exif=exif)
+    return stream.getvalue()
 
 
 def handmade(path: Path, model: onnx.ModelProto, where: str, **fields: Any) -> Path:

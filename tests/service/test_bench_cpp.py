@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from PIL import Image
-from serving import Case
+from serving import Case, finished
 
 from trtdet.bundle import Bundle
 
@@ -22,9 +21,7 @@ def bench(program: Callable[[str], Path], case: Case) -> Callable[..., str]:
     first = [path, bundle, "--recording", recording, "--seconds", 0.5, "--warm-up", 0.1]
 
     def call(*options: object, code: int = 0) -> str:
-        command = [str(one) for one in (*first, *options)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == code, done.stderr
+        done = finished(*first, *options, code=code)
         assert code != 1 or done.stderr.count("\n") == 1
         return done.stderr if code else done.stdout
 
@@ -78,6 +75,4 @@ def test_what_it_cannot_do_is_one_line(
     Image.new("RGB", (64, 64), (1, 2, 3)).save(tmp_path / "grey.png")
     assert bench("--images", tmp_path, code=1).startswith("trtdet-bench: the recording has no image")
     bench("--clients", 0, code=2)
-    done = subprocess.run([program("bench/trtdet-bench"), tmp_path], capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "is not a bundle" in done.stderr
+    assert "is not a bundle" in finished(program("bench/trtdet-bench"), tmp_path, code=1).stderr

@@ -5,19 +5,15 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from serving import finished, shapes_bundle
 
-from trtdet.building import build
-from trtdet.config import load_config
 from trtdet.demo import shapes
-from trtdet.exporter import SHAPES_MODEL
-from trtdet.options import BuildOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -27,17 +23,11 @@ def test_the_demo_ends_with_the_answer_of_the_readme(program: Callable[[str], Pa
     """With the demo's model in float32, whose detections are near those of INT8."""
     shapes.generate(tmp_path / "demo" / "data", "val", 1)
     bundle = Path("demo", "bundles", "int8")
-    build(SHAPES_MODEL, load_config("shapes"), tmp_path / bundle, BuildOptions(precision="fp32", backend="onnxruntime"))
+    shapes_bundle(tmp_path / bundle)
     image = Path("demo", "data", "val", "000001.png")
-    done = subprocess.run(
-        [ROOT / "service" / "demo.sh", program("serve/trtdet-serve"), sys.executable, bundle, image],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    first, command, answer = done.stdout.split("\n")[1:4]
+    service = program("serve/trtdet-serve")
+    output = finished(ROOT / "service" / "demo.sh", service, sys.executable, bundle, image, cwd=tmp_path).stdout
+    first, command, answer = output.split("\n")[1:4]
     (shown,) = re.findall(r"^```text\ntrtdet-serve: (.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
     said, asked, answered = shown.splitlines()
     assert first.startswith("trtdet-serve: http://127.0.0.1:")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from serving import Case, Server, check
+from serving import Case, Server, check, finished
 
 SERVICE = Path(__file__).resolve().parents[2] / "service"
 DOCKERFILE = SERVICE / "Dockerfile"
@@ -74,8 +74,8 @@ def test_hadolint_has_nothing_to_say(tmp_path: Path) -> None:
     program = shutil.which("hadolint", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     if program is None:
         pytest.skip("needs hadolint: pip install 'trtdet[dev]'")
-    done = subprocess.run([program, "--no-color", DOCKERFILE], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    done = finished(program, "--no-color", DOCKERFILE)
+    assert (done.stdout, done.stderr) == ("", "")
     bad = tmp_path / "Dockerfile"
     bad.write_text(DOCKERFILE.read_text().replace("# hadolint ignore=DL3008\n", "").replace("USER 10001:10001\n", ""))
     assert "DL3008" in subprocess.run([program, bad], capture_output=True, text=True, check=False).stdout
@@ -110,8 +110,7 @@ def run_steps(stages: list[Stage], folder: Path) -> None:
             elif instruction == "RUN" and value.startswith("pip install"):
                 bring_the_wheel(value, stage)
             elif instruction == "RUN" and not value.startswith(("apt-get ", "ldconfig")):
-                done = subprocess.run(["sh", "-euc", value], cwd=stage.place("."), capture_output=True, text=True)
-                assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+                finished("sh", "-euc", value, cwd=stage.place("."))
 
 
 def copy(value: str, context: Path, stage: Stage, stages: list[Stage]) -> None:
@@ -142,7 +141,7 @@ def bring_the_wheel(value: str, stage: Stage) -> None:
 
 def missing_packages(file: Path, packages: set[str]) -> dict[str, set[str]]:
     """The libraries that a file is linked with and that none of the packages brings, by the packages that would."""
-    listed = subprocess.run(["ldd", file], capture_output=True, text=True, check=True).stdout
+    listed = finished("ldd", file).stdout
     missing = {}
     for name, path in re.findall(r"^\s*(\S+) => (/\S+)", listed, re.M):
         asked = subprocess.run(["dpkg", "-S", f"*/{name}"], capture_output=True, text=True, check=False).stdout
@@ -156,13 +155,8 @@ def missing_packages(file: Path, packages: set[str]) -> dict[str, set[str]]:
 def closure(packages: set[str]) -> set[str]:
     """The packages with all that they depend on, and Debian's own of every image."""
     options = ["--recurse", "--no-recommends", "--no-suggests", "--no-conflicts", "--no-breaks", "--no-replaces"]
-    asked = subprocess.run(
-        ["apt-cache", "depends", "--installed", *options, "--no-enhances", *sorted(packages)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return {line.partition(":")[0] for line in asked.stdout.splitlines() if re.match(r"[a-z0-9]", line)}
+    listed = finished("apt-cache", "depends", "--installed", *options, "--no-enhances", *sorted(packages)).stdout
+    return {line.partition(":")[0] for line in listed.splitlines() if re.match(r"[a-z0-9]", line)}
 
 
 @pytest.mark.slow

@@ -10,23 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from serving import find
+from serving import find, finished, shapes_bundle
 
 from service.tests.record import record
-from trtdet import Detector, build, load_config
+from trtdet import Detector
 from trtdet.data import find_images
 from trtdet.demo import shapes
-from trtdet.exporter import SHAPES_MODEL
-from trtdet.options import BuildOptions, NmsOptions
+from trtdet.options import NmsOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVICE = ROOT / "service"
-
-
-def run(*command: object) -> str:
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.stdout
 
 
 @pytest.fixture(scope="session")
@@ -35,32 +28,27 @@ def prefix(program: Callable[[str], Path], tmp_path_factory: pytest.TempPathFact
     if shutil.which("cmake") is None:
         pytest.skip("needs cmake")
     folder = tmp_path_factory.mktemp("install")
-    run("cmake", "--install", program("libtrtdet.so").parent, "--prefix", folder / "first")
+    finished("cmake", "--install", program("libtrtdet.so").parent, "--prefix", folder / "first")
     return (folder / "first").rename(folder / "moved")
 
 
-def configure(source: Path, build: Path, *options: object) -> subprocess.CompletedProcess[str]:
+def configure(source: Path, build: Path, *options: object, code: int = 0) -> subprocess.CompletedProcess[str]:
     if shutil.which("cmake") is None:
         pytest.skip("needs cmake")
-    command = ["cmake", "-S", source, "-B", build, *options]
-    return subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+    return finished("cmake", "-S", source, "-B", build, *options, code=code)
 
 
 def test_installed_programs_find_their_library_wherever_they_are(prefix: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
     for name in ("trtdet-serve", "trtdet-bench"):
-        done = subprocess.run(
-            [prefix / "bin" / name, "--help"], capture_output=True, text=True, check=False, env=environment
-        )
-        assert done.returncode == 0, done.stderr
-        assert "bundle" in done.stdout
+        assert "bundle" in finished(prefix / "bin" / name, "--help", env=environment).stdout
 
 
 def test_only_what_the_headers_declare_is_exported(prefix: Path) -> None:
     if shutil.which("nm") is None:
         pytest.skip("needs nm")
     library = next(prefix.glob("lib/**/libtrtdet.so"))
-    names = [line.split()[-1] for line in run("nm", "-D", "--defined-only", library).splitlines()]
+    names = [line.split()[-1] for line in finished("nm", "-D", "--defined-only", library).stdout.splitlines()]
     # In the mangled names of C++: functions, and the type information and tables of classes.
     foreign = [name for name in names if not re.match(r"_Z(NK?|T[ISV]N)6trtdet", name)]
     assert foreign == []
@@ -86,19 +74,14 @@ def test_its_targets_keep_clear_of_another_projects(tmp_path: Path) -> None:
         + "".join(f"add_library({name} INTERFACE)\n" for name in names)
         + f'add_subdirectory("{SERVICE}" trtdet)\nif(TARGET trtdet_test)\n  message(FATAL_ERROR "tests")\nendif()\n'
     )
-    done = configure(tmp_path, tmp_path / "build")
-    assert done.returncode == 0, done.stdout + done.stderr
+    configure(tmp_path, tmp_path / "build")
 
 
 def test_the_library_alone_needs_nothing_of_the_programs(tmp_path: Path) -> None:
     absent = [f"-DCMAKE_DISABLE_FIND_PACKAGE_{name}=ON" for name in ("Boost", "spdlog", "CLI11", "prometheus-cpp")]
-    done = configure(SERVICE, tmp_path / "library", "-DTRTDET_PROGRAMS=OFF", *absent)
-    assert done.returncode == 0, done.stdout + done.stderr
-    done = configure(SERVICE, tmp_path / "programs", *absent)
-    assert done.returncode != 0
-    assert "apt-get install libspdlog-dev libcli11-dev libboost1.81-dev prometheus-cpp-dev" in " ".join(
-        done.stderr.split()
-    )
+    configure(SERVICE, tmp_path / "library", "-DTRTDET_PROGRAMS=OFF", *absent)
+    errors = configure(SERVICE, tmp_path / "programs", *absent, code=1).stderr
+    assert "apt-get install libspdlog-dev libcli11-dev libboost1.81-dev prometheus-cpp-dev" in " ".join(errors.split())
 
 
 def build_example(prefix: Path, folder: Path) -> Path:
@@ -109,35 +92,33 @@ def build_example(prefix: Path, folder: Path) -> Path:
     folder.mkdir()
     (folder / "main.cpp").write_text(example)
     (folder / "CMakeLists.txt").write_text(project)
-    run("cmake", "-S", folder, "-B", folder / "build", f"-DCMAKE_PREFIX_PATH={prefix}")
-    run("cmake", "--build", folder / "build")
+    finished("cmake", "-S", folder, "-B", folder / "build", f"-DCMAKE_PREFIX_PATH={prefix}")
+    finished("cmake", "--build", folder / "build")
     return folder / "build" / "example"
 
 
 @pytest.mark.slow
 def test_a_static_library_brings_its_users_what_it_needs(tmp_path: Path) -> None:
     options = ["-DBUILD_SHARED_LIBS=OFF", "-DTRTDET_PROGRAMS=OFF", "-DBUILD_TESTING=OFF", "-DCMAKE_BUILD_TYPE=Debug"]
-    done = configure(SERVICE, tmp_path / "library", *options)
-    assert done.returncode == 0, done.stdout + done.stderr
-    run("cmake", "--build", tmp_path / "library")
-    run("cmake", "--install", tmp_path / "library", "--prefix", tmp_path / "prefix")
+    configure(SERVICE, tmp_path / "library", *options)
+    finished("cmake", "--build", tmp_path / "library")
+    finished("cmake", "--install", tmp_path / "library", "--prefix", tmp_path / "prefix")
     (targets,) = (tmp_path / "prefix").glob("lib/**/trtdet-targets.cmake")
     # As packages by name: where OpenCV was here, it need not be where the library is used.
     assert re.findall(r"/[\w/.-]*opencv[\w/.-]*", targets.read_text()) == []
     example = build_example(tmp_path / "prefix", tmp_path / "example")
-    assert subprocess.run([example], check=False).returncode == 2
+    finished(example, code=2)
 
 
 @pytest.mark.slow
 def test_the_example_finds_what_python_finds(prefix: Path, tmp_path: Path) -> None:
     example = build_example(prefix, tmp_path / "example")
-    options = BuildOptions(precision="fp32", backend="onnxruntime", nms=NmsOptions(mode="host"))
-    bundle = build(SHAPES_MODEL, load_config("shapes"), tmp_path / "bundle", options).bundle.path
+    bundle = shapes_bundle(tmp_path / "bundle", nms=NmsOptions(mode="host"))
     images = find_images(shapes.generate(tmp_path, "val", 3).images)
     record(bundle, images, tmp_path / "recording")
     detector = Detector.open(bundle)
     for image in images:
-        lines = run(example, bundle, image, tmp_path / "recording").splitlines()
+        lines = finished(example, bundle, image, tmp_path / "recording").stdout.splitlines()
         found = find(detector, image)
         expected = [
             f"{detector.classes[label]} {score:.3f} {x1:.1f} {y1:.1f} {x2:.1f} {y2:.1f}"
@@ -146,6 +127,4 @@ def test_the_example_finds_what_python_finds(prefix: Path, tmp_path: Path) -> No
         assert lines == expected
         assert lines
 
-    refused = subprocess.run([example, bundle, images[0]], capture_output=True, text=True, check=False)
-    assert refused.returncode == 1
-    assert refused.stderr.count("\n") == 1
+    assert finished(example, bundle, images[0], code=1).stderr.count("\n") == 1

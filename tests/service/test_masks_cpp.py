@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,20 +14,18 @@ import pytest
 from models import RCNN
 from numpy.typing import NDArray
 from PIL import Image
-from serving import ONNXRUNTIME, Server, handmade
+from serving import ONNXRUNTIME, Server, handmade, turned
 
 from service.tests.record import record
 from trtdet.building import build
 from trtdet.bundle import Bundle
 from trtdet.data.images import preprocess, read_image
 from trtdet.demo import shapes
-from trtdet.detection.masks import from_run_lengths, paste, run_lengths
+from trtdet.detection.masks import from_run_lengths, paste
 from trtdet.options import BuildOptions
 from trtdet.runtime.detector import Detector
 
 TWO_STAGE = Path(__file__).parents[1] / "fixtures" / "two_stage"
-FIXTURE = Path(__file__).parents[1] / "fixtures" / "pasted_masks.npz"
-"""Of tests/fixtures/pasted_masks.py."""
 SIDE, CELLS, ROWS = 32, 28, 3
 
 
@@ -37,31 +33,6 @@ def only_edges(got: NDArray[np.bool_], want: NDArray[np.bool_]) -> bool:
     """Whether masks differ at most at pixels that have one of the object and one of none beside them."""
     inside, outside = (cv2.erode(part.astype(np.uint8), np.ones((3, 3))) > 0 for part in (want, ~want))
     return bool(got[inside].all() and not got[outside].any() and (got != want).sum() <= max(1, 0.001 * want.size))
-
-
-def pasted_by_probe(
-    probe: Path, masks: NDArray[np.float32], boxes: NDArray[np.float32], size: tuple[int, int], threshold: float = 0.5
-) -> list[dict[str, Any]]:
-    cases = b"".join(
-        f"{mask.shape[0]} {size[1]} {size[0]} {threshold}\n".encode() + box.tobytes() + mask.tobytes()
-        for mask, box in zip(masks, boxes, strict=True)
-    )
-    done = subprocess.run([probe, "paste"], input=cases, capture_output=True, check=True)
-    return [{"size": list(size), "counts": line} for line in done.stdout.decode().splitlines()]
-
-
-def test_masks_are_pasted_as_in_torchvision_and_python(program: Callable[[str], Path]) -> None:
-    with np.load(FIXTURE) as found:
-        boxes, masks, packed = found["boxes"], found["masks"].astype(np.float32), found["pasted"]
-    wanted = np.unpackbits(packed, axis=-1, count=120).astype(bool)
-    probe = program("tests/trtdet-probe")
-    for threshold in (0.5, 0.3):
-        got = pasted_by_probe(probe, masks, boxes, wanted.shape[1:], threshold)
-        for mask, box, encoded, want in zip(masks, boxes, got, wanted, strict=True):
-            decoded = from_run_lengths(encoded)
-            assert run_lengths(decoded) == encoded
-            assert only_edges(decoded, paste(mask, box, *want.shape, threshold))
-            assert threshold != 0.5 or only_edges(decoded, want)
 
 
 def pixels_as_masks() -> onnx.ModelProto:
@@ -180,12 +151,8 @@ def test_a_mask_rcnn_is_served_without_python(start: Callable[..., Server], tmp_
 
 
 def test_masks_are_turned_with_the_image(start: Callable[..., Server], bundle: Path, images: Sequence[Path]) -> None:
-    lying, exif = io.BytesIO(), Image.Exif()
-    exif[0x0112] = 6
-    with Image.open(images[1]) as image:
-        image.transpose(Image.Transpose.ROTATE_90).save(lying, "PNG", exif=exif)
     with start(bundle, "--exif-orientation") as server:
-        answer = server.detect(lying.getvalue(), kind="image/png").json["images"][0]
+        answer = server.detect(turned(images[1]), kind="image/png").json["images"][0]
         assert (answer["width"], answer["height"]) == (200, 150)
         assert check_masks(answer, bundle, read_image(images[1])) > 20
 

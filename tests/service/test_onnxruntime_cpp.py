@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -13,14 +12,11 @@ import onnx.parser
 import onnxruntime
 import pytest
 from PIL import Image
-from serving import PATIENCE, Server, check, handmade, pictured
+from serving import PATIENCE, Server, check, finished, handmade, pictured, shapes_bundle
 
-from trtdet.building import build
 from trtdet.bundle import Bundle
-from trtdet.config import load_config
 from trtdet.demo import shapes
-from trtdet.exporter import SHAPES_MODEL
-from trtdet.options import BuildOptions, CalibrationOptions, NmsOptions
+from trtdet.options import CalibrationOptions, NmsOptions
 from trtdet.passes.base import PLUGIN_DOMAIN
 
 
@@ -50,20 +46,13 @@ def test_the_service_finds_what_python_finds(
     precision: str,
     options: Sequence[str],
 ) -> None:
-    bundle = tmp_path / "bundle"
-    calibration = CalibrationOptions(images=images[0].parent, check_input=False)
-    build(
-        SHAPES_MODEL,
-        load_config("shapes"),
-        bundle,
-        BuildOptions(
-            precision=precision,
-            backend="onnxruntime",
-            nms=NmsOptions(mode=nms),
-            batch=(1, 2, 4),
-            effort="none",
-            calibration=calibration,
-        ),
+    bundle = shapes_bundle(
+        tmp_path / "bundle",
+        precision=precision,
+        nms=NmsOptions(mode=nms),
+        batch=(1, 2, 4),
+        effort="none",
+        calibration=CalibrationOptions(images=images[0].parent, check_input=False),
     )
     manifest = Bundle(bundle).manifest
     with start(bundle, *options) as server:
@@ -81,13 +70,7 @@ def test_the_service_finds_what_python_finds(
 
 def test_every_size_of_a_batch_is_run_before_the_first_request(start: Callable[..., Server], tmp_path: Path) -> None:
     """A network that fails with three images alone does not begin to serve where there may be so many."""
-    bundle = tmp_path / "bundle"
-    build(
-        SHAPES_MODEL,
-        load_config("shapes"),
-        bundle,
-        BuildOptions(precision="fp32", backend="onnxruntime", batch=(1, 2, 4)),
-    )
+    bundle = shapes_bundle(tmp_path / "bundle", batch=(1, 2, 4))
     manifest = json.loads((bundle / "manifest.json").read_text())
     model = onnx.load(bundle / manifest["portable"])
     node, graph = onnx.helper.make_node, model.graph
@@ -112,9 +95,7 @@ def test_every_size_of_a_batch_is_run_before_the_first_request(start: Callable[.
     with start(bundle, "--max-batch", 2) as server:
         assert server.call("GET", "/readyz").status == 200
     server = start(bundle, "--max-batch", 4)
-    command = [server.program, "--port", "0", *map(str, server.arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
-    assert done.returncode == 1
+    done = finished(server.program, "--port", 0, *server.arguments, code=1, timeout=PATIENCE)
     assert "failed at running the model" in done.stderr
 
 

@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from serving import Answer, Case, Server, total
+from serving import Answer, Case, Serve, Server, total
 
 from trtdet.data.images import preprocess, read_image
 from trtdet.detection.suppression import Detections
 from trtdet.runtime.detector import Detector
 
-Serve = Callable[..., Server]
 OUTPUTS = ["num_dets", "boxes", "scores", "classes"]
 
 

@@ -9,13 +9,11 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from serving import ONNXRUNTIME, Picture, Server, check, find
+from serving import ONNXRUNTIME, Server, check, pictured
 
 from trtdet.bundle import Bundle
 from trtdet.cli import main
-from trtdet.data.images import read_image
 from trtdet.demo import shapes
-from trtdet.runtime.detector import Detector
 
 MODEL = Path(__file__).parents[1] / "fixtures" / "detr.onnx"
 
@@ -51,12 +49,11 @@ def test_a_detector_without_nms_from_export_to_service(
     Image.fromarray(shapes.render(shapes.DEFAULT_SEED, "val", 0)[0]).save(picture)
     run("infer", bundle, picture, "-o", tmp_path / "found")
     assert {file.name for file in (tmp_path / "found").iterdir()} == {"detections.json", "picture.jpg"}
-    detector, content_hash = Detector.open(bundle, runtime="model"), Bundle(bundle).manifest.content_hash
     with Server(
         program("serve/trtdet-serve"), [bundle, "--library-folder", ONNXRUNTIME], tmp_path / "server"
     ) as server:
         answer = server.detect(picture.read_bytes(), kind="image/png")
-    found = find(detector, picture)
-    assert len(found.scores) > 0
-    sides = read_image(picture).shape[1::-1]
-    check(answer.json["images"][0], Picture(picture, picture.read_bytes(), *sides, {content_hash: found}), content_hash)
+    content_hash = Bundle(bundle).manifest.content_hash
+    (expected,) = pictured(bundle, [picture], runtime="model")
+    assert len(expected.found[content_hash].scores) > 0
+    check(answer.json["images"][0], expected, content_hash)

@@ -10,17 +10,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
+from serving import shapes_bundle
 
 from service.tests.record import fingerprints, main, record
 from trtdet import Detector
-from trtdet.building import build
-from trtdet.config import load_config
 from trtdet.data import find_images
 from trtdet.data.images import preprocess, read_image
 from trtdet.demo import shapes
 from trtdet.errors import DataError, OutputError
-from trtdet.exporter import SHAPES_MODEL
-from trtdet.options import BuildOptions, NmsOptions
+from trtdet.options import NmsOptions
 
 
 def contents(file: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
@@ -42,9 +40,7 @@ def contents(file: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
 
 @pytest.fixture(scope="module", params=["host", "native"])
 def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("bundle") / "b"
-    options = BuildOptions(precision="fp32", backend="onnxruntime", nms=NmsOptions(mode=request.param))
-    return build(SHAPES_MODEL, load_config("shapes"), path, options).bundle.path
+    return shapes_bundle(tmp_path_factory.mktemp("bundle") / "b", nms=NmsOptions(mode=request.param))
 
 
 @pytest.fixture(scope="module")

@@ -15,15 +15,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
-from serving import png
+from serving import png, shapes_bundle
 
-from trtdet.building import build
-from trtdet.config import Config, InputConfig, NmsConfig, load_config
+from trtdet.config import InputConfig, NmsConfig, load_config
 from trtdet.data.images import preprocess, read_image
 from trtdet.detection.suppression import non_max_suppression
 from trtdet.errors import DataError
-from trtdet.exporter import SHAPES_MODEL
-from trtdet.options import BuildOptions, NmsOptions
+from trtdet.options import NmsOptions
 
 Program = Callable[[str], Path]
 
@@ -224,9 +222,8 @@ Manifests = Callable[[InputConfig], Path]
 def write_manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifests:
     """Writes the manifest of a bundle of the shipped detector, with another pre-processing."""
     folder = tmp_path_factory.mktemp("manifests")
-    options = BuildOptions(precision="fp32", backend="onnxruntime", nms=NmsOptions(mode="host"))
-    bundle = build(SHAPES_MODEL, load_config("shapes"), folder / "bundle", options).bundle
-    manifest = json.loads((bundle.path / "manifest.json").read_text())
+    bundle = shapes_bundle(folder / "bundle", nms=NmsOptions(mode="host"))
+    manifest = json.loads((bundle / "manifest.json").read_text())
 
     def write(config: InputConfig) -> Path:
         manifest["input"]["preprocess"] = config.model_dump(mode="json")
@@ -346,14 +343,7 @@ def test_suppression_is_that_of_python(probe: Probe) -> None:
 
 
 def test_manifests_that_python_writes_are_read(probe: Probe, tmp_path: Path) -> None:
-    config: Config = load_config("shapes")
     for nms in ("host", "native"):
-        bundle = tmp_path / nms
-        build(
-            SHAPES_MODEL,
-            config,
-            bundle,
-            BuildOptions(precision="fp32", backend="onnxruntime", nms=NmsOptions(mode=nms)),
-        )
+        bundle = shapes_bundle(tmp_path / nms, nms=NmsOptions(mode=nms))
         done = probe("manifest", bundle / "manifest.json")
         assert (done.returncode, done.stderr) == (0, b"")

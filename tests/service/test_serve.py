@@ -8,9 +8,8 @@ import re
 import shutil
 import socket
 import struct
-import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
@@ -22,21 +21,21 @@ from serving import (
     PATIENCE,
     Answer,
     Case,
+    Serve,
     Server,
     call,
     check,
     failed_start,
+    finished,
     form,
     parse_metrics,
     png,
     post,
     read_answer,
     total,
+    turned,
     until,
 )
-
-Serve = Callable[..., Server]
-
 
 UNKNOWN = cv2.imencode(".png", np.full((1, 1, 3), (30, 200, 10), np.uint8))[1].tobytes()
 """An image of one pixel, which no recording has."""
@@ -128,18 +127,13 @@ def test_what_is_no_image_is_refused(server: Server, case: Case) -> None:
 def test_images_are_turned_where_that_is_wanted(serve: Serve, case: Case) -> None:
     """What was stored lying and says so is answered as if it had been stored upright."""
     picture = case.pictures[0]
-    lying = io.BytesIO()
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    with Image.open(io.BytesIO(picture.data)) as image:
-        image.convert("RGB").transpose(Image.Transpose.ROTATE_90).save(lying, "PNG", exif=exif)
+    lying = turned(picture.file)
     with serve("--exif-orientation") as server:
-        check(server.detect(lying.getvalue(), kind="image/png").json["images"][0], picture, case.hashes[0])
+        check(server.detect(lying, kind="image/png").json["images"][0], picture, case.hashes[0])
         check(server.detect(picture.data).json["images"][0], picture, case.hashes[0])
     with serve() as server:
-        assert (
-            server.detect(lying.getvalue(), kind="image/png").error == "engine-failed"
-        )  # the recording has no such image
+        # The recording has no such image.
+        assert server.detect(lying, kind="image/png").error == "engine-failed"
 
 
 def test_webp_is_taken(server: Server, case: Case) -> None:
@@ -550,11 +544,9 @@ def test_options_can_come_from_the_environment(
         assert other.detect(body, kind=kind).status == 200  # the command line comes first
     assert all(other.log_lines())
     monkeypatch.setenv("TRTDET_OPTION_LANES", "many")
-    done = subprocess.run([server.program], capture_output=True, text=True, check=False, timeout=PATIENCE)
-    assert done.returncode == 2
-    assert "many" in done.stderr
+    assert "many" in finished(server.program, code=2, timeout=PATIENCE).stderr
     monkeypatch.delenv("TRTDET_OPTION_LANES")
-    shown = subprocess.run([server.program, "--help"], capture_output=True, text=True, check=True).stdout
+    shown = finished(server.program, "--help").stdout
     named = set(re.findall(r"--([a-z-]+[a-z])", shown)) - {"help", "version"}
     assert set(re.findall(r"Env:TRTDET_OPTION_([A-Z_]+)", shown)) == {
         one.upper().replace("-", "_") for one in named
@@ -598,16 +590,10 @@ def test_a_start_that_fails_says_why(server: Server, case: Case, tmp_path: Path)
     assert failed_start(path, bundle)  # made for onnxruntime, which has no engine
     other = next(file for file in case.recordings.iterdir() if file.stem == case.hashes[1])
     assert "made from another bundle" in failed_start(path, bundle, "--recording", other)
-    twice = subprocess.run([path, bundle, bundle], capture_output=True, text=True, check=False, timeout=PATIENCE)
-    assert twice.returncode == 2
+    twice = finished(path, bundle, bundle, code=2, timeout=PATIENCE)
     assert f"two bundles are called '{bundle.name}'" in twice.stderr
     for wrong in ((), ("--port", 70000), ("--lanes", 0), ("--log-level", "loud"), ("--none",), ("--max-body-mb", "x")):
-        done = subprocess.run(
-            [path, *([bundle] if wrong else []), *map(str, wrong)], capture_output=True, check=False, timeout=PATIENCE
-        )
-        assert done.returncode == 2, wrong
-    shown = subprocess.run([path, "--help"], capture_output=True, text=True, check=True, timeout=PATIENCE).stdout
-    assert "--max-delay-us" in shown
+        finished(path, *([bundle] if wrong else []), *wrong, code=2, timeout=PATIENCE)
 
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "service.md"
@@ -615,7 +601,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "service.md"
 
 def test_the_page_has_every_option_metric_and_endpoint(server: Server) -> None:
     page = PAGE.read_text(encoding="utf-8")
-    shown = subprocess.run([server.program, "--help"], capture_output=True, text=True, check=True).stdout
+    shown = finished(server.program, "--help").stdout
     table = page.split("\n## Options\n")[1].split("\n## ")[0]
     first_column = "".join(line.split("|")[1] for line in table.splitlines() if line.startswith("|"))
     assert set(re.findall(r"--[a-z-]+[a-z]", first_column)) == set(re.findall(r"--[a-z-]+[a-z]", shown))
@@ -643,6 +629,4 @@ def test_the_requests_on_the_page_work(server: Server, case: Case, tmp_path: Pat
     assert len(lines) == 2
     for line, images in zip(lines, (1, 2), strict=True):
         command = line.replace("localhost:8080", f"127.0.0.1:{server.port}").replace("curl ", "curl -sS ", 1)
-        done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        assert len(json.loads(done.stdout)["images"]) == images
+        assert len(json.loads(finished("bash", "-c", command, cwd=tmp_path).stdout)["images"]) == images

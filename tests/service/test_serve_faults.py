@@ -17,7 +17,7 @@ from serving import (
     ONNXRUNTIME,
     PATIENCE,
     Case,
-    Server,
+    Serve,
     call,
     check,
     failed_start,
@@ -27,8 +27,6 @@ from serving import (
     total,
     until,
 )
-
-Serve = Callable[..., Server]
 
 PROBE = b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n"
 

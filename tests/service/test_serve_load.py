@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -17,13 +16,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from serving import PATIENCE, Case, Server, call, check, failed_start, form, post, read_answer, total, until
+from serving import (
+    PATIENCE,
+    Case,
+    Serve,
+    Server,
+    call,
+    check,
+    failed_start,
+    finished,
+    form,
+    post,
+    read_answer,
+    total,
+    until,
+)
 
 from trtdet.bundle import MANIFEST, Bundle, BundleWriter
 
 ROOT = Path(__file__).resolve().parents[2]
-
-Serve = Callable[..., Server]
 
 
 class Clients:
@@ -389,14 +400,8 @@ def test_memory_is_flat_while_bundles_are_replaced(
         shutil.copy(picture.file, tmp_path / "images")
     options = ["--images", tmp_path / "images", "--service", service, "--measure", 2, "--swap-every", 2]
     options += ["--requests", requests, "--settle", settle, "--growth-mb", growth, "--", "--recording", case.recordings]
-    done = subprocess.run(
-        [sys.executable, ROOT / "benchmarks" / "soak.py", *case.bundles, *map(str, options)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        timeout=10 * PATIENCE,
-        check=False,
-    )
+    soak = (sys.executable, ROOT / "benchmarks" / "soak.py", *case.bundles, *options)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = finished(*soak, code=0 if good else 1, timeout=10 * PATIENCE, env=environment)
     assert f"| requests answered rightly | {requests} |" in done.stdout, done.stderr
     assert "| lost, refused or wrong | 0 |" in done.stdout
-    assert done.returncode == (0 if good else 1), done.stdout

@@ -88,10 +88,6 @@ MemoryPoolType = _versioned(
 )
 
 
-class EngineCapability(enum.Enum):
-    STANDARD, SAFETY, DLA_STANDALONE = range(3)
-
-
 class LayerType(enum.Enum):
     CONVOLUTION, ACTIVATION, ELEMENTWISE, PLUGIN_V2, QUANTIZE, DEQUANTIZE, SHUFFLE = range(7)
 
@@ -306,23 +302,14 @@ _NUMPY = {one: onnx.helper.tensor_dtype_to_np_dtype(number) for number, one in _
 
 
 class ITensor:
-    __slots__ = ("_range", "dtype", "is_network_input", "is_network_output", "name", "shape")
+    __slots__ = ("dtype", "is_network_input", "name", "shape")
 
     def __init__(self, value, is_input):
         kind = value.type.tensor_type
         self.name = value.name
         self.dtype = _ONNX_TYPES[kind.elem_type]
         self.shape = tuple(one.dim_value if one.HasField("dim_value") else -1 for one in kind.shape.dim)
-        self.is_network_input, self.is_network_output = is_input, not is_input
-        self._range = None
-
-    def set_dynamic_range(self, min, max):
-        self._range = (min, max)
-        return True
-
-    @property
-    def dynamic_range(self):
-        return self._range
+        self.is_network_input = is_input
 
 
 class ILayer:
@@ -340,10 +327,6 @@ class ILayer:
         self.type = kinds.get(node.op_type, LayerType.ELEMENTWISE)
         self._precision = None
         self._stored = {}
-
-    @property
-    def metadata(self):
-        return f"[ONNX Layer: {self.name}]"
 
     @property
     def num_inputs(self):
@@ -478,19 +461,15 @@ class Dims(tuple):
 
 
 class IOptimizationProfile:
-    __slots__ = ("_shapes", "extra_memory_target")
+    __slots__ = ("_shapes",)
 
     def __init__(self):
         self._shapes = {}
-        self.extra_memory_target = 1.0
 
     def set_shape(self, input, min, opt, max):
         if not all(low <= mid <= high for low, mid, high in zip(min, opt, max, strict=True)):
             raise ValueError("Shape provided for min is not at most opt, or opt not at most max")
         self._shapes[input] = [list(min), list(opt), list(max)]
-
-    def get_shape(self, input):
-        return [Dims(one) for one in self._shapes[input]]
 
 
 class ITimingCache:
@@ -501,14 +480,6 @@ class ITimingCache:
 
     def serialize(self):
         return IHostMemory(self._data)
-
-    def combine(self, input_cache, ignore_mismatch):
-        self._data += input_cache._data
-        return True
-
-    def reset(self):
-        self._data = b""
-        return True
 
 
 class IHostMemory(bytes):
@@ -526,12 +497,9 @@ class IBuilderConfig:
         "_previews",
         "_profiles",
         "_tactics",
-        "avg_timing_iterations",
         "builder_optimization_level",
-        "engine_capability",
         "hardware_compatibility_level",
         "int8_calibrator",
-        "max_aux_streams",
         "plugins_to_serialize",
         "profiling_verbosity",
         "progress_monitor",
@@ -541,8 +509,7 @@ class IBuilderConfig:
         self._flags, self._previews, self._profiles = 1 << BuilderFlag.TF32, 0, []
         self._pools = {MemoryPoolType.WORKSPACE: 1 << 30}
         self._cache, self._calibration_profile, self._tactics = None, None, 0
-        self.avg_timing_iterations, self.builder_optimization_level, self.max_aux_streams = 1, 3, -1
-        self.engine_capability = EngineCapability.STANDARD
+        self.builder_optimization_level = 3
         self.hardware_compatibility_level = HardwareCompatibilityLevel.NONE
         if _MAJOR >= 10:
             self.progress_monitor = None
@@ -552,7 +519,6 @@ class IBuilderConfig:
         self.profiling_verbosity = ProfilingVerbosity.LAYER_NAMES_ONLY
 
     flags = property(lambda self: self._flags)
-    num_optimization_profiles = property(lambda self: len(self._profiles))
 
     def set_flag(self, flag):
         self._flags |= 1 << BuilderFlag(flag)
@@ -573,15 +539,9 @@ class IBuilderConfig:
     def set_memory_pool_limit(self, pool, pool_size):
         self._pools[pool] = pool_size
 
-    def get_memory_pool_limit(self, pool):
-        return self._pools.get(pool, 0)
-
     def set_tactic_sources(self, tactic_sources):
         self._tactics = tactic_sources
         return True
-
-    def get_tactic_sources(self):
-        return self._tactics
 
     def add_optimization_profile(self, profile):
         self._profiles.append(profile)
@@ -607,15 +567,13 @@ class IBuilderConfig:
 
 
 class Builder:
-    __slots__ = ("_registry", "_sm", "logger", "max_threads")
+    __slots__ = ("_registry", "_sm", "logger")
 
     def __init__(self, logger):
         self.logger = _take_logger(logger)
         if _cuda().cuInit(0) != 0:
             raise TypeError("pybind11::init(): factory function returned nullptr")
-        self._sm, self._registry, self.max_threads = _sm(), IPluginRegistry(), 1
-
-    platform_has_fast_int8 = platform_has_fast_fp16 = property(lambda self: True)
+        self._sm, self._registry = _sm(), IPluginRegistry()
 
     def create_network(self, flags=0):
         if flags >> (max(NetworkDefinitionCreationFlag) + 1):
@@ -704,18 +662,11 @@ def _watched(monitor, layers):
     return going
 
 
-class CalibrationAlgoType(enum.Enum):
-    LEGACY_CALIBRATION, ENTROPY_CALIBRATION, ENTROPY_CALIBRATION_2, MINMAX_CALIBRATION = range(4)
-
-
 class IInt8Calibrator:
     def __init__(self):
         pass
 
     def get_batch_size(self):
-        raise NotImplementedError
-
-    def get_algorithm(self):
         raise NotImplementedError
 
     def get_batch(self, names):
@@ -729,23 +680,19 @@ class IInt8Calibrator:
 
 
 class IInt8EntropyCalibrator2(IInt8Calibrator):
-    def get_algorithm(self):
-        return CalibrationAlgoType.ENTROPY_CALIBRATION_2
+    pass
 
 
 class IInt8EntropyCalibrator(IInt8Calibrator):
-    def get_algorithm(self):
-        return CalibrationAlgoType.ENTROPY_CALIBRATION
+    pass
 
 
 class IInt8MinMaxCalibrator(IInt8Calibrator):
-    def get_algorithm(self):
-        return CalibrationAlgoType.MINMAX_CALIBRATION
+    pass
 
 
 class IInt8LegacyCalibrator(IInt8Calibrator):
-    def get_algorithm(self):
-        return CalibrationAlgoType.LEGACY_CALIBRATION
+    pass
 
 
 def _calibrate(calibrator, network, config):
@@ -804,12 +751,12 @@ def read(engine):
 
 
 class Runtime:
-    __slots__ = ("_registry", "_sm", "engine_host_code_allowed", "logger", "max_threads")
+    __slots__ = ("_registry", "_sm", "engine_host_code_allowed", "logger")
 
     def __init__(self, logger):
         self.logger = _take_logger(logger)
         self._sm = _sm()
-        self._registry, self.engine_host_code_allowed, self.max_threads = IPluginRegistry(), False, 1
+        self._registry, self.engine_host_code_allowed = IPluginRegistry(), False
 
     def get_plugin_registry(self):
         return self._registry
@@ -874,7 +821,6 @@ class ICudaEngine:
 
     num_io_tensors = property(lambda self: len(self._tensors))
     num_layers = property(lambda self: len(_plan(self)))
-    num_optimization_profiles = property(lambda self: max(1, len(self._header["profiles"])))
     profiling_verbosity = property(lambda self: ProfilingVerbosity[self._header["verbosity"]])
     hardware_compatibility_level = property(lambda self: HardwareCompatibilityLevel[self._header["hardware"]])
 
@@ -1059,19 +1005,16 @@ def _execute(engine, shapes, addresses):
 
 
 class EngineInspector:
-    __slots__ = ("_engine", "execution_context")
+    __slots__ = ("_engine",)
 
     def __init__(self, engine):
-        self._engine, self.execution_context = engine, None
+        self._engine = engine
 
     def get_engine_information(self, format):
         layers = [self._layer(one) for one in _plan(self._engine)]
         if format is LayerInformationFormat.ONELINE:
             return "\n".join(str(one) for one in layers)
         return json.dumps({"Layers": layers, "Bindings": list(self._engine._tensors)}, indent=1)
-
-    def get_layer_information(self, layer_index, format):
-        return json.dumps(self._layer(_plan(self._engine)[layer_index]))
 
     def _layer(self, layer):
         verbosity = self._engine.profiling_verbosity
@@ -1209,9 +1152,7 @@ if _MAJOR < 10:  # what TensorRT 8 did not have yet
     del IProgressMonitor, IBuilderConfig.progress_monitor
     del ParserError.node_name, ParserError.node_operator
 if _MAJOR >= 11:  # what TensorRT 11 no longer has
-    del Builder.platform_has_fast_int8, Builder.platform_has_fast_fp16
     del ILayer.precision, ILayer.precision_is_set, ILayer.set_output_type
-    del ITensor.set_dynamic_range, ITensor.dynamic_range
     del IBuilderConfig.int8_calibrator, IBuilderConfig.set_calibration_profile
-    del CalibrationAlgoType, IInt8Calibrator
+    del IInt8Calibrator
     del IInt8EntropyCalibrator2, IInt8EntropyCalibrator, IInt8MinMaxCalibrator, IInt8LegacyCalibrator

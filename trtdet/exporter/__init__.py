@@ -43,8 +43,14 @@ SHAPES_MODEL = Path(__file__).with_name("shapes.onnx")
 SOURCES: tuple[str, ...] = ("yolox-nano", "yolox-tiny", "yolox-s", "yolox-m", "yolox-l", "yolox-x", "shapes")
 """The sources with a name."""
 
-_PREFIXES = {"ultralytics": "FILE.pt", "yolov5": "FILE.pt", "hf": "FOLDER", "torchvision": "NAME"}
-"""The sources that begin with a prefix and a colon, and what follows it; any other is ``package.module:factory``."""
+LOADERS = {
+    "ultralytics": ("FILE.pt", "ultralytics_models"),
+    "yolov5": ("FILE.pt", "yolov5"),
+    "hf": ("FOLDER", "hugging_face"),
+    "torchvision": ("NAME", "torchvision_models"),
+}
+"""By the prefix of a source, which a colon ends: what follows, and the module whose ``load(place, options)`` takes that
+and gives the SourceModel, or raises a ModelError or a ConfigError. Any other prefix is ``package.module:factory``."""
 
 OPSETS = range(11, 21)
 """From the first opset whose Resize defines its sampling to the last that the tracing exporter writes."""
@@ -256,10 +262,10 @@ def _check(source: str, options: ExportOptions, is_onnx: bool) -> None:
             )
         raise ModelError(
             f"export source is {source!r}, allowed are {', '.join(SOURCES)}, "
-            f"{', '.join(f'{prefix}:{rest}' for prefix, rest in _PREFIXES.items())}, the path of a model.onnx, or "
+            f"{', '.join(f'{prefix}:{place}' for prefix, (place, _) in LOADERS.items())}, the path of a model.onnx, or "
             "package.module:factory for a model of your own"
         )
-    if colon and prefix not in _PREFIXES and options.config is None and not is_onnx:
+    if colon and prefix not in LOADERS and options.config is None and not is_onnx:
         raise ConfigError(f"export of '{source}' needs the input's size and name; give a configuration with --config")
     if source.startswith("yolox-") and not (is_onnx or options.weights is not None or options.random_weights):
         raise ModelError(

@@ -8,7 +8,7 @@ and does nothing. A file that names anything else is refused before a byte of it
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from trtdet.config import load_config
 from trtdet.data.folders import first_names
 from trtdet.errors import ModelError, one_line
 
@@ -190,12 +191,14 @@ def network_of(path: Path, content: Any, advice: str) -> Record:
     raise ModelError(f"checkpoint '{path}' holds no network under 'ema' or 'model'; {advice}")
 
 
-def class_names(path: Path, stored: Any, count: Any) -> tuple[str, ...]:
-    """The names of the classes, as a checkpoint lists them or by their index.
+def family_settings(path: Path, family: str, network: Record, count: Any, arguments: Sequence[Any]) -> dict[str, Any]:
+    """The shipped configuration of a family as plain values, with the name, the classes and the input size of a
+    checkpoint; ``arguments`` are its trainer's, see :func:`trained_size`.
 
     Raises:
-        ModelError: their number is not ``count``, or two are the same.
+        ModelError: the number of its class names is not ``count``, or two are the same.
     """
+    stored = network["names"]
     names = list(stored.values()) if isinstance(stored, dict) else stored
     if not isinstance(names, (list, tuple)) or len(names) != count:
         raise ModelError(f"checkpoint '{path}' does not name its {count} classes; give a configuration with --config")
@@ -206,7 +209,9 @@ def class_names(path: Path, stored: Any, count: Any) -> tuple[str, ...]:
             f"checkpoint '{path}' names the class {one_line(repr(twice[0]), 60)} twice; give a configuration with "
             "--config"
         )
-    return classes
+    settings = load_config(family).model_dump() | {"name": path.stem, "classes": classes}
+    settings["input"] |= {"size": trained_size(*arguments), "name": "images"}
+    return settings
 
 
 def trained_size(*arguments: Any) -> tuple[int, int]:
@@ -233,19 +238,19 @@ def check_same(
     Raises:
         ModelError: there is a difference.
     """
-    stored = dict(network.walk())
+    records = dict(network.walk())
     for name, module in model.named_modules():
-        record = stored.get(name)
-        there = "absent" if record is None else record.kind.rpartition(".")[2]
+        record = records.get(name)
+        stored_class = "absent" if record is None else record.kind.rpartition(".")[2]
         difference = ""
-        if name and there != type(module).__name__:
-            difference = f"module {name} is {type(module).__name__}, in the file {there}"
+        if name and stored_class != type(module).__name__:
+            difference = f"module {name} is {type(module).__name__}, in the file {stored_class}"
         for key, value in vars(module).items() if record is not None else ():
-            wanted = record[key] if record is not None else None
+            stored = record[key] if record is not None else None
             if key in ignored or key in ("training", "momentum") or not isinstance(value, _NUMBERS):
                 continue
-            if isinstance(wanted, _NUMBERS) and wanted != value:
-                difference = difference or f"{name}.{key} is {value!r}, in the file {one_line(repr(wanted), 60)}"
+            if isinstance(stored, _NUMBERS) and stored != value:
+                difference = difference or f"{name}.{key} is {value!r}, in the file {one_line(repr(stored), 60)}"
         if difference:
             raise ModelError(f"{builder} has another network than checkpoint '{path}' holds: {difference}; {advice}")
 

@@ -19,39 +19,42 @@ from torch import Tensor, nn
 
 from trtdet.config import Config
 from trtdet.errors import ConfigError, ModelError
-from trtdet.exporter import SOURCES, ExportOptions, ParityComparison, checkpoints, parity, torchvision_models, trials
+from trtdet.exporter import (
+    LOADERS,
+    SOURCES,
+    ExportOptions,
+    ParityComparison,
+    checkpoints,
+    parity,
+    torchvision_models,
+    trials,
+    yolox,
+)
 from trtdet.exporter.trials import SourceModel, first_line, quiet, resized
 from trtdet.passes.model import to_graph, to_model
 from trtdet.passes.provenance import graphs
-
-_LOADERS = {
-    "ultralytics": "ultralytics_models",
-    "yolov5": "yolov5",
-    "hf": "hugging_face",
-    "torchvision": "torchvision_models",
-}
-"""The module for each prefix of a source. Its ``load(place, options)`` takes what follows the colon and gives the
-SourceModel, or raises a ModelError or a ConfigError; a configuration in the options replaces that of the source."""
 
 
 def convert(source: str, options: ExportOptions) -> tuple[onnx.ModelProto, Config, ParityComparison]:
     """The ONNX model of a source, compared with it; errors are those of ``trtdet.exporter.export``."""
     prefix, _, place = source.partition(":")
     detector: SourceModel
-    if source in SOURCES or prefix in _LOADERS:
-        module = importlib.import_module(f"trtdet.exporter.{_LOADERS.get(prefix, 'yolox')}")
-        detector = module.load(place or source, options)
+    if source in SOURCES:
+        detector = yolox.load(source, options)
+    elif prefix in LOADERS:
+        detector = importlib.import_module(f"trtdet.exporter.{LOADERS[prefix][1]}").load(place, options)
     else:
         detector = _from_factory(source, options)
     inputs = trials.batches(detector.config.input, options)
     example = torch.from_numpy(inputs[0])
     names = _output_names(detector, example)
-    model, exporter, notes = _written(detector, example, (detector.input_name, *names), options=options)
-    outputs = trials.run(source, model, names, input_name=detector.input_name, inputs=inputs)
-    if detector.stages is not None:
-        comparison = detector.stages.compared(detector, inputs, outputs, options.tolerance)
+    input_name = detector.config.input.name or "images"
+    model, exporter, notes = _written(detector, example, (input_name, *names), options=options)
+    outputs = trials.run(source, model, names, input_name=input_name, inputs=inputs)
+    if detector.compare_stages is not None:
+        comparison = detector.compare_stages(detector, inputs, outputs, options.tolerance)
         graph = to_graph(model)
-        graph.outputs = [tensor for tensor in graph.outputs if tensor.name not in detector.stages.hidden]
+        graph.outputs = [tensor for tensor in graph.outputs if tensor.name not in torchvision_models.STEPS]
         graph.cleanup(recurse_subgraphs=False)
         model = to_model(graph)
     else:
@@ -59,7 +62,7 @@ def convert(source: str, options: ExportOptions) -> tuple[onnx.ModelProto, Confi
             references = [tensors(detector.reference(torch.from_numpy(batch))).values() for batch in inputs]
         expected = [{name: value.numpy() for name, value in zip(names, values, strict=True)} for values in references]
         if detector.unordered:
-            outputs = [parity.reordered(want, rows) for want, rows in zip(expected, outputs, strict=True)]
+            outputs = [parity.reordered(*pair) for pair in zip(expected, outputs, strict=True)]
         pairs = list(zip(expected, outputs, strict=True))
         comparison = trials.compared(source, detector.config, pairs, options=options)
     return model, detector.config, replace(comparison, exporter=exporter, notes=(*notes, *comparison.notes))
@@ -72,7 +75,7 @@ def _from_factory(source: str, options: ExportOptions) -> SourceModel:
     sys.path.insert(0, path)
     importlib.invalidate_caches()
     try:
-        model = _made_by(source)
+        model = _call_factory(source)
     finally:
         with contextlib.suppress(ValueError):
             sys.path.remove(path)
@@ -86,7 +89,7 @@ def _from_factory(source: str, options: ExportOptions) -> SourceModel:
     return SourceModel(source, model, config)
 
 
-def _made_by(source: str) -> nn.Module:
+def _call_factory(source: str) -> nn.Module:
     module_name, _, attribute = source.partition(":")
     if not module_name or not attribute:
         raise ModelError(f"export source is {source!r}, expected package.module:factory")
@@ -99,9 +102,9 @@ def _made_by(source: str) -> nn.Module:
         ) from error
     factory = getattr(module, attribute, None)
     if factory is None:
-        own = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+        names = sorted(n for n, v in vars(module).items() if callable(v) and not n.startswith("_"))
         raise ModelError(
-            f"module '{module_name}' has no '{attribute}'; it has {', '.join(sorted(own)[:8]) or 'nothing callable'}"
+            f"module '{module_name}' has no '{attribute}'; it has {', '.join(names[:8]) or 'nothing callable'}"
         )
     if not callable(factory):
         raise ModelError(f"'{source}' is {type(factory).__name__}, expected a function that gives a torch.nn.Module")
@@ -243,17 +246,17 @@ def _output_names(detector: SourceModel, example: Tensor) -> tuple[str, ...]:
             f"'{detector.source}' cannot run on an input {tuple(example.shape)}: {type(error).__name__}: "
             f"{first_line(error)}; check input.size"
         ) from error
-    wanted = detector.config.head.outputs
+    configured = detector.config.head.outputs
     if not names[0].startswith(":"):
-        missing = sorted(set(wanted or ()) - set(names))
+        missing = sorted(set(configured or ()) - set(names))
         if missing:
             raise ConfigError(f"head.outputs names {', '.join(missing)}, '{detector.source}' gives {', '.join(names)}")
         return names
-    if wanted is None:
+    if configured is None:
         return ("output",) if len(names) == 1 else tuple(f"output_{index}" for index in range(len(names)))
-    if len(wanted) != len(names):
-        raise ConfigError(f"head.outputs names {len(wanted)} outputs, '{detector.source}' gives {len(names)}")
-    return wanted
+    if len(configured) != len(names):
+        raise ConfigError(f"head.outputs names {len(configured)} outputs, '{detector.source}' gives {len(names)}")
+    return configured
 
 
 def tensors(outputs: Any) -> dict[str, Tensor]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -21,7 +20,7 @@ from trtdet.config import Config, HeadConfig, InputConfig, NmsConfig
 from trtdet.data.folders import first_names
 from trtdet.errors import ConfigError, ModelError
 from trtdet.exporter import ExportOptions
-from trtdet.exporter.trials import SourceModel, first_line, resized
+from trtdet.exporter.trials import SourceModel, first_line, quiet, resized
 
 _SCORES: dict[str, Literal["logits", "softmax"]] = {
     **dict.fromkeys(("rt_detr", "rt_detr_v2", "d_fine", "deimv2", "rf_detr", "lw_detr"), "logits"),
@@ -150,19 +149,15 @@ def _model(place: str) -> nn.Module:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the notes and progress bars of transformers; what is wrong is raised or in the loading's report."""
+    """Without the notes and progress bars of transformers; errors are raised or in the loading's report."""
     from transformers.utils import logging
 
-    level = logging.get_verbosity()
     bars = logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with quiet("transformers"):
             yield
     finally:
-        logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
 

@@ -82,12 +82,9 @@ def convert(
 
 
 def guess(path: Path, model: onnx.ModelProto, options: ExportOptions) -> tuple[Config, str]:
-    """The configuration that fits a model's input and outputs, and in words what was taken from where.
+    """The configuration that fits a float model's input and outputs, and in words what was taken from where.
 
-    Args:
-        path: of the model, whose name becomes the configuration's.
-        model: the float model.
-        options: ``size`` for an input that leaves it open, ``images`` to look at the outputs on.
+    Of the options, ``size`` is for an input that leaves it open, and ``images`` to look at the outputs on.
 
     Raises:
         ConfigError: the model has not one image as its input, or the size is needed or does not fit.

@@ -84,21 +84,17 @@ class _Side(NamedTuple):
 
 
 def reordered(expected: Outputs, outputs: Outputs) -> dict[str, NDArray[Any]]:
-    """The model's outputs with the rows of each image in the order of torch's rows that they are nearest to.
-
-    Args:
-        expected: torch's outputs, each (B, N, columns).
-        outputs: the model's, by the same names.
-    """
+    """The model's outputs, each (B, N, columns), with the rows of each image in the order of torch's rows that they
+    are nearest to."""
     from scipy.optimize import linear_sum_assignment
 
-    if any(outputs[name].shape != want.shape or want.ndim != 3 for name, want in expected.items()):
+    if any(outputs[name].shape != array.shape or array.ndim != 3 for name, array in expected.items()):
         return dict(outputs)  # which the comparison explains
     ours, theirs = (np.concatenate([side[name] for name in expected], axis=2) for side in (expected, outputs))
     orders = []
-    for want, got in zip(ours, theirs, strict=True):
-        farthest = np.nan_to_num(np.abs(want[:, None] - got[None]).max(axis=2))
-        orders.append(linear_sum_assignment(farthest)[1])
+    for rows, candidates in zip(ours, theirs, strict=True):
+        distances = np.nan_to_num(np.abs(rows[:, None] - candidates[None]).max(axis=2))
+        orders.append(linear_sum_assignment(distances)[1])
     return {name: np.stack([rows[at] for rows, at in zip(outputs[name], orders, strict=True)]) for name in expected}
 
 
@@ -128,7 +124,7 @@ def compare_outputs(
     """Measures each output over all batches.
 
     Args:
-        source: for messages, as ``reference`` is, the name of the first of each pair.
+        source, reference: for messages.
         pairs: torch's outputs and the model's, by the same names, of each batch; the first is of a batch of 1.
         tolerance: see ``trtdet.exporter.ExportOptions``.
 
@@ -172,9 +168,8 @@ def compare_detections(
     """Decodes and suppresses torch's outputs and the model's, and matches what is detected.
 
     Args:
-        source: for messages, as ``reference`` is.
+        source, reference: for messages.
         pairs: torch's outputs and the model's, of each batch.
-        config: what the outputs mean.
         tolerance: of a score, and of a corner as a share of the longer side of the input.
 
     Raises:
@@ -189,21 +184,20 @@ def compare_detections(
     near, longer = _NEAR_SCORE, tolerance * max(config.input.size)
     for (boxes, scores), (other_boxes, other_scores) in decoded:
         ours, theirs = (sigmoid(x) if logits else x for x in (scores, other_scores))
-        seen = ours.max(axis=2, initial=0.0) > config.nms.score_threshold
+        detected = ours.max(axis=2, initial=0.0) > config.nms.score_threshold
         off, far = (
             float(np.abs(first.astype(np.float64) - other.astype(np.float64)).max(initial=0.0))
-            for first, other in ((ours, theirs), (boxes[seen], other_boxes[seen]))
+            for first, other in ((ours, theirs), (boxes[detected], other_boxes[detected]))
         )
         for name, value, allowed in (("a score", off, tolerance), ("a corner of a box", far, longer)):
             _check_difference(f"export of '{source}': {name} differs from {reference}", value, allowed)
         near = max(near, 4 * off)
     checks = []
     for sides in decoded:
-        expected, detected = (non_max_suppression(*side, config.nms, logits=logits) for side in sides)
+        expected, detections = (non_max_suppression(*side, config.nms, logits=logits) for side in sides)
         for index in range(len(expected)):
-            one, other = _Side(*expected.image(index)), _Side(*detected.image(index))
-            reach = _Reach(tolerance, longer, near)
-            checks.append(_match((source, reference), one, other, nms=config.nms, reach=reach))
+            images = _Side(*expected.image(index)), _Side(*detections.image(index))
+            checks.append(_match((source, reference), *images, nms=config.nms, reach=_Reach(tolerance, longer, near)))
     return _total(checks)
 
 

@@ -257,9 +257,9 @@ def _levels(
         return
     widths = sorted({array.shape[2] for array in arrays})
     for bins in _BINS:
-        others = [width for width in widths if width != 4 * bins]
-        if 4 * bins in widths and len(others) <= 1:
-            count = others[0] if others else 4 * bins
+        class_widths = [width for width in widths if width != 4 * bins]
+        if 4 * bins in widths and len(class_widths) <= 1:
+            count = class_widths[0] if class_widths else 4 * bins
             maps = [array for array in arrays if array.shape[2] == count]
             kinds = {_kind(array) for array in maps}
             head = {"decode": "dfl", "strides": strides, "bins": bins}

@@ -17,7 +17,7 @@ import importlib
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -53,7 +53,7 @@ _TWO_STAGE = {
 }
 """The same, up to the next multiple of 32."""
 
-_STEPS = ("objectness", "deltas", "proposals", "proposal_scores", "logits", "regression")
+STEPS = ("objectness", "deltas", "proposals", "proposal_scores", "logits", "regression")
 """Outputs that are compared and not written."""
 
 _WITHOUT_EPSILON = ("retinanet_resnet50_fpn", "fasterrcnn_resnet50_fpn", "maskrcnn_resnet50_fpn")
@@ -216,11 +216,8 @@ class TwoStageModel(nn.Module):
 
     It gives the detections and what each stage computed: of the first stage the ``objectness`` (a, 1) and the offsets
     of all anchors, ``deltas`` (a, 4), and the ``proposals`` (p, 4) with their ``proposal_scores`` (p,); of the second
-    the ``logits`` (p, columns) and the offsets of the proposals, ``regression`` (p, 4 x columns).
-
-    Args:
-        model: FasterRCNN or MaskRCNN of torchvision.
-        size: height and width of the image.
+    the ``logits`` (p, columns) and the offsets of the proposals, ``regression`` (p, 4 x columns). ``size`` is height
+    and width of the image.
     """
 
     def __init__(self, model: Any, size: tuple[int, int]) -> None:
@@ -239,7 +236,7 @@ class TwoStageModel(nn.Module):
         if self.roi_heads.has_mask():
             outputs["masks"] = self.masks(features, outputs["boxes"], outputs["labels"])
         steps = (objectness, deltas, proposals, proposal_scores, logits, regression)
-        return outputs | dict(zip(_STEPS, steps, strict=True))
+        return outputs | dict(zip(STEPS, steps, strict=True))
 
     def features(self, x: Tensor) -> dict[str, Tensor]:
         features = self.backbone(x)
@@ -297,18 +294,12 @@ def check_batch(source: str, options: ExportOptions) -> None:
 
 
 def two_stage_source(source: str, model: Any, config: Config, columns: Sequence[int] | None = None) -> SourceModel:
-    """A detector as it is exported.
-
-    Args:
-        source: as the user named it.
-        model: FasterRCNN or MaskRCNN of torchvision, in evaluation mode.
-        config: of the input.
-        columns: that are classes, in their order; None for all but the first, which is the background.
-    """
+    """A FasterRCNN or MaskRCNN of torchvision in evaluation mode as it is exported; ``columns`` are those that are
+    classes, in their order, None for all but the first, which is the background."""
     size = config.input.size
     reference = TwoStageModel(model, size).eval()
     detector = SourceModel(
-        source, reference, config, stages=TwoStages(), for_dynamo=partial(_one_suppression, max(size))
+        source, reference, config, compare_stages=compare_stages, for_dynamo=partial(_one_suppression, max(size))
     )
     if columns is None or list(columns) == list(range(1, model.roi_heads.box_predictor.cls_score.out_features)):
         return detector
@@ -317,7 +308,8 @@ def two_stage_source(source: str, model: Any, config: Config, columns: Sequence[
     heads.box_predictor = _Fewer(heads.box_predictor, list(columns))
     if heads.mask_predictor is not None:
         heads.mask_predictor.mask_fcn_logits = _rows(heads.mask_predictor.mask_fcn_logits, [0, *columns])
-    return replace(detector, traced=TwoStageModel(fewer, size).eval(), stages=TwoStages(tuple(columns)))
+    traced = TwoStageModel(fewer, size).eval()
+    return replace(detector, traced=traced, compare_stages=partial(compare_stages, columns=columns))
 
 
 @contextlib.contextmanager
@@ -335,87 +327,84 @@ def _one_suppression(longer: int) -> Iterator[None]:
         boxes.batched_nms = own
 
 
-@dataclass(frozen=True)
-class TwoStages:
-    """Compares each stage on the values that the written model's stage before it gave.
+def compare_stages(
+    detector: SourceModel,
+    inputs: Sequence[Float],
+    outputs: Sequence[Outputs],
+    tolerance: float,
+    columns: Sequence[int] | None = None,
+) -> ParityComparison:
+    """Compares each stage on the values that the written model's stage before it gave, on one image each.
 
     Numbers must be near, row by row. What is chosen by scores, proposals and detections, torch chooses again from the
     numbers of the model: a choice among nearly equal scores is another choice after another rounding, and all that
-    follows differs.
+    follows differs. ``columns`` are those of torch's that the exported model has; None for all.
 
-    Attributes:
-        columns: of torch's that the exported model has; None for all.
+    Raises:
+        ModelError: a stage differs.
     """
+    source, model = detector.source, cast(TwoStageModel, detector.traced or detector.reference)
+    numbers, proposals, detections, whole = [], [], [], []
+    with torch.no_grad():
+        for batch, written in zip(inputs, outputs, strict=True):
+            x = torch.from_numpy(batch)
+            tensors = {name: torch.from_numpy(np.array(value)) for name, value in written.items()}
+            features = model.features(x)
+            objectness, deltas, counts = model.scored(features)
+            logits, regression = model.classified(features, tensors["proposals"])
+            expected = {"objectness": objectness, "deltas": deltas, "logits": logits, "regression": regression}
+            if "masks" in written:
+                expected["masks"] = model.masks(features, tensors["boxes"], tensors["labels"])
+            numbers.append((_arrays(expected), {name: written[name] for name in expected}))
+            boxes, scores = model.proposed(x, features, tensors["objectness"], tensors["deltas"], counts)
+            ours = {"boxes": boxes, "scores": scores, "labels": torch.zeros(len(boxes), dtype=torch.int64)}
+            theirs = {"boxes": written["proposals"], "scores": written["proposal_scores"]}
+            theirs["labels"] = np.zeros(len(written["proposals"]), np.int64)
+            proposals.append((_arrays(ours), theirs))
+            selected = model.detected(tensors["logits"], tensors["regression"], tensors["proposals"])
+            detections.append((_arrays(selected), written))
+            whole.append((_whole(model, x, detector, columns=columns, tolerance=tolerance), written))
+    checks = parity.compare_outputs(source, numbers, tolerance)
+    rpn = cast(Any, model.rpn)
+    rpn_nms = NmsConfig(
+        score_threshold=float(rpn.score_thresh),
+        iou_threshold=float(rpn.nms_thresh),
+        max_detections=int(rpn.post_nms_top_n()),
+    )
+    texts = []
+    for name, pairs, nms in (("proposals", proposals, rpn_nms), ("detections", detections, _suppression(model))):
+        check = parity.compare_selection(f"{source}, {name}", pairs, nms, score=tolerance, corner=tolerance)
+        texts.append(f"{check.matched} of {check.torch} {name}")
+    longer = max(detector.config.input.size)
+    total = parity.compare_selection(source, whole, None, score=tolerance, corner=tolerance * longer)
+    note = f"each stage on the model's own values: {' and '.join(texts)} are those that torch chooses"
+    if total.ties:
+        note += "; scores of proposals that are nearly equal make the others differ from end to end"
+    return replace(ParityComparison.of(checks, total), notes=(note,))
 
-    columns: tuple[int, ...] | None = None
-    hidden: tuple[str, ...] = _STEPS
 
-    def compared(
-        self, detector: SourceModel, inputs: Sequence[Float], outputs: Sequence[Outputs], tolerance: float
-    ) -> ParityComparison:
-        """Compares all outputs of the model, on one image each.
-
-        Raises:
-            ModelError: a stage differs.
-        """
-        source, model = detector.source, cast(TwoStageModel, detector.traced or detector.reference)
-        numbers, proposals, detections, whole = [], [], [], []
-        with torch.no_grad():
-            for batch, written in zip(inputs, outputs, strict=True):
-                x = torch.from_numpy(batch)
-                tensors = {name: torch.from_numpy(np.array(value)) for name, value in written.items()}
-                features = model.features(x)
-                objectness, deltas, counts = model.scored(features)
-                logits, regression = model.classified(features, tensors["proposals"])
-                expected = {"objectness": objectness, "deltas": deltas, "logits": logits, "regression": regression}
-                if "masks" in written:
-                    expected["masks"] = model.masks(features, tensors["boxes"], tensors["labels"])
-                numbers.append((_arrays(expected), {name: written[name] for name in expected}))
-                boxes, scores = model.proposed(x, features, tensors["objectness"], tensors["deltas"], counts)
-                ours = {"boxes": boxes, "scores": scores, "labels": torch.zeros(len(boxes), dtype=torch.int64)}
-                theirs = {"boxes": written["proposals"], "scores": written["proposal_scores"]}
-                theirs["labels"] = np.zeros(len(written["proposals"]), np.int64)
-                proposals.append((_arrays(ours), theirs))
-                selected = model.detected(tensors["logits"], tensors["regression"], tensors["proposals"])
-                detections.append((_arrays(selected), written))
-                whole.append((self._whole(detector.reference, model, x, source=source, tolerance=tolerance), written))
-        checks = parity.compare_outputs(source, numbers, tolerance)
-        rpn = cast(Any, model.rpn)
-        rpn_nms = NmsConfig(
-            score_threshold=float(rpn.score_thresh),
-            iou_threshold=float(rpn.nms_thresh),
-            max_detections=int(rpn.post_nms_top_n()),
-        )
-        texts = []
-        for name, pairs, nms in (("proposals", proposals, rpn_nms), ("detections", detections, _suppression(model))):
-            check = parity.compare_selection(f"{source}, {name}", pairs, nms, score=tolerance, corner=tolerance)
-            texts.append(f"{check.matched} of {check.torch} {name}")
-        longer = max(detector.config.input.size)
-        total = parity.compare_selection(source, whole, None, score=tolerance, corner=tolerance * longer)
-        note = f"each stage on the model's own values: {' and '.join(texts)} are those that torch chooses"
-        if total.ties:
-            note += "; scores of proposals that are nearly equal make the others differ from end to end"
-        return replace(ParityComparison.of(checks, total), notes=(note,))
-
-    def _whole(self, reference: Any, model: Any, x: Tensor, source: str, tolerance: float) -> dict[str, NDArray[Any]]:
-        """The detections of torchvision's own detector; columns that are no class count as background."""
-        outputs = reference(x)
-        if self.columns is not None:
-            kept = list(self.columns)
-            logits, regression = model.classified(model.features(x), outputs["proposals"])
-            offsets = outputs["regression"].unflatten(1, (-1, 4))[:, kept]
-            expected = {"scores": outputs["logits"].softmax(1)[:, kept], "regression": offsets}
-            fewer = {"scores": logits.softmax(1)[:, 1:], "regression": regression.unflatten(1, (-1, 4))[:, 1:]}
-            parity.compare_outputs(f"{source}, fewer columns", [(_arrays(expected), _arrays(fewer))], tolerance)
-            silent = torch.full_like(outputs["logits"], -torch.inf)
-            silent[:, kept] = outputs["logits"][:, kept]
-            rest = [column for column in range(silent.shape[1]) if column not in kept]
-            silent[:, 0] = outputs["logits"][:, rest].logsumexp(1)
-            outputs |= reference.detected(silent, outputs["regression"], outputs["proposals"])
-            labels = torch.zeros(silent.shape[1], dtype=torch.int64)
-            labels[kept] = torch.arange(1, len(kept) + 1)
-            outputs["labels"] = labels[outputs["labels"]]
-        return _arrays(outputs)
+def _whole(
+    model: Any, x: Tensor, detector: SourceModel, columns: Sequence[int] | None, tolerance: float
+) -> dict[str, NDArray[Any]]:
+    """The detections of torchvision's own detector; columns that are no class count as background."""
+    reference: Any = detector.reference
+    outputs = reference(x)
+    if columns is not None:
+        kept = list(columns)
+        logits, regression = model.classified(model.features(x), outputs["proposals"])
+        offsets = outputs["regression"].unflatten(1, (-1, 4))[:, kept]
+        expected = {"scores": outputs["logits"].softmax(1)[:, kept], "regression": offsets}
+        fewer = {"scores": logits.softmax(1)[:, 1:], "regression": regression.unflatten(1, (-1, 4))[:, 1:]}
+        parity.compare_outputs(f"{detector.source}, fewer columns", [(_arrays(expected), _arrays(fewer))], tolerance)
+        silent = torch.full_like(outputs["logits"], -torch.inf)
+        silent[:, kept] = outputs["logits"][:, kept]
+        rest = [column for column in range(silent.shape[1]) if column not in kept]
+        silent[:, 0] = outputs["logits"][:, rest].logsumexp(1)
+        outputs |= reference.detected(silent, outputs["regression"], outputs["proposals"])
+        labels = torch.zeros(silent.shape[1], dtype=torch.int64)
+        labels[kept] = torch.arange(1, len(kept) + 1)
+        outputs["labels"] = labels[outputs["labels"]]
+    return _arrays(outputs)
 
 
 def _arrays(tensors: dict[str, Tensor]) -> dict[str, NDArray[Any]]:

@@ -24,15 +24,11 @@ from trtdet.data.folders import evenly, find_images
 from trtdet.data.images import preprocess, read_image
 from trtdet.errors import ConfigError, ModelError, one_line
 from trtdet.exporter import ExportOptions, ParityComparison, parity
-from trtdet.exporter.parity import Outputs
+from trtdet.exporter.parity import Float, Outputs
 from trtdet.files import sha256_file, write_atomically, writing
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from trtdet.exporter.torchvision_models import TwoStages
-
-Float = NDArray[np.float32]
 
 LARGEST = 2**31 - 2**26
 """Bytes of weights that fit into one file with the graph: protobuf holds no more than 2 GB."""
@@ -54,7 +50,8 @@ class SourceModel:
         config: size and name of the input, and what the outputs mean.
         traced: computes the same in the form that is exported, with batch normalisation folded where that is known to
             be right; None for the reference itself.
-        stages: compares a detector that chooses boxes before its end, stage by stage; None compares the outputs.
+        compare_stages: compares a detector that chooses boxes before its end, stage by stage, on inputs and outputs
+            within a tolerance; None compares the outputs.
         unordered: the order of the rows of all outputs means nothing, as rounding changes it.
         for_dynamo: what holds while torch's newer exporter reads the module.
     """
@@ -64,12 +61,8 @@ class SourceModel:
     config: Config
     traced: nn.Module | None = None
     unordered: bool = False
-    stages: TwoStages | None = None
+    compare_stages: Callable[[SourceModel, Sequence[Float], Sequence[Outputs], float], ParityComparison] | None = None
     for_dynamo: Callable[[], AbstractContextManager[None]] = nullcontext
-
-    @property
-    def input_name(self) -> str:
-        return self.config.input.name or "images"
 
 
 def compared(
@@ -79,13 +72,8 @@ def compared(
     options: ExportOptions,
     reference: str = "torch",
 ) -> ParityComparison:
-    """Compares outputs and final detections of the written model with those of its reference.
-
-    Args:
-        source: for messages, as ``reference`` is.
-        config: of the model.
-        pairs: the reference's outputs and the model's, for each batch.
-        options: the tolerance, and whether the configuration is the user's.
+    """Compares outputs and final detections of the written model with those of its reference; ``pairs`` are the
+    reference's outputs and the model's, for each batch.
 
     Raises:
         ModelError: they differ, or a configuration that is trtdet's own does not fit.

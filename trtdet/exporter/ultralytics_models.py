@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trtdet.config import Config, load_config
+from trtdet.config import Config
 from trtdet.errors import ModelError, one_line
 from trtdet.exporter import ExportOptions, checkpoints
 from trtdet.exporter.checkpoints import Record
@@ -158,12 +158,10 @@ def _configuration(path: Path, network: Record, content: dict[str, Any], end_to_
     inner = list(layers.modules.values()) if isinstance(layers, Record) else []
     head = inner[-1] if inner and isinstance(inner[-1], Record) else None
     count = head["nc"] if head is not None else None
-    classes = checkpoints.class_names(path, network["names"], count)
-    data = load_config("yolov8").model_dump()
-    data |= {"name": path.stem, "classes": classes}
-    data["input"] |= {"size": checkpoints.trained_size(content.get("train_args"), network["args"]), "name": "images"}
+    arguments = [content.get("train_args"), network["args"]]
+    settings = checkpoints.family_settings(path, "yolov8", network, count, arguments=arguments)
     if end_to_end:
-        data["head"] |= {"decode": "boxes"}
-        most = head["max_det"] if head is not None else None
-        data["nms"] |= {"iou_threshold": 1.0} | ({"max_detections": most} if isinstance(most, int) else {})
-    return Config.model_validate(data)
+        settings["head"] |= {"decode": "boxes"}
+        limit = head["max_det"] if head is not None else None
+        settings["nms"] |= {"iou_threshold": 1.0} | ({"max_detections": limit} if isinstance(limit, int) else {})
+    return Config.model_validate(settings)

@@ -20,10 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trtdet.config import Config, load_config
+from trtdet.config import Config
 from trtdet.errors import ModelError, one_line
 from trtdet.exporter import ExportOptions, checkpoints
-from trtdet.exporter.checkpoints import Record
 from trtdet.exporter.trials import SourceModel, resized
 from trtdet.exporter.yolox import Conv
 
@@ -143,11 +142,8 @@ class Detect(nn.Module):
             y, x = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
             # Column and row of each cell less a half, where twice a sigmoid begins.
             cells = torch.stack((x, y), 2).float()[None, None] - 0.5
-            box = (
-                (xy * 2 + cells) * stride,
-                (wh * 2) ** 2 * (self.anchors[index] * stride)[:, None, None],
-            )
-            levels.append(torch.cat((*box, scores), 4).view(-1, self.na * rows * columns, self.no))
+            centres, sides = (xy * 2 + cells) * stride, (wh * 2) ** 2 * (self.anchors[index] * stride)[:, None, None]
+            levels.append(torch.cat((centres, sides, scores), 4).view(-1, self.na * rows * columns, self.no))
         return torch.cat(levels, 1)
 
 
@@ -174,9 +170,8 @@ _LAYERS = {"Conv": Conv, "Bottleneck": Bottleneck, "C3": C3, "SPP": SPP, "SPPF":
 def build(description: Any) -> DetectionModel:
     """The network of a description, untrained, in evaluation mode.
 
-    Args:
-        description: as YOLOv5's YAML files: ``nc``, ``anchors``, ``depth_multiple``, ``width_multiple``, and the rows
-            [from, number, module, arguments] of ``backbone`` and ``head``, the last of which is Detect.
+    Descriptions are as YOLOv5's YAML files: ``nc``, ``anchors``, ``depth_multiple``, ``width_multiple``, and the rows
+    [from, number, module, arguments] of ``backbone`` and ``head``, the last of which is Detect.
 
     Raises:
         ModelError: a key or a row is not so.
@@ -289,13 +284,9 @@ def load(place: str, options: ExportOptions) -> SourceModel:
     checkpoints.fuse_batch_norm(traced)
     head = model.model[-1]
     assert isinstance(head, Detect)
-    config = options.config or _configuration(path, network, content, count=head.nc)
-    config = resized(config, options.size, 1 if options.config else int(head.stride.max()))
+    if options.config is None:
+        settings = checkpoints.family_settings(path, "yolov5", network, head.nc, arguments=[content.get("opt")])
+        config = resized(Config.model_validate(settings), options.size, int(head.stride.max()))
+    else:
+        config = resized(options.config, options.size)
     return SourceModel(f"yolov5:{place}", reference=model, config=config, traced=traced)
-
-
-def _configuration(path: Path, network: Record, content: dict[str, Any], count: int) -> Config:
-    data = load_config("yolov5").model_dump()
-    data |= {"name": path.stem, "classes": checkpoints.class_names(path, network["names"], count)}
-    data["input"] |= {"size": checkpoints.trained_size(content.get("opt")), "name": "images"}
-    return Config.model_validate(data)

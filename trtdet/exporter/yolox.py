@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from trtdet.config import load_config
-from trtdet.errors import ConfigError, ModelError
+from trtdet.errors import ConfigError
 from trtdet.exporter import SHAPES_MODEL, ExportOptions, checkpoints
 from trtdet.exporter.checkpoints import fuse_batch_norm
 from trtdet.exporter.trials import SourceModel, resized
@@ -256,15 +256,7 @@ class YOLOX(nn.Module):
 
 
 def build(variant: str, num_classes: int = 80) -> YOLOX:
-    """An untrained member of the family, in evaluation mode.
-
-    Raises:
-        ModelError: there is no such variant, or no class.
-    """
-    if variant not in VARIANTS:
-        raise ModelError(f"there is no YOLOX variant {variant!r}; allowed are {', '.join(VARIANTS)}")
-    if num_classes < 1:
-        raise ModelError(f"num_classes is {num_classes}, allowed is 1 or more")
+    """An untrained member of the family, a key of VARIANTS, in evaluation mode."""
     model = YOLOX(num_classes, VARIANTS[variant])
     for prediction in (*model.head.obj_preds, *model.head.cls_preds):
         # Nearly every cell is background: starting at a probability of 0.01 keeps the first steps stable
