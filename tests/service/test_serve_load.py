@@ -386,7 +386,7 @@ def test_slow_and_leaving_clients_among_others(serve: Serve, case: Case) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("requests", "settle", "growth", "good"), [(3000, 1000, 5, True), (1000, 0, -1, False)], ids=["flat", "refused"]
+    ("requests", "settle", "growth", "good"), [(3000, 1000, 5, True), (3000, 0, -1, False)], ids=["flat", "refused"]
 )
 def test_memory_is_flat_while_bundles_are_replaced(
     program: Callable[[str], Path], case: Case, tmp_path: Path, requests: int, settle: int, growth: int, good: bool
