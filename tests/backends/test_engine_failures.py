@@ -58,7 +58,6 @@ def test_an_engine_that_is_not_whole_is_refused(machine, spoil, said):
 
 
 @needs_rtx
-@pytest.mark.tensorrt
 @pytest.mark.parametrize(
     ("engine", "said"),
     [

@@ -12,13 +12,7 @@ from pathlib import Path
 import pytest
 
 import trtdet
-from trtdet.backends.libraries import (
-    CONSUMERS,
-    LIBRARIES,
-    Library,
-    consumptions,
-    library_named,
-)
+from trtdet.backends.libraries import CONSUMERS, LIBRARIES, Library, consumptions, library_named
 
 PACKAGE = Path(trtdet.__file__).resolve().parent
 NAMES = {word for library in LIBRARIES for word in (library.name, library.module, library.title)}
@@ -158,34 +152,6 @@ def decisions_by_name(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 _is_backend_name(part) for part in (*node.args, getattr(node.func, "value", None)) if part is not None
             ):
                 yield node.lineno, ast.unparse(node)
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "manifest.backend.name == 'tensorrt-rtx'",
-        "caps.name in allowed",
-        "name in ('tensorrt', 'onnxruntime')",
-        "isinstance(target.runner, OnnxRunner)",
-        "isinstance(runner, (backends.EngineRunner, Other))",
-        "importlib.util.find_spec('tensorrt')",
-        "{'tensorrt': 1, 'onnxruntime': 2}",
-        "titles[caps.name]",
-        "titles.get(backend.name)",
-        "caps.name.startswith(start)",
-        "match name:\n    case 'tensorrt-rtx':\n        pass",
-    ],
-)
-def test_a_decision_by_name_is_found(source: str) -> None:
-    assert list(decisions_by_name(ast.parse(source)))
-
-
-@pytest.mark.parametrize(
-    "source",
-    ["options.calibrator == 'tensorrt'", "runtime != 'onnxruntime'", "choose('tensorrt')", "model.name == 'x'"],
-)
-def test_other_decisions_are_not(source: str) -> None:
-    assert not list(decisions_by_name(ast.parse(source)))
 
 
 def test_outside_this_room_nothing_decides_by_the_name_of_a_library() -> None:

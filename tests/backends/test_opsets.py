@@ -111,7 +111,6 @@ def test_the_row_of_each_tensorrt_is_that_of_the_table(
 
 
 @needs_rtx
-@pytest.mark.tensorrt
 def test_the_parser_of_rtx_reads_every_opset_of_its_row() -> None:
     backend = choose("tensorrt-rtx")
     newest = backend.capabilities.max_opset
@@ -123,14 +122,12 @@ def test_the_parser_of_rtx_reads_every_opset_of_its_row() -> None:
 
 
 @needs_rtx
-@pytest.mark.tensorrt
 @pytest.mark.parametrize("opset", [24, 25])
 def test_the_parser_of_rtx_reads_the_newest_forms(opset: int) -> None:
     assert choose("tensorrt-rtx").build(BuildRequest(forms(opset), (86,))).engine[:4] == b"vtrt"
 
 
 @needs_rtx
-@pytest.mark.tensorrt
 def test_rtx_lacks_what_its_row_says_it_lacks() -> None:
     import tensorrt_rtx as trt
 
@@ -146,7 +143,6 @@ def test_rtx_lacks_what_its_row_says_it_lacks() -> None:
 
 
 @needs_rtx
-@pytest.mark.tensorrt
 def test_the_newest_forms_build_in_the_words_of_every_older_parser() -> None:
     """TensorRT 8.6 itself is not here: RTX reads what is written for it."""
     backend = choose("tensorrt-rtx")
@@ -160,7 +156,6 @@ def test_the_newest_forms_build_in_the_words_of_every_older_parser() -> None:
 
 
 @needs_rtx
-@pytest.mark.tensorrt
 def test_a_model_of_a_newer_opset_is_built_from_end_to_end(tmp_path: Path) -> None:
     newer = onnx.version_converter.convert_version(onnx.load(SHAPES_MODEL), 28)
     newer.ir_version = 10
@@ -173,7 +168,6 @@ def test_a_model_of_a_newer_opset_is_built_from_end_to_end(tmp_path: Path) -> No
 
 
 @needs_rtx
-@pytest.mark.tensorrt
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "config", "newest"), [("yolox_nano", "yolox", 24), ("yolov5n", "yolov5", 20), ("picodet_s", "dfl", 17)]

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from engine_programs import needs_rtx
+from engine_programs import rtx_marks
 from small_models import conv, net
 
 from trtdet.backends import BuildRequest, choose
@@ -23,9 +23,9 @@ from trtdet.exporter import SHAPES_MODEL
 from trtdet.passes import Options, load_model, rewrite
 from trtdet.passes.provenance import Origin, origin_of, put
 
+pytestmark = rtx_marks
 
-@needs_rtx
-@pytest.mark.tensorrt
+
 def test_an_engine_with_a_loop_has_the_same_bytes_every_time() -> None:
     config = load_config("shapes").with_nms(pre_nms_topk=300, max_detections=20)
     model = rewrite(load_model(SHAPES_MODEL), Options(config, "native")).model
@@ -35,8 +35,6 @@ def test_an_engine_with_a_loop_has_the_same_bytes_every_time() -> None:
     assert built[0] == built[1]
 
 
-@needs_rtx
-@pytest.mark.tensorrt
 def test_the_registry_of_provenance_leaves_no_trace_in_an_engine() -> None:
     model = conv()
     backend = choose("tensorrt-rtx")
@@ -47,8 +45,6 @@ def test_the_registry_of_provenance_leaves_no_trace_in_an_engine() -> None:
     assert origin_of(model)
 
 
-@needs_rtx
-@pytest.mark.tensorrt
 def test_an_engine_names_its_targets_in_its_header() -> None:
     backend = choose("tensorrt-rtx")
     one, several = (backend.build(BuildRequest(conv(), sms)) for sms in ((86,), (80, 89)))
@@ -59,8 +55,6 @@ def test_an_engine_names_its_targets_in_its_header() -> None:
     assert backend.build(BuildRequest(conv())).sms == backend.capabilities.default_sms
 
 
-@needs_rtx
-@pytest.mark.tensorrt
 def test_a_target_it_cannot_build_for_is_named() -> None:
     with pytest.raises(
         BackendError, match=r"cannot build for compute capability 90; allowed: 75, 80, 86, 89, 120, 121"
@@ -68,8 +62,6 @@ def test_a_target_it_cannot_build_for_is_named() -> None:
         choose("tensorrt-rtx").build(BuildRequest(conv(), (86, 90)))
 
 
-@needs_rtx
-@pytest.mark.tensorrt
 def test_the_parsers_own_words_are_in_the_error() -> None:
     model = net("(float[1,3,16,16] x) => (float[1,3,16,16] y) { y = example.Nothing(x) }")
     model.opset_import.append(onnx.helper.make_opsetid("example", 1))
@@ -77,8 +69,6 @@ def test_the_parsers_own_words_are_in_the_error() -> None:
         choose("tensorrt-rtx").build(BuildRequest(model, (86,)))
 
 
-@needs_rtx
-@pytest.mark.tensorrt
 def test_topk_over_the_limit_is_refused_by_the_builder_as_the_row_says() -> None:
     backend = choose("tensorrt-rtx")
     limit = backend.capabilities.max_topk
@@ -93,8 +83,6 @@ def test_topk_over_the_limit_is_refused_by_the_builder_as_the_row_says() -> None
         backend.build(BuildRequest(top(limit + 1), (86,)))
 
 
-@needs_rtx
-@pytest.mark.tensorrt
 @pytest.mark.parametrize("operator", ["NonMaxSuppression", "NonZero"])
 def test_the_operators_called_missing_are_missing(operator: str) -> None:
     """The row of capabilities is held to the library itself."""
@@ -110,8 +98,6 @@ def test_the_operators_called_missing_are_missing(operator: str) -> None:
         backend.build(BuildRequest(model, (86,)))
 
 
-@needs_rtx
-@pytest.mark.tensorrt
 def test_a_builder_that_ends_its_process_is_an_error_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     program = """
 import json, os, signal, sys
@@ -127,16 +113,12 @@ os.kill(os.getpid(), signal.SIGABRT)
     assert failed.value.messages == ("[W] half way", "no memory", failed.value.problem.partition(": ")[2])
 
 
-@needs_rtx
-@pytest.mark.tensorrt
 def test_the_module_of_this_package_does_not_hide_the_library() -> None:
     """build_process.py lies beside tensorrt.py, and a script's folder comes first on the path."""
     assert "tensorrt_rtx" not in sys.modules or sys.modules["tensorrt_rtx"].__file__ != tensorrt_rtx.__file__
     assert choose("tensorrt-rtx").build(BuildRequest(conv(), (86,))).engine[:4] == b"vtrt"
 
 
-@needs_rtx
-@pytest.mark.tensorrt
 def test_a_build_says_how_far_it_is() -> None:
     said: list[tuple[str, int, int]] = []
     built = choose("tensorrt-rtx").build(BuildRequest(conv(), (86,)), lambda *one: said.append(one))

@@ -64,7 +64,6 @@ ONLY_BEFORE_11 = {
 
 
 @needs_rtx
-@pytest.mark.tensorrt
 @pytest.mark.parametrize("version", ["8.6.0", "10.9.0", "11.1.0", "rtx"])
 def test_the_stand_in_has_no_name_that_the_real_library_lacks(version):
     import tensorrt_rtx
