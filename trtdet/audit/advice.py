@@ -48,7 +48,7 @@ def advise(
     total = max(flow.bytes, 1)
     options = (*_precision(flow, got, findings), *_plugin(flow, findings, silu), *_suppression(flow, findings))
     advice = [Advice(option, text=text, bytes=saved, share=saved / total) for option, text, saved in options]
-    return tuple(sorted((one for one in advice if one.bytes >= _WORTH * total), key=lambda one: -one.bytes))
+    return tuple(sorted((item for item in advice if item.bytes >= _WORTH * total), key=lambda item: -item.bytes))
 
 
 def _precision(flow: Flow, got: Mapping[str, str], findings: Sequence[Finding]) -> Iterator[tuple[str, str, int]]:
@@ -85,11 +85,12 @@ def _precision(flow: Flow, got: Mapping[str, str], findings: Sequence[Finding]) 
         )
     if int8:
         half = InFp16(flow, int8).bytes
-        alone = {node for found in findings if found.kind in ("activation", "element-wise") for node in found.nodes}
+        kinds = ("activation", "element-wise")
+        unfused = {node for finding in findings if finding.kind in kinds for node in finding.nodes}
         yield (
             "--fp16",
             f"all in all this engine moves {flow.bytes / max(half, 1):.1f} times the bytes of an FP16 engine: "
-            f"after {len(alone & set(int8))} of the {len(int8)} INT8 convolutions come kernels of their own. "
+            f"after {len(unfused & set(int8))} of the {len(int8)} INT8 convolutions come kernels of their own. "
             "INT8 is faster only where its arithmetic makes up for that, so time both",
             flow.bytes - half,
         )

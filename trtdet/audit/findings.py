@@ -118,12 +118,12 @@ def find(flow: Flow, plan: PrecisionPlan, got: Mapping[str, str]) -> tuple[Findi
         if parts:
             add((kind, nodes, cause, parts))
     for index, layer in enumerate(flow.layers):
-        left = layer.bytes - spent.get(layer.name, 0)
-        if index in flow.runs or layer.type not in POINTWISE or left <= 0 or layer.name in suppressing:
+        remaining = layer.bytes - spent.get(layer.name, 0)
+        if index in flow.runs or layer.type not in POINTWISE or remaining <= 0 or layer.name in suppressing:
             continue
         described = _pointwise(flow, plan, layer)
         if described is not None:
-            add((*described, {layer.name: left}))
+            add((*described, {layer.name: remaining}))
     return tuple(sorted(findings, key=lambda finding: -finding.bytes))
 
 
@@ -165,12 +165,12 @@ def _cause_of_float(flow: Flow, plan: PrecisionPlan, name: str, tensor: Tensor) 
 
 def _float_reader(flow: Flow, plan: PrecisionPlan, node: onnx.NodeProto) -> str:
     """Which reader of a convolution wants float32, after casts; empty where none is known to."""
-    waiting, seen = [node.output[0]], set[str]()
+    waiting, visited = [node.output[0]], set[str]()
     while waiting:
         tensor = waiting.pop()
-        if tensor in seen:
+        if tensor in visited:
             continue
-        seen.add(tensor)
+        visited.add(tensor)
         if any(value.name == tensor for value in flow.model.graph.output):
             return "an output of the engine that it gives is float32"
         for reader in flow.takers.get(tensor, ()):
@@ -255,19 +255,19 @@ def _pointwise(flow: Flow, plan: PrecisionPlan, layer: Layer) -> tuple[str, Sequ
 
 
 def _conversion(flow: Flow, plan: PrecisionPlan, layer: Layer) -> tuple[str, Sequence[str], str]:
-    given, taken = layer.inputs[0], layer.outputs[0]
-    writers, target = flow.writers[given.name], _readers(flow, taken)
-    source = f"the output of {listed(_first_names(flow, writers))}" if writers else f"the input '{given.name}'"
+    source, target = layer.inputs[0], layer.outputs[0]
+    writers, readers = flow.writers[source.name], _readers(flow, target)
+    origin = f"the output of {listed(_first_names(flow, writers))}" if writers else f"the input '{source.name}'"
     nodes = flow.named(layer)
-    if given.type == taken.type:
-        layouts = f" ({given.format} to {taken.format})" if given.format != taken.format else ""
-        return "reformat", nodes, f"moves {source} ({given.type}) for {target}{layouts}"
-    if taken.type == "Int8":
-        return "quantise", nodes, f"quantises {source} ({given.type}) for {target}"
-    why = _why(flow, plan, taken)
-    if given.type == "Int8":
-        return "dequantise", nodes, f"dequantises {source} (Int8) for {target} ({taken.type}){why}"
-    return "cast", nodes, f"casts {source} from {given.type} to {taken.type} for {target}{why}"
+    if source.type == target.type:
+        layouts = f" ({source.format} to {target.format})" if source.format != target.format else ""
+        return "reformat", nodes, f"moves {origin} ({source.type}) for {readers}{layouts}"
+    if target.type == "Int8":
+        return "quantise", nodes, f"quantises {origin} ({source.type}) for {readers}"
+    why = _why(flow, plan, target)
+    if source.type == "Int8":
+        return "dequantise", nodes, f"dequantises {origin} (Int8) for {readers} ({target.type}){why}"
+    return "cast", nodes, f"casts {origin} from {source.type} to {target.type} for {readers}{why}"
 
 
 def _why(flow: Flow, plan: PrecisionPlan, tensor: Tensor) -> str:

@@ -182,7 +182,7 @@ def taken_apart(flow: Flow, price: Price) -> Costs:
 
 def _open(flow: Flow) -> dict[str, int]:
     """The convolutions that may be put into FP16, with their layers."""
-    return {name: found.layer for name, found in flow.convolutions.items() if flow.layers[found.layer].input == "Int8"}
+    return {name: conv.layer for name, conv in flow.convolutions.items() if flow.layers[conv.layer].input == "Int8"}
 
 
 def _groups(flow: Flow, open_: Mapping[str, int]) -> list[tuple[tuple[int, ...], tuple[str, ...]]]:

@@ -91,15 +91,15 @@ class Flow:
     @cached_property
     def convolutions(self) -> Mapping[str, Convolution]:
         """The convolutions and products with constant weights that a layer of their own runs, by name."""
-        run = {}
+        convolutions = {}
         for name, index in self.kernels.items():
             layer, work = self.layers[index], self.work.get(name)
             if work is not None and work.inputs and layer.type not in POINTWISE and layer.inputs:
                 product = self.nodes[name].op_type in PRODUCTS
-                run[name] = Convolution(
+                convolutions[name] = Convolution(
                     name, layer=index, channels=work.inputs, depthwise=work.depthwise, product=product
                 )
-        return run
+        return convolutions
 
     @cached_property
     def work(self) -> Mapping[str, Macs]:
@@ -127,9 +127,9 @@ class Flow:
     @cached_property
     def batch(self) -> int:
         """Images at once that the layers' dimensions are of; an open batch counts as 1."""
-        taken = self.model.graph.input[0]
-        dims = [tensor.dims for layer in self.layers for tensor in layer.inputs if tensor.name == taken.name]
-        declared = tuple(dim.dim_value for dim in taken.type.tensor_type.shape.dim)
+        images = self.model.graph.input[0]
+        dims = [tensor.dims for layer in self.layers for tensor in layer.inputs if tensor.name == images.name]
+        declared = tuple(dim.dim_value for dim in images.type.tensor_type.shape.dim)
         return max(1, next((sizes[0] for sizes in (*dims, declared) if sizes), 1))
 
     @cached_property
@@ -217,11 +217,10 @@ class Flow:
         convolutions = tuple(name for name in layer.onnx if name in self.convolutions and layer.type not in POINTWISE)
         if convolutions:
             return convolutions
-        others = [name for name in layer.onnx if name in self.nodes]
-        layers = {name for name in others if name in self.kernels or self.nodes[name].op_type in CONVOLUTIONS}
-        work = [name for name in others if name not in layers and self.nodes[name].op_type not in TYPE_CHANGES]
+        nodes = [name for name in layer.onnx if name in self.nodes]
+        around = [name for name in nodes if name in self.kernels or self.nodes[name].op_type in CONVOLUTIONS]
+        work = [name for name in nodes if name not in around and self.nodes[name].op_type not in TYPE_CHANGES]
         own = [name for name in work if name not in self.origins or self.origins[name].replaces]
-        around = [name for name in others if name in layers]
         return tuple(own or work or around) or (layer.name,)
 
     def work_of(self, layer: Layer) -> frozenset[str]:

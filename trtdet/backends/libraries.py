@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import pkgutil
 import re
 import struct
 from dataclasses import dataclass, field
@@ -152,8 +153,7 @@ class Library:
         Raises:
             BackendError: it is not installed, or cannot be used on this machine.
         """
-        module, name = self.backend.split(":")
-        backend: Backend = getattr(importlib.import_module(module), name)()
+        backend: Backend = pkgutil.resolve_name(self.backend)()
         return backend
 
     def may_read_calibration_cache(self, version: str) -> bool:

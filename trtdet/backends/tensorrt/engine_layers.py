@@ -21,9 +21,8 @@ def onnx_nodes(name: str, metadata: str = "") -> tuple[str, ...]:
         name: of the layer.
         metadata: of the layer, as the inspector gives it; empty where it gives none.
     """
-    noted = re.findall(r"\[ONNX Layer: ([^\]]*)\]", metadata)
-    if noted:
-        return tuple(dict.fromkeys(noted))
+    if nodes := re.findall(r"\[ONNX Layer: ([^\]]*)\]", metadata):
+        return tuple(dict.fromkeys(nodes))
     if name.startswith(("Reformatting CopyNode", "__myl")):
         return ()
     region = re.match(r"\{ForeignNode\[(.*)\]\}", name)
