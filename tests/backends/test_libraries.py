@@ -6,7 +6,6 @@ import ast
 import importlib
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -119,46 +118,40 @@ def _is_backend_name(node: ast.AST) -> bool:
     )
 
 
-def decisions_by_name(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Where a program decides by a library's name, its module or the class of what runs an engine."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Compare):
-            sides = [node.left, *node.comparators]
-            named = any(_constants(side) & NAMES for side in sides)
-            other = any(_option(side) in OTHER_CHOICES for side in sides)
-            if (named and not other) or any(map(_is_backend_name, sides)):
-                yield node.lineno, ast.unparse(node)
-        elif isinstance(node, ast.MatchValue):
-            if _constants(node) & NAMES:
-                yield node.value.lineno, ast.unparse(node)
-        elif isinstance(node, ast.Dict):
-            if len({key.value for key in node.keys if isinstance(key, ast.Constant)} & NAMES) > 1:
-                yield node.lineno, ast.unparse(node)
-        elif isinstance(node, ast.Subscript):
-            if _is_backend_name(node.slice):
-                yield node.lineno, ast.unparse(node)
-        elif isinstance(node, ast.Call):
-            function = _option(node.func)
-            if function in {"isinstance", "issubclass"} and any(
-                _option(part).endswith(("Runner", "Backend")) or _option(part) in BACKENDS
-                for part in ast.walk(node.args[1])
-            ):
-                yield node.lineno, ast.unparse(node)
-            if function in {"find_spec", "import_module", "__import__", "startswith", "get"} and any(
-                isinstance(part, ast.Constant) and part.value in NAMES for part in node.args
-            ):
-                yield node.lineno, ast.unparse(node)
-            if function in {"get", "startswith", "replace"} and any(
-                _is_backend_name(part) for part in (*node.args, getattr(node.func, "value", None)) if part is not None
-            ):
-                yield node.lineno, ast.unparse(node)
+def _decides_by_name(node: ast.AST) -> bool:
+    """Whether a program decides by a library's name, its module or the class of what runs an engine."""
+    if isinstance(node, ast.Compare):
+        sides = [node.left, *node.comparators]
+        named = any(_constants(side) & NAMES for side in sides)
+        other = any(_option(side) in OTHER_CHOICES for side in sides)
+        return (named and not other) or any(map(_is_backend_name, sides))
+    if isinstance(node, ast.MatchValue):
+        return bool(_constants(node) & NAMES)
+    if isinstance(node, ast.Dict):
+        return len({key.value for key in node.keys if isinstance(key, ast.Constant)} & NAMES) > 1
+    if isinstance(node, ast.Subscript):
+        return _is_backend_name(node.slice)
+    if not isinstance(node, ast.Call):
+        return False
+    function = _option(node.func)
+    if function in {"isinstance", "issubclass"}:
+        parts = map(_option, ast.walk(node.args[1]))
+        return any(part.endswith(("Runner", "Backend")) or part in BACKENDS for part in parts)
+    if function in {"find_spec", "import_module", "__import__", "startswith", "get"} and any(
+        isinstance(part, ast.Constant) and part.value in NAMES for part in node.args
+    ):
+        return True
+    return function in {"get", "startswith", "replace"} and any(
+        map(_is_backend_name, (*node.args, *ast.iter_child_nodes(node.func)))
+    )
 
 
 def test_outside_this_room_nothing_decides_by_the_name_of_a_library() -> None:
     found = [
-        f"{path.relative_to(PACKAGE)}:{line}: {text}"
+        f"{path.relative_to(PACKAGE)}:{node.lineno}: {ast.unparse(node)}"
         for path in sorted(PACKAGE.rglob("*.py"))
         if path.relative_to(PACKAGE).parts[0] != "backends"
-        for line, text in decisions_by_name(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if _decides_by_name(node)
     ]
     assert not found, "ask the row of the library or the capabilities:\n" + "\n".join(found)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import numpy as np
 import onnx
 import pytest
 from engine_programs import needs_rtx
-from small_models import install_tensorrt
 
 from trtdet.backends import BuildRequest, choose
 from trtdet.backends.libraries import library_named
@@ -93,21 +91,6 @@ def test_the_reason_names_the_version_that_has_the_operator() -> None:
     assert missing_operators((10, 16))["Swish"] == "its parser knows the operator from TensorRT 11 on"
     assert missing_operators((10, 3))["STFT"] == "its parser knows the operator from TensorRT 10.5 on"
     assert missing_operators((11, 0))["Unique"] == "TensorRT's parser does not know the operator"
-
-
-@pytest.mark.parametrize(("version", "opset"), [("8.6.0", 17), ("10.4.0", 20), ("10.16.1", 24), ("11.1.0", 24)])
-def test_the_row_of_each_tensorrt_is_that_of_the_table(
-    monkeypatch: pytest.MonkeyPatch, version: str, opset: int
-) -> None:
-    caps = install_tensorrt(monkeypatch, version).capabilities
-    assert caps.max_opset == opset
-    assert "ConvInteger" in caps.missing_ops
-    # No wheel of any version has the library that regions want; TensorRT's archives and containers do.
-    assert "libnvinfer_vc_plugin" in caps.missing_ops["RoiAlign"]
-    opened: list[str] = []
-    monkeypatch.setattr(ctypes, "CDLL", opened.append)
-    assert "RoiAlign" not in choose("tensorrt").capabilities.missing_ops
-    assert opened == [f"libnvinfer_vc_plugin.so.{version.partition('.')[0]}"]
 
 
 @needs_rtx
