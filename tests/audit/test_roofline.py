@@ -26,6 +26,7 @@ net (float[1,16,32,32] x) => (float[1,32,32,32] y) {
 SHAPES = {"w1": (32, 16, 3, 3), "w2": (32, 1, 3, 3), "w3": (32, 32)}
 PLACES = 32 * 32
 DENSE, DEPTHWISE, PRODUCT = "Conv_0", "Conv_3", "MatMul_5"
+PLAN = PrecisionPlan({name: Entry("fp16", "test") for name in (DENSE, DEPTHWISE)})
 
 GPU = Gpu("made up", 86, 100.0, 10.0, 20.0, 4.0, 1.0, 1 << 20)
 
@@ -52,8 +53,7 @@ def flow(kind: str = "Half", *more: Layer) -> Flow:
         ),
         Layer("gemm", "gemm", (tensor("d", kind, 32),), (), (tensor("y", "Half", 32),), (PRODUCT,)),
     )  # fmt: skip
-    plan = PrecisionPlan({name: Entry("fp16", "test") for name in (DENSE, DEPTHWISE)})
-    return Flow((*layers, *more), plan, model())
+    return Flow((*layers, *more), PLAN, model())
 
 
 def by_name(found: Estimate) -> dict[str, float]:
@@ -137,8 +137,7 @@ def test_an_engine_of_a_larger_batch_stands_for_one_image() -> None:
         )
         for layer in ours.layers
     ]
-    plan = PrecisionPlan({name: Entry("fp16", "test") for name in (DENSE, DEPTHWISE)})
-    eight = Flow(layers, plan, model())
+    eight = Flow(layers, PLAN, model())
     assert eight.batch == 8
     assert estimate(eight, GPU, 8).layers[0].bytes == layers[0].bytes
     assert estimate(eight, GPU).layers[0].bytes == ours.layers[0].bytes

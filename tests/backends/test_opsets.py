@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from engine_programs import needs_rtx
+from small_models import net
 
 from trtdet.backends import BuildRequest, choose
 from trtdet.backends.libraries import library_named
@@ -37,19 +37,10 @@ FORMS = """(float[1,3,16,16] x) => (float[1,2,1,1] y) {
     y = Add(u, v) }"""
 
 
-def network(text: str, opset: int, **constants: Any) -> onnx.ModelProto:
-    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": {opset}]> net {text}')
-    for name, value in constants.items():
-        model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(value), name))
-    for index, node in enumerate(model.graph.node):
-        node.name = f"{node.op_type}_{index}"
-    return model
-
-
 def forms(opset: int) -> onnx.ModelProto:
     """The newest forms of what detectors are made of."""
     weight = np.random.default_rng(0).normal(size=(4, 3, 3, 3)).astype(np.float32)
-    return network(
+    return net(
         FORMS,
         opset,
         w=weight,
@@ -101,7 +92,7 @@ def test_the_parser_of_rtx_reads_every_opset_of_its_row() -> None:
     text = "(float[1,3,16,16] x) => (float[1,8,14,14] y) { c = Conv(x, w) s = Sigmoid(c) y = Mul(c, s) }"
     weight = np.random.default_rng(0).normal(size=(8, 3, 3, 3)).astype(np.float32)
     for opset in range(13, newest + 1):
-        assert backend.build(BuildRequest(network(text, opset, w=weight), (86,))).engine[:4] == b"vtrt", opset
+        assert backend.build(BuildRequest(net(text, opset, w=weight), (86,))).engine[:4] == b"vtrt", opset
 
 
 @needs_rtx

@@ -32,34 +32,31 @@ print(json.dumps({name: sorted({key for key in own(one) if not key.startswith("_
 
 
 ONLY_BEFORE_11 = {
-    "the calibrators went in 11": {
-        "CalibrationAlgoType",
-        "IInt8Calibrator",
-        "IInt8EntropyCalibrator",
-        "IInt8EntropyCalibrator2",
-        "IInt8LegacyCalibrator",
-        "IInt8MinMaxCalibrator",
-        "IBuilderConfig.int8_calibrator",
-        "IBuilderConfig.set_calibration_profile",
-        "ITensor.dynamic_range",
-        "ITensor.set_dynamic_range",
-    },
-    "networks are always strongly typed from 11 on": {
-        "BuilderFlag.FP16",
-        "BuilderFlag.INT8",
-        "BuilderFlag.OBEY_PRECISION_CONSTRAINTS",
-        "BuilderFlag.PREFER_PRECISION_CONSTRAINTS",
-        "BuilderFlag.STRICT_TYPES",
-        "Builder.platform_has_fast_fp16",
-        "Builder.platform_has_fast_int8",
-        "ILayer.precision",
-        "ILayer.precision_is_set",
-        "ILayer.set_output_type",
-    },
-    "batches are always explicit, and profiles always shared, from 11 on": {
-        "NetworkDefinitionCreationFlag.EXPLICIT_BATCH",
-        "PreviewFeature.PROFILE_SHARING_0806",
-    },
+    # The calibrators went in 11.
+    "CalibrationAlgoType",
+    "IInt8Calibrator",
+    "IInt8EntropyCalibrator",
+    "IInt8EntropyCalibrator2",
+    "IInt8LegacyCalibrator",
+    "IInt8MinMaxCalibrator",
+    "IBuilderConfig.int8_calibrator",
+    "IBuilderConfig.set_calibration_profile",
+    "ITensor.dynamic_range",
+    "ITensor.set_dynamic_range",
+    # Networks are always strongly typed from 11 on.
+    "BuilderFlag.FP16",
+    "BuilderFlag.INT8",
+    "BuilderFlag.OBEY_PRECISION_CONSTRAINTS",
+    "BuilderFlag.PREFER_PRECISION_CONSTRAINTS",
+    "BuilderFlag.STRICT_TYPES",
+    "Builder.platform_has_fast_fp16",
+    "Builder.platform_has_fast_int8",
+    "ILayer.precision",
+    "ILayer.precision_is_set",
+    "ILayer.set_output_type",
+    # Batches are always explicit, and profiles always shared, from 11 on.
+    "NetworkDefinitionCreationFlag.EXPLICIT_BATCH",
+    "PreviewFeature.PROFILE_SHARING_0806",
 }
 
 
@@ -76,5 +73,5 @@ def test_the_stand_in_has_no_name_that_the_real_library_lacks(version):
         for key in keys
         if not hasattr(getattr(tensorrt_rtx, name, None), key)
     }
-    allowed = set() if version in ("11.1.0", "rtx") else set().union(*ONLY_BEFORE_11.values())
+    allowed = set() if version in ("11.1.0", "rtx") else ONLY_BEFORE_11
     assert sorted(names - allowed) == []
