@@ -138,8 +138,8 @@ class InFp16:
         return self._fused[index]
 
     def _convolution(self, layer: Layer, convolution: Convolution) -> Moved:
-        data, *others = layer.inputs
-        total = 2 * int(data.elements / self._undone(convolution) + sum(tensor.elements for tensor in others))
+        data, *added = layer.inputs
+        total = 2 * int(data.elements / self._undone(convolution) + sum(tensor.elements for tensor in added))
         kernels = 1
         for tensor in layer.outputs:
             readers = self._flow.readers[tensor.name]
@@ -160,9 +160,9 @@ class InFp16:
         if not takers or not any(map(self._stays, layer.inputs)) or index not in self._flow.hands_on:
             return None
         values = int(layer.outputs[0].elements / self._undone(takers[0]))
-        kept = layer.bytes if self._stays(layer.outputs[0]) else 0
+        int8 = layer.bytes if self._stays(layer.outputs[0]) else 0
         cast = 0 if self._flow.float_bytes == 2 else 6 * values
-        return kept + self._float_copy(index, values) + cast
+        return int8 + self._float_copy(index, values) + cast
 
     def _float_copy(self, index: int, values: int) -> int:
         """Bytes of a float copy of the INT8 that a layer hands on: the computing layers before it run again."""

@@ -224,11 +224,11 @@ def _groups(flow: Flow, open_: Mapping[str, int]) -> list[tuple[tuple[int, ...],
             beside = {other for tensor in near for other in layers_at[tensor]} - own
             reached = through(near.union(*(sides[other] for other in beside)))
             groups.setdefault(frozenset().union(*(convs_at[tensor] for tensor in reached)), []).append(index)
-    kept: dict[frozenset[str], list[int]] = {}
+    merged: dict[frozenset[str], list[int]] = {}
     for convs in sorted(groups, key=lambda convs: (-len(convs), groups[convs][0])):
-        larger = (other for other in kept if convs < other and len(other) <= _MOST)
-        kept.setdefault(next(larger, convs), []).extend(groups[convs])
+        larger = (other for other in merged if convs < other and len(other) <= _MOST)
+        merged.setdefault(next(larger, convs), []).extend(groups[convs])
     order = {name: place for place, name in enumerate(open_)}
     return [
-        (tuple(sorted(layers)), tuple(sorted(convs, key=lambda name: order[name]))) for convs, layers in kept.items()
+        (tuple(sorted(layers)), tuple(sorted(convs, key=lambda name: order[name]))) for convs, layers in merged.items()
     ]

@@ -29,6 +29,11 @@ ACTIVATION_FUNCTIONS = (
 TYPE_CHANGES = ("QuantizeLinear", "DequantizeLinear", "Cast")
 """Operators that only change the data type."""
 
+PRECISIONS: Mapping[str, str] = {"Int8": "int8", "FP8": "fp8", "Half": "fp16", "Float": "fp32"}
+"""The precisions of convolutions, by the data type that their layers read."""
+
+_WRITTEN: Mapping[int, str] = {int(onnx.TensorProto.FLOAT16): "fp16", int(onnx.TensorProto.FLOAT): "fp32"}
+
 
 @dataclass(frozen=True)
 class Convolution:
@@ -60,6 +65,7 @@ class Flow:
 
     def __init__(self, layers: Sequence[Layer], plan: PrecisionPlan, model: onnx.ModelProto) -> None:
         self.layers = tuple(layers)
+        self.plan = plan
         self.nodes = {node.name: node for node in model.graph.node}
         self.maker: dict[str, onnx.NodeProto] = {name: node for node in model.graph.node for name in node.output}
         self.origins: Mapping[str, Origin] = origin_of(model)
@@ -82,6 +88,29 @@ class Flow:
                 if node in names and (node not in indices or self.layers[indices[node]].type in POINTWISE):
                     indices[node] = index
         return indices
+
+    @cached_property
+    def precisions(self) -> Mapping[str, str]:
+        """The precision that each convolution of the plan runs in, by name; those without a layer are absent."""
+        return {name: self._precision(name) for name in self.kernels}
+
+    def _precision(self, name: str) -> str:
+        """The precision that a convolution's layer runs in.
+
+        A small product may be one of many steps of a generated kernel, whose first input is of another step. Generated
+        kernels compute in the types that the network is written in, and so do others where an input has that type: the
+        first may be what a sum in the same kernel adds in float32.
+        """
+        layer, node = self.layers[self.kernels[name]], self.nodes.get(name)
+        if node is not None and layer.input not in ("Int8", "FP8"):
+            written = _WRITTEN.get(self.types.get(node.output[0], 0), "")
+            read = {PRECISIONS.get(tensor.type) for tensor in layer.inputs}
+            # A builder without strong types chooses FP16 for convolutions that are written in float32.
+            if written in read and (node.op_type in PRODUCTS or written == "fp16"):
+                return written
+            if written and node.op_type in PRODUCTS and layer.type in POINTWISE:
+                return written
+        return PRECISIONS.get(layer.input, layer.input.lower())
 
     @cached_property
     def bytes(self) -> int:

@@ -78,7 +78,6 @@ class OnnxRunner:
         source = self._session.get_inputs()[0]
         self.input: str = source.name
         self.batch: int | None = source.shape[0] if isinstance(source.shape[0], int) else None
-        """The model's fixed batch, None where it is dynamic."""
         self.largest_batch = self.batch
         self.on_device = False
         self.run_info = RunInfo("CPU", LIBRARY.title)

@@ -189,9 +189,9 @@ class _Rounded:
             if value.name in self._half:
                 # Where no node reads it, this form of it is not written yet.
                 (self._half_form if value.name in self._pinned else self._float_form)(value.name)
-        kept = [value for value in graph.value_info if value.name not in self._half]
+        values = [value for value in graph.value_info if value.name not in self._half]
         del graph.value_info[:]
-        graph.value_info.extend(kept)
+        graph.value_info.extend(values)
         del graph.node[:]
         graph.node.extend(self._nodes)
         put(self.model, {**origin_of(self.model), **self._origins})
