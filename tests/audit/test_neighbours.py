@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from trtdet.audit import Layer, Tensor
 from trtdet.audit.fp16 import InFp16
 from trtdet.audit.gpus import gpu_named
-from trtdet.audit.neighbours import Costs, Joint, MeasuredPart, measured_costs, taken_apart, time_costs
+from trtdet.audit.neighbours import MeasuredPart, measured_costs, taken_apart, time_costs
 from trtdet.audit.roofline import Roofline, estimate
 from trtdet.audit.traffic import Flow
 from trtdet.errors import BackendError
@@ -163,9 +163,3 @@ def test_of_many_around_a_kernel_pairs_are_worked_out() -> None:
     assert max(len(joint.convs) for joint in costs.joints) == 2
     for fp16 in ((), ("conv0",), ("conv3", "conv7"), costs.convs):
         assert costs.of(fp16) == pytest.approx(len(fp16) ** 2 / 2 + len(fp16) / 2)
-
-
-def test_a_table_is_read_by_the_convolutions_in_fp16() -> None:
-    table = Joint(("a", "b"), np.array([[1.0, 2.0], [4.0, 8.0]]))
-    assert [table.of(fp16) for fp16 in ((), ("b",), ("a", "c"), ("a", "b"))] == [1, 2, 4, 8]
-    assert Costs(("a", "b"), (table,), 0.5).of({"a"}) == 4.5

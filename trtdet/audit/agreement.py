@@ -73,7 +73,6 @@ class LayerAgreement:
         return next((tensor for tensor in self.tensors if tensor.departs), None)
 
     def __str__(self) -> str:
-        """One sentence."""
         first, count = self.first, sum(tensor.departs for tensor in self.tensors)
         against = f"{len(self.tensors)} tensors against onnxruntime, {self.images} images, {self.run_info}"
         if first is None:

@@ -186,10 +186,7 @@ class Audit:
 
 
 def load_times(path: Path) -> dict[str, float]:
-    """Measured times of layers: an object of milliseconds by name, or the file that ``trtexec --exportProfile`` writes.
-
-    Returns:
-        Milliseconds of one run by layer name.
+    """Milliseconds of one run by layer name, from such an object or the file that ``trtexec --exportProfile`` writes.
 
     Raises:
         ConfigError: the file is missing or neither.

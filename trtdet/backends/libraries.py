@@ -97,10 +97,9 @@ class Library:
     parsers: tuple[tuple[tuple[int, int], int], ...] = ()
 
     def newest_opset(self, version: str = "") -> int | None:
-        """The newest ONNX opset that a version reads, installed or not; None for any.
+        """The newest ONNX opset that a version such as 8.6 reads, installed or not; None for any.
 
-        Args:
-            version: such as 8.6; empty for the installed one, which need not be named where all read the same.
+        Without a version, that of the installed one; where all versions read the same, none need be installed.
 
         Raises:
             BackendError: no version, or no library here whose version counts.

@@ -47,10 +47,8 @@ def with_roundings(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with each FP16 result computed in float32 and rounded.
 
     Inputs and outputs keep their types, nodes and tensors their names: the rounded tensor has the name of the FP16 one.
-    The casts are registered as :attr:`Origin.FP16`.
-
-    Args:
-        model: sorted; it is not changed. Without FP16 tensors it is returned itself.
+    The casts are registered as :attr:`Origin.FP16`. The model must be sorted; it is not changed, and
+    returned itself where it has no FP16 tensors.
     """
     graph = model.graph
     # Whether an input, a constant or a cast gives FP16; branches and bodies do not count.

@@ -32,10 +32,7 @@ _THROTTLE_REASONS = {
 
 
 def open_device(index: int = 0) -> CudaDevice:
-    """A device to work on, by its primary context, which it shares with the libraries of this process.
-
-    Args:
-        index: its number among ``devices()``.
+    """The device of this number among ``devices()``, with the primary context that the libraries of this process share.
 
     Raises:
         BackendError: no driver, one that does not fit, no such device, or neither PyCUDA nor cuda-python is usable.

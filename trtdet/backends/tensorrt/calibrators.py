@@ -119,11 +119,7 @@ class CacheCalibration:
         self.calibrator = Calibrator()
 
     def check(self, built: bool, messages: Sequence[str]) -> None:
-        """Checks the calibration once the builder has returned, with or without an engine.
-
-        Args:
-            built: whether there is an engine; without one, an error of the builder is reported elsewhere.
-            messages: the builder's, oldest first.
+        """Checks the calibration once the builder has returned, with or without an engine, and with these messages.
 
         Raises:
             CalibrationError: TensorRT did not calibrate as requested; the message quotes it.

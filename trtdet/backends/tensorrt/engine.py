@@ -23,10 +23,7 @@ from trtdet.errors import BackendError
 def open_engine(engine: bytes, facts: EngineFacts, *, graphs: bool = True) -> EngineRunner:
     """Loads an engine onto the first device that it was built for.
 
-    Args:
-        engine: the serialised engine.
-        facts: its library, version, targets and plugins.
-        graphs: launch the work as a CUDA graph where it can be captured.
+    With ``graphs`` its work is launched as a CUDA graph where it can be captured.
 
     Raises:
         BackendError: it cannot be run here, was altered or cut short, needs plugins that are not given, or the device

@@ -106,8 +106,7 @@ class EngineContext:
     def capture(self) -> str:
         """Captures the work as a CUDA graph, after a first run at this shape; TensorRT-RTX does that by itself.
 
-        Returns:
-            Why that is not possible; empty where it was done.
+        Returns why that is not possible; empty where it was done.
         """
         # TensorRT-RTX knows beforehand.
         if hasattr(self._trt_context, "is_stream_capturable"):
