@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 import onnx
 
@@ -33,6 +34,9 @@ PRECISIONS: Mapping[str, str] = {"Int8": "int8", "FP8": "fp8", "Half": "fp16", "
 """The precisions of convolutions, by the data type that their layers read."""
 
 _WRITTEN: Mapping[int, str] = {int(onnx.TensorProto.FLOAT16): "fp16", int(onnx.TensorProto.FLOAT): "fp32"}
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True)
@@ -143,10 +147,7 @@ class Flow:
     @cached_property
     def workers(self) -> Mapping[int, tuple[str, ...]]:
         """The convolutions and matrix products by index of the layer that runs them."""
-        names: dict[int, list[str]] = defaultdict(list)
-        for name, index in self.layer_of.items():
-            names[index].append(name)
-        return {index: tuple(run) for index, run in names.items()}
+        return _grouped((index, name) for name, index in self.layer_of.items())
 
     @cached_property
     def layer_of(self) -> Mapping[str, int]:
@@ -191,11 +192,7 @@ class Flow:
     @cached_property
     def takers(self) -> Mapping[str, tuple[onnx.NodeProto, ...]]:
         """The nodes that read each tensor of the model."""
-        takers: dict[str, list[onnx.NodeProto]] = defaultdict(list)
-        for node in self.model.graph.node:
-            for name in dict.fromkeys(node.input):
-                takers[name].append(node)
-        return {name: tuple(nodes) for name, nodes in takers.items()}
+        return _grouped((name, node) for node in self.model.graph.node for name in dict.fromkeys(node.input))
 
     @cached_property
     def live(self) -> frozenset[str]:
@@ -211,10 +208,7 @@ class Flow:
     @cached_property
     def runs(self) -> Mapping[int, tuple[Convolution, ...]]:
         """The convolutions by index of their layer: full TensorRT runs some side by side in a layer."""
-        run: dict[int, tuple[Convolution, ...]] = {}
-        for convolution in self.convolutions.values():
-            run[convolution.layer] = (*run.get(convolution.layer, ()), convolution)
-        return run
+        return _grouped((convolution.layer, convolution) for convolution in self.convolutions.values())
 
     @cached_property
     def hands_on(self) -> frozenset[int]:
@@ -276,3 +270,11 @@ class Flow:
         """Bytes of the constant that fills the channels of an output up, where the layer reads such a constant."""
         values = tensor.elements * (1 - 1 / padding) if padding > 1 else math.nan
         return sum(constant.bytes for constant in layer.constants if math.isclose(constant.elements, values))
+
+
+def _grouped(pairs: Iterable[tuple[_Key, _Value]]) -> dict[_Key, tuple[_Value, ...]]:
+    """The values of each key, in their order."""
+    groups: dict[_Key, list[_Value]] = defaultdict(list)
+    for key, value in pairs:
+        groups[key].append(value)
+    return {key: tuple(values) for key, values in groups.items()}

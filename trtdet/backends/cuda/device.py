@@ -245,13 +245,11 @@ class CudaDevice:
 
     def stream(self) -> Stream:
         """A stream of its own, which the default one does not wait for."""
-        with self.current():
-            return Stream(self, self.bindings.call("cuStreamCreate", _NON_BLOCKING))
+        return Stream(self, self.call("cuStreamCreate", _NON_BLOCKING))
 
     def event(self) -> Event:
         """An event that records the time."""
-        with self.current():
-            return Event(self, self.bindings.call("cuEventCreate", 0))
+        return Event(self, self.call("cuEventCreate", 0))
 
     def clocks(self) -> dict[str, Any] | None:
         """Its state now; None where NVML does not report it, and :meth:`no_clocks` says why.
