@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from trtdet.audit import Layer, Tensor
 from trtdet.audit.fp16 import InFp16
 from trtdet.audit.gpus import gpu_named
-from trtdet.audit.neighbours import MeasuredPart, measured_costs, taken_apart, time_costs
+from trtdet.audit.neighbours import MeasuredPart, measured_costs, split_costs, time_costs
 from trtdet.audit.roofline import Roofline, estimate
 from trtdet.audit.traffic import Flow
 from trtdet.errors import BackendError
@@ -159,7 +159,7 @@ def test_of_many_around_a_kernel_pairs_are_worked_out() -> None:
         count = sum(f"conv{index}" in chosen for index in range(9))
         return count + 0.5 * count * (count - 1) if 0 in layers else 0.0
 
-    costs = taken_apart(flow, price)
+    costs = split_costs(flow, price)
     assert max(len(joint.convs) for joint in costs.joints) == 2
     for fp16 in ((), ("conv0",), ("conv3", "conv7"), costs.convs):
         assert costs.of(fp16) == pytest.approx(len(fp16) ** 2 / 2 + len(fp16) / 2)

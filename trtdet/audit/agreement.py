@@ -69,7 +69,7 @@ class LayerAgreement:
 
     @property
     def first(self) -> TensorAgreement | None:
-        """The first tensor that departs: the cause lies in its node, or between it and the tensors before it."""
+        """The first tensor below the limit: the cause lies in its node, or between it and the tensors before it."""
         return next((tensor for tensor in self.tensors if tensor.departs), None)
 
     def __str__(self) -> str:

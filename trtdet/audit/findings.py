@@ -172,7 +172,7 @@ def _float_reader(flow: Flow, node: onnx.NodeProto) -> str:
         visited.add(tensor)
         if any(value.name == tensor for value in flow.model.graph.output):
             return "an output of the engine that it gives is float32"
-        for reader in flow.takers.get(tensor, ()):
+        for reader in flow.node_readers.get(tensor, ()):
             origin, entry = flow.origins.get(reader.name), flow.plan.entries.get(reader.name)
             if origin in _IN_FLOAT:
                 return f"{_IN_FLOAT[origin]} reads it, which is float32"

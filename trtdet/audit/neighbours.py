@@ -47,7 +47,7 @@ class Joint:
 
 @dataclass(frozen=True)
 class Costs:
-    """The cost of an engine, taken apart.
+    """The cost of an engine as a sum of tables.
 
     Attributes:
         convs: the convolutions that may be in FP16, in the order of the engine.
@@ -84,7 +84,7 @@ def time_costs(flow: Flow, roofline: Roofline) -> Costs:
     def price(layers: Sequence[int], fp16: Collection[str]) -> float:
         return math.fsum(layer.ms for layer in roofline.layers(layers, fp16))
 
-    return taken_apart(flow, price)
+    return split_costs(flow, price)
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def measured_costs(flow: Flow, roofline: Roofline, measured: Sequence[MeasuredPa
             times.append(layer.ms * ratio)
         return math.fsum(times)
 
-    return taken_apart(flow, price)
+    return split_costs(flow, price)
 
 
 def _ratios(estimates: Mapping[str, float], measured: Sequence[tuple[Sequence[str], float]]) -> dict[str, float]:
@@ -150,8 +150,8 @@ def _ratios(estimates: Mapping[str, float], measured: Sequence[tuple[Sequence[st
     return {name: share * ms / estimated for names, ms, estimated in parts if estimated > 0 for name in names}
 
 
-def taken_apart(flow: Flow, price: Price) -> Costs:
-    """A cost, which depends for each layer on the convolutions around it alone, as tables over their precisions.
+def split_costs(flow: Flow, price: Price) -> Costs:
+    """Splits a cost into tables over the precisions of the convolutions around each layer, on which alone it depends.
 
     The convolutions that read INT8 may be put into FP16.
     """

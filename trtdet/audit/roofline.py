@@ -234,7 +234,7 @@ class Roofline:
         return tuple(self._layer(index, moved, changed) for index, moved in moves if moved.kernels)
 
     def _layer(self, index: int, moved: Moved, changed: InFp16) -> LayerEstimate:
-        layer, inside = self._flow.layers[index], changed.taken_in(index)
+        layer, inside = self._flow.layers[index], changed.fused_layers(index)
         parts = [moved, *map(changed.layer, inside)]
         total = round(sum(part.activations for part in parts) * self._scale) + sum(part.constants for part in parts)
         operations, tensor_ms = self._products(index, moved.type)

@@ -190,7 +190,7 @@ class Flow:
         return {tensor.name: tuple(tensor.dims) for tensor in self.model.graph.initializer}
 
     @cached_property
-    def takers(self) -> Mapping[str, tuple[onnx.NodeProto, ...]]:
+    def node_readers(self) -> Mapping[str, tuple[onnx.NodeProto, ...]]:
         """The nodes that read each tensor of the model."""
         return _grouped((name, node) for node in self.model.graph.node for name in dict.fromkeys(node.input))
 
