@@ -1,4 +1,4 @@
-"""The table of libraries, and that nobody outside ``backends`` decides by the name of one."""
+"""The table of libraries; outside ``backends`` nothing decides by the name of one."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_who_may_read_a_calibration_cache(name: str, version: str, reads: bool) 
     assert library_named(name).may_read_calibration_cache(version) is reads
 
 
-# nobody else asks for names
+# decisions by the name of a library
 
 
 def _constants(node: ast.AST) -> set[str]:
@@ -146,7 +146,7 @@ def _decides_by_name(node: ast.AST) -> bool:
     )
 
 
-def test_outside_this_room_nothing_decides_by_the_name_of_a_library() -> None:
+def test_outside_backends_nothing_decides_by_the_name_of_a_library() -> None:
     found = [
         f"{path.relative_to(PACKAGE)}:{node.lineno}: {ast.unparse(node)}"
         for path in sorted(PACKAGE.rglob("*.py"))
