@@ -126,6 +126,8 @@ def test_a_tensor_that_both_precisions_read_is_written_twice() -> None:
     both, one, none = (InFp16(flow, names).bytes for names in (("conv1", "conv2"), ("conv1",), ()))
     weights = CHANNELS * CHANNELS
     assert none == flow.bytes
+    residual = engine([0, 1, 1], [None, None, 2])
+    assert InFp16(residual, ()).bytes == residual.bytes
     # With one reader in FP16 the kernel after conv0 writes an FP16 copy, which that reader reads.
     # Its own output is FP16 as before.
     copy, read = 2 * values, values

@@ -52,7 +52,8 @@ def test_tensorrt_without_a_device_points_to_what_needs_none(monkeypatch: pytest
     [
         ("8.6.0", Typing(("EXPLICIT_BATCH",), True), Typing(("EXPLICIT_BATCH",), True), 8600, 17, ("plugin", "keep")),
         ("10.4.0", Typing(("STRONGLY_TYPED",)), Typing(weak=True), 100400, 20, ("keep", "plugin")),
-        ("11.1.0", Typing(), None, 0, 24, ("swish", "keep", "plugin")),
+        ("10.16.1", Typing(("STRONGLY_TYPED",)), Typing(weak=True), 101601, 24, ("keep", "plugin")),
+        ("11.0.0", Typing(), None, 0, 24, ("swish", "keep", "plugin")),
     ],
 )
 def test_capabilities_of_each_tensorrt(

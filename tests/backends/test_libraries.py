@@ -146,6 +146,30 @@ def _decides_by_name(node: ast.AST) -> bool:
     )
 
 
+@pytest.mark.parametrize(
+    ("source", "decides"),
+    [
+        ("manifest.backend.name == 'tensorrt-rtx'", True),
+        ("caps.name in allowed", True),
+        ("name in ('tensorrt', 'onnxruntime')", True),
+        ("isinstance(target.runner, OnnxRunner)", True),
+        ("isinstance(runner, (backends.EngineRunner, Other))", True),
+        ("importlib.util.find_spec('tensorrt')", True),
+        ("{'tensorrt': 1, 'onnxruntime': 2}", True),
+        ("titles[caps.name]", True),
+        ("titles.get(backend.name)", True),
+        ("caps.name.startswith(start)", True),
+        ("match name:\n    case 'tensorrt-rtx':\n        pass", True),
+        ("options.calibrator == 'tensorrt'", False),
+        ("runtime != 'onnxruntime'", False),
+        ("choose('tensorrt')", False),
+        ("model.name == 'x'", False),
+    ],
+)
+def test_decisions_by_name_are_told_from_others(source: str, decides: bool) -> None:
+    assert any(map(_decides_by_name, ast.walk(ast.parse(source)))) == decides
+
+
 def test_outside_backends_nothing_decides_by_the_name_of_a_library() -> None:
     found = [
         f"{path.relative_to(PACKAGE)}:{node.lineno}: {ast.unparse(node)}"

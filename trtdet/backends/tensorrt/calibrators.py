@@ -119,7 +119,9 @@ class CacheCalibration:
         self.calibrator = Calibrator()
 
     def check(self, built: bool, messages: Sequence[str]) -> None:
-        """Checks the calibration once the builder has returned, with or without an engine, and with these messages.
+        """Checks the calibration once the builder has returned, with these messages, oldest first.
+
+        Where it built no engine, its own error is reported elsewhere.
 
         Raises:
             CalibrationError: TensorRT did not calibrate as requested; the message quotes it.
