@@ -161,19 +161,15 @@ def test_a_layer_without_inputs_or_constants_has_empty_types() -> None:
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_the_pointwise_kernel_beside_a_convolution_does_not_speak_for_it(order: int) -> None:
+@pytest.mark.parametrize(("kind", "precision"), [("Int8", "int8"), ("Half", "fp16")])
+def test_the_pointwise_kernel_beside_a_convolution_does_not_speak_for_it(order: int, kind: str, precision: Any) -> None:
     lines = [
         line("pointwise", "kgen", "Float", "Float", "Int8", "Conv_0", "Sigmoid_1"),
-        line("conv", "cutlass", "Int8", "Int8", "Float", "Conv_0"),
+        line("conv", "cutlass", kind, kind, "Float", "Conv_0"),
     ]
-    found = audited(built(*lines[::order]), PrecisionPlan({"Conv_0": Entry("int8", "")}))
-    assert (found.int8, found.fp32) == (1, 0)
-
-
-def test_a_half_convolution_counts_as_fp16() -> None:
-    planned = PrecisionPlan({"Conv_0": Entry("fp16", "")})
-    found = audited(built(line("c", "conv", "Half", "Half", "Half", "Conv_0")), planned)
-    assert (found.int8, found.fp16, found.fp32, found.departures) == (0, 1, 0, ())
+    found = audited(built(*lines[::order]), PrecisionPlan({"Conv_0": Entry(precision, "")}))
+    counts = {"int8": 0, "fp16": 0, "fp32": 0} | {precision: 1}
+    assert (found.counts(), found.departures) == (counts, ())
 
 
 def test_a_log_without_layers_is_an_error() -> None:

@@ -26,6 +26,7 @@ net (float[1,16,32,32] x) => (float[1,32,32,32] y) {
 SHAPES = {"w1": (32, 16, 3, 3), "w2": (32, 1, 3, 3), "w3": (32, 32)}
 PLACES = 32 * 32
 DENSE, DEPTHWISE, PRODUCT = "Conv_0", "Conv_3", "MatMul_5"
+PLAN = PrecisionPlan({name: Entry("fp16", "test") for name in (DENSE, DEPTHWISE)})
 
 GPU = Gpu("made up", 86, 100.0, 10.0, 20.0, 4.0, 1.0, 1 << 20)
 
@@ -52,8 +53,7 @@ def flow(kind: str = "Half", *more: Layer) -> Flow:
         ),
         Layer("gemm", "gemm", (tensor("d", kind, 32),), (), (tensor("y", "Half", 32),), (PRODUCT,)),
     )  # fmt: skip
-    plan = PrecisionPlan({name: Entry("fp16", "test") for name in (DENSE, DEPTHWISE)})
-    return Flow((*layers, *more), plan, model())
+    return Flow((*layers, *more), PLAN, model())
 
 
 def by_name(found: Estimate) -> dict[str, float]:
@@ -69,17 +69,15 @@ def test_a_kernel_moves_its_bytes_at_the_bandwidth() -> None:
     assert found.ms == pytest.approx(math.fsum(layer.ms for layer in found.layers))
 
 
-@pytest.mark.parametrize(("kind", "rate"), [("Half", 10e12), ("Int8", 20e12), ("Float", 4e12)])
-def test_a_convolution_runs_at_the_rate_of_the_type_that_it_reads(kind: str, rate: float) -> None:
-    found = estimate(flow(kind), GPU)
+@pytest.mark.parametrize(
+    ("kind", "tf32", "rate"),
+    [("Half", 4.0, 10e12), ("Int8", 4.0, 20e12), ("Float", 4.0, 4e12), ("Float", None, 1e12)],
+)
+def test_a_convolution_runs_at_the_rate_of_the_type_that_it_reads(kind: str, tf32: float | None, rate: float) -> None:
+    found = estimate(flow(kind), replace(GPU, tf32=tf32))
     operations = 2 * PLACES * 32 * 16 * 9
     assert found.layers[0].operations == operations
     assert by_name(found)["conv"] == pytest.approx(operations / rate * 1e3)
-
-
-def test_without_tf32_a_float_convolution_runs_at_the_rate_of_ordinary_cores() -> None:
-    found = estimate(flow("Float"), replace(GPU, tf32=None))
-    assert by_name(found)["conv"] == pytest.approx(2 * PLACES * 32 * 16 * 9 / 1e12 * 1e3)
 
 
 def test_tensor_cores_multiply_channels_in_whole_vectors() -> None:
@@ -109,15 +107,12 @@ def test_products_and_pointwise_kernels_count_and_what_starts_no_kernel_does_not
     assert silu.arithmetic_ms == pytest.approx(PLACES * 32 * (2 * 8 + 2 + 1) * 2 / 1e12 * 1e3)
 
 
-def test_a_short_kernel_waits_for_its_launch() -> None:
+def test_a_short_kernel_waits_for_its_launch_and_a_long_one_hides_the_launch_of_the_next() -> None:
     tiny = replace(GPU, bandwidth=1e9, fp16=1e9, fp32=1e9)
     inside, alone = estimate(flow(), tiny), estimate(flow(), tiny, graph=False)
     assert {layer.bound for layer in (*inside.layers, *alone.layers)} == {"launch"}
     assert inside.ms == pytest.approx(4 * GRAPH_LAUNCH_US / 1e3)
     assert alone.ms == pytest.approx(4 * LAUNCH_US / 1e3)
-
-
-def test_a_long_kernel_hides_the_launch_of_the_next() -> None:
     slow = replace(GPU, bandwidth=1.0)
     assert estimate(flow(), slow, graph=False).ms == pytest.approx(estimate(flow(), slow).ms)
 
@@ -142,8 +137,7 @@ def test_an_engine_of_a_larger_batch_stands_for_one_image() -> None:
         )
         for layer in ours.layers
     ]
-    plan = PrecisionPlan({name: Entry("fp16", "test") for name in (DENSE, DEPTHWISE)})
-    eight = Flow(layers, plan, model())
+    eight = Flow(layers, PLAN, model())
     assert eight.batch == 8
     assert estimate(eight, GPU, 8).layers[0].bytes == layers[0].bytes
     assert estimate(eight, GPU).layers[0].bytes == ours.layers[0].bytes

@@ -21,21 +21,18 @@ from trtdet.passes.provenance import put
 from trtdet.quantization import place
 
 NET = """<ir_version: 8, opset_import: ["" : 17]>
-net (float[1,32,8,8] x, float[1,8,8,2] at) => (float[1,32,8,8] y, float[1,32,8,32] z)
-<float e = {0.00001}, float two = {2}> {
+net (float[1,32,8,8] x, float[1,8,8,2] at) => (float[1,32,8,8] y, float[1,32,8,32] z) {
     c = Conv(x, k) y = GridSample(c, at)
-    p = MatMul(CASTx, w) m = ReduceMean<axes = [-1]>(p) d = Sub(p, m) q = Pow(d, TWO) v = ReduceMean<axes = [-1]>(q)
+    t = Reshape(x, shape) h = Cast<to = TYPE>(t) p = MatMul(h, w)
+    m = ReduceMean<axes = [-1]>(p) d = Sub(p, m) q = Mul(d, d) v = ReduceMean<axes = [-1]>(q)
     s = Sqrt(v) n = Div(d, s) z = Cast<to = 1>(n) }"""
 
 
 def network(half: bool) -> onnx.ModelProto:
     """A network whose normalisation is in FP16 or in float32."""
-    text = NET.replace("p = MatMul(CASTx, w)", "t = Reshape(x, shape) h = Cast<to = TYPE>(t) p = MatMul(h, w)")
-    text = (
-        text.replace("Pow(d, TWO)", "Mul(d, d)").replace("TYPE", "10" if half else "1").replace(", float two = {2}", "")
-    )
     constants = {"k": np.ones((32, 32, 1, 1), np.float32), "shape": np.array([1, 32, 2, 32])}
-    model = parsed(text, {**constants, "w": np.eye(32, dtype=np.float16 if half else np.float32)}, typed=False)
+    weights = np.eye(32, dtype=np.float16 if half else np.float32)
+    model = parsed(NET.replace("TYPE", "10" if half else "1"), {**constants, "w": weights}, typed=False)
     for node in model.graph.node:
         node.name = f"{node.op_type}_{node.output[0]}"
     put(model, {})

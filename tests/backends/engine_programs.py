@@ -1,27 +1,54 @@
-"""The start of every program that opens engines on the stand-ins for TensorRT and the CUDA driver."""
+"""The start of every program that runs on the stand-ins for TensorRT and the CUDA driver."""
 
 from __future__ import annotations
 
 import importlib.util
+from typing import Any
 
 import pytest
 
 needs_cuda_python = pytest.mark.skipif(
     importlib.util.find_spec("cuda") is None, reason="cuda-python is not installed: pip install 'trtdet[cuda]'"
 )
-needs_rtx = pytest.mark.skipif(
+_has_rtx = pytest.mark.skipif(
     importlib.util.find_spec("tensorrt_rtx") is None, reason="TensorRT-RTX is not installed: pip install 'trtdet[rtx]'"
 )
+rtx_marks = [_has_rtx, pytest.mark.tensorrt]
 
-PRELUDE = """
-import ctypes, json, sys, threading
+
+def needs_rtx(test: Any) -> Any:
+    """Marks a test that uses TensorRT-RTX itself."""
+    return pytest.mark.tensorrt(_has_rtx(test))
+
+
+CUDA = """
+import ctypes, sys, threading
+import numpy as np
+from trtdet.backends import cuda
+from trtdet.errors import BackendError
+
+def alive():
+    return [ctypes.CDLL("libcuda.so.1").standin_live(kind) for kind in range(6)]
+
+def refused(function, *arguments, **named):
+    try:
+        function(*arguments, **named)
+    except BackendError as error:
+        print(error)
+    else:
+        print("NOT REFUSED")
+"""
+
+PRELUDE = (
+    CUDA
+    + """
+import json
 from dataclasses import replace
 from pathlib import Path
-import numpy as np, onnx, onnx.parser
+import onnx, onnx.parser
 import tensorrt as trt
-from trtdet.backends import EngineFacts, OnnxRunner, cuda, library_named, open_engine
+from trtdet.backends import EngineFacts, OnnxRunner, library_named, open_engine
 from trtdet.backends.tensorrt.messages import logger_of
-from trtdet.errors import BackendError
 
 def net(text, **weights):
     opsets = '["" : 17, "trt.plugins" : 1]'
@@ -75,18 +102,8 @@ def same(got, wanted):
 def computed(model, batch):
     # Node by node, as the stand-in computes: how onnxruntime optimises depends on the CPU, and moves the last digit.
     return OnnxRunner(model).as_written()(batch)
-
-def alive():
-    return [ctypes.CDLL("libcuda.so.1").standin_live(kind) for kind in range(6)]
-
-def refused(function, *arguments, **named):
-    try:
-        function(*arguments, **named)
-    except BackendError as error:
-        print(error)
-    else:
-        print("NOT REFUSED")
 """
+)
 
 RTX = PRELUDE.replace("import tensorrt as trt", "import tensorrt_rtx as trt").replace('"tensorrt"', '"tensorrt-rtx"')
 RTX = RTX.replace('    trt.init_libnvinfer_plugins(logger, "")\n', "")

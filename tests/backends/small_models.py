@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 import onnx.parser
@@ -11,10 +13,13 @@ from trtdet.backends import Backend, choose, cuda
 from trtdet.backends.libraries import Library
 
 
-def net(text: str, **weights: np.ndarray) -> onnx.ModelProto:
-    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 13]>\nnet {text}')
-    for name, value in weights.items():
-        model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+def net(text: str, opset: int = 13, **constants: Any) -> onnx.ModelProto:
+    """A network with these constants, each node named after its operator and its place."""
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : {opset}]>\nnet {text}')
+    for name, value in constants.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(value), name))
+    for index, node in enumerate(model.graph.node):
+        node.name = f"{node.op_type}_{index}"
     return model
 
 

@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 
 import pytest
-from small_models import install_tensorrt, net
+from small_models import install_tensorrt
 
 from trtdet.backends import Capabilities, cuda
 from trtdet.building.graph import Suppression, silu_form, suppression
@@ -14,23 +14,6 @@ from trtdet.building.validation import plugin_parts
 from trtdet.config import NmsConfig
 from trtdet.errors import BackendError
 from trtdet.passes import EmbeddedNms
-
-
-@pytest.mark.parametrize(
-    ("version", "forms", "swish"),
-    [
-        ("8.6.0", ("plugin", "keep"), False),
-        ("10.4.0", ("keep", "plugin"), False),
-        ("11.0.0", ("swish", "keep", "plugin"), True),
-    ],
-)
-def test_what_each_tensorrt_may_write_silu_as(
-    monkeypatch: pytest.MonkeyPatch, version: str, forms: tuple[str, ...], swish: bool
-) -> None:
-    backend = install_tensorrt(monkeypatch, version)
-    assert (backend.capabilities.silu, backend.capabilities.loads_plugins) == (forms, True)
-    model = net("(float[1,3] x) => (float[1,3] y) { y = Swish(x) }")
-    assert ("Swish" not in backend.capabilities.unsupported(model)) == swish
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import asdict
 from pathlib import Path
@@ -14,8 +13,9 @@ from engine_programs import needs_rtx
 from small_models import conv, net
 
 from trtdet.backends import BuildRequest, Capabilities, choose
+from trtdet.backends.tensorrt import build_process, silu_aot
 from trtdet.backends.tensorrt import builder as tensorrt
-from trtdet.backends.tensorrt.builder import LIBRARY
+from trtdet.backends.tensorrt.builder import LIBRARY, _facts
 from trtdet.errors import BackendError
 from trtdet.options import EngineOptions
 from trtdet.progress import silent
@@ -115,8 +115,6 @@ class FakeTensorRT:
 
     def made(self, **changes: Any) -> Any:
         """What a build by this library gives, with an empty model."""
-        from trtdet.backends.tensorrt import build_process
-
         Path("model.onnx").write_bytes(b"")
         request = {
             "network_flags": [],
@@ -190,22 +188,18 @@ def test_the_builder_is_told_of_every_option(elsewhere: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "used"), [(b"", b""), (b"known", b"known"), (b"of another device", b""), (b"spoilt", b"")]
 )
-def test_kernel_times_are_used_or_measured_again(elsewhere: Path, given: bytes, used: bytes) -> None:
+def test_kernel_times_are_used_or_measured_again_where_the_builder_keeps_them(
+    elsewhere: Path, given: bytes, used: bytes
+) -> None:
     (elsewhere / "timings").write_bytes(given)
-    assert FakeTensorRT([]).made(keep_timings=True)["timing.cache"] == used + b"+"
-    assert FakeTensorRT([]).made() == {"engine": b"engine"}
-
-
-def test_a_builder_without_a_timing_cache_builds_all_the_same(elsewhere: Path) -> None:
-    (elsewhere / "timings").write_bytes(b"known")
     fake = FakeTensorRT([])
-    fake.spoilt = (b"known", b"")
+    assert fake.made(keep_timings=True)["timing.cache"] == used + b"+"
+    assert fake.made() == {"engine": b"engine"}
+    fake.spoilt = (given, b"")
     assert fake.made(keep_timings=True) == {"engine": b"engine"}
 
 
 def test_phases_within_phases_are_parts_of_a_step() -> None:
-    from trtdet.backends.tensorrt import build_process
-
     reports: list[Any] = []
     monitor = build_process.progress_monitor(SimpleNamespace(IProgressMonitor=object), reports.append)
     monitor.phase_start("all", None, 2)
@@ -237,34 +231,23 @@ def test_words_that_are_known_come_with_advice(
         tensorrt.build_engine(LIBRARY, caps, BuildRequest(conv()), silent)
 
 
-def test_a_registry_loads_libraries_itself_and_says_when_one_is_empty() -> None:
-    from trtdet.backends.tensorrt.build_process import RefusedError, builder_with
-
-    fake = FakeTensorRT([])
-    builder_with(fake, None, ["a.so", "b.so"], True)
-    assert fake.told == ["creators registered", "builder", "loaded a.so", "loaded b.so"]
-    with pytest.raises(RefusedError, match="cannot be loaded: 'empty.so' has no plugins for TensorRT 8.6.0"):
-        builder_with(fake, None, ["empty.so"], True)
-
-
-@pytest.mark.parametrize("takes_plugins", [True, False])
-def test_only_the_full_tensorrt_is_given_creators(takes_plugins: bool) -> None:
-    from trtdet.backends.tensorrt.build_process import builder_with
-
-    fake = FakeTensorRT([])
-    builder_with(fake, None, [], takes_plugins)
-    assert fake.told == (["creators registered", "builder"] if takes_plugins else ["builder"])
+def test_a_registry_loads_libraries_itself_and_only_the_full_tensorrt_is_given_creators() -> None:
+    full, without_plugins = FakeTensorRT([]), FakeTensorRT([])
+    build_process.builder_with(full, None, ["a.so", "b.so"], True)
+    assert full.told == ["creators registered", "builder", "loaded a.so", "loaded b.so"]
+    build_process.builder_with(without_plugins, None, [], False)
+    assert without_plugins.told == ["builder"]
+    message = "cannot be loaded: 'empty.so' has no plugins for TensorRT 8.6.0"
+    with pytest.raises(build_process.RefusedError, match=message):
+        build_process.builder_with(full, None, ["empty.so"], True)
 
 
 def test_plugins_without_a_library_are_compiled_into_the_engine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process that builds is told so; there it is said what is missing, should anything be."""
-    from trtdet.backends.tensorrt import silu_aot
-
+    """The building process is told so, and reports what is missing."""
     told: list[Any] = []
     monkeypatch.setattr(silu_aot, "register", told.append)
-    monkeypatch.chdir(tmp_path)
     fake = FakeTensorRT([])
     assert fake.made(compiled_plugins=True)["engine"] == b"engine"
     assert told == [fake]
@@ -276,18 +259,10 @@ def test_plugins_without_a_library_are_compiled_into_the_engine(
     with pytest.raises(BackendError, match="NVRTC is not installed"):
         fake.made(compiled_plugins=True)
 
-    facts: dict[str, Any] = {}
-
-    def stop(arguments: list[str], cwd: Path, **others: Any) -> None:
-        facts.update(json.loads((cwd / "request.json").read_text()))
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(tensorrt.subprocess, "Popen", stop)
     model = net("(float[1,3,4,4] x) => (float[1,3,4,4] y) { y = trt.plugins.TRT_SiLU(x) }")
     caps = Capabilities("test", "1", True, False, True, loads_plugins=True, compiles_plugins=True)
-    for plugins, compiled in (((), True), ((tmp_path / "some.so",), False)):
-        with pytest.raises(KeyboardInterrupt):
-            tensorrt.build_engine(LIBRARY, caps, BuildRequest(model, plugins=plugins), silent)
+    for plugins, compiled in (((), True), ((elsewhere / "some.so",), False)):
+        facts = _facts(LIBRARY, caps, BuildRequest(model, plugins=plugins), sms=())
         assert facts["compiled_plugins"] == compiled
         assert ("PREFER_AOT_PYTHON_PLUGINS" in facts["network_flags"]) == compiled
 
@@ -304,25 +279,14 @@ LOOP = """(float[1,3,4,4] x) => (float[1,3,4,4] y) {
 @pytest.mark.parametrize(
     ("text", "given"), [("(float[1,3,4,4] x) => (float[1,3,4,4] y) { y = Neg(x) }", True), (LOOP, False)]
 )
-def test_an_engine_that_can_be_captured_is_built_for_it(
-    monkeypatch: pytest.MonkeyPatch, text: str, given: bool
-) -> None:
+def test_an_engine_that_can_be_captured_is_built_for_it(text: str, given: bool) -> None:
     """REQUIRE_USER_ALLOCATION is an error where a network needs memory that only a run can ask for."""
-    facts: dict[str, Any] = {}
-
-    def stop(arguments: list[str], cwd: Path, **others: Any) -> None:
-        facts.update(json.loads((cwd / "request.json").read_text()))
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(tensorrt.subprocess, "Popen", stop)
     caps = Capabilities("test", "1", True, False, True, capture_flags=("REQUIRE_USER_ALLOCATION",))
-    with pytest.raises(KeyboardInterrupt):
-        tensorrt.build_engine(LIBRARY, caps, BuildRequest(net(text)), silent)
-    assert facts["builder_flags"] == (["REQUIRE_USER_ALLOCATION"] if given else [])
+    facts = _facts(LIBRARY, caps, BuildRequest(net(text)), sms=())
+    assert facts["builder_flags"] == (("REQUIRE_USER_ALLOCATION",) if given else ())
 
 
 @needs_rtx
-@pytest.mark.tensorrt
 def test_tensorrt_rtx_has_the_flag_and_builds_with_it(caplog: pytest.LogCaptureFixture) -> None:
     backend = choose("tensorrt-rtx")
     assert backend.capabilities.capture_flags == ("REQUIRE_USER_ALLOCATION",)
@@ -338,7 +302,6 @@ def test_tensorrt_rtx_has_the_flag_and_builds_with_it(caplog: pytest.LogCaptureF
 
 
 @needs_rtx
-@pytest.mark.tensorrt
 def test_tensorrt_rtx_refuses_plugins_before_it_is_imported(tmp_path: Path) -> None:
     """With a creator registered there the process would end while parsing, with no word."""
     backend = choose("tensorrt-rtx")

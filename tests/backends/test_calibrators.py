@@ -71,16 +71,12 @@ def fed(calibrator: Any) -> list[list[int]]:
 # ranges
 
 
-def test_the_cache_is_given_as_it_is_and_no_image() -> None:
+def test_the_cache_is_given_as_it_is_without_images_and_what_tensorrt_writes_back_is_kept() -> None:
     given = CacheCalibration(library(), TEXT)
     assert given.calibrator.made and type(given.calibrator).__mro__[1].__name__ == "IInt8EntropyCalibrator2"
     assert given.calibrator.read_calibration_cache() == TEXT.encode()
     given.check(True, [])
     assert given.calibrator.get_batch(["images"]) is None
-
-
-def test_what_tensorrt_writes_back_is_kept() -> None:
-    given = CacheCalibration(library(), TEXT)
     assert given.written is None
     given.calibrator.write_calibration_cache(memoryview(b"TRT-8600-EntropyCalibration2\n"))
     assert given.written == "TRT-8600-EntropyCalibration2\n"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
-from small_models import conv, install_tensorrt
+from small_models import conv, install_tensorrt, net
 
 from trtdet.backends import BuildRequest, choose, cuda
 from trtdet.backends.base import Typing
@@ -46,17 +48,34 @@ def test_tensorrt_without_a_device_points_to_what_needs_none(monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    ("version", "explicit", "implicit", "number"),
+    ("version", "explicit", "implicit", "number", "opset", "silu"),
     [
-        ("8.6.0", Typing(("EXPLICIT_BATCH",), weak=True), Typing(("EXPLICIT_BATCH",), weak=True), 8600),
-        ("10.4.0", Typing(("STRONGLY_TYPED",)), Typing(weak=True), 100400),
-        ("11.0.0", Typing(), None, 0),
+        ("8.6.0", Typing(("EXPLICIT_BATCH",), True), Typing(("EXPLICIT_BATCH",), True), 8600, 17, ("plugin", "keep")),
+        ("10.4.0", Typing(("STRONGLY_TYPED",)), Typing(weak=True), 100400, 20, ("keep", "plugin")),
+        ("10.16.1", Typing(("STRONGLY_TYPED",)), Typing(weak=True), 101601, 24, ("keep", "plugin")),
+        ("11.0.0", Typing(), None, 0, 24, ("swish", "keep", "plugin")),
     ],
 )
 def test_capabilities_of_each_tensorrt(
-    monkeypatch: pytest.MonkeyPatch, version: str, explicit: Typing, implicit: Typing | None, number: int
+    monkeypatch: pytest.MonkeyPatch,
+    version: str,
+    explicit: Typing,
+    implicit: Typing | None,
+    number: int,
+    opset: int,
+    silu: tuple[str, ...],
 ) -> None:
     caps = install_tensorrt(monkeypatch, version).capabilities
     assert (caps.explicit, caps.implicit, caps.cache_version) == (explicit, implicit, number)
+    assert (caps.max_opset, caps.silu, caps.loads_plugins) == (opset, silu, True)
+    swish = net("(float[1,3] x) => (float[1,3] y) { y = Swish(x) }")
+    assert ("Swish" not in caps.unsupported(swish)) == ("swish" in silu)
+    assert "ConvInteger" in caps.missing_ops
+    # No wheel of any version has the library that regions want; TensorRT's archives and containers do.
+    assert "libnvinfer_vc_plugin" in caps.missing_ops["RoiAlign"]
+    opened: list[str] = []
+    monkeypatch.setattr(ctypes, "CDLL", opened.append)
+    assert "RoiAlign" not in choose("tensorrt").capabilities.missing_ops
+    assert opened == [f"libnvinfer_vc_plugin.so.{version.partition('.')[0]}"]
     with pytest.raises(BackendError, match="compute capability 90, not 86; leave --sm out"):
         choose("tensorrt").build(BuildRequest(conv(), (86,)))

@@ -2,32 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 
 import pytest
+from engine_programs import CUDA, needs_cuda_python
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("cuda") is None, reason="cuda-python is not installed: pip install 'trtdet[cuda]'"
-)
-
-PRELUDE = """
-import ctypes, sys, threading
-import numpy as np
-from trtdet.backends import cuda
-from trtdet.errors import BackendError
-
-def alive():
-    return [ctypes.CDLL("libcuda.so.1").standin_live(kind) for kind in range(6)]
-
-def refused(function, *arguments):
-    try:
-        function(*arguments)
-    except BackendError as error:
-        print(error)
-    else:
-        print("NOT REFUSED")
-"""
+pytestmark = needs_cuda_python
 
 ROUND_TRIP = """
 with gpu.buffer(16) as memory, gpu.pinned((2, 2), np.float32) as there, gpu.pinned((2, 2), np.float32) as back:
@@ -61,38 +41,38 @@ with gpu.buffer(16) as memory, gpu.pinned((2, 2), np.float32) as there, gpu.pinn
     ],
 )
 def test_why_there_is_no_device_is_said(machine, settings, said):
-    program = PRELUDE + "print(cuda.devices()); print(cuda.absence()); refused(cuda.open_device)"
+    program = CUDA + "print(cuda.devices()); print(cuda.absence()); refused(cuda.open_device)"
     done = machine.python(program, **settings)
     assert done.out.splitlines() == ["()", said, f"{said}; run this on a machine with a CUDA device"]
 
 
 def test_hidden_devices_are_named(machine):
-    program = "import os\nos.environ['CUDA_VISIBLE_DEVICES'] = ''\n" + PRELUDE + "print(cuda.absence())"
+    program = "import os\nos.environ['CUDA_VISIBLE_DEVICES'] = ''\n" + CUDA + "print(cuda.absence())"
     done = machine.python(program, devices=0)
     assert done.out == "this machine's CUDA driver shows no device (CUDA_VISIBLE_DEVICES is '')\n"
 
 
 def test_a_device_shows_what_it_is(machine):
-    program = PRELUDE + "print(cuda.devices(), cuda.absence() or 'none', cuda.driver_version())"
+    program = CUDA + "print(cuda.devices(), cuda.absence() or 'none', cuda.driver_version())"
     done = machine.python(program, sm=120, memory=3 << 30)
     wanted = "(Device(name='Stand-in GPU', sm=120, memory=3221225472, index=0),) none 13.0\n"
     assert done.out == wanted
 
 
 def test_a_device_that_is_not_there_is_refused(machine):
-    done = machine.python(PRELUDE + "refused(cuda.open_device, 2)", devices=2)
+    done = machine.python(CUDA + "refused(cuda.open_device, 2)", devices=2)
     assert done.out == "no CUDA device 2; this machine has 0, 1\n"
 
 
 def test_no_package_to_reach_it_with(machine):
-    program = PRELUDE + "sys.modules['cuda.bindings.driver'] = None; refused(cuda.open_device)"
+    program = CUDA + "sys.modules['cuda.bindings.driver'] = None; refused(cuda.open_device)"
     said = machine.python(program).out
     assert said.startswith("no package to reach the GPU with (pycuda: No module named 'pycuda'; cuda-python: ")
     assert said.endswith("); pip install 'trtdet[cuda]' or pip install 'trtdet[pycuda]'\n")
 
 
 def test_a_driver_older_than_cuda_python(machine):
-    program = PRELUDE + "gpu = cuda.open_device()\nwith gpu.stream() as stream: refused(stream.capture, lambda: None)"
+    program = CUDA + "gpu = cuda.open_device()\nwith gpu.stream() as stream: refused(stream.capture, lambda: None)"
     said = machine.python(program, old=1).out
     assert said.startswith("this machine's CUDA driver is older than cuda-python ")
     assert said.endswith("update the driver, or install the cuda-python of its CUDA version\n")
@@ -103,9 +83,7 @@ def test_a_driver_older_than_cuda_python(machine):
 
 @pytest.mark.parametrize(("pycuda", "through", "graphs"), [(False, "cuda-python", True), (True, "pycuda", False)])
 def test_copies_come_back_and_nothing_is_left(machine, pycuda, through, graphs):
-    program = (
-        f"{PRELUDE}gpu = cuda.open_device()\nprint(gpu.through.split()[0], gpu.graphs, gpu.memory())\n{ROUND_TRIP}"
-    )
+    program = f"{CUDA}gpu = cuda.open_device()\nprint(gpu.through.split()[0], gpu.graphs, gpu.memory())\n{ROUND_TRIP}"
     done = machine.python(program + "gpu.close(); gpu.close(); del stream, start, end; print(alive())", pycuda=pycuda)
     assert done.out == f"{through} {graphs} (1073741824, 1073741824)\n[0, 0, 0, 0, 0, 0]\n"
 
@@ -114,7 +92,7 @@ def test_copies_come_back_and_nothing_is_left(machine, pycuda, through, graphs):
 def test_every_thread_may_use_a_device(machine, pycuda):
     """PyCUDA ends the process at the end of a thread that leaves a context behind."""
     program = (
-        PRELUDE
+        CUDA
         + "gpu = cuda.open_device()\ndone = []\ndef work():\n"
         + "".join(f"    {line}\n" for line in [*ROUND_TRIP.strip().splitlines(), "done.append(1)"])
         + "threads = [threading.Thread(target=work) for _ in range(4)]\n"
@@ -143,7 +121,7 @@ with gpu.buffer(4) as memory, gpu.pinned((1,), np.int32) as there, gpu.pinned((1
 gpu.close()
 print(alive())
 """
-    assert machine.python(PRELUDE + program).out.splitlines() == ["7", "1", "2", "[0, 0, 0, 0, 0, 0]"]
+    assert machine.python(CUDA + program).out.splitlines() == ["7", "1", "2", "[0, 0, 0, 0, 0, 0]"]
 
 
 def test_a_capture_ends_where_it_fails_and_other_threads_may_allocate_meanwhile(machine):
@@ -164,7 +142,7 @@ assert done == [None]
 gpu.close()
 print(alive())
 """
-    said = machine.python(PRELUDE + program).out.splitlines()
+    said = machine.python(CUDA + program).out.splitlines()
     assert said == [
         "the CUDA driver refused cuMemAlloc: error 900, operation not permitted when stream is capturing",
         "[0, 0, 0, 0, 0, 0]",
@@ -172,7 +150,7 @@ print(alive())
 
 
 def test_pycuda_says_that_it_has_no_graphs(machine):
-    program = PRELUDE + "gpu = cuda.open_device()\nwith gpu.stream() as stream: refused(stream.capture, lambda: None)"
+    program = CUDA + "gpu = cuda.open_device()\nwith gpu.stream() as stream: refused(stream.capture, lambda: None)"
     assert machine.python(program, pycuda=True).out.endswith(
         " has no CUDA graphs; for them, pip install 'trtdet[cuda]'\n"
     )
@@ -180,9 +158,7 @@ def test_pycuda_says_that_it_has_no_graphs(machine):
 
 @pytest.mark.parametrize("pycuda", [False, True])
 def test_full_memory_says_how_much_was_asked_and_is_free(machine, pycuda):
-    program = (
-        PRELUDE + "gpu = cuda.open_device()\nheld = gpu.buffer(3 << 20)\nrefused(gpu.buffer, 2 << 20)\nheld.free()"
-    )
+    program = CUDA + "gpu = cuda.open_device()\nheld = gpu.buffer(3 << 20)\nrefused(gpu.buffer, 2 << 20)\nheld.free()"
     program += "\ngpu.buffer(2 << 20).free(); refused(gpu.pinned, (3 << 20,), np.uint8)"
     assert machine.python(program, pycuda=pycuda, memory=4 << 20, pinned=1 << 20).out.splitlines() == [
         "Stand-in GPU has no 2.0 MiB of memory left: 1.0 MiB of 4.0 MiB are free; take a smaller batch, or end other "
@@ -202,7 +178,7 @@ with gpu.current():
 refused(stream.wait)
 memory.free()
 """
-    said = machine.python(PRELUDE + program, pycuda=pycuda, fault=700).out
+    said = machine.python(CUDA + program, pycuda=pycuda, fault=700).out
     assert said.startswith("the GPU failed at what it ran (cuStreamSynchronize")
     assert "an illegal memory access was encountered" in said
     assert "start the command again" in said
@@ -212,7 +188,7 @@ memory.free()
 
 
 def test_clocks_are_read(machine):
-    done = machine.python(PRELUDE + "gpu = cuda.open_device(); print(gpu.clocks(), gpu.no_clocks() or 'none missing')")
+    done = machine.python(CUDA + "gpu = cuda.open_device(); print(gpu.clocks(), gpu.no_clocks() or 'none missing')")
     assert done.out == (
         "{'sm_mhz': 1410, 'sm_max_mhz': 1980, 'memory_mhz': 2619, 'memory_max_mhz': 2619, 'temperature_c': 61, "
         "'power_w': 312.5, 'throttled': ('power limit', 'thermal limit of the software')} none missing\n"
@@ -220,14 +196,14 @@ def test_clocks_are_read(machine):
 
 
 def test_what_a_device_does_not_tell_is_none(machine):
-    program = PRELUDE + "clocks = cuda.open_device().clocks(); print(clocks['power_w'], clocks['temperature_c'])"
+    program = CUDA + "clocks = cuda.open_device().clocks(); print(clocks['power_w'], clocks['temperature_c'])"
     assert machine.python(program, no_power=1).out == "None 61\n"
 
 
 def test_clocks_that_cannot_be_read_say_why(machine, tmp_path):
     (tmp_path / "libcuda.so.1").symlink_to(machine.libraries / "libcuda.so.1")
     without = replace(machine, libraries=tmp_path)
-    program = PRELUDE + "gpu = cuda.open_device(); print(gpu.clocks(), gpu.no_clocks())"
+    program = CUDA + "gpu = cuda.open_device(); print(gpu.clocks(), gpu.no_clocks())"
     assert without.python(program).out.startswith("None NVML does not answer: NVML Shared Library Not Found")
     program = "import sys\nsys.modules['pynvml'] = None\n" + program
     assert machine.python(program).out == "None nvidia-ml-py is not installed (pip install 'trtdet[cuda]')\n"

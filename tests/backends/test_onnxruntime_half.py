@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx.parser
 import pytest
+import small_models
 from numpy.typing import NDArray
 
 from trtdet.backends import OnnxRunner
@@ -28,13 +28,9 @@ SCALE = np.float16(257 / 4096)
 
 
 def net(text: str, opset: int = 19, **weights: NDArray[Any]) -> onnx.ModelProto:
-    """A model from ``float[1,4,8,8] x`` to ``y``, each node named, shapes inferred."""
-    head = f'<ir_version: 10, opset_import: ["" : {opset}, "trt.plugins" : 1]>\nnet (float[1,4,8,8] x) => '
-    model = onnx.parser.parse_model(head + text)
-    for name, value in weights.items():
-        model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(value), name))
-    for index, node in enumerate(model.graph.node):
-        node.name = f"{node.op_type}_{index}"
+    """A model from ``float[1,4,8,8] x`` to ``y``, shapes inferred."""
+    model = small_models.net(f"(float[1,4,8,8] x) => {text}", opset, **weights)
+    model.opset_import.append(onnx.helper.make_opsetid("trt.plugins", 1))
     return onnx.shape_inference.infer_shapes(model)
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from engine_programs import needs_rtx
-from small_models import install_tensorrt
+from small_models import net
 
 from trtdet.backends import BuildRequest, choose
 from trtdet.backends.libraries import library_named
@@ -39,19 +37,10 @@ FORMS = """(float[1,3,16,16] x) => (float[1,2,1,1] y) {
     y = Add(u, v) }"""
 
 
-def network(text: str, opset: int, **constants: Any) -> onnx.ModelProto:
-    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": {opset}]> net {text}')
-    for name, value in constants.items():
-        model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(value), name))
-    for index, node in enumerate(model.graph.node):
-        node.name = f"{node.op_type}_{index}"
-    return model
-
-
 def forms(opset: int) -> onnx.ModelProto:
     """The newest forms of what detectors are made of."""
     weight = np.random.default_rng(0).normal(size=(4, 3, 3, 3)).astype(np.float32)
-    return network(
+    return net(
         FORMS,
         opset,
         w=weight,
@@ -95,23 +84,7 @@ def test_the_reason_names_the_version_that_has_the_operator() -> None:
     assert missing_operators((11, 0))["Unique"] == "TensorRT's parser does not know the operator"
 
 
-@pytest.mark.parametrize(("version", "opset"), [("8.6.0", 17), ("10.4.0", 20), ("10.16.1", 24), ("11.1.0", 24)])
-def test_the_row_of_each_tensorrt_is_that_of_the_table(
-    monkeypatch: pytest.MonkeyPatch, version: str, opset: int
-) -> None:
-    caps = install_tensorrt(monkeypatch, version).capabilities
-    assert caps.max_opset == opset
-    assert "ConvInteger" in caps.missing_ops
-    # No wheel of any version has the library that regions want; TensorRT's archives and containers do.
-    assert "libnvinfer_vc_plugin" in caps.missing_ops["RoiAlign"]
-    opened: list[str] = []
-    monkeypatch.setattr(ctypes, "CDLL", opened.append)
-    assert "RoiAlign" not in choose("tensorrt").capabilities.missing_ops
-    assert opened == [f"libnvinfer_vc_plugin.so.{version.partition('.')[0]}"]
-
-
 @needs_rtx
-@pytest.mark.tensorrt
 def test_the_parser_of_rtx_reads_every_opset_of_its_row() -> None:
     backend = choose("tensorrt-rtx")
     newest = backend.capabilities.max_opset
@@ -119,18 +92,16 @@ def test_the_parser_of_rtx_reads_every_opset_of_its_row() -> None:
     text = "(float[1,3,16,16] x) => (float[1,8,14,14] y) { c = Conv(x, w) s = Sigmoid(c) y = Mul(c, s) }"
     weight = np.random.default_rng(0).normal(size=(8, 3, 3, 3)).astype(np.float32)
     for opset in range(13, newest + 1):
-        assert backend.build(BuildRequest(network(text, opset, w=weight), (86,))).engine[:4] == b"vtrt", opset
+        assert backend.build(BuildRequest(net(text, opset, w=weight), (86,))).engine[:4] == b"vtrt", opset
 
 
 @needs_rtx
-@pytest.mark.tensorrt
 @pytest.mark.parametrize("opset", [24, 25])
 def test_the_parser_of_rtx_reads_the_newest_forms(opset: int) -> None:
     assert choose("tensorrt-rtx").build(BuildRequest(forms(opset), (86,))).engine[:4] == b"vtrt"
 
 
 @needs_rtx
-@pytest.mark.tensorrt
 def test_rtx_lacks_what_its_row_says_it_lacks() -> None:
     import tensorrt_rtx as trt
 
@@ -146,7 +117,6 @@ def test_rtx_lacks_what_its_row_says_it_lacks() -> None:
 
 
 @needs_rtx
-@pytest.mark.tensorrt
 def test_the_newest_forms_build_in_the_words_of_every_older_parser() -> None:
     """TensorRT 8.6 itself is not here: RTX reads what is written for it."""
     backend = choose("tensorrt-rtx")
@@ -160,7 +130,6 @@ def test_the_newest_forms_build_in_the_words_of_every_older_parser() -> None:
 
 
 @needs_rtx
-@pytest.mark.tensorrt
 def test_a_model_of_a_newer_opset_is_built_from_end_to_end(tmp_path: Path) -> None:
     newer = onnx.version_converter.convert_version(onnx.load(SHAPES_MODEL), 28)
     newer.ir_version = 10
@@ -173,7 +142,6 @@ def test_a_model_of_a_newer_opset_is_built_from_end_to_end(tmp_path: Path) -> No
 
 
 @needs_rtx
-@pytest.mark.tensorrt
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "config", "newest"), [("yolox_nano", "yolox", 24), ("yolov5n", "yolov5", 20), ("picodet_s", "dfl", 17)]

@@ -4,42 +4,41 @@ from __future__ import annotations
 
 import hashlib
 import signal
-import sys
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from engine_programs import needs_rtx
+from engine_programs import rtx_marks
 from small_models import conv, net
 
-from trtdet.backends import BuildRequest, choose
+from trtdet.backends import Backend, BuildRequest, choose
 from trtdet.backends.tensorrt import builder as tensorrt
-from trtdet.backends.tensorrt import rtx as tensorrt_rtx
 from trtdet.config import load_config
 from trtdet.errors import BackendError
 from trtdet.exporter import SHAPES_MODEL
 from trtdet.passes import Options, load_model, rewrite
 from trtdet.passes.provenance import Origin, origin_of, put
 
+pytestmark = rtx_marks
 
-@needs_rtx
-@pytest.mark.tensorrt
-def test_an_engine_with_a_loop_has_the_same_bytes_every_time() -> None:
+
+@pytest.fixture
+def backend() -> Backend:
+    return choose("tensorrt-rtx")
+
+
+def test_an_engine_with_a_loop_has_the_same_bytes_every_time(backend: Backend) -> None:
     config = load_config("shapes").with_nms(pre_nms_topk=300, max_detections=20)
     model = rewrite(load_model(SHAPES_MODEL), Options(config, "native")).model
     assert "Loop" in [node.op_type for node in model.graph.node]
-    backend = choose("tensorrt-rtx")
     built = [hashlib.sha256(backend.build(BuildRequest(model, (86,))).engine).hexdigest() for _ in range(2)]
     assert built[0] == built[1]
 
 
-@needs_rtx
-@pytest.mark.tensorrt
-def test_the_registry_of_provenance_leaves_no_trace_in_an_engine() -> None:
+def test_the_registry_of_provenance_leaves_no_trace_in_an_engine(backend: Backend) -> None:
     model = conv()
-    backend = choose("tensorrt-rtx")
     without = backend.build(BuildRequest(model, (86,))).engine
     put(model, {node.name: Origin.DECODE for node in model.graph.node})
     assert origin_of(model)
@@ -47,10 +46,7 @@ def test_the_registry_of_provenance_leaves_no_trace_in_an_engine() -> None:
     assert origin_of(model)
 
 
-@needs_rtx
-@pytest.mark.tensorrt
-def test_an_engine_names_its_targets_in_its_header() -> None:
-    backend = choose("tensorrt-rtx")
+def test_an_engine_names_its_targets_in_its_header(backend: Backend) -> None:
     one, several = (backend.build(BuildRequest(conv(), sms)) for sms in ((86,), (80, 89)))
     assert (one.sms, several.sms) == ((86,), (80, 89))
     masks = [int.from_bytes(built.engine[32:36], "little") for built in (one, several)]
@@ -59,28 +55,21 @@ def test_an_engine_names_its_targets_in_its_header() -> None:
     assert backend.build(BuildRequest(conv())).sms == backend.capabilities.default_sms
 
 
-@needs_rtx
-@pytest.mark.tensorrt
-def test_a_target_it_cannot_build_for_is_named() -> None:
+def test_a_target_it_cannot_build_for_is_named(backend: Backend) -> None:
     with pytest.raises(
         BackendError, match=r"cannot build for compute capability 90; allowed: 75, 80, 86, 89, 120, 121"
     ):
-        choose("tensorrt-rtx").build(BuildRequest(conv(), (86, 90)))
+        backend.build(BuildRequest(conv(), (86, 90)))
 
 
-@needs_rtx
-@pytest.mark.tensorrt
-def test_the_parsers_own_words_are_in_the_error() -> None:
+def test_the_parsers_own_words_are_in_the_error(backend: Backend) -> None:
     model = net("(float[1,3,16,16] x) => (float[1,3,16,16] y) { y = example.Nothing(x) }")
     model.opset_import.append(onnx.helper.make_opsetid("example", 1))
     with pytest.raises(BackendError, match="the parser refused the model.*Nothing"):
-        choose("tensorrt-rtx").build(BuildRequest(model, (86,)))
+        backend.build(BuildRequest(model, (86,)))
 
 
-@needs_rtx
-@pytest.mark.tensorrt
-def test_topk_over_the_limit_is_refused_by_the_builder_as_the_row_says() -> None:
-    backend = choose("tensorrt-rtx")
+def test_topk_over_the_limit_is_refused_by_the_builder_as_the_row_says(backend: Backend) -> None:
     limit = backend.capabilities.max_topk
     assert limit is not None
 
@@ -93,10 +82,8 @@ def test_topk_over_the_limit_is_refused_by_the_builder_as_the_row_says() -> None
         backend.build(BuildRequest(top(limit + 1), (86,)))
 
 
-@needs_rtx
-@pytest.mark.tensorrt
 @pytest.mark.parametrize("operator", ["NonMaxSuppression", "NonZero"])
-def test_the_operators_called_missing_are_missing(operator: str) -> None:
+def test_the_operators_called_missing_are_missing(backend: Backend, operator: str) -> None:
     """The row of capabilities is held to the library itself."""
     if operator == "NonZero":
         model = net("(float[1,9] x) => (int64[2,n] y) { y = NonZero(x) }")
@@ -104,15 +91,14 @@ def test_the_operators_called_missing_are_missing(operator: str) -> None:
         limits = {"m": np.array([5], np.int64), "i": np.array([0.5], np.float32), "s": np.array([0.1], np.float32)}
         text = "(float[1,9,4] b, float[1,1,9] c) => (int64[n,3] y) { y = NonMaxSuppression(b, c, m, i, s) }"
         model = net(text, **limits)
-    backend = choose("tensorrt-rtx")
     assert operator in backend.capabilities.unsupported(model)
     with pytest.raises(BackendError):
         backend.build(BuildRequest(model, (86,)))
 
 
-@needs_rtx
-@pytest.mark.tensorrt
-def test_a_builder_that_ends_its_process_is_an_error_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_builder_that_ends_its_process_is_an_error_here(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     program = """
 import json, os, signal, sys
 print(json.dumps("[W] half way"), flush=True)
@@ -123,23 +109,13 @@ os.kill(os.getpid(), signal.SIGABRT)
     monkeypatch.setattr(tensorrt, "__file__", str(tmp_path / "tensorrt.py"))
     how = f"ended while building, with signal {int(signal.SIGABRT)}: no memory"
     with pytest.raises(BackendError, match=how) as failed:
-        choose("tensorrt-rtx").build(BuildRequest(conv(), (86,)))
+        backend.build(BuildRequest(conv(), (86,)))
     assert failed.value.messages == ("[W] half way", "no memory", failed.value.problem.partition(": ")[2])
 
 
-@needs_rtx
-@pytest.mark.tensorrt
-def test_the_module_of_this_package_does_not_hide_the_library() -> None:
-    """build_process.py lies beside tensorrt.py, and a script's folder comes first on the path."""
-    assert "tensorrt_rtx" not in sys.modules or sys.modules["tensorrt_rtx"].__file__ != tensorrt_rtx.__file__
-    assert choose("tensorrt-rtx").build(BuildRequest(conv(), (86,))).engine[:4] == b"vtrt"
-
-
-@needs_rtx
-@pytest.mark.tensorrt
-def test_a_build_says_how_far_it_is() -> None:
+def test_a_build_says_how_far_it_is(backend: Backend) -> None:
     said: list[tuple[str, int, int]] = []
-    built = choose("tensorrt-rtx").build(BuildRequest(conv(), (86,)), lambda *one: said.append(one))
+    built = backend.build(BuildRequest(conv(), (86,)), lambda *one: said.append(one))
     assert built.engine
     assert {(stage, total) for stage, _, total in said} == {
         (f"building the engine with tensorrt-rtx {choose('tensorrt-rtx').capabilities.version}", 100)

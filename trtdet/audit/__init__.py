@@ -11,16 +11,13 @@ from trtdet.audit.advice import advise
 from trtdet.audit.findings import find
 from trtdet.audit.layers import BITS, Layer, Tensor, layers_of
 from trtdet.audit.results import Audit, Departure, load_times
-from trtdet.audit.traffic import POINTWISE, Flow
+from trtdet.audit.traffic import PRECISIONS, Flow
 from trtdet.audit.traps import INEXACT
 from trtdet.config import SiluForm
 from trtdet.errors import BackendError
-from trtdet.quantization import PRODUCTS, PrecisionPlan, lint
+from trtdet.quantization import PrecisionPlan, lint
 
 __all__ = ["Audit", "Layer", "Tensor", "audit", "layers_of", "load_times"]
-
-_WRITTEN: Mapping[int, str] = {int(onnx.TensorProto.FLOAT16): "fp16", int(onnx.TensorProto.FLOAT): "fp32"}
-_PRECISION = {"Int8": "int8", "FP8": "fp8", "Half": "fp16", "Float": "fp32"}
 
 
 def audit(
@@ -49,54 +46,34 @@ def audit(
     if not layers:
         raise BackendError("the engine lists no layers, so its convolutions' precisions are unknown")
     flow = Flow(layers, plan, model)
-    got = {name: _got(flow, name) for name in flow.kernels}
-    departures = _departures(flow, plan, got)
+    departures = _departures(flow)
     warnings = [str(departure) for departure in departures]
     tensors = [tensor for layer in layers for tensor in (*layer.inputs, *layer.constants, *layer.outputs)]
     unknown = sorted({tensor.type for tensor in tensors} - BITS.keys())
     if unknown:
         warnings.append(f"the size of data type {', '.join(unknown)} is not known, so its bytes are not counted")
-    findings = find(flow, plan, got)
+    findings = find(flow)
     warnings += [f"'{finding.nodes[0]}': {finding.cause}" for finding in findings if finding.kind in INEXACT]
-    precisions = Counter(got.values())
+    counts = Counter(flow.precisions.values())
     estimated = Audit(
-        **{precision: precisions[precision] for precision in _PRECISION.values()},
+        **{precision: counts[precision] for precision in PRECISIONS.values()},
         layers=tuple(layers),
         departures=departures,
         warnings=tuple(warnings),
         findings=findings,
-        advice=advise(flow, got, findings, silu=silu),
+        advice=advise(flow, findings, silu),
     )
     return estimated if times is None else estimated.timed(times)
 
 
-def _got(flow: Flow, name: str) -> str:
-    """The precision that a layer runs in.
-
-    A small product may be one of many steps of a generated kernel, whose first input is of another step. Generated
-    kernels compute in the types that the network is written in, and so do others where an input has that type: the
-    first may be what a sum in the same kernel adds in float32.
-    """
-    layer = flow.layers[flow.kernels[name]]
-    node = flow.nodes.get(name)
-    if node is not None and layer.input not in ("Int8", "FP8"):
-        written = _WRITTEN.get(flow.types.get(node.output[0], 0), "")
-        read = {_PRECISION.get(tensor.type) for tensor in layer.inputs}
-        # A builder without strong types chooses FP16 for convolutions that are written in float32.
-        if written in read and (node.op_type in PRODUCTS or written == "fp16"):
-            return written
-        if written and node.op_type in PRODUCTS and layer.type in POINTWISE:
-            return written
-    return _PRECISION.get(layer.input, layer.input.lower())
-
-
-def _departures(flow: Flow, plan: PrecisionPlan, got: Mapping[str, str]) -> tuple[Departure, ...]:
+def _departures(flow: Flow) -> tuple[Departure, ...]:
     """The convolutions that depart from the plan, and why as far as it can be known."""
     problems = {problem.node: problem.problem for problem in lint(flow.model)}
     departures = []
-    for name, entry in plan.entries.items():
+    for name, entry in flow.plan.entries.items():
         planned = entry.format if entry.precision == "int8" else entry.precision
-        if got.get(name) == planned:
+        got = flow.precisions.get(name, "unknown")
+        if got == planned:
             continue
         node = flow.nodes.get(name)
         if name not in flow.kernels:
@@ -111,5 +88,5 @@ def _departures(flow: Flow, plan: PrecisionPlan, got: Mapping[str, str]) -> tupl
                     reason += "; the model has no Q/DQ pair on its input"
                 else:
                     reason += ", though its input and weights are quantised"
-        departures.append(Departure(name, planned=planned, got=got.get(name, "unknown"), reason=reason))
+        departures.append(Departure(name, planned=planned, got=got, reason=reason))
     return tuple(departures)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from trtdet.audit.findings import Finding, activation_functions
@@ -37,24 +37,18 @@ class Advice:
         return f"{self.option} (about {self.bytes / 1e6:.1f} MB less, {self.share:.0%}): {self.text}"
 
 
-def advise(
-    flow: Flow, got: Mapping[str, str], findings: Sequence[Finding], silu: Collection[SiluForm]
-) -> tuple[Advice, ...]:
-    """Advice for an engine, the largest saving first.
-
-    ``got`` is the precision of each convolution as built, by name; ``silu`` the values of ``--silu`` that the engine's
-    backend takes.
-    """
+def advise(flow: Flow, findings: Sequence[Finding], silu: Collection[SiluForm]) -> tuple[Advice, ...]:
+    """Advice for an engine whose backend takes these values of ``--silu``, the largest saving first."""
     total = max(flow.bytes, 1)
-    options = (*_precision(flow, got, findings), *_plugin(flow, findings, silu), *_suppression(flow, findings))
+    options = (*_precision(flow, findings), *_plugin(flow, findings, silu), *_suppression(flow, findings))
     advice = [Advice(option, text=text, bytes=saved, share=saved / total) for option, text, saved in options]
-    return tuple(sorted((one for one in advice if one.bytes >= _WORTH * total), key=lambda one: -one.bytes))
+    return tuple(sorted((item for item in advice if item.bytes >= _WORTH * total), key=lambda item: -item.bytes))
 
 
-def _precision(flow: Flow, got: Mapping[str, str], findings: Sequence[Finding]) -> Iterator[tuple[str, str, int]]:
-    int8 = [name for name in flow.convolutions if got.get(name) == "int8"]
+def _precision(flow: Flow, findings: Sequence[Finding]) -> Iterator[tuple[str, str, int]]:
+    int8 = [name for name in flow.convolutions if flow.precisions[name] == "int8"]
     depthwise = [name for name in int8 if flow.convolutions[name].depthwise]
-    kept = [name for name in flow.convolutions if got[name] == "fp16"]
+    in_fp16 = [name for name in flow.convolutions if flow.precisions[name] == "fp16"]
     if depthwise and len(depthwise) < len(int8):
         beside = {flow.convolutions[name].layer for name in depthwise}
         for layer in [flow.layers[index] for index in beside]:
@@ -64,7 +58,7 @@ def _precision(flow: Flow, got: Mapping[str, str], findings: Sequence[Finding]) 
         most = max(flow.padding(flow.convolutions[name]) for name in depthwise)
         padded = f"; in INT8 their channels are padded up to {most:.0f} times" if most > 1 else ""
         yield (
-            _keeping(flow, ["depthwise"], kept),
+            _keeping(flow, ["depthwise"], in_fp16),
             f"the {len(depthwise)} depthwise convolutions and the layers beside them move "
             f"{moved / max(moved - saved, 1):.1f} times the bytes in INT8 that they would in FP16{padded}",
             saved,
@@ -79,26 +73,27 @@ def _precision(flow: Flow, got: Mapping[str, str], findings: Sequence[Finding]) 
     if last and len(last) < len(int8):
         these = "this convolution gives" if len(last) == 1 else f"these {len(last)} convolutions give"
         yield (
-            _keeping(flow, last, kept),
+            _keeping(flow, last, in_fp16),
             f"nothing quantises what {these}, so the INT8 kernels write 32-bit float, and FP16 halves that",
             flow.bytes - InFp16(flow, last).bytes,
         )
     if int8:
         half = InFp16(flow, int8).bytes
-        alone = {node for found in findings if found.kind in ("activation", "element-wise") for node in found.nodes}
+        kinds = ("activation", "element-wise")
+        unfused = {node for finding in findings if finding.kind in kinds for node in finding.nodes}
         yield (
             "--fp16",
             f"all in all this engine moves {flow.bytes / max(half, 1):.1f} times the bytes of an FP16 engine: "
-            f"after {len(alone & set(int8))} of the {len(int8)} INT8 convolutions come kernels of their own. "
+            f"after {len(unfused & set(int8))} of the {len(int8)} INT8 convolutions come kernels of their own. "
             "INT8 is faster only where its arithmetic makes up for that, so time both",
             flow.bytes - half,
         )
 
 
-def _keeping(flow: Flow, names: Sequence[str], kept: Sequence[str]) -> str:
+def _keeping(flow: Flow, names: Sequence[str], in_fp16: Sequence[str]) -> str:
     """The option that keeps these convolutions in FP16 besides those that the plan already keeps."""
     all_depthwise = {name for name, convolution in flow.convolutions.items() if convolution.depthwise}
-    before = [name for name in kept if name not in all_depthwise or "depthwise" not in names]
+    before = [name for name in in_fp16 if name not in all_depthwise or "depthwise" not in names]
     if all_depthwise and all_depthwise <= set(before):
         before = ["depthwise", *(name for name in before if name not in all_depthwise)]
     return f"--keep-fp16 {','.join((*before, *names))}"

@@ -35,8 +35,8 @@ same network differ where a value lies between two steps; 20 dB is an error of a
 
 
 @dataclass(frozen=True)
-class Agreed:
-    """One tensor.
+class TensorAgreement:
+    """How far a tensor of the engine agrees with the model's.
 
     Attributes:
         tensor: its name in the ONNX model.
@@ -62,18 +62,17 @@ class LayerAgreement:
         run_info: where the engine ran.
     """
 
-    tensors: tuple[Agreed, ...]
+    tensors: tuple[TensorAgreement, ...]
     limit: float
     images: int
     run_info: RunInfo
 
     @property
-    def first(self) -> Agreed | None:
-        """The first tensor that departs: the cause lies in its node, or between it and the tensors before it."""
+    def first(self) -> TensorAgreement | None:
+        """The first tensor below the limit: the cause lies in its node, or between it and the tensors before it."""
         return next((tensor for tensor in self.tensors if tensor.departs), None)
 
     def __str__(self) -> str:
-        """One sentence."""
         first, count = self.first, sum(tensor.departs for tensor in self.tensors)
         against = f"{len(self.tensors)} tensors against onnxruntime, {self.images} images, {self.run_info}"
         if first is None:
@@ -171,10 +170,9 @@ def with_outputs(model: onnx.ModelProto, tensors: Mapping[str, str]) -> onnx.Mod
     """The model with these tensors as its outputs, in this order."""
     changed = onnx.ModelProto()
     changed.CopyFrom(model)
-    known = {value.name: value for value in (*model.graph.value_info, *model.graph.output)}
+    declared = {value.name: value for value in (*model.graph.value_info, *model.graph.output)}
     del changed.graph.output[:]
-    for name in tensors:
-        changed.graph.output.append(known.get(name) or onnx.ValueInfoProto(name=name))
+    changed.graph.output.extend(declared.get(name) or onnx.ValueInfoProto(name=name) for name in tensors)
     return changed
 
 
@@ -222,6 +220,8 @@ def agreement(
         raise ConfigError("there is no image to compare on", "give a folder of images or a list of file names")
     means = {name: float(np.mean(values)) for name, values in ratios.items()}
     # Where the engine gives NaN the ratio is NaN, which counts as a departure.
-    rows = [Agreed(name, node=tensors[name], snr=snr, departs=not snr >= limit) for name, snr in means.items()]
+    rows = tuple(
+        TensorAgreement(name, node=tensors[name], snr=snr, departs=not snr >= limit) for name, snr in means.items()
+    )
     progress("comparing", images, images)
-    return LayerAgreement(tuple(rows), limit=limit, images=images, run_info=runner.run_info)
+    return LayerAgreement(rows, limit=limit, images=images, run_info=runner.run_info)

@@ -84,7 +84,7 @@ class EngineFile:
 
 
 def parts_of(engine: bytes, layers: Sequence[Layer]) -> EngineFile:
-    """Takes an engine's file, which has these layers, apart."""
+    """The parts of an engine's file and the constants that these layers of it read."""
     texts = _TEXT.findall(engine)
     sources = [len(text) for text in texts if _SOURCE in text]
     constants: dict[tuple[str, tuple[int, ...], str], Constant] = {}

@@ -13,7 +13,6 @@ from trtdet.audit.traffic import ACTIVATION_FUNCTIONS, POINTWISE, TYPE_CHANGES, 
 from trtdet.audit.traps import HALF_COORDINATES, HALF_SQUARES, traps
 from trtdet.passes.plugin_ops import HARD_SWISH, SILU
 from trtdet.passes.provenance import Origin
-from trtdet.quantization import PrecisionPlan
 from trtdet.quantization.weighted import CONVOLUTIONS
 
 KINDS: Mapping[str, str] = {
@@ -82,8 +81,8 @@ _Part = tuple[str, Sequence[str], str, Mapping[str, int]]
 """Kind, nodes, cause and parts of a finding."""
 
 
-def find(flow: Flow, plan: PrecisionPlan, got: Mapping[str, str]) -> tuple[Finding, ...]:
-    """What gets in the way, the costliest first; ``got`` is the precision of each convolution as built, by name."""
+def find(flow: Flow) -> tuple[Finding, ...]:
+    """What gets in the way, the costliest first."""
     spent: dict[str, int] = {}
     findings: list[Finding] = []
 
@@ -104,11 +103,11 @@ def find(flow: Flow, plan: PrecisionPlan, got: Mapping[str, str]) -> tuple[Findi
         )
         spent.update({name: spent.get(name, 0) + part for name, part in parts.items()})
 
-    for name, entry in plan.entries.items():
-        if entry.precision == "int8" and got.get(name) in ("fp16", "fp32"):
+    for name, entry in flow.plan.entries.items():
+        if entry.precision == "int8" and flow.precisions.get(name) in ("fp16", "fp32"):
             layer = flow.layers[flow.kernels[name]]
             add(("float", [name], f"{name} reads {layer.input}, not Int8", {layer.name: layer.bytes}))
-    for part in (*_float_outputs(flow, plan, got), *_paddings(flow), *_copies(flow, plan)):
+    for part in (*_float_outputs(flow), *_paddings(flow), *_copies(flow)):
         add(part)
     suppressing = {layer.name: layer.bytes for layer in flow.layers if layer.bytes and _suppresses(flow, layer)}
     if suppressing:
@@ -118,16 +117,16 @@ def find(flow: Flow, plan: PrecisionPlan, got: Mapping[str, str]) -> tuple[Findi
         if parts:
             add((kind, nodes, cause, parts))
     for index, layer in enumerate(flow.layers):
-        left = layer.bytes - spent.get(layer.name, 0)
-        if index in flow.runs or layer.type not in POINTWISE or left <= 0 or layer.name in suppressing:
+        remaining = layer.bytes - spent.get(layer.name, 0)
+        if index in flow.runs or layer.type not in POINTWISE or remaining <= 0 or layer.name in suppressing:
             continue
-        described = _pointwise(flow, plan, layer)
+        described = _pointwise(flow, layer)
         if described is not None:
-            add((*described, {layer.name: left}))
+            add((*described, {layer.name: remaining}))
     return tuple(sorted(findings, key=lambda finding: -finding.bytes))
 
 
-def _float_outputs(flow: Flow, plan: PrecisionPlan, got: Mapping[str, str]) -> Iterator[_Part]:
+def _float_outputs(flow: Flow) -> Iterator[_Part]:
     """The convolutions that read INT8 or FP16 and write float32, with half of what they write."""
     counted: set[int] = set()
     for name, convolution in flow.convolutions.items():
@@ -136,16 +135,16 @@ def _float_outputs(flow: Flow, plan: PrecisionPlan, got: Mapping[str, str]) -> I
         if layer.input not in ("Int8", "Half") or not tensors:
             continue
         # A layer that runs several convolutions writes its output once; all of a layer in float is counted already.
-        in_float = plan.entries[name].precision == "int8" and got.get(name) != "int8"
+        in_float = flow.plan.entries[name].precision == "int8" and flow.precisions.get(name) != "int8"
         saved = 0 if in_float or convolution.layer in counted else sum(tensor.bytes for tensor in tensors) // 2
         counted.add(convolution.layer)
-        cause = f"{name} ({layer.input}) writes Float: {_cause_of_float(flow, plan, name, tensor=tensors[0])}"
+        cause = f"{name} ({layer.input}) writes Float: {_cause_of_float(flow, name, tensor=tensors[0])}"
         yield "float-output", [name], cause, {layer.name: saved}
 
 
-def _cause_of_float(flow: Flow, plan: PrecisionPlan, name: str, tensor: Tensor) -> str:
+def _cause_of_float(flow: Flow, name: str, tensor: Tensor) -> str:
     """Why the kernel of a convolution writes float32, as far as the model and the plan tell."""
-    node, entry = flow.nodes[name], plan.entries[name]
+    node, entry = flow.nodes[name], flow.plan.entries[name]
     if not flow.readers[tensor.name]:
         return "it is an output of the engine"
     reasons = [entry.float_output] if entry.float_output else []
@@ -154,7 +153,7 @@ def _cause_of_float(flow: Flow, plan: PrecisionPlan, name: str, tensor: Tensor) 
         scales = math.prod(flow.constants.get(weights.input[1], (0,)))
         if scales > 1 and any(name in flow.layers[reader].onnx for reader in flow.readers[tensor.name]):
             reasons.append(f"its kernel leaves the {scales} scales of its weights, one a channel, to the next")
-    kind, reader = flow.types.get(node.output[0]), _float_reader(flow, plan, node)
+    kind, reader = flow.types.get(node.output[0]), _float_reader(flow, node)
     if reader:
         reasons.append(reader)
     elif not entry.float_output and kind == onnx.TensorProto.FLOAT:
@@ -163,18 +162,18 @@ def _cause_of_float(flow: Flow, plan: PrecisionPlan, name: str, tensor: Tensor) 
     return ", and ".join(reasons) or f"the builder chose such a kernel{half_after}"
 
 
-def _float_reader(flow: Flow, plan: PrecisionPlan, node: onnx.NodeProto) -> str:
+def _float_reader(flow: Flow, node: onnx.NodeProto) -> str:
     """Which reader of a convolution wants float32, after casts; empty where none is known to."""
-    waiting, seen = [node.output[0]], set[str]()
+    waiting, visited = [node.output[0]], set[str]()
     while waiting:
         tensor = waiting.pop()
-        if tensor in seen:
+        if tensor in visited:
             continue
-        seen.add(tensor)
+        visited.add(tensor)
         if any(value.name == tensor for value in flow.model.graph.output):
             return "an output of the engine that it gives is float32"
-        for reader in flow.takers.get(tensor, ()):
-            origin, entry = flow.origins.get(reader.name), plan.entries.get(reader.name)
+        for reader in flow.node_readers.get(tensor, ()):
+            origin, entry = flow.origins.get(reader.name), flow.plan.entries.get(reader.name)
             if origin in _IN_FLOAT:
                 return f"{_IN_FLOAT[origin]} reads it, which is float32"
             if entry is not None and entry.precision == "fp32":
@@ -208,7 +207,7 @@ def _paddings(flow: Flow) -> Iterator[_Part]:
         yield "padding", [convolution.name], cause, parts
 
 
-def _copies(flow: Flow, plan: PrecisionPlan) -> Iterator[_Part]:
+def _copies(flow: Flow) -> Iterator[_Part]:
     for layer in flow.layers:
         quantised = [output for output in layer.outputs if output.type == "Int8"]
         for tensor in layer.outputs:
@@ -216,7 +215,7 @@ def _copies(flow: Flow, plan: PrecisionPlan) -> Iterator[_Part]:
             if layer.type in POINTWISE and tensor.type in ("Float", "Half") and same:
                 cause = (
                     f"written in Int8 for {_readers(flow, same[0])} and again in {tensor.type} for "
-                    f"{_readers(flow, tensor)}{_why(flow, plan, tensor)}"
+                    f"{_readers(flow, tensor)}{_why(flow, tensor)}"
                 )
                 yield "copy", flow.named(layer), cause, {layer.name: tensor.bytes}
 
@@ -232,7 +231,7 @@ def _suppresses(flow: Flow, layer: Layer) -> bool:
     return 2 * len(suppressing) > len(nodes)
 
 
-def _pointwise(flow: Flow, plan: PrecisionPlan, layer: Layer) -> tuple[str, Sequence[str], str] | None:
+def _pointwise(flow: Flow, layer: Layer) -> tuple[str, Sequence[str], str] | None:
     """Kind, nodes and cause of a kernel that works element by element; None for a kernel that does work of its own."""
     operators = flow.work_of(layer)
     quantised = [tensor for tensor in layer.outputs if tensor.type == "Int8"] if layer.input != "Int8" else []
@@ -245,7 +244,7 @@ def _pointwise(flow: Flow, plan: PrecisionPlan, layer: Layer) -> tuple[str, Sequ
         titles = " and ".join(sorted(set(functions.values())))
         return "activation", tuple(functions), f"{titles} after {listed(tuple(functions))}{kernel}{end}"
     if layer.type == "Reformat" or operators <= set(TYPE_CHANGES):
-        return _conversion(flow, plan, layer) if layer.inputs and layer.outputs else None
+        return _conversion(flow, layer) if layer.inputs and layer.outputs else None
     writers = (index for tensor in layer.inputs for index in flow.writers[tensor.name])
     names = tuple(dict.fromkeys(convolution.name for index in writers for convolution in flow.runs.get(index, ())))
     if operators <= _ELEMENT_WISE and names:
@@ -254,29 +253,29 @@ def _pointwise(flow: Flow, plan: PrecisionPlan, layer: Layer) -> tuple[str, Sequ
     return None
 
 
-def _conversion(flow: Flow, plan: PrecisionPlan, layer: Layer) -> tuple[str, Sequence[str], str]:
-    given, taken = layer.inputs[0], layer.outputs[0]
-    writers, target = flow.writers[given.name], _readers(flow, taken)
-    source = f"the output of {listed(_first_names(flow, writers))}" if writers else f"the input '{given.name}'"
+def _conversion(flow: Flow, layer: Layer) -> tuple[str, Sequence[str], str]:
+    source, target = layer.inputs[0], layer.outputs[0]
+    writers, readers = flow.writers[source.name], _readers(flow, target)
+    origin = f"the output of {listed(_first_names(flow, writers))}" if writers else f"the input '{source.name}'"
     nodes = flow.named(layer)
-    if given.type == taken.type:
-        layouts = f" ({given.format} to {taken.format})" if given.format != taken.format else ""
-        return "reformat", nodes, f"moves {source} ({given.type}) for {target}{layouts}"
-    if taken.type == "Int8":
-        return "quantise", nodes, f"quantises {source} ({given.type}) for {target}"
-    why = _why(flow, plan, taken)
-    if given.type == "Int8":
-        return "dequantise", nodes, f"dequantises {source} (Int8) for {target} ({taken.type}){why}"
-    return "cast", nodes, f"casts {source} from {given.type} to {taken.type} for {target}{why}"
+    if source.type == target.type:
+        layouts = f" ({source.format} to {target.format})" if source.format != target.format else ""
+        return "reformat", nodes, f"moves {origin} ({source.type}) for {readers}{layouts}"
+    if target.type == "Int8":
+        return "quantise", nodes, f"quantises {origin} ({source.type}) for {readers}"
+    why = _why(flow, target)
+    if source.type == "Int8":
+        return "dequantise", nodes, f"dequantises {origin} (Int8) for {readers} ({target.type}){why}"
+    return "cast", nodes, f"casts {origin} from {source.type} to {target.type} for {readers}{why}"
 
 
-def _why(flow: Flow, plan: PrecisionPlan, tensor: Tensor) -> str:
+def _why(flow: Flow, tensor: Tensor) -> str:
     """Why the first reader of a float tensor does not read INT8, as far as it can be known."""
     for index in flow.readers[tensor.name]:
         layer = flow.layers[index]
-        kept = [name for name in layer.onnx if name in plan.entries and plan.entries[name].precision != "int8"]
-        if index in flow.runs and kept:
-            entry = plan.entries[kept[0]]
+        entries = (flow.plan.entries[name] for name in layer.onnx if name in flow.plan.entries)
+        entry = next((entry for entry in entries if entry.precision != "int8"), None)
+        if index in flow.runs and entry is not None:
             return f", which the plan has in {entry.precision.upper()} ({entry.reason})"
         if any(output.type == "Int8" for output in layer.outputs):
             return ", which quantises it with a step of its own"

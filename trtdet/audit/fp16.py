@@ -77,23 +77,23 @@ class InFp16:
             return Moved(0, constants=0, kernels=0, type=layer.input)
         if index in self._half:
             return self._convolution(layer, self._half[index])
-        handed, inside = self._handed_to_half(index, layer), self._fuses(index)
+        passed_on, inside = self._passed_to_fp16(index, layer), self._fuses(index)
         constants = 0 if inside else sum(tensor.bytes for tensor in dict.fromkeys(layer.constants))
-        if handed is not None:
-            constants = min(constants, handed)
-            return Moved(handed - constants, constants=constants, kernels=1, type=layer.input)
+        if passed_on is not None:
+            constants = min(constants, passed_on)
+            return Moved(passed_on - constants, constants=constants, kernels=1, type=layer.input)
         total = 0
         for tensor in dict.fromkeys(layer.inputs):
             if not inside or not set(self._flow.writers[tensor.name]) <= self._half.keys():
                 total += self._moved(tensor, tensor.elements)
         written: set[tuple[int, int]] = set()
         for tensor in dict.fromkeys(layer.outputs):
-            takers = self._takers(tensor)
-            share = self._undone(takers[0]) if takers else 1.0
+            readers = self._fp16_readers(tensor)
+            share = self._removed_padding(readers[0]) if readers else 1.0
             values = int(tensor.elements / share)
-            if self._stays(tensor) or not takers:
+            if self._stays_int8(tensor) or not readers:
                 moved = self._moved(tensor, tensor.elements)
-                total += 2 * values if takers else 0
+                total += 2 * values if readers else 0
             else:
                 constants -= 0 if inside else self._flow.filling(layer, tensor, share)
                 moved = self._moved(tensor, values)
@@ -102,11 +102,11 @@ class InFp16:
             written.add((values, moved))
         return Moved(total, constants=constants, kernels=int(not inside and total > 0), type=layer.input)
 
-    def _takers(self, tensor: Tensor) -> list[Convolution]:
+    def _fp16_readers(self, tensor: Tensor) -> list[Convolution]:
         """The FP16 convolutions that read a tensor."""
         return [self._half[reader] for reader in self._flow.readers[tensor.name] if reader in self._half]
 
-    def taken_in(self, index: int) -> tuple[int, ...]:
+    def fused_layers(self, index: int) -> tuple[int, ...]:
         """The layers that would be part of the kernel of a convolution's layer; each is part of one kernel only."""
         if index not in self._half:
             return ()
@@ -115,7 +115,7 @@ class InFp16:
             reader for reader in dict.fromkeys(readers) if self._fuses(reader) and max(self._makers(reader)) == index
         )
 
-    def _stays(self, tensor: Tensor) -> bool:
+    def _stays_int8(self, tensor: Tensor) -> bool:
         return tensor.name in self._needed
 
     def _makers(self, index: int) -> set[int]:
@@ -133,13 +133,13 @@ class InFp16:
                 and makers <= self._half.keys()
                 and flow.operators(layer) <= _FUSES
                 and "Slic" not in layer.name
-                and not any(self._stays(tensor) or not flow.readers[tensor.name] for tensor in layer.outputs)
+                and not any(self._stays_int8(tensor) or not flow.readers[tensor.name] for tensor in layer.outputs)
             )
         return self._fused[index]
 
     def _convolution(self, layer: Layer, convolution: Convolution) -> Moved:
-        data, *others = layer.inputs
-        total = 2 * int(data.elements / self._undone(convolution) + sum(tensor.elements for tensor in others))
+        data, *added = layer.inputs
+        total = 2 * int(data.elements / self._removed_padding(convolution) + sum(tensor.elements for tensor in added))
         kernels = 1
         for tensor in layer.outputs:
             readers = self._flow.readers[tensor.name]
@@ -151,18 +151,18 @@ class InFp16:
         weights = sum(tensor.elements for tensor in layer.constants if tensor.type == "Int8")
         return Moved(total, constants=2 * weights, kernels=kernels, type="Half")
 
-    def _handed_to_half(self, index: int, layer: Layer) -> int | None:
+    def _passed_to_fp16(self, index: int, layer: Layer) -> int | None:
         """Bytes of a layer that hands INT8 on to an FP16 convolution, while its own input has other INT8 readers.
 
         What is cast to FP16 then is a float copy. None for all other layers.
         """
-        takers = [taker for tensor in layer.outputs for taker in self._takers(tensor)]
-        if not takers or not any(map(self._stays, layer.inputs)) or index not in self._flow.hands_on:
+        readers = [reader for tensor in layer.outputs for reader in self._fp16_readers(tensor)]
+        if not readers or not any(map(self._stays_int8, layer.inputs)) or index not in self._flow.hands_on:
             return None
-        values = int(layer.outputs[0].elements / self._undone(takers[0]))
-        kept = layer.bytes if self._stays(layer.outputs[0]) else 0
+        values = int(layer.outputs[0].elements / self._removed_padding(readers[0]))
+        int8 = layer.bytes if self._stays_int8(layer.outputs[0]) else 0
         cast = 0 if self._flow.float_bytes == 2 else 6 * values
-        return kept + self._float_copy(index, values) + cast
+        return int8 + self._float_copy(index, values) + cast
 
     def _float_copy(self, index: int, values: int) -> int:
         """Bytes of a float copy of the INT8 that a layer hands on: the computing layers before it run again."""
@@ -177,7 +177,7 @@ class InFp16:
         """Bytes of so many values of a tensor in the type that they would have."""
         readers, writers = set(self._flow.readers[tensor.name]), set(self._flow.writers[tensor.name])
         if tensor.type == "Int8":
-            if self._stays(tensor):
+            if self._stays_int8(tensor):
                 return values
             if readers & self._half.keys() or any(map(self._fuses, (*readers, *writers))):
                 return 2 * values
@@ -185,8 +185,8 @@ class InFp16:
             quantised = [
                 output for index in writers for output in self._flow.layers[index].outputs if output.type == "Int8"
             ]
-            takers = {reader for output in quantised for reader in self._flow.readers[output.name]}
-            if takers & self._half.keys() and not any(map(self._stays, quantised)):
+            copy_readers = {reader for output in quantised for reader in self._flow.readers[output.name]}
+            if copy_readers & self._half.keys() and not any(map(self._stays_int8, quantised)):
                 return self._flow.float_bytes * values
             return values
         between = tensor.type == "Float" and writers and readers
@@ -194,6 +194,6 @@ class InFp16:
             return 2 * values
         return tensor.bytes
 
-    def _undone(self, convolution: Convolution) -> float:
+    def _removed_padding(self, convolution: Convolution) -> float:
         """The padding that FP16 would not have: that of few channels as a whole it has as well."""
         return self._flow.padding(convolution) if convolution.depthwise else 1.0

@@ -101,9 +101,8 @@ def gpu_named(name: str) -> Gpu:
         return "".join(text.lower().split()).replace("-", "").replace("_", "")
 
     rows = {plain(title): gpu for title, gpu in GPUS.items()}
-    gpu = next(
-        (rows[plain(prefix + name)] for prefix in ("", "Jetson AGX", "RTX") if plain(prefix + name) in rows), None
-    )
+    names = (plain(prefix + name) for prefix in ("", "Jetson AGX", "RTX"))
+    gpu = next(filter(None, map(rows.get, names)), None)
     if gpu is None:
         raise ConfigError(f"no figures are known of GPU '{name}'", f"known are {', '.join(GPUS)}")
     return gpu

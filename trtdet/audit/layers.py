@@ -215,10 +215,10 @@ def _get(entry: Any, key: str) -> Any:
     return entry[key]
 
 
-def _unknown(what: str, entry: Any) -> BackendError:
+def _unknown(subject: str, entry: Any) -> BackendError:
     met = ", ".join(entry) if isinstance(entry, dict) else repr(entry)
     return BackendError(
-        f"the engine inspector's text is of an unknown schema: {what} has {met or 'no keys'}; known are the schemas "
+        f"the engine inspector's text is of an unknown schema: {subject} has {met or 'no keys'}; known are the schemas "
         "of TensorRT 8.6 and 10 (Format/Datatype) and 11 (Datatype, Format)"
     )
 

@@ -47,7 +47,7 @@ class Joint:
 
 @dataclass(frozen=True)
 class Costs:
-    """The cost of an engine, taken apart.
+    """The cost of an engine as a sum of tables.
 
     Attributes:
         convs: the convolutions that may be in FP16, in the order of the engine.
@@ -84,7 +84,7 @@ def time_costs(flow: Flow, roofline: Roofline) -> Costs:
     def price(layers: Sequence[int], fp16: Collection[str]) -> float:
         return math.fsum(layer.ms for layer in roofline.layers(layers, fp16))
 
-    return taken_apart(flow, price)
+    return split_costs(flow, price)
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def measured_costs(flow: Flow, roofline: Roofline, measured: Sequence[MeasuredPa
             times.append(layer.ms * ratio)
         return math.fsum(times)
 
-    return taken_apart(flow, price)
+    return split_costs(flow, price)
 
 
 def _ratios(estimates: Mapping[str, float], measured: Sequence[tuple[Sequence[str], float]]) -> dict[str, float]:
@@ -150,8 +150,8 @@ def _ratios(estimates: Mapping[str, float], measured: Sequence[tuple[Sequence[st
     return {name: share * ms / estimated for names, ms, estimated in parts if estimated > 0 for name in names}
 
 
-def taken_apart(flow: Flow, price: Price) -> Costs:
-    """A cost, which depends for each layer on the convolutions around it alone, as tables over their precisions.
+def split_costs(flow: Flow, price: Price) -> Costs:
+    """Splits a cost into tables over the precisions of the convolutions around each layer, on which alone it depends.
 
     The convolutions that read INT8 may be put into FP16.
     """
@@ -182,7 +182,7 @@ def taken_apart(flow: Flow, price: Price) -> Costs:
 
 def _open(flow: Flow) -> dict[str, int]:
     """The convolutions that may be put into FP16, with their layers."""
-    return {name: found.layer for name, found in flow.convolutions.items() if flow.layers[found.layer].input == "Int8"}
+    return {name: conv.layer for name, conv in flow.convolutions.items() if flow.layers[conv.layer].input == "Int8"}
 
 
 def _groups(flow: Flow, open_: Mapping[str, int]) -> list[tuple[tuple[int, ...], tuple[str, ...]]]:
@@ -224,11 +224,11 @@ def _groups(flow: Flow, open_: Mapping[str, int]) -> list[tuple[tuple[int, ...],
             beside = {other for tensor in near for other in layers_at[tensor]} - own
             reached = through(near.union(*(sides[other] for other in beside)))
             groups.setdefault(frozenset().union(*(convs_at[tensor] for tensor in reached)), []).append(index)
-    kept: dict[frozenset[str], list[int]] = {}
+    merged: dict[frozenset[str], list[int]] = {}
     for convs in sorted(groups, key=lambda convs: (-len(convs), groups[convs][0])):
-        larger = (other for other in kept if convs < other and len(other) <= _MOST)
-        kept.setdefault(next(larger, convs), []).extend(groups[convs])
+        larger = (other for other in merged if convs < other and len(other) <= _MOST)
+        merged.setdefault(next(larger, convs), []).extend(groups[convs])
     order = {name: place for place, name in enumerate(open_)}
     return [
-        (tuple(sorted(layers)), tuple(sorted(convs, key=lambda name: order[name]))) for convs, layers in kept.items()
+        (tuple(sorted(layers)), tuple(sorted(convs, key=lambda name: order[name]))) for convs, layers in merged.items()
     ]

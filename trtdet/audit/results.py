@@ -102,13 +102,13 @@ class Audit:
                 f"none, such as '{untimed[0]}'",
                 "profile the bundle's own engine",
             )
-        left = (f"{len(untimed)} layers have no measured time, such as '{untimed[0]}'",) if untimed else ()
+        warnings = (f"{len(untimed)} layers have no measured time, such as '{untimed[0]}'",) if untimed else ()
         total = sum(ms for name, ms in times.items() if name in layers)
         findings = [finding.timed(times, layers, total) for finding in self.findings]
         return replace(
             self,
             findings=tuple(sorted(findings, key=lambda finding: -(finding.ms or 0.0))),
-            warnings=(*self.warnings, *left),
+            warnings=(*self.warnings, *warnings),
             ms=total,
         )
 
@@ -116,7 +116,7 @@ class Audit:
         """What departs from the plan, what gets in the way, the costliest three of a kind or all, and the advice."""
         parts: list[Table | str] = []
         if self.departures:
-            departures = [(one.name, one.planned, one.got, one.reason) for one in self.departures]
+            departures = [(item.name, item.planned, item.got, item.reason) for item in self.departures]
             parts.append(Table(("convolution", "planned", "got", "reason"), departures, "not as planned:"))
         departed = {str(departure) for departure in self.departures}
         parts.extend(warning for warning in self.warnings if warning not in departed)
@@ -186,10 +186,7 @@ class Audit:
 
 
 def load_times(path: Path) -> dict[str, float]:
-    """Measured times of layers: an object of milliseconds by name, or the file that ``trtexec --exportProfile`` writes.
-
-    Returns:
-        Milliseconds of one run by layer name.
+    """Milliseconds of one run by layer name, from such an object or the file that ``trtexec --exportProfile`` writes.
 
     Raises:
         ConfigError: the file is missing or neither.

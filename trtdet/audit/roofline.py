@@ -234,9 +234,9 @@ class Roofline:
         return tuple(self._layer(index, moved, changed) for index, moved in moves if moved.kernels)
 
     def _layer(self, index: int, moved: Moved, changed: InFp16) -> LayerEstimate:
-        layer, inside = self._flow.layers[index], changed.taken_in(index)
-        taken = [moved, *map(changed.layer, inside)]
-        total = round(sum(part.activations for part in taken) * self._scale) + sum(part.constants for part in taken)
+        layer, inside = self._flow.layers[index], changed.fused_layers(index)
+        parts = [moved, *map(changed.layer, inside)]
+        total = round(sum(part.activations for part in parts) * self._scale) + sum(part.constants for part in parts)
         operations, tensor_ms = self._products(index, moved.type)
         pointwise_ms = self._pointwise_ms(index, index in self._flow.workers)
         arithmetic_ms = max(tensor_ms, pointwise_ms + sum(self._pointwise_ms(other, True) for other in inside))
@@ -304,11 +304,10 @@ class Roofline:
         total, flow = 0, self._flow
         for layer in flow.layers:
             for part in (layer.inputs, layer.outputs) if layer.bytes else ():
-                inner = [
-                    one for one in dict.fromkeys(part) if flow.writers.get(one.name) and flow.readers.get(one.name)
-                ]
-                sizes = [round(tensor.bytes * self._scale) for tensor in inner]
-                total += sum(size for size in sizes if 2 * size <= self._gpu.l2)
+                for tensor in dict.fromkeys(part):
+                    size = round(tensor.bytes * self._scale)
+                    if flow.writers.get(tensor.name) and flow.readers.get(tensor.name) and 2 * size <= self._gpu.l2:
+                        total += size
         return total
 
 
@@ -351,9 +350,9 @@ def estimate_tables(estimates: Sequence[Estimate], alone: Sequence[Estimate], ev
         f"estimated, not measured: {gpu.name} at its published rates ({gpu.bandwidth:g} GB/s, FP16 {gpu.fp16:g} "
         f"TFLOPS, INT8 {gpu.int8:g} TOPS), {len(estimates[0].layers)} kernels:"
     )
-    held = [f"{total.cached / total.bytes:.0%} at batch {total.batch}" for total in estimates if total.bytes]
+    shares = [f"{total.cached / total.bytes:.0%} at batch {total.batch}" for total in estimates if total.bytes]
     note = (
-        f"of these bytes, tensors that may stay in its L2 cache of {gpu.l2 >> 20} MB: {', '.join(held)}; as far as "
+        f"of these bytes, tensors that may stay in its L2 cache of {gpu.l2 >> 20} MB: {', '.join(shares)}; as far as "
         "they do, memory takes less than estimated"
     )
     totals = Table(columns, rows=rows, title=title, notes=(note,))
@@ -379,5 +378,5 @@ def _slowest_layers(total: Estimate, everything: bool) -> Table:
     megabytes, operations, share = Column("MB", ".2f"), Column("GOP", ".2f"), Column("share", ".1%")
     columns = (Column("ms", ".4f"), share, "bound by", megabytes, operations, "reads", "kernel")
     title = f"estimated, the slowest layers at batch {total.batch}:"
-    left = () if len(shown) == len(slowest) else (f"{len(slowest) - len(shown)} more; --all shows them",)
-    return Table((*columns, Column("layer", align="left")), rows=rows, title=title, notes=left)
+    notes = () if len(shown) == len(slowest) else (f"{len(slowest) - len(shown)} more; --all shows them",)
+    return Table((*columns, Column("layer", align="left")), rows=rows, title=title, notes=notes)

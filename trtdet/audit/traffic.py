@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 import onnx
 
@@ -28,6 +29,14 @@ ACTIVATION_FUNCTIONS = (
 
 TYPE_CHANGES = ("QuantizeLinear", "DequantizeLinear", "Cast")
 """Operators that only change the data type."""
+
+PRECISIONS: Mapping[str, str] = {"Int8": "int8", "FP8": "fp8", "Half": "fp16", "Float": "fp32"}
+"""The precisions of convolutions, by the data type that their layers read."""
+
+_WRITTEN: Mapping[int, str] = {int(onnx.TensorProto.FLOAT16): "fp16", int(onnx.TensorProto.FLOAT): "fp32"}
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True)
@@ -60,6 +69,7 @@ class Flow:
 
     def __init__(self, layers: Sequence[Layer], plan: PrecisionPlan, model: onnx.ModelProto) -> None:
         self.layers = tuple(layers)
+        self.plan = plan
         self.nodes = {node.name: node for node in model.graph.node}
         self.maker: dict[str, onnx.NodeProto] = {name: node for node in model.graph.node for name in node.output}
         self.origins: Mapping[str, Origin] = origin_of(model)
@@ -84,6 +94,29 @@ class Flow:
         return indices
 
     @cached_property
+    def precisions(self) -> Mapping[str, str]:
+        """The precision that each convolution of the plan runs in, by name; those without a layer are absent."""
+        return {name: self._precision(name) for name in self.kernels}
+
+    def _precision(self, name: str) -> str:
+        """The precision that a convolution's layer runs in.
+
+        A small product may be one of many steps of a generated kernel, whose first input is of another step. Generated
+        kernels compute in the types that the network is written in, and so do others where an input has that type: the
+        first may be what a sum in the same kernel adds in float32.
+        """
+        layer, node = self.layers[self.kernels[name]], self.nodes.get(name)
+        if node is not None and layer.input not in ("Int8", "FP8"):
+            written = _WRITTEN.get(self.types.get(node.output[0], 0), "")
+            read = {PRECISIONS.get(tensor.type) for tensor in layer.inputs}
+            # A builder without strong types chooses FP16 for convolutions that are written in float32.
+            if written in read and (node.op_type in PRODUCTS or written == "fp16"):
+                return written
+            if written and node.op_type in PRODUCTS and layer.type in POINTWISE:
+                return written
+        return PRECISIONS.get(layer.input, layer.input.lower())
+
+    @cached_property
     def bytes(self) -> int:
         """How many bytes a run of every layer moves; a loop's body is counted once."""
         return sum(layer.bytes for layer in self.layers)
@@ -91,15 +124,15 @@ class Flow:
     @cached_property
     def convolutions(self) -> Mapping[str, Convolution]:
         """The convolutions and products with constant weights that a layer of their own runs, by name."""
-        run = {}
+        convolutions = {}
         for name, index in self.kernels.items():
             layer, work = self.layers[index], self.work.get(name)
             if work is not None and work.inputs and layer.type not in POINTWISE and layer.inputs:
                 product = self.nodes[name].op_type in PRODUCTS
-                run[name] = Convolution(
+                convolutions[name] = Convolution(
                     name, layer=index, channels=work.inputs, depthwise=work.depthwise, product=product
                 )
-        return run
+        return convolutions
 
     @cached_property
     def work(self) -> Mapping[str, Macs]:
@@ -114,10 +147,7 @@ class Flow:
     @cached_property
     def workers(self) -> Mapping[int, tuple[str, ...]]:
         """The convolutions and matrix products by index of the layer that runs them."""
-        names: dict[int, list[str]] = defaultdict(list)
-        for name, index in self.layer_of.items():
-            names[index].append(name)
-        return {index: tuple(run) for index, run in names.items()}
+        return _grouped((index, name) for name, index in self.layer_of.items())
 
     @cached_property
     def layer_of(self) -> Mapping[str, int]:
@@ -127,9 +157,9 @@ class Flow:
     @cached_property
     def batch(self) -> int:
         """Images at once that the layers' dimensions are of; an open batch counts as 1."""
-        taken = self.model.graph.input[0]
-        dims = [tensor.dims for layer in self.layers for tensor in layer.inputs if tensor.name == taken.name]
-        declared = tuple(dim.dim_value for dim in taken.type.tensor_type.shape.dim)
+        images = self.model.graph.input[0]
+        dims = [tensor.dims for layer in self.layers for tensor in layer.inputs if tensor.name == images.name]
+        declared = tuple(dim.dim_value for dim in images.type.tensor_type.shape.dim)
         return max(1, next((sizes[0] for sizes in (*dims, declared) if sizes), 1))
 
     @cached_property
@@ -160,13 +190,9 @@ class Flow:
         return {tensor.name: tuple(tensor.dims) for tensor in self.model.graph.initializer}
 
     @cached_property
-    def takers(self) -> Mapping[str, tuple[onnx.NodeProto, ...]]:
+    def node_readers(self) -> Mapping[str, tuple[onnx.NodeProto, ...]]:
         """The nodes that read each tensor of the model."""
-        takers: dict[str, list[onnx.NodeProto]] = defaultdict(list)
-        for node in self.model.graph.node:
-            for name in dict.fromkeys(node.input):
-                takers[name].append(node)
-        return {name: tuple(nodes) for name, nodes in takers.items()}
+        return _grouped((name, node) for node in self.model.graph.node for name in dict.fromkeys(node.input))
 
     @cached_property
     def live(self) -> frozenset[str]:
@@ -182,10 +208,7 @@ class Flow:
     @cached_property
     def runs(self) -> Mapping[int, tuple[Convolution, ...]]:
         """The convolutions by index of their layer: full TensorRT runs some side by side in a layer."""
-        run: dict[int, tuple[Convolution, ...]] = {}
-        for convolution in self.convolutions.values():
-            run[convolution.layer] = (*run.get(convolution.layer, ()), convolution)
-        return run
+        return _grouped((convolution.layer, convolution) for convolution in self.convolutions.values())
 
     @cached_property
     def hands_on(self) -> frozenset[int]:
@@ -217,11 +240,10 @@ class Flow:
         convolutions = tuple(name for name in layer.onnx if name in self.convolutions and layer.type not in POINTWISE)
         if convolutions:
             return convolutions
-        others = [name for name in layer.onnx if name in self.nodes]
-        layers = {name for name in others if name in self.kernels or self.nodes[name].op_type in CONVOLUTIONS}
-        work = [name for name in others if name not in layers and self.nodes[name].op_type not in TYPE_CHANGES]
+        nodes = [name for name in layer.onnx if name in self.nodes]
+        around = [name for name in nodes if name in self.kernels or self.nodes[name].op_type in CONVOLUTIONS]
+        work = [name for name in nodes if name not in around and self.nodes[name].op_type not in TYPE_CHANGES]
         own = [name for name in work if name not in self.origins or self.origins[name].replaces]
-        around = [name for name in others if name in layers]
         return tuple(own or work or around) or (layer.name,)
 
     def work_of(self, layer: Layer) -> frozenset[str]:
@@ -248,3 +270,11 @@ class Flow:
         """Bytes of the constant that fills the channels of an output up, where the layer reads such a constant."""
         values = tensor.elements * (1 - 1 / padding) if padding > 1 else math.nan
         return sum(constant.bytes for constant in layer.constants if math.isclose(constant.elements, values))
+
+
+def _grouped(pairs: Iterable[tuple[_Key, _Value]]) -> dict[_Key, tuple[_Value, ...]]:
+    """The values of each key, in their order."""
+    groups: dict[_Key, list[_Value]] = defaultdict(list)
+    for key, value in pairs:
+        groups[key].append(value)
+    return {key: tuple(values) for key, values in groups.items()}

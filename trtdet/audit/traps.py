@@ -1,4 +1,4 @@
-"""What costs transformers accuracy or speed unless it is known, told where an engine has it, with what to do.
+"""Operators in which transformers lose accuracy or speed, where an engine has them, and what to do about them.
 
 - GridSample in FP16: its coordinates are then a fraction of a pixel off.
 - A LayerNormalization that is written out in other operators: in FP16 its squares overflow, and float32 takes casts.
@@ -23,7 +23,7 @@ _EXPORT = "export with opset 17 or later, which has LayerNormalization as one op
 
 
 def traps(flow: Flow) -> Iterator[tuple[str, tuple[str, ...], str, tuple[Layer, ...]]]:
-    """What an engine has of them: kind, nodes and cause as of a finding, and the layers that it is about."""
+    """Kind, nodes and cause of each trap in an engine, as of a finding, and the layers that it is about."""
     samples = [node.name for node in flow.model.graph.node if node.op_type == "GridSample" and _in_half(flow, node)]
     if samples:
         cause = "GridSample in FP16, whose coordinates are a fraction of a pixel off: export the model in float32"

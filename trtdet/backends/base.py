@@ -273,16 +273,12 @@ class ExecutionContext(Protocol):
     time in different threads."""
 
     def run(self, transfers: bool = True) -> float:
-        """Runs the batch once and waits for it.
-
-        Args:
-            transfers: whether the input is copied to the device and the outputs back.
+        """Runs the batch once and waits for it. ``transfers`` copies the input to the device and the outputs back.
 
         Returns:
             Milliseconds from a device at rest, as a request finds it, so that launching the work counts: by the
             device's own events where it has them, else by the clock.
         """
-        ...
 
     def compute(self) -> float:
         """Milliseconds of the work alone, without copies.
@@ -290,7 +286,6 @@ class ExecutionContext(Protocol):
         A device runs the batch twice in a row, and the second run is timed: it was launched while the first was
         running, so that its launch counts only where that takes longer than the run, as it may without CUDA graphs.
         """
-        ...
 
 
 class Runner(Protocol):
@@ -322,7 +317,6 @@ class Runner(Protocol):
         Raises:
             BackendError: more images than it takes, or the device failed.
         """
-        ...
 
     def new_context(self, images: NDArray[np.float32]) -> ExecutionContext:
         """A new context for exactly this batch, warmed up once.
@@ -330,15 +324,12 @@ class Runner(Protocol):
         Raises:
             BackendError: a batch it does not take, or no memory on the device.
         """
-        ...
 
     def profile(self, images: NDArray[np.float32], runs: int, warm_up: int) -> tuple[LayerTime, ...]:
         """Times every layer, in the order of execution, over ``runs`` runs of a batch, after ``warm_up`` others."""
-        ...
 
     def clocks(self) -> dict[str, Any] | None:
         """As :meth:`trtdet.backends.cuda.CudaDevice.clocks`; None where they are not known."""
-        ...
 
 
 class Backend(Protocol):
@@ -348,13 +339,8 @@ class Backend(Protocol):
     def capabilities(self) -> Capabilities: ...
 
     def build(self, request: BuildRequest, progress: Progress = silent) -> Built:
-        """Builds the engine.
-
-        Args:
-            request: the model and its settings.
-            progress: called with the builder's phases, where the builder reports them.
+        """Builds the engine; ``progress`` is called with the builder's phases, where the builder reports them.
 
         Raises:
             BackendError: the backend refused the model or a target; the message quotes it.
         """
-        ...

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from trtdet import __version__
 from trtdet.backends import cuda
@@ -53,10 +52,6 @@ class Diagnosis:
     backends: tuple[Check, ...]
     extras: tuple[Check, ...]
     consumers: tuple[Consumption, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return asdict(self)
 
 
 def diagnose() -> Diagnosis:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import pkgutil
 import re
 import struct
 from dataclasses import dataclass, field
@@ -96,10 +97,9 @@ class Library:
     parsers: tuple[tuple[tuple[int, int], int], ...] = ()
 
     def newest_opset(self, version: str = "") -> int | None:
-        """The newest ONNX opset that a version reads, installed or not; None for any.
+        """The newest ONNX opset that a version such as 8.6 reads, installed or not; None for any.
 
-        Args:
-            version: such as 8.6; empty for the installed one, which need not be named where all read the same.
+        Without a version, that of the installed one; where all versions read the same, none need be installed.
 
         Raises:
             BackendError: no version, or no library here whose version counts.
@@ -152,8 +152,7 @@ class Library:
         Raises:
             BackendError: it is not installed, or cannot be used on this machine.
         """
-        module, name = self.backend.split(":")
-        backend: Backend = getattr(importlib.import_module(module), name)()
+        backend: Backend = pkgutil.resolve_name(self.backend)()
         return backend
 
     def may_read_calibration_cache(self, version: str) -> bool:

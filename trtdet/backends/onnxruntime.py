@@ -78,7 +78,6 @@ class OnnxRunner:
         source = self._session.get_inputs()[0]
         self.input: str = source.name
         self.batch: int | None = source.shape[0] if isinstance(source.shape[0], int) else None
-        """The model's fixed batch, None where it is dynamic."""
         self.largest_batch = self.batch
         self.on_device = False
         self.run_info = RunInfo("CPU", LIBRARY.title)
@@ -210,13 +209,13 @@ class OnnxContext:
 
 
 @contextmanager
-def _failures(what: str) -> Iterator[None]:
+def _failures(verb: str) -> Iterator[None]:
     """Turns an exception of onnxruntime into a BackendError: it raises a class for each status, with no common base."""
     try:
         yield
     except Exception as error:
         raise BackendError(
-            f"onnxruntime {onnxruntime.__version__} cannot {what} the model: {one_line(error)}"
+            f"onnxruntime {onnxruntime.__version__} cannot {verb} the model: {one_line(error)}"
         ) from None
 
 
@@ -233,10 +232,10 @@ def _runnable(model: onnx.ModelProto | bytes) -> tuple[bytes, bool]:
     """The model as onnxruntime can load it, and whether it has operators that are computed in Python."""
     with _failures("load"):
         # Takes a sixth of the time in which onnxruntime loads the model.
-        given = onnx.load_from_string(model) if isinstance(model, bytes) else model
-    standard = portable(given)
-    has_plugins = any(node.domain == PLUGIN_DOMAIN for node in given.graph.node)
-    if isinstance(model, bytes) and standard is given and not has_plugins:
+        source = onnx.load_from_string(model) if isinstance(model, bytes) else model
+    standard = portable(source)
+    has_plugins = any(node.domain == PLUGIN_DOMAIN for node in source.graph.node)
+    if isinstance(model, bytes) and standard is source and not has_plugins:
         return model, False
     changed = onnx.ModelProto()
     changed.CopyFrom(standard)
@@ -281,12 +280,12 @@ def _custom_operators() -> str:
         attrs=dict.fromkeys(names, kinds.dt_int64),
     )
     def efficient(boxes: NDArray[np.float32], scores: NDArray[np.float32], **attributes: Any) -> tuple[Any, ...]:
-        given: dict[str, Any] = {
+        values: dict[str, Any] = {
             name: float(np.int32(value).view(np.float32)) if names[name] == "float" else value
             for name, value in attributes.items()
             if value is not None
         }
-        detections = efficient_nms(boxes, scores, EfficientNms(**given))
+        detections = efficient_nms(boxes, scores, EfficientNms(**values))
         return detections.num_dets, detections.boxes, detections.scores, detections.classes
 
     return str(extensions.get_library_path())

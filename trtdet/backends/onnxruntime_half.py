@@ -20,11 +20,11 @@ Branches and bodies of loops, and operators of other domains, are left as they a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import onnx
 
-from trtdet.passes.provenance import Origin, origin_of, put, subgraphs
+from trtdet.passes.provenance import Origin, graphs, origin_of, put, subgraphs
 
 _FLOAT, _HALF = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16
 
@@ -47,10 +47,8 @@ def with_roundings(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with each FP16 result computed in float32 and rounded.
 
     Inputs and outputs keep their types, nodes and tensors their names: the rounded tensor has the name of the FP16 one.
-    The casts are registered as :attr:`Origin.FP16`.
-
-    Args:
-        model: sorted; it is not changed. Without FP16 tensors it is returned itself.
+    The casts are registered as :attr:`Origin.FP16`. The model must be sorted; it is not changed, and
+    returned itself where it has no FP16 tensors.
     """
     graph = model.graph
     # Whether an input, a constant or a cast gives FP16; branches and bodies do not count.
@@ -105,8 +103,8 @@ class _Rounded:
             if weight.data_type == _HALF and weight.name not in self._pinned:
                 _to_float(weight)
                 self._as_float[weight.name] = weight.name
-        given = {value.name for value in graph.input} | self._constants
-        self._as_half.update({name: name for name in given & self._pinned})
+        sources = {value.name for value in graph.input} | self._constants
+        self._as_half.update({name: name for name in sources & self._pinned})
         for node in graph.node:
             self._write(node)
         self._finish()
@@ -126,15 +124,19 @@ class _Rounded:
         for index, name in enumerate(node.input):
             if name in self._half:
                 written.input[index] = (unrounded and self._unrounded.get(name)) or self._float_form(name)
-        made = [index for index, name in enumerate(node.output) if name in self._half]
+        half_outputs = [index for index, name in enumerate(node.output) if name in self._half]
         self._nodes.append(written)
-        if node.op_type == "Cast" and made:
+        if node.op_type == "Cast" and half_outputs:
             written.output[0] = self._as_half[node.output[0]] = self._name(node.output[0], "half")
             return
-        _retype(written)
+        for attribute in written.attribute:
+            if attribute.name in _TYPES and attribute.i == _HALF:
+                attribute.i = _FLOAT
+            if attribute.t.data_type == _HALF:
+                _to_float(attribute.t)
         if node.op_type == "Constant":
             self._constants.update(node.output)
-        for index in made:
+        for index in half_outputs:
             name = node.output[index]
             if node.op_type == "DequantizeLinear" or (unrounded and node.op_type not in _PRODUCTS):
                 self._unrounded[name] = written.output[index] = self._fresh(f"{name}/unrounded")
@@ -185,9 +187,9 @@ class _Rounded:
             if value.name in self._half:
                 # Where no node reads it, this form of it is not written yet.
                 (self._half_form if value.name in self._pinned else self._float_form)(value.name)
-        kept = [value for value in graph.value_info if value.name not in self._half]
+        values = [value for value in graph.value_info if value.name not in self._half]
         del graph.value_info[:]
-        graph.value_info.extend(kept)
+        graph.value_info.extend(values)
         del graph.node[:]
         graph.node.extend(self._nodes)
         put(self.model, {**origin_of(self.model), **self._origins})
@@ -199,29 +201,20 @@ def _opaque(node: onnx.NodeProto) -> bool:
 
 def _captured(node: onnx.NodeProto) -> Iterator[str]:
     """All names in a node's branches and bodies, of which some may be tensors of the graph around it."""
-    for graph in subgraphs(node):
-        yield from (value.name for value in graph.output)
-        for inner in graph.node:
-            yield from inner.input
-            yield from _captured(inner)
+    for body in subgraphs(node):
+        for graph in graphs(body):
+            yield from (value.name for value in graph.output)
+            yield from (name for inner in graph.node for name in inner.input)
 
 
 def _exact(node: onnx.NodeProto) -> bool:
-    given: Mapping[str, onnx.AttributeProto] = {attribute.name: attribute for attribute in node.attribute}
+    texts = {attribute.name: attribute.s for attribute in node.attribute}
     if node.op_type in ("Resize", "Upsample"):
-        return "mode" not in given or given["mode"].s == b"nearest"
+        return texts.get("mode", b"nearest") == b"nearest"
     if node.op_type in ("ScatterElements", "ScatterND"):
-        return "reduction" not in given or given["reduction"].s not in (b"add", b"mul")
+        return texts.get("reduction") not in (b"add", b"mul")
     # Until opset 10 the bounds are attributes, which are float32.
-    return node.op_type in _EXACT or (node.op_type == "Clip" and not given)
-
-
-def _retype(node: onnx.NodeProto) -> None:
-    for attribute in node.attribute:
-        if attribute.name in _TYPES and attribute.i == _HALF:
-            attribute.i = _FLOAT
-        if attribute.t.data_type == _HALF:
-            _to_float(attribute.t)
+    return node.op_type in _EXACT or (node.op_type == "Clip" and not node.attribute)
 
 
 def _to_float(tensor: onnx.TensorProto) -> None:

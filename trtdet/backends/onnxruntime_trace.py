@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from trtdet.backends.base import LayerTime
 from trtdet.errors import BackendError
+from trtdet.passes.provenance import graphs
 
 _KERNEL = "_kernel_time"
 _BLOCKED = "_nchwc"
@@ -26,8 +27,7 @@ def layer_times(
     Args:
         events: of the trace, in Chrome's format; times in microseconds.
         model: the model that was run, whose nodes became the kernels.
-        runs: how many runs there were.
-        warm_up: how many of them, at the start, are left out.
+        runs: runs in all, of which the first ``warm_up`` are left out.
 
     Raises:
         BackendError: the trace does not hold all runs, as the profiler stops at a million events.
@@ -65,10 +65,10 @@ def layer_times(
             name,
             type=kind,
             onnx=nodes.get(name, ()),
-            ms=tuple(map(float, taken[warm_up:])),
+            ms=tuple(map(float, row_times[warm_up:])),
             count=max(1, round(counts[name, kind] / runs)),
         )
-        for (name, kind), taken in times.items()
+        for (name, kind), row_times in times.items()
     )
 
 
@@ -91,8 +91,8 @@ def _origins(model: onnx.ModelProto, kernels: Sequence[str]) -> dict[str, tuple[
         else:
             pieces = kernel.split("/")
             starts = ("/".join(pieces[:count]) for count in range(len(pieces) - 1, 0, -1))
-            if found := next((start for start in starts if start in named), None):
-                homes[found] = kernel
+            if node_name := next((start for start in starts if start in named), None):
+                homes[node_name] = kernel
     readers: dict[str, list[str]] = defaultdict(list)
     for node in nodes:
         for name in node.input:
@@ -105,20 +105,10 @@ def _origins(model: onnx.ModelProto, kernels: Sequence[str]) -> dict[str, tuple[
         into = {homes.get(writers[name].name) for name in node.input if name in writers}
         if node.name not in homes and len(into) == 1 and (home := into.pop()) is not None:
             homes[node.name] = home
-    inner = _nested(model.graph)
-    found_in: dict[str, list[str]] = defaultdict(list, {kernel: [kernel] for kernel in kernels if kernel in inner})
+    _, *bodies = graphs(model.graph)
+    inner = {node.name for body in bodies for node in body.node}
+    origins: dict[str, list[str]] = defaultdict(list, {kernel: [kernel] for kernel in kernels if kernel in inner})
     for node in nodes:
         if node.name in homes:
-            found_in[homes[node.name]].append(node.name)
-    return {kernel: tuple(names) for kernel, names in found_in.items()}
-
-
-def _nested(graph: onnx.GraphProto) -> set[str]:
-    """Names of the nodes in the bodies of a graph's loops and branches."""
-    bodies = [
-        attribute.g
-        for node in graph.node
-        for attribute in node.attribute
-        if attribute.type == onnx.AttributeProto.GRAPH
-    ]
-    return {name for body in bodies for name in ({node.name for node in body.node} | _nested(body))}
+            origins[homes[node.name]].append(node.name)
+    return {kernel: tuple(names) for kernel, names in origins.items()}

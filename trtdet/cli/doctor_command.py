@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from dataclasses import asdict
 from typing import Any
 
 from trtdet.cli.command import Command
@@ -25,7 +26,7 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
         console.say(f"\n{Table((title, 'status', 'detail', 'to do'), rows)}")
     places = [(one.backend, one.consumer, "yes" if one.runs else "no", one.detail) for one in state.consumers]
     console.say(f"\n{Table(('bundle of', 'in', 'runs', 'with, or why not'), places)}")
-    return state.as_dict()
+    return asdict(state)
 
 
 COMMAND = Command(

@@ -92,10 +92,7 @@ class CudaPython:
         self.context = self.call("cuDevicePrimaryCtxRetain", self._device)
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """Calls a function of the driver.
-
-        Returns:
-            Its results: none, a single one, or a tuple.
+        """Calls a function of the driver, which gives no result, a single one or a tuple.
 
         Raises:
             BackendError: the driver refused it.

@@ -6,11 +6,11 @@ import importlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from types import TracebackType
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
+from typing_extensions import Self
 
 from trtdet.backends.cuda.bindings import PIP, CudaPython, DeviceFailed, OutOfMemory, PyCuda
 from trtdet.backends.cuda.driver import Device, absence, devices
@@ -32,27 +32,23 @@ _THROTTLE_REASONS = {
 
 
 def open_device(index: int = 0) -> CudaDevice:
-    """A device to work on, by its primary context, which it shares with the libraries of this process.
-
-    Args:
-        index: its number among ``devices()``.
+    """The device of this number among ``devices()``, with the primary context that the libraries of this process share.
 
     Raises:
         BackendError: no driver, one that does not fit, no such device, or neither PyCUDA nor cuda-python is usable.
     """
-    reason = absence()
-    if reason:
+    if reason := absence():
         raise BackendError(reason, "run this on a machine with a CUDA device")
-    shown = {device.index: device for device in devices()}
-    if index not in shown:
-        raise BackendError(f"no CUDA device {index}; this machine has {', '.join(map(str, shown))}")
+    visible = {device.index: device for device in devices()}
+    if index not in visible:
+        raise BackendError(f"no CUDA device {index}; this machine has {', '.join(map(str, visible))}")
     missing = []
     for package, module, bindings in (
         ("pycuda", "pycuda.driver", PyCuda),
         ("cuda-python", "cuda.bindings.driver", CudaPython),
     ):
         try:
-            return CudaDevice(shown[index], bindings(importlib.import_module(module), index))
+            return CudaDevice(visible[index], bindings(importlib.import_module(module), index))
         except ImportError as error:
             missing.append(f"{package}: {one_line(error)}")
     raise BackendError(
@@ -85,16 +81,11 @@ class _Owned:
             # PyCUDA destroys an object with its last reference, for which the device must be current.
             del raw
 
-    def __enter__(self: _Resource) -> _Resource:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.free()
-
-
-_Resource = TypeVar("_Resource", bound=_Owned)
 
 
 class Buffer(_Owned):
@@ -254,13 +245,11 @@ class CudaDevice:
 
     def stream(self) -> Stream:
         """A stream of its own, which the default one does not wait for."""
-        with self.current():
-            return Stream(self, self.bindings.call("cuStreamCreate", _NON_BLOCKING))
+        return Stream(self, self.call("cuStreamCreate", _NON_BLOCKING))
 
     def event(self) -> Event:
         """An event that records the time."""
-        with self.current():
-            return Event(self, self.bindings.call("cuEventCreate", 0))
+        return Event(self, self.call("cuEventCreate", 0))
 
     def clocks(self) -> dict[str, Any] | None:
         """Its state now; None where NVML does not report it, and :meth:`no_clocks` says why.

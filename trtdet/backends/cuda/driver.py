@@ -33,7 +33,7 @@ class Device:
 def devices() -> tuple[Device, ...]:
     """The CUDA devices that the driver shows; empty where there is no driver or no device."""
     driver, count, _ = _start()
-    shown = []
+    visible = []
     for index in range(count):
         handle, name = ctypes.c_int(), ctypes.create_string_buffer(256)
         major, minor, memory = ctypes.c_int(), ctypes.c_int(), ctypes.c_size_t()
@@ -44,8 +44,8 @@ def devices() -> tuple[Device, ...]:
         driver.cuDeviceGetAttribute(ctypes.byref(minor), _MINOR, handle)
         driver.cuDeviceTotalMem_v2(ctypes.byref(memory), handle)
         sm = 10 * major.value + minor.value
-        shown.append(Device(name.value.decode(errors="replace"), sm=sm, memory=memory.value, index=index))
-    return tuple(shown)
+        visible.append(Device(name.value.decode(errors="replace"), sm=sm, memory=memory.value, index=index))
+    return tuple(visible)
 
 
 def absence() -> str:
@@ -83,6 +83,6 @@ def _start() -> tuple[Any, int, str]:
         return None, 0, f"this machine's CUDA driver does not start: {words}"
     if code == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value:
         return driver, count.value, ""
-    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
-    setting = "" if shown is None else f" (CUDA_VISIBLE_DEVICES is '{shown}')"
+    selection = os.environ.get("CUDA_VISIBLE_DEVICES")
+    setting = "" if selection is None else f" (CUDA_VISIBLE_DEVICES is '{selection}')"
     return None, 0, f"this machine's CUDA driver shows no device{setting}"

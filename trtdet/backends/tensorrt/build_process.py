@@ -87,9 +87,9 @@ def check_embedded() -> None:
     process = subprocess.run(
         [sys.executable, __file__, _LOAD], stdin=subprocess.DEVNULL, capture_output=True, check=False
     )
-    refused = Path(_REFUSED)
-    if process.returncode != 0 or refused.is_file():
-        reason = refused.read_text() if refused.is_file() else f"it ends with exit code {process.returncode}"
+    refusal = Path(_REFUSED)
+    if process.returncode != 0 or refusal.is_file():
+        reason = refusal.read_text() if refusal.is_file() else f"it ends with exit code {process.returncode}"
         raise RefusedError(
             f"the plugin libraries are not in the engine, which a process without them cannot load: {reason}"
         )
@@ -292,11 +292,11 @@ def progress_monitor(trt: Any, report: Report) -> Any:
         def step_complete(self, phase_name: str, step: int) -> bool:
             if phase_name in self.phases:
                 self.phases[phase_name][0] = step + 1
-            share, done = 1.0, 0.0
+            share, progress = 1.0, 0.0
             for steps, count in self.phases.values():
-                done += share * steps / count
+                progress += share * steps / count
                 share /= count
-            percent = min(99, int(100 * done))
+            percent = min(99, int(100 * progress))
             if percent > self.reported:
                 self.reported = percent
                 report(["", percent, 100])
@@ -332,12 +332,12 @@ def calibration_of(trt: Any, builder: Any, network: Any, config: Any, request: d
         from trtdet.data import ImageStream
 
         def batches() -> Iterator[Any]:
-            preprocess, done = InputConfig.model_validate(implicit["preprocess"]), 0
+            preprocess, images = InputConfig.model_validate(implicit["preprocess"]), 0
             paths = [Path(name) for name in implicit["images"]]
             for batch in ImageStream(paths, preprocess, batch_size=implicit["batch"]):
                 yield batch.images
-                done += len(batch)
-                report(["calibrating with TensorRT's own calibrator", done, len(paths)])
+                images += len(batch)
+                report(["calibrating with TensorRT's own calibrator", images, len(paths)])
 
         device = cuda.open_device()
         stream, memory = device.stream(), list[cuda.Buffer]()

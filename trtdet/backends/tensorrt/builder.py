@@ -154,11 +154,8 @@ def build_engine(
 ) -> Built:
     """Builds an engine in a process of its own, with detailed layer messages.
 
-    Args:
-        library, caps: what builds it, and the capabilities of its installed version.
-        request: the model and its settings.
-        progress: called with the builder's phases.
-        sms: compute capabilities to build for ahead of time; empty for the machine's own.
+    ``caps`` are those of the installed version of the library. ``sms`` are the compute capabilities to build for ahead
+    of time; empty for the machine's own.
 
     Raises:
         BackendError: the parser or the builder refused, or the process ended; the message holds its own words, and
@@ -171,12 +168,12 @@ def build_engine(
         (folder / "model.onnx").write_bytes(without_registry(request.model).SerializeToString())
         (folder / "timings").write_bytes(request.timing_cache)
         # The size of the environment shifts the heap, and with it the order of objects that are sorted by address.
-        kept = {key: value for key, value in os.environ.items() if key.startswith(_KEPT)}
+        environment = {key: value for key, value in os.environ.items() if key.startswith(_KEPT)}
         with (folder / "stderr.txt").open("w") as errors:
             process = subprocess.Popen(
                 [sys.executable, str(Path(__file__).with_name("build_process.py"))],
                 cwd=folder,
-                env={**kept, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"},
+                env={**environment, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,

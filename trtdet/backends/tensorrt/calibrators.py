@@ -119,11 +119,9 @@ class CacheCalibration:
         self.calibrator = Calibrator()
 
     def check(self, built: bool, messages: Sequence[str]) -> None:
-        """Checks the calibration once the builder has returned, with or without an engine.
+        """Checks the calibration once the builder has returned, with these messages, oldest first.
 
-        Args:
-            built: whether there is an engine; without one, an error of the builder is reported elsewhere.
-            messages: the builder's, oldest first.
+        Where it built no engine, its own error is reported elsewhere.
 
         Raises:
             CalibrationError: TensorRT did not calibrate as requested; the message quotes it.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import weakref
 from dataclasses import replace
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -24,17 +23,13 @@ from trtdet.errors import BackendError
 def open_engine(engine: bytes, facts: EngineFacts, *, graphs: bool = True) -> EngineRunner:
     """Loads an engine onto the first device that it was built for.
 
-    Args:
-        engine: the serialised engine.
-        facts: its library, version, targets and plugins.
-        graphs: launch the work as a CUDA graph where it can be captured.
+    With ``graphs`` its work is launched as a CUDA graph where it can be captured.
 
     Raises:
         BackendError: it cannot be run here, was altered or cut short, needs plugins that are not given, or the device
             has not enough memory; the message quotes TensorRT.
     """
-    reason = obstacle(facts)
-    if reason:
+    if reason := obstacle(facts):
         raise BackendError(f"the engine cannot be run here, as {reason}")
     if not engine:
         raise BackendError("the engine is empty", "build it again")
@@ -43,8 +38,7 @@ def open_engine(engine: bytes, facts: EngineFacts, *, graphs: bool = True) -> En
     foreign = any(engine.startswith(row.magic) for row in LIBRARIES if row.magic and row != library)
     if foreign or not engine.startswith(library.magic):
         raise BackendError(f"this is not an engine of {library.title}: it starts with {engine[:4]!r}", "build it again")
-    missing = library.missing_bytes(engine)
-    if missing:
+    if missing := library.missing_bytes(engine):
         raise BackendError(
             f"the engine was cut short: {len(engine)} of {len(engine) + missing} bytes", "build it again"
         )
@@ -144,9 +138,7 @@ class EngineRunner:
     def __enter__(self) -> EngineRunner:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _filled_context(self, images: NDArray[np.float32], profiler: Any = None) -> EngineContext:

@@ -41,9 +41,9 @@ class EngineContext:
                 context = self._new_context()
                 if context is None:
                     raise loaded.refused("making an execution context", mark)
-            self._held = [context]
+            self._contexts = [context]
             del context
-            stack.callback(release, gpu, self._held)
+            stack.callback(release, gpu, self._contexts)
             if profiler is not None:
                 self._trt_context.profiler = profiler
             self._resize(largest)
@@ -54,15 +54,15 @@ class EngineContext:
                 self._memory[tensor.name] = memory, stack.enter_context(gpu.pinned((count,), tensor.dtype))
                 if not self._trt_context.set_tensor_address(tensor.name, memory.address):
                     raise loaded.refused(f"taking memory for '{tensor.name}'", mark)
-            self._kept = stack.pop_all()
-        self._finish = weakref.finalize(self, _end_context, self._stream, self._kept)
+            self._resources = stack.pop_all()
+        self._finish = weakref.finalize(self, _end_context, self._stream, self._resources)
 
     def fill(self, images: NDArray[np.float32]) -> None:
         """Puts a batch into the input buffer."""
-        wanted = self._loaded.input.shape[1:]
-        if images.shape[1:] != wanted:
+        size = self._loaded.input.shape[1:]
+        if images.shape[1:] != size:
             raise BackendError(
-                f"the engine takes images of {'x'.join(map(str, wanted))}, not {'x'.join(map(str, images.shape[1:]))}"
+                f"the engine takes images of {'x'.join(map(str, size))}, not {'x'.join(map(str, images.shape[1:]))}"
             )
         if len(images) != self._shapes[self._loaded.input.name][0]:
             self._resize(len(images))
@@ -106,8 +106,7 @@ class EngineContext:
     def capture(self) -> str:
         """Captures the work as a CUDA graph, after a first run at this shape; TensorRT-RTX does that by itself.
 
-        Returns:
-            Why that is not possible; empty where it was done.
+        Returns why that is not possible; empty where it was done.
         """
         # TensorRT-RTX knows beforehand.
         if hasattr(self._trt_context, "is_stream_capturable"):
@@ -117,7 +116,7 @@ class EngineContext:
         # A capture around the library's own would collide with it.
         if not self._library_graphs:
             try:
-                self._graph = self._kept.enter_context(self._stream.capture(self._enqueue))
+                self._graph = self._resources.enter_context(self._stream.capture(self._enqueue))
             except BackendError as error:
                 return f"capturing it failed ({one_line(error)})"
         self.captured = True
@@ -129,7 +128,7 @@ class EngineContext:
 
     @property
     def _trt_context(self) -> Any:
-        return self._held[0]
+        return self._contexts[0]
 
     def _array(self, name: str) -> NDArray[Any]:
         shape = self._shapes[name]
@@ -191,8 +190,8 @@ class EngineContext:
                 raise self._loaded.refused("running the engine", mark)
 
 
-def _end_context(stream: cuda.Stream, kept: ExitStack) -> None:
+def _end_context(stream: cuda.Stream, resources: ExitStack) -> None:
     # After Ctrl-C the device may still be working on the memory that is about to be freed.
     with suppress(BackendError):
         stream.wait()
-    kept.close()
+    resources.close()

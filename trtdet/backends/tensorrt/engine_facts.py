@@ -61,13 +61,14 @@ def obstacle(facts: EngineFacts) -> str:
 
     No object of TensorRT is created for this: its Runtime ends the process on a machine without a device.
     """
-    missing = cuda.absence()
-    if missing:
-        return missing
+    if absence := cuda.absence():
+        return absence
     if not fitting_devices(facts):
         here = ", ".join(f"{device.name} with {device.sm / 10}" for device in cuda.devices())
-        wanted = " or ".join(str(sm / 10) for sm in facts.sms) + (" and later" if facts.hardware_compatible else "")
-        return f"the engine was built for compute capability {wanted}, and this machine has {here}; build it again here"
+        targets = " or ".join(str(sm / 10) for sm in facts.sms) + (" and later" if facts.hardware_compatible else "")
+        return (
+            f"the engine was built for compute capability {targets}, and this machine has {here}; build it again here"
+        )
     title = facts.library.title
     try:
         installed = facts.library.load().__version__

@@ -16,14 +16,9 @@ def onnx_nodes(name: str, metadata: str = "") -> tuple[str, ...]:
     They are taken from TensorRT's metadata, ``[ONNX Layer: Conv_41]`` once for each node. Without metadata they are
     read from the layer's name, in which ``+``, ``||`` and ``PWN(...)`` join the names of nodes. A copy between two
     formats has no node, nor has a kernel that TensorRT named itself, ``__myl_...``.
-
-    Args:
-        name: of the layer.
-        metadata: of the layer, as the inspector gives it; empty where it gives none.
     """
-    noted = re.findall(r"\[ONNX Layer: ([^\]]*)\]", metadata)
-    if noted:
-        return tuple(dict.fromkeys(noted))
+    if nodes := re.findall(r"\[ONNX Layer: ([^\]]*)\]", metadata):
+        return tuple(dict.fromkeys(nodes))
     if name.startswith(("Reformatting CopyNode", "__myl")):
         return ()
     region = re.match(r"\{ForeignNode\[(.*)\]\}", name)

@@ -55,25 +55,25 @@ class LoadedEngine:
         self.trt: Any = facts.library.load()
         self.gpu = gpu
         self.logger = logger_of(self.trt)
-        self._held: list[Any] = []
+        self._objects: list[Any] = []
         try:
             with self.doing("loading the engine"):
-                self._held.append(self._runtime(facts))
+                self._objects.append(self._runtime(facts))
                 mark = self.logger.count
-                self._held.append(self._held[0].deserialize_cuda_engine(engine))
-                if self._held[1] is None:
+                self._objects.append(self._objects[0].deserialize_cuda_engine(engine))
+                if self._objects[1] is None:
                     raise self.refused("loading the engine", mark)
             self._read_tensors()
         except BaseException:
-            release(gpu, self._held)
+            release(gpu, self._objects)
             raise
-        self._finish = weakref.finalize(self, _give_back, gpu, self._held)
+        self._finish = weakref.finalize(self, _give_back, gpu, self._objects)
 
     @property
     def engine(self) -> Any:
-        if len(self._held) < 2:
+        if len(self._objects) < 2:
             raise BackendError("the engine was closed")
-        return self._held[1]
+        return self._objects[1]
 
     @property
     def captures_graphs(self) -> bool:
@@ -85,7 +85,7 @@ class LoadedEngine:
         self._finish()
 
     @contextmanager
-    def doing(self, what: str) -> Iterator[None]:
+    def doing(self, action: str) -> Iterator[None]:
         """Makes the device current; an exception of TensorRT becomes a BackendError with the messages of its log."""
         mark = self.logger.count
         with self.gpu.current():
@@ -93,12 +93,12 @@ class LoadedEngine:
                 yield
             except (TypeError, RuntimeError, MemoryError) as error:
                 # A factory that gave nothing is a TypeError.
-                raise self.refused(what, mark, one_line(error)) from None
+                raise self.refused(action, mark, one_line(error)) from None
 
-    def refused(self, what: str, mark: int, otherwise: str = "it gave no reason") -> BackendError:
+    def refused(self, action: str, mark: int, otherwise: str = "it gave no reason") -> BackendError:
         """The error for a call that failed, with what TensorRT logged since ``mark`` and what to do about it."""
         words = one_line("; ".join(self.logger.since(mark)) or otherwise)
-        return BackendError(f"{self.title} {self.trt.__version__} failed at {what}: {advised(words, _ADVICE)}")
+        return BackendError(f"{self.title} {self.trt.__version__} failed at {action}: {advised(words, _ADVICE)}")
 
     def _runtime(self, facts: EngineFacts) -> Any:
         if facts.plugins and not facts.library.loads_plugins:
@@ -147,13 +147,13 @@ class LoadedEngine:
         self.batches = smallest, usual, largest
 
 
-def release(gpu: cuda.CudaDevice, held: list[Any]) -> None:
+def release(gpu: cuda.CudaDevice, objects: list[Any]) -> None:
     """Deletes a library's objects on the device, the youngest first."""
     with gpu.current():
-        while held:
-            held.pop()
+        while objects:
+            objects.pop()
 
 
-def _give_back(gpu: cuda.CudaDevice, held: list[Any]) -> None:
-    release(gpu, held)
+def _give_back(gpu: cuda.CudaDevice, objects: list[Any]) -> None:
+    release(gpu, objects)
     gpu.close()

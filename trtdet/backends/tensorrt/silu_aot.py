@@ -167,10 +167,7 @@ def check_compiler() -> None:
 
 
 def register(trt: Any) -> None:
-    """Registers both ops with ``tensorrt.plugin``, once however often it is called.
-
-    Args:
-        trt: the imported module ``tensorrt``, 10.9 or later.
+    """Registers both ops with the plugins of the module ``tensorrt``, 10.9 or later, once however often it is called.
 
     Raises:
         BackendError: TensorRT-RTX is given or loaded, whose parser ends the process when it meets an op with a
