@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -48,15 +48,17 @@ def redirect(graph: gs.Graph, old: gs.Variable, new: gs.Variable) -> None:
             new.name, old.name = old.name, f"{old.name}/before"
 
 
-def upstream(tensor: gs.Tensor) -> Iterator[gs.Node]:
-    """Every node that a tensor is computed from, the nearest first."""
+def upstream(
+    *tensors: gs.Tensor, reads: Callable[[gs.Node], Iterable[gs.Tensor]] = lambda node: node.inputs
+) -> Iterator[gs.Node]:
+    """Every node that tensors are computed from, the nearest first; ``reads`` gives the inputs that are followed."""
     seen: set[int] = set()
-    line = [maker(tensor)]
+    line = [maker(tensor) for tensor in tensors]
     for node in line:
         if node is not None and id(node) not in seen:
             seen.add(id(node))
             yield node
-            line += [maker(source) for source in node.inputs]
+            line += [maker(source) for source in reads(node)]
 
 
 def picks(*indices: gs.Variable) -> list[gs.Node]:

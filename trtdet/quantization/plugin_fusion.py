@@ -32,10 +32,10 @@ from trtdet.passes.base import Writer
 from trtdet.passes.model import to_graph, to_model
 from trtdet.passes.plugin_ops import HARD_SWISH, INT8, PLUGIN_ACTIVATIONS, SAME, SILU, plugin_nodes
 from trtdet.passes.provenance import Origin
+from trtdet.passes.walk import maker
 from trtdet.quantization.encoding import QMAX
 from trtdet.quantization.sources import Sources
 from trtdet.quantization.weight_forms import weight_pair
-from trtdet.quantization.weighted import maker_of
 
 _FLOAT32 = 0
 """``output_type`` of an activation that reads INT8 and writes float."""
@@ -102,7 +102,7 @@ def _quantize_inputs(write: Writer, concat: gs.Node) -> None:
         return
     alone = [tensor for tensor in concat.inputs if len(tensor.outputs) == 1]
     end = _quantized(write.graph, made, made.outputs[0])
-    if isinstance(end, str) or end.pads is not None or not any(maker_of(each, *PLUGIN_ACTIVATIONS) for each in alone):
+    if isinstance(end, str) or end.pads is not None or not any(maker(each, *PLUGIN_ACTIVATIONS) for each in alone):
         return
     encoding = end.node.inputs[1:]
     factor, offset = (np.broadcast_to(values, sum(sizes)) for values in (end.factor, end.offset))
@@ -191,14 +191,14 @@ def _pads_zeros(pad: gs.Node) -> bool:
 def _read_int8(write: Writer, node: gs.Node, inputs: Mapping[str, ChannelRange]) -> str:
     """Makes an activation read what its INT8 convolution gives; the reason where it cannot."""
     source = node.inputs[0]
-    pad = maker_of(source, "Pad")
+    pad = maker(source, "Pad")
     if pad is not None and len(source.outputs) == 1 and _pads_zeros(pad):
         source = pad.inputs[0]
-    conv = maker_of(source)
+    conv = maker(source)
     if conv is None or conv.op != "Conv":
         return f"its input comes from {conv.op if conv else 'the graph input'}, not Conv"
-    dequantizer = maker_of(conv.inputs[1], "DequantizeLinear")
-    if dequantizer is None or maker_of(conv.inputs[0], "DequantizeLinear") is None:
+    dequantizer = maker(conv.inputs[1], "DequantizeLinear")
+    if dequantizer is None or maker(conv.inputs[0], "DequantizeLinear") is None:
         return f"'{conv.name}' does not run in INT8"
     if len(source.outputs) != 1 or source in write.graph.outputs:
         return f"'{source.name}' is read elsewhere as well"

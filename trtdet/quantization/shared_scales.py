@@ -20,8 +20,8 @@ from trtdet.calibration import Ranges
 from trtdet.passes.base import Writer
 from trtdet.passes.model import to_graph, to_model
 from trtdet.passes.provenance import Origin
+from trtdet.passes.walk import maker
 from trtdet.quantization.placement import QdqPlacement
-from trtdet.quantization.weighted import maker_of
 
 MOST_RATIO = 1.25
 """Tensors share a scale where the largest range is at most so many times the smallest: the rounding noise of a tensor
@@ -55,7 +55,7 @@ def _links(model: onnx.ModelProto, names: Collection[str]) -> Iterator[tuple[str
     for name in names:
         waiting = [tensors[name]]
         while waiting:
-            move = maker_of(waiting.pop(), *_MOVES)
+            move = maker(waiting.pop(), *_MOVES)
             if move is None or (move.op == "Resize" and move.attrs.get("mode", "nearest") != "nearest"):
                 continue
             for source in move.inputs if move.op == "Concat" else move.inputs[:1]:

@@ -124,10 +124,11 @@ class Learned(torch.nn.Module):
         }
         return [{"params": parameters, "lr": RATES[name]} for name, parameters in groups.items()]
 
+    @torch.no_grad()
     def confine(self) -> None:
         """Takes weights back that have moved further than :data:`DRIFT`."""
         for conv in self._convs.values():
-            conv.confine()
+            conv.latent.clamp_((conv.start - DRIFT).clamp(min=-QMAX), (conv.start + DRIFT).clamp(max=QMAX))
 
     def written(self) -> tuple[Ranges, Corrections]:
         """The ranges and corrections as they have become."""
@@ -138,8 +139,8 @@ class Learned(torch.nn.Module):
             for name, channels in self._corrections.tensors.items()
         }
         tensors = {
-            name: replace(found, amax=amax[name]) if name in amax and name not in maps else found
-            for name, found in self._ranges.tensors.items()
+            name: replace(extremes, amax=amax[name]) if name in amax and name not in maps else extremes
+            for name, extremes in self._ranges.tensors.items()
         }
         weights = {name: conv.rounded() for name, conv in self._convs.items()}
         return replace(self._ranges, tensors=tensors), Corrections(maps, {**self._corrections.weights, **weights})
@@ -190,10 +191,6 @@ class _Convolution(torch.nn.Module):
     def weight(self) -> torch.Tensor:
         integers: torch.Tensor = _Straight.apply(self.latent)  # type: ignore[no-untyped-call]
         return integers * self.scale.exp()
-
-    @torch.no_grad()
-    def confine(self) -> None:
-        self.latent.clamp_((self.start - DRIFT).clamp(min=-QMAX), (self.start + DRIFT).clamp(max=QMAX))
 
     @torch.no_grad()
     def rounded(self) -> Rounded:

@@ -52,7 +52,7 @@ class TorchNetwork:
         graph.outputs = [tensors[name] for name in self._wanted]
         graph.cleanup().toposort()
         self._nodes, self._opset = tuple(graph.nodes), int(graph.opset)
-        self._quantized = {reader for found in readers.values() for reader in found}
+        self._quantized = {reader for places in readers.values() for reader in places}
         self._constants = {
             name: _placed(torch.from_numpy(np.array(tensor.values)), self.device)
             for name, tensor in graph.tensors().items()
