@@ -96,18 +96,6 @@ def test_a_tensor_read_by_several_nodes_has_one_pair(written: Any) -> None:
     assert next(node.input[0] for node in int8.graph.node if node.name == "Add_6") == pair
 
 
-def test_shared_weights_share_their_pair(net: Any, normal: Any, measured: Any) -> None:
-    shared = net(
-        "(float[1,4,8,8] x) => (float[1,4,8,8] y) {a = Conv(x, w) b = Relu(a) y = Conv(b, w)}", w=normal(4, 4, 1, 1)
-    )
-    x = normal(1, 4, 8, 8)
-    int8 = insert_qdq(shared, *measured(shared, x))
-    first, second = (node.input[1] for node in int8.graph.node if node.op_type == "Conv")
-    assert first == second
-    assert sum(node.op_type == "QuantizeLinear" for node in int8.graph.node) == 3
-    OnnxRunner(int8)(x)
-
-
 def test_a_weight_that_a_float_convolution_shares_stays_float_there(net: Any, normal: Any, measured: Any) -> None:
     model = net(
         """(float[1,4,8,8] x) => (float[1,4,8,8] y) {

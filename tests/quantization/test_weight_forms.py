@@ -93,12 +93,14 @@ def test_calibrated_magnitudes_keep_the_scale_where_the_integers_alone_would_low
     assert tensor_scale(rounded([0.02]), step, close) == np.float32(2.0**-7)
 
 
-def test_weights_that_two_convolutions_share_stay_shared(net: Any, normal: Any, measured: Any) -> None:
+@pytest.mark.parametrize("form", ["channel", "tensor"])
+def test_weights_that_two_convolutions_share_stay_shared(net: Any, normal: Any, measured: Any, form: Any) -> None:
     model = net(
-        "(float[1,3,8,8] x) => (float[1,3,8,8] y) { a = Conv(x, w) b = Conv(x, w) y = Add(a, b) }", w=normal(3, 3, 1, 1)
+        "(float[1,4,8,8] x) => (float[1,4,8,8] y) {a = Conv(x, w) b = Relu(a) y = Conv(b, w)}", w=normal(4, 4, 1, 1)
     )
-    placement, ranges = measured(model, normal(1, 3, 8, 8))
-    for form in ("channel", "tensor"):
-        made = insert_qdq(model, placement, ranges, weights=WeightScales(form))
-        first, second = nodes(made, "Conv")
-        assert first.input[1] == second.input[1]
+    x = normal(1, 4, 8, 8)
+    written = insert_qdq(model, *measured(model, x), weights=WeightScales(form))
+    first, second = nodes(written, "Conv")
+    assert first.input[1] == second.input[1]
+    assert len(nodes(written, "QuantizeLinear")) == 3
+    OnnxRunner(written)(x)

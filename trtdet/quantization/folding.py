@@ -173,7 +173,7 @@ class _Search:
         if node.op in CONVOLUTIONS:
             able = self._able(node, factor)
         elif node.op == "BatchNormalization":
-            constants = all(isinstance(given, gs.Constant) for given in node.inputs[1:3])
+            constants = all(isinstance(tensor, gs.Constant) for tensor in node.inputs[1:3])
             able = not node.attrs.get("training_mode", 0) and constants
         else:
             able = _has_constant(node, len(factor))
@@ -185,7 +185,7 @@ class _Search:
         if product is not None:
             return [_Part(product, factor, "take")] if self._able(product, factor) else None
         if node.op == "LayerNormalization":
-            constants = all(isinstance(given, gs.Constant) for given in node.inputs[1:])
+            constants = all(isinstance(tensor, gs.Constant) for tensor in node.inputs[1:])
             able = constants and node.inputs[1].values.shape == factor.shape and tensor is node.outputs[0]
             return [_Part(node, factor, "take")] if able else None
         if node.op in ("Relu", "LeakyRelu", "Identity"):
@@ -194,7 +194,7 @@ class _Search:
             return None
         if node.op != "Add":
             return [_Part(node, factor, "take")]
-        (source,) = (given for given in node.inputs if not isinstance(given, gs.Constant))
+        (source,) = (source for source in node.inputs if not isinstance(source, gs.Constant))
         before = self.parts(source, [node.name], factor)
         return None if before is None else [_Part(node, factor, "take"), *before]
 
@@ -219,14 +219,14 @@ def _passes(node: gs.Node, tensor: gs.Tensor) -> bool:
     """Whether a factor a channel may as well come before the node whose first output the tensor is."""
     if tensor is not node.outputs[0]:
         return False
-    given = [None if each.is_empty() else each for each in node.inputs]
+    inputs = [None if each.is_empty() else each for each in node.inputs]
     if node.op == "Resize":
         # What is outside has a value of its own, which is no part of the input.
         inside = node.attrs.get("coordinate_transformation_mode", "half_pixel") != "tf_crop_and_resize"
         sizes = _sizes([node.inputs[0], tensor])
         return inside and sizes is not None and sizes[0] == sizes[1]
     if node.op == "Pad":
-        _, sides, value, axes = (*given, None, None)[:4]
+        _, sides, value, axes = (*inputs, None, None)[:4]
         if not isinstance(sides, gs.Constant) or axes is not None:
             return False
         zeros = value is None or (isinstance(value, gs.Constant) and not np.any(value.values))
@@ -237,7 +237,7 @@ def _passes(node: gs.Node, tensor: gs.Tensor) -> bool:
             and not (widths[1] or widths[5])
         )
     if node.op == "Slice":
-        axes = given[3] if len(given) > 3 else None
+        axes = inputs[3] if len(inputs) > 3 else None
         return isinstance(axes, gs.Constant) and not np.isin(axes.values, _CHANNELS).any()
     return True
 

@@ -151,7 +151,7 @@ def _raise_outputs(write: Writer, region: list[gs.Node]) -> None:
                 half = gs.Variable(f"{tensor.name}/half", np.float16, tensor.shape)
                 for reader in list(tensor.outputs):
                     if id(reader) in inside:
-                        reader.inputs = [half if given is tensor else given for given in reader.inputs]
+                        reader.inputs = [half if source is tensor else source for source in reader.inputs]
                 node.outputs[index] = half
                 tensor.dtype = np.float32
                 name = f"{tensor.name}/float"
@@ -162,7 +162,7 @@ def _raise_outputs(write: Writer, region: list[gs.Node]) -> None:
             if outer:
                 raised = write("Cast", tensor, to=_FLOAT)
                 for reader in outer:
-                    reader.inputs = [raised if given is tensor else given for given in reader.inputs]
+                    reader.inputs = [raised if source is tensor else source for source in reader.inputs]
 
 
 def _region(graph: gs.Graph, names: set[str], left: set[str]) -> list[gs.Node]:

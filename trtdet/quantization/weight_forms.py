@@ -99,8 +99,8 @@ class WeightWriter:
     def write_fp8(self, layer: Weighted, rounded: Rounded) -> None:
         """Gives a product its weights in FP8, with one scale, and its bias."""
         values = rounded.integers.astype(np.float32) * rounded.scales[0]
-        given = self._write.const(values.T if layer.turned else values, np.float32)
-        layer.node.inputs[1] = activation_pair(self._write, given, rounded.scales[0], dtype=ml_dtypes.float8_e4m3fn)
+        constant = self._write.const(values.T if layer.turned else values, np.float32)
+        layer.node.inputs[1] = activation_pair(self._write, constant, rounded.scales[0], dtype=ml_dtypes.float8_e4m3fn)
         self._add_bias(layer, rounded)
 
     def _add_bias(self, layer: Weighted, rounded: Rounded) -> None:

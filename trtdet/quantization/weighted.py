@@ -72,9 +72,9 @@ class Weighted:
     @property
     def bias(self) -> NDArray[np.float32]:
         """float32 (out,); zeros where there is none."""
-        given = self._bias_input()
+        constant = self._bias_input()
         size = len(self.weight)
-        values = np.zeros(size) if given is None else np.broadcast_to(given.values.reshape(-1), size)
+        values = np.zeros(size) if constant is None else np.broadcast_to(constant.values.reshape(-1), size)
         return values.astype(np.float32)
 
     @property

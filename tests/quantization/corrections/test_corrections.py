@@ -15,7 +15,6 @@ from models import judged_by
 from numpy.typing import NDArray
 from PIL import Image
 
-from trtdet import quantization
 from trtdet.backends import OnnxRunner
 from trtdet.calibration import Ranges
 from trtdet.errors import ConfigError, ModelError, TrtdetWarning
@@ -42,9 +41,7 @@ def parts(plan: PrecisionPlan) -> set[str]:
 
 def test_the_names_are_those_of_the_registry() -> None:
     assert CORRECTIONS == ("range", "smooth", "round", "bias", "reconstruct")
-    assert quantization.CORRECTIONS is CORRECTIONS
     assert tuple(correction.name for correction in corrections.REGISTRY) == CORRECTIONS
-    assert quantization.DEFAULT_CORRECTIONS is corrections.DEFAULT_CORRECTIONS
     assert tuple(name for name in CORRECTIONS if name != "reconstruct") == DEFAULT_CORRECTIONS
     assert corrections.EFFORTS["thorough"] == CORRECTIONS
 
