@@ -65,8 +65,8 @@ def quantizable(model: onnx.ModelProto, plan: PrecisionPlan) -> Quantizable:
     layers = [node for node in graph.nodes if node.name in able]
     before_layers = upstream(*(tensor for layer in layers for tensor in features(layer)), reads=features)
     inside = {id(node) for node in (*layers, *before_layers) if node.op not in _ALIGNING}
-    made = (output for node in graph.nodes if id(node) in inside for output in node.outputs)
-    tensors = [tensor.name for tensor in (*graph.inputs, *made) if tensor.dtype == "float32"]
+    outputs = (output for node in graph.nodes if id(node) in inside for output in node.outputs)
+    tensors = [tensor.name for tensor in (*graph.inputs, *outputs) if tensor.dtype == "float32"]
     # Written out, a normalisation has squares and sums that FP16 does not hold either.
     written_out = {name for names in normalisations(model) for name in names}
     exact = [node for node in graph.nodes if id(node) not in inside or node.name in written_out]

@@ -73,8 +73,8 @@ def quantized_joins(model: onnx.ModelProto) -> onnx.ModelProto:
     graph = to_graph(model)
     write = Writer(graph, "trtdet/join", Origin.QDQ)
     for concat in [node for node in graph.nodes if node.op == "Concat"]:
-        made = concat.outputs[0]
-        quantizer = made.outputs[0] if len(made.outputs) == 1 and made not in graph.outputs else None
+        joined = concat.outputs[0]
+        quantizer = joined.outputs[0] if len(joined.outputs) == 1 and joined not in graph.outputs else None
         if quantizer is None or quantizer.op != "QuantizeLinear" or quantizer.inputs[1].values.size != 1:
             continue
         pairs = [_pair_of(tensor, quantizer) for tensor in concat.inputs]

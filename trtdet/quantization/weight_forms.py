@@ -111,12 +111,12 @@ class WeightWriter:
 
     def _after(self, node: gs.Node, steps: Sequence[tuple[str, NDArray[np.floating]]]) -> None:
         """Writes operators with constants between a node and those that read it."""
-        made = node.outputs[0]
-        last = gs.Variable(f"{made.name}/raw", np.float32, made.shape)
+        output = node.outputs[0]
+        last = gs.Variable(f"{output.name}/raw", np.float32, output.shape)
         node.outputs = [last]
         for op, values in steps:
             last = self._write(op, last, self._write.const(values, np.float32))
-        last.inputs[0].outputs = [made]
+        last.inputs[0].outputs = [output]
 
     def _pair(self, layer: Weighted, rounded: Rounded, scales: NDArray[np.float32]) -> gs.Variable:
         key = (layer.node.inputs[1].name, layer.turned, rounded.integers.tobytes(), scales.tobytes())

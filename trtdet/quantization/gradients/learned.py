@@ -37,7 +37,7 @@ class Learned(torch.nn.Module):
         start: ranges of the activations without a channel map, and corrections: channel maps, which stay, and the
             weights to start from; a convolution without any starts from the plain form.
         together: groups of activations that keep one scale.
-        wanted: names of the tensors that the network gives.
+        outputs: names of the tensors that the network gives.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Learned(torch.nn.Module):
         placement: QdqPlacement,
         start: tuple[Ranges, Corrections],
         together: Sequence[Sequence[str]],
-        wanted: Sequence[str],
+        outputs: Sequence[str],
     ) -> None:
         super().__init__()
         self._ranges, self._corrections = start
@@ -71,19 +71,19 @@ class Learned(torch.nn.Module):
         steps = [float(maps[name].step if name in maps else half_step(tensors[name].scale)) for name in rows]
         self.steps = torch.nn.Parameter(torch.tensor(np.log(steps), dtype=torch.float32))
         owned, own = _owning(graph, layers)
-        self._network = TorchNetwork(owned, wanted, {**placement.readers, **own})
+        self._network = TorchNetwork(owned, outputs, {**placement.readers, **own})
         self._form: dict[str, torch.Tensor] = {}
         self.to(self._network.device)
 
     def forward(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The wanted tensors as the INT8 network has them."""
+        """The outputs of the INT8 network."""
         try:
             return self._network(images, self._read)
         finally:
             self._form.clear()
 
     def in_float(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The same of the float model."""
+        """The outputs of the float model."""
         with torch.no_grad():
             return self._network(images, lambda name, value: value)
 
