@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from graphs import constants
 
 from trtdet.backends import OnnxRunner
 from trtdet.calibration import expose
@@ -37,7 +38,7 @@ def written(measured: Any, undone: Any) -> Callable[..., onnx.ModelProto]:
         placement, ranges = measured(model, x)
         reach = np.abs(OnnxRunner(expose(model, ["s"]))(x)["s"][0].reshape(4, -1)).max(axis=1)
         channels = ChannelMap(float((SCALE * reach).max()) if amax is None else amax, SCALE)
-        values = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+        values = constants(model)
         convs = [node for node in model.graph.node if node.op_type == "Conv" and node.input[0] == "s"]
         weights = {conv.name: undone(values[conv.input[1]], SCALE) for conv in convs}
         int8 = insert_qdq(model, placement, ranges, Corrections({"s": channels}, weights))

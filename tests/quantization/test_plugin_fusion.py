@@ -10,6 +10,7 @@ import cv2
 import numpy as np
 import onnx
 import pytest
+from graphs import constants
 
 from trtdet.backends import OnnxRunner
 from trtdet.calibration import ChannelRange, expose
@@ -83,10 +84,6 @@ def quantized(weight: np.ndarray) -> np.ndarray:
     return nearest(weight.reshape(len(weight), -1), scales).reshape(weight.shape) * scales.reshape(shape)
 
 
-def weights(model: onnx.ModelProto) -> dict[str, np.ndarray]:
-    return {one.name: onnx.numpy_helper.to_array(one) for one in model.graph.initializer}
-
-
 def agree(got: np.ndarray, expected: np.ndarray) -> None:
     """Equal but for a rounding that the last bit of a float32 sum turned."""
     scale = np.abs(expected).max()
@@ -102,7 +99,7 @@ def test_the_numbers_are_those_of_int8_step_by_step(
     done = requantize(insert_qdq(model, placement, ranges), inputs)
     assert (done.activations, done.read, done.written, done.skipped) == (2, 2, 2, ())
     assert lint(done.model) == ()
-    found = weights(model)
+    found = constants(model)
 
     steps = {name: half_step(entry.scale) for name, entry in ranges.tensors.items()}
     value = rounded(x / steps["x"]) * steps["x"]
@@ -158,7 +155,7 @@ def test_a_channel_map_goes_into_the_activation_before_it(
     x = normal(1, 3, 8, 8)
     placement, ranges = measured(model, x)
     maps = {"p": ChannelMap(2.0, np.array([0.5, 1.0, 1.5, 2.0])), "q": ChannelMap(1.5)}
-    found = weights(model)
+    found = constants(model)
     changed = {
         "Conv_2": undone(found["w2"], maps["p"].scale, found["b2"]),
         "Conv_4": undone(found["w3"], np.ones(6)),

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from graphs import constants
 
 from trtdet.backends import OnnxRunner
 from trtdet.calibration import expose
@@ -35,7 +36,7 @@ def corrections(request: Any, model: onnx.ModelProto, undone: Any) -> Correction
     if request.param == "plain":
         return Corrections()
     scale = np.array([1.0, 2.0, 0.5, 1.5])
-    values = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    values = constants(model)
     weights = {name: undone(values[weight], scale) for name, weight in (("Conv_2", "w2"), ("Conv_6", "w4"))}
     return Corrections({"b": ChannelMap(6.0, scale)}, weights)
 
