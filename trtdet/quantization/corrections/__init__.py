@@ -88,14 +88,14 @@ def correct(
     sites = find_sites(model, placement, enabled, parted=start.parted)
     for batch in batches(sites):
         # Moments from the images to fit on; extremes, as the rules' thresholds, from all images.
-        for site, value, seed in _activations(task, batch, [*fit, *held], "moments"):
+        for site, value, seed in _activations(task, batch, [*fit, *held], stage="moments"):
             site.add_moments(value, seed if seed < len(fit) else None)
         for site in batch:
             site.prepare(candidates, everywhere=start.noise is not None)
     _narrow(task, sites)
-    for site, value, seed in _activations(task, sites, fit, "means"):
+    for site, value, seed in _activations(task, sites, fit, stage="means"):
         site.add_means(value, seed)
-    for site, value, seed in _activations(task, sites, held, "held-back images"):
+    for site, value, seed in _activations(task, sites, held, stage="held-back images"):
         site.add_errors(value, seed)
     for site in sites:
         site.settle()
