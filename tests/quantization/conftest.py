@@ -11,6 +11,7 @@ import pytest
 from trtdet.backends import OnnxRunner
 from trtdet.calibration import Range, Ranges, expose
 from trtdet.quantization import QdqPlacement, place
+from trtdet.quantization.encoding import Rounded, nearest, weight_scales
 
 
 @pytest.fixture
@@ -37,14 +38,27 @@ def normal() -> Callable[..., np.ndarray]:
 
 
 @pytest.fixture
+def undone() -> Callable[..., Rounded]:
+    """Weights (out, in, kh, kw), rounded to nearest, for an input that is multiplied by the scale, float (in,)."""
+
+    def undone(weight: np.ndarray, scale: np.ndarray, bias: np.ndarray | None = None) -> Rounded:
+        inner = (weight / scale.reshape(1, -1, 1, 1)).astype(np.float32)
+        steps = weight_scales(inner)
+        integers = nearest(inner.reshape(len(inner), -1), steps).reshape(inner.shape)
+        return Rounded(integers, steps, np.zeros(len(inner), np.float32) if bias is None else bias)
+
+    return undone
+
+
+@pytest.fixture
 def measured() -> Callable[..., tuple[QdqPlacement, Ranges]]:
     """The placement of a model and the ranges that one input gives: nothing saturates."""
 
     def measured(model: onnx.ModelProto, x: np.ndarray) -> tuple[QdqPlacement, Ranges]:
         placement = place(model)
-        found = {**OnnxRunner(expose(model, placement.activations))(x), model.graph.input[0].name: x}
+        values = {**OnnxRunner(expose(model, placement.activations))(x), model.graph.input[0].name: x}
         tensors = {
-            name: Range(float(np.abs(found[name]).max()), float(found[name].min()), float(found[name].max()))
+            name: Range(float(np.abs(values[name]).max()), float(values[name].min()), float(values[name].max()))
             for name in placement.activations
         }
         return placement, Ranges("minmax", None, tensors, "key", 1, "sha")

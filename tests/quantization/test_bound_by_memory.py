@@ -22,8 +22,8 @@ def planned(model: onnx.ModelProto, flow: DataFlow) -> PrecisionPlan:
     return default_plan(model, place(model), flow)
 
 
-def chain(net: Any, normal: Any, channels: int, size: int) -> onnx.ModelProto:
-    text = TEXT.replace("SIZE", str(size)).replace("CH", str(channels))
+def chain(net: Any, normal: Any, channels: int, size: int, batch: str = "1") -> onnx.ModelProto:
+    text = TEXT.replace("SIZE", str(size)).replace("CH", str(channels)).replace("float[1,", f"float[{batch},")
     kernels = {"w0": (channels, 3, 3, 3), "w3": (channels, channels, 1, 1)}
     kernels |= dict.fromkeys(("w1", "w2"), (channels, channels, 3, 3))
     return net(text, **{name: normal(*shape) for name, shape in kernels.items()})
@@ -45,21 +45,18 @@ def test_few_channels_of_a_large_image_stay_in_fp16_behind_fp16(net: Any, normal
     assert plan.entries["Conv_2"].precision == "fp16"
 
 
-def test_where_the_kernel_quantises_itself_nothing_spreads(net: Any, normal: Any) -> None:
-    plan = planned(chain(net, normal, channels=16, size=64), DataFlow(half=True))
-    assert plan.names("int8") == ("Conv_2", "Conv_4")
-
-
-def test_it_ends_where_arithmetic_takes_longer_than_the_bytes(net: Any, normal: Any) -> None:
-    # 3 x 3 x 128 multiply-adds for each value that is read: 2.9 bytes' worth, and the two bytes are fewer.
-    plan = planned(chain(net, normal, channels=128, size=16), APART)
-    assert plan.names("int8") == ("Conv_2", "Conv_4")
-
-
-def test_weights_count_where_the_image_is_small(net: Any, normal: Any) -> None:
-    # 2 bytes for each of 64 x 4 x 4 values are fewer than the 36864 bytes that the weights take more in FP16.
-    plan = planned(chain(net, normal, channels=64, size=4), APART)
-    assert plan.names("int8") == ("Conv_2", "Conv_4")
+@pytest.mark.parametrize(
+    ("channels", "size", "flow"),
+    [
+        pytest.param(16, 64, DataFlow(half=True), id="the kernel quantises itself"),
+        # 3 x 3 x 128 multiply-adds for each value that is read: 2.9 bytes' worth, and the two bytes are fewer.
+        pytest.param(128, 16, APART, id="arithmetic takes longer than the bytes"),
+        # 2 bytes for each of 64 x 4 x 4 values are fewer than the 36864 bytes that the weights take more in FP16.
+        pytest.param(64, 4, APART, id="weights outweigh a small image"),
+    ],
+)
+def test_what_int8_makes_faster_stays_in_int8(net: Any, normal: Any, channels: int, size: int, flow: DataFlow) -> None:
+    assert planned(chain(net, normal, channels, size), flow).names("int8") == ("Conv_2", "Conv_4")
 
 
 def test_an_int8_convolution_among_the_makers_keeps_the_rest_in_int8(net: Any, normal: Any) -> None:
@@ -74,10 +71,8 @@ def test_an_int8_convolution_among_the_makers_keeps_the_rest_in_int8(net: Any, n
     assert plan.entries["Conv_2"].cause is Cause.DEPTHWISE
 
 
-@pytest.mark.parametrize("size", ["N", "2"])
-def test_an_open_batch_counts_as_one_image(net: Any, normal: Any, size: str) -> None:
-    kernels = {"w0": (16, 3, 3, 3), "w3": (16, 16, 1, 1), "w1": (16, 16, 3, 3), "w2": (16, 16, 3, 3)}
-    text = TEXT.replace("SIZE", "64").replace("CH", "16").replace("float[1,", f"float[{size},")
-    plan = planned(net(text, **{name: normal(*shape) for name, shape in kernels.items()}), APART)
+@pytest.mark.parametrize("batch", ["N", "2"])
+def test_an_open_batch_counts_as_one_image(net: Any, normal: Any, batch: str) -> None:
+    plan = planned(chain(net, normal, channels=16, size=64, batch=batch), APART)
     assert plan.entries["Conv_2"].cause is Cause.BOUND_BY_MEMORY
     assert np.isclose(float(plan.entries["Conv_2"].reason.split(" MB")[0].split()[-1]), 0.13, atol=0.005)

@@ -34,12 +34,6 @@ def chain(net: Any, normal: Any, **kernels: tuple[int, ...]) -> Any:
     return net(text, **weights, dense=normal(32, 32, 1, 1))
 
 
-def test_a_convolution_with_enough_channels_that_another_reads_is_in_int8(net: Any, normal: Any) -> None:
-    plan = planned(chain(net, normal, w=(32, 32, 1, 1)))
-    assert plan.entries["Conv_0"] == place(chain(net, normal, w=(32, 32, 1, 1))).plan.entries["Conv_0"]
-    assert plan.names("int8") == ("Conv_0", "Conv_2")
-
-
 @pytest.mark.parametrize(
     ("kernel", "cause", "reason"),
     [
@@ -49,7 +43,7 @@ def test_a_convolution_with_enough_channels_that_another_reads_is_in_int8(net: A
         ((1, 32, 1, 1), Cause.FEW_CHANNELS, r"^1 output channel: under 16"),
         ((15, 32, 1, 1), Cause.FEW_CHANNELS, r"^15 output channels: under 16"),
         ((128, 8, 1, 1), Cause.FEW_CHANNELS, r"^8 input channels a group: under 16"),
-        ((16, 16, 1, 1), Cause.QUANTIZABLE, "convolution"),
+        ((16, 16, 1, 1), Cause.QUANTIZABLE, "^convolution$"),
     ],
 )
 def test_what_int8_makes_no_faster_stays_in_fp16_with_the_reason(

@@ -17,7 +17,7 @@ from trtdet.passes.model import to_graph, to_model
 from trtdet.passes.plugin_ops import PLUGIN_ACTIVATIONS
 from trtdet.passes.provenance import Origin, origin_of
 from trtdet.quantization import Corrections, PrecisionPlan, QdqPlacement, insert_qdq, lint
-from trtdet.quantization.encoding import ChannelMap, Rounded, nearest, weight_scales
+from trtdet.quantization.encoding import ChannelMap
 from trtdet.quantization.folding import channels_left, fold_map
 
 FACTOR = np.array([1.0, 2.0, 0.5, 3.0, 0.25, 1.5, 4.0, 0.75])
@@ -272,15 +272,6 @@ def test_what_undoes_a_factor_stays_normal_numbers_of_fp16(net: Any, normal: Any
 # As Q/DQ pairs
 
 
-def undone(weight: np.ndarray, scale: np.ndarray) -> Rounded:
-    """Weights for an input that is multiplied by the scale."""
-    inner = weight / scale.reshape(1, -1, 1, 1).astype(np.float32)
-    steps = weight_scales(inner)
-    return Rounded(
-        nearest(inner.reshape(len(inner), -1), steps).reshape(inner.shape), steps, np.zeros(len(inner), np.float32)
-    )
-
-
 def fitting(model: onnx.ModelProto, x: np.ndarray, tensor: str, scale: np.ndarray) -> ChannelMap:
     """A map of this scale that reaches over all values of the tensor."""
     values = OnnxRunner(expose(model, [tensor]))(x)[tensor][0].reshape(len(scale), -1)
@@ -294,7 +285,7 @@ def with_precision(placement: QdqPlacement, conv: str, precision: Any) -> QdqPla
 
 @pytest.mark.parametrize("float_maker", [False, True])
 def test_between_convolutions_of_any_precision_stands_nothing_but_their_activation(
-    net: Any, normal: Any, measured: Any, float_maker: bool
+    net: Any, normal: Any, measured: Any, undone: Any, float_maker: bool
 ) -> None:
     weights = {"w1": normal(4, 4, 1, 1), "b1": normal(4, seed=1), "w2": normal(4, 4, 1, 1, seed=2)}
     model = net(
@@ -317,7 +308,7 @@ def test_between_convolutions_of_any_precision_stands_nothing_but_their_activati
     assert kinds(kept).count("Mul") == 1
 
 
-def test_two_parts_of_a_split_convolution_take_their_maps(net: Any, normal: Any, measured: Any) -> None:
+def test_two_parts_of_a_split_convolution_take_their_maps(net: Any, normal: Any, measured: Any, undone: Any) -> None:
     weights = {"w1": normal(8, 4, 1, 1), "w2": normal(4, 4, 1, 1, seed=2), "w3": normal(4, 4, 1, 1, seed=3)}
     model = net(
         """(float[1,4,8,8] x) => (float[1,4,8,8] y, float[1,4,8,8] z) {
@@ -338,7 +329,7 @@ def test_two_parts_of_a_split_convolution_take_their_maps(net: Any, normal: Any,
 
 @pytest.mark.parametrize("reader", ["int8", "fp16"])
 def test_a_tensor_on_the_way_may_be_read_in_float_but_not_quantised_by_itself(
-    net: Any, normal: Any, measured: Any, reader: str
+    net: Any, normal: Any, measured: Any, undone: Any, reader: str
 ) -> None:
     weights = {name: normal(4, 4, 1, 1, seed=seed) for seed, name in enumerate(("w1", "w2", "w3"))}
     model = net(

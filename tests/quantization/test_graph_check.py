@@ -33,46 +33,47 @@ def build(net: Any, normal: Any) -> Any:
 
 
 def problems(model: onnx.ModelProto) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    by_node: dict[str, list[str]] = {}
     for finding in lint(model):
-        found.setdefault(finding.node, []).append(finding.problem)
-    return found
+        by_node.setdefault(finding.node, []).append(finding.problem)
+    return by_node
 
 
-def test_a_correct_graph_has_no_findings(build: Any) -> None:
+def test_correct_graphs_and_float_graphs_have_no_findings(build: Any, net: Any, normal: Any) -> None:
     assert lint(build()) == ()
-
-
-def test_a_float_graph_has_no_findings(net: Any, normal: Any) -> None:
     model = net("(float[1,4,8,8] x) => (float[1,4,8,8] y) {y = Conv(x, w)}", w=normal(4, 4, 1, 1))
     assert lint(model) == ()
 
 
-def test_only_the_activation_quantised(build: Any) -> None:
-    found = problems(build(GOOD.replace("Conv(xd, wd, b)", "Conv(xd, w, b)")))
-    assert found == {"Conv_4": ["only its activation is quantised: it would run in float"]}
-
-
-def test_only_the_weights_quantised(build: Any) -> None:
-    found = problems(build(GOOD.replace("Conv(xd, wd, b)", "Conv(x, wd, b)")))
-    assert found == {"Conv_4": ["only its weights are quantised: it would run in float"]}
+@pytest.mark.parametrize(
+    ("before", "after", "node", "problem"),
+    [
+        ("Conv(xd, wd, b)", "Conv(xd, w, b)", "Conv_4", "only its activation is quantised: it would run in float"),
+        ("Conv(xd, wd, b)", "Conv(x, wd, b)", "Conv_4", "only its weights are quantised: it would run in float"),
+        (
+            *("Conv(xd, wd, b)", "ConvTranspose(xd, w, b)", "ConvTranspose_4"),
+            "only its activation is quantised: it would run in float",
+        ),
+        *(
+            ("<axis = 0>", axis, "Conv_4", "its weights are quantised on axis 1: it would run in float; use axis 0")
+            for axis in ("<axis = 1>", "")
+        ),
+        (
+            *("y = Conv(xd, wd, b)", "bd = DequantizeLinear(bq, s) y = Conv(xd, wd, bd)", "Conv_5"),
+            "its bias is quantised: keep the bias in float",
+        ),
+    ],
+)
+def test_a_layer_that_would_run_in_float(build: Any, before: str, after: str, node: str, problem: str) -> None:
+    text = GOOD.replace(before, after)
+    weights = {"bq": np.zeros(4, np.int32)} if "bq" in text else {}
+    assert problems(build(text, **weights)) == {node: [problem]}
 
 
 def test_an_activation_with_a_scale_per_channel(build: Any) -> None:
-    found = problems(build(s=np.full(4, 0.1, np.float32), z=np.zeros(4, np.int8)))
-    assert found == {"Conv_4": ["its activation has a scale per channel: it would run in float; use one scale"]}
-
-
-@pytest.mark.parametrize(("axis", "said"), [("<axis = 1>", 1), ("", 1)])
-def test_weights_quantised_on_another_axis(build: Any, axis: str, said: int) -> None:
-    found = problems(build(GOOD.replace("<axis = 0>", axis)))
-    assert found == {"Conv_4": [f"its weights are quantised on axis {said}: it would run in float; use axis 0"]}
-
-
-def test_a_quantised_bias(build: Any) -> None:
-    text = GOOD.replace("y = Conv(xd, wd, b)", "bd = DequantizeLinear(bq, s) y = Conv(xd, wd, bd)")
-    found = problems(build(text, bq=np.zeros(4, np.int32)))
-    assert found == {"Conv_5": ["its bias is quantised: keep the bias in float"]}
+    assert problems(build(s=np.full(4, 0.1, np.float32), z=np.zeros(4, np.int8))) == {
+        "Conv_4": ["its activation has a scale per channel: it would run in float; use one scale"]
+    }
 
 
 def test_a_zero_point_that_is_not_zero(build: Any) -> None:
@@ -121,8 +122,3 @@ def test_a_zero_point_that_is_computed(build: Any) -> None:
     found = problems(build(text.replace("(x, s, z)", "(x, s, mz)").replace("(xq, s, z)", "(xq, s, mz)")))
     said = "its zero point is not constant: only symmetric quantisation is supported"
     assert found == {"QuantizeLinear_2": [said], "DequantizeLinear_3": [said]}
-
-
-def test_transposed_convolutions_are_looked_at_too(build: Any) -> None:
-    found = problems(build(GOOD.replace("Conv(xd, wd, b)", "ConvTranspose(xd, w, b)")))
-    assert found == {"ConvTranspose_4": ["only its activation is quantised: it would run in float"]}

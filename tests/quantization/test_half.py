@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import onnx.version_converter
 import pytest
+from graphs import constants, makers
 
 from trtdet.backends import OnnxRunner
 from trtdet.errors import ModelError
@@ -176,9 +177,9 @@ def test_a_constant_beyond_fp16_becomes_its_largest_value(net: Any, normal: Any)
         low=np.full((1, 1, 1, 1), -1e5, np.float32),
     )
     half = to_half(model, ["Conv_0"])
-    constants = {node.op_type: node for node in half.graph.node}
-    values = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in half.graph.initializer}
-    most, low = values[constants["Clip"].input[2]], values[constants["Add"].input[1]]
+    by_op = {node.op_type: node for node in half.graph.node}
+    values = constants(half)
+    most, low = values[by_op["Clip"].input[2]], values[by_op["Add"].input[1]]
     assert (most.dtype, float(most)) == (np.float16, 65504.0)
     assert (low.dtype, float(low.reshape(()))) == (np.float16, -65504.0)
 
@@ -193,7 +194,7 @@ def test_the_value_of_a_pad_is_data(net: Any, normal: Any) -> None:
     )
     half = to_half(model, ["Conv_0", "Conv_2"])
     (pad,) = (node for node in half.graph.node if node.op_type == "Pad")
-    values = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in half.graph.initializer}
+    values = constants(half)
     assert values[pad.input[1]].dtype == np.int64
     assert (values[pad.input[2]].dtype, float(values[pad.input[2]])) == (np.float16, 0.75)
     x = normal(1, 4, 8, 8, seed=7)
@@ -231,10 +232,10 @@ def test_an_int8_convolution_that_is_left_out_writes_float32(net: Any, normal: A
     kinds = types(half)
     assert (kinds["a"], kinds["c"], kinds["d"]) == (10, 1, 1)
     # Its pairs stay pairs: no cast stands between a DequantizeLinear and a convolution.
-    makers = {output: node.op_type for node in half.graph.node for output in node.output}
+    made_by = makers(half)
     for node in half.graph.node:
         if node.op_type == "Conv":
-            assert [makers[name] for name in node.input[:2]] == ["DequantizeLinear"] * 2
+            assert [made_by[name].op_type for name in node.input[:2]] == ["DequantizeLinear"] * 2
     assert OnnxRunner(half)(x)["y"].shape == (1, 4, 8, 8)
 
 

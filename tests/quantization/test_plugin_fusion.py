@@ -10,6 +10,7 @@ import cv2
 import numpy as np
 import onnx
 import pytest
+from graphs import constants
 
 from trtdet.backends import OnnxRunner
 from trtdet.calibration import ChannelRange, expose
@@ -19,7 +20,7 @@ from trtdet.passes.base import PLUGIN_DOMAIN
 from trtdet.passes.model import to_graph, to_model
 from trtdet.passes.plugin_ops import attributes
 from trtdet.quantization import Corrections, Sources, insert_qdq, lint, reach, requantize, to_half
-from trtdet.quantization.encoding import ChannelMap, Rounded, half_step, nearest, weight_scales
+from trtdet.quantization.encoding import ChannelMap, half_step, nearest, weight_scales
 from trtdet.quantization.placement import QdqPlacement
 from trtdet.quantization.precision import Entry, PrecisionPlan
 
@@ -83,19 +84,6 @@ def quantized(weight: np.ndarray) -> np.ndarray:
     return nearest(weight.reshape(len(weight), -1), scales).reshape(weight.shape) * scales.reshape(shape)
 
 
-def undone(weight: np.ndarray, channels: ChannelMap, bias: np.ndarray) -> Rounded:
-    """Weights for an input that is mapped."""
-    scale = np.ones(weight.shape[1]) if channels.scale is None else channels.scale
-    mapped = (weight / scale.reshape(1, -1, 1, 1)).astype(F)
-    scales = weight_scales(mapped)
-    integers = nearest(mapped.reshape(len(mapped), -1), scales).reshape(mapped.shape)
-    return Rounded(integers, scales, bias.astype(F))
-
-
-def weights(model: onnx.ModelProto) -> dict[str, np.ndarray]:
-    return {one.name: onnx.numpy_helper.to_array(one) for one in model.graph.initializer}
-
-
 def agree(got: np.ndarray, expected: np.ndarray) -> None:
     """Equal but for a rounding that the last bit of a float32 sum turned."""
     scale = np.abs(expected).max()
@@ -111,7 +99,7 @@ def test_the_numbers_are_those_of_int8_step_by_step(
     done = requantize(insert_qdq(model, placement, ranges), inputs)
     assert (done.activations, done.read, done.written, done.skipped) == (2, 2, 2, ())
     assert lint(done.model) == ()
-    found = weights(model)
+    found = constants(model)
 
     steps = {name: half_step(entry.scale) for name, entry in ranges.tensors.items()}
     value = rounded(x / steps["x"]) * steps["x"]
@@ -162,15 +150,15 @@ def test_the_convolution_before_keeps_its_integers(
 
 
 def test_a_channel_map_goes_into_the_activation_before_it(
-    model: onnx.ModelProto, inputs: dict[str, ChannelRange], measured: Any, normal: Any
+    model: onnx.ModelProto, inputs: dict[str, ChannelRange], measured: Any, undone: Any, normal: Any
 ) -> None:
     x = normal(1, 3, 8, 8)
     placement, ranges = measured(model, x)
     maps = {"p": ChannelMap(2.0, np.array([0.5, 1.0, 1.5, 2.0])), "q": ChannelMap(1.5)}
-    found = weights(model)
+    found = constants(model)
     changed = {
-        "Conv_2": undone(found["w2"], maps["p"], found["b2"]),
-        "Conv_4": undone(found["w3"], maps["q"], np.zeros(5)),
+        "Conv_2": undone(found["w2"], maps["p"].scale, found["b2"]),
+        "Conv_4": undone(found["w3"], np.ones(6)),
     }
     explicit = insert_qdq(model, placement, ranges, Corrections(maps, changed))
     kept, taken = requantize(explicit, {}), requantize(explicit, inputs)
@@ -219,19 +207,17 @@ def test_a_side_that_others_need_in_float_stays_so_and_says_why(
 
 
 @pytest.mark.parametrize("mapped", [False, True])
-def test_a_join_of_channels_joins_int8(net: Any, normal: Any, measured: Any, mapped: bool) -> None:
+def test_a_join_of_channels_joins_int8(net: Any, normal: Any, measured: Any, undone: Any, mapped: bool) -> None:
     text = """(float[1,3,8,8] x) => (float[1,4,8,8] y) {
         a = Conv(x, w1) p = Neg(a) b = Conv(x, w2) q = Relu(b) j = Concat<axis = 1>(p, q, x) y = Conv(j, w3) }"""
-    shapes = {"w1": (4, 3, 1, 1), "w2": (2, 3, 1, 1), "w3": (4, 9, 1, 1)}
-    model = plugged(
-        net(text, **{name: normal(*shape, seed=index) for index, (name, shape) in enumerate(shapes.items())})
-    )
+    weights = {"w1": normal(4, 3, 1, 1), "w2": normal(2, 3, 1, 1, seed=1), "w3": normal(4, 9, 1, 1, seed=2)}
+    model = plugged(net(text, **weights))
     x = normal(1, 3, 8, 8)
     placement, ranges = measured(model, x)
     maps, changed = {}, {}
     if mapped:
         maps["j"] = ChannelMap(3.0, np.linspace(0.5, 1.5, 9))
-        changed["Conv_5"] = undone(weights(model)["w3"], maps["j"], np.zeros(4))
+        changed["Conv_5"] = undone(weights["w3"], maps["j"].scale)
     explicit = insert_qdq(model, placement, ranges, Corrections(maps, changed))
     done = requantize(explicit, {"a": ChannelRange((3.0, 4.0, 5.0, 6.0), 0.0)})
     assert (done.read, done.written, done.skipped) == (1, 1, ())
@@ -252,10 +238,8 @@ def test_a_join_of_channels_joins_int8(net: Any, normal: Any, measured: Any, map
 def test_a_join_of_rows_or_columns_stays_in_float(net: Any, normal: Any, measured: Any, axis: int) -> None:
     text = f"""(float[1,3,8,8] x) => (float[1,4,M,N] y) {{
         a = Conv(x, w1) p = Neg(a) b = Conv(x, w2) q = Relu(b) j = Concat<axis = {axis}>(p, q) y = Conv(j, w3) }}"""
-    shapes = {"w1": (4, 3, 1, 1), "w2": (4, 3, 1, 1), "w3": (4, 4, 1, 1)}
-    model = plugged(
-        net(text, **{name: normal(*shape, seed=index) for index, (name, shape) in enumerate(shapes.items())})
-    )
+    weights = {"w1": normal(4, 3, 1, 1), "w2": normal(4, 3, 1, 1, seed=1), "w3": normal(4, 4, 1, 1, seed=2)}
+    model = plugged(net(text, **weights))
     explicit = insert_qdq(model, *measured(model, normal(1, 3, 8, 8)))
     done = requantize(explicit, {"a": ChannelRange((3.0, 4.0, 5.0, 6.0), 0.0)})
     (concat,) = nodes(done.model, "Concat")

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from attention import PRODUCTS, attention_detector
-from onnx import numpy_helper
+from graphs import constants, makers
 
 from trtdet.backends import OnnxRunner
 from trtdet.passes.model import to_graph
@@ -67,24 +67,16 @@ def mapped_weights(layer: Weighted, scale: np.ndarray) -> Rounded:
     return Rounded(np.rint(weight / steps[:, None]).astype(np.int8), steps, layer.bias)
 
 
-def constants(model: onnx.ModelProto) -> dict[str, np.ndarray]:
-    return {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-
-
-def makers(model: onnx.ModelProto) -> dict[str, onnx.NodeProto]:
-    return {name: node for node in model.graph.node for name in node.output}
-
-
 def weight_axes(model: onnx.ModelProto) -> dict[str, tuple[int, int]]:
     """By layer, the axis and the number of its weights' scales."""
-    made, known, found = makers(model), constants(model), {}
+    made_by, values, axes = makers(model), constants(model), {}
     for node in model.graph.node:
-        if node.op_type in ("MatMul", "Gemm", "Conv") and node.input[1] in made:
-            pair = made[node.input[1]]
+        if node.op_type in ("MatMul", "Gemm", "Conv") and node.input[1] in made_by:
+            pair = made_by[node.input[1]]
             if pair.op_type == "DequantizeLinear":
                 axis = next((attribute.i for attribute in pair.attribute if attribute.name == "axis"), -1)
-                found[node.name] = axis, known[pair.input[1]].size
-    return found
+                axes[node.name] = axis, values[pair.input[1]].size
+    return axes
 
 
 def test_every_product_with_weights_is_a_layer_and_attention_is_none(model: onnx.ModelProto) -> None:

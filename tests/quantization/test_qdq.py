@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from graphs import constants, makers
 
 from trtdet.backends import OnnxRunner
 from trtdet.calibration import Range, Ranges
@@ -30,14 +31,6 @@ def model(net: Any, normal: Any) -> onnx.ModelProto:
     )
 
 
-def constants(model: onnx.ModelProto) -> dict[str, np.ndarray]:
-    return {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-
-
-def producers(model: onnx.ModelProto) -> dict[str, onnx.NodeProto]:
-    return {output: node for node in model.graph.node for output in node.output}
-
-
 def test_int8_is_close_to_float(model: onnx.ModelProto, measured: Any, normal: Any) -> None:
     x = normal(2, 3, 16, 16)
     placement, ranges = measured(model, x)
@@ -59,7 +52,7 @@ def written(model: onnx.ModelProto, measured: Any, normal: Any) -> tuple[QdqPlac
 
 def test_the_form_is_the_one_that_tensorrt_accepts(written: Any) -> None:
     placement, _, int8 = written
-    values, made_by = constants(int8), producers(int8)
+    values, made_by = constants(int8), makers(int8)
     quantizers = [node for node in int8.graph.node if node.op_type == "QuantizeLinear"]
     dequantizers = [node for node in int8.graph.node if node.op_type == "DequantizeLinear"]
     assert len(quantizers) == len(dequantizers) == len(placement.activations) + 4
@@ -94,18 +87,6 @@ def test_a_tensor_read_by_several_nodes_has_one_pair(written: Any) -> None:
     assert sum(node.input[0] == "c" for node in int8.graph.node if node.op_type == "QuantizeLinear") == 1
     pair = next(node.input[0] for node in int8.graph.node if node.name == "Conv_3")
     assert next(node.input[0] for node in int8.graph.node if node.name == "Add_6") == pair
-
-
-def test_shared_weights_share_their_pair(net: Any, normal: Any, measured: Any) -> None:
-    shared = net(
-        "(float[1,4,8,8] x) => (float[1,4,8,8] y) {a = Conv(x, w) b = Relu(a) y = Conv(b, w)}", w=normal(4, 4, 1, 1)
-    )
-    x = normal(1, 4, 8, 8)
-    int8 = insert_qdq(shared, *measured(shared, x))
-    first, second = (node.input[1] for node in int8.graph.node if node.op_type == "Conv")
-    assert first == second
-    assert sum(node.op_type == "QuantizeLinear" for node in int8.graph.node) == 3
-    OnnxRunner(int8)(x)
 
 
 def test_a_weight_that_a_float_convolution_shares_stays_float_there(net: Any, normal: Any, measured: Any) -> None:

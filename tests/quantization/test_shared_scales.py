@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from graphs import makers
 
 from trtdet.backends import OnnxRunner
 from trtdet.calibration import Range, Ranges
@@ -82,9 +83,9 @@ def test_the_inputs_of_a_join_are_quantised_where_one_is_already(
     )
     before = insert_qdq(model, placement, same)
     after = quantized_joins(before)
-    makers = {node.output[0]: node.op_type for node in after.graph.node}
+    made_by = makers(after)
     (join,) = (node for node in after.graph.node if node.op_type == "Concat")
-    assert [makers[name] for name in join.input] == ["DequantizeLinear"] * 2
+    assert [made_by[name].op_type for name in join.input] == ["DequantizeLinear"] * 2
     # The tensor that has a pair already gets no second.
     counted = Counter(node.input[0] for node in after.graph.node if node.op_type == "QuantizeLinear")
     assert (counted["b"], counted["d"], counted["j"]) == (1, 1, 1)

@@ -5,11 +5,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from graphs import constants
 
 from trtdet.backends import OnnxRunner
 from trtdet.calibration import expose
 from trtdet.quantization import Corrections, Entry, PrecisionPlan, Switch, insert_qdq
-from trtdet.quantization.encoding import ChannelMap, Rounded, nearest, weight_scales
+from trtdet.quantization.encoding import ChannelMap
 
 NET = """(float[1,4,8,8] x) => (float[1,4,8,8] y, float[1,4,8,8] z) {
     a = Conv(x, w1) b = Relu(a) c = Conv<pads = [1,1,1,1]>(b, w2) d = Add(b, c) e = Conv(d, w3) y = Relu(e)
@@ -29,26 +30,22 @@ def x(normal: Any) -> np.ndarray:
     return normal(1, 4, 8, 8, seed=9)
 
 
-def mapped(model: onnx.ModelProto) -> Corrections:
-    """A map for the tensor that two convolutions and a sum read."""
+@pytest.fixture(params=["plain", "mapped"])
+def corrections(request: Any, model: onnx.ModelProto, undone: Any) -> Corrections:
+    """None, and a map for the tensor that two convolutions and a sum read."""
+    if request.param == "plain":
+        return Corrections()
     scale = np.array([1.0, 2.0, 0.5, 1.5])
-    weights = {}
-    initializers = {one.name: onnx.numpy_helper.to_array(one) for one in model.graph.initializer}
-    for name, weight in (("Conv_2", initializers["w2"]), ("Conv_6", initializers["w4"])):
-        wide = weight / scale.reshape(1, -1, 1, 1)
-        scales = weight_scales(wide)
-        rows = nearest(wide.reshape(4, -1), scales).reshape(weight.shape)
-        weights[name] = Rounded(rows, scales, np.zeros(len(weight), np.float32))
+    values = constants(model)
+    weights = {name: undone(values[weight], scale) for name, weight in (("Conv_2", "w2"), ("Conv_6", "w4"))}
     return Corrections({"b": ChannelMap(6.0, scale)}, weights)
 
 
-@pytest.mark.parametrize("corrected", [False, True])
 @pytest.mark.parametrize("base", ["fp32", "int8"])
 def test_switching_is_what_a_plan_would_write(
-    model: onnx.ModelProto, x: np.ndarray, measured: Any, base: Any, corrected: bool
+    model: onnx.ModelProto, x: np.ndarray, measured: Any, base: Any, corrections: Corrections
 ) -> None:
     placement, ranges = measured(model, x)
-    corrections = mapped(model) if corrected else Corrections()
     switch = Switch(model, placement, ranges, corrections, base)
     for names in ((CONVS[0],), (CONVS[1],), (CONVS[2],), (CONVS[3],), (CONVS[1], CONVS[3]), CONVS):
         int8 = set(names) if base == "fp32" else set(CONVS) - set(names)
@@ -60,13 +57,12 @@ def test_switching_is_what_a_plan_would_write(
             np.testing.assert_array_equal(got[name], expected[name], err_msg=f"{names} {name}")
 
 
-@pytest.mark.parametrize("corrected", [False, True])
 @pytest.mark.parametrize("base", ["fp32", "int8"])
 def test_the_suffix_gives_what_the_whole_gives(
-    model: onnx.ModelProto, x: np.ndarray, measured: Any, base: Any, corrected: bool
+    model: onnx.ModelProto, x: np.ndarray, measured: Any, base: Any, corrections: Corrections
 ) -> None:
     placement, ranges = measured(model, x)
-    switch = Switch(model, placement, ranges, mapped(model) if corrected else Corrections(), base)
+    switch = Switch(model, placement, ranges, corrections, base)
     for names in [(name,) for name in CONVS] + [(CONVS[2], CONVS[3])]:
         suffix = OnnxRunner(switch.suffix(names, OUTPUTS))
         needed = [name for name in suffix.inputs if name != "x"]
@@ -92,15 +88,15 @@ def test_a_suffix_holds_no_more_than_it_needs(model: onnx.ModelProto, x: np.ndar
 def test_a_sum_reads_the_copy_as_long_as_there_is_one(model: onnx.ModelProto, x: np.ndarray, measured: Any) -> None:
     placement, ranges = measured(model, x)
     assert ("Add_3", 0) in placement.readers["b"]
-    alone = Switch(model, placement, ranges, Corrections(), "fp32").whole(("Conv_6",), OUTPUTS)
-    (add,) = [node for node in alone.graph.node if node.op_type == "Add"]
-    assert add.input[0] != "b"
-    left = Switch(model, placement, ranges, Corrections(), "int8").whole(("Conv_6",), OUTPUTS)
-    (add,) = [node for node in left.graph.node if node.op_type == "Add"]
-    assert add.input[0] != "b"
-    both = Switch(model, placement, ranges, Corrections(), "int8").whole(("Conv_2", "Conv_6"), OUTPUTS)
-    (add,) = [node for node in both.graph.node if node.op_type == "Add"]
-    assert add.input[0] == "b"
+    cases: tuple[tuple[Any, tuple[str, ...], bool], ...] = (
+        ("fp32", ("Conv_6",), True),
+        ("int8", ("Conv_6",), True),
+        ("int8", ("Conv_2", "Conv_6"), False),
+    )
+    for base, names, copied in cases:
+        variant = Switch(model, placement, ranges, Corrections(), base).whole(names, OUTPUTS)
+        (add,) = [node for node in variant.graph.node if node.op_type == "Add"]
+        assert (add.input[0] != "b") == copied
 
 
 def test_integers_that_variants_read_stay_integers(net: Any, normal: Any) -> None:

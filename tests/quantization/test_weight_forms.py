@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from graphs import constants, makers
 
 from trtdet.backends import OnnxRunner
 from trtdet.passes.provenance import Origin, origin_of
@@ -29,10 +30,6 @@ def nodes(model: onnx.ModelProto, op: str) -> list[onnx.NodeProto]:
     return [node for node in model.graph.node if node.op_type == op]
 
 
-def constants(model: onnx.ModelProto) -> dict[str, np.ndarray]:
-    return {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-
-
 def test_both_forms_compute_the_same(model: onnx.ModelProto, measured: Any, normal: Any) -> None:
     x = normal(1, 3, 8, 8)
     placement, ranges = measured(model, x)
@@ -51,9 +48,9 @@ def test_the_bias_follows_the_ratios_and_each_weight_has_one_power_of_two(
     tensor = insert_qdq(model, placement, ranges, weights=WeightScales("tensor"))
     values, origins = constants(tensor), origin_of(tensor)
     assert [len(node.input) for node in nodes(tensor, "Conv")] == [2, 2]
-    makers = {node.output[0]: node for node in tensor.graph.node}
+    made_by = makers(tensor)
     for conv, weight in zip(nodes(tensor, "Conv"), ("w1", "w2"), strict=True):
-        pair = makers[conv.input[1]]
+        pair = made_by[conv.input[1]]
         step = values[pair.input[1]]
         assert step.shape == ()
         assert np.log2(step) == np.round(np.log2(step))
@@ -93,12 +90,14 @@ def test_calibrated_magnitudes_keep_the_scale_where_the_integers_alone_would_low
     assert tensor_scale(rounded([0.02]), step, close) == np.float32(2.0**-7)
 
 
-def test_weights_that_two_convolutions_share_stay_shared(net: Any, normal: Any, measured: Any) -> None:
+@pytest.mark.parametrize("form", ["channel", "tensor"])
+def test_weights_that_two_convolutions_share_stay_shared(net: Any, normal: Any, measured: Any, form: Any) -> None:
     model = net(
-        "(float[1,3,8,8] x) => (float[1,3,8,8] y) { a = Conv(x, w) b = Conv(x, w) y = Add(a, b) }", w=normal(3, 3, 1, 1)
+        "(float[1,4,8,8] x) => (float[1,4,8,8] y) {a = Conv(x, w) b = Relu(a) y = Conv(b, w)}", w=normal(4, 4, 1, 1)
     )
-    placement, ranges = measured(model, normal(1, 3, 8, 8))
-    for form in ("channel", "tensor"):
-        made = insert_qdq(model, placement, ranges, weights=WeightScales(form))
-        first, second = nodes(made, "Conv")
-        assert first.input[1] == second.input[1]
+    x = normal(1, 4, 8, 8)
+    written = insert_qdq(model, *measured(model, x), weights=WeightScales(form))
+    first, second = nodes(written, "Conv")
+    assert first.input[1] == second.input[1]
+    assert len(nodes(written, "QuantizeLinear")) == 3
+    OnnxRunner(written)(x)

@@ -196,7 +196,7 @@ def prepared_beside(
     plain, _ = shared(graph.model, placement, calibrated.ranges)
     ranges = replace(earlier.ranges, rule=plain.rule, percent=plain.percent)
     corrected = replace(earlier.rule_independent, ranges=ranges)
-    result = judged_beside(graph.model, placement, plain, found=corrected, sources=sources)
+    result = judged_beside(graph.model, placement, plain, corrected=corrected, sources=sources)
     return None if result is None else _with_result(replace(calibrated, ranges=plain), placement, result, chosen=True)
 
 

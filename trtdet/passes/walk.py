@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -48,16 +48,23 @@ def redirect(graph: gs.Graph, old: gs.Variable, new: gs.Variable) -> None:
             new.name, old.name = old.name, f"{old.name}/before"
 
 
-def upstream(tensor: gs.Tensor, end: gs.Tensor | None = None) -> Iterator[gs.Node]:
-    """Every node that a tensor is computed from, the nearest first; none that only ``end`` is computed from."""
+def upstream(
+    *tensors: gs.Tensor,
+    end: gs.Tensor | None = None,
+    reads: Callable[[gs.Node], Iterable[gs.Tensor]] = lambda node: node.inputs,
+) -> Iterator[gs.Node]:
+    """Every node that tensors are computed from, the nearest first; none that only ``end`` is computed from.
+
+    ``reads`` gives the inputs of a node that are followed.
+    """
     visited: set[int] = set()
-    queue = [tensor]
+    queue = list(tensors)
     for source in queue:
         node = None if source is end else maker(source)
         if node is not None and id(node) not in visited:
             visited.add(id(node))
             yield node
-            queue += node.inputs
+            queue += reads(node)
 
 
 def depends(tensor: gs.Tensor, source: gs.Tensor) -> bool:

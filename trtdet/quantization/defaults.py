@@ -26,6 +26,7 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from trtdet.passes.provenance import origin_of
+from trtdet.passes.walk import maker, upstream
 from trtdet.quantization.macs import Macs, multiply_adds
 from trtdet.quantization.placement import FEWEST_FEATURES, QdqPlacement, after_softmax
 from trtdet.quantization.precision import Cause, Entry, PrecisionPlan
@@ -94,7 +95,7 @@ def _bound_by_memory(
                 for conv in readers
                 if conv not in bound and work[conv].inputs and entries[conv].precision == "int8"
             ]
-            float_made = all(maker in bound or entries[maker].precision != "int8" for maker in makers[name])
+            float_made = all(layer in bound or entries[layer].precision != "int8" for layer in makers[name])
             if not convs or not makers[name] or not float_made:
                 continue
             sizes = (tensors[name].shape or (1, 0))[1:]
@@ -114,18 +115,8 @@ def _bound_by_memory(
 
 def _layers_before(tensor: gs.Tensor, layers: Collection[str]) -> set[str]:
     """The layers that a tensor is computed from, without another layer in between."""
-    before: set[str] = set()
-    waiting, seen = list(tensor.inputs), set()
-    while waiting:
-        node = waiting.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        if node.name in layers:
-            before.add(node.name)
-        else:
-            waiting += [maker for source in node.inputs for maker in source.inputs]
-    return before
+    nodes = upstream(tensor, reads=lambda node: () if node.name in layers else node.inputs)
+    return {node.name for node in nodes if node.name in layers}
 
 
 def _left_in_fp16(conv: Macs, last: bool) -> Entry | None:
@@ -147,30 +138,27 @@ def _before_layers(graph: gs.Graph, able: set[str], written: set[str]) -> set[st
     """The names of the nodes whose outputs some layer with weights reads in the end: a layer that can be in INT8, or
     another matrix product. Neither what decodes boxes is one, such as the expectation of a softmax, nor products with
     the few columns that turn centres into corners."""
-    before: dict[int, str] = {}
-    waiting: list[gs.Node] = []
 
-    def add_makers(node: gs.Node) -> None:
-        # What only chooses rows, by index, gives no values.
-        waiting.extend(
-            maker
-            for tensor in node.inputs
-            for maker in tensor.inputs
-            if maker.op != "TopK" or tensor not in maker.outputs[1:]
-        )
+    def values(node: gs.Node) -> list[gs.Tensor]:
+        """The inputs without the positions of a TopK: what only chooses rows gives no values."""
+        tops = [maker(tensor, "TopK") for tensor in node.inputs]
+        return [
+            tensor for tensor, top in zip(node.inputs, tops, strict=True) if top is None or tensor is top.outputs[0]
+        ]
 
+    def ends(node: gs.Node) -> bool:
+        return node.op in _SHAPES or _expects(node)
+
+    layers = []
     for layer in graph.nodes:
         constants = [tensor for tensor in layer.inputs if isinstance(tensor, gs.Constant)]
         mixes = not constants or max(np.max(tensor.shape, initial=0) for tensor in constants) >= FEWEST_FEATURES
         dense = layer.op in _DENSE and layer.name not in written and mixes
         if (layer.name in able or dense) and not _expects(layer):
-            add_makers(layer)
-    while waiting:
-        node = waiting.pop()
-        if id(node) not in before and node.op not in _SHAPES and not _expects(node):
-            before[id(node)] = node.name
-            add_makers(node)
-    return set(before.values())
+            layers.append(layer)
+    read = [tensor for layer in layers for tensor in values(layer)]
+    nodes = upstream(*read, reads=lambda node: () if ends(node) else values(node))
+    return {node.name for node in nodes if not ends(node)}
 
 
 def _expects(node: gs.Node) -> bool:

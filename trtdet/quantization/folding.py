@@ -26,8 +26,9 @@ from numpy.typing import NDArray
 from trtdet.passes.base import Writer
 from trtdet.passes.plugin_ops import PLUGIN_ACTIVATIONS
 from trtdet.passes.provenance import Origin
+from trtdet.passes.walk import maker
 from trtdet.quantization.encoding import LARGEST, SMALLEST_NORMAL, Rounded, by_channel
-from trtdet.quantization.weighted import CONVOLUTIONS, PRODUCTS, Weighted, channel_axis, is_layer, maker_of
+from trtdet.quantization.weighted import CONVOLUTIONS, PRODUCTS, Weighted, channel_axis, is_layer
 
 Factor = NDArray[np.float64]
 
@@ -140,24 +141,24 @@ class _Search:
 
     def _made(self, tensor: gs.Tensor, factor: Factor) -> list[_Part] | None:
         """Where the factor can go before the tensor."""
-        maker = maker_of(tensor)
-        if maker is None:
+        node = maker(tensor)
+        if node is None:
             return None
         if self.axis == -1:
-            return self._made_last(maker, tensor, factor)
+            return self._made_last(node, tensor, factor)
 
         def read(position: int, part: Factor) -> list[_Part] | None:
-            source = maker.inputs[position]
-            return None if isinstance(source, gs.Constant) else self.parts(source, [maker.name], part)
+            source = node.inputs[position]
+            return None if isinstance(source, gs.Constant) else self.parts(source, [node.name], part)
 
-        if maker.op in _PASSING:
-            return read(0, factor) if _passes(maker, tensor) else None
-        if maker.op in ("Split", "Concat") and maker.attrs.get("axis", 0) in _CHANNELS:
-            sizes = _sizes(maker.outputs if maker.op == "Split" else maker.inputs)
+        if node.op in _PASSING:
+            return read(0, factor) if _passes(node, tensor) else None
+        if node.op in ("Split", "Concat") and node.attrs.get("axis", 0) in _CHANNELS:
+            sizes = _sizes(node.outputs if node.op == "Split" else node.inputs)
             if sizes is None:
                 return None
-            if maker.op == "Split":
-                start = sum(sizes[: maker.outputs.index(tensor)])
+            if node.op == "Split":
+                start = sum(sizes[: node.outputs.index(tensor)])
                 joined = np.ones(sum(sizes))
                 joined[start : start + len(factor)] = factor
                 return read(0, joined)
@@ -165,43 +166,43 @@ class _Search:
             before = [read(position, part) for position, part in enumerate(cut)]
             left = [position for position, parts in enumerate(before) if parts is None]
             # At least one of the inputs must fold.
-            if len(left) == len(before) or any(_by_plugin(maker.inputs[position]) for position in left):
+            if len(left) == len(before) or any(_by_plugin(node.inputs[position]) for position in left):
                 return None
             folded = [part for parts in before if parts is not None for part in parts]
-            return [*folded, *(_Part(maker, cut[position], how="multiply", position=position) for position in left)]
-        if maker.op in CONVOLUTIONS:
-            able = self._able(maker, factor)
-        elif maker.op == "BatchNormalization":
-            constants = all(isinstance(given, gs.Constant) for given in maker.inputs[1:3])
-            able = not maker.attrs.get("training_mode", 0) and constants
+            return [*folded, *(_Part(node, cut[position], how="multiply", position=position) for position in left)]
+        if node.op in CONVOLUTIONS:
+            able = self._able(node, factor)
+        elif node.op == "BatchNormalization":
+            constants = all(isinstance(tensor, gs.Constant) for tensor in node.inputs[1:3])
+            able = not node.attrs.get("training_mode", 0) and constants
         else:
-            able = _has_constant(maker, len(factor))
-        return [_Part(maker, factor, "take")] if able else None
+            able = _has_constant(node, len(factor))
+        return [_Part(node, factor, "take")] if able else None
 
-    def _made_last(self, maker: gs.Node, tensor: gs.Tensor, factor: Factor) -> list[_Part] | None:
+    def _made_last(self, node: gs.Node, tensor: gs.Tensor, factor: Factor) -> list[_Part] | None:
         """The same where the channels are on the last axis."""
         product = self.layer(tensor)
         if product is not None:
             return [_Part(product, factor, "take")] if self._able(product, factor) else None
-        if maker.op == "LayerNormalization":
-            constants = all(isinstance(given, gs.Constant) for given in maker.inputs[1:])
-            able = constants and maker.inputs[1].values.shape == factor.shape and tensor is maker.outputs[0]
-            return [_Part(maker, factor, "take")] if able else None
-        if maker.op in ("Relu", "LeakyRelu", "Identity"):
-            return self.parts(maker.inputs[0], [maker.name], factor)
-        if not _has_constant(maker, len(factor), -1):
+        if node.op == "LayerNormalization":
+            constants = all(isinstance(tensor, gs.Constant) for tensor in node.inputs[1:])
+            able = constants and node.inputs[1].values.shape == factor.shape and tensor is node.outputs[0]
+            return [_Part(node, factor, "take")] if able else None
+        if node.op in ("Relu", "LeakyRelu", "Identity"):
+            return self.parts(node.inputs[0], [node.name], factor)
+        if not _has_constant(node, len(factor), -1):
             return None
-        if maker.op != "Add":
-            return [_Part(maker, factor, "take")]
-        (source,) = (given for given in maker.inputs if not isinstance(given, gs.Constant))
-        before = self.parts(source, [maker.name], factor)
-        return None if before is None else [_Part(maker, factor, "take"), *before]
+        if node.op != "Add":
+            return [_Part(node, factor, "take")]
+        (source,) = (source for source in node.inputs if not isinstance(source, gs.Constant))
+        before = self.parts(source, [node.name], factor)
+        return None if before is None else [_Part(node, factor, "take"), *before]
 
 
 def _by_plugin(tensor: gs.Tensor) -> bool:
     """Whether an activation of the plugin library takes over a Mul after the tensor, together with the rounding."""
-    maker = maker_of(tensor, "Concat", *PLUGIN_ACTIVATIONS)
-    return maker is not None and (maker.op != "Concat" or any(_by_plugin(joined) for joined in maker.inputs))
+    node = maker(tensor, "Concat", *PLUGIN_ACTIVATIONS)
+    return node is not None and (node.op != "Concat" or any(_by_plugin(joined) for joined in node.inputs))
 
 
 def _sizes(tensors: Collection[gs.Tensor]) -> list[int] | None:
@@ -218,14 +219,14 @@ def _passes(node: gs.Node, tensor: gs.Tensor) -> bool:
     """Whether a factor a channel may as well come before the node whose first output the tensor is."""
     if tensor is not node.outputs[0]:
         return False
-    given = [None if each.is_empty() else each for each in node.inputs]
+    inputs = [None if each.is_empty() else each for each in node.inputs]
     if node.op == "Resize":
         # What is outside has a value of its own, which is no part of the input.
         inside = node.attrs.get("coordinate_transformation_mode", "half_pixel") != "tf_crop_and_resize"
         sizes = _sizes([node.inputs[0], tensor])
         return inside and sizes is not None and sizes[0] == sizes[1]
     if node.op == "Pad":
-        _, sides, value, axes = (*given, None, None)[:4]
+        _, sides, value, axes = (*inputs, None, None)[:4]
         if not isinstance(sides, gs.Constant) or axes is not None:
             return False
         zeros = value is None or (isinstance(value, gs.Constant) and not np.any(value.values))
@@ -236,7 +237,7 @@ def _passes(node: gs.Node, tensor: gs.Tensor) -> bool:
             and not (widths[1] or widths[5])
         )
     if node.op == "Slice":
-        axes = given[3] if len(given) > 3 else None
+        axes = inputs[3] if len(inputs) > 3 else None
         return isinstance(axes, gs.Constant) and not np.isin(axes.values, _CHANNELS).any()
     return True
 

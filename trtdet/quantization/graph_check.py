@@ -10,7 +10,8 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from trtdet.passes.plugin_ops import PLUGIN_ACTIVATIONS
-from trtdet.quantization.weighted import LAYERS, maker_of
+from trtdet.passes.walk import maker
+from trtdet.quantization.weighted import LAYERS
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def _pair_problems(node: gs.Node, fp8: Collection[str]) -> list[str]:
 
 
 def _layer_problems(node: gs.Node) -> list[str]:
-    activation, weight, *rest = (maker_of(tensor, "DequantizeLinear") for tensor in node.inputs[:3])
+    activation, weight, *rest = (maker(tensor, "DequantizeLinear") for tensor in node.inputs[:3])
     if activation is None or weight is None:
         alone = "activation is" if weight is None else "weights are"
         return [] if activation is weight else [f"only its {alone} quantised: it would run in float"]

@@ -28,9 +28,10 @@ from trtdet.passes.model import to_graph, to_model
 from trtdet.passes.opset import HALF_SCALES
 from trtdet.passes.plugin_ops import PLUGIN_ACTIVATIONS
 from trtdet.passes.provenance import Origin, registry
+from trtdet.passes.walk import maker, upstream
 from trtdet.quantization.encoding import LARGEST
 from trtdet.quantization.placement import FEWEST_FEATURES
-from trtdet.quantization.weighted import CONVOLUTIONS, LAYERS, PRODUCTS, maker_of
+from trtdet.quantization.weighted import CONVOLUTIONS, LAYERS, PRODUCTS
 
 _BETWEEN = (Origin.QDQ, Origin.CHANNEL_MAP)
 """Origins of nodes that stand between convolutions."""
@@ -80,7 +81,7 @@ def to_half(model: onnx.ModelProto, names: Collection[str], left: Collection[str
     # An INT8 layer that writes float32 has a DequantizeLinear of its own, in float32.
     for node in [node for node in graph.nodes if node.op in LAYERS and node.name not in names]:
         for position, tensor in enumerate(node.inputs[:2]):
-            dequantizer = maker_of(tensor, "DequantizeLinear")
+            dequantizer = maker(tensor, "DequantizeLinear")
             if dequantizer is not None and len(tensor.outputs) > 1:
                 own = write.of(Origin.QDQ)("DequantizeLinear", *dequantizer.inputs, **dequantizer.attrs)
                 own.shape = tensor.shape
@@ -150,7 +151,7 @@ def _raise_outputs(write: Writer, region: list[gs.Node]) -> None:
                 half = gs.Variable(f"{tensor.name}/half", np.float16, tensor.shape)
                 for reader in list(tensor.outputs):
                     if id(reader) in inside:
-                        reader.inputs = [half if given is tensor else given for given in reader.inputs]
+                        reader.inputs = [half if source is tensor else source for source in reader.inputs]
                 node.outputs[index] = half
                 tensor.dtype = np.float32
                 name = f"{tensor.name}/float"
@@ -161,7 +162,7 @@ def _raise_outputs(write: Writer, region: list[gs.Node]) -> None:
             if outer:
                 raised = write("Cast", tensor, to=_FLOAT)
                 for reader in outer:
-                    reader.inputs = [raised if given is tensor else given for given in reader.inputs]
+                    reader.inputs = [raised if source is tensor else source for source in reader.inputs]
 
 
 def _region(graph: gs.Graph, names: set[str], left: set[str]) -> list[gs.Node]:
@@ -171,7 +172,7 @@ def _region(graph: gs.Graph, names: set[str], left: set[str]) -> list[gs.Node]:
     # What decodes or suppresses is no part of the model; what stands for a node of the model, or quantises, is.
     foreign = {name for name, origin in registry(graph).items() if not (origin.replaces or origin in _BETWEEN)}
     # Pairs belong to INT8 convolutions: without any there is no FP16 between them.
-    paired = any(id(node) in region and maker_of(node.inputs[0], "DequantizeLinear") for node in graph.nodes)
+    paired = any(id(node) in region and maker(node.inputs[0], "DequantizeLinear") for node in graph.nodes)
     joining = [node for node in graph.nodes if node.name not in foreign | left and _may_join(node, paired, places)]
     grown = True
     while grown:
@@ -187,10 +188,10 @@ def _joins(graph: gs.Graph, node: gs.Node, region: set[int]) -> bool:
     if node.op == "DequantizeLinear":
         return any(id(reader) in region and reader.op != "QuantizeLinear" for reader in readers)
     read = [node.inputs[position] for position in ((0,) if node.op == "QuantizeLinear" else _positions(node))]
-    makers = [maker_of(source) for source in read if isinstance(source, gs.Variable)]
+    makers = [maker(tensor) for tensor in read if isinstance(tensor, gs.Variable)]
     if node.op == "QuantizeLinear" and not makers:  # of weights
         return any(id(reader) in region for reader in readers)
-    in_region = [maker is not None and id(maker) in region for maker in makers]
+    in_region = [source is not None and id(source) in region for source in makers]
     ends = any(output in graph.outputs for output in node.outputs)
     backwards = bool(readers) and not ends and all(id(reader) in region for reader in readers)
     # A sum of two needs one cast on either side of it.
@@ -201,22 +202,16 @@ def _joins(graph: gs.Graph, node: gs.Node, region: set[int]) -> bool:
 def _of_places(graph: gs.Graph, region: set[int]) -> set[int]:
     """The nodes that compute what some layer of the region reads in the end, where there are products among them; not
     those of feature maps: convolutions, and what computes from these with the channels where they are."""
-    before: set[int] = set()
-    waiting = [node for node in graph.nodes if id(node) in region]
-    products = any(node.op in PRODUCTS for node in waiting)
-    while waiting:
-        for tensor in waiting.pop().inputs:
-            for maker in tensor.inputs:
-                if id(maker) not in before:
-                    before.add(id(maker))
-                    waiting.append(maker)
-                    products = products or maker.op in PRODUCTS
+    layers = [node for node in graph.nodes if id(node) in region]
+    before = list(upstream(*(tensor for layer in layers for tensor in layer.inputs)))
+    if not any(node.op in PRODUCTS for node in (*layers, *before)):
+        return set()
     maps: set[int] = set()
     for node in graph.nodes:
-        makers = {id(maker) for tensor in node.inputs for maker in tensor.inputs}
+        makers = {id(source) for tensor in node.inputs for source in tensor.inputs}
         if node.op in CONVOLUTIONS or (node.op in _JOINING - _REORDERING and makers & maps):
             maps.add(id(node))
-    return before - maps if products else set()
+    return {id(node) for node in before} - maps
 
 
 def _may_join(node: gs.Node, paired: bool, places: set[int]) -> bool:

@@ -16,16 +16,17 @@ from itertools import product
 
 import numpy as np
 import onnx
+import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
 from trtdet.passes.provenance import origin_of
+from trtdet.passes.walk import upstream
 
 SEEN = 0.05
 
 _SWAPS = 4096
 """Exchanges of two models' images that are looked at: all of them up to 12 images, so many at random beyond."""
-
 
 Detections = tuple[NDArray[np.float32], NDArray[np.float32]]
 """A model's decoded boxes (N, 4), x1 y1 x2 y2 in pixels, and scores (N, C), 0..1."""
@@ -109,18 +110,10 @@ class HeadError:
 def chooses_rows(model: onnx.ModelProto, outputs: Collection[str]) -> bool:
     """Whether a model, as the passes leave it, computes ``outputs`` from rows that it chooses by a TopK; what decodes
     and suppresses does not count."""
-    makers = {name: node for node in model.graph.node for name in node.output}
+    tensors = gs.import_onnx(model).tensors()
     written = {name for name, origin in origin_of(model).items() if not origin.replaces}
-    waiting, seen = list(outputs), set(outputs)
-    while waiting:
-        node = makers.get(waiting.pop())
-        if node is None:
-            continue
-        if node.op_type == "TopK" and node.name not in written:
-            return True
-        waiting += [name for name in node.input if name not in seen]
-        seen.update(node.input)
-    return False
+    nodes = upstream(*(tensors[name] for name in outputs))
+    return any(node.op == "TopK" and node.name not in written for node in nodes)
 
 
 def paired(reference: Detections, other: Detections) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

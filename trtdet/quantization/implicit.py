@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import onnx
 import onnx_graphsurgeon as gs
 
+from trtdet.passes.walk import upstream
 from trtdet.quantization.precision import PrecisionPlan
 from trtdet.quantization.weighted import PRODUCTS
 from trtdet.quantization.written_out import normalisations
@@ -57,18 +58,15 @@ def quantizable(model: onnx.ModelProto, plan: PrecisionPlan) -> Quantizable:
     graph = gs.import_onnx(onnx.shape_inference.infer_shapes(model))
     graph.toposort()
     able = set(plan.names("int8"))
-    waiting = [node for node in graph.nodes if node.name in able]
-    seen: set[int] = set()
-    while waiting:
-        node = waiting.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        read = _FEATURES.get(node.op, range(len(node.inputs)))
-        waiting.extend(maker for position in read for maker in node.inputs[position].inputs)
-    inside = {id(node) for node in graph.nodes if id(node) in seen and node.op not in _ALIGNING}
-    made = (output for node in graph.nodes if id(node) in inside for output in node.outputs)
-    tensors = [tensor.name for tensor in (*graph.inputs, *made) if tensor.dtype == "float32"]
+
+    def features(node: gs.Node) -> list[gs.Tensor]:
+        return [node.inputs[position] for position in _FEATURES.get(node.op, range(len(node.inputs)))]
+
+    layers = [node for node in graph.nodes if node.name in able]
+    before_layers = upstream(*(tensor for layer in layers for tensor in features(layer)), reads=features)
+    inside = {id(node) for node in (*layers, *before_layers) if node.op not in _ALIGNING}
+    outputs = (output for node in graph.nodes if id(node) in inside for output in node.outputs)
+    tensors = [tensor.name for tensor in (*graph.inputs, *outputs) if tensor.dtype == "float32"]
     # Written out, a normalisation has squares and sums that FP16 does not hold either.
     written_out = {name for names in normalisations(model) for name in names}
     exact = [node for node in graph.nodes if id(node) not in inside or node.name in written_out]

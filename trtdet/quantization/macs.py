@@ -20,7 +20,6 @@ class Macs:
         count: multiply-adds for one image; 0 where a size is not known.
         depthwise: each channel that it reads is a group of its own.
         inputs, outputs: channels that it reads and writes, all groups together.
-        kernel: its sizes, such as (3, 3).
     """
 
     count: int
@@ -28,7 +27,6 @@ class Macs:
     inputs: int = 0
     outputs: int = 0
     groups: int = 1
-    kernel: tuple[int, ...] = ()
 
 
 def multiply_adds(model: onnx.ModelProto) -> dict[str, Macs]:
@@ -68,7 +66,6 @@ def multiply_adds(model: onnx.ModelProto) -> dict[str, Macs]:
             inputs=inputs,
             outputs=outputs,
             groups=groups,
-            kernel=kernel[2:],
         )
     return work
 

@@ -19,8 +19,9 @@ import onnx_graphsurgeon as gs
 
 from trtdet.errors import ConfigError
 from trtdet.passes.provenance import origin_of
+from trtdet.passes.walk import maker
 from trtdet.quantization.precision import Cause, Entry, PrecisionPlan
-from trtdet.quantization.weighted import CONVOLUTIONS, PRODUCTS, channel_axis, is_layer, maker_of
+from trtdet.quantization.weighted import CONVOLUTIONS, PRODUCTS, channel_axis, is_layer
 
 FEWEST_FEATURES = 16
 """A product with a matrix that is smaller on both sides turns coordinates and mixes no features."""
@@ -157,5 +158,5 @@ def _entry(node: gs.Node, attention: bool) -> Entry | None:
 
 def after_softmax(tensor: gs.Tensor) -> bool:
     """Whether a tensor is a softmax, moved about at most: a sum over it with constant weights is an expectation."""
-    producer = maker_of(tensor, "Softmax", *_MOVES)
+    producer = maker(tensor, "Softmax", *_MOVES)
     return producer is not None and (producer.op == "Softmax" or after_softmax(producer.inputs[0]))

@@ -32,10 +32,10 @@ from trtdet.passes.base import Writer
 from trtdet.passes.model import to_graph, to_model
 from trtdet.passes.plugin_ops import HARD_SWISH, INT8, PLUGIN_ACTIVATIONS, SAME, SILU, plugin_nodes
 from trtdet.passes.provenance import Origin
+from trtdet.passes.walk import maker
 from trtdet.quantization.encoding import QMAX
 from trtdet.quantization.sources import Sources
 from trtdet.quantization.weight_forms import weight_pair
-from trtdet.quantization.weighted import maker_of
 
 _FLOAT32 = 0
 """``output_type`` of an activation that reads INT8 and writes float."""
@@ -93,16 +93,16 @@ def requantize(model: onnx.ModelProto, inputs: Mapping[str, ChannelRange]) -> Re
 
 def _quantize_inputs(write: Writer, concat: gs.Node) -> None:
     """Moves what is quantised of a join of channels before it, if that lets an activation write INT8."""
-    made = concat.outputs[0]
-    rank = len(made.shape or ())
+    joined = concat.outputs[0]
+    rank = len(joined.shape or ())
     if rank < 3 or concat.attrs["axis"] not in (1, 1 - rank):
         return
     sizes = [int(tensor.shape[1]) for tensor in concat.inputs if tensor.shape and isinstance(tensor.shape[1], int)]
-    if len(sizes) < len(concat.inputs) or len(made.outputs) != 1 or made in write.graph.outputs:
+    if len(sizes) < len(concat.inputs) or len(joined.outputs) != 1 or joined in write.graph.outputs:
         return
     alone = [tensor for tensor in concat.inputs if len(tensor.outputs) == 1]
-    end = _quantized(write.graph, made, made.outputs[0])
-    if isinstance(end, str) or end.pads is not None or not any(maker_of(each, *PLUGIN_ACTIVATIONS) for each in alone):
+    end = _quantized(write.graph, joined, joined.outputs[0])
+    if isinstance(end, str) or end.pads is not None or not any(maker(each, *PLUGIN_ACTIVATIONS) for each in alone):
         return
     encoding = end.node.inputs[1:]
     factor, offset = (np.broadcast_to(values, sum(sizes)) for values in (end.factor, end.offset))
@@ -116,18 +116,18 @@ def _quantize_inputs(write: Writer, concat: gs.Node) -> None:
             if np.any(values != neutral):
                 tensor = write(op, tensor, write.const(values.reshape(1, -1, *[1] * (rank - 2)), np.float32))
         concat.inputs[index] = write("DequantizeLinear", write("QuantizeLinear", tensor, *encoding), *encoding)
-    end.node.inputs[0] = made
-    made.dtype = encoding[0].dtype
+    end.node.inputs[0] = joined
+    joined.dtype = encoding[0].dtype
 
 
 def _write_int8(write: Writer, node: gs.Node) -> str:
     """Makes an activation write what is quantised of its output; the reason where it cannot."""
-    made = node.outputs[0]
-    if made in write.graph.outputs:
+    output = node.outputs[0]
+    if output in write.graph.outputs:
         return "its output is an output of the model"
     ends = {}
-    for reader in made.outputs:
-        end = _quantized(write.graph, made, reader)
+    for reader in output.outputs:
+        end = _quantized(write.graph, output, reader)
         if isinstance(end, str):
             return end
         ends[id(end.node)] = end
@@ -170,10 +170,10 @@ def _quantized(graph: gs.Graph, tensor: gs.Tensor, reader: gs.Node) -> _End | st
             pads = reader.inputs[1]
         elif reader.op != "Cast" or reader.attrs["to"] != onnx.TensorProto.FLOAT:
             return f"{reader.op} '{reader.name}' reads it as it is"
-        made = reader.outputs[0]
-        if len(made.outputs) != 1 or made in graph.outputs:
-            return f"'{made.name}' on the way to Q is read elsewhere as well"
-        tensor, reader = made, made.outputs[0]
+        output = reader.outputs[0]
+        if len(output.outputs) != 1 or output in graph.outputs:
+            return f"'{output.name}' on the way to Q is read elsewhere as well"
+        tensor, reader = output, output.outputs[0]
     if reader.inputs[0] is not tensor or reader.inputs[1].values.size != 1:
         return f"QuantizeLinear '{reader.name}' has a step a channel"
     return _End(reader, factor=factor, offset=offset, pads=pads)
@@ -191,14 +191,14 @@ def _pads_zeros(pad: gs.Node) -> bool:
 def _read_int8(write: Writer, node: gs.Node, inputs: Mapping[str, ChannelRange]) -> str:
     """Makes an activation read what its INT8 convolution gives; the reason where it cannot."""
     source = node.inputs[0]
-    pad = maker_of(source, "Pad")
+    pad = maker(source, "Pad")
     if pad is not None and len(source.outputs) == 1 and _pads_zeros(pad):
         source = pad.inputs[0]
-    conv = maker_of(source)
+    conv = maker(source)
     if conv is None or conv.op != "Conv":
         return f"its input comes from {conv.op if conv else 'the graph input'}, not Conv"
-    dequantizer = maker_of(conv.inputs[1], "DequantizeLinear")
-    if dequantizer is None or maker_of(conv.inputs[0], "DequantizeLinear") is None:
+    dequantizer = maker(conv.inputs[1], "DequantizeLinear")
+    if dequantizer is None or maker(conv.inputs[0], "DequantizeLinear") is None:
         return f"'{conv.name}' does not run in INT8"
     if len(source.outputs) != 1 or source in write.graph.outputs:
         return f"'{source.name}' is read elsewhere as well"

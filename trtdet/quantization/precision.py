@@ -109,18 +109,18 @@ class Entry:
     float_output: str = ""
     format: Format = "int8"
 
-    def edited_from(self, known: Entry) -> Entry:
-        """This entry of a plan that a user may have edited, completed from the entry that trtdet made now.
+    def edited_from(self, base: Entry) -> Entry:
+        """This entry of a plan that a user may have edited, completed from the entry that trtdet computed now.
 
         The cause is ``EDITED`` where the file gives another precision with the cause of the old one, or with none.
         """
         cause = self.cause
-        if self.precision != known.precision and cause in (Cause.UNSPECIFIED, known.cause):
+        if self.precision != base.precision and cause in (Cause.UNSPECIFIED, base.cause):
             cause = Cause.EDITED
         elif cause is Cause.UNSPECIFIED:
-            cause = known.cause
-        corrections = known.corrections if self.precision == "int8" else ()
-        return replace(self, cause=cause, corrections=corrections, float_output=known.float_output, format=known.format)
+            cause = base.cause
+        corrections = base.corrections if self.precision == "int8" else ()
+        return replace(self, cause=cause, corrections=corrections, float_output=base.float_output, format=base.format)
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from trtdet.calibration import Ranges
 from trtdet.passes.base import Writer
 from trtdet.passes.model import to_graph, to_model
 from trtdet.passes.provenance import Origin
+from trtdet.passes.walk import maker
 from trtdet.quantization.placement import QdqPlacement
-from trtdet.quantization.weighted import maker_of
 
 MOST_RATIO = 1.25
 """Tensors share a scale where the largest range is at most so many times the smallest: the rounding noise of a tensor
@@ -55,7 +55,7 @@ def _links(model: onnx.ModelProto, names: Collection[str]) -> Iterator[tuple[str
     for name in names:
         waiting = [tensors[name]]
         while waiting:
-            move = maker_of(waiting.pop(), *_MOVES)
+            move = maker(waiting.pop(), *_MOVES)
             if move is None or (move.op == "Resize" and move.attrs.get("mode", "nearest") != "nearest"):
                 continue
             for source in move.inputs if move.op == "Concat" else move.inputs[:1]:
@@ -73,8 +73,8 @@ def quantized_joins(model: onnx.ModelProto) -> onnx.ModelProto:
     graph = to_graph(model)
     write = Writer(graph, "trtdet/join", Origin.QDQ)
     for concat in [node for node in graph.nodes if node.op == "Concat"]:
-        made = concat.outputs[0]
-        quantizer = made.outputs[0] if len(made.outputs) == 1 and made not in graph.outputs else None
+        joined = concat.outputs[0]
+        quantizer = joined.outputs[0] if len(joined.outputs) == 1 and joined not in graph.outputs else None
         if quantizer is None or quantizer.op != "QuantizeLinear" or quantizer.inputs[1].values.size != 1:
             continue
         pairs = [_pair_of(tensor, quantizer) for tensor in concat.inputs]

@@ -12,7 +12,7 @@ import onnx
 from numpy.typing import NDArray
 
 from trtdet.config import InputConfig
-from trtdet.data import ImageCache, ImageStream
+from trtdet.data import ImageBatch, ImageCache, ImageStream
 from trtdet.errors import ConfigError
 from trtdet.passes import Decoded
 from trtdet.progress import Progress, silent
@@ -78,23 +78,23 @@ class Sources:
     ) -> Iterator[list[dict[str, NDArray[Any]]]]:
         """Every image's outputs of each model, without the batch axis, the network's input among them."""
         simulators = [self.load(model) for model in models]
-        done = 0
-        stream = ImageStream(paths, self.preprocess, batch_size=simulators[0].batch or 1, cache=self.cache)
-        for batch in stream:
+        for batch in self._stream(paths, stage, simulators[0].batch or 1):
             results = [{**simulator(batch.images), simulator.input: batch.images} for simulator in simulators]
             for row in range(len(batch)):
                 yield [{name: _of_image(value, row, len(batch)) for name, value in each.items()} for each in results]
-            done += len(batch)
-            self.progress(stage, done, len(paths))
 
     def batches(self, model: onnx.ModelProto, paths: Sequence[Path], stage: str) -> Iterator[NDArray[np.float32]]:
         """Images as the network takes them, float32 (B, 3, H, W): the model's batch, or 1 where it takes any."""
         size = model.graph.input[0].type.tensor_type.shape.dim[0].dim_value or 1
+        for batch in self._stream(paths, stage, size):
+            missing = size - len(batch)
+            yield np.concatenate([batch.images, np.repeat(batch.images[-1:], missing, axis=0)])
+
+    def _stream(self, paths: Sequence[Path], stage: str, batch_size: int) -> Iterator[ImageBatch]:
+        """The decoded images; progress is told of each batch once its reader asks for the next."""
         done = 0
-        for batch in ImageStream(paths, self.preprocess, batch_size=size, cache=self.cache):
-            images = batch.images
-            missing = size - len(images)
-            yield np.concatenate([images, np.repeat(images[-1:], missing, axis=0)]) if missing else images
+        for batch in ImageStream(paths, self.preprocess, batch_size=batch_size, cache=self.cache):
+            yield batch
             done += len(batch)
             self.progress(stage, done, len(paths))
 

@@ -110,11 +110,11 @@ class Switch:
                     written[written_node.name] = written_node
             elif not ends.intersection(node.output):
                 written[node.name] = node
-        wanted = set(outputs)
+        needed = set(outputs)
         nodes: list[onnx.NodeProto] = []
         for node in reversed(written.values()):
-            if wanted.intersection(node.output):
-                wanted.update(_reads(node))
+            if needed.intersection(node.output):
+                needed.update(_reads(node))
                 nodes.insert(0, node)
         made = {output for node in nodes for output in node.output}
         read = dict.fromkeys(name for node in nodes for name in _reads(node) if name not in made)
@@ -143,14 +143,14 @@ class _Form:
     def local(self, name: str) -> list[onnx.NodeProto]:
         """What makes the output of a node of both forms, and what only this form has before that, in order."""
         node = self._makers[self._ends[name]]
-        found, waiting = {node.name: node}, [node]
+        nodes_by_name, waiting = {node.name: node}, [node]
         while waiting:
             for tensor in _reads(waiting.pop()):
                 maker = self._makers.get(tensor)
-                if maker is not None and tensor not in self._shared and maker.name not in found:
-                    found[maker.name] = maker
+                if maker is not None and tensor not in self._shared and maker.name not in nodes_by_name:
+                    nodes_by_name[maker.name] = maker
                     waiting.append(maker)
-        return sorted(found.values(), key=lambda node: self._order[node.name])
+        return sorted(nodes_by_name.values(), key=lambda node: self._order[node.name])
 
 
 def _reads(node: onnx.NodeProto) -> Iterator[str]:

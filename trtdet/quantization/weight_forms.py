@@ -99,8 +99,8 @@ class WeightWriter:
     def write_fp8(self, layer: Weighted, rounded: Rounded) -> None:
         """Gives a product its weights in FP8, with one scale, and its bias."""
         values = rounded.integers.astype(np.float32) * rounded.scales[0]
-        given = self._write.const(values.T if layer.turned else values, np.float32)
-        layer.node.inputs[1] = activation_pair(self._write, given, rounded.scales[0], dtype=ml_dtypes.float8_e4m3fn)
+        constant = self._write.const(values.T if layer.turned else values, np.float32)
+        layer.node.inputs[1] = activation_pair(self._write, constant, rounded.scales[0], dtype=ml_dtypes.float8_e4m3fn)
         self._add_bias(layer, rounded)
 
     def _add_bias(self, layer: Weighted, rounded: Rounded) -> None:
@@ -111,12 +111,12 @@ class WeightWriter:
 
     def _after(self, node: gs.Node, steps: Sequence[tuple[str, NDArray[np.floating]]]) -> None:
         """Writes operators with constants between a node and those that read it."""
-        made = node.outputs[0]
-        last = gs.Variable(f"{made.name}/raw", np.float32, made.shape)
+        output = node.outputs[0]
+        last = gs.Variable(f"{output.name}/raw", np.float32, output.shape)
         node.outputs = [last]
         for op, values in steps:
             last = self._write(op, last, self._write.const(values, np.float32))
-        last.inputs[0].outputs = [made]
+        last.inputs[0].outputs = [output]
 
     def _pair(self, layer: Weighted, rounded: Rounded, scales: NDArray[np.float32]) -> gs.Variable:
         key = (layer.node.inputs[1].name, layer.turned, rounded.integers.tobytes(), scales.tobytes())

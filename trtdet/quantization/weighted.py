@@ -14,16 +14,12 @@ import numpy as np
 import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
 
+from trtdet.passes.walk import maker
+
 CONVOLUTIONS = ("Conv", "ConvTranspose")
 PRODUCTS = ("MatMul", "Gemm")
 LAYERS = (*CONVOLUTIONS, *PRODUCTS)
 """Operators that may have weights."""
-
-
-def maker_of(tensor: gs.Tensor, *operators: str) -> gs.Node | None:
-    """The node that makes a tensor; None for inputs, constants and, where operators are named, all others."""
-    node = tensor.inputs[0] if tensor.inputs else None
-    return node if node is not None and (not operators or node.op in operators) else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,9 +50,9 @@ class Weighted:
     @staticmethod
     def making(tensor: gs.Tensor) -> Weighted | None:
         """The layer whose result, bias included, a tensor is."""
-        node = maker_of(tensor)
+        node = maker(tensor)
         if node is not None and node.op == "Add":
-            products = (maker_of(source, "MatMul") for source in node.inputs)
+            products = (maker(source, "MatMul") for source in node.inputs)
             layers = (Weighted.of(product) for product in products if product is not None)
             return next((layer for layer in layers if layer is not None and layer.sum is node), None)
         layer = None if node is None else Weighted.of(node)
@@ -76,9 +72,9 @@ class Weighted:
     @property
     def bias(self) -> NDArray[np.float32]:
         """float32 (out,); zeros where there is none."""
-        given = self._bias_input()
+        constant = self._bias_input()
         size = len(self.weight)
-        values = np.zeros(size) if given is None else np.broadcast_to(given.values.reshape(-1), size)
+        values = np.zeros(size) if constant is None else np.broadcast_to(constant.values.reshape(-1), size)
         return values.astype(np.float32)
 
     @property

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import onnx
 import onnx_graphsurgeon as gs
 
-from trtdet.quantization.weighted import maker_of
+from trtdet.passes.walk import maker
 
 _TRANSPARENT = ("Cast", "QuantizeLinear", "DequantizeLinear", "Identity")
 _MOVES = ("Transpose", "Reshape")
@@ -79,7 +79,7 @@ def attentions(model: onnx.ModelProto) -> tuple[Attention, ...]:
 
 def _back(tensor: gs.Tensor) -> gs.Node | None:
     """What makes a tensor, what only changes its type skipped."""
-    node = maker_of(tensor)
+    node = maker(tensor)
     return _back(node.inputs[0]) if node is not None and node.op in _TRANSPARENT else node
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import warnings
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,12 +14,22 @@ from models import judged_by
 from numpy.typing import NDArray
 from PIL import Image
 
-from trtdet import quantization
 from trtdet.backends import OnnxRunner
 from trtdet.calibration import Ranges
 from trtdet.errors import ConfigError, ModelError, TrtdetWarning
 from trtdet.passes.provenance import Origin, origin_of
-from trtdet.quantization import CORRECTIONS, DEFAULT_CORRECTIONS, PrecisionPlan, Start, correct, insert_qdq, lint, place
+from trtdet.quantization import (
+    CORRECTIONS,
+    DEFAULT_CORRECTIONS,
+    PrecisionPlan,
+    Start,
+    correct,
+    corrections,
+    insert_qdq,
+    lint,
+    place,
+)
+from trtdet.quantization.corrections import gate, policies
 from trtdet.quantization.corrections.base import Correction, Network, RoundedLayer
 from trtdet.quantization.corrections.head_ranges import sense
 from trtdet.quantization.corrections.policies import POLICIES, SEEN
@@ -28,11 +37,8 @@ from trtdet.quantization.corrections.rounding import Round
 from trtdet.quantization.corrections.trials import Site
 from trtdet.quantization.qdq import Corrections
 
-corrections = importlib.import_module("trtdet.quantization.corrections")
 SHIPPED = corrections.REGISTRY
 LAYERWISE = tuple(correction.name for correction in SHIPPED if not correction.needs_network)
-policies = importlib.import_module("trtdet.quantization.corrections.policies")
-gate = importlib.import_module("trtdet.quantization.corrections.gate")
 
 
 def parts(plan: PrecisionPlan) -> set[str]:
@@ -42,9 +48,7 @@ def parts(plan: PrecisionPlan) -> set[str]:
 
 def test_the_names_are_those_of_the_registry() -> None:
     assert CORRECTIONS == ("range", "smooth", "round", "bias", "reconstruct")
-    assert quantization.CORRECTIONS is CORRECTIONS
     assert tuple(correction.name for correction in corrections.REGISTRY) == CORRECTIONS
-    assert quantization.DEFAULT_CORRECTIONS is corrections.DEFAULT_CORRECTIONS
     assert tuple(name for name in CORRECTIONS if name != "reconstruct") == DEFAULT_CORRECTIONS
     assert corrections.EFFORTS["thorough"] == CORRECTIONS
 
@@ -317,9 +321,7 @@ def registered(monkeypatch: pytest.MonkeyPatch, *added: Correction) -> None:
     monkeypatch.setattr(corrections, "REGISTRY", (*SHIPPED, *added))
 
 
-def test_a_learned_rounding_is_one_more_line(
-    model: Any, case: Any, distance: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_learned_rounding_is_one_more_line(model: Any, case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     registered(monkeypatch, Learned())
     given, placement, candidates = case
     found = correct(model, placement, candidates, ("smooth", "learned", "bias"), given)
@@ -330,9 +332,7 @@ def test_a_learned_rounding_is_one_more_line(
     assert any(sentence.startswith("learned: ") for sentence in found.summary)
 
 
-def test_what_harms_is_kept_out_by_the_gate(
-    model: Any, case: Any, distance: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_harms_is_kept_out_by_the_gate(model: Any, case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     registered(monkeypatch, Harmful())
     given, placement, candidates = case
     found = correct(model, placement, candidates, (*LAYERWISE, "harmful"), given)

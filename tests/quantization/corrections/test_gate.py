@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import replace
 from typing import Any
 
@@ -11,10 +10,9 @@ import pytest
 from models import head_error, judged_by
 
 from trtdet.quantization import insert_qdq, place
+from trtdet.quantization.corrections import gate
 from trtdet.quantization.corrections.gate import QuantizedForm, Task, Verdict, compare
 from trtdet.quantization.head_error import fewest_images, lower_on, sureness
-
-gate = importlib.import_module("trtdet.quantization.corrections.gate")
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from trtdet.quantization.corrections import head_ranges
 from trtdet.quantization.corrections.head_ranges import Start, head_noise
 from trtdet.quantization.encoding import ChannelMap
 from trtdet.quantization.gradients.head_noise import CLIPPING, FRACTIONS, TensorNoise
+from trtdet.quantization.gradients.operators import OPERATORS
 from trtdet.quantization.weight_forms import activation_pair
 
 
@@ -118,13 +119,12 @@ def test_a_channel_map_is_judged_as_it_is_written(model: Any, case: Any) -> None
     given, placement, candidates = case
     ranges = candidates["minmax"]
     plain = head_noise(model, placement, ranges, given)
-    (name,) = {"c"} & set(placement.activations)
-    largest = plain.tensors[name].largest
-    mapped = head_noise(model, placement, ranges, given, {name: ChannelMap(2 * largest, np.full(8, 2.0))})
-    assert mapped.tensors[name].largest == pytest.approx(2 * largest)
+    largest = plain.tensors["c"].largest
+    mapped = head_noise(model, placement, ranges, given, {"c": ChannelMap(2 * largest, np.full(8, 2.0))})
+    assert mapped.tensors["c"].largest == pytest.approx(2 * largest)
     for fraction in (1.0, 0.5, 0.2):
-        assert mapped.noise(name, fraction * 2 * largest) == pytest.approx(
-            plain.noise(name, fraction * largest), rel=1e-4
+        assert mapped.noise("c", fraction * 2 * largest) == pytest.approx(
+            plain.noise("c", fraction * largest), rel=1e-4
         )
 
 
@@ -137,9 +137,7 @@ def test_without_gradients_the_rule_stands_and_the_summary_says_why(
     if why == "torch":
         monkeypatch.setattr(head_ranges, "available", lambda: False)
     elif why == "operator":
-        monkeypatch.delitem(
-            __import__("trtdet.quantization.gradients.operators", fromlist=["OPERATORS"]).OPERATORS, "Relu"
-        )
+        monkeypatch.delitem(OPERATORS, "Relu")
     else:
         monkeypatch.setattr("trtdet.quantization.gradients.head_noise.SEEN", 2.0)
     found, start = sense(model, placement, ranges, given)

@@ -56,14 +56,6 @@ def test_the_covariance_is_that_of_the_mapped_and_quantised_input(layer: Any) ->
     np.testing.assert_allclose(found - exact, np.eye(4) * step**2 / 12, atol=1e-6 * step**2)
 
 
-def test_windows_that_are_too_wide_are_rounded_to_nearest(layer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    weight = np.random.default_rng(0).normal(0, 1, (3, 8, 1, 1))
-    samples = np.random.default_rng(1).normal(0, 1, (8, 500))
-    assert Round().round(layer(weight, samples, ChannelMap(4.0))) is not None
-    monkeypatch.setattr("trtdet.quantization.windows.MOST_COLUMNS", 7)
-    assert Round().round(layer(weight, samples, ChannelMap(4.0))) is None
-
-
 def test_a_covariance_that_cannot_be_factored_leaves_nearest_with_a_warning(
     layer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -138,7 +138,7 @@ def cut_masks(
     if not read:
         return leave_out_masks(graph, "its regions are not the boxes that are found")
     sources = {id(node) for node in upstream(outputs.boxes)}
-    for node in upstream(probabilities, outputs.boxes):
+    for node in upstream(probabilities, end=outputs.boxes):
         if id(node) in sources and node.op in ("NonMaxSuppression", "NonZero"):
             reason = f"it reads the detections at '{node.name}' as well, not their boxes alone"
             return leave_out_masks(graph, reason)

@@ -9,10 +9,13 @@ decoded boxes and scores: the best is taken, and only if it is better than none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import onnx
+from numpy.typing import NDArray
 
 from trtdet.calibration import Ranges, expose
 from trtdet.errors import ConfigError
@@ -85,42 +88,47 @@ def correct(
     sites = find_sites(model, placement, enabled, parted=start.parted)
     for batch in batches(sites):
         # Moments from the images to fit on; extremes, as the rules' thresholds, from all images.
-        exposed = expose(model, list(dict.fromkeys(site.tensor for site in batch)))
-        for seed, (outputs,) in enumerate(sources.outputs([exposed], [*fit, *held], "correcting: moments")):
-            for site in batch:
-                site.add_moments(outputs[site.tensor], seed if seed < len(fit) else None)
+        for site, value, seed in _activations(task, batch, [*fit, *held], stage="moments"):
+            site.add_moments(value, seed if seed < len(fit) else None)
         for site in batch:
             site.prepare(candidates, everywhere=start.noise is not None)
     _narrow(task, sites)
-    exposed = expose(model, list(dict.fromkeys(site.tensor for site in sites)))
-    for seed, (outputs,) in enumerate(sources.outputs([exposed], fit, "correcting: means")):
-        for site in sites:
-            site.add_means(outputs[site.tensor], seed)
-    for seed, (outputs,) in enumerate(sources.outputs([exposed], held, "correcting: held-back images")):
-        for site in sites:
-            site.add_errors(outputs[site.tensor], seed)
+    for site, value, seed in _activations(task, sites, fit, stage="means"):
+        site.add_means(value, seed)
+    for site, value, seed in _activations(task, sites, held, stage="held-back images"):
+        site.add_errors(value, seed)
     for site in sites:
         site.settle()
     return judge(task, sites)
 
 
+def _activations(
+    task: Task, sites: Sequence[Site], images: Sequence[Path], stage: str
+) -> Iterator[tuple[Site, NDArray[np.float32], int]]:
+    """Each image's activation at each site, with the image's number, from which the seed of its samples follows."""
+    exposed = expose(task.model, list(dict.fromkeys(site.tensor for site in sites)))
+    for seed, (outputs,) in enumerate(task.sources.outputs([exposed], images, f"correcting: {stage}")):
+        for site in sites:
+            yield site, outputs[site.tensor], seed
+
+
 def judged_beside(
-    model: onnx.ModelProto, placement: QdqPlacement, plain: Ranges, found: Corrected, sources: Sources
+    model: onnx.ModelProto, placement: QdqPlacement, plain: Ranges, corrected: Corrected, sources: Sources
 ) -> Corrected | None:
     """Corrections that do not depend on a rule, compared with the ranges of another than they were compared with.
 
     Returns:
-        ``found`` with a sentence of its own on the error at the head; None where it is no better than ``plain``, the
-        ranges of the other rule.
+        ``corrected`` with a sentence of its own on the error at the head; None where it is no better than ``plain``,
+        the ranges of the other rule.
     """
     fit, held = sources.split()
     task = Task(model, placement, {plain.rule: plain}, corrections=(), fit=fit, held=held, sources=sources)
     forms = (
         QuantizedForm(f"the plain rule '{plain.rule}'", plain),
-        QuantizedForm("corrected", found.ranges, found.corrections),
+        QuantizedForm("corrected", corrected.ranges, corrected.corrections),
     )
     verdict = compare(task, forms)
-    return replace(found, summary=(*found.summary[:-1], verdict.sentences()[-1])) if verdict.kept else None
+    return replace(corrected, summary=(*corrected.summary[:-1], verdict.sentences()[-1])) if verdict.kept else None
 
 
 def _narrow(task: Task, sites: Sequence[Site]) -> None:

@@ -153,7 +153,7 @@ class Correction:
         return None
 
     def offset(
-        self, bias: NDArray[np.float64], wanted: NDArray[np.float64], got: NDArray[np.float64]
+        self, bias: NDArray[np.float64], exact: NDArray[np.float64], got: NDArray[np.float64]
     ) -> NDArray[np.float64] | None:
         """What is added to the integer product, float64 (groups, out / groups), like all that it is given: the float
         model's bias, and the mean of the output without it in float and with input and weights in INT8."""

@@ -22,6 +22,6 @@ class Bias(Correction):
     name: ClassVar[str] = "bias"
 
     def offset(
-        self, bias: NDArray[np.float64], wanted: NDArray[np.float64], got: NDArray[np.float64]
+        self, bias: NDArray[np.float64], exact: NDArray[np.float64], got: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        return bias + wanted - got
+        return bias + exact - got

@@ -43,7 +43,7 @@ class Reconstruct(Correction):
             placement=network.placement,
             start=(network.ranges, network.corrections),
             together=network.together,
-            wanted=head.names,
+            outputs=head.names,
         )
         chosen = chooses_rows(network.model, head.names)
         work = Reconstruction(learned, head=head, schedule=schedule, images=len(images), chosen=chosen)

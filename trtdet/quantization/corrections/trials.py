@@ -146,6 +146,12 @@ class Site:
     def weight(self, conv: str) -> NDArray[np.float64]:
         return self.convs[conv].weight.astype(np.float64)
 
+    def rows(self, conv: str, map: ChannelMap | None = None) -> NDArray[np.float64]:
+        """The weights as matrices for the samples, (groups, out / groups, D), of the input as a map gives it."""
+        window = self.windows[conv]
+        rows = window.rows(self.weight(conv))
+        return rows if map is None or map.scale is None else rows / window.spread(map.scale)[:, None, :]
+
     def bias(self, conv: str) -> NDArray[np.float64]:
         """(groups, out / groups)."""
         return self.convs[conv].bias.astype(np.float64).reshape(self.windows[conv].groups, -1)
@@ -221,7 +227,7 @@ class Site:
         With ``everywhere`` the plain form is rounded with care also where it hardly can win against a channel map.
         """
         for name, window in self.windows.items():
-            power = self._moments[window].through(window.rows(self.weight(name)))
+            power = self._moments[window].through(self.rows(name))
             floor = max(_QUIET * float(np.median(power)), 1e-6 * float(power.mean()), 1e-30)
             self._importance[name] = 1 / np.maximum(power, floor) / power.size
         best = None
@@ -267,10 +273,7 @@ class Site:
         return min(proposals, key=lambda proposal: proposal[0], default=(0.0, None))[1]
 
     def _roundings(self, trial: Trial, name: str, corrected: bool) -> list[Rounding]:
-        window = self.windows[name]
-        rows = window.rows(self.weight(name))
-        if trial.map.scale is not None:
-            rows = rows / window.spread(trial.map.scale)[:, None, :]
+        window, rows = self.windows[name], self.rows(name, trial.map)
         scales = np.stack([weight_scales(group, f"'{name}'", self.format) for group in rows])
         roundings = [Rounding("", scales, nearest(rows, scales, self.format))]
         if corrected:
@@ -309,16 +312,15 @@ class Site:
         those that are.
         """
         window = self.windows[name]
-        rows, bias = window.rows(self.weight(name)), self.bias(name)
+        bias = self.bias(name)
         if trial.cut is None or not seen:
-            wanted = np.einsum("goi,gi->go", rows, self._means[window] / self._seen[window])
+            exact = np.einsum("goi,gi->go", self.rows(name), self._means[window] / self._seen[window])
         else:
-            mapped = rows if trial.map.scale is None else rows / window.spread(trial.map.scale)[:, None, :]
             clipped = trial.inside[window] / self._seen[window] + window.spread(trial.cut)
-            wanted = np.einsum("goi,gi->go", mapped, clipped)
+            exact = np.einsum("goi,gi->go", self.rows(name, trial.map), clipped)
         mean = trial.means[window] / self._seen[window]
         got = np.einsum("goi,gi->go", rounding.integers.astype(np.float64), mean) * rounding.scales
-        proposals = [(correction.name, correction.offset(bias, wanted, got)) for correction in self.corrections]
+        proposals = [(correction.name, correction.offset(bias, exact, got)) for correction in self.corrections]
         return [("", bias), *((owner, offset) for owner, offset in proposals if offset is not None)]
 
     def add_errors(self, x: NDArray[np.float32], seed: int) -> None:
@@ -327,7 +329,7 @@ class Site:
             self._judged[window] = self._judged.get(window, 0) + windows.shape[2]
             quantized = [trial.quantized(windows, window) for trial in self.trials]
             for name in [name for name, other in self.windows.items() if other == window]:
-                expected = window.rows(self.weight(name)).astype(np.float32) @ windows
+                expected = self.rows(name).astype(np.float32) @ windows
                 expected += self.bias(name).astype(np.float32)[..., None]
                 for trial, read in zip(self.trials, quantized, strict=True):
                     self._add_error(trial, name, read, expected=expected)

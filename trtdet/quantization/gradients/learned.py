@@ -37,7 +37,7 @@ class Learned(torch.nn.Module):
         start: ranges of the activations without a channel map, and corrections: channel maps, which stay, and the
             weights to start from; a convolution without any starts from the plain form.
         together: groups of activations that keep one scale.
-        wanted: names of the tensors that the network gives.
+        outputs: names of the tensors that the network gives.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Learned(torch.nn.Module):
         placement: QdqPlacement,
         start: tuple[Ranges, Corrections],
         together: Sequence[Sequence[str]],
-        wanted: Sequence[str],
+        outputs: Sequence[str],
     ) -> None:
         super().__init__()
         self._ranges, self._corrections = start
@@ -71,19 +71,19 @@ class Learned(torch.nn.Module):
         steps = [float(maps[name].step if name in maps else half_step(tensors[name].scale)) for name in rows]
         self.steps = torch.nn.Parameter(torch.tensor(np.log(steps), dtype=torch.float32))
         owned, own = _owning(graph, layers)
-        self._network = TorchNetwork(owned, wanted, {**placement.readers, **own})
+        self._network = TorchNetwork(owned, outputs, {**placement.readers, **own})
         self._form: dict[str, torch.Tensor] = {}
         self.to(self._network.device)
 
     def forward(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The wanted tensors as the INT8 network has them."""
+        """The outputs of the INT8 network."""
         try:
             return self._network(images, self._read)
         finally:
             self._form.clear()
 
     def in_float(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The same of the float model."""
+        """The outputs of the float model."""
         with torch.no_grad():
             return self._network(images, lambda name, value: value)
 
@@ -124,10 +124,11 @@ class Learned(torch.nn.Module):
         }
         return [{"params": parameters, "lr": RATES[name]} for name, parameters in groups.items()]
 
+    @torch.no_grad()
     def confine(self) -> None:
         """Takes weights back that have moved further than :data:`DRIFT`."""
         for conv in self._convs.values():
-            conv.confine()
+            conv.latent.clamp_((conv.start - DRIFT).clamp(min=-QMAX), (conv.start + DRIFT).clamp(max=QMAX))
 
     def written(self) -> tuple[Ranges, Corrections]:
         """The ranges and corrections as they have become."""
@@ -138,8 +139,8 @@ class Learned(torch.nn.Module):
             for name, channels in self._corrections.tensors.items()
         }
         tensors = {
-            name: replace(found, amax=amax[name]) if name in amax and name not in maps else found
-            for name, found in self._ranges.tensors.items()
+            name: replace(extremes, amax=amax[name]) if name in amax and name not in maps else extremes
+            for name, extremes in self._ranges.tensors.items()
         }
         weights = {name: conv.rounded() for name, conv in self._convs.items()}
         return replace(self._ranges, tensors=tensors), Corrections(maps, {**self._corrections.weights, **weights})
@@ -190,10 +191,6 @@ class _Convolution(torch.nn.Module):
     def weight(self) -> torch.Tensor:
         integers: torch.Tensor = _Straight.apply(self.latent)  # type: ignore[no-untyped-call]
         return integers * self.scale.exp()
-
-    @torch.no_grad()
-    def confine(self) -> None:
-        self.latent.clamp_((self.start - DRIFT).clamp(min=-QMAX), (self.start + DRIFT).clamp(max=QMAX))
 
     @torch.no_grad()
     def rounded(self) -> Rounded:

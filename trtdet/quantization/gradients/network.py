@@ -32,7 +32,7 @@ class TorchNetwork:
     """The part of a float model, as the passes leave it, that computes some of its tensors.
 
     Args:
-        wanted: names of the tensors.
+        outputs: names of the tensors.
         readers: by tensor, the nodes and input positions that read its quantised copy.
         device: what it runs on; a GPU where torch sees one.
     """
@@ -40,19 +40,19 @@ class TorchNetwork:
     def __init__(
         self,
         model: onnx.ModelProto,
-        wanted: Sequence[str],
+        outputs: Sequence[str],
         readers: Mapping[str, Sequence[tuple[str, int]]],
         device: str | None = None,
     ) -> None:
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         graph = to_graph(model)
         self.input = graph.inputs[0].name
-        self._wanted = tuple(wanted)
+        self._outputs = tuple(outputs)
         tensors = graph.tensors()
-        graph.outputs = [tensors[name] for name in self._wanted]
+        graph.outputs = [tensors[name] for name in self._outputs]
         graph.cleanup().toposort()
         self._nodes, self._opset = tuple(graph.nodes), int(graph.opset)
-        self._quantized = {reader for found in readers.values() for reader in found}
+        self._quantized = {reader for places in readers.values() for reader in places}
         self._constants = {
             name: _placed(torch.from_numpy(np.array(tensor.values)), self.device)
             for name, tensor in graph.tensors().items()
@@ -61,10 +61,10 @@ class TorchNetwork:
         self._last = {tensor.name: index for index, node in enumerate(self._nodes) for tensor in node.inputs}
 
     def __call__(self, images: torch.Tensor, read: Read) -> dict[str, torch.Tensor]:
-        """The wanted tensors of images, float32 (B, 3, H, W), as many as the model takes.
+        """The outputs for images, float32 (B, 3, H, W), as many as the model takes.
 
         Raises:
-            ModelError: an operator on the way to the wanted tensors is not differentiable here.
+            ModelError: an operator on the way to the outputs is not differentiable here.
         """
         values: dict[str, Any] = {**self._constants, self.input: images.to(self.device)}
         for index, node in enumerate(self._nodes):
@@ -72,13 +72,13 @@ class TorchNetwork:
             for position, tensor in enumerate(node.inputs):
                 if (node.name, position) in self._quantized:
                     inputs[position] = read(tensor.name, inputs[position])
-            made = _run(node, inputs, self._opset)
-            outputs = made if isinstance(made, (tuple, list)) else (made,)
+            result = _run(node, inputs, self._opset)
+            outputs = result if isinstance(result, (tuple, list)) else (result,)
             values.update((tensor.name, value) for tensor, value in zip(node.outputs, outputs, strict=False))
             for tensor in node.inputs:
-                if self._last[tensor.name] == index and tensor.name not in self._wanted:
+                if self._last[tensor.name] == index and tensor.name not in self._outputs:
                     values.pop(tensor.name, None)
-        return {name: values[name] for name in self._wanted}
+        return {name: values[name] for name in self._outputs}
 
 
 def factors(channels: ChannelMap | None, like: torch.Tensor) -> Any:

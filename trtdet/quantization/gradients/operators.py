@@ -127,10 +127,7 @@ def _split(node: gs.Node, inputs: Inputs) -> tuple[torch.Tensor, ...]:
     x = inputs[0]
     axis = int(node.attrs.get("axis", 0))
     sizes = _ints(inputs[1]) if len(inputs) > 1 else []
-    if not sizes:
-        size = -(-x.shape[axis] // len(node.outputs))
-        return torch.split(x, size, axis)
-    return torch.split(x, sizes, axis)
+    return torch.split(x, sizes or -(-x.shape[axis] // len(node.outputs)), axis)
 
 
 def _reshape(node: gs.Node, inputs: Inputs) -> Any:

@@ -111,15 +111,15 @@ class Reconstruction:
 
     def _update(self, images: torch.Tensor) -> None:
         """Adds images, float32 (B, 3, H, W), as many as the model takes; every few make a step."""
-        wanted, moved = (
+        expected, moved = (
             (outputs[self._head.boxes], outputs[self._head.scores])
             for outputs in (self._learned.in_float(images), self._learned(images))
         )
         if self._head.logits:
-            wanted, moved = ((boxes, torch.sigmoid(scores)) for boxes, scores in (wanted, moved))
+            expected, moved = ((boxes, torch.sigmoid(scores)) for boxes, scores in (expected, moved))
         if self._chosen:
-            wanted, moved = _matched(wanted, moved)
-        sums = torch.stack([part.to(torch.float64) for part in _moved(wanted, moved)])
+            expected, moved = _matched(expected, moved)
+        sums = torch.stack([part.to(torch.float64) for part in _moved(expected, moved)])
         of_images = sums.detach().cpu()
         self._sums += of_images
         # Of a step's sums only the past is known before its last image: an image counts as the usual image does.
@@ -180,13 +180,13 @@ def _matched(reference: Detections, other: Detections) -> tuple[Detections, Dete
     chosen; zeros beside what only one detects."""
     parts: list[list[torch.Tensor]] = [[], [], [], []]
     for image in range(len(reference[0])):
-        given = [values[image] for values in (*reference, *other)]
-        arrays = [values.detach().cpu().numpy() for values in given]
+        of_image = [values[image] for values in (*reference, *other)]
+        arrays = [values.detach().cpu().numpy() for values in of_image]
         rows, others = paired((arrays[0], arrays[1]), (arrays[2], arrays[3]))
-        for part, values, chosen in zip(parts, given, (rows, rows, others, others), strict=True):
+        for part, values, chosen in zip(parts, of_image, (rows, rows, others, others), strict=True):
             part.append(pad(values, (0, 0, 0, 1))[chosen])
-    wanted, moved = ((torch.cat(boxes), torch.cat(scores)) for boxes, scores in (parts[:2], parts[2:]))
-    return wanted, moved
+    expected, moved = ((torch.cat(boxes), torch.cat(scores)) for boxes, scores in (parts[:2], parts[2:]))
+    return expected, moved
 
 
 def _moved(reference: Detections, other: Detections) -> Iterator[torch.Tensor]:
