@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib.util
 import warnings
 from collections.abc import Collection
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
 from trtdet.backends import Capabilities, EngineTarget, OwnCalibrator, cuda
-from trtdet.building.costs import named_gpu
+from trtdet.building.costs import gpu_of
 from trtdet.bundle import PluginPart
 from trtdet.config import Config
 from trtdet.data import CocoDataset
@@ -33,10 +34,7 @@ FIRST_FP8 = 89
 """The compute capability that FP8 came with."""
 
 
-def _spelled(name: str) -> str:
-    return spelled(BuildOptions, name)
-
-
+_spelled = partial(spelled, BuildOptions)
 _KEEP, _LATENCY = _spelled("plan.keep_fp16"), _spelled("plan.max_latency")
 _VAL_IMAGES, _ANNOTATIONS = _spelled("plan.val_images"), _spelled("plan.annotations")
 
@@ -107,7 +105,7 @@ def _check_engine(options: BuildOptions, caps: Capabilities) -> None:
                 raise ConfigError(f"{option} belongs to --quantization implicit; Q/DQ nodes hold trtdet's own ranges")
     elif not options.int8:
         raise ConfigError(f"--quantization implicit is about INT8; leave it out with --{options.precision}")
-    named_gpu(options)  # refuses a GPU that the table lacks
+    gpu_of(options.engine.gpu, ())  # refuses a GPU that the table lacks
     if options.least_speedup is not None and options.int8 and not caps.makes_engine:
         raise BackendError(
             f"{_spelled('guard')} compares the speed of engines, and {caps.name} makes none; leave it out, or choose "
@@ -237,8 +235,7 @@ def check_calibration(calibration: CalibrationOptions, correct: tuple[str, ...])
 
 def warn_of_percentile(*rules: str) -> None:
     """Warns where one of the rules takes a percentile that looks like a share: up to 1, or under 50."""
-    percentiles = [rule_percentile(rule) for rule in rules if rule.startswith("percentile")]
-    percentile = min(percentiles, default=100.0)
+    percentile = min((rule_percentile(rule) for rule in rules if rule.startswith("percentile")), default=100.0)
     if percentile >= 50:
         return
     meant = 100 * percentile if percentile <= 1 else 99.99
@@ -318,14 +315,14 @@ def bounding_images(plan: PlanOptions, config: Config, calibrating: Collection[P
     Raises:
         DataError: as of :func:`scored_images`, or there are none besides those that calibrate.
     """
-    given, limit = scored_images(plan, config), limit_of(plan)
-    if given is None or limit is None:
-        return given
-    apart = apart_from(given, calibrating)
-    left_out = len(given.images) - len(apart.images)
+    dataset, limit = scored_images(plan, config), limit_of(plan)
+    if dataset is None or limit is None:
+        return dataset
+    apart = apart_from(dataset, calibrating)
+    left_out = len(dataset.images) - len(apart.images)
     if left_out:
         warnings.warn(
-            f"{left_out} of {len(given.images)} images of '{plan.val_images}' are calibration images too: ranges and "
+            f"{left_out} of {len(dataset.images)} images of '{plan.val_images}' are calibration images too: ranges and "
             f"corrections were made from these, so that they show nothing for {limit[0].option} and are left out",
             TrtdetWarning,
             stacklevel=3,
