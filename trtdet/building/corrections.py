@@ -89,7 +89,6 @@ class Prepared:
         """The Q/DQ model of a plan, checked for everything that would make INT8 run in float.
 
         Args:
-            plan: a precision for each convolution.
             form: of the weights' scales; None for the first that the backend takes.
 
         Raises:

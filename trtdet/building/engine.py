@@ -173,8 +173,6 @@ class Engine:
     """A built network.
 
     Attributes:
-        network: what was built.
-        built: what the builder gave.
         audit: what its layers run in; None where no layers were listed.
     """
 

@@ -56,7 +56,6 @@ class PlacedGraph:
 
     @property
     def nms_mode(self) -> NmsMode:
-        """What does the suppression."""
         return self.passes.nms
 
     @cached_property

@@ -58,10 +58,7 @@ class CheckedBuild:
     """A build of which everything is known that needs no image to be decoded.
 
     Attributes:
-        job: what is built.
-        backend: builds the engine.
         graph: the rewritten model.
-        plugins: the plugin libraries.
         selected: the calibration images.
         dataset: images, for a bound on the loss; annotated where that is in mAP.
         previous: the bundle at the output's place, which may lend its histograms and its ranking.
