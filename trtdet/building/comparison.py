@@ -10,12 +10,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from trtdet.audit.gpus import gpu_named
+from trtdet.audit.gpus import Gpu
 from trtdet.audit.roofline import estimate, flow_of
 from trtdet.backends import EngineFacts, RunInfo, choose, obstacle
 from trtdet.building.assembly import assemble
 from trtdet.building.bundle import AUDIT
-from trtdet.building.costs import gpu_of
+from trtdet.building.costs import gpu_of, named_gpu
 from trtdet.building.job import Job, checked_build
 from trtdet.building.plan import RANKING
 from trtdet.building.ranges import HISTOGRAMS, select_images
@@ -270,7 +270,7 @@ def compare_with_fp16(
     with _scratch_folder(bundle.path) as folder:
         twin = _built(job, folder, fp16_options(job, bundle), progress=progress) if engines else None
         if twin is not None:
-            worth = replace(worth, estimate=_estimated(bundle, twin, options.engine.gpu, batch=batch))
+            worth = replace(worth, estimate=_estimated(bundle, twin, named_gpu(options), batch=batch))
         if twin is not None and not reason:
             paths, timing = (bundle.path, twin.path), replace(timing, batches=(batch,))
             timed = bench(paths, options=timing, baseline=twin.path, progress=progress).targets[0]
@@ -327,13 +327,14 @@ def has_comparison(bundle: Bundle, options: BuildOptions) -> bool:
     """Whether a bundle has the answer already, for the GPU that is asked for."""
     if WORTH not in bundle.manifest.files or (options.least_speedup is not None and bundle.manifest.guard is None):
         return False
-    if options.engine.gpu is None:
+    gpu = named_gpu(options)
+    if gpu is None:
         return True
     try:
         estimated = json.loads(bundle.file(WORTH).read_text())["estimate"]
     except (KeyError, ValueError):
         return False  # of an earlier version
-    return estimated is None or estimated["gpu"] == gpu_named(options.engine.gpu).name
+    return estimated is None or estimated["gpu"] == gpu.name
 
 
 def fp16_options(job: Job, bundle: Bundle) -> BuildOptions:
@@ -397,11 +398,11 @@ def _built(job: Job, folder: Path, options: BuildOptions, progress: Progress) ->
         return assemble(twin, progress=tell)[0]
 
 
-def _estimated(bundle: Bundle, twin: Bundle, gpu: str | None, batch: int) -> Estimated | None:
+def _estimated(bundle: Bundle, twin: Bundle, gpu: Gpu | None, batch: int) -> Estimated | None:
     """Both engines by the roofline; None where their layers are not known."""
     if not all(AUDIT in each.manifest.files for each in (bundle, twin)):
         return None
-    row, nms = gpu_of(gpu, bundle.manifest.backend.sms), bundle.manifest.nms
+    row, nms = gpu or gpu_of(None, bundle.manifest.backend.sms), bundle.manifest.nms
     graph = not choose(bundle.manifest.backend.name).capabilities.uncaptured(nms.mode, nms.thresholds)
     figures = []
     for each in (bundle, twin):

@@ -42,6 +42,15 @@ def gpu_of(gpu: str | None, sms: Sequence[int]) -> Gpu:
     return next((row for row in GPUS.values() if row.capability in sms), gpu_named("L4"))
 
 
+def named_gpu(options: BuildOptions) -> Gpu | None:
+    """The GPU that estimates are asked for.
+
+    Raises:
+        ConfigError: it is not in the table.
+    """
+    return None if options.engine.gpu is None else gpu_named(options.engine.gpu)
+
+
 def batch_of(options: BuildOptions, model: onnx.ModelProto) -> int:
     """Images at once that plans of a model are estimated for, and measured with."""
     first = model.graph.input[0].type.tensor_type.shape.dim[0]

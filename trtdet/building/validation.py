@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import get_args
 
 from trtdet.backends import Capabilities, EngineTarget, OwnCalibrator, cuda
-from trtdet.building.costs import gpu_of
+from trtdet.building.costs import named_gpu
 from trtdet.bundle import PluginPart
 from trtdet.config import Config
 from trtdet.data import CocoDataset
@@ -105,7 +105,7 @@ def _check_engine(options: BuildOptions, caps: Capabilities) -> None:
                 raise ConfigError(f"{option} belongs to --quantization implicit; Q/DQ nodes hold trtdet's own ranges")
     elif not options.int8:
         raise ConfigError(f"--quantization implicit is about INT8; leave it out with --{options.precision}")
-    gpu_of(options.engine.gpu, ())  # refuses a GPU that the table lacks
+    named_gpu(options)  # refuses a GPU that the table lacks
     if options.least_speedup is not None and options.int8 and not caps.makes_engine:
         raise BackendError(
             f"{_spelled('guard')} compares the speed of engines, and {caps.name} makes none; leave it out, or choose "
