@@ -157,10 +157,6 @@ def own_labels(split: ShapesSplit, place: Path) -> Path:
     return place
 
 
-if __name__ == "__main__":
-    onnx.save(small_detector(), SMALL_MODEL)
-
-
 def head_error(*by_image: float, weight: float = 0.9) -> HeadError:
     """Of a model that is off by so much, up to the weight, on the one detection of each image."""
     error, box = HeadError(), np.array([[0, 0, 10, 10]], np.float32)
@@ -181,3 +177,7 @@ def judged_by(*distances: float, images: int = 2, weight: float = 0.9) -> Callab
         return [head_error(*[distance] * images, weight=weight) for distance in known]
 
     return judged
+
+
+if __name__ == "__main__":
+    onnx.save(small_detector(), SMALL_MODEL)

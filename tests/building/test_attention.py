@@ -48,6 +48,11 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def two_images(images: Path) -> CalibrationOptions:
+    return CalibrationOptions(rule="minmax", images=images, num_images=2, check_input=False)
+
+
+@pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
     return attention_config(tmp_path_factory.mktemp("config"))
 
@@ -126,11 +131,12 @@ def test_a_ranking_of_products_in_fp8_says_so(model: Path, config: Config, image
 
 
 @pytest.mark.slow
-def test_a_sweep_says_of_each_row_what_is_quantised(model: Path, config: Config, images: Path, tmp_path: Path) -> None:
-    calibration = CalibrationOptions(rule="minmax", images=images, num_images=2, check_input=False)
+def test_a_sweep_says_of_each_row_what_is_quantised(
+    model: Path, config: Config, images: Path, two_images: CalibrationOptions, tmp_path: Path
+) -> None:
     split = shapes.generate(tmp_path, "val", 2)
     asked = SweepOptions(
-        calibration=calibration,
+        calibration=two_images,
         rules=("minmax",),
         efforts=("none",),
         backend="onnxruntime",
@@ -148,11 +154,10 @@ def test_a_sweep_says_of_each_row_what_is_quantised(model: Path, config: Config,
 
 
 @pytest.mark.slow
-def test_a_front_of_products_in_fp8_says_so(model: Path, config: Config, images: Path, tmp_path: Path) -> None:
-    calibration = CalibrationOptions(rule="minmax", images=images, num_images=2, check_input=False)
-    built = BuildOptions(
-        effort="round,bias", backend="onnxruntime", calibration=calibration, plan=PlanOptions(fp8=True)
-    )
+def test_a_front_of_products_in_fp8_says_so(
+    model: Path, config: Config, images: Path, two_images: CalibrationOptions, tmp_path: Path
+) -> None:
+    built = BuildOptions(effort="round,bias", backend="onnxruntime", calibration=two_images, plan=PlanOptions(fp8=True))
     asked = TuneOptions(
         build=changed(built, val_images=shapes.generate(tmp_path, "val", 2).images, rank_images=1),
         points=2,
@@ -166,9 +171,10 @@ def test_a_front_of_products_in_fp8_says_so(model: Path, config: Config, images:
     assert product.format == "fp8" and "round" in {step.name for step in product.corrections}
 
 
-def test_histograms_for_attention_are_of_what_its_products_read(model: Path, config: Config, images: Path) -> None:
-    calibration = CalibrationOptions(rule="minmax", images=images, num_images=2, check_input=False)
-    plain, wide = (calibrate(model, config, calibration, attention=asked) for asked in (False, True))
+def test_histograms_for_attention_are_of_what_its_products_read(
+    model: Path, config: Config, two_images: CalibrationOptions
+) -> None:
+    plain, wide = (calibrate(model, config, two_images, attention=asked) for asked in (False, True))
     assert plain.collection.histograms.keys() < wide.collection.histograms.keys()
 
 
@@ -190,11 +196,10 @@ def test_what_attention_gives_is_measured_before_it_runs_in_fp16(config: Config,
 
 
 def test_products_of_two_activations_are_in_int8_only_where_that_is_asked_for(
-    model: Path, config: Config, images: Path, tmp_path: Path
+    model: Path, config: Config, two_images: CalibrationOptions, tmp_path: Path
 ) -> None:
-    calibration = CalibrationOptions(rule="minmax", images=images, num_images=2, check_input=False)
     asked = BuildOptions(
-        effort="none", backend="onnxruntime", calibration=calibration, plan=PlanOptions(int8_attention=True)
+        effort="none", backend="onnxruntime", calibration=two_images, plan=PlanOptions(int8_attention=True)
     )
     plan = PrecisionPlan.load(build(model, config, tmp_path / "b", asked).bundle.file("plan.json"))
     assert plan.entries["/encoder/values/MatMul"].reason == "product of two activations"
@@ -244,23 +249,20 @@ def convolutional(mixed: str) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize(
-    ("mixed", "attention", "more"),
+    ("mixed", "more"),
     [
-        ("mixed = Identity(features)", False, ""),
+        ("mixed = Identity(features)", ""),
         (
             "there = Transpose<perm = [0, 2, 1]>(features) s = MatMul(features, there) mixed = MatMul(s, features)",
-            False,
             ", and its 2 products of two activations .* with plan.int8_attention only",
         ),
     ],
 )
-def test_a_model_with_nothing_to_put_into_fp8_is_told_so(
-    mixed: str, attention: bool, more: str, config: Config, tmp_path: Path
-) -> None:
+def test_a_model_with_nothing_to_put_into_fp8_is_told_so(mixed: str, more: str, config: Config, tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(convolutional(mixed), path)
     with pytest.warns(TrtdetWarning, match=f"nothing to put into FP8: .* a matrix of weights{more}; convolutions stay"):
-        host_graph(path, config, plan=PlanOptions(int8_attention=attention, fp8=True))
+        host_graph(path, config, plan=PlanOptions(fp8=True))
 
 
 def test_a_model_without_attention_is_told_so(config: Config, tmp_path: Path) -> None:

@@ -184,7 +184,6 @@ def test_where_no_plan_keeps_what_was_measured_of_it_the_cheapest_does() -> None
 @pytest.mark.parametrize(
     ("changes", "kind", "said"),
     [
-        ({"precision": "fp16"}, ConfigError, "is about INT8; leave it out with --fp16"),
         ({"quantization": "implicit", "max_latency": 1.0}, (ConfigError, BackendError), "implicit"),
         ({"max_map_drop": 1.0, "max_latency": 1.0}, ConfigError, "--max-map-drop and --set plan.max_latency both"),
         ({"max_latency": 0.0}, ConfigError, "plan.max_latency must be over 0, got 0"),
@@ -205,13 +204,7 @@ def test_what_contradicts_itself_or_lacks_something_is_refused_first(
 ) -> None:
     stages: list[str] = []
     with pytest.raises(kind, match=said):
-        build(
-            small_model,
-            CONFIG,
-            tmp_path / "b",
-            changed(options, **changes),
-            lambda stage, *_: stages.append(stage),
-        )
+        build(small_model, CONFIG, tmp_path / "b", changed(options, **changes), lambda stage, *_: stages.append(stage))
     assert stages == []
     assert not (tmp_path / "b").exists()
 

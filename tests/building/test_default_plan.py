@@ -76,12 +76,7 @@ def test_every_convolution_can_be_asked_for(wide: Path, options: BuildOptions, t
     # Another plan needs no other histograms.
     assert every.manifest.quantization.histograms_key == built.manifest.quantization.histograms_key
     with pytest.raises(ConfigError, match="--int8-all is about INT8; leave it out with --fp16"):
-        build(
-            wide,
-            CONFIG,
-            tmp_path / "f",
-            BuildOptions(precision="fp16", backend="onnxruntime", plan=PlanOptions(int8_all=True)),
-        )
+        build(wide, CONFIG, tmp_path / "f", changed(options, precision="fp16", int8_all=True))
 
 
 def test_an_edited_plan_puts_into_int8_what_stays_in_fp16_by_default(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import onnx
 import pytest
@@ -11,17 +13,9 @@ from tiny_detector import Tiny
 from trtdet.backends import Capabilities
 from trtdet.building.graph import build_graph, host_graph
 from trtdet.building.ranges import calibrated, select_images
-from trtdet.options import BuildOptions, CalibrationOptions
+from trtdet.options import BuildOptions, CalibrationOptions, changed
 from trtdet.passes.opset import HALF_SCALES
 from trtdet.quantization import DataFlow
-
-
-@dataclass(frozen=True)
-class Reader:
-    """A backend as far as a graph is rewritten for it."""
-
-    capabilities: Capabilities
-
 
 HALF = Capabilities("half", "1", True, True, data_flow=DataFlow(half=True))
 
@@ -44,7 +38,8 @@ def opset_of(model: onnx.ModelProto) -> int:
 def test_a_model_with_pairs_is_raised_where_the_backend_reads_scales_in_fp16(
     tiny: Tiny, caps: Capabilities, changes: dict[str, str], opset: int
 ) -> None:
-    graph = build_graph(tiny.model, tiny.config, replace(BuildOptions(), **changes), Reader(caps))  # type: ignore[arg-type]
+    backend: Any = SimpleNamespace(capabilities=caps)
+    graph = build_graph(tiny.model, tiny.config, changed(BuildOptions(), **changes), backend)
     assert opset_of(graph.model) == opset
 
 

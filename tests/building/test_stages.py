@@ -32,14 +32,6 @@ from trtdet.plans.scores import Sensitivity
 from trtdet.quantization import Cause, Entry, PrecisionPlan
 from trtdet.quantization.macs import multiply_adds
 
-
-@pytest.fixture
-def options(tiny: Tiny) -> BuildOptions:
-    return BuildOptions(
-        backend="onnxruntime", calibration=CalibrationOptions(images=tiny.images), plan=PlanOptions(int8_all=True)
-    )
-
-
 # the same from Python and from the command
 
 

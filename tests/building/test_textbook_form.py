@@ -16,7 +16,6 @@ from trtdet import load_config
 from trtdet.building.corrections import prepared
 from trtdet.building.graph import host_graph
 from trtdet.building.ranges import calibrated, select_images
-from trtdet.demo import shapes
 from trtdet.options import CalibrationOptions
 from trtdet.passes.provenance import Origin, origin_of
 from trtdet.quantization import DEFAULT_CORRECTIONS, DataFlow, PrecisionPlan
@@ -25,11 +24,6 @@ gate = importlib.import_module("trtdet.quantization.corrections.gate")
 policies = importlib.import_module("trtdet.quantization.corrections.policies")
 
 Activation = Literal["silu", "relu"]
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return shapes.generate(tmp_path_factory.mktemp("shapes"), "calibration", 12).images
 
 
 def before_rounding(model: onnx.ModelProto, quantizer: onnx.NodeProto) -> list[str]:

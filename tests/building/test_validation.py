@@ -116,11 +116,20 @@ WRONG: dict[str, tuple[dict[str, Any], type[TrtdetError], str]] = {
     "0 images": ({"num_images": 0}, ConfigError, "--num-images must be at least 1, got 0"),
     "unknown rule": ({"rule": "magic"}, ConfigError, "no calibration rule 'magic'; allowed: minmax"),
     "percentile": ({"rule": "percentile:101"}, ConfigError, "over 0 and up to 100, got 101"),
-    "histograms": ({"histograms": Path("no.npz")}, CalibrationError, "'no.npz' does not exist"),
+    "histograms": ({"images": None, "histograms": Path("no.npz")}, CalibrationError, "'no.npz' does not exist"),
     "unknown correction": ({"effort": "magic"}, ConfigError, "no correction 'magic'"),
     "batch": ({"batch": (4, 2, 8)}, ConfigError, "must be MIN:OPT:MAX"),
     "plugin library": ({"plugins": (Path("no.so"),)}, BackendError, "no.so' does not exist|loads no plugin libraries"),
     "workspace": ({"workspace": 0}, ConfigError, "engine.workspace must be over 0"),
+    "guard of 0": ({"guard": 0.0}, ConfigError, "--guard must be over 0, got 0"),
+    "guard that is no number": ({"guard": float("nan")}, ConfigError, "--guard must be over 0, got nan"),
+    "guard without INT8": ({"guard": 1.02, "precision": "fp16"}, ConfigError, "leave it out with --fp16"),
+    "guard without engines": (
+        {"guard": 1.02},
+        BackendError,
+        "compares the speed of engines, and onnxruntime makes none",
+    ),
+    "unknown GPU": ({"gpu": "Voodoo"}, ConfigError, "no figures are known of GPU 'Voodoo'"),
 }
 
 

@@ -31,7 +31,6 @@ def assemble(
     """Runs the steps of a build.
 
     Args:
-        build: the checked build, which holds the graph.
         place: where the bundle goes; None for the job's output.
 
     Returns:

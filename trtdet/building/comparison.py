@@ -111,7 +111,7 @@ class Estimated:
 
 @dataclass(frozen=True)
 class Worth:
-    """The answer.
+    """How INT8 compares with the same model in another precision.
 
     Attributes:
         against: precision of the bundle that was run as well, ``fp16`` or ``fp32``.

@@ -22,21 +22,22 @@ def confirm(model: onnx.ModelProto, guess: Config, images: Sequence[Path]) -> Co
     Args:
         images: of what the model detects; some are looked at.
     """
-    config, first, seen = settled(model, guess, images)
-    few = seen.images < FEWEST_IMAGES
+    config, first, last = settled(model, guess, images)
+    few = last.images < FEWEST_IMAGES
     changed = ""
     if first.better:
         times = "far more sure" if first.gain > 20 else f"{first.gain:.2f} times as sure"
         changed = f"with {first.better_text} in place of the guess the detections are {times}; "
-    text = f"the configuration is not confirmed: {seen.obstacle}"
-    if not seen.obstacle and few:
-        text = f"the configuration is not confirmed: {seen.images} images are too few, give {FEWEST_IMAGES} or more"
-    elif not seen.obstacle and seen.symptoms:
-        text = f"{changed}the configuration is not confirmed on {seen.images} images: {'; '.join(seen.symptoms)}"
-    elif not seen.obstacle:
+    if last.obstacle:
+        text = f"the configuration is not confirmed: {last.obstacle}"
+    elif few:
+        text = f"the configuration is not confirmed: {last.images} images are too few, give {FEWEST_IMAGES} or more"
+    elif last.symptoms:
+        text = f"{changed}the configuration is not confirmed on {last.images} images: {'; '.join(last.symptoms)}"
+    else:
         text = (
-            f"{changed}the configuration is confirmed on {seen.images} images: in mirror images {seen.agreement:.0%} "
+            f"{changed}the configuration is confirmed on {last.images} images: in mirror images {last.agreement:.0%} "
             "of the same is found, and no other reading is clearly better"
         )
-    plain = seen.as_dict() | {"changed": first.better, "gain": first.as_dict()["gain"]}
-    return Confirmed(config, text, plain | {"confirmed": not (seen.obstacle or seen.symptoms or few)})
+    evidence = last.as_dict() | {"changed": first.better, "gain": first.as_dict()["gain"]}
+    return Confirmed(config, text, evidence | {"confirmed": not (last.obstacle or last.symptoms or few)})

@@ -89,7 +89,6 @@ class Prepared:
         """The Q/DQ model of a plan, checked for everything that would make INT8 run in float.
 
         Args:
-            plan: a precision for each convolution.
             form: of the weights' scales; None for the first that the backend takes.
 
         Raises:
@@ -105,11 +104,11 @@ class Prepared:
             corrections=self.corrections,
             weights=WeightScales(form or flow.weights[0], half.outputs),
         )
-        made = requantize(to_half(quantized_joins(explicit), half.names, half.left), self.ranges.inputs)
-        problems = lint(made.model)
+        network = requantize(to_half(quantized_joins(explicit), half.names, half.left), self.ranges.inputs)
+        problems = lint(network.model)
         if problems:
             raise ModelError(f"the INT8 graph would lose INT8 in {len(problems)} places, the first: {problems[0]}")
-        return made
+        return network
 
     def without_overflow(self, plan: PrecisionPlan, progress: Progress = silent) -> PrecisionPlan:
         """A plan with FP32 for what FP16 does not hold, see :func:`trtdet.building.half.within_half`."""
@@ -156,11 +155,11 @@ def prepared(
     graph = calibrated.graph
     plan = plan or graph.plan
     placement = graph.placement.following(plan)
-    wanted = bool(plan.names("int8")) and bool(names)
+    correcting = bool(plan.names("int8")) and bool(names)
     paths, cache = calibrated.paths, calibrated.cache
     sources = sources_of(graph, paths, cache=cache, progress=progress, unfinished=options.unfinished)
     ranges, start = calibrated.ranges, Start()
-    if wanted and HeadRange.name in names:
+    if correcting and HeadRange.name in names:
         ranges, start = sense(graph.model, placement, ranges, sources=sources)
     parted = frozenset(placement.activations) if graph.flow.fused else frozenset()
     if share:
@@ -168,7 +167,7 @@ def prepared(
         ranges, together = shared(graph.model, placement, ranges)
         calibrated, parted = replace(calibrated, ranges=plain), parted.union(*together)
         start = replace(start, together=together)
-    if not wanted:
+    if not correcting:
         return Prepared(calibrated, ranges=calibrated.ranges, corrections=Corrections(), plan=plan)
     start = replace(start, plain=calibrated.ranges, parted=parted)
     result = correct(graph.model, placement, {ranges.rule: ranges}, names=names, sources=sources, start=start)

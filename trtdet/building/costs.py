@@ -32,7 +32,11 @@ from trtdet.quantization.macs import multiply_adds
 
 def gpu_of(gpu: str | None, sms: Sequence[int]) -> Gpu:
     """The GPU that an engine is estimated for: the named one, else the first of the table that it was built for (its
-    compute capabilities, such as 86), else an L4."""
+    compute capabilities, such as 86), else an L4.
+
+    Raises:
+        ConfigError: the named one is not in the table.
+    """
     if gpu is not None:
         return gpu_named(gpu)
     return next((row for row in GPUS.values() if row.capability in sms), gpu_named("L4"))

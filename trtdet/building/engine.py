@@ -150,13 +150,13 @@ def cached_network(graph: PlacedGraph, path: Path, caps: Capabilities) -> BuildN
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise CalibrationError(f"{title} cannot be read: {error}; give another") from None
-    given = cache.read(text, title, version=caps.cache_version, skip_unusable=True)
+    cached = cache.read(text, title, version=caps.cache_version, skip_unusable=True)
     names: dict[str, None] = {}
     for model in (graph.model, graph.source):
         names.update(dict.fromkeys(value.name for value in model.graph.input))
         names.update(dict.fromkeys(name for node in model.graph.node for name in node.output))
     tensors, plan = graph.quantizable.tensors, graph.plan
-    scales = cache.matched(given, names, tensors, where=title)
+    scales = cache.matched(cached, names, tensors, where=title)
     text = cache.write({name: scales[name] for name in tensors}, caps.cache_version)
     return BuildNetwork(
         activations=Requantized(graph.model),
@@ -173,8 +173,6 @@ class Engine:
     """A built network.
 
     Attributes:
-        network: what was built.
-        built: what the builder gave.
         audit: what its layers run in; None where no layers were listed.
     """
 

@@ -56,7 +56,6 @@ class PlacedGraph:
 
     @property
     def nms_mode(self) -> NmsMode:
-        """What does the suppression."""
         return self.passes.nms
 
     @cached_property
@@ -73,9 +72,7 @@ class PlacedGraph:
     def with_own_activations(self) -> onnx.ModelProto:
         """The model with SiLU, HardSwish and opset as they were: histograms of it serve every form and backend."""
         oldest = self.passes.min_opset
-        raised = oldest is not None and any(
-            entry.domain == "" and entry.version < oldest for entry in self.source.opset_import
-        )
+        raised = oldest is not None and _opset(self.source) < oldest
         if self.passes.silu == "keep" and not raised:
             return self.model
         return rewrite(self.source, replace(self.passes, silu="keep", min_opset=None)).model

@@ -140,12 +140,12 @@ def half_parts(
         magnitudes: of the model's tensors.
     """
     int8 = plan.names("int8") if flow.half else ()
-    wanted = {*plan.names("fp16"), *int8}
-    names = tuple(name for name in plan.entries if name in wanted)
+    planned = {*plan.names("fp16"), *int8}
+    names = tuple(name for name in plan.entries if name in planned)
     if not names:
         return HalfParts()
     nodes = nodes_of(model, names)
-    made = {output.name for node in nodes for output in node.outputs}
+    computed = {output.name for node in nodes for output in node.outputs}
     measured = [output.name for node in nodes if node.op not in _BOUNDED for output in node.outputs]
     # A channel's maximum can be taken of tensors with more axes than one.
     feature_maps = {
@@ -153,14 +153,14 @@ def half_parts(
         for value in (*model.graph.value_info, *model.graph.output)
         if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT and len(value.type.tensor_type.shape.dim) > 1
     }
-    measured += sorted(feature_maps & (set(tensors_of(nodes)) - made))
+    measured += sorted(feature_maps & (set(tensors_of(nodes)) - computed))
     bad = _problems(magnitudes.of(measured, progress))
     # What is computed from these by operators that give nothing larger than they read.
-    handed_on: dict[str, None] = {}
+    bounded: dict[str, None] = {}
     for node in nodes:
-        if node.op in _BOUNDED and any(tensor.name in handed_on or tensor.name in bad for tensor in node.inputs):
-            handed_on.update(dict.fromkeys(output.name for output in node.outputs if len(output.shape or ()) > 2))
-    bad |= _problems(magnitudes.of(handed_on, progress))
+        if node.op in _BOUNDED and any(tensor.name in bounded or tensor.name in bad for tensor in node.inputs):
+            bounded.update(dict.fromkeys(output.name for output in node.outputs if len(output.shape or ()) > 2))
+    bad |= _problems(magnitudes.of(bounded, progress))
     reasons: dict[str, str] = {}
     for node in nodes:
         # A convolution reads a tensor that exceeds FP16 through Q/DQ, or not at all in FP16.
@@ -176,7 +176,7 @@ def half_parts(
     largest = magnitudes.by_channel(makers, progress) if flow.half else {}
     return HalfParts(
         tuple(name for name in names if name not in reasons),
-        left=tuple(node.name for node in nodes if node.name in reasons and node.name not in wanted),
+        left=tuple(node.name for node in nodes if node.name in reasons and node.name not in planned),
         reasons=reasons,
         outputs={makers[name]: most for name, most in largest.items()},
     )

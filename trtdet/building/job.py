@@ -58,10 +58,7 @@ class CheckedBuild:
     """A build of which everything is known that needs no image to be decoded.
 
     Attributes:
-        job: what is built.
-        backend: builds the engine.
         graph: the rewritten model.
-        plugins: the plugin libraries.
         selected: the calibration images.
         dataset: images, for a bound on the loss; annotated where that is in mAP.
         previous: the bundle at the output's place, which may lend its histograms and its ranking.
@@ -79,12 +76,10 @@ class CheckedBuild:
 
     @property
     def options(self) -> BuildOptions:
-        """How it is built."""
         return self.job.options
 
     @property
     def target(self) -> EngineTarget:
-        """What the engine is built for."""
         return EngineTarget.of(self.options)
 
     @property
@@ -163,9 +158,9 @@ def _facts(
 ) -> dict[str, Any]:
     """What the options resolve to, by the names that their metadata gives, and what stands for no option."""
     plan, histograms, cache = options.plan, options.calibration.histograms, options.calibration.cache
-    kept: Any = plan.keep_fp16
-    if isinstance(kept, Path):
-        kept = ["plan", json.dumps(asdict(PrecisionPlan.load(kept)), sort_keys=True)]
+    keep_fp16: Any = plan.keep_fp16
+    if isinstance(keep_fp16, Path):
+        keep_fp16 = ["plan", json.dumps(asdict(PrecisionPlan.load(keep_fp16)), sort_keys=True)]
     annotated: list[str | None] | None = None
     if limit_of(plan) is not None and plan.val_images is not None:  # the plan is found by their score
         annotations = sha256_file(plan.annotations) if plan.annotations is not None else None
@@ -180,7 +175,7 @@ def _facts(
         # Images say it all; without them the given collection does.
         "histograms": Collection.load(histograms).key if histograms is not None and not selected.paths else None,
         "cache": sha256_file(cache) if cache is not None else None,
-        "kept": kept,
+        "kept": keep_fp16,
         "annotated": annotated,
         "ranked_images": plan.rank_images if plan.ranked else None,
         "tuned": tuned_key(options.tuned) if options.tuned is not None else None,

@@ -136,43 +136,43 @@ def choose_plan(
     Raises:
         ConfigError: the options do not fit the model, or no plan keeps the limit.
     """
-    asked, plan, trade_off, latency = options.plan, prepared.plan, None, None
+    plan_options, plan, trade_off, latency = options.plan, prepared.plan, None, None
     ranked = cache(ranked)
     chosen: tuple[str, ...] = ()
-    if isinstance(asked.keep_fp16, Path):
-        edited = edited_plan(asked.keep_fp16, prepared.graph.placement)
+    if isinstance(plan_options.keep_fp16, Path):
+        edited = edited_plan(plan_options.keep_fp16, prepared.graph.placement)
         own = {
             name: replace(entry, corrections=plan.entries[name].corrections)
             for name, entry in prepared.graph.plan.entries.items()
         }
         plan = PrecisionPlan({name: edited.entries[name].edited_from(entry) for name, entry in own.items()})
-    elif isinstance(asked.keep_fp16, tuple):
+    elif isinstance(plan_options.keep_fp16, tuple):
         macs = multiply_adds(prepared.model)
         depthwise = [name for name in plan.names("int8") if macs[name].depthwise]
-        names = [name for item in asked.keep_fp16 for name in (depthwise if item == DEPTHWISE else (item,))]
+        names = [name for item in plan_options.keep_fp16 for name in (depthwise if item == DEPTHWISE else (item,))]
         plan = keeping(plan, dict.fromkeys(named(plan, names), "kept: named"), Cause.KEPT_NAMED)
-    elif asked.max_latency is not None:
+    elif plan_options.max_latency is not None:
         assert backend is not None
         costs = plan_costs(prepared, backend, options, progress=progress)
         stopwatch = plan_stopwatch(prepared, backend, options, progress=progress)
         assert costs is not None, "validation refuses a backend without layers"
         if stopwatch is None:
-            check_reachable(costs.unit, plan_problem(prepared, costs), asked.max_latency)
+            check_reachable(costs.unit, plan_problem(prepared, costs), plan_options.max_latency)
         latency = most_accurate_within(
-            costs.unit, plan_problem(prepared, costs, ranked()), limit=asked.max_latency, measure=stopwatch
+            costs.unit, plan_problem(prepared, costs, ranked()), limit=plan_options.max_latency, measure=stopwatch
         )
         chosen, cause = latency.kept, Cause.KEPT_LATENCY
-    elif (accuracy_limit := limit_of(asked)) is not None:
+    elif (accuracy_limit := limit_of(plan_options)) is not None:
         assert dataset is not None and backend is not None, "validation gives the images"
         figure, limit = accuracy_limit
         costs = plan_costs(prepared, backend, options, progress=progress)
         search = search_within(prepared, ranked, costs, dataset=dataset, figure=figure, progress=progress)
         trade_off = cheapest_within(search, limit)
         chosen, cause = trade_off.chosen.names, Cause.KEPT_BOUND
-    elif asked.keep_fp16:
-        chosen, cause = most_sensitive(ranked(), asked.keep_fp16), Cause.KEPT_SENSITIVE
-    elif asked.fp16_budget is not None:
-        chosen, cause = within_budget(ranked(), asked.fp16_budget), Cause.KEPT_BUDGET
+    elif plan_options.keep_fp16:
+        chosen, cause = most_sensitive(ranked(), plan_options.keep_fp16), Cause.KEPT_SENSITIVE
+    elif plan_options.fp16_budget is not None:
+        chosen, cause = within_budget(ranked(), plan_options.fp16_budget), Cause.KEPT_BUDGET
     ranking = ranked() if ranked.cache_info().currsize else None
     if chosen:
         faster = dict.fromkeys(chosen, "kept: FP16 is estimated to be as fast here")

@@ -55,27 +55,24 @@ def select_images(options: CalibrationOptions) -> Selection:
     images = calibration_images(options)
     if not images:
         return Selection()
-    wanted = options.num_images or DEFAULT_IMAGES
-    if options.num_images is not None and len(images) < wanted:
+    count = options.num_images or DEFAULT_IMAGES
+    if options.num_images is not None and len(images) < count:
         warnings.warn(
-            f"--num-images {wanted} but '{options.images}' has {len(images)}: all of them are used",
+            f"--num-images {count} but '{options.images}' has {len(images)}: all of them are used",
             TrtdetWarning,
             stacklevel=3,
         )
-    paths = evenly(images, wanted)
+    paths = evenly(images, count)
     return Selection(paths, content_hash(paths))
 
 
 @dataclass(frozen=True, eq=False)
 class Calibrated:
-    """Histograms, and the ranges chosen from them.
+    """Histograms of a model, and the ranges chosen from them.
 
     Attributes:
-        graph: the model.
-        collection: the histograms.
         ranges: by the rule that was named; by the default rule for ``auto``, which decides with the corrections.
         paths: calibration images that could be read.
-        cache: the selection's.
         reused: the histograms were there already.
         seen: what the detections on the images look like; None where nobody looked.
     """

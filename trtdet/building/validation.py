@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import warnings
 from collections.abc import Collection
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -33,10 +34,7 @@ FIRST_FP8 = 89
 """The compute capability that FP8 came with."""
 
 
-def _spelled(name: str) -> str:
-    return spelled(BuildOptions, name)
-
-
+_spelled = partial(spelled, BuildOptions)
 _KEEP, _LATENCY = _spelled("plan.keep_fp16"), _spelled("plan.max_latency")
 _VAL_IMAGES, _ANNOTATIONS = _spelled("plan.val_images"), _spelled("plan.annotations")
 
@@ -237,8 +235,7 @@ def check_calibration(calibration: CalibrationOptions, correct: tuple[str, ...])
 
 def warn_of_percentile(*rules: str) -> None:
     """Warns where one of the rules takes a percentile that looks like a share: up to 1, or under 50."""
-    percentiles = [rule_percentile(rule) for rule in rules if rule.startswith("percentile")]
-    percentile = min(percentiles, default=100.0)
+    percentile = min((rule_percentile(rule) for rule in rules if rule.startswith("percentile")), default=100.0)
     if percentile >= 50:
         return
     meant = 100 * percentile if percentile <= 1 else 99.99
@@ -318,14 +315,14 @@ def bounding_images(plan: PlanOptions, config: Config, calibrating: Collection[P
     Raises:
         DataError: as of :func:`scored_images`, or there are none besides those that calibrate.
     """
-    given, limit = scored_images(plan, config), limit_of(plan)
-    if given is None or limit is None:
-        return given
-    apart = apart_from(given, calibrating)
-    left_out = len(given.images) - len(apart.images)
+    dataset, limit = scored_images(plan, config), limit_of(plan)
+    if dataset is None or limit is None:
+        return dataset
+    apart = apart_from(dataset, calibrating)
+    left_out = len(dataset.images) - len(apart.images)
     if left_out:
         warnings.warn(
-            f"{left_out} of {len(given.images)} images of '{plan.val_images}' are calibration images too: ranges and "
+            f"{left_out} of {len(dataset.images)} images of '{plan.val_images}' are calibration images too: ranges and "
             f"corrections were made from these, so that they show nothing for {limit[0].option} and are left out",
             TrtdetWarning,
             stacklevel=3,

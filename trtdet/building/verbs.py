@@ -36,7 +36,6 @@ class BuildResult:
     """A finished bundle.
 
     Attributes:
-        bundle: the bundle.
         audit: of its engine; None where no layers were listed, or the bundle was up to date.
         up_to_date: an equal bundle was there already.
         trade_off: plans scored for a limit on the loss.
@@ -70,7 +69,6 @@ def build(
         model: float ONNX model.
         config: its configuration, NMS thresholds included.
         output: the bundle's folder.
-        options: precision, calibration, backend.
         progress: told of every image and every stage.
         expect: told of the stages to come, once the build is checked.
 
@@ -122,8 +120,6 @@ def calibrate(
 
     Args:
         model: float ONNX model.
-        config: its configuration.
-        options: images and rule.
         progress: told of every image.
         quantization: ``explicit`` for what Q/DQ nodes read; ``implicit`` for every tensor that TensorRT may run in
             INT8 by itself, about four times as many.
@@ -153,8 +149,6 @@ def sensitivity(
 
     Args:
         model: float ONNX model.
-        config: its configuration.
-        options: calibration, corrections and method.
         rows: a file that every finished row is appended to; an existing file is resumed.
         progress: told of every image and row.
 
