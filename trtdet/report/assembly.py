@@ -119,10 +119,10 @@ def _bundle(run: Run, scores: Mapping[str, Any] | None) -> Report:
         gpu = gpu_of(compared["gpu"] if compared else None, manifest.backend.sms)
         times = estimate(flow_of(bundle), gpu, manifest.input.shape.opt[0])
         basis = f"estimated for {times.gpu.name}, batch {times.batch}"
-        sections.append(graph_section(engine_nodes(run.audit.layers, plan, times), True, basis))
+        sections.append(graph_section(engine_nodes(run.audit.layers, plan, times), basis))
         sections.append(audit_section(run.audit, plan, times))
     else:
-        sections += [graph_section(model_nodes(model, plan), False, ""), plan_section(plan)]
+        sections += [graph_section(model_nodes(model, plan), ""), plan_section(plan)]
         missing.append(Missing("the audit of an engine", "build with --backend tensorrt or tensorrt-rtx"))
     if run.worth is None and int8:
         missing.append(Missing("the time against FP16", "build with --guard warn, for TensorRT or TensorRT-RTX"))
