@@ -95,7 +95,7 @@ def _departures(flow: Flow, plan: PrecisionPlan, got: Mapping[str, str]) -> tupl
     problems = {problem.node: problem.problem for problem in lint(flow.model)}
     departures = []
     for name, entry in plan.entries.items():
-        planned = entry.format if entry.precision == "int8" else entry.precision
+        planned = entry.number_format
         if got.get(name) == planned:
             continue
         node = flow.nodes.get(name)

@@ -81,7 +81,7 @@ def _part(run: Run, evaluation: Run) -> Report:
         return Report("", (f"{line}{run.profile['ran_on']}.",), tuple(profile_section(plain) for plain in profiles))
     if run.ranking is not None:
         layers = run.ranking.layers
-        share = layers[0].score / (sum(max(layer.score, 0.0) for layer in layers) or 1.0)
+        share = layers[0].score / run.ranking.total
         line = f"{run.name}: of {len(layers)} convolutions {layers[0].name} causes most, {share:.1%}."
         order = Missing("the order of the network", "rank again with this version of trtdet")
         return Report(

@@ -157,10 +157,10 @@ def compare_runs(first: Path, second: Path) -> RunDifference:
     names = runs[0].name, runs[1].name
     if names[0] == names[1]:
         names = str(first), str(second)
-    if all(run.kind == "sweep" for run in runs):
+    if all(run.experiment is not None and run.experiment.kind == "sweep" for run in runs):
         return _sweeps(names, runs)
     for run in runs:
-        if run.kind not in ("bundle", "plan"):
+        if run.bundle is None and run.lone_plan is None:
             raise ConfigError(
                 f"'{run.path}' cannot be compared: give two bundles, plans (plan.json), or two folders of sweeps"
             )
@@ -169,9 +169,7 @@ def compare_runs(first: Path, second: Path) -> RunDifference:
     every = dict.fromkeys((*entries[0], *entries[1]))
     for name in every:
         pair = [plan.get(name) for plan in entries]
-        precisions = [
-            "" if entry is None else entry.format if entry.precision == "int8" else entry.precision for entry in pair
-        ]
+        precisions = ["" if entry is None else entry.number_format for entry in pair]
         if precisions[0] != precisions[1]:
             changes.append(Change(name, *precisions, *("" if entry is None else entry.reason for entry in pair)))
     # Each bundle keeps its score against the same model without INT8.
