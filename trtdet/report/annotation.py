@@ -69,9 +69,7 @@ def annotated(run: Run, times: Times | None = None) -> onnx.ModelProto:
     if run.ranking is not None:
         ranked, total = run.ranking.layers, run.ranking.total
         for layer in ranked:
-            share = (
-                f"{max(layer.score, 0.0) / total:.1%} of all layers' (rank {layer.rank} of {len(ranked)})"
-            )
+            share = f"{max(layer.score, 0.0) / total:.1%} of all layers' (rank {layer.rank} of {len(ranked)})"
             notes[layer.name]["error"] = f"{layer.distance:.5f} at the head, {share}"
     _add_origins(notes, model)
     for node in model.graph.node:
