@@ -1,4 +1,4 @@
-"""Runs as one report: the verdicts first, then what each run measured, and what none did."""
+"""Runs as one report: verdicts first, then the measurements of each run, then what is missing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from trtdet.report.sections.verdicts import accuracy_sentence, bundle_verdict, f
 
 
 def report(paths: Sequence[Path]) -> Report:
-    """Reads runs and says what they found.
+    """Reads runs and reports their results.
 
     Args:
         paths: of runs, see :func:`trtdet.report.runs.read_run`; at least one.
@@ -67,7 +67,7 @@ def _evaluation_of(bundle: Run, runs: Sequence[Run]) -> Run | None:
 
 
 def _part(run: Run, evaluation: Run) -> Report:
-    """What a run has to say; the evaluation of a bundle is another run."""
+    """The report of one run; the evaluation of a bundle is another run."""
     if run.bundle is not None:
         return _bundle(run, evaluation.scores)
     if run.experiment is not None:

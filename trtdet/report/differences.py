@@ -56,7 +56,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class RunDifference:
-    """What :func:`compare_runs` found.
+    """Result of :func:`compare_runs`.
 
     Attributes:
         first, second: names of the runs.
@@ -176,12 +176,12 @@ def compare_runs(first: Path, second: Path) -> RunDifference:
     scores = []
     for name, run in zip(names, runs, strict=True):
         worth = run.worth or {}
-        kept = worth.get("comparison")
-        if kept is not None:
+        score = worth.get("comparison")
+        if score is not None:
             scores.append(
-                f"{name}: mAP {100 * (kept['map'] + kept['difference']):.2f}, {100 * kept['difference']:+.2f} "
-                f"({100 * kept['low']:+.2f} .. {100 * kept['high']:+.2f}, {kept['images']} images) against "
-                f"{worth['against'].upper()}: {kept['verdict']}."
+                f"{name}: mAP {100 * (score['map'] + score['difference']):.2f}, {100 * score['difference']:+.2f} "
+                f"({100 * score['low']:+.2f} .. {100 * score['high']:+.2f}, {score['images']} images) against "
+                f"{worth['against'].upper()}: {score['verdict']}."
             )
     how = "build each with 'trtdet build --keep-fp16 PLAN.json' and compare the bundles"
     if all(run.bundle is not None for run in runs):
@@ -249,8 +249,8 @@ def _sweeps(names: tuple[str, str], runs: Sequence[Run]) -> RunDifference:
     )
     table = Table(columns, rows, f"{len(both)} variants in both; differences are of the loss against FP32")
     lines = [f"{beyond} of {len(both)} variants differ by more than noise."]
-    for name, own, others in ((names[0], first, second), (names[1], second, first)):
-        alone = [row.title for key, row in own.items() if key not in others]
+    for name, variants, other in ((names[0], first, second), (names[1], second, first)):
+        alone = [row.title for key, row in variants.items() if key not in other]
         if alone:
             lines.append(f"In {name} alone: {'; '.join(alone)}.")
     return RunDifference(*names, scores=tuple(lines), variants=table.filled())
