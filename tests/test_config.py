@@ -200,7 +200,6 @@ def merged(keys: int) -> str:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("extends: yolx\n", "'yolx' is neither a file nor a shipped name; shipped:"),
         ("extends: yolx\n", "did you mean 'yolox'?"),
         ("extends: [yolox]\n", "'extends' must be a name or a file, got ['yolox']"),
         ("extends: /dev/zero\n", "'/dev/zero' is larger than"),
@@ -337,9 +336,6 @@ def test_with_nms_replaces_what_is_given_and_keeps_the_rest():
     ("changes", "said"),
     [
         ({"score_threshold": 2.0}, "options: key 'nms.score_threshold': input should be less than or equal to 1"),
-        ({"score_threshold": math.nan}, "key 'nms.score_threshold'"),
-        ({"iou_threshold": 0.0}, "key 'nms.iou_threshold'"),
-        ({"max_detections": -1}, "key 'nms.max_detections'"),
         ({"max_detections": 4000}, "max_detections (4000) must not exceed pre_nms_topk (3000)"),
         ({"topk": 4000}, "unknown key 'nms.topk'"),
     ],

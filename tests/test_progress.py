@@ -17,12 +17,6 @@ from trtdet.progress import Console, Course, ExpectedStage
 from trtdet.tables import Table
 
 
-@pytest.fixture
-def terminal(monkeypatch):
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setenv("TERM", "dumb")
-
-
 def test_results_go_to_standard_output_and_the_rest_to_standard_error(capsys):
     with Console() as console:
         console.say("result")
@@ -201,13 +195,13 @@ def test_where_nothing_is_expected_a_stage_counts_by_itself():
     assert (course.share, course.left) == (0.25, 6)
 
 
-@pytest.mark.usefixtures("terminal")
 def test_work_goes_on_where_no_bar_can_be_drawn(monkeypatch):
     def start(self: bars.Progress) -> None:
         raise RuntimeError("can't start new thread")
 
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setattr(bars.Progress, "start", start)
     with Console() as console:
-        console.progress("one", 0, 2)
-        console.progress("one", 1, 2)
-        console.progress("one", 2, 2)
+        for done in range(3):
+            console.progress("one", done, 2)

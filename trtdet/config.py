@@ -7,7 +7,6 @@ is data here and is copied into the bundle's manifest unchanged.
 from __future__ import annotations
 
 import ast
-import difflib
 import reprlib
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -25,6 +24,7 @@ from pydantic import (
 )
 
 from trtdet.errors import ConfigError, one_line
+from trtdet.options.rows import nearest
 
 # fmt: off
 COCO_CLASSES: tuple[str, ...] = (
@@ -174,14 +174,14 @@ class HeadConfig(_Section):
 
     @model_validator(mode="after")
     def _rules(self) -> HeadConfig:
-        of_boxes = {
+        box_keys = {
             "scores softmax": self.scores == "softmax",
             "background": self.background != "none",
             "columns": self.columns is not None,
             "compute": self.compute is not None,
         }
-        for key, given in of_boxes.items():
-            if given and self.decode != "boxes":
+        for key, is_set in box_keys.items():
+            if is_set and self.decode != "boxes":
                 raise ValueError(f"head.{key} belongs to head.decode boxes, not {self.decode}")
         if self.columns is not None and self.background != "none":
             raise ValueError("head.columns names the classes' columns, so the background's is not among them: drop one")
@@ -336,7 +336,7 @@ def _read(source: str | Path, folder: Path = Path(), seen: tuple[Path, ...] = ()
     except FileNotFoundError:
         raise _error(
             f"configuration '{source}' is neither a file nor a shipped name; shipped: {', '.join(names)}"
-            f"{_suggest(str(source), names)}"
+            f"{nearest(str(source), names)}"
         ) from None
     except (OSError, ValueError, RuntimeError) as error:  # also of a name with a null character, or links in a circle
         raise _error(f"configuration '{source}' cannot be read: {error}") from None
@@ -421,7 +421,7 @@ def _explain(item: dict[str, Any]) -> str:
             if isinstance(annotation, type) and issubclass(annotation, BaseModel):
                 section = annotation
         allowed = sorted(section.model_fields)
-        return f"unknown key '{path}'{_suggest(str(location[-1]), allowed)}; allowed here: {', '.join(allowed)}"
+        return f"unknown key '{path}'{nearest(str(location[-1]), allowed)}; allowed here: {', '.join(allowed)}"
     if item["type"] == "missing":
         return f"key '{path}' is missing"
     message = str(item["msg"]).removeprefix("Value error, ")
@@ -442,8 +442,3 @@ def _shown(value: Any) -> str:
 
 def _error(message: str) -> ConfigError:
     return ConfigError(one_line(message, 2000))
-
-
-def _suggest(word: str, candidates: Any) -> str:
-    close = difflib.get_close_matches(word, list(candidates), n=1)
-    return f", did you mean '{close[0]}'?" if close else ""

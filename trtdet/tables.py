@@ -80,12 +80,10 @@ class Table:
     def __str__(self) -> str:
         return self.text()
 
-    def text(self, width: int | None = None, styled: bool = False) -> str:
-        """Plain text in columns.
+    def text(self, styled: bool = False) -> str:
+        """Plain text in columns. A terminal's width wraps cells inside their columns; a file or a pipe wraps nothing.
 
         Args:
-            width: the most characters in a line; longer cells are wrapped inside their columns. None takes the width
-                of the terminal, and wraps nothing where standard output is a file or a pipe.
             styled: for a terminal: title and headings are bold, rule and notes dim.
         """
         from rich.box import Box
@@ -103,7 +101,7 @@ class Table:
             drawn.add_row(*map(Text, row))
         terminal = sys.stdout is not None and sys.stdout.isatty()
         console = Console(
-            width=width or (None if terminal else 10_000),  # no line is wrapped where there is no terminal
+            width=None if terminal else 10_000,  # no line is wrapped where there is no terminal
             color_system="standard" if styled else None,
             force_terminal=styled or None,
         )
@@ -157,9 +155,9 @@ class Tables:
     def __str__(self) -> str:
         return self.text()
 
-    def text(self, width: int | None = None, styled: bool = False) -> str:
+    def text(self, styled: bool = False) -> str:
         """The parts as ``Table.text`` gives them, an empty line between two."""
-        return "\n\n".join(part if isinstance(part, str) else part.text(width, styled) for part in self.parts)
+        return "\n\n".join(part if isinstance(part, str) else part.text(styled) for part in self.parts)
 
     def markdown(self) -> str:
         """The parts as ``Table.markdown`` gives them; text stays as it is."""

@@ -40,16 +40,6 @@ def test_render_types_ranges_and_classes() -> None:
     assert 0.3 < small < 0.65 and 0.03 < large < 0.2  # all three of COCO's scales occur
 
 
-def test_boxes_are_tight_around_the_visible_pixels() -> None:
-    for index in range(20):
-        image, owner, classes = shapes._render(5, "val", index)
-        _, boxes, _ = shapes.render(5, "val", index)
-        assert owner.shape == image.shape[:2]
-        for i in range(len(classes)):
-            rows, columns = np.nonzero(owner == i + 1)
-            np.testing.assert_array_equal(boxes[i], [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1])
-
-
 @pytest.mark.parametrize("name", shapes.CLASSES)
 def test_every_outline_fills_its_box(name: str) -> None:
     contours, width, height = outline(np.random.default_rng(1), name, 80.0)
@@ -93,13 +83,6 @@ def test_generate_writes_coco(tmp_path: Path) -> None:
             assert (across.min(), down.min(), across.max() + 1, down.max() + 1) == (x1, y1, x2, y2)
     ids = [a["id"] for a in document["annotations"]]
     assert len(set(ids)) == len(ids)
-
-
-def test_a_longer_split_keeps_its_images(tmp_path: Path) -> None:
-    short = shapes.generate(tmp_path / "a", "val", 2)
-    long = shapes.generate(tmp_path / "b", "val", 3)
-    for name in ("000001.png", "000002.png"):
-        assert (short.images / name).read_bytes() == (long.images / name).read_bytes()
 
 
 def test_a_complete_split_is_not_written_again(tmp_path: Path) -> None:

@@ -110,16 +110,3 @@ def test_the_command_says_what_it_wrote(remade: Remake, tmp_path: Path, capsys: 
     assert all(f"warning: {warning}" in captured.err for warning in found["warnings"])
     street = read_config(folder / "street")
     assert [shape(one) for one in street.input] == [("image", "TYPE_UINT8", [-1, -1, -1, 3])]
-
-
-def test_the_command_refuses_in_one_line(remade: Remake, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    bundle = remade(backend=BackendPart(name="tensorrt-rtx", version="1.7.1", sms=()))
-    assert main(["package", str(bundle), "-o", str(tmp_path / "m"), "--format", "triton", "--json"]) == 1
-    captured = capsys.readouterr()
-    assert json.loads(captured.out)["error"]["type"] == "BundleError"
-    assert len([line for line in captured.err.splitlines() if line.startswith("trtdet: error: ")]) == 1
-    assert main(["package", str(tmp_path / "none"), "-o", str(tmp_path / "m"), "--format", "triton"]) == 1
-    assert "is not a bundle" in capsys.readouterr().err
-    arguments = ["package", str(bundle), "-o", str(tmp_path / "m"), "--format", "deepstream", "--queue-delay", "1"]
-    assert main(arguments) == 1
-    assert "are Triton's" in capsys.readouterr().err

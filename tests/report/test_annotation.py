@@ -111,14 +111,14 @@ def test_what_a_node_said_before_stays(run):
     own.CopyFrom(run.model)
     name = next(iter(run.plan.entries))
     by_name(own)[name].doc_string = "/model.py(7): forward"
-    changed = Run(run.path, "bundle", bundle=run.bundle)
+    changed = Run(run.path, bundle=run.bundle)
     vars(changed)["model"] = own
     assert by_name(annotated(changed))[name].doc_string.endswith("\n\n/model.py(7): forward")
 
 
 def test_a_run_without_a_model_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="is no bundle: there is no model to annotate"):
-        annotated(Run(tmp_path, "sweep"))
+        annotated(Run(tmp_path))
 
 
 def test_the_command_writes_it_with_estimated_or_given_times(audited, tmp_path, capsys):

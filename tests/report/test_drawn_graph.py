@@ -78,10 +78,10 @@ def test_what_only_changes_the_type_is_passed_through_in_a_model():
 
 def test_marks_grow_with_the_time_and_can_be_coloured_by_it():
     nodes = [Node("a", "a", "int8", (), 4.0), Node("b", "b", "fp16", (0,), 1.0), Node("c", "c", "int8", (1,), 0.0)]
-    (_, chart) = graph_section(nodes, True, "estimated for L4, batch 1").parts
+    (_, chart) = graph_section(nodes, "estimated for L4, batch 1").parts
     lines, fp16, int8 = chart.traces
     assert lines["x"] == [0.0, 1.0, None, 1.0, 2.0, None]
     assert int8["marker"]["size"] == [18.0, 6.0] and fp16["marker"]["size"] == [12.0]
     (menu,) = chart.layout["updatemenus"]
     assert menu["buttons"][1]["args"][0]["marker.color"] == [[1.0], [4.0, 0.0]]
-    assert "updatemenus" not in graph_section(nodes, False, "").parts[1].layout
+    assert "updatemenus" not in graph_section(nodes, "").parts[1].layout

@@ -50,7 +50,7 @@ def large(convolutions: int, variants: int) -> str:
         experiment_section(swept(*(row(f"variant {place}", -0.001 * place) for place in range(variants)))),
         sensitivity_section(ranking, plan),
         ranges_section(Ranges.choose(collection, "percentile"), collection, inputs, [layer.name for layer in layers]),
-        graph_section(nodes, True, "estimated for L4, batch 1"),
+        graph_section(nodes, "estimated for L4, batch 1"),
         plan_section(plan),
     )
     return page(Report("a large one", (), sections))

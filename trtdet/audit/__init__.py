@@ -71,7 +71,7 @@ def _departures(flow: Flow) -> tuple[Departure, ...]:
     problems = {problem.node: problem.problem for problem in lint(flow.model)}
     departures = []
     for name, entry in flow.plan.entries.items():
-        planned = entry.format if entry.precision == "int8" else entry.precision
+        planned = entry.number_format
         got = flow.precisions.get(name, "unknown")
         if got == planned:
             continue

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import json
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
 from trtdet.cli.command import Command
-from trtdet.cli.options import add_dry_run, add_model, add_output, add_rows, options_of
+from trtdet.cli.options import model_options, options_of
 from trtdet.options import BuildOptions, spelled, words
 from trtdet.progress import Console
 
 if TYPE_CHECKING:
     from trtdet.bundle import Bundle
-
-
-def _options(parser: ArgumentParser) -> None:
-    add_model(parser)
-    add_output(parser, "BUNDLE", "folder that is written")
-    add_rows(parser, BuildOptions)
-    add_dry_run(parser)
 
 
 def _run(options: Namespace, console: Console) -> dict[str, Any]:
@@ -105,7 +98,7 @@ def _summary(bundle: Bundle, options: BuildOptions, up_to_date: bool) -> str:
 COMMAND = Command(
     "build",
     summary="a bundle with an engine, from a float ONNX model; INT8 by default",
-    add_options=_options,
+    add_options=model_options("BUNDLE", "folder that is written", BuildOptions, dry_run=True),
     run=_run,
     usage="MODEL --config CONFIG -o BUNDLE [options]",
     examples=(

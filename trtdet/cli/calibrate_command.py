@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from typing import Any
 
 from trtdet.cli.command import Command
-from trtdet.cli.options import add_model, add_output, add_rows, options_of
+from trtdet.cli.options import model_options, options_of
 from trtdet.errors import ConfigError
 from trtdet.options import CalibrateOptions
 from trtdet.progress import Console
-
-
-def _options(parser: ArgumentParser) -> None:
-    add_model(parser)
-    add_output(parser, "ranges.json", "where the ranges are written; the histograms and TensorRT's cache get its name")
-    add_rows(parser, CalibrateOptions)
 
 
 def _run(options: Namespace, console: Console) -> dict[str, Any]:
@@ -72,7 +66,11 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
 COMMAND = Command(
     "calibrate",
     summary="collect histograms of the activations on images, and choose their ranges",
-    add_options=_options,
+    add_options=model_options(
+        "ranges.json",
+        "where the ranges are written; the histograms and TensorRT's cache get its name",
+        CalibrateOptions,
+    ),
     run=_run,
     usage="MODEL --config CONFIG --images DIR -o ranges.json [options]",
 )

@@ -86,12 +86,8 @@ class Parser(argparse.ArgumentParser):
             else:
                 unknown = len(word) > 2 and word[0] == "-" and word[:2] not in options and not re.match(r"-\.?\d", word)
             if unknown:
-                self.error(f"no option '{name}'{nearest(name, options)}{self._setting(name)}")
-
-    def _setting(self, name: str) -> str:
-        """Where a misspelt option is a setting: how it is given."""
-        action = self.options().get("--help-settings")
-        names = getattr(action, "names", ())
-        wanted = name.lstrip("-").replace("-", "_")
-        setting = next((setting for setting in names if setting.rpartition(".")[2] == wanted), None)
-        return f"; {setting} is a setting: --set {setting}=VALUE" if setting else ""
+                settings = getattr(options.get("--help-settings"), "names", ())
+                key = name.lstrip("-").replace("-", "_")
+                setting = next((setting for setting in settings if setting.rpartition(".")[2] == key), None)
+                hint = f"; {setting} is a setting: --set {setting}=VALUE" if setting else ""
+                self.error(f"no option '{name}'{nearest(name, options)}{hint}")

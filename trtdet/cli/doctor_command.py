@@ -12,7 +12,7 @@ from trtdet.tables import Table
 
 
 def _options(parser: ArgumentParser) -> None:
-    """There are none but those of every command."""
+    """The command has no options of its own."""
 
 
 def _run(options: Namespace, console: Console) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
     for title, checks in (("backend", state.backends), ("extra", state.extras)):
         rows = [(check.name, "ok" if check.ok else "missing", check.detail, check.fix) for check in checks]
         console.say(f"\n{Table((title, 'status', 'detail', 'to do'), rows)}")
-    places = [(one.backend, one.consumer, "yes" if one.runs else "no", one.detail) for one in state.consumers]
+    places = [(use.backend, use.consumer, "yes" if use.runs else "no", use.detail) for use in state.consumers]
     console.say(f"\n{Table(('bundle of', 'in', 'runs', 'with, or why not'), places)}")
     return asdict(state)
 

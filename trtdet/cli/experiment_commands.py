@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from trtdet.cli.command import Command
-from trtdet.cli.options import add_dry_run, add_model, add_output, add_rows, options_of
+from trtdet.cli.options import model_options, options_of
 from trtdet.options import SweepOptions, TuneOptions
 from trtdet.progress import Console
 
@@ -16,24 +16,10 @@ if TYPE_CHECKING:
     from trtdet.experiments.experiment import Experiment
 
 
-def _sweep_options(parser: ArgumentParser) -> None:
-    add_model(parser)
-    add_output(parser, "DIR", "folder of the rows and the table; rows of an earlier sweep in it are kept")
-    add_rows(parser, SweepOptions)
-    add_dry_run(parser)
-
-
 def _sweep(options: Namespace, console: Console) -> dict[str, Any]:
     from trtdet.experiments.grid import foresee_sweep, sweep
 
     return _measure(options, console, options_of(options, SweepOptions), foresee=foresee_sweep, measure=sweep)
-
-
-def _tune_options(parser: ArgumentParser) -> None:
-    add_model(parser)
-    add_output(parser, "DIR", "folder of the variants; what an earlier tune of the model measured in it is kept")
-    add_rows(parser, TuneOptions)
-    add_dry_run(parser)
 
 
 def _tune(options: Namespace, console: Console) -> dict[str, Any]:
@@ -80,14 +66,21 @@ def _measure(
 SWEEP = Command(
     "sweep",
     summary="build and score every combination of some options",
-    add_options=_sweep_options,
+    add_options=model_options(
+        "DIR", "folder of the rows and the table; rows of an earlier sweep in it are kept", SweepOptions, dry_run=True
+    ),
     run=_sweep,
     usage="MODEL --config CONFIG --images DIR --val-images DIR --annotations JSON -o DIR [options]",
 )
 TUNE = Command(
     "tune",
     summary="measure what plans of INT8 and FP16 layers cost and keep; each can be built",
-    add_options=_tune_options,
+    add_options=model_options(
+        "DIR",
+        "folder of the variants; what an earlier tune of the model measured in it is kept",
+        TuneOptions,
+        dry_run=True,
+    ),
     run=_tune,
     usage="MODEL --config CONFIG --images DIR -o DIR [options]",
 )

@@ -78,13 +78,13 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
     }
 
 
-def _names(given: str) -> list[str]:
-    path = Path(given)
-    if "," not in given and path.is_file():
+def _names(text: str) -> list[str]:
+    path = Path(text)
+    if "," not in text and path.is_file():
         return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    if "," not in given and path.suffix:
-        raise ConfigError(f"--classes: '{given}' does not exist", "give a file with a name a line, or A,B,...")
-    return [name.strip() for name in given.split(",") if name.strip()]
+    if "," not in text and path.suffix:
+        raise ConfigError(f"--classes: '{text}' does not exist", "give a file with a name a line, or A,B,...")
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _drafted(options: Namespace, text: str) -> str:

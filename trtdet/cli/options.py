@@ -133,23 +133,34 @@ def settings_of(options: type[OptionSet]) -> list[Row]:
     return sorted((row for row in offered(options) if row.is_setting), key=lambda row: row.name)
 
 
-def options_of(given: Namespace, options: type[_Options]) -> _Options:
-    """What was parsed as options.
+def options_of(parsed: Namespace, options: type[_Options]) -> _Options:
+    """The parsed arguments of a command as its dataclass of options.
 
     Raises:
         ConfigError: a value is not allowed.
     """
-    values = {row.path: value for row, value in given.settings}
+    values = {row.path: value for row, value in parsed.settings}
     for row in rows_of(options):
-        if hasattr(given, ".".join(row.path)):
-            values[row.path] = getattr(given, ".".join(row.path))
+        if hasattr(parsed, ".".join(row.path)):
+            values[row.path] = getattr(parsed, ".".join(row.path))
     changed: _Options = with_values(options(), values)
     return changed
 
 
-def add_model(parser: ArgumentParser) -> None:
-    argument(parser, "model MODEL", "float ONNX model", type=Path)
-    parser.add_argument("--config", required=True, help="YAML file, or a shipped name such as yolox")
+def model_options(
+    metavar: str, output: str, rows: type[OptionSet], dry_run: bool = False
+) -> Callable[[ArgumentParser], None]:
+    """Declares the options of a command that reads a float model and its configuration, and writes ``-o``."""
+
+    def declare(parser: ArgumentParser) -> None:
+        argument(parser, "model MODEL", "float ONNX model", type=Path)
+        parser.add_argument("--config", required=True, help="YAML file, or a shipped name such as yolox")
+        add_output(parser, metavar, output)
+        add_rows(parser, rows)
+        if dry_run:
+            argument(parser, "--dry-run", "list stages, times and memory; write nothing")
+
+    return declare
 
 
 def add_target(parser: ArgumentParser, several: bool = False) -> None:
@@ -163,10 +174,6 @@ def add_target(parser: ArgumentParser, several: bool = False) -> None:
 
 def add_output(parser: ArgumentParser, metavar: str, what: str, required: bool = True) -> None:
     argument(parser, f"-o --output {metavar}", what, type=Path, required=required)
-
-
-def add_dry_run(parser: ArgumentParser) -> None:
-    argument(parser, "--dry-run", "list stages, times and memory; write nothing")
 
 
 def add_runtime(parser: ArgumentParser) -> None:

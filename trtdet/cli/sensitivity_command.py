@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from typing import Any
 
 from trtdet.cli.command import Command
-from trtdet.cli.options import add_model, add_output, add_rows, check_suffix, options_of
+from trtdet.cli.options import check_suffix, model_options, options_of
 from trtdet.options import SensitivityOptions
 from trtdet.progress import Console
-
-
-def _options(parser: ArgumentParser) -> None:
-    add_model(parser)
-    add_output(parser, "sensitivity.json", "the ranking; its rows are kept in a .jsonl file beside it and resumed")
-    add_rows(parser, SensitivityOptions)
 
 
 def _run(options: Namespace, console: Console) -> dict[str, Any]:
@@ -36,7 +30,9 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
 COMMAND = Command(
     "sensitivity",
     summary="rank the convolutions by what INT8 costs at each",
-    add_options=_options,
+    add_options=model_options(
+        "sensitivity.json", "the ranking; its rows are kept in a .jsonl file beside it and resumed", SensitivityOptions
+    ),
     run=_run,
     usage="MODEL --config CONFIG --images DIR -o sensitivity.json [options]",
 )

@@ -153,9 +153,9 @@ def _render(seed: int, split: str, index: int) -> tuple[Image, NDArray[np.uint8]
     owner = np.zeros((height, width), np.uint8)
     classes: list[int] = []
     pixels: list[int] = []
-    wanted = int(rng.integers(1, 9))
-    for _ in range(4 * wanted):
-        if len(classes) == wanted:
+    count = int(rng.integers(1, 9))
+    for _ in range(4 * count):
+        if len(classes) == count:
             break
         label = int(rng.integers(len(CLASSES)))
         # The first object always goes in, so that no image is empty.

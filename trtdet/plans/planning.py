@@ -65,8 +65,7 @@ def keeping(plan: PrecisionPlan, reasons: Mapping[str, str], cause: Cause) -> Pr
 
 def reasons(ranking: Sensitivity, names: Collection[str]) -> dict[str, str]:
     """Why each of the convolutions is kept: its rank and its part of the error."""
-    total = sum(max(layer.score, 0.0) for layer in ranking.layers) or 1.0
-    count = len(ranking.layers)
+    count, total = len(ranking.layers), ranking.total
     return {
         layer.name: f"kept: rank {layer.rank} of {count}, {max(layer.score, 0.0) / total:.1%} of the error"
         for layer in ranking.layers

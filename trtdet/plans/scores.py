@@ -80,6 +80,11 @@ class Sensitivity:
     seconds: float
     inferences: int
 
+    @property
+    def total(self) -> float:
+        """The sum of the positive scores, of which a layer's share is taken; 1 where it would be 0."""
+        return sum(max(layer.score, 0.0) for layer in self.layers) or 1.0
+
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return asdict(self)
@@ -92,8 +97,7 @@ class Sensitivity:
         ]
         if self.map is not None:
             columns.append(Column("mAP", ".2f"))
-        left = len(self.layers) - count
-        total = sum(max(scored.score, 0.0) for scored in self.layers) or 1.0
+        left, total = len(self.layers) - count, self.total
         rows: list[list[Cell]] = []
         for layer in (*self.layers[:count], *self.groups):
             cells: list[Cell] = [layer.rank or None, layer.name, layer.score, layer.score / total]

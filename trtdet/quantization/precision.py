@@ -109,6 +109,11 @@ class Entry:
     float_output: str = ""
     format: Format = "int8"
 
+    @property
+    def number_format(self) -> str:
+        """``int8``, ``fp8``, ``fp16`` or ``fp32``."""
+        return self.format if self.precision == "int8" else self.precision
+
     def edited_from(self, base: Entry) -> Entry:
         """This entry of a plan that a user may have edited, completed from the entry that trtdet computed now.
 

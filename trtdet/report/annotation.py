@@ -19,7 +19,7 @@ from trtdet.report.runs import Run
 from trtdet.report.sections.verdicts import listed
 
 PREFIX = "trtdet."
-"""Of every key of the metadata."""
+"""Prefix of every key of the metadata."""
 
 _NODE_METADATA = 10
 """The version of ONNX's IR that has metadata of nodes."""
@@ -50,7 +50,7 @@ def annotated(run: Run, times: Times | None = None) -> onnx.ModelProto:
         times: of the engine's layers.
 
     Raises:
-        ConfigError: it is no bundle.
+        ConfigError: the run is not a bundle.
     """
     if run.model is None or run.plan is None:
         raise ConfigError(f"'{run.path}' is no bundle: there is no model to annotate", "give the -o of 'trtdet build'")
@@ -59,7 +59,7 @@ def annotated(run: Run, times: Times | None = None) -> onnx.ModelProto:
     notes: dict[str, dict[str, str]] = defaultdict(dict)
     for name, entry in run.plan.entries.items():
         notes[name] = {
-            "planned": entry.format if entry.precision == "int8" else entry.precision,
+            "planned": entry.number_format,
             "reason": entry.reason,
         }
         if entry.corrections:
@@ -67,8 +67,7 @@ def annotated(run: Run, times: Times | None = None) -> onnx.ModelProto:
     if run.audit is not None:
         _add_layers(notes, run.audit.layers, times)
     if run.ranking is not None:
-        ranked = run.ranking.layers
-        total = sum(max(layer.score, 0.0) for layer in ranked) or 1.0
+        ranked, total = run.ranking.layers, run.ranking.total
         for layer in ranked:
             share = f"{max(layer.score, 0.0) / total:.1%} of all layers' (rank {layer.rank} of {len(ranked)})"
             notes[layer.name]["error"] = f"{layer.distance:.5f} at the head, {share}"
@@ -107,8 +106,8 @@ def _add_layers(notes: dict[str, dict[str, str]], layers: Sequence[Layer], times
 
 
 def _add_origins(notes: dict[str, dict[str, str]], model: onnx.ModelProto) -> None:
-    """Of each node that trtdet wrote, the step, and the model's own layers that it is for: the nearest behind it, or
-    else before it."""
+    """Notes for each node that trtdet wrote: the rewrite that made it, and the nearest of the model's own layers after
+    it, or else before it."""
     origins = {name: origin for name, origin in origin_of(model).items() if not origin.replaces}
     readers: dict[str, list[onnx.NodeProto]] = defaultdict(list)
     makers: dict[str, onnx.NodeProto] = {}
@@ -125,17 +124,17 @@ def _add_origins(notes: dict[str, dict[str, str]], model: onnx.ModelProto) -> No
         return [makers[tensor] for tensor in node.input if tensor in makers]
 
     def nearest(node: onnx.NodeProto, step: Callable[[onnx.NodeProto], list[onnx.NodeProto]]) -> list[str]:
-        own: dict[str, None] = {}
-        waiting, seen = step(node), {node.output[0]}
+        layer_names: dict[str, None] = {}
+        waiting, visited = step(node), {node.output[0]}
         while waiting:
             neighbour = waiting.pop(0)
-            if neighbour.output[0] not in seen:
-                seen.add(neighbour.output[0])
+            if neighbour.output[0] not in visited:
+                visited.add(neighbour.output[0])
                 if neighbour.name in origins:
                     waiting += step(neighbour)
                 else:
-                    own[neighbour.name] = None
-        return list(own)
+                    layer_names[neighbour.name] = None
+        return list(layer_names)
 
     for node in model.graph.node:
         origin = origins.get(node.name)

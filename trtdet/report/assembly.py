@@ -1,4 +1,4 @@
-"""Runs as one report: the verdicts first, then what each run measured, and what none did."""
+"""Runs as one report: verdicts first, then the measurements of each run, then what is missing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from trtdet.report.sections.verdicts import accuracy_sentence, bundle_verdict, f
 
 
 def report(paths: Sequence[Path]) -> Report:
-    """Reads runs and says what they found.
+    """Reads runs and reports their results.
 
     Args:
         paths: of runs, see :func:`trtdet.report.runs.read_run`; at least one.
@@ -67,7 +67,7 @@ def _evaluation_of(bundle: Run, runs: Sequence[Run]) -> Run | None:
 
 
 def _part(run: Run, evaluation: Run) -> Report:
-    """What a run has to say; the evaluation of a bundle is another run."""
+    """The report of one run; the evaluation of a bundle is another run."""
     if run.bundle is not None:
         return _bundle(run, evaluation.scores)
     if run.experiment is not None:
@@ -81,7 +81,7 @@ def _part(run: Run, evaluation: Run) -> Report:
         return Report("", (f"{line}{run.profile['ran_on']}.",), tuple(profile_section(plain) for plain in profiles))
     if run.ranking is not None:
         layers = run.ranking.layers
-        share = layers[0].score / (sum(max(layer.score, 0.0) for layer in layers) or 1.0)
+        share = layers[0].score / run.ranking.total
         line = f"{run.name}: of {len(layers)} convolutions {layers[0].name} causes most, {share:.1%}."
         order = Missing("the order of the network", "rank again with this version of trtdet")
         return Report(
@@ -119,10 +119,10 @@ def _bundle(run: Run, scores: Mapping[str, Any] | None) -> Report:
         gpu = gpu_of(compared["gpu"] if compared else None, manifest.backend.sms)
         times = estimate(flow_of(bundle), gpu, manifest.input.shape.opt[0])
         basis = f"estimated for {times.gpu.name}, batch {times.batch}"
-        sections.append(graph_section(engine_nodes(run.audit.layers, plan, times), True, basis))
+        sections.append(graph_section(engine_nodes(run.audit.layers, plan, times), basis))
         sections.append(audit_section(run.audit, plan, times))
     else:
-        sections += [graph_section(model_nodes(model, plan), False, ""), plan_section(plan)]
+        sections += [graph_section(model_nodes(model, plan), ""), plan_section(plan)]
         missing.append(Missing("the audit of an engine", "build with --backend tensorrt or tensorrt-rtx"))
     if run.worth is None and int8:
         missing.append(Missing("the time against FP16", "build with --guard warn, for TensorRT or TensorRT-RTX"))

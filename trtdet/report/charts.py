@@ -1,5 +1,5 @@
-"""What charts share: colours that can be told apart on a light and on a dark ground, by people with any colour vision
-too, and bars in a row."""
+"""Shared by charts: colours that people with any colour vision can tell apart, on light and on dark ground, and bars in
+a row."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 COLOURS = ("#2f6db5", "#d9822b", "#3a9d5d", "#b5446e", "#7b5ea7", "#a08032", "#2f9aa0", "#c0504d")
-"""For kinds, in their order; all after them are grey."""
+"""Colours of kinds in their order; later kinds are grey."""
 
 GREY = "#8d97a3"
 
 PRECISIONS = {"int8": "#2f6db5", "fp8": "#2f9aa0", "fp16": "#d9822b", "fp32": "#b5446e", "": GREY}
-"""By precision; of layers without a convolution the colour of the empty text."""
+"""Colour by precision; the empty text stands for layers without a convolution."""
 
 
 def colour(index: int) -> str:

@@ -56,7 +56,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class RunDifference:
-    """What :func:`compare_runs` found.
+    """Result of :func:`compare_runs`.
 
     Attributes:
         first, second: names of the runs.
@@ -157,10 +157,10 @@ def compare_runs(first: Path, second: Path) -> RunDifference:
     names = runs[0].name, runs[1].name
     if names[0] == names[1]:
         names = str(first), str(second)
-    if all(run.kind == "sweep" for run in runs):
+    if all(run.experiment is not None and run.experiment.kind == "sweep" for run in runs):
         return _sweeps(names, runs)
     for run in runs:
-        if run.kind not in ("bundle", "plan"):
+        if run.bundle is None and run.lone_plan is None:
             raise ConfigError(
                 f"'{run.path}' cannot be compared: give two bundles, plans (plan.json), or two folders of sweeps"
             )
@@ -169,21 +169,19 @@ def compare_runs(first: Path, second: Path) -> RunDifference:
     every = dict.fromkeys((*entries[0], *entries[1]))
     for name in every:
         pair = [plan.get(name) for plan in entries]
-        precisions = [
-            "" if entry is None else entry.format if entry.precision == "int8" else entry.precision for entry in pair
-        ]
+        precisions = ["" if entry is None else entry.number_format for entry in pair]
         if precisions[0] != precisions[1]:
             changes.append(Change(name, *precisions, *("" if entry is None else entry.reason for entry in pair)))
     # Each bundle keeps its score against the same model without INT8.
     scores = []
     for name, run in zip(names, runs, strict=True):
         worth = run.worth or {}
-        kept = worth.get("comparison")
-        if kept is not None:
+        score = worth.get("comparison")
+        if score is not None:
             scores.append(
-                f"{name}: mAP {100 * (kept['map'] + kept['difference']):.2f}, {100 * kept['difference']:+.2f} "
-                f"({100 * kept['low']:+.2f} .. {100 * kept['high']:+.2f}, {kept['images']} images) against "
-                f"{worth['against'].upper()}: {kept['verdict']}."
+                f"{name}: mAP {100 * (score['map'] + score['difference']):.2f}, {100 * score['difference']:+.2f} "
+                f"({100 * score['low']:+.2f} .. {100 * score['high']:+.2f}, {score['images']} images) against "
+                f"{worth['against'].upper()}: {score['verdict']}."
             )
     how = "build each with 'trtdet build --keep-fp16 PLAN.json' and compare the bundles"
     if all(run.bundle is not None for run in runs):
@@ -251,8 +249,8 @@ def _sweeps(names: tuple[str, str], runs: Sequence[Run]) -> RunDifference:
     )
     table = Table(columns, rows, f"{len(both)} variants in both; differences are of the loss against FP32")
     lines = [f"{beyond} of {len(both)} variants differ by more than noise."]
-    for name, own, others in ((names[0], first, second), (names[1], second, first)):
-        alone = [row.title for key, row in own.items() if key not in others]
+    for name, variants, other in ((names[0], first, second), (names[1], second, first)):
+        alone = [row.title for key, row in variants.items() if key not in other]
         if alone:
             lines.append(f"In {name} alone: {'; '.join(alone)}.")
     return RunDifference(*names, scores=tuple(lines), variants=table.filled())

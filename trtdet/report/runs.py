@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import onnx
 
@@ -25,8 +25,6 @@ from trtdet.experiments.folder import Provenance
 from trtdet.plans.scores import Sensitivity
 from trtdet.quantization import PrecisionPlan
 
-Kind = Literal["bundle", "tune", "sweep", "sensitivity", "scores", "profile", "plan"]
-
 PLAN = "plan.json"
 
 
@@ -36,7 +34,6 @@ class Run:
 
     Attributes:
         path: as it was given.
-        kind: what it is.
         bundle: an opened bundle.
         experiment: of a sweep or a tune.
         scores: what ``trtdet eval -o eval.json`` wrote.
@@ -46,7 +43,6 @@ class Run:
     """
 
     path: Path
-    kind: Kind
     bundle: Bundle | None = None
     experiment: Experiment | None = None
     scores: Mapping[str, Any] | None = None
@@ -97,7 +93,7 @@ class Run:
     @cached_property
     def ranges(self) -> Ranges | None:
         """The ranges that were written."""
-        if self.kind == "tune":
+        if self.experiment is not None and self.experiment.kind == "tune":
             return None if self._file(CORRECTED) is None else tuned_ranges(self.path)
         path = self._file("ranges.json")
         return None if path is None else Ranges.load(path)
@@ -138,10 +134,9 @@ def read_run(path: Path) -> Run:
     if not path.exists():
         raise ConfigError(f"run '{path}' does not exist; {allowed}")
     if (path / EXPERIMENT).is_file():
-        experiment = Experiment.load(path / EXPERIMENT)
-        return Run(path, experiment.kind, experiment=experiment)
+        return Run(path, experiment=Experiment.load(path / EXPERIMENT))
     if (path / "manifest.json").is_file():
-        return Run(path, "bundle", bundle=Bundle(path))
+        return Run(path, bundle=Bundle(path))
     if path.is_dir():
         raise ConfigError(f"'{path}' is the folder of no finished run; {allowed}")
     try:
@@ -149,13 +144,13 @@ def read_run(path: Path) -> Run:
     except ConfigError as error:
         raise ConfigError(f"{error}; {allowed}") from None
     if {"layers", "inferences"} <= plain.keys():
-        return Run(path, "sensitivity", lone_ranking=Sensitivity.load(path))
+        return Run(path, lone_ranking=Sensitivity.load(path))
     if {"entries", "schema"} <= plain.keys():
-        return Run(path, "plan", lone_plan=PrecisionPlan.load(path))
+        return Run(path, lone_plan=PrecisionPlan.load(path))
     if {"layers", "sum_ms"} <= plain.keys():
-        return Run(path, "profile", profile=plain)
+        return Run(path, profile=plain)
     if {"map", "per_class", "images"} <= plain.keys():
-        return Run(path, "scores", scores=plain)
+        return Run(path, scores=plain)
     raise ConfigError(f"'{path}' is no result that a report reads; {allowed}")
 
 

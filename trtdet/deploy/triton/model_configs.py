@@ -201,10 +201,10 @@ class ModelConfigs:
                     {
                         "model_name": f"{self._name}_{step}",
                         "model_version": -1,
-                        "input_map": [{"key": key, "value": value} for key, value in taken.items()],
-                        "output_map": [{"key": key, "value": value} for key, value in given.items()],
+                        "input_map": [{"key": key, "value": value} for key, value in inputs.items()],
+                        "output_map": [{"key": key, "value": value} for key, value in outputs.items()],
                     }
-                    for step, taken, given in steps
+                    for step, inputs, outputs in steps
                 ]
             },
         }

@@ -44,18 +44,20 @@ class TritonPythonModel:
         }
         try:
             if self._host:
-                found = non_max_suppression(raw["boxes"], raw["scores"], self._nms, logits=self._logits)
+                detections = non_max_suppression(raw["boxes"], raw["scores"], self._nms, logits=self._logits)
             else:
-                found = Detections(raw["num_dets"], boxes=raw["boxes"], scores=raw["scores"], classes=raw["classes"])
+                detections = Detections(
+                    raw["num_dets"], boxes=raw["boxes"], scores=raw["scores"], classes=raw["classes"]
+                )
         except ModelError as error:
             return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error)))
-        tensors = _in_images(found, placements)
+        tensors = _in_images(detections, placements)
         return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in tensors.items()])
 
 
-def _in_images(found: Detections, placements: NDArray[np.float64]) -> dict[str, NDArray[Any]]:
+def _in_images(detections: Detections, placements: NDArray[np.float64]) -> dict[str, NDArray[Any]]:
     """The four outputs, boxes in pixels of each image."""
-    count, room = found.scores.shape
+    count, room = detections.scores.shape
     outputs: dict[str, NDArray[Any]] = {
         "num_dets": np.zeros((count, 1), np.int32),
         "boxes": np.zeros((count, room, 4), np.float32),
@@ -63,7 +65,7 @@ def _in_images(found: Detections, placements: NDArray[np.float64]) -> dict[str, 
         "classes": np.zeros((count, room), np.int32),
     }
     for i, (scale_x, scale_y, pad_x, pad_y, width, height) in enumerate(placements.tolist()):
-        boxes, scores, classes = found.image(i)
+        boxes, scores, classes = detections.image(i)
         # With a threshold below 0.007, TensorRT's plugin also counts boxes that do not reach it.
         real = scores > EfficientNms.EMPTY
         where = ImageTransform(

@@ -53,8 +53,8 @@ def experiment_verdict(name: str, experiment: Experiment) -> tuple[str, ...]:
 def _trade_offs(experiment: Experiment) -> Chart:
     """Points, and a line through the Pareto-optimal variants."""
     best = sorted(experiment.best, key=experiment.cost)
-    others = [variant for variant in experiment.variants if variant.dominated_by is not None]
-    kinds = (("Pareto-optimal", best, COLOURS[0], "lines+markers+text"), ("dominated", others, GREY, "markers+text"))
+    dominated = [variant for variant in experiment.variants if variant.dominated_by is not None]
+    kinds = (("Pareto-optimal", best, COLOURS[0], "lines+markers+text"), ("dominated", dominated, GREY, "markers+text"))
     traces = []
     for name, variants, colour, mode in kinds:
         if not variants:

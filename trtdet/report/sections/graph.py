@@ -98,17 +98,16 @@ def _linked(steps: Iterable[tuple[Sequence[str], Sequence[str], Node | None]]) -
     return nodes
 
 
-def graph_section(nodes: Sequence[Node], of_engine: bool, basis: str) -> Section:
+def graph_section(nodes: Sequence[Node], basis: str) -> Section:
     """The drawing.
 
     Args:
         nodes: in an order in which each comes after those that it reads.
-        of_engine: layers of an engine, else nodes of a model.
-        basis: where the times come from; empty where there are none.
+        basis: where the times of an engine's layers come from; empty for the nodes of a model, which have none.
     """
     places, edges = layout(nodes)
-    what = "layers of the engine" if of_engine else "nodes of the model; no engine lists its layers"
-    text = f"{len(nodes)} {what}. The colour is the precision that is read"
+    kind = "layers of the engine" if basis else "nodes of the model; no engine lists its layers"
+    text = f"{len(nodes)} {kind}. The colour is the precision that is read"
     text += f", the size the time ({basis})." if basis else "."
     # Lines end at None.
     x, y = ([value for edge in edges for value in (*(place[axis] for place in edge), None)] for axis in (0, 1))

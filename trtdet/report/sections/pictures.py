@@ -100,9 +100,9 @@ def _side_by_side(path: Path, sides: Sequence[Found], classes: Sequence[str]) ->
     image, halves = read_image(path), []
     scale = min(_WIDE / max(image.shape[:2]), 2.0)
     size = max(round(image.shape[1] * scale), 1), max(round(image.shape[0] * scale), 1)
-    for found in sides:
+    for detections in sides:
         how = cv2.INTER_AREA if scale < 1 else cv2.INTER_CUBIC
-        halves.append(np.asarray(cv2.resize(draw(image, *found, classes), size, interpolation=how), np.uint8))
+        halves.append(np.asarray(cv2.resize(draw(image, *detections, classes), size, interpolation=how), np.uint8))
     gap = np.full((halves[0].shape[0], 6, 3), 128, np.uint8)
     joined = np.ascontiguousarray(np.hstack([halves[0], gap, halves[1]])[:, :, ::-1])
     encoded, data = cv2.imencode(".jpg", joined, [cv2.IMWRITE_JPEG_QUALITY, 80])

@@ -18,7 +18,7 @@ def sensitivity_section(ranking: Sensitivity, plan: PrecisionPlan | None) -> Sec
         ranking: of the convolutions.
         plan: what they run in, for the colours; None where it is not known.
     """
-    total = sum(max(layer.score, 0.0) for layer in ranking.layers) or 1.0
+    total = ranking.total
     precisions: Mapping[str, str] = {name: entry.precision for name, entry in plan.entries.items()} if plan else {}
     measured = "each convolution alone in INT8" if ranking.base == "fp32" else "all but each convolution in INT8"
     text = (
