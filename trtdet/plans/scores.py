@@ -92,7 +92,7 @@ class Sensitivity:
         ]
         if self.map is not None:
             columns.append(Column("mAP", ".2f"))
-        left = len(self.layers) - count
+        remaining = len(self.layers) - count
         total = sum(max(scored.score, 0.0) for scored in self.layers) or 1.0
         rows: list[list[Cell]] = []
         for layer in (*self.layers[:count], *self.groups):
@@ -103,7 +103,7 @@ class Sensitivity:
             kind = f"{layer.convs} convs" if layer.convs > 1 else "depthwise" if layer.depthwise else layer.kind
             notes = [kind if kind != "convolution" else "", layer.format.upper() if layer.format != "int8" else ""]
             rows.append([*cells, ", ".join(filter(None, notes))])
-        return Table([*columns, ""], rows, notes=[f"{left} more convolutions"] if left > 0 else ())
+        return Table([*columns, ""], rows, notes=[f"{remaining} more convolutions"] if remaining > 0 else ())
 
     def to_json(self) -> str:
         return json.dumps({"schema": _SCHEMA, **asdict(self)}, indent=1) + "\n"
