@@ -96,14 +96,7 @@ def test_the_order_is_that_of_the_measured_rows(prepared: Prepared, tmp_path: Pa
 
 @pytest.mark.parametrize(
     "damage",
-    [
-        {"score": "much"},
-        {"score": None},
-        {"distance": [0.1]},
-        {"inferences": "1.5"},
-        {"seconds": {}},
-        {"map": "none"},
-    ],
+    [{"score": "much"}, {"score": None}, {"distance": [0.1]}, {"inferences": "1.5"}, {"seconds": {}}, {"map": "none"}],
 )
 def test_a_damaged_row_is_left_out_with_a_warning(tmp_path: Path, damage: dict[str, object]) -> None:
     row = {"name": "a", "score": 1.0, "distance": 0.1, "map": None, "base_distance": 0.0, "base_map": None}
