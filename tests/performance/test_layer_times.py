@@ -36,6 +36,7 @@ from trtdet.performance import (
     slower,
 )
 from trtdet.performance.profiles import joined, part_of
+from trtdet.runtime.detector import Detector
 from trtdet.tables import Table
 
 CONFIG = load_config("shapes")
@@ -480,8 +481,6 @@ def test_a_profile_that_is_stopped_leaves_nothing_behind(
 
 
 def test_a_model_with_a_loop_is_profiled_with_its_body() -> None:
-    from trtdet.runtime.detector import Detector
-
     detector = Detector.open(SHAPES_MODEL, CONFIG, "native")
     images = Target("a", detector.runner, CONFIG.input, "", "native").pixels(1, None, 0)
     found = detector.runner.profile(images, 2, 1)

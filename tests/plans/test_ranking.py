@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -260,8 +261,6 @@ def test_ray_gives_the_same_bits(prepared: Prepared, tmp_path: Path) -> None:
 
 
 def test_a_cluster_that_is_not_there_is_an_error(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(BackendError, match=r"Ray is not installed here .*pip install 'trtdet\[ray\]'"):
         rank(prepared.subject(2), ray="local")
