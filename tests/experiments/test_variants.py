@@ -37,10 +37,7 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> SweepOptions:
     return SweepOptions(
         calibration=CalibrationOptions(images=images),
         rules=("minmax",),
-        efforts=(
-            "none",
-            "bias",
-        ),
+        efforts=("none", "bias"),
         keeps=(0, 2, "depthwise"),
         iou_thresholds=(CONFIG.nms.iou_threshold, 0.5),
         backend="onnxruntime",
@@ -244,17 +241,12 @@ def test_ray_gives_the_same_rows_though_a_worker_is_killed(few: SweepOptions, do
 @pytest.mark.slow
 def test_corrections_that_need_no_rule_are_worked_out_once(options: SweepOptions, tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed: pip install 'trtdet[correct]'")
-    asked = replace(
-        options,
-        rules=("minmax", "percentile", "entropy"),
-        efforts=("range,bias",),
-        keeps=(0,),
-        iou_thresholds=(),
-    )
+    rules = ("minmax", "percentile", "entropy")
+    grid = replace(options, rules=rules, efforts=("range,bias",), keeps=(0,), iou_thresholds=())
     stages: list[tuple[str, int]] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TrtdetWarning)  # of the few images
-        found = sweep(SHAPES_MODEL, CONFIG, tmp_path, asked, lambda stage, done, total: stages.append((stage, done)))
+        found = sweep(SHAPES_MODEL, CONFIG, tmp_path, grid, lambda stage, done, total: stages.append((stage, done)))
     gradients = [done for stage, done in stages if stage == "correcting: gradients of the detections"]
     assert gradients.count(1) == 1
     # Each rule is compared with, all the same, and corrections are judged with the biases of their ranges once more.
@@ -267,15 +259,10 @@ def test_corrections_that_need_no_rule_are_worked_out_once(options: SweepOptions
 
 def test_variants_with_one_network_are_scored_once(options: SweepOptions, tmp_path: Path) -> None:
     """A percentile of 100 is the largest magnitude."""
-    asked = replace(
-        options,
-        rules=("minmax", "percentile:100"),
-        efforts=("none",),
-        keeps=(0,),
-        iou_thresholds=(),
-    )
+    rules = ("minmax", "percentile:100")
+    grid = replace(options, rules=rules, efforts=("none",), keeps=(0,), iou_thresholds=())
     stages: list[str] = []
-    found = sweep(SHAPES_MODEL, CONFIG, tmp_path, asked, lambda stage, *_: stages.append(stage))
+    found = sweep(SHAPES_MODEL, CONFIG, tmp_path, grid, lambda stage, *_: stages.append(stage))
     minmax, percentile = found.variants[1:]
     assert not minmax.same_as
     assert percentile.same_as == "minmax, 0 in FP16, SiLU keep"
@@ -285,6 +272,6 @@ def test_variants_with_one_network_are_scored_once(options: SweepOptions, tmp_pa
     assert found.repeated == (
         "1 of the rows have the network of an earlier variant, which was scored once: minmax, 0 in FP16, SiLU keep"
     )
-    again = sweep(SHAPES_MODEL, CONFIG, tmp_path, asked)
+    again = sweep(SHAPES_MODEL, CONFIG, tmp_path, grid)
     assert again.variants == found.variants
     assert replace(found, variants=found.variants[:2]).repeated == ""

@@ -110,11 +110,6 @@ def run(targets: Sequence[Target], options: BenchOptions = SHORT, clock: Clock |
     return measure(targets, options, clock=clock or targets[0].runner.clock, **more)  # type: ignore[attr-defined]
 
 
-@pytest.fixture(autouse=True)
-def idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
-
-
 # statistics
 
 
@@ -361,29 +356,19 @@ def test_rates_of_contexts_are_added() -> None:
     assert two.images_per_second == pytest.approx(4 * (500 + 250))
 
 
-def test_a_context_that_fails_ends_the_others() -> None:
+@pytest.mark.parametrize(("streams", "runs"), [(3, 100), (2, 0)], ids=["later", "at once"])
+def test_a_context_that_fails_ends_the_others(streams: int, runs: int) -> None:
+    """Also at once, where the others wait for it to begin."""
     clock = Clock()
 
     def takes(context: Script, transfers: bool) -> float:
-        if context.number == 1 and len(context.owner.log) > 100:
+        if context.number == 1 and len(context.owner.log) > runs:
             raise BackendError("the device is gone")
         return 1.0
 
     with pytest.raises(BackendError, match="the device is gone"):
-        run([target(Scripted("a", takes, clock))], BenchOptions(streams=(3,), seconds=1.0, warm_up=0.0))
-    assert not [one for one in threading.enumerate() if one.name.startswith("trtdet-context")]
-
-
-def test_a_context_that_fails_at_once_does_not_keep_the_others_waiting() -> None:
-    clock = Clock()
-
-    def takes(context: Script, transfers: bool) -> float:
-        if context.number == 1:
-            raise BackendError("no memory on the device")
-        return 1.0
-
-    with pytest.raises(BackendError, match="no memory on the device"):
-        run([target(Scripted("a", takes, clock))], BenchOptions(streams=(2,), seconds=1.0, warm_up=0.0))
+        run([target(Scripted("a", takes, clock))], BenchOptions(streams=(streams,), seconds=1.0, warm_up=0.0))
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("trtdet-context")]
 
 
 def test_ctrl_c_ends_contexts_that_would_run_on() -> None:
@@ -441,7 +426,7 @@ def test_the_fixed_batch_is_the_default(fixed: list[int | None], batch: int) -> 
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"batches": (0,)}, "--batch takes distinct numbers from 1 up, got 0"),
         ({"batches": (8, 8)}, "--batch takes distinct numbers from 1 up, got 8 8"),
@@ -453,18 +438,12 @@ def test_the_fixed_batch_is_the_default(fixed: list[int | None], batch: int) -> 
         ({"min_runs": 1}, "--min-runs must be at least 2, got 1"),
     ],
 )
-def test_options_out_of_range(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         BenchOptions(**options)
 
 
 # targets
-
-
-@pytest.fixture(scope="module")
-def shapes() -> Target:
-    (opened,) = open_targets([SHAPES_MODEL], CONFIG)
-    return opened
 
 
 def test_noise_is_the_same_each_time_and_has_the_range_of_pixels(shapes: Target) -> None:
@@ -506,9 +485,12 @@ def test_on_the_cpu_nothing_is_transferred(shapes: Target) -> None:
     assert done.as_dict()["targets"][0]["points"][0]["transfers_ms"] is None
 
 
-def test_a_context_of_onnxruntime_takes_the_batch_of_its_model_alone(shapes: Target) -> None:
+@pytest.mark.parametrize(
+    "use", [lambda runner, images: runner.new_context(images), lambda runner, images: runner.profile(images, 2, 1)]
+)
+def test_onnxruntime_takes_the_batch_of_its_model_alone(shapes: Target, use: Callable[..., Any]) -> None:
     with pytest.raises(BackendError, match="batches of exactly 1, got 2 images"):
-        shapes.runner.new_context(shapes.pixels(2, None, 0))
+        use(shapes.runner, shapes.pixels(2, None, 0))
 
 
 # the machine and the results

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import tempfile
 from collections.abc import Sequence
@@ -27,18 +26,17 @@ from trtdet.errors import BackendError, ConfigError
 from trtdet.exporter import SHAPES_MODEL
 from trtdet.passes.provenance import Origin
 from trtdet.performance import (
-    Difference,
     OnnxNodes,
     Profile,
     ProfileOptions,
     Target,
     differences,
-    open_targets,
     profile,
     profile_targets,
     slower,
 )
 from trtdet.performance.profiles import joined, part_of
+from trtdet.runtime.detector import Detector
 from trtdet.tables import Table
 
 CONFIG = load_config("shapes")
@@ -67,11 +65,6 @@ def made(*layers: LayerTime, convs: Sequence[str] = ("a", "b"), name: str = "net
         OnnxNodes(tuple(convs), ORIGINS),
         (plain, plain),
     )
-
-
-@pytest.fixture(autouse=True)
-def idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
 
 
 # one profile
@@ -450,12 +443,6 @@ def test_an_activation_that_the_convolution_computes_belongs_to_it() -> None:
     assert layer_times(events, model, 1, 0)[0].onnx == ("conv", "relu")
 
 
-@pytest.fixture(scope="module")
-def shapes() -> Target:
-    (opened,) = open_targets([SHAPES_MODEL], CONFIG)
-    return opened
-
-
 def test_every_node_of_the_shipped_model_is_in_one_kernel_and_nothing_is_left_behind(
     shapes: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -494,8 +481,6 @@ def test_a_profile_that_is_stopped_leaves_nothing_behind(
 
 
 def test_a_model_with_a_loop_is_profiled_with_its_body() -> None:
-    from trtdet.runtime.detector import Detector
-
     detector = Detector.open(SHAPES_MODEL, CONFIG, "native")
     images = Target("a", detector.runner, CONFIG.input, "", "native").pixels(1, None, 0)
     found = detector.runner.profile(images, 2, 1)
@@ -508,15 +493,6 @@ def test_a_model_with_a_loop_is_profiled_with_its_body() -> None:
     assert min(loop.ms) >= 0
 
 
-def test_a_profile_takes_the_batch_of_its_model_alone(shapes: Target) -> None:
-    with pytest.raises(BackendError, match="batches of exactly 1, got 2 images"):
-        shapes.runner.profile(shapes.pixels(2, None, 0), 2, 1)
-
-
-def _both(one: Difference) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    return one.first_layers, one.second_layers
-
-
 def test_a_model_against_itself() -> None:
     done = profile(SHAPES_MODEL, CONFIG, ProfileOptions(runs=3, warm_up=1), SHAPES_MODEL)
     assert done.against is not None
@@ -524,5 +500,9 @@ def test_a_model_against_itself() -> None:
     assert [name for one in found for name in one.convs] == list(done.profile.nodes.convs)
     assert len(done.profile.nodes.convs) == 95
     # onnxruntime numbers the copies between layouts anew each time.
-    unnumbered = [[re.sub(r"_token_\d+", "", name) for name in layers] for one in found for layers in _both(one)]
-    assert list(map(sorted, unnumbered[::2])) == list(map(sorted, unnumbered[1::2]))
+    for row in found:
+        first, second = (
+            sorted(re.sub(r"_token_\d+", "", name) for name in layers)
+            for layers in (row.first_layers, row.second_layers)
+        )
+        assert first == second

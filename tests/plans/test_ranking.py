@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -96,14 +97,7 @@ def test_the_order_is_that_of_the_measured_rows(prepared: Prepared, tmp_path: Pa
 
 @pytest.mark.parametrize(
     "damage",
-    [
-        {"score": "much"},
-        {"score": None},
-        {"distance": [0.1]},
-        {"inferences": "1.5"},
-        {"seconds": {}},
-        {"map": "none"},
-    ],
+    [{"score": "much"}, {"score": None}, {"distance": [0.1]}, {"inferences": "1.5"}, {"seconds": {}}, {"map": "none"}],
 )
 def test_a_damaged_row_is_left_out_with_a_warning(tmp_path: Path, damage: dict[str, object]) -> None:
     row = {"name": "a", "score": 1.0, "distance": 0.1, "map": None, "base_distance": 0.0, "base_map": None}
@@ -267,8 +261,6 @@ def test_ray_gives_the_same_bits(prepared: Prepared, tmp_path: Path) -> None:
 
 
 def test_a_cluster_that_is_not_there_is_an_error(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(BackendError, match=r"Ray is not installed here .*pip install 'trtdet\[ray\]'"):
         rank(prepared.subject(2), ray="local")

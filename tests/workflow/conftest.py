@@ -78,6 +78,12 @@ def labelled(validation):
 
 
 @pytest.fixture(scope="session")
+def val_labelled(validation):
+    """The same for the commands that calibrate as well."""
+    return ["--val-images", validation.images, "--annotations", validation.annotations]
+
+
+@pytest.fixture(scope="session")
 def scored(drawn):
     """The options of the images with what is drawn in them."""
     return ["--images", drawn.images, "--annotations", drawn.annotations]

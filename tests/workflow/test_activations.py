@@ -140,9 +140,9 @@ def test_a_plugin_library_goes_into_the_bundle_and_is_verified(run, model, calib
         Bundle(tmp_path / "b")
 
 
-def test_a_sweep_has_a_row_for_each_form(run, model, calibration_images, validation, tmp_path):
-    command = ["sweep", model, *QUICK, "--images", calibration_images, "--val-images", validation.images]
-    command += ["--annotations", validation.annotations, "--backend", "onnxruntime", "-o", tmp_path / "s", "--json"]
+def test_a_sweep_has_a_row_for_each_form(run, model, calibration_images, val_labelled, tmp_path):
+    command = ["sweep", model, *QUICK, "--images", calibration_images, *val_labelled]
+    command += ["--backend", "onnxruntime", "-o", tmp_path / "s", "--json"]
     done = run(*command, "--silu", "plugin", "keep").ok
     variants = done.json["variants"]
     forms = [(variant["axes"]["precision"], variant["axes"]["SiLU"]) for variant in variants]

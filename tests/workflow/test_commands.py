@@ -14,14 +14,17 @@ import pytest
 from models import CONVOLUTIONS, judged_by
 from standin.machine import Finished
 
+from trtdet import build
 from trtdet.backends import choose
 from trtdet.building.bundle import BUILD_LOG
 from trtdet.bundle import Bundle
 from trtdet.calibration import Ranges
 from trtdet.config import load_config
+from trtdet.data import ImageStream, find_images
 from trtdet.options import BuildOptions, CalibrationOptions, PlanOptions
 from trtdet.passes import Options, load_model, rewrite
-from trtdet.quantization import PrecisionPlan, insert_qdq, lint, place, quantized_joins
+from trtdet.quantization import EFFORTS, PrecisionPlan, insert_qdq, lint, place, quantized_joins
+from trtdet.runtime.detector import Detector
 
 needs_rtx = pytest.mark.skipif(
     importlib.util.find_spec("tensorrt_rtx") is None, reason="TensorRT-RTX is not installed: pip install 'trtdet[rtx]'"
@@ -39,8 +42,6 @@ def built(model, calibration_images, tmp_path_factory):
     """An INT8 bundle with an engine and every correction that holds."""
     if importlib.util.find_spec("tensorrt_rtx") is None:
         pytest.skip("TensorRT-RTX is not installed: pip install 'trtdet[rtx]'")
-    from trtdet import build
-
     calibration = CalibrationOptions(images=calibration_images, num_images=8)
     options = BuildOptions(sms=(86,), guard="off", calibration=calibration, plan=PlanOptions(int8_all=True))
     return build(model, load_config("shapes"), tmp_path_factory.mktemp("built") / "bundle", options)
@@ -91,8 +92,7 @@ def test_build_leaves_a_bundle_with_an_int8_engine(built):
 @pytest.mark.tensorrt
 def test_building_twice_gives_the_same_engine(built, run, model, calibration_images, tmp_path):
     common = ["--config", "shapes", "--images", calibration_images, "--num-images", 8, "--sm", 86, "--guard", "off"]
-    common += ["--int8-all"]
-    done = run("build", model, *common, "-o", tmp_path / "again", "--json").ok
+    done = run("build", model, *common, "--int8-all", "-o", tmp_path / "again", "--json").ok
     # The builder's log has times in it.
     again, before = (
         {name: digest for name, digest in files.items() if name != BUILD_LOG}
@@ -180,9 +180,6 @@ def test_eval_of_model_and_bundle_agree_where_both_are_float(bundles, run, train
 @pytest.fixture(scope="module")
 def bundles(trained, calibration_images, tmp_path_factory):
     """An INT8 bundle of the shipped detector and an FP32 one."""
-    from trtdet import build
-    from trtdet.quantization import EFFORTS
-
     folder, config = tmp_path_factory.mktemp("bundles"), load_config("shapes")
     calibration = CalibrationOptions(images=calibration_images, num_images=6)
     int8 = BuildOptions(backend="onnxruntime", effort=",".join(EFFORTS["quick"]) or "none", calibration=calibration)
@@ -418,10 +415,8 @@ def test_json_is_one_object_on_standard_output_and_errors_too(run, tmp_path):
 def test_a_dynamic_batch_is_frozen_unless_a_profile_is_given(run, dynamic, images, tmp_path):
     command = ["build", dynamic, "--config", "shapes", "--images", images, "--num-images", 4, "--sm", 86, "--json"]
     command += ["--int8-all"]
-    frozen = run(*command, "--effort", "none", "--guard", "off", "-o", tmp_path / "one").json["manifest"]["input"][
-        "shape"
-    ]
-    assert frozen == {"min": [1, 3, 256, 256], "opt": [1, 3, 256, 256], "max": [1, 3, 256, 256]}
+    frozen = run(*command, "--effort", "none", "--guard", "off", "-o", tmp_path / "one").json["manifest"]
+    assert frozen["input"]["shape"] == {"min": [1, 3, 256, 256], "opt": [1, 3, 256, 256], "max": [1, 3, 256, 256]}
     opened = run(*command, "--effort", "smooth,bias", "-o", tmp_path / "many", "--batch", "1:4:8").ok
     manifest = opened.json["manifest"]
     assert manifest["quantization"]["corrections"]
@@ -435,9 +430,6 @@ def test_a_dynamic_batch_is_frozen_unless_a_profile_is_given(run, dynamic, image
 
 
 def test_a_batch_computes_what_its_images_compute_alone(dynamic, images):
-    from trtdet.data import ImageStream, find_images
-    from trtdet.runtime.detector import Detector
-
     paths = find_images(images)[:3]
     config = load_config("shapes")
     (batch,) = ImageStream(paths, config.input, batch_size=3)

@@ -188,10 +188,9 @@ def test_sensitivity_writes_rows_and_goes_on(run, model, calibration_images, tmp
     run(*command, "-o", tmp_path / "s.txt").refused("must end in .json")
 
 
-def test_sweep_prints_its_table(run, model, calibration_images, validation, tmp_path):
+def test_sweep_prints_its_table(run, model, calibration_images, val_labelled, tmp_path):
     command = ["sweep", model, "--config", "shapes", "--images", calibration_images, "--num-images", 4, *ONNX]
-    command += ["--val-images", validation.images, "--annotations", validation.annotations, "-o", tmp_path / "s"]
-    command += ["--int8-all", "--effort", "none"]
+    command += [*val_labelled, "-o", tmp_path / "s", "--int8-all", "--effort", "none"]
     done = run(*command, "--calib", "minmax", "mse").ok
     assert len(re.findall(r"^ +\d +INT8 +keep", done.out, re.MULTILINE)) == 2
     assert (tmp_path / "s" / "experiment.md").read_text().count("| INT8 |") == 2

@@ -7,12 +7,18 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from models import CONVOLUTIONS
 
+from trtdet import build, load_config
 from trtdet.options import BuildOptions, CalibrationOptions, NmsOptions, PlanOptions
+from trtdet.passes.provenance import Origin
+from trtdet.performance import open_targets
+from trtdet.performance.profiling import nodes_behind
 
 CONFIG = ["--config", "shapes"]
 SHORT = ["--seconds", 0.02, "--warm-up", 0, "--min-runs", 20]
@@ -23,8 +29,6 @@ ON_HOST = "NMS host against onnx (on the host it is not timed)"
 @pytest.fixture(scope="module")
 def bundle(model, calibration_images, tmp_path_factory):
     """INT8 without an engine."""
-    from trtdet import build, load_config
-
     options = BuildOptions(
         backend="onnxruntime",
         effort="none",
@@ -75,11 +79,7 @@ def test_bench_of_a_bundle_against_its_model(run, model, bundle, calibration_ima
 @pytest.fixture(scope="module")
 def bundles(model, tmp_path_factory):
     """Of the float model, without an engine: by what does the suppression, and how many candidates it has."""
-    from trtdet import build, load_config
-
-    folder = tmp_path_factory.mktemp("suppressed")
-
-    paths = {}
+    folder, paths = tmp_path_factory.mktemp("suppressed"), {}
     for nms, topk in (("onnx", 300), ("onnx", 400), ("host", 300)):
         config = load_config("shapes").with_nms(pre_nms_topk=topk)
         options = BuildOptions(precision="fp32", nms=NmsOptions(mode=nms), backend="onnxruntime")
@@ -88,9 +88,6 @@ def bundles(model, tmp_path_factory):
 
 
 def test_a_model_is_given_the_suppression_of_the_bundles_beside_it(model, bundles):
-    from trtdet import load_config
-    from trtdet.performance import open_targets
-
     config = load_config("shapes")
     for (nms, topk), bundle in bundles.items():
         beside, alone = open_targets([model, bundle], config)
@@ -203,13 +200,6 @@ sys.exit(main(sys.argv[1:]))
 
 def test_what_trtdet_wrote_is_read_out_of_the_model_of_a_bundle(bundle):
     """The same whether that model runs or an engine that was built from it."""
-    from dataclasses import replace
-    from types import SimpleNamespace
-
-    from trtdet.passes.provenance import Origin
-    from trtdet.performance import open_targets
-    from trtdet.performance.profiling import nodes_behind
-
     (target,) = open_targets([bundle], None)
     found = nodes_behind(bundle, target)
     assert len(found.convs) == CONVOLUTIONS

@@ -15,11 +15,10 @@ ONNX = ["--backend", "onnxruntime"]
 
 
 @pytest.fixture
-def tune(run, model, calibration_images, validation, tmp_path):
+def tune(run, model, calibration_images, val_labelled, tmp_path):
     def tune(*more: object) -> Any:
         command = ["tune", model, "--config", "shapes", "--images", calibration_images, *CALIBRATION, "--points", 3]
-        labelled = ["--val-images", validation.images, "--annotations", validation.annotations]
-        return run(*command, *labelled, "-o", tmp_path / "t", *more)
+        return run(*command, *val_labelled, "-o", tmp_path / "t", *more)
 
     return tune
 
@@ -68,11 +67,10 @@ def test_estimates_and_engines_of_a_library_that_builds_without_a_gpu(tune, run,
     assert "--int8-all" not in built.out + built.err  # which a point's build refuses
 
 
-def test_the_best_plan_by_flags(run, model, calibration_images, validation, tmp_path):
+def test_the_best_plan_by_flags(run, model, calibration_images, val_labelled, tmp_path):
     command = ["build", model, "--config", "shapes", "--images", calibration_images, *CALIBRATION, *ONNX]
     command += ["--int8-all", "--max-map-drop"]
-    labelled = ["--val-images", validation.images, "--annotations", validation.annotations]
-    done = run(*command, 100, *labelled, "--set", "plan.objective=size", "-o", tmp_path / "b", "--json").ok
+    done = run(*command, 100, *val_labelled, "--set", "plan.objective=size", "-o", tmp_path / "b", "--json").ok
     assert done.json["trade_off"]["unit"] == "bytes of weights"
     assert done.json["manifest"]["precision"]["int8"] == CONVOLUTIONS
     assert done.json["within"] is None
@@ -83,10 +81,9 @@ def test_the_best_plan_by_flags(run, model, calibration_images, validation, tmp_
 
 
 @pytest.mark.slow
-def test_a_tune_measures_where_engines_run(machine, model, calibration_images, validation, tmp_path):
+def test_a_tune_measures_where_engines_run(machine, model, calibration_images, val_labelled, tmp_path):
     arguments = ["tune", model, "--config", "shapes", "--images", calibration_images, *CALIBRATION, "--points", 2]
-    arguments += ["--val-images", validation.images, "--annotations", validation.annotations]
-    done = machine.trtdet(*arguments, "--backend", "tensorrt", "-o", tmp_path / "t", "--json").ok
+    done = machine.trtdet(*arguments, *val_labelled, "--backend", "tensorrt", "-o", tmp_path / "t", "--json").ok
     front = done.json
     assert front["device"] == front["gpu"] == "Stand-in GPU"
     assert all(point["estimated"] > 0 for point in front["variants"])
@@ -96,7 +93,7 @@ def test_a_tune_measures_where_engines_run(machine, model, calibration_images, v
 
 
 @pytest.mark.slow
-def test_a_time_is_kept_as_measured_where_engines_run(machine, model, calibration_images, validation, tmp_path):
+def test_a_time_is_kept_as_measured_where_engines_run(machine, model, calibration_images, tmp_path):
     arguments = ["build", model, "--config", "shapes", "--images", calibration_images, *CALIBRATION, "--guard", "off"]
     arguments += ["--backend", "tensorrt", "--int8-all", "--json"]
     done = machine.trtdet(*arguments, "--set", "plan.max_latency=10000", "-o", tmp_path / "b").ok

@@ -65,14 +65,7 @@ from trtdet.experiments.folder import (
     variant_of,
 )
 from trtdet.files import sha256_file
-from trtdet.options import (
-    BuildOptions,
-    CalibrationOptions,
-    EngineOptions,
-    Keep,
-    PlanOptions,
-    SweepOptions,
-)
+from trtdet.options import BuildOptions, CalibrationOptions, EngineOptions, Keep, PlanOptions, SweepOptions
 from trtdet.performance import BenchOptions, measure
 from trtdet.performance import Target as Timed
 from trtdet.plans.planning import check_count
@@ -142,8 +135,8 @@ class SweepGrid:
             "iou_threshold": self.options.iou_thresholds,
             "max_detections": self.options.max_detections,
         }
-        given = {key: tuple(dict.fromkeys(values)) for key, values in axes.items() if values}
-        combinations = (dict(zip(given, values, strict=True)) for values in itertools.product(*given.values()))
+        varied = {key: dict.fromkeys(values) for key, values in axes.items() if values}
+        combinations = (dict(zip(varied, values, strict=True)) for values in itertools.product(*varied.values()))
         return tuple(self.config.with_nms(**values).nms for values in combinations)
 
     def groups(self) -> list[Group]:
@@ -425,11 +418,8 @@ class _Measuring:
     ) -> Iterator[Variant]:
         """A variant for each suppression."""
         grid, quantized, is_reference = self._grid, group.rule is not None, group == self._grid.reference
-        graph, (_, evaluations, facts), references = (
-            self._graph(group.limits, group.silu),
-            scored,
-            self._reference[1],
-        )
+        graph, references = self._graph(group.limits, group.silu), self._reference[1]
+        _, evaluations, facts = scored
         if "proposals" in facts:
             before, after = group.limits
             facts = {**facts, "proposals": {**facts["proposals"], "before": before, "after": after}}

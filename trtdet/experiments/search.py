@@ -21,14 +21,7 @@ from trtdet.backends import Capabilities, EngineFacts, EngineTarget, open_engine
 from trtdet.building.assembly import prepared_of
 from trtdet.building.corrections import Prepared
 from trtdet.building.costs import batch_of, plan_times, run_ms, size_costs, weight_bytes, weighted_macs
-from trtdet.building.engine import (
-    BuildNetwork,
-    Engine,
-    best_engine,
-    explicit_networks,
-    float_network,
-    runs_on,
-)
+from trtdet.building.engine import BuildNetwork, Engine, best_engine, explicit_networks, float_network, runs_on
 from trtdet.building.forecasts import (
     Forecast,
     Part,
@@ -156,9 +149,9 @@ def tune(
     tuning, build, dataset, left_out = _checked(model, config, output=output, options=options, progress=progress)
     with opened_rows(output, tuning.key) as rows:
         expect(_foresee(tuning, build, len(dataset.images), measured=frozenset(rows.found)).steps)
-        given, options = options, tuning.options
+        requested, options = options, tuning.options
         save_options(output, sha256_file(model), build.keys[Stage.CORRECTIONS], options=options.build)
-        run = CommandRun.now(build.backend.capabilities, EngineTarget.of(options.build), given)
+        run = CommandRun.now(build.backend.capabilities, EngineTarget.of(options.build), requested)
         provenance = Provenance.of(
             run, model, config, graph=build.graph, selected=build.selected, histograms=HISTOGRAMS
         )
@@ -188,7 +181,7 @@ def tune(
         calibration=len(build.selected.paths),
         reported=len(dataset.images),
         left_out=left_out,
-        formats=given.build.plan.formats,
+        formats=requested.build.plan.formats,
     ).numbered()
     # While the experiment's file is missing no variant can be built: plans and numbers change together.
     with writing(output):
@@ -216,11 +209,11 @@ def _foresee(tuning: Tuning, build: CheckedBuild, images: int, measured: frozens
     options, folder, graph, backend = tuning.options, tuning.folder, build.graph, build.backend
     run, count, caps = run_seconds(graph), len(build.selected.paths), backend.capabilities
     engine = tuning.runs_on(caps) == "engine"
-    there = str(folder / CORRECTED) if has_corrected(folder, build.keys[Stage.CORRECTIONS]) else ""
-    parts = [*looked_parts(build, run), calibrated_part(count, run, there)]
+    corrected_file = str(folder / CORRECTED) if has_corrected(folder, build.keys[Stage.CORRECTIONS]) else ""
+    parts = [*looked_parts(build, run), calibrated_part(count, run, corrected_file)]
     ranked = ranked_part(graph, options.build.plan, count, run=run)
-    if there:
-        parts.append(Part("correcting", what="kept in the folder", seconds=0.0, there=there))
+    if corrected_file:
+        parts.append(Part("correcting", what="kept in the folder", seconds=0.0, there=corrected_file))
         rows = folder / RANKING_ROWS
         # The header is a line, and depthwise convolutions as a group are a row.
         if rows.exists() and rows.read_bytes().count(b"\n") > len(graph.plan.names("int8")):
@@ -322,12 +315,8 @@ class _Measuring:
 
     def __init__(self, tuning: Tuning, build: CheckedBuild, dataset: CocoDataset, progress: Progress) -> None:
         self._folder, self._points, self._checked = tuning.folder, tuning.options.points, build
-        self._options, self._backend, self._dataset, self._progress = (
-            tuning.options.build,
-            build.backend,
-            dataset,
-            progress,
-        )
+        self._options, self._backend = tuning.options.build, build.backend
+        self._dataset, self._progress = dataset, progress
         self._on = tuning.runs_on(build.backend.capabilities)
 
     def candidates(self) -> list[CandidatePlan]:

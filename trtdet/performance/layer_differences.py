@@ -83,10 +83,11 @@ def differences(first: Profile, second: Profile) -> list[Difference]:
     normal = statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
     rows = []
     for owner in sorted(places, key=lambda owner: (places[owner], owner)):
-        mine, others = in_first.get(owner, []), in_second.get(owner, [])
+        first_layers, second_layers = in_first.get(owner, []), in_second.get(owner, [])
         # Milliseconds by run.
         first_ms, second_ms = (
-            np.sum([layer.ms for layer in layers], axis=0) if layers else np.zeros(2) for layers in (mine, others)
+            np.sum([layer.ms for layer in layers], axis=0) if layers else np.zeros(2)
+            for layers in (first_layers, second_layers)
         )
         gain = float(first_ms.mean() - second_ms.mean())
         variance = first_ms.var(ddof=1) / len(first_ms) + second_ms.var(ddof=1) / len(second_ms)
@@ -101,8 +102,8 @@ def differences(first: Profile, second: Profile) -> list[Difference]:
                 gain_ms=gain,
                 low_ms=gain - error,
                 high_ms=gain + error,
-                first_layers=tuple(layer.name for layer in mine),
-                second_layers=tuple(layer.name for layer in others),
+                first_layers=tuple(layer.name for layer in first_layers),
+                second_layers=tuple(layer.name for layer in second_layers),
             )
         )
     return rows
@@ -151,20 +152,20 @@ def _by_owner(
     profile: Profile, kernels: Mapping[str, int], together: Mapping[str, Owner], homes: dict[str, Owner]
 ) -> dict[Owner, list[LayerTime]]:
     """The layers by their owner; notes in ``homes`` where each ONNX node went."""
-    found: dict[Owner, list[LayerTime]] = defaultdict(list)
+    layers_by_owner: dict[Owner, list[LayerTime]] = defaultdict(list)
     latest: Owner = ()
     before: Owner = ()
     for index, layer in enumerate(profile.layers):
         named = [name for name in layer.onnx if name in kernels]
         computed = [name for name in named if kernels[name] == index]
-        known = next((homes[name] for name in layer.onnx if name in homes), None)
+        home = next((homes[name] for name in layer.onnx if name in homes), None)
         if computed:
             owner = latest = together[computed[0]]
         elif named:
             ran = [name for name in named if kernels[name] < index]
             owner = together[max(ran, key=kernels.__getitem__) if ran else min(named, key=kernels.__getitem__)]
-        elif known is not None:
-            owner = known
+        elif home is not None:
+            owner = home
         elif profile.nodes.written_by(layer) in _SEPARATE:
             owner = (part_of(layer, profile.nodes),)
         else:
@@ -173,5 +174,5 @@ def _by_owner(
         for name in layer.onnx:
             if name not in kernels:
                 homes.setdefault(name, owner)
-        found[owner].append(layer)
-    return found
+        layers_by_owner[owner].append(layer)
+    return layers_by_owner

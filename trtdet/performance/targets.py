@@ -51,8 +51,8 @@ class Target:
             return f"NMS {self.nms} against {other.nms}{untimed}"
         if self.nms == "host" or self.thresholds is None or other.thresholds is None:
             return ""
-        mine, others = self.thresholds.model_dump(), other.thresholds.model_dump()
-        unequal = [f"{key} {mine[key]} against {others[key]}" for key in mine if mine[key] != others[key]]
+        own, theirs = self.thresholds.model_dump(), other.thresholds.model_dump()
+        unequal = [f"{key} {own[key]} against {theirs[key]}" for key in own if own[key] != theirs[key]]
         return f"NMS with {', '.join(unequal)}" if unequal else ""
 
     @property
@@ -164,11 +164,10 @@ def circumstances(before: Machine, after: Machine) -> tuple[str, str]:
         "not known" if state.clocks is None else ", ".join(f"{key} {value}" for key, value in state.clocks.items())
         for state in (before, after)
     ]
-    known = before.clocks or after.clocks
     return (
         f"{before.cpu}, {before.cores} of {before.cores_in_all} cores, load {before.load[0]:.2f} before and "
         f"{after.load[0]:.2f} after",
-        f"clocks: {clocks[0]} before, {clocks[1]} after" if known else "clocks not known",
+        f"clocks: {clocks[0]} before, {clocks[1]} after" if before.clocks or after.clocks else "clocks not known",
     )
 
 

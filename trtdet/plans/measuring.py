@@ -105,7 +105,6 @@ class Method:
 
 def subject_key(subject: RankingSubject, method: Method) -> str:
     """A hash of the model, its ranges and corrections, the images and what is measured."""
-    digest = hashlib.sha256()
     facts = {
         "ranges": subject.ranges.to_json(),
         "int8": subject.placement.plan.names("int8"),
@@ -116,7 +115,7 @@ def subject_key(subject: RankingSubject, method: Method) -> str:
         "method": method.name,
         "map": [str(method.dataset.annotations), repr(method.nms)] if method.dataset else None,
     }
-    digest.update(json.dumps(facts, sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     digest.update(subject.model.SerializeToString(deterministic=True))
     subject.corrections.hash_into(digest)
     return digest.hexdigest()
@@ -161,7 +160,7 @@ def measure_missing(
 ) -> None:
     """Measures the blocks of which rows are missing, here or on a Ray cluster; ``add`` takes a finished row."""
     waiting = [block for block in work.blocks() if any(name not in measured for name in block)]
-    total = sum(len(block) for block in work.blocks())
+    total = len(work.members)
     finished = total - sum(len(block) for block in waiting)
     progress("ranking", finished, total)
 
@@ -258,8 +257,8 @@ class _Block:
 
     def _add_variant(self, batch: ImageBatch, tensors: Arrays, exact: Arrays, name: str) -> None:
         runner = self._variants[name]
-        made = {} if runner is None else runner.feed({tensor: tensors[tensor] for tensor in runner.inputs})
-        self._errors[name].update(self._work.subject, batch, exact, {**tensors, **made})
+        outputs = {} if runner is None else runner.feed({tensor: tensors[tensor] for tensor in runner.inputs})
+        self._errors[name].update(self._work.subject, batch, exact, {**tensors, **outputs})
 
 
 class _Errors:

@@ -84,14 +84,14 @@ class Problem:
 
     def plan(self, picks: Mapping[str, str]) -> Plan:
         """What a choice for each convolution, by name, costs."""
-        taken = {
+        chosen = {
             name: next(choice for choice in choices if choice.name == picks[name])
             for name, choices in self.choices.items()
         }
-        half = tuple(name for name, choice in taken.items() if choice.half)
-        error = math.fsum(choice.error for choice in taken.values())
+        half = tuple(name for name, choice in chosen.items() if choice.half)
+        error = math.fsum(choice.error for choice in chosen.values())
         joint_costs = [joint.of(frozenset(half)) for joint in self.joints]
-        cost = math.fsum([self.fixed, *(choice.cost for choice in taken.values()), *joint_costs])
+        cost = math.fsum([self.fixed, *(choice.cost for choice in chosen.values()), *joint_costs])
         return Plan(dict(picks), half=half, error=error, cost=cost)
 
 

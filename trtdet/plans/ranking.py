@@ -90,10 +90,10 @@ def rank(
 def _ranked(work: Work, measured: Mapping[str, dict[str, Any]], macs: Mapping[str, Macs], key: str) -> Sensitivity:
     """The measured rows in their order."""
     members = dict(work.members)
-    names = work.subject.placement.plan.names("int8")
-    order = sorted(names, key=lambda name: (-measured[name]["score"], names.index(name)))
-    ranks = {name: place + 1 for place, name in enumerate(order)}
     plan = work.subject.placement.plan
+    names = plan.names("int8")
+    order = sorted(names, key=lambda name: (-measured[name]["score"], names.index(name)))
+    ranks = {name: rank for rank, name in enumerate(order, 1)}
 
     def scored(name: str) -> LayerScore:
         own = [macs[member] for member in members[name]]

@@ -97,7 +97,7 @@ class Sensitivity:
         ]
         if self.map is not None:
             columns.append(Column("mAP", ".2f"))
-        left, total = len(self.layers) - count, self.total
+        remaining, total = len(self.layers) - count, self.total
         rows: list[list[Cell]] = []
         for layer in (*self.layers[:count], *self.groups):
             cells: list[Cell] = [layer.rank or None, layer.name, layer.score, layer.score / total]
@@ -107,7 +107,7 @@ class Sensitivity:
             kind = f"{layer.convs} convs" if layer.convs > 1 else "depthwise" if layer.depthwise else layer.kind
             notes = [kind if kind != "convolution" else "", layer.format.upper() if layer.format != "int8" else ""]
             rows.append([*cells, ", ".join(filter(None, notes))])
-        return Table([*columns, ""], rows, notes=[f"{left} more convolutions"] if left > 0 else ())
+        return Table([*columns, ""], rows, notes=[f"{remaining} more convolutions"] if remaining > 0 else ())
 
     def to_json(self) -> str:
         return json.dumps({"schema": _SCHEMA, **asdict(self)}, indent=1) + "\n"

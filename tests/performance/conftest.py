@@ -1,0 +1,22 @@
+"""An idle machine, and the shipped detector as a target."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from trtdet.config import load_config
+from trtdet.exporter import SHAPES_MODEL
+from trtdet.performance import Target, open_targets
+
+
+@pytest.fixture(autouse=True)
+def idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+
+
+@pytest.fixture(scope="session")
+def shapes() -> Target:
+    (opened,) = open_targets([SHAPES_MODEL], load_config("shapes"))
+    return opened
